@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from examples import random_example
 from refusals import refusal
 from torch import nn
 
 from ssmscope.core import intercept
+from ssmscope.core.edits import Edit, edited, new_state, recorded
 from ssmscope.core.intercept import (
     active_override,
     check_plain,
@@ -28,6 +31,7 @@ from ssmscope.core.intercept import (
     twin,
     unhooked,
 )
+from ssmscope.core.model import Model
 
 X = torch.tensor([[1.0, 2.0]])
 
@@ -205,3 +209,50 @@ def test_what_is_compiled_in_place_is_named():
     quantised = torch.ao.nn.quantized.dynamic.Linear(2, 3)
     mixed = nn.Sequential(layer(), quantised)
     assert "Sequential: 1 is a Linear of torch.ao.nn.quantized.dynamic" in refusal(check_plain, mixed, mixed.modules())
+
+
+# ---- hooks that change nothing, in runs that are edited
+
+
+@pytest.mark.parametrize("place", ["convolution", "taps", "terms", "input"])
+def test_an_edit_is_no_change_that_a_hook_makes(place):
+    """What is read of a layer is compared with its own forward pass without the edits of the run."""
+    model = Model(random_example("mamba2"))
+    batch = model.encode(ids=[[5, 17, 3, 9, 22, 1], [7, 8, 9]])
+
+    def change(value, site):
+        if place == "terms":
+            return replace(value, recurrences=tuple(replace(r, c=3 * r.c) for r in value.recurrences))
+        return value & (torch.arange(value.shape[-1]) != 1) if place == "taps" else 3 * value
+
+    edit = Edit("changed", place, change)
+    plain = model.run(batch).logits
+    with edited(model, edit):
+        expected, trace = model.run(batch).logits, model.trace(batch)
+        maps = [each.attention() for each in trace.linearized]
+    hooks = [part.register_forward_hook(lambda *_: None) for part in (model.mixers[0].act, model.mixers[1].conv1d)]
+    with edited(model, edit):
+        assert torch.equal(model.run(batch).logits, expected)
+        again = model.trace(batch)
+        for each, own in zip(again.linearized, maps, strict=True):
+            torch.testing.assert_close(each.attention(), own, rtol=1e-4, atol=1e-6)
+    for hook in hooks:
+        hook.remove()
+    assert (expected - plain).abs().max() > 1e-4
+
+
+def test_a_trace_refuses_layers_and_edits_that_it_cannot_have():
+    model = Model(random_example("mamba"))
+    batch = model.encode(ids=[[5, 17, 3, 9]])
+    assert refusal(model.trace, batch, keep_inputs=[9, 0, 3]) == (
+        f"there is no layer 3; {model.name} has the layers 0 to {model.num_layers - 1}"
+    )
+    kept: dict = {}
+    for edits in ([new_state(1, lambda state, site: state), recorded("output", kept)], [recorded("output", kept)]):
+        with edited(model, edits):
+            said = refusal(model.trace, batch)
+        assert (said is not None) == (len(edits) == 2)
+    trace = model.trace(batch, keep_inputs=[1])
+    assert trace.layers[1].u.shape[:2] == (1, 4)
+    with pytest.raises(ValueError, match="without the input of layer 0"):
+        _ = trace.layers[0]
