@@ -256,3 +256,39 @@ def test_a_trace_refuses_layers_and_edits_that_it_cannot_have():
     assert trace.layers[1].u.shape[:2] == (1, 4)
     with pytest.raises(ValueError, match="without the input of layer 0"):
         _ = trace.layers[0]
+
+
+def test_layers_in_pieces_say_where_they_are():
+    """States are changed after the first token and after the last but one; every layer is visited once."""
+    model = Model(random_example("mamba"))
+    batch, sites = model.encode(ids=[[5, 17, 3, 9, 22, 1]]), []
+
+    def seen(place):
+        def change(value, site):
+            length = value.u.shape[1] if place == "terms" else None
+            sites.append((place, site.layer, site.start, length))
+            return value
+
+        return Edit("seen", place, change, (1,), after={"state": 2}.get(place))
+
+    found = model.run(batch, edits=[seen(place) for place in ("terms", "state", "convolution")])
+    plain = model.run(batch)
+    assert sites == [
+        *(("convolution", 1, 0, None), ("terms", 1, 0, 3), ("state", 1, 3, None)),
+        *(("convolution", 1, 3, None), ("terms", 1, 3, 3)),
+    ]
+    torch.testing.assert_close(found.logits, plain.logits, rtol=1e-4, atol=1e-6)
+    assert len(found.states) == len(plain.states) == model.num_layers
+    for ours, own in zip(found.states, plain.states):
+        torch.testing.assert_close(ours.ssm[0], own.ssm[0], rtol=1e-4, atol=1e-6)
+    for after, refused in ((0, False), (4, False), (5, True), (-1, True)):
+        edit = new_state(after, lambda state, site: state, name="own")
+        said = refusal(model.run, batch, edits=edit)
+        assert said == (f"own: no token comes after token {after} of 6; allowed are 0 to 4" if refused else None)
+    both = [new_state(1, lambda state, site: state), recorded("scans", {})]
+    assert refusal(model.run, batch, edits=both).startswith(
+        "layer 0: a state and its scans cannot be edited in one run"
+    )
+    assert "x: there is no layer 2; the model has the layers 0 to 1" in refusal(
+        model.run, batch, edits=Edit("x", "output", lambda value, site: value, (1, 2))
+    )

@@ -75,6 +75,7 @@ def test_what_stands_alone(character):
         (f"e{ACUTE}s", [(0, 1), (1, 3)], ["e", "?s"], ["e", f"{ACUTE}s"]),
         (f"e{ACUTE}{ACUTE}s", [(0, 1), (2, 3), (3, 4)], ["e", "?", "s"], [f"e{ACUTE}", ACUTE, "s"]),
         (f"e{ACUTE}", [(0, 1)], ["e"], [f"e{ACUTE}"]),
+        (f"e{ACUTE}", [(0, 1), (0, 1)], ["x", "y"], ["e", ACUTE]),  # the last token of a character shows its marks
         (f"ae{ACUTE}{ACUTE}", [(0, 1), (1, 2), (0, 0)], ["a", "e", "</s>"], ["a", f"e{ACUTE}{ACUTE}", "</s>"]),
         ("a x", [(0, 1), (2, 3)], ["a", "x"], ["a", "x"]),  # other characters between tokens are left out
     ],
