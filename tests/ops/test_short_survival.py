@@ -11,6 +11,7 @@ from defined_maps import draw
 from small_pieces import make_small
 
 from ssmscope import ops
+from ssmscope.errors import InputError
 from ssmscope.ops import DeltaRecurrence, Recurrence, survival
 
 KINDS = ("mamba, two groups", "mamba-2", "gla", "delta", "delta, a decay per state")
@@ -64,6 +65,25 @@ def test_shares_are_of_all_recurrences_together(kinds, at):
         expected = torch.nn.functional.pad(expected, later)
         expected = expected if "per_head" in options else expected.squeeze(2)
         torch.testing.assert_close(survival.shares(rs, at=at, **options), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("at", [None, 3, 4, 2])
+def test_shares_in_another_order_are_of_what_was_visited_by_then(at):
+    order = [3, 0, 4, 1, 2]
+    r = replace(draw("mamba-2", 5), order=torch.tensor(order))
+    places = order if at is None else order[: order.index(at) + 1]
+    found = ops.scan_reference(r.at(torch.tensor(places))).state.flatten(2)
+    left = alone(r.at(torch.tensor(places)))
+    norms, towards = left.norm(dim=-1), (left * found[:, None]).sum(-1)
+    expected, signed = torch.zeros(2, 5, 6, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.float64)
+    for step, place in enumerate(places):
+        expected[:, place] = norms[:, step] / norms.sum(1)
+        signed[:, place] = towards[:, step].sum(1) / found.square().sum((1, 2))
+    torch.testing.assert_close(survival.shares([r], at=at, per_head=True), expected, **CLOSE)
+    torch.testing.assert_close(survival.shares([r], at=at, signed=True), signed, **CLOSE)
+    for outside in (5, -1):
+        with pytest.raises(InputError, match=f"no position {outside}; allowed are 0 to 4"):
+            survival.shares([r], at=outside)
 
 
 @pytest.mark.parametrize("per_head", [False, True])
