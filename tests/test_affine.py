@@ -4,35 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from linear_layers import EXACT, Bent, Scaled, conv, linear
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
 
-from ssmscope.core.affine import agrees_with_weight, depthwise, embedding_table, linear_map, matrix, norm_terms, offset
+from ssmscope.core.affine import (
+    agrees_with_weight,
+    depthwise,
+    embedding_table,
+    linear_map,
+    matrix,
+    norm_terms,
+    offset,
+)
 from ssmscope.errors import InputError
-
-EXACT: dict[str, Any] = dict(rtol=1e-12, atol=1e-12)
-
-
-class Scaled(nn.Linear):
-    """Three times what a linear layer gives, plus one."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 3 * super().forward(x) + 1
 
 
 class Folded(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return weight.flip(0) * 2
-
-
-def linear(kind: type[nn.Linear] = nn.Linear, bias: bool = True) -> nn.Linear:
-    torch.manual_seed(0)
-    return kind(5, 7, bias=bias).double()
 
 
 def wrapped(bias: bool) -> dict[str, nn.Module]:
@@ -83,11 +77,6 @@ def test_half_precision_is_mapped_in_its_own_dtype_and_returned_in_the_inputs():
     found = linear_map(module)(u, True)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, module(u.bfloat16()).float())
-
-
-class Bent(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(super().forward(x))
 
 
 class Clipped(nn.Linear):
@@ -162,11 +151,6 @@ def test_whether_the_weight_says_all():
 
 
 # ---- convolutions
-
-
-def conv(padding: int, bias: bool) -> nn.Conv1d:
-    torch.manual_seed(1)
-    return nn.Conv1d(6, 6, 4, groups=6, padding=padding, bias=bias).double()
 
 
 @pytest.mark.parametrize("padding", [0, 3])

@@ -8,7 +8,18 @@ import math
 import numpy as np
 import pytest
 
-from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_means, resampled_sums
+from ssmscope.core.bootstrap import (
+    Estimate,
+    estimate,
+    estimates,
+    interval_columns,
+    lowest,
+    ratio,
+    resampled_means,
+    resampled_sums,
+    wilson_interval,
+    with_intervals,
+)
 
 CLEAN = np.array([1.0, 1.0, 1.0, 0.0, 1.0, 1.0])
 ATTACKED = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0])
@@ -114,3 +125,60 @@ def test_means_are_of_what_is_defined():
     alone = means[1:, 1]
     assert set(alone[~np.isnan(alone)]) == {2, 4}  # of four examples one is drawn
     assert np.isnan(alone).mean() == pytest.approx(0.5, abs=0.08)
+
+
+@pytest.mark.parametrize("examples", [2, 4, 29, 30])
+def test_resamples_are_drawn_one_after_the_other(examples):
+    """Whole, from the same generator: of few examples n − 3 are drawn, and the sums scaled."""
+    columns = np.random.default_rng(1).normal(size=(examples, 3))
+    random = np.random.default_rng(5)
+    draws = {2: 1, 4: 1, 29: 26, 30: 30}[examples]
+    rows = [columns.sum(0)]
+    rows += [columns[random.integers(0, examples, draws)].sum(0) * examples / draws for _ in range(9)]
+    found = resampled_sums(columns, resamples=9, seed=5)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, rows, rtol=1e-12, atol=1e-12)
+
+
+def test_intervals_are_the_percentiles_of_the_resamples():
+    rows = np.array([7.0, *np.random.default_rng(0).permutation(np.arange(1001.0)), math.nan])
+    assert estimate(rows) == Estimate(7.0, 25.0, 975.0)
+    table = np.stack([rows, 2 * rows, np.full_like(rows, math.nan), -rows, rows + 1, 0 * rows], axis=1).reshape(
+        -1, 2, 3
+    )
+    expected = [
+        [(7.0, 25.0, 975.0), (14.0, 50.0, 1950.0), (math.nan, math.nan, math.nan)],
+        [(-7.0, -975.0, -25.0), (8.0, 26.0, 976.0), (0.0, 0.0, 0.0)],
+    ]
+    np.testing.assert_array_equal(estimates(table), expected)
+    alone = estimate(np.array([3.0]))
+    assert alone.value == 3.0 and math.isnan(alone.low) and math.isnan(alone.high)
+
+
+def test_columns_of_numbers_with_intervals():
+    some = Estimate(0.5, 0.25, 0.75)
+    assert some.times(-100) == Estimate(-50.0, -25.0, -75.0) and some.has_interval
+    assert not Estimate(0.5, 0.5, 0.5).has_interval and not Estimate(0.5, math.nan, 1.0).has_interval
+    columns = with_intervals(one=some, none=None, two=Estimate(2.0, 1.0, 4.0))
+    assert columns == {"one": 0.5, "one_low": 0.25, "one_high": 0.75, "two": 2.0, "two_low": 1.0, "two_high": 4.0}
+    assert list(columns) == interval_columns(["one", "two"])
+
+
+def test_a_ratio_is_defined_where_it_is_of_something():
+    found = ratio(np.array([[6.0, 0.0, -3.0]]), np.array([[2.0], [0.0], [-4.0]]))
+    expected = [[3.0, 0.0, -1.5], [math.nan] * 3, [-1.5, 0.0, 0.75]]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_score_interval_of_a_proportion():
+    """Wilson's, from the roots of (p − q)² = z² q (1 − q) / n."""
+    z = 1.959963984540054
+    for correct, total in ((3, 4), (1, 7), (50, 263), (6, 7)):
+        p = correct / total
+        for end in wilson_interval(correct, total):
+            assert (p - end) ** 2 == pytest.approx(z * z * end * (1 - end) / total, rel=1e-9)
+        low, high = wilson_interval(correct, total)
+        assert 0 < low < p < high < 1
+        assert wilson_interval(total - correct, total) == pytest.approx((1 - high, 1 - low))
+    assert wilson_interval(0, 5)[0] == 0 and wilson_interval(5, 5)[1] == 1
+    assert wilson_interval(0, 5)[1] == pytest.approx(z * z / (5 + z * z)) == pytest.approx(1 - wilson_interval(5, 5)[0])

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from ssmscope import ops
+from ssmscope.ops import recurrence
 from ssmscope.render import numbers
 
 TOOLS = Path(__file__).parents[1] / "tools"
@@ -74,3 +77,20 @@ def test_a_mutant_takes_its_functions_place(mistakes):
     finally:
         numbers.counted.__code__ = own
     assert numbers.counted(1, "text") == "1 text" and Path(numbers.__file__).read_text() == source
+
+
+def test_a_mutant_of_a_decorator_takes_its_place_in_what_is_decorated(mistakes):
+    every = {mutant.name: mutant for mutant in mistakes.mutants_of("ops/recurrence.py")}
+    where = "ops/recurrence.py:scan_in_order: recurrence.order is None"
+    one = torch.ones(1, 2, 1, 1)
+    r = ops.Recurrence(one, one, one, log_a=0 * one)
+    own = {function: function.__code__ for function in (recurrence.scan_in_order, ops.scan, ops.scan_reference)}
+    try:
+        mistakes.put_in_place(every[f"{where} -> recurrence.order is not None"])
+        for scan in (ops.scan, ops.scan_reference):
+            with pytest.raises(AttributeError):
+                scan(r)
+    finally:
+        for function, code in own.items():
+            function.__code__ = code
+    assert ops.scan(r).y.flatten().tolist() == ops.scan_reference(r).y.flatten().tolist() == [1, 2]

@@ -245,11 +245,16 @@ def put_in_place(mutant: Mutant) -> None:
 
     changed = ast.fix_missing_locations(Replace().visit(mutant.tree))
     new = next(filter(is_function, codes(compile(changed, path, "exec"))))
+    within = {(each.co_name, each.co_firstlineno): each for each in codes(new) if not each.co_name.startswith("<")}
     gc.unfreeze()  # frozen objects are in no list
     found = [each for each in gc.get_objects() if type(each) is FunctionType and each.__code__.co_filename == path]
     gc.freeze()
-    found = [each for each in found if is_function(each.__code__)]
-    if not found:
+    own = [each for each in found if is_function(each.__code__)]
+    if not own:
         raise ValueError("no such function")
-    for each in found:
+    for each in own:
         each.__code__ = new
+    for each in found:  # Decorators have made functions of those within it.
+        place = each.__code__.co_name, each.__code__.co_firstlineno
+        if each not in own and place in within:
+            each.__code__ = within[place]

@@ -129,8 +129,9 @@ def agrees_with_weight(module: nn.Module) -> bool:
     if is_plain(module, kind):
         return True
     weight, bias = module.weight, module.bias
-    if not (isinstance(weight, Tensor) and weight.is_floating_point()) or weight.is_meta:
-        return isinstance(weight, Tensor) and weight.is_floating_point()
+    is_number = isinstance(weight, Tensor) and weight.is_floating_point()
+    if not is_number or weight.is_meta:
+        return is_number
     with torch.no_grad(), _quiet(module):
         if kind is nn.Linear:
             x = _random((1, 3, weight.shape[1]), weight.device).to(weight)

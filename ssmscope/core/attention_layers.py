@@ -149,8 +149,8 @@ class _Run:
         if not self.states:
             return None
         assert isinstance(self.states[0], AttentionState)
-        given = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
-        given = args[0] if given is None else given
+        named = dict(zip(arguments(backbone), args)) | kwargs
+        given = named["input_ids"] if named.get("inputs_embeds") is None else named["inputs_embeds"]
         steps = torch.arange(given.shape[1], device=given.device)
         return args, {**kwargs, "position_ids": self.states[0].places.amax(1, keepdim=True).to(steps.device) + steps}
 

@@ -166,7 +166,6 @@ def contribution(
     if not len(rows) or not len(reads):
         return result
     row, time = slice(int(rows[0]), int(rows[-1]) + 1), slice(int(places.any(0).nonzero()[0]), int(reads[-1]) + 1)
-    if time.start < time.stop:
-        written = replace(recurrence, x=x, D=None).of_rows(row.start, row.stop).between(time.start, time.stop)
-        result[row, time] = ops.scan(written).y * targets[row, time, None, None].to(result)
+    written = replace(recurrence, x=x, D=None).of_rows(row.start, row.stop).between(time.start, time.stop)
+    result[row, time] = ops.scan(written).y * targets[row, time, None, None].to(result)
     return result

@@ -96,7 +96,7 @@ def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> 
     chosen = known is not None and is_plain(known, nn.Linear)  # Another head may count positions.
     with observe(before=[(known, choose)] if chosen else []):
         logits = module(**arguments, use_cache=False).logits
-    return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
+    return logits[rows, at] if logits.shape[1] == whole[1] else logits[:, 0]
 
 
 def class_logits(module: Any, arguments: dict[str, Tensor]) -> Tensor:

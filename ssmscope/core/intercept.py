@@ -34,6 +34,7 @@ After = Callable[[nn.Module, Any], Any]
 
 class _Override(NamedTuple):
     module: nn.Module
+    """It is held, so that its id stays its own."""
     handler: Handler
     kept: bool
 
@@ -128,13 +129,13 @@ def override_forward(handlers: Iterable[tuple[nn.Module, Handler]], *, kept: boo
 def active_override(module: nn.Module) -> Handler | None:
     """Return the handler of the innermost context that overrides the module; None without one."""
     override = _overrides.get().get(id(module))
-    return override.handler if override is not None and override.module is module else None
+    return None if override is None else override.handler
 
 
 def is_kept(module: nn.Module) -> bool:
     """Return True if a context around this one overrides the module with `kept`."""
     override = _overrides.get().get(id(module))
-    return override is not None and override.module is module and override.kept
+    return override is not None and override.kept
 
 
 def is_own(module: nn.Module, below: Any) -> bool:

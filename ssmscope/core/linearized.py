@@ -181,8 +181,7 @@ class LinearizedLayer:
                 total = total + torch.stack(each).sum(0).abs().sum(1)
             return total / width
 
-        numbers = max(1, len(self.u) * length * (length if rows is None else len(rows)))
-        at_once = max(1, MAX_MATRIX_NUMBERS // numbers)
+        at_once = max(1, MAX_MATRIX_NUMBERS // max(1, len(self.u) * length * (length if rows is None else len(rows))))
         return mean_over_heads(paths[0].recurrence, GateAndTaps(), groups, sums, at_once=at_once)
 
 

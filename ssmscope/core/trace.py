@@ -69,7 +69,12 @@ def mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
 
 def tensors(states: States) -> list[Tensor]:
     found: list[Tensor] = []
-    mapped(states, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
+
+    def keep(t: Tensor) -> Tensor:
+        found.append(t)
+        return t
+
+    mapped(states, keep)
     return found
 
 

@@ -161,7 +161,7 @@ def matrices(r: DeltaRecurrence) -> Float[Tensor, "batch heads t s"]:
 def _decayed_pairs(log_a: Tensor, b: Tensor, c: Tensor) -> Float[Tensor, "batch heads t s"]:
     """Return Σ_n c_t[n] b_s[n] ∏_{s<r≤t} a_r[n], as one chunk of `wide.within`."""
     length = b.shape[2]
-    missing = (1 << max(length - 1, 0).bit_length()) - length
+    missing = (1 << (length - 1).bit_length()) - length
     log_a, b, c = (pad(t, (0, 0, 0, missing)) for t in (log_a, b, c))
     return wide.within(log_a, b, c, smallest_exponent(b.dtype))[0][..., :length, :length]
 

@@ -124,8 +124,7 @@ def _row(r: Recurrence, t: int) -> Float[Tensor, "batch heads s"]:
         if r.step is not None:
             weight = weight * r.step[:, first : last + 1]
         parts.append(weight)
-        if first:
-            later = sums[:, :1] + r.log_decay(first, first + 1)
+        later = sums[:, :1] + r.log_decay(first, first + 1)
     return rearrange(torch.cat(parts[::-1], dim=1), "b s h -> b h s")
 
 

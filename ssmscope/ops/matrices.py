@@ -36,10 +36,10 @@ def whole(
     batch, length, heads, width, state = r.shape
     if not length:
         return r.b.new_zeros(batch, groups, 0, 0)
-    if around.taps is not None and around.reach > length:
-        around = GateAndTaps(around.left, around.taps[:, :, :length])
+    around = GateAndTaps(around.left, None if around.taps is None else around.taps[:, :, :length])
     single = width == 1 or around.is_empty  # A head is one matrix.
-    each = groups == heads and not needs_gradients(r, around)  # Nothing is summed.
+    apart = groups == heads
+    each = apart and not needs_gradients(r, around)  # Nothing is summed.
     scores = not absolute and not each and shares_scores(r, around)
     if scores or not (absolute or each or isinstance(r, DeltaRecurrence)) and single:
         compute = partial(_sum_through_scores if scores else partial(_of_one_matrix, summed=True), skip=skip)
@@ -50,8 +50,8 @@ def whole(
         return mean_over_heads(r, around, groups, sums, at_once=at_once, by_row=True, shared=scores)
     of_heads = partial(_absolute if absolute else single_heads, skip=skip)
     at_once = max(1, MAX_MATRIX_NUMBERS // max(1, batch * length * length))
-    if groups == heads:
-        parts = [(first, min(first + at_once, heads)) for first in range(0, heads, at_once)]
+    if apart:
+        parts = [(first, first + at_once) for first in range(0, heads, at_once)]
         return torch.cat([of_heads(r.of_heads(*part), around.of_heads(*part)) for part in parts], dim=1)
     return mean_over_heads(r, around, groups, lambda part, near, _: of_heads(part, near).sum(1), at_once=at_once)
 

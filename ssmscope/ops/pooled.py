@@ -86,7 +86,8 @@ def _sums_of_skips(r: Recurrence, edge: Tensor, groups: int, around: GateAndTaps
             out.index_add_(1, cell[i:] * cells + cell[: length - i], each.sum(-1))
         return out.unflatten(1, (cells, cells))
 
-    return mean_over_heads(r, around, groups, sums, at_once=max(1, MAX_CELL_STATES_HELD // (length * width)))
+    at_once = max(1, MAX_CELL_STATES_HELD // (length * width))
+    return mean_over_heads(r, around, groups, sums, at_once=at_once)
 
 
 def _steps(t: Tensor, edge: Tensor, fill: float = 0.0) -> Tensor:
@@ -236,8 +237,7 @@ def _add_own_pairs(total: Tensor, r: Recurrence, edge: Tensor, around: GateAndTa
         reads = torch.einsum("eth,ethp->ehp", since, w.left[:, s:])
         with_before += (reads * w.before[:, s]).sum((1, 2))
     first = max(place.start, 1)
-    if place.stop > first:
-        total.diagonal(-1)[first - 1 : place.stop - 1] += with_before[first - place.start :] / w.width
+    total.diagonal(-1)[first - 1 : place.stop - 1] += with_before[first - place.start :] / w.width
 
 
 def _add_heads(total: Tensor, r: Recurrence, edge: Tensor, around: GateAndTaps) -> None:
@@ -258,8 +258,6 @@ def _add_heads(total: Tensor, r: Recurrence, edge: Tensor, around: GateAndTaps) 
     if w.before is None:
         total += ((R @ W.mT) * _between(across)).sum(0) / w.width
         return
-    if cells == 1:
-        return
     late = w.before.shape[1]
     spilt = gathered(w.b[:, :late], ending[:, :late], w.before)
     total.diagonal(-1).add_((R[:, 1:] * W[:, :-1]).sum((0, 2)) / w.width)
@@ -278,10 +276,10 @@ def _decays_within(a: Float[Tensor, "cells steps"]) -> Float[Tensor, "cells t s"
     return out
 
 
-def _between(across: Float[Tensor, "*heads cells"]) -> Float[Tensor, "*heads cells cells"]:
+def _between(across: Float[Tensor, "heads cells"]) -> Float[Tensor, "heads cells cells"]:
     """Return ∏_{J<q<I} of the decays across cells, 0 on and above the diagonal."""
-    a = across.reshape(-1, across.shape[-1], 1)
-    return triangle.strict(a, torch.ones_like(a), torch.ones_like(a)).view(*across.shape, across.shape[-1])
+    a = across.unsqueeze(-1)
+    return triangle.strict(a, torch.ones_like(a), torch.ones_like(a))
 
 
 # ---- the delta rule

@@ -57,9 +57,10 @@ class Recurrence:
         if self.delta is not None and self.delta.shape != (batch, length, heads):
             raise ValueError(f"delta {tuple(self.delta.shape)} must be {(batch, length, heads)}")
         decay = self.A if self.A is not None else self.log_a
+        assert decay is not None
         leading = (heads,) if self.A is not None else (batch, length, heads)
-        if decay is None or decay.shape[:-1] != leading or decay.shape[-1] not in (1, state):
-            said = f"the decay {tuple(decay.shape) if decay is not None else None} must be {(*leading, state)},"
+        if decay.shape[:-1] != leading or decay.shape[-1] not in (1, state):
+            said = f"the decay {tuple(decay.shape)} must be {(*leading, state)},"
             raise ValueError(f"{said} or 1 in place of the state size")
 
     @property
@@ -99,7 +100,7 @@ class Recurrence:
         """Return the recurrence restricted to start ≤ t < stop."""
         cut: dict[str, Any] = self._each(lambda value: value[:, start:stop])
         if (order := self.order) is not None:
-            cut["order"] = order[(order >= start) & (order < self.x.shape[1] if stop is None else order < stop)] - start
+            cut["order"] = order[(order >= start) & (order < (len(order) if stop is None else stop))] - start
         return replace(self, **cut)
 
     def at(self, positions: Tensor) -> Recurrence:

@@ -117,7 +117,7 @@ def shares(
         left = torch.cat([_at(place, each, length) for place, each in zip(places, found)], dim=2)
         whole = left.sum(1, keepdim=True)
     if not per_head:
-        left, whole = (each.squeeze(2) if each.shape[2] == 1 else each.sum(2) for each in (left, whole))
+        left, whole = left.sum(2), whole.sum(2)
     return left / torch.where(whole > 0, whole, 1)
 
 
@@ -133,7 +133,7 @@ def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor |
 def _at(places: Tensor | None, left: Tensor, length: int) -> Tensor:
     """Return values of these positions at their places, (batch, length, heads), with zeros elsewhere."""
     if places is None:
-        return pad(left, (0, 0, 0, length - left.shape[1])) if left.shape[1] < length else left
+        return pad(left, (0, 0, 0, length - left.shape[1]))
     return left.new_zeros(len(left), length, left.shape[2]).index_copy(1, places.to(left.device), left)
 
 
@@ -195,7 +195,7 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
     clocks = [_clock(r) for r in recurrences]
     start = torch.arange(length, device=half.device)[:, None].expand_as(half)
     at, sums = start, [torch.zeros_like(clock) for clock in clocks]
-    for k in reversed(range(max(length - 1, 1).bit_length())):
+    for k in reversed(range(length.bit_length())):
         to = at + 2**k
         start_of = (at + 1).clamp(max=length - 1).unsqueeze(3)
         windows = (_windows(clock, k) for clock in clocks)
@@ -216,19 +216,17 @@ def _clock(recurrence: Recurrence, part: slice = slice(0, None)) -> Tensor:
 
 
 def _windows(clock: Tensor, k: int) -> Tensor:
-    """Return sums over the 2^k positions from each on; there is nothing after the end."""
+    """Return sums over the 2^k positions from each on; those that would reach over the end are not to be used."""
     for i in range(k):
-        ahead = torch.zeros_like(clock)
-        ahead[:, : -(2**i)] = clock[:, 2**i :]
-        clock = clock + ahead
+        clock = clock + clock.roll(-(2**i), 1)
     return clock
 
 
 def _blocks(recurrence: Recurrence) -> list[slice]:
     """Return blocks of positions whose decays are held at once."""
     batch, length, heads, _, state = recurrence.shape
-    held = MAX_DECAYS_HELD.get(recurrence.x.device.type, MAX_DECAYS_HELD["cuda"])
-    step = max(1, held // max(1, batch * heads * state))
+    device = recurrence.x.device.type
+    step = max(1, MAX_DECAYS_HELD.get(device, MAX_DECAYS_HELD["cuda"]) // max(1, batch * heads * state))
     return [slice(max(stop - step, 0), stop) for stop in range(length, 0, -step)][::-1]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 Steps = Float[Tensor, "maps length k"]
 
@@ -38,16 +39,14 @@ def strict(a: Steps, R: Steps, W: Steps) -> Float[Tensor, "maps length length"]:
     out, half = a.new_zeros(maps, length, length), 1
     while half < length:
         pairs, rest = divmod(length, 2 * half)
-        if pairs:
-            blocks = out[:, : length - rest, : length - rest].unflatten(2, (pairs, 2, half))
-            corner = blocks.unflatten(1, (pairs, 2, half))[:, :, 1, :, :, 0].diagonal(0, 1, 3).movedim(-1, 1)
-            left, right = _halves(W, pairs, half)[:, :, 0], _halves(R, pairs, half)[:, :, 1]
-            corner.copy_((right * left).sum(-1).view(corner.shape) if half == 1 else right @ left.mT)
+        blocks = out[:, : length - rest, : length - rest].unflatten(2, (pairs, 2, half))
+        corner = blocks.unflatten(1, (pairs, 2, half))[:, :, 1, :, :, 0].diagonal(0, 1, 3).movedim(-1, 1)
+        left, right = _halves(W, pairs, half)[:, :, 0], _halves(R, pairs, half)[:, :, 1]
+        corner.copy_((right * left).sum(-1).view(corner.shape) if half == 1 else right @ left.mT)
         if rest > half:  # The last stretch is cut short.
             begin, middle = length - rest, length - rest + half
             out[:, middle:, begin:middle] = R[:, middle:] @ W[:, begin:middle].mT
-        if 2 * half < length:
-            a = _doubled(a, R, W, half, length)
+        a = _doubled(a, R, W, half, length)
         half *= 2
     return out
 
@@ -57,41 +56,29 @@ def _halves(t: Tensor, pairs: int, half: int) -> Tensor:
 
 
 def _doubled(a: Tensor, R: Tensor, W: Tensor, half: int, length: int) -> Tensor:
-    """Turn R and W into the factors of the next level, in place, from the decays across each stretch of `half` steps,
-    (maps, stretches, k), and return those across stretches twice as long."""
+    """Turn R and W into the factors of the next level, in place, from the decays across each whole stretch of `half`
+    steps, (maps, stretches, k), and return those across stretches twice as long. No row follows a last stretch that is
+    cut short: nothing decays across it."""
     pairs, rest = divmod(length, 2 * half)
-    across = a[:, : 2 * pairs].unflatten(1, (pairs, 2))
-    if pairs:
-        _halves(R, pairs, half)[:, :, 1] *= across[:, :, 0, None]
-        _halves(W, pairs, half)[:, :, 0] *= across[:, :, 1, None]
-    joined = across[:, :, 0] * across[:, :, 1]
-    if not rest:
-        return joined
-    last = a[:, 2 * pairs]
+    first, second = a[:, : 2 * pairs].unflatten(1, (pairs, 2)).unbind(2)
+    _halves(R, pairs, half)[:, :, 1] *= first.unsqueeze(2)
+    _halves(W, pairs, half)[:, :, 0] *= second.unsqueeze(2)
     if rest > half:
-        begin, middle = length - rest, length - rest + half
-        R[:, middle:] *= last[:, None]
-        W[:, begin:middle] *= a[:, 2 * pairs + 1, None]
-        last = last * a[:, 2 * pairs + 1]
-    return torch.cat([joined, last[:, None]], dim=1)
+        R[:, length - rest + half :] *= a[:, 2 * pairs, None]
+    return first * second
 
 
 def _differentiable(a: Tensor, R: Tensor, W: Tensor) -> Tensor:
     maps, length, _ = a.shape
-    size = 1 << max(length - 1, 0).bit_length()
-    if size > length:
-        more = (0, 0, 0, size - length)
-        a = torch.nn.functional.pad(a, more, value=1.0)
-        R, W = (torch.nn.functional.pad(t, more) for t in (R, W))
+    size = 1 << (length - 1).bit_length()
+    a, R, W = (pad(t, (0, 0, 0, size - length)) for t in (a, R, W))
     out = a.new_zeros(maps, size, 1, 1)
     R, W, across = R.unsqueeze(2), W.unsqueeze(2), a  # (maps, stretches, steps of one, k)
     while R.shape[1] > 1:
-        first_R, second_R = R[:, 0::2], R[:, 1::2]
-        first_W, second_W = W[:, 0::2], W[:, 1::2]
-        first_a, second_a = across[:, 0::2], across[:, 1::2]
-        below = torch.cat([second_R @ first_W.mT, out[:, 1::2]], dim=-1)
-        above = torch.cat([out[:, 0::2], torch.zeros_like(out[:, 0::2])], dim=-1)
-        out = torch.cat([above, below], dim=-2)
+        halves = (t.unflatten(1, (-1, 2)).unbind(2) for t in (R, W, across, out))
+        (first_R, second_R), (first_W, second_W), (first_a, second_a), (upper, lower) = halves
+        below = torch.cat([second_R @ first_W.mT, lower], dim=-1)
+        out = torch.cat([pad(upper, (0, upper.shape[-1])), below], dim=-2)
         R = torch.cat([first_R, second_R * first_a.unsqueeze(2)], dim=2)
         W = torch.cat([first_W * second_a.unsqueeze(2), second_W], dim=2)
         across = first_a * second_a

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
 import torch
+from defined_maps import AROUND, KINDS, channels, draw, in_cells, means, near, surroundings
 from exhaustive import ALL, in_turns
 from torch import Tensor
 
 from ssmscope import ops
 from ssmscope.errors import InputError
-from ssmscope.ops import DeltaRecurrence, Recurrence, matrices, pooled, terms, triangle
+from ssmscope.ops import Recurrence, pooled, terms
 from ssmscope.ops.terms import GateAndTaps
-
-# name: heads, width, groups of b and c, state
-KINDS = {
-    "mamba": (6, 1, 1, 3),
-    "mamba, two groups": (6, 1, 2, 3),
-    "mamba-2": (6, 4, 2, 5),
-    "linear attention": (6, 1, 6, 1),
-    "gla": (4, 3, 4, 5),
-    "delta": (4, 3, 2, 5),
-    "delta, a decay per state": (4, 3, 2, 5),
-}
-AROUND = ("nothing", "left", "taps", "both")
 
 
 @pytest.mark.parametrize("kind", ["mamba", "mamba-2", "gla", "delta"])
@@ -45,77 +33,6 @@ def test_gradients_are_needed_where_a_term_asks_for_one(kind):
             assert not terms.needs_gradients(asking, empty)
     assert terms.needs_gradients(plain, GateAndTaps(left.clone().requires_grad_()))
     assert terms.needs_gradients(plain, GateAndTaps(None, taps.clone().requires_grad_()))
-
-
-def draw(kind: str, length: int, *, batch: int = 2, seed: int = 0, dtype=torch.float64) -> Recurrence:
-    heads, width, groups, state = KINDS[kind]
-    g = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=g, dtype=dtype)
-
-    def uniform(*shape):
-        return torch.rand(*shape, generator=g, dtype=dtype)
-
-    x = normal(batch, length, heads, width)
-    b, c = normal(batch, length, groups, state), normal(batch, length, groups, state)
-    D = normal(heads) if kind.startswith("mamba,") else normal(heads, width)
-    if kind == "gla":
-        return Recurrence(x, b, c, log_a=-uniform(batch, length, heads, state), D=D)
-    if kind.startswith("delta"):
-        b, beta = torch.nn.functional.normalize(b, dim=-1), uniform(batch, length, heads)
-        return DeltaRecurrence(
-            x, b, c, log_a=-uniform(batch, length, heads, 1 if kind == "delta" else state), beta=beta, D=D
-        )
-    A = -uniform(heads, 1 if kind == "mamba-2" else state)
-    return Recurrence(x, b, c, delta=uniform(batch, length, heads), A=A, D=D)
-
-
-def surroundings(r: Recurrence, which: str, *, reach: int = 4, narrow: bool = False) -> dict[str, Tensor]:
-    batch, length, heads, width, _ = r.shape
-    width = 1 if narrow else width
-    g = torch.Generator().manual_seed(1)
-    left = torch.randn(batch, length, heads, width, generator=g, dtype=r.b.dtype)
-    taps = torch.randn(batch, length, reach, heads, width, generator=g, dtype=r.b.dtype)
-    given = {"left": left, "taps": taps}
-    return {n: t for n, t in given.items() if which in (n, "both")}
-
-
-def channels(r: Recurrence, skip: bool, left: Tensor | None = None, taps: Tensor | None = None) -> Tensor:
-    """Every channel's matrix, (batch, heads, width, t, s), entry by entry."""
-    batch, length, heads, width, _ = r.shape
-    M = ops.attention_reference(r).unsqueeze(2).expand(-1, -1, width, -1, -1).clone()
-    if skip and r.D is not None:
-        D = r.D if r.D.ndim == 2 else r.D[:, None].expand(heads, width)
-        M = M + torch.eye(length, dtype=M.dtype) * D[..., None, None]
-    if taps is not None:
-        taps, spread = taps.expand(batch, length, -1, heads, width), torch.zeros_like(M)
-        for s in range(length):
-            for i in range(min(taps.shape[2], length - s)):
-                spread[..., s] += M[..., s + i] * taps[:, s, i][..., None]
-        M = spread
-    if left is not None:
-        M = M * left.expand(batch, length, heads, width).permute(0, 2, 3, 1)[..., None]
-    return M
-
-
-def means(M: Tensor, groups: int) -> Tensor:
-    return M.reshape(len(M), groups, -1, *M.shape[-2:]).mean(2)
-
-
-def in_cells(mean: Tensor, cells: int) -> Tensor:
-    """The mean over the pairs t ≥ s of every cell, by a product with who belongs where."""
-    length = mean.shape[-1]
-    edge = [i * length // cells for i in range(cells + 1)]
-    within = torch.tensor([[a <= t < b for t in range(length)] for a, b in itertools.pairwise(edge)]).to(mean)
-    pairs = within @ torch.ones(length, length).tril().to(mean) @ within.T
-    return within @ mean.tril() @ within.T / pairs.clamp(min=1)
-
-
-def near(ours: Tensor, exact: Tensor, tolerance: float = 1e-12) -> None:
-    assert ours.shape == exact.shape
-    if exact.numel():
-        assert (ours - exact).abs().max() <= tolerance * exact.abs().max().clamp(min=1e-30)
 
 
 @pytest.mark.parametrize("length", [1, 2, 13, 37] if ALL else [13])
@@ -179,15 +96,6 @@ def test_with_what_stands_around_it_too(kind):
     near(torch.einsum("bhts,bshp->bthp", matrix, r.x), output)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 8, 21])
-def test_triangle(length):
-    g = torch.Generator().manual_seed(0)
-    a, R, W = (torch.rand(2, length, 3, generator=g, dtype=torch.float64) for _ in range(3))
-    exact = triangle.reference(a, R, W)
-    near(triangle.strict(a, R, W), exact, 1e-14)
-    near(triangle.strict(a, R.requires_grad_(), W), exact)
-
-
 # ---- float32
 
 
@@ -243,27 +151,6 @@ def leaves_of(r: Recurrence) -> dict[str, Tensor]:
     return {n: t.clone().requires_grad_() for n, t in found.items()}
 
 
-@pytest.mark.parametrize("rows", [None, [4, 1]], ids=["whole", "rows"])
-@pytest.mark.parametrize("around", ["nothing", "both"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients(kind, around, rows):
-    r = draw(kind, 5, batch=1)
-    terms = leaves_of(r)
-    given = {n: t.requires_grad_() for n, t in surroundings(r, around, reach=3).items()}
-    leaves = [*terms.values(), *given.values()]
-    weights = torch.randn(1, 2, 5, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-
-    recurrence = replace(r, **terms)
-    ours = ops.attention(recurrence, groups=2, skip=True, rows=rows, **given)
-    exact = means(channels(recurrence, True, **given), 2)
-    if rows is not None:
-        weights, exact = weights[:, :, rows], exact[:, :, rows]
-    near(ours, exact)
-    found = torch.autograd.grad((ours * weights).sum(), leaves)
-    for ours_, slow in zip(found, torch.autograd.grad((exact * weights).sum(), leaves)):
-        near(ours_, slow, 1e-10)
-
-
 @pytest.mark.parametrize("kind", ["mamba", "mamba-2"])
 def test_gradients_by_differences(kind):
     r = draw(kind, 4, batch=1).of_heads(0, 2)
@@ -279,15 +166,6 @@ def test_gradients_by_differences(kind):
     assert torch.autograd.gradcheck(made, [*terms.values(), *given.values()])
 
 
-def test_chunks_of_heads_change_nothing(monkeypatch):
-    r = draw("mamba", 9)
-    plain = ops.attention(r, **surroundings(r, "both"))
-    asked = replace(r, A=r.A.clone().requires_grad_())
-    monkeypatch.setattr(matrices, "MAX_FACTOR_COLUMNS", 6)
-    near(ops.attention(r, **surroundings(r, "both")), plain)
-    near(ops.attention(asked, **surroundings(r, "both")), plain)
-
-
 def test_no_gradient_flows_through_cells():
     r = draw("mamba", 9)
     asked = replace(r, A=r.A.clone().requires_grad_())
@@ -301,14 +179,6 @@ def test_pairs_of_cells():
     edge = pooled.edges(11, 4)
     assert edge.tolist() == [0, 2, 5, 8, 11]
     assert pooled.causal_pairs(edge).tolist() == [[3, 0, 0, 0], [6, 6, 0, 0], [6, 9, 6, 0], [6, 9, 9, 6]]
-
-
-def test_chunks_of_cells_change_nothing(monkeypatch):
-    r = draw("mamba-2", 37)
-    given = surroundings(r, "both")
-    before = ops.pooled_attention(r, 7, **given)
-    monkeypatch.setattr(pooled, "MAX_PAIRS_HELD", 50)
-    near(ops.pooled_attention(r, 7, **given), before)
 
 
 def test_a_long_delta_rule_goes_by_the_adjoint(monkeypatch):

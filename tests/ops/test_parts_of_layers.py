@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from ssmscope import ops
+from ssmscope.core import paths
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.errors import InputError
 
 BATCH, LENGTH, HEADS, WIDTH, STATE = 3, 9, 4, 2, 3
 
@@ -88,6 +90,80 @@ def test_the_path_of_a_text_has_nothing_of_another_text(row, length):
     for biased in (False, True):  # tails, the state before the first position, taps, filter, gate and weight
         y, expected = (p.finish(p.read(p.input_map.values(p.input_map.source, biased), biased)) for p in (own, whole))
         torch.testing.assert_close(y, expected[row : row + 1, :length], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("level", ["ssm", "block"])
+def test_what_is_read_of_the_first_states_by_two_paths(level, joined):
+    """Their sum; of absolute values that of the sum, or where each has its own channels the sum of theirs."""
+    g = torch.Generator().manual_seed(3)
+    both = path(g, "first"), path(g, "second")
+    bare = replace(both[0], initial=None)
+    each = [p.sink(level) for p in both]
+    for found, p in zip(each, both):
+        y = ops.scan_reference(replace(p.recurrence, x=0 * p.recurrence.x), p.initial).y
+        factor = p.weight if level == "ssm" else p.weight * p.output_map.gate * p.output_map.scale.unsqueeze(-1)
+        torch.testing.assert_close(found, y * factor.view_as(y), rtol=1e-10, atol=1e-12)
+    layer = LinearizedLayer(u=normal(g, BATCH, LENGTH, HEADS * WIDTH), paths=(*both, bare), joined=joined)
+    absolute = sum(each).abs() if joined else sum(one.abs() for one in each)
+    for groups in (1, 2):
+        for options, total in (({}, sum(each)), ({"absolute": True}, absolute)):
+            expected = total.unflatten(2, (groups, -1)).mean((3, 4)).mT
+            torch.testing.assert_close(layer.sink(level, groups=groups, **options), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(layer.sink(level, part="second"), each[1].mean((2, 3))[:, None], rtol=1e-10, atol=1e-12)
+    assert replace(layer, paths=(bare,)).sink(level) is None
+
+
+def test_parts_and_levels_of_a_layer():
+    g = torch.Generator().manual_seed(4)
+    one, two = path(g, "one"), path(g, "two")
+    layer = LinearizedLayer(u=normal(g, BATCH, LENGTH, HEADS * WIDTH), paths=(two, one, replace(one, weight=None)))
+    assert layer.parts == ("two", "one") and replace(layer, paths=(one, one)).parts == ()
+    assert layer.chosen("ssm", None) == layer.paths and layer.chosen("block", "one") == layer.paths[1:]
+    assert layer.channels == (HEADS, WIDTH)
+    with pytest.raises(InputError, match="no part 'tow'; the parts of this layer are 'two', 'one'"):
+        layer.chosen("ssm", "tow")
+    with pytest.raises(InputError, match="none: the layer is one"):
+        replace(layer, paths=(one,)).chosen("ssm", "two")
+    with pytest.raises(InputError, match="unknown level 'blocks'; allowed are 'ssm' and 'block'"):
+        layer.chosen("blocks", None)
+
+
+def test_what_the_output_gate_sees():
+    """Less its mean over each head where the norm is centred, times the norm's factor, plus its shift."""
+    g = torch.Generator().manual_seed(5)
+    p, y = path(g), normal(g, BATCH, LENGTH, HEADS * WIDTH)
+    factor, shift = normal(g, BATCH, LENGTH, HEADS * WIDTH), normal(g, HEADS * WIDTH)
+    middle = (y.unflatten(2, (HEADS, WIDTH)) - y.unflatten(2, (HEADS, WIDTH)).mean(-1, keepdim=True)).flatten(2)
+    for centred, own in ((False, y), (True, middle)):
+        for options, expected in (
+            ({}, own),
+            ({"factor": factor}, own * factor),
+            ({"shift": shift}, own + shift),
+            ({"factor": factor, "shift": shift}, own * factor + shift),
+        ):
+            output_map = replace(p.output_map, centred=centred, **options)
+            torch.testing.assert_close(replace(p, output_map=output_map).shown(y), expected)
+        gate = replace(p.output_map, centred=centred)
+        torch.testing.assert_close(replace(p, output_map=gate).finish(y), own * gate.gate)
+
+
+@pytest.mark.parametrize("cells", [2, 4])
+@pytest.mark.parametrize("level", ["ssm", "block"])
+def test_pooled_maps_made_of_some_heads_at_a_time(level, cells, monkeypatch):
+    p = path(torch.Generator().manual_seed(6))
+    for groups in (1, 2, HEADS):
+        exact = p.attention(level, groups=groups, skip=True)
+        edge = [i * LENGTH // cells for i in range(cells + 1)]
+        past = torch.ones(LENGTH, LENGTH).tril()
+        for numbers in (2**24, 1):
+            monkeypatch.setattr(paths, "MAX_TAP_NUMBERS", numbers)
+            found = p.pooled_attention(level, cells, groups=groups)
+            for t in range(cells):
+                for s in range(t + 1):
+                    cell = (..., slice(edge[t], edge[t + 1]), slice(edge[s], edge[s + 1]))
+                    mean = exact[cell].sum((-2, -1)) / past[cell].sum()
+                    torch.testing.assert_close(found[..., t, s], mean, rtol=1e-9, atol=1e-12)
 
 
 # ---- groups of heads

@@ -53,7 +53,7 @@ def everything(r: Recurrence) -> dict[str, Tensor]:
     for groups in (1, heads):
         found[f"map {groups}"] = ops.attention(r, groups=groups, skip=True)
         found[f"absolute {groups}"] = ops.attention(r, groups=groups, absolute=True)
-        found[f"rows {groups}"] = ops.attention(r, groups=groups, rows=[36, 4, 20])
+        found[f"rows {groups}"] = ops.attention(r, groups=groups, rows=[36, 4, 16, 31])
         found[f"cells {groups}"] = ops.pooled_attention(r, 5, groups=groups, skip=True)
     return found
 

@@ -1,0 +1,272 @@
+"""Linear maps, convolutions and norms that are almost what they say, and how far from it they may be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from linear_layers import EXACT, Bent, Scaled, conv, linear
+from torch import Tensor, nn
+
+from ssmscope.core import affine
+from ssmscope.core.affine import (
+    agree,
+    agrees_with_weight,
+    changed_parts,
+    convolved,
+    depthwise,
+    described,
+    is_linear,
+    is_plain,
+    linear_map,
+    matrix,
+    norm_terms,
+    offset,
+    stored_weights,
+)
+from ssmscope.errors import InputError
+
+
+def test_a_constant_with_some_zeros_is_kept():
+    """Of a linear layer, a convolution and a norm; a norm that has none may not add one to a single channel."""
+    layer, convolution, norm = linear(), conv(3, True), nn.LayerNorm(6)
+    with torch.no_grad():
+        for module in (layer, convolution, norm):
+            module.bias.copy_(torch.arange(-1.0, module.bias.numel() - 1))
+    for module in (layer, convolution, norm):
+        module.register_forward_hook(lambda module, args, y: 2 * y)
+    found = offset(layer), depthwise(convolution, 6, 4)[1], norm_terms(norm, nn.LayerNorm).bias
+    for constant, module in zip(found, (layer, convolution, norm)):
+        torch.testing.assert_close(constant, 2 * module.bias, rtol=1e-6, atol=1e-6)
+    own = nn.RMSNorm(7)
+    own.register_forward_hook(lambda module, args, y: y + (torch.arange(7) == 3))
+    with pytest.raises(InputError, match="adds a bias to a norm that has none"):
+        norm_terms(own, nn.RMSNorm)
+
+
+def test_a_bend_at_zero_is_seen_without_a_bias():
+    module = linear(Bent, bias=False)
+    with pytest.raises(InputError, match="no linear map of its input"):
+        offset(module)
+
+
+@pytest.mark.parametrize("read", [offset, linear_map, matrix])
+def test_a_constant_that_differs_between_positions_or_rows_is_seen(read):
+    by_place, by_row = lambda y: torch.arange(y.shape[1])[:, None], lambda y: torch.arange(len(y))[:, None, None]
+    for more in (by_place, by_row):
+        module = linear()
+        module.register_forward_hook(lambda module, args, y, more=more: y + more(y))
+        with pytest.raises(InputError, match="no linear map of every position"):
+            read(module)
+
+
+def test_a_layer_declares_both_its_widths():
+    class Half(nn.Module):
+        in_features = 5
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    assert is_linear(linear()) and not is_linear(Half()) and not is_linear(nn.Identity())
+    with pytest.raises(InputError, match="give it in_features"):
+        offset(Half())
+
+
+def test_a_plain_module_is_one_of_the_kinds_without_hooks_or_another_forward():
+    class Called(nn.Linear):
+        def __call__(self, x: Tensor) -> Tensor:
+            return 2 * super().__call__(x)
+
+    own = linear()
+    own.forward = own.forward.__get__(own)
+    hooked = linear()
+    hooked.register_forward_pre_hook(lambda module, args: None)
+    assert is_plain(linear(), nn.Linear) and is_plain(linear(), (nn.Conv1d, nn.Linear))
+    assert not is_plain(linear(), (nn.Conv1d, nn.LayerNorm)) and not is_plain(linear(Called), nn.Linear)
+    assert not is_plain(linear(Scaled), nn.Linear) and not is_plain(hooked, nn.Linear)
+    own.forward = lambda x: x
+    assert not is_plain(own, nn.Linear)
+
+
+def test_rounding_that_is_allowed_in_every_precision():
+    """Four units of the last place in half precision; 64 in single, or what lowered products leave."""
+    half, single, double = (torch.finfo(dtype).eps for dtype in (torch.float16, torch.float32, torch.float64))
+    expected = {
+        torch.float16: 4 * half,
+        torch.bfloat16: 4 * torch.finfo(torch.bfloat16).eps,
+        torch.float64: 64 * double,
+    }
+    for dtype, allowed in expected.items():
+        assert affine._digits(torch.ones(1, dtype=dtype)) == allowed
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision, allowed in (("highest", 64 * single), ("high", 4 / 1024), ("medium", 4 / 128)):
+            torch.set_float32_matmul_precision(precision)
+            assert affine._digits(torch.ones(1)) == allowed
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_the_distance_is_that_of_the_largest_number():
+    found, expected = torch.tensor([3.0, -4.0, 1.0]), torch.tensor([3.5, -8.0, 1.0])
+    assert affine._apart(found, expected) == affine._apart(expected, found) == 0.5
+    assert affine._apart(0 * found, 0 * found) == 0.0 and affine._apart(0 * found, found) == 1.0
+    assert affine._apart(found.half(), expected.half()) == 0.5
+
+
+@pytest.mark.parametrize("padding", [1, 2])
+def test_a_convolution_of_any_padding_is_read(padding):
+    module = conv(padding, True)
+    module.register_forward_hook(lambda module, args, y: 2 * y)
+    weight, bias = depthwise(module, 6, 4)
+    torch.testing.assert_close(weight, 2 * module.weight, **EXACT)
+    torch.testing.assert_close(bias, 2 * module.bias, **EXACT)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y: y[..., :-1],  # neither as long on both sides
+        lambda y: y[..., :2],  # shorter than its taps
+        lambda y: torch.cat([y, y], dim=1),
+        lambda y: torch.cat([y, y], dim=0),
+        lambda y: y[:, :5],
+    ],
+    ids=["odd", "short", "more channels", "more rows", "fewer channels"],
+)
+def test_what_has_another_shape_is_no_convolution_of_every_channel(change):
+    module = conv(2, False)
+    module.register_forward_hook(lambda module, args, y: change(y))
+    with pytest.raises(InputError, match="is no convolution of every channel, and cannot be read"):
+        depthwise(module, 6, 4)
+
+
+def test_a_convolution_that_is_hooked_agrees_with_its_weight_in_any_form():
+    for options in (dict(groups=2, padding=2), dict(stride=2, dilation=2), dict(padding=1, bias=False)):
+        module = nn.Conv1d(4, 8, 3, **options)
+        handle = module.register_forward_hook(lambda *_: None)
+        assert agrees_with_weight(module)
+        handle.remove()
+        module.register_forward_hook(lambda module, args, y: y + (torch.arange(y.shape[-1]) == y.shape[-1] - 1))
+        assert not agrees_with_weight(module)
+
+
+def test_a_weight_that_is_elsewhere_or_packed():
+    """Nothing is computed with a weight that is on no device, and packed numbers say nothing by themselves."""
+    meta, packed = linear().to("meta"), linear(Scaled)
+    meta.register_forward_hook(lambda *_: None)
+    assert agrees_with_weight(meta)
+    packed.weight = nn.Parameter(torch.ones(7, 5, dtype=torch.int8), requires_grad=False)
+    assert not agrees_with_weight(packed)
+    del packed.weight
+    packed.weight = "elsewhere"
+    assert not agrees_with_weight(packed)
+
+
+class GroupNorm(nn.Module):
+    """Root mean square over each of so many groups."""
+
+    def __init__(self, groups: int, **named: int) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon, self.groups = nn.Parameter(torch.arange(1.0, 9.0)), 1e-2, groups
+        for name, value in named.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        by_group = x.unflatten(-1, (self.groups, -1))
+        return self.weight * (by_group * torch.rsqrt(by_group.square().mean(-1, keepdim=True) + 1e-2)).flatten(-2)
+
+
+@pytest.mark.parametrize("named", [{"n_groups": 2}, {"group_size": 4}], ids=str)
+def test_a_norm_of_groups_says_how_many_they_are_or_how_large(named):
+    module, bare = GroupNorm(2, **named), GroupNorm(2)
+    assert norm_terms(module, GroupNorm).weight is module.weight
+    for each in (module, bare):
+        each.register_forward_hook(lambda module, args, y: 3 * y)
+    found = norm_terms(module, GroupNorm)
+    torch.testing.assert_close(found.weight, 3 * module.weight, rtol=1e-5, atol=1e-6)
+    assert found.eps == 1e-2 and found.bias is None
+    with pytest.raises(InputError, match="is no GroupNorm"):
+        norm_terms(bare, GroupNorm)
+
+
+def test_a_norm_without_an_epsilon_has_that_of_its_dtype():
+    module = nn.RMSNorm(7)
+    nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(0))
+    module.register_forward_hook(lambda module, args, y: 2 * y)
+    found = norm_terms(module, nn.RMSNorm)
+    torch.testing.assert_close(found.weight, 2 * module.weight, rtol=1e-5, atol=1e-6)
+    assert found.eps is None
+
+
+def test_a_norm_that_cannot_be_tried_is_described_by_its_class_unless_that_was_changed():
+    class Gated(nn.RMSNorm):
+        def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+            return super().forward(x) * gate
+
+    plain, hooked, other = Gated(7, eps=1e-3), Gated(7, eps=1e-3), Gated(7, eps=1e-3)
+    hooked.register_forward_hook(lambda *_: None)
+    other.forward = lambda x, gate: x
+    for module in (plain, hooked):
+        assert norm_terms(module, Gated) == (module.weight, None, 1e-3)
+    for module, kind in ((other, Gated), (hooked, nn.LayerNorm)):
+        with pytest.raises(InputError, match="cannot be read by calling it"):
+            norm_terms(module, kind)
+
+
+@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 2, 6])
+def test_a_causal_convolution_is_its_sum_over_taps(length, tail, masked, bias):
+    g = torch.Generator().manual_seed(0)
+    source, kernel = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((2, length, 5), (5, 3)))
+    before = torch.randn(2, 2, 5, generator=g, dtype=torch.float64) if tail else None
+    read = torch.rand(2, length, 3, generator=g) > 0.4 if masked else None
+    constant = torch.randn(5, generator=g, dtype=torch.float64) if bias else None
+    whole = torch.cat([torch.zeros(2, 2, 5).double() if before is None else before, source], dim=1)
+    expected = torch.zeros(2, length, 5, dtype=torch.float64)
+    for t in range(length):
+        for j in range(3):
+            term = kernel[:, j] * whole[:, t + 2 - j]
+            expected[:, t] += term if read is None else term * read[:, t, j, None]
+    expected = expected if constant is None else expected + constant
+    torch.testing.assert_close(convolved(source, kernel, before, read, constant), expected, **EXACT)
+
+
+def test_only_a_real_change_of_numbers_is_a_disagreement():
+    """Relative to the largest number: by less than two thousandths, or with `rounding` some units of the last place."""
+    expected = torch.tensor([100.0, -200.0, 3.0])
+    eps = torch.finfo(torch.float32).eps
+    for rounding, allowed in ((False, 200 * 4 * eps**0.5), (True, 200 * 16 * eps)):
+        for at in range(3):
+            near, far = expected.clone(), expected.clone()
+            near[at] += 0.7 * allowed
+            far[at] -= 1.6 * allowed
+            assert agree(near, expected, rounding=rounding) and not agree(far, expected, rounding=rounding)
+    assert agree(expected[:0], expected[:0]) and agree(0 * expected, 0 * expected)
+    assert not agree(torch.full((3,), torch.nan), expected)
+    half = expected.to(torch.bfloat16)  # whose rounding allows 16 of its units, not a root of one
+    assert agree(half * 1.1, half) and not agree(half * 1.15, half)
+
+
+def test_an_error_names_the_layer_and_three_parts():
+    mixer = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
+    parts = dict(mixer.named_children())
+    for part in parts.values():
+        part.register_full_backward_hook(lambda *_: None)
+    assert changed_parts(mixer) == parts
+    said = "hooks, or a forward pass, put on"
+    assert described(mixer, {}) == f"Sequential: {said} it"
+    mixer.layer_idx = 0
+    assert described(mixer, dict([*parts.items()][:3])) == f"Sequential of layer 0: {said} 0, 1, 2"
+    del mixer.layer_idx
+    mixer.layer_id = 4
+    assert described(mixer, parts) == f"Sequential of layer 4: {said} 0, 1, 2 and 2 others"
+
+
+def test_adapters_and_parametrised_weights_have_no_stored_form():
+    plain = nn.Sequential(linear())
+    assert stored_weights(plain).keys() == {"0.weight", "0.bias"}
+    nn.utils.parametrizations.weight_norm(plain[0])
+    with pytest.raises(InputError, match=r"Sequential has adapters or parametrised weights \(0\.parametrizations"):
+        stored_weights(plain)
