@@ -28,7 +28,8 @@ def of_gla(*attention: dict[str, Any], **fields: Any) -> GLAConfig:
     "options",
     [
         {"num_heads": 1}, {"num_heads": 40}, {"num_heads": 5}, {"num_heads": 4, "num_kv_heads": 1},
-        {"num_heads": 4, "num_kv_heads": 2}, {"num_heads": 4, "num_kv_heads": 4}, {"num_heads": 4, "num_kv_heads": None},
+        {"num_heads": 4, "num_kv_heads": 2}, {"num_heads": 4, "num_kv_heads": 4},
+        {"num_heads": 4, "num_kv_heads": None},
         {"num_heads": 4, "window_size": 1}, {"num_heads": 4, "window_size": None}, {"num_heads": 4, "rope_theta": 1},
         {"num_heads": 4, "rope_theta": 0.25, "qkv_bias": True},
     ],
@@ -44,8 +45,8 @@ def test_options_of_a_linear_attention_that_are_allowed(options: dict[str, Any])
 
 def unfit(heads: Any, keys: Any, window: Any = None) -> str:
     return (
-        f"attention has {heads!r} heads, {keys!r} of keys and a window of {window!r}: give numbers that share the width, "
-        f"{WIDTH}, in pairs"
+        f"attention has {heads!r} heads, {keys!r} of keys and a window of {window!r}: give numbers that share the "
+        f"width, {WIDTH}, in pairs"
     )
 
 
@@ -59,7 +60,8 @@ THETA = "attention has qkv_bias, true or false, and rope_theta, a positive numbe
         ({"num_heads": 0}, unfit(0, 0)), ({"num_heads": -4}, unfit(-4, -4)), ({"num_heads": 4.0}, unfit(4.0, 4.0)),
         ({"num_heads": True}, unfit(True, True)), ({"num_heads": 4, "num_kv_heads": 3}, unfit(4, 3)),
         ({"num_heads": 4, "num_kv_heads": 8}, unfit(4, 8)), ({"num_heads": 4, "num_kv_heads": -1}, unfit(4, -1)),
-        ({"num_heads": 4, "window_size": -1}, unfit(4, 4, -1)), ({"num_heads": 4, "window_size": 2.0}, unfit(4, 4, 2.0)),
+        ({"num_heads": 4, "window_size": -1}, unfit(4, 4, -1)),
+        ({"num_heads": 4, "window_size": 2.0}, unfit(4, 4, 2.0)),
         *(({"num_heads": 4, "rope_theta": value}, THETA) for value in (0, -1.5, math.inf, True, "10")),
         ({"num_heads": 4, "qkv_bias": 1}, THETA),
         ({}, f"attention has no layers or num_heads; give {KNOWN}"),
@@ -127,8 +129,9 @@ def of_mamba2(**fields: Any) -> Mamba2AttnConfig:
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"num_heads": 1}, {"num_heads": 24}, {"num_heads": 5, "head_dim": 1}, {"num_heads_kv": 1}, {"num_heads_kv": 2},
-        {"num_heads_kv": 4}, {"d_conv": 0}, {"d_conv": 1}, {"rotary_emb_dim": 6}, {"rotary_emb_dim": 8, "head_dim": 8},
+        {}, {"num_heads": 1}, {"num_heads": 24}, {"num_heads": 5, "head_dim": 1}, {"num_heads_kv": 1},
+        {"num_heads_kv": 2}, {"num_heads_kv": 4}, {"d_conv": 0}, {"d_conv": 1}, {"rotary_emb_dim": 6},
+        {"rotary_emb_dim": 8, "head_dim": 8},
         {"rotary_emb_base": 1}, {"softmax_scale": 0.25}, {"rotary_emb_base": None, "softmax_scale": None},
         {"qkv_proj_bias": False, "out_proj_bias": True, "rotary_emb_interleaved": True},
     ],
@@ -169,7 +172,10 @@ OPTIONS = (
         ({"num_heads_kv": 3}, "4 heads, which 3 heads of keys or a width of 24 do not fit"),
         ({"num_heads_kv": 8}, "4 heads, which 8 heads of keys or a width of 24 do not fit"),
         ({"num_heads": 5}, "5 heads, which 5 heads of keys or a width of 24 do not fit"),
-        ({"num_heads": 5, "num_heads_kv": 2, "head_dim": 4}, "5 heads, which 2 heads of keys or a width of 24 do not fit"),
+        (
+            {"num_heads": 5, "num_heads_kv": 2, "head_dim": 4},
+            "5 heads, which 2 heads of keys or a width of 24 do not fit",
+        ),
         ({"rotary_emb_dim": 3}, "rotary_emb_dim 3: give an even number of a head's dimensions"),
         ({"rotary_emb_dim": 8}, "rotary_emb_dim 8: give an even number of a head's dimensions"),
         ({"rotary_emb_dim": 6, "head_dim": 4}, "rotary_emb_dim 6: give an even number of a head's dimensions"),
