@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_models import language_model
 from torch import Tensor, nn
 from torch.nn.functional import softplus
+from transformers import AutoModelForCausalLM
 
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.architectures.own.selective import SelectiveSSM
@@ -38,18 +40,45 @@ def check_uniform(weight: Tensor, low: float, high: float) -> None:
     assert low <= float(weight.min()) < low + room and high - room < float(weight.max()) <= high
 
 
-@pytest.mark.parametrize("kind", ["ssm-gla", "ssm-retnet", "ssm-deltanet", "ssm-rwkv7", "ssm-hgrn2", "ssm-gsa"])
-def test_linear_maps_keep_the_size_of_their_input(kind):
-    module = made(kind)
+KINDS = ["ssm-gla", "ssm-retnet", "ssm-deltanet", "ssm-rwkv7", "ssm-hgrn2", "ssm-gsa"]
+
+
+def check_parts(module: nn.Module) -> None:
     tried = 0
     for name, part in module.named_modules():
         if isinstance(part, nn.Linear) and part.weight.numel() >= 2000 and not name.endswith("lm_head"):
             check_spread(part.weight, part.in_features**-0.5)
+            assert part.bias is None or name.endswith("w_lora.out") or not part.bias.any()
             tried += 1
-        if isinstance(part, nn.RMSNorm | nn.LayerNorm | nn.GroupNorm) and part.weight is not None:
-            assert (part.weight == 1).all()
+        if isinstance(part, nn.RMSNorm | nn.LayerNorm | nn.GroupNorm):
+            assert (part.weight == 1).all() and (getattr(part, "bias", None) is None or not part.bias.any())
     assert tried >= 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_linear_maps_keep_the_size_of_their_input(kind):
+    module = made(kind)
+    check_parts(module)
     check_spread(module.get_input_embeddings().weight, module.config.initializer_range)
+
+
+@pytest.mark.parametrize("kind", ["ssm-gla", "ssm-deltanet", "ssm-rwkv7"])
+def test_of_what_a_checkpoint_lacks(kind, tmp_path):
+    module = made(kind)
+    module.save_pretrained(tmp_path)
+    embeddings = {"backbone.embeddings.weight": module.get_input_embeddings().weight + 1}
+    save_file(embeddings, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    check_parts(again)
+    assert torch.equal(again.get_input_embeddings().weight, embeddings["backbone.embeddings.weight"])
+    if kind == "ssm-deltanet":
+        for mixer in mixers(again):
+            check_uniform(mixer.conv1d.weight, -0.5, 0.5)
+            assert 0 <= mixer.A_log.min() and mixer.A_log.max() <= math.log(16)
+    if kind == "ssm-rwkv7":
+        for part in (each for each in again.modules() if isinstance(each, TimeMixing)):
+            assert (part.r_k == torch.tensor(-0.04)).all()
+            torch.testing.assert_close(part.w_lora.out.bias, torch.linspace(-6, 1, WIDTH))
 
 
 def test_of_an_rwkv7():
