@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from small_models import language_model
-from torch import Tensor, nn
+from spreads import check_spread, check_uniform
+from torch import nn
 from torch.nn.functional import softplus
 from transformers import AutoModelForCausalLM
 
@@ -26,18 +27,6 @@ SIZES = dict(vocab_size=300, hidden_size=WIDTH, num_hidden_layers=2, num_heads=4
 def made(kind: str, **options: Any) -> nn.Module:
     torch.manual_seed(0)
     return language_model(kind, **{**SIZES, **options})
-
-
-def check_spread(weight: Tensor, std: float) -> None:
-    """A normal draw: the spread of so many, and some outside of ±1.9 of it, which a uniform draw never is."""
-    weight = weight.detach()
-    assert float(weight.std()) == pytest.approx(std, rel=0.1) and float(weight.abs().max()) > 1.9 * std
-
-
-def check_uniform(weight: Tensor, low: float, high: float) -> None:
-    weight = weight.detach()
-    room = (high - low) / 4
-    assert low <= float(weight.min()) < low + room and high - room < float(weight.max()) <= high
 
 
 KINDS = ["ssm-gla", "ssm-retnet", "ssm-deltanet", "ssm-rwkv7", "ssm-hgrn2", "ssm-gsa"]

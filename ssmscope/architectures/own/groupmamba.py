@@ -90,8 +90,7 @@ def attend(mixer: Any, layer: GroupTrace) -> Attended:
     batch, length, heads, width, state = layer.recurrence.shape
     zero = layer.recurrence.x.new_zeros(batch, heads, width, state)
     H = tuple(zero if start is None else start for start in initial_states(layer))
-    limit = MAX_CPU_STATE_NUMBERS if zero.device.type == "cpu" else MAX_STATE_NUMBERS
-    step = max(1, limit // (batch * heads * width * state))
+    step = max(1, (MAX_CPU_STATE_NUMBERS if zero.device.type == "cpu" else MAX_STATE_NUMBERS) // zero.numel())
     parts = []
     for start in range(0, length, step):
         chunk = tuple(r.between(start, start + step) for r in recurrences)
@@ -312,7 +311,7 @@ class Memory:
         del inputs[:-k]
         if any(each.device != u.device for each in inputs):
             raise InputError("the modules of a group attend to each other's states: load a GroupMamba on one device")
-        return torch.cat(inputs, dim=-1) if len(inputs) > 1 else u
+        return torch.cat(inputs, dim=-1)
 
 
 _inputs: ContextVar[Mapping[int, list[Tensor]]] = ContextVar("inputs", default=MappingProxyType({}))
