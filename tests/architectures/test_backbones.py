@@ -13,11 +13,21 @@ from spreads import check_spread, check_uniform
 from torch import nn
 from torch.nn.functional import softplus
 from transformers import CONFIG_MAPPING, MambaConfig
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffS6Mixer
+from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaMixer, DiffS6Mixer, compute_terms
+from ssmscope.architectures.own.gfssm import GFSSMConfig, Grouping
+from ssmscope.architectures.own.groupmamba import StateAttention
 from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
+from ssmscope.architectures.read import vim
+from ssmscope.architectures.read.delta import DeltaMixer, DeltaNetConfig
 from ssmscope.architectures.read.linear_attention import GLAConfig, GLAModel
+from ssmscope.architectures.read.mamba2attn import Mamba2AttnConfig, Mamba2AttnModel
+from ssmscope.architectures.read.mamba3 import Mamba3Config, Mamba3Mixer
+from ssmscope.architectures.read.vim import VimConfig, VimModel
+from ssmscope.core.trace import LayerState
+from ssmscope.errors import InputError
 
 IDS = torch.tensor([[3, 9, 17, 4], [5, 1, 2, 8]])
 TWO = dict(vocab_size=30, hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, num_hidden_layers=2)
@@ -150,3 +160,64 @@ def test_of_a_new_diff_s6(rescaled):
     bound = 128**-0.5 / (3 if rescaled else 1)
     check_uniform(mixer.out_proj.weight, -bound, bound)
     assert mixer.lambda_init == pytest.approx(0.8 - 0.6 * math.exp(-0.9)) and mixer.conv_dim == 128 + 4 * 2 * 4
+
+
+def test_parts_alone_begin_as_in_a_model():
+    torch.manual_seed(0)
+    attention = StateAttention(9, first=False)
+    assert torch.equal(attention.W_V, torch.eye(9)) and 0.1 < attention.W_Q.std() < 0.6
+    config = GFSSMConfig(**TWO)
+    grouping = Grouping(config, Mamba2Mixer(config, 0))
+    assert torch.equal(grouping.fir, torch.eye(1, 4)) and not grouping.prompt.any()
+    assert grouping.prompt.shape == (2, 4, 8, 4)
+    third = Mamba3Mixer(Mamba3Config(hidden_size=16, num_hidden_layers=1, head_dim=8), 0)
+    assert (third.D == 1).all() and (third.B_bias == 1).all() and 0.0009 < softplus(third.dt_bias).min()
+    delta = DeltaMixer(DeltaNetConfig(hidden_size=16, num_hidden_layers=1))
+    assert 0 <= delta.A_log.min() and delta.A_log.max() <= math.log(16) and 0.0009 < softplus(delta.dt_bias).min()
+    mixer = DiffMambaMixer(DiffMambaConfig(**TWO), 1)
+    assert not mixer.lambda_bar.any() and mixer.current_lambda().item() == pytest.approx(0.5 + mixer.lambda_init)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_a_stream_of_half_precision_may_be_wide(wide):
+    torch.manual_seed(0)
+    options = {"causal": True, "num_heads": 4}
+    config = Mamba2AttnConfig(**TWO, attn_layer_idx=[1], attn_cfg=options, d_intermediate=128, residual_in_fp32=wide)
+    model = Mamba2AttnModel(config).bfloat16().eval()
+    with torch.no_grad():
+        found = model(IDS, output_hidden_states=True)
+    streams = {each.dtype for each in found.hidden_states[:-1]}
+    assert streams == {torch.float32 if wide else torch.bfloat16} and found.last_hidden_state.dtype == torch.bfloat16
+
+
+def test_a_vision_mamba_reads_whole_images():
+    torch.manual_seed(0)
+    model = VimModel(VimConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9, positions=5, time_step_rank=2))
+    assert not model.position.any() and model.position.shape == (1, 5, 8)
+    assert VimModel(VimConfig(hidden_size=8, num_hidden_layers=1)).position is None
+    mixer, u = model.layers[0].mixer, torch.randn(2, 5, 8)
+    mask = torch.tensor([[True] * 5, [True] * 4 + [False]])
+    with pytest.raises(InputError, match="^Vim reads whole images: their class token is in the middle, and none can"):
+        vim.compute_terms(mixer, u, mask)
+    with pytest.raises(InputError, match="^Vim reads whole images in both directions: no run continues from its"):
+        vim.compute_terms(mixer, u, None, LayerState(None, ()))
+    layer = vim.compute_terms(mixer, u, torch.ones(2, 5, dtype=torch.bool))
+    assert [r.order.tolist() for r in layer.recurrences] == [[0, 1, 4, 2, 3], [3, 2, 4, 1, 0]]
+    assert (layer.at, layer.reach) == (4, 4)
+    mixer.middle = False
+    plain = vim.compute_terms(mixer, u, mask)
+    assert [r.order.tolist() for r in plain.recurrences] == [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]] and plain.at is None
+    assert not plain.recurrences[0].delta[1, 4].any() and plain.recurrences[1].delta[1, :4].all()
+
+
+def test_steps_of_a_diff_s6_are_within_their_limits():
+    torch.manual_seed(0)
+    mixer = DiffS6Mixer(DiffMambaConfig(**TWO, scope="s6"), 0)
+    u, found = 3 * torch.randn(2, 20, 16), {}
+    mixer.dt_bias.data.fill_(0.0)
+    for limits in ((0.0, math.inf), (0.5, 0.9)):
+        mixer.sizes.time_step_limit = limits
+        with torch.no_grad():
+            found[limits] = [r.delta for r in compute_terms(mixer, u).recurrences]
+    for free, limited in zip(*found.values(), strict=True):
+        assert torch.equal(limited, free.clamp(0.5, 0.9)) and free.min() < 0.5 and free.max() > 0.9

@@ -15,6 +15,7 @@ from torch.nn.functional import softplus
 from transformers import AutoModelForCausalLM
 
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaMixer, DiffS6Mixer
 from ssmscope.architectures.own.selective import SelectiveSSM
 from ssmscope.architectures.read.rwkv7 import TimeMixing
 from ssmscope.architectures.read.vim import VimConfig
@@ -71,9 +72,13 @@ def test_of_what_a_checkpoint_lacks(kind, tmp_path):
 
 
 def test_of_an_rwkv7():
-    found = [part for part in made("ssm-rwkv7").modules() if isinstance(part, TimeMixing)]
+    module = made("ssm-rwkv7")
+    found = [part for part in module.modules() if isinstance(part, TimeMixing)]
+    assert all((block.mixer.ffn.x_k == 0.5).all() for block in module.backbone.layers)
     for part in found:
-        assert (part.r_k == torch.tensor(-0.04)).all()
+        assert (part.r_k == torch.tensor(-0.04)).all() and part.r_k.shape == (4, WIDTH // 4)
+        assert all((getattr(part, f"x_{name}") == 0.5).all() for name in "rwkvag")
+        assert (part.k_k == 1).all() and (part.k_a == 1).all()
         torch.testing.assert_close(part.w_lora.out.bias, torch.linspace(-6, 1, WIDTH))
     assert len(found) == 2
 
@@ -116,3 +121,23 @@ def test_of_a_mamba_3():
         check_uniform(softplus(mixer.dt_bias).log(), math.log(max(low, floor)), math.log(high))
         for ones in (mixer.D, mixer.B_bias, mixer.C_bias):
             assert (ones == 1).all()
+
+
+def test_of_a_groupmambas_attention():
+    first, second = mixers(
+        language_model("groupmamba", vocab_size=9, hidden_size=8, num_hidden_layers=2, state_size=48)
+    )
+    assert first.attention.W_Q is None and torch.equal(first.attention.W_V, torch.eye(48))
+    for weight in (second.attention.W_Q, second.attention.W_K):
+        check_spread(weight, 48**-0.5)
+
+
+def test_of_the_parameters_of_a_difference():
+    config = DiffMambaConfig(
+        vocab_size=9, hidden_size=16, num_heads=4, head_dim=8, state_size=200, lambda_form="exponential", lambda_std=0.3
+    )
+    torch.manual_seed(0)
+    for kind in (DiffMambaMixer, DiffS6Mixer):
+        mixer = kind(config, 0)
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            check_spread(getattr(mixer, name), 0.3)

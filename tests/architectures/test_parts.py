@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from examples import random_example
+from examples import EXAMPLES, random_example
 from refusals import refusal
 from torch import nn
 from torch.nn.functional import conv1d, pad, silu
 
 from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.parts import causal_convolution, mask_padding
-from ssmscope.core.mixers import mixers
+from ssmscope.core.mixers import adapter_for, mixers
+from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
 
 
@@ -146,3 +147,39 @@ def test_a_step_later() -> None:
     first = torch.tensor([[[5, 6]], [[7, 8]]])
     found = parts.delayed(t, first)
     assert found.tolist() == [[[5, 6], [0, 1], [2, 3]], [[7, 8], [6, 7], [8, 9]]] and found.dtype == t.dtype
+
+
+REACH = {
+    "mamba": 4, "mamba2": 4, "diff-mamba": 4, "gfssm": 7, "gfssm-three-groups": 6, "rwkv": 2, "rwkv7": 2, "gla": 1,
+    "deltanet": 3, "mamba3": 2, "lfm2": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in REACH if name in EXAMPLES])
+def test_a_write_depends_on_as_many_positions_as_a_layer_reaches(name: str) -> None:
+    mixer = mixers(random_example(name).double())[0]
+    compute = adapter_for(mixer).compute_terms
+    width = mixer.attn.v_proj.in_features if hasattr(mixer, "attn") else random_example(name).config.hidden_size
+    torch.manual_seed(0)
+    u = torch.randn(1, 12, width, dtype=torch.float64)
+    changed = u.clone()
+    changed[0, 3] += 1
+    with torch.no_grad():
+        layer, other = compute(mixer, u), compute(mixer, changed)
+    assert layer.reach == REACH[name]
+    differs = torch.zeros(12, dtype=torch.bool)
+    for one, two in zip(layer.recurrences, other.recurrences):
+        differs |= (one.x != two.x).flatten(2).any(-1)[0]
+    assert differs.nonzero().flatten().tolist() == [*range(3, 3 + REACH[name])]
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("rwkv", "an RWKV block continues from an RwkvState, which"),
+    ("rwkv7", "an RWKV-7 block continues from an RWKV7State, which"),
+    ("xlstm", "an mLSTM continues from an MLSTMState, which"),
+])  # fmt: skip
+def test_states_of_another_kind_are_refused(name: str, said: str) -> None:
+    mixer = of(name)
+    u = torch.randn(1, 4, 24)
+    with pytest.raises(TypeError, match=f"^{said}"):
+        adapter_for(mixer).compute_terms(mixer, u, None, LayerState(None, ()))

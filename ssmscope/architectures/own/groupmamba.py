@@ -85,7 +85,7 @@ def attend(mixer: Any, layer: GroupTrace) -> Attended:
     """Return a layer's attention to its own and the borrowed states (GroupMamba, Eq. 7), differentiable. States are
     computed in chunks of time, and again for the backward pass: those of a long text are never all in memory."""
     W_Q, W_K = (at_least_float32(W) for W in (mixer.attention.W_Q, mixer.attention.W_K))
-    metric = einsum(W_Q, W_K, "i m, i n -> m n") / W_Q.shape[0] ** 0.5  # qᵀ W_K h / √N = h^lᵀ metric h
+    metric = einsum(W_Q, W_K, "i m, i n -> m n") / len(W_Q) ** 0.5  # qᵀ W_K h / √N = h^lᵀ metric h
     recurrences = (layer.recurrence, *layer.borrowed)
     batch, length, heads, width, state = layer.recurrence.shape
     zero = layer.recurrence.x.new_zeros(batch, heads, width, state)
@@ -119,7 +119,7 @@ class StateAttention(nn.Module):
         """Set W_V to the identity, and draw W_Q and W_K, so that states are averaged with random weights."""
         for W in (self.W_Q, self.W_K):
             if W is not None:
-                nn.init.normal_(W, std=W.shape[0] ** -0.5)
+                nn.init.normal_(W, std=len(W) ** -0.5)
         nn.init.eye_(self.W_V)
 
 
@@ -224,9 +224,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     attention weights α_j frozen, as a path for itself and for each module before it."""
     base, u = base_of(mixer), at_least_float32(layer.u)
     if not isinstance(layer, GroupTrace) or not layer.borrowed:
-        width = mixer.hidden_size
-        own = replace(layer, u=layer.u[..., -width:])
-        return replace(base.linearized(mixer, own), u=u[..., -width:])
+        return base.linearized(mixer, layer)
     weights, reads = attend(mixer, layer)
     recurrence = layer.recurrence
     y = (weights * reads).sum(-1)
