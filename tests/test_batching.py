@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from ssmscope.core import batching
 from ssmscope.core.batching import by_length
@@ -40,3 +41,12 @@ def test_small_cases(monkeypatch):
     monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 8)
     assert list(by_length([2, 2, 2, 2, 4])) == [[0, 1, 2, 3], [4]]
     assert list(by_length([2, 2, 2, 2, 4], longest_first=True)) == [[4, 3], [2, 1, 0]]
+
+
+def test_tokens_at_once():
+    cpu, gpu, most = torch.device("cpu"), torch.device("cuda"), batching.TOKENS_AT_ONCE
+    assert batching.tokens_at_once(cpu) == most and batching.tokens_at_once(gpu) == 16 * most
+    assert batching.tokens_at_once(cpu, 0.5, most) == most and batching.tokens_at_once(gpu, 0.5, most) == 2 * most
+    assert batching.tokens_at_once(cpu, 2.5, 10.0) == 4 and batching.tokens_at_once(cpu, 2.5, 9.9) == 3
+    assert batching.tokens_at_once(cpu, 3.0, 5.0) == batching.tokens_at_once(cpu, 3.0, 0.5) == 1
+    assert batching.tokens_at_once(cpu, 2.0**26) == 8
