@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from refusals import refusal
 from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
 from ssmscope.architectures.loading import load as loading
+from ssmscope.architectures.loading.layouts import plan_diff_mamba2
 from ssmscope.architectures.loading.load import ModelCache, cache_models
+from ssmscope.architectures.loading.mamba_checkpoints import check_groups
+from ssmscope.architectures.loading.stored import Contents, headers_of
 
 
 class Stop(Exception):
@@ -101,3 +105,21 @@ def test_models_are_read_without_code_or_network(tmp_path: Path, monkeypatch: py
     ssmscope.load(tmp_path)
     assert given[0] == {"trust_remote_code": False} and len(given) == 2
     assert given[1]["trust_remote_code"] is False and given[1]["local_files_only"] is True
+
+
+def test_groups_of_heads_need_release_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, refuses in (("4.57.6", True), ("4.0", True), ("5.0.0", False), ("5.4.1", False), ("12.0", False)):
+        monkeypatch.setattr(transformers, "__version__", version)
+        said = f"m has 2 groups of heads, which transformers {version} norms otherwise than mamba_ssm does: install"
+        assert (refusal(check_groups, 2, "m") or "").startswith(said) == refuses
+        assert refusal(check_groups, 1, "m") is None
+
+
+def test_limits_of_steps_that_are_null() -> None:
+    """Such a model is built, and found not to run."""
+    tensors = {"backbone.layers.0.mixer_1.D": torch.ones(2), "backbone.embedding.weight": torch.zeros(20, 16)}
+    sizes = dict(hidden_size=16, num_hidden_layers=1, state_size=4, num_heads=4, head_dim=8, n_groups=1)
+    config = {"model_type": "mamba2", **sizes, "time_step_limit": None}
+    plan = plan_diff_mamba2(config, Contents(headers_of(tensors), 10**6), "m")
+    with torch.device("meta"):
+        assert plan.build().config.time_step_limit == ()
