@@ -47,3 +47,6 @@ def test_number_of_tokens_by_what_is_kept_of_each():
     assert tokens_at_once(cpu, 3, 100) == 33 and tokens_at_once(cpu, 1e-3, 100) == TOKENS_AT_ONCE
     assert tokens_at_once(cpu, 2**18) == 2**11 and tokens_at_once(cpu, 2**30) == 1
     assert tokens_at_once(cpu, 4, 200, width=1) == 10  # 16 numbers of a layer one wide, and 4 more
+    assert tokens_at_once(cpu, 2.5, 10.0) == 4 and tokens_at_once(cpu, 2.5, 9.9) == 3
+    assert tokens_at_once(gpu, 0.5, TOKENS_AT_ONCE) == 2 * TOKENS_AT_ONCE
+    assert tokens_at_once(cpu, 3.0, 5.0) == tokens_at_once(cpu, 3.0, 0.5) == 1

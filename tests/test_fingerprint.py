@@ -63,7 +63,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 )  # fmt: skip
 def test_a_hash_is_a_sum_over_words(value: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hashes({"a": value}) == {"a": expected(value)}
-    monkeypatch.setattr(fingerprint, "WORDS_PER_STEP", 2**16)
+    monkeypatch.setattr(fingerprint, "MAX_WORDS_PER_STEP", 2**16)
     assert hashes({"b": value, "a": value * 2}) == {"b": expected(value), "a": expected(value * 2)}
 
 

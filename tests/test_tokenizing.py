@@ -294,3 +294,12 @@ class TestFailures:
         for call in calls:
             with pytest.raises(InputError, match="zebra"):
                 call()
+
+
+def test_padding_is_the_tokenizers():
+    inner = Tokenizer(models.WordLevel({"a": 0, "film": 1, "[PAD]": 2}, unk_token="a"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    for options, padded in (({"pad_token": "[PAD]"}, 2), ({}, 0)):
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, **options)
+        batch = encode_texts(["film film", "film"], tokenizer, 3)
+        assert batch.input_ids.tolist() == [[1, 1], [1, padded]] and batch.lengths == [2, 1]

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ssmscope.errors import InputError
 
-WORDS_PER_STEP = 2**17
+MAX_WORDS_PER_STEP = 2**17
 """32-bit words multiplied at once on a CPU, so that they stay in its cache."""
 GPU_STEP_FACTOR = 2**8
 WORDS_PER_ROW = 2**16
@@ -119,7 +119,7 @@ def _sum_of_words(flat: Tensor) -> Tensor:
     words = (pad(flat, (0, 4 - odd)) if odd or flat.data_ptr() % 4 else flat).view(torch.int32)
     rows, columns = _factors(words.device)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
-    step = WORDS_PER_STEP * (1 if words.device.type == "cpu" else GPU_STEP_FACTOR)
+    step = MAX_WORDS_PER_STEP * (1 if words.device.type == "cpu" else GPU_STEP_FACTOR)
     for start in range(0, len(words), step):
         part, first = words[start : start + step], start // WORDS_PER_ROW % len(rows)
         width = min(len(part), WORDS_PER_ROW)

@@ -68,8 +68,64 @@ def test_soft_gates_have_their_own_expectation(base, tau):
 
 def test_padding_does_not_reach_soft_gates(base):
     model = Model(baleen.convert(base, "bernoulli", samples="soft", tau=1.0).eval())
-    both = model.logits(model.encode(ids=[[3, 9, 17, 2, 40], [7, 7]]))
-    torch.testing.assert_close(both[1, :2], model.logits(model.encode(ids=[[7, 7]]))[0], rtol=1e-4, atol=1e-5)
+    both, alone = (model.run(model.encode(ids=ids)) for ids in ([[3, 9, 17, 2, 40], [7, 7]], [[7, 7]]))
+    torch.testing.assert_close(both.logits[1, :2], alone.logits[0], rtol=1e-4, atol=1e-5)
+    for one, other in zip(both.states, alone.states):
+        torch.testing.assert_close(one.ssm[0][1], other.ssm[0][0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("samples", ["hard", "soft"])
+def test_nothing_changes_at_padding_in_training(base, samples):
+    mixer = mixers(baleen.convert(base, "bernoulli", samples=samples, tau=20.0))[0].train()
+    log_a = baleen.compute_terms(mixer, torch.randn(2, 7, 16), MASK).recurrence.log_a
+    assert not log_a[1, 5:].any() and log_a[MASK.bool()].any()
+
+
+def test_the_ends_of_what_is_drawn_are_finite(base, monkeypatch):
+    """Uniform numbers are from 0 on, and below 1 as float32 has it."""
+    drawn = torch.tensor([0.0, 1.0, 0.5, 0.25])
+    monkeypatch.setattr(torch, "rand_like", lambda t: drawn.to(t).expand(t.shape) if t.shape[-1] == 4 else 0 * t)
+    soft = baleen.sample_log_gates(torch.tensor([0.5] * 4, dtype=torch.float64).log(), 2.0, "soft")
+    inner = torch.tensor([1e-7, 1 - 1e-7, 0.5, 0.25], dtype=torch.float64)
+    torch.testing.assert_close(soft, torch.nn.functional.logsigmoid(inner.logit() / 2))
+    hard = baleen.sample_log_gates(torch.tensor([0.5] * 4).log(), 2.0)
+    assert hard.tolist() == [-30, 0, -30, -30]
+    mixer = mixers(baleen.convert(base, "exponential"))[0]
+    u = torch.randn(1, 3, 16)
+    monkeypatch.setattr(torch, "rand_like", torch.zeros_like)
+    found, plain = (baleen.compute_terms(mixer.train(mode), u).recurrence.delta for mode in (True, False))
+    torch.testing.assert_close(found, plain * 16.118095651)  # −log 10⁻⁷
+
+
+def test_a_prior_that_is_given_stays(base, tmp_path):
+    model = baleen.convert(base, "exponential", prior=0.3)
+    assert model.config.prior == 0.3 and baleen.prior_of(mixers(model)[1]) == 0.3
+    mixer = mixers(model)[0].train()
+    layer = baleen.compute_terms(mixer, torch.randn(1, 1, 16))
+    assert layer.extras["kl"].item() == pytest.approx(
+        baleen.exponential_kl(baleen.compute_terms(mixer.eval(), layer.u).recurrence.delta, 0.3).mean().item()
+    )
+    model.save_pretrained(tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config.prior == 0.3
+    each = baleen.convert(base, "exponential", prior=[0.2, 0.4])
+    assert [baleen.prior_of(mixer) for mixer in mixers(each)] == [0.2, 0.4] and baleen.convert(
+        base, "bernoulli"
+    ).config.prior is None
+
+
+def test_what_can_become_a_baleen(base):
+    own = type(type(base).__name__, (type(base),), {"__module__": __name__})
+    for module in (own(base.config), torch.nn.Linear(1, 1), type("GPT", (), {"__module__": "transformers.models"})()):
+        said = (
+            f"{type(module).__name__} cannot become a Baleen: give one of MambaModel, MambaForCausalLM, Mamba2Model, "
+        )
+        with pytest.raises(InputError, match=said):
+            baleen.convert(module, "bernoulli")
+    alone = baleen.convert(base.base_model, "bernoulli", beta=0.5)
+    assert type(alone).__name__ == f"Baleen{type(base).__name__.removesuffix('ForCausalLM')}Model"
+    weights = {"bernoulli": 0.01, "exponential": 0.5}
+    assert {gate: baleen.convert(base, gate).config.kl_weight for gate in weights} == weights
+    assert alone.config.kl_weight == 0.5 and baleen.convert(base, "bernoulli", beta=0.0).config.kl_weight == 0
 
 
 @pytest.mark.parametrize("gate", ["bernoulli", "exponential"])

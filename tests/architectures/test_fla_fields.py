@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssmscope.architectures.loading.fla_checkpoints import MODEL_TYPES, is_fla, plan_fla
+from ssmscope.architectures.loading.fla_checkpoints import MODEL_TYPES, _as_mamba_ssm, is_fla, plan_fla
 from ssmscope.architectures.loading.stored import Contents, Stored
 from ssmscope.architectures.read.gated_delta import UNIT_EPSILON
 from ssmscope.errors import InputError
@@ -109,6 +109,17 @@ def test_given(kind: str, fields: dict[str, Any], expected: dict[str, Any]) -> N
     assert {name: getattr(config, name) for name in OURS} == OURS
     assert {name: getattr(config, name) for name in expected} == pytest.approx(expected)
     assert plan_fla({"model_type": kind, **GIVEN, **fields}, HELD, "m").tied
+
+
+def test_of_a_mamba_2_by_default() -> None:
+    assert _as_mamba_ssm({"model_type": "mamba2", "norm_eps": 1e-3}, "m") == {
+        "d_model": 2048, "n_layer": 48, "tie_embeddings": False, "residual_in_fp32": True, "norm_epsilon": 1e-3,
+        "ssm_cfg": {
+            "layer": "Mamba2", "d_state": 128, "d_conv": 4, "expand": 2, "headdim": 64, "ngroups": 1, "chunk_size": 256,
+            "dt_limit": (0.0, float("inf")), "bias": False, "conv_bias": True, "rmsnorm": True,
+            "norm_before_gate": False, "D_has_hdim": False,
+        },
+    }  # fmt: skip
 
 
 def test_of_a_mamba_2() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 from exhaustive import in_turns
@@ -13,6 +14,7 @@ from loud import TrueFloat64, loud
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
+import ssmscope
 from ssmscope import ops
 from ssmscope.architectures.own import groupmamba
 from ssmscope.architectures.own.groupmamba import all_states
@@ -187,6 +189,17 @@ def test_one_module_alone_is_the_base_model(base):
     assert torch.equal(grouped.logits(batch), plain.logits(batch))
     ours, theirs = grouped.trace(batch), plain.trace(batch)
     torch.testing.assert_close(ours.retention, theirs.retention, rtol=0, atol=0, equal_nan=True)
+    for one, other in zip(ours.linearized, theirs.linearized):
+        assert torch.equal(one.matvec(one.u) + one.bias, other.matvec(one.u) + other.bias)
+    cut = [
+        ssmscope.knockout(each, each.encode(ids=IDS[:1]), from_=["1"], answer=7).to_frame() for each in (grouped, plain)
+    ]
+    pd.testing.assert_frame_equal(*(frame.drop(columns=["model"], errors="ignore") for frame in cut))
+    half = [Model(each.module.bfloat16()) for each in (grouped, plain)]
+    assert torch.equal(*(each.logits(each.encode(ids=IDS)) for each in half))
+    backbone = half[0].module.backbone
+    with backbone.memory.opened():
+        assert backbone.layers[0](torch.zeros(1, 2, 16).bfloat16()).dtype == torch.float32
 
 
 @BASES
@@ -264,7 +277,10 @@ def test_fewer_inputs_are_those_of_the_nearest_modules(base):
     u = torch.randn(2, 9, 32).double()
     with torch.no_grad():
         layer = groupmamba.compute_terms(mixers(model)[3], u)
+        wide = groupmamba.compute_terms(mixers(model)[3], torch.cat([u, u[..., :16]], dim=-1))
         nearest = PLAIN[base][0].compute_terms(mixers(model)[2], u[..., :16]).recurrence
+        parts = [groupmamba.linearized(mixers(model)[3], each).parts for each in (layer, wide)]
+    assert parts == [("own", "1 before"), ("own", "2 before", "1 before")]
     (one,) = layer.borrowed
     assert torch.equal(one.delta, nearest.delta) and torch.equal(one.x, nearest.x)
     assert one.D is None and layer.recurrence.D is not None  # the skip is the own module's, once
@@ -369,6 +385,10 @@ def test_what_would_be_wrong_is_refused():
         model.backbone(ids, cache=object())  # as transformers says from 5.24 on
     with pytest.raises(ValueError, match="support .* checkpointing"):
         model.gradient_checkpointing_enable()
+    memory = model.backbone.memory
+    with memory.opened(), pytest.raises(InputError, match="attend to each other's states: load .* on one device"):
+        memory.group(torch.zeros(1, 2, 16), 2)
+        memory.group(torch.zeros(1, 2, 16, device="meta"), 2)
 
 
 # ---- as transformers models

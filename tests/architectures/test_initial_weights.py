@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_models import language_model
-from torch import Tensor, nn
+from spreads import check_spread, check_uniform
+from torch import nn
 from torch.nn.functional import softplus
+from transformers import AutoModelForCausalLM
 
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaMixer, DiffS6Mixer
 from ssmscope.architectures.own.selective import SelectiveSSM
 from ssmscope.architectures.read.rwkv7 import TimeMixing
 from ssmscope.architectures.read.vim import VimConfig
@@ -26,36 +30,55 @@ def made(kind: str, **options: Any) -> nn.Module:
     return language_model(kind, **{**SIZES, **options})
 
 
-def check_spread(weight: Tensor, std: float) -> None:
-    """A normal draw: the spread of so many, and some outside of ±1.9 of it, which a uniform draw never is."""
-    weight = weight.detach()
-    assert float(weight.std()) == pytest.approx(std, rel=0.1) and float(weight.abs().max()) > 1.9 * std
+KINDS = ["ssm-gla", "ssm-retnet", "ssm-deltanet", "ssm-rwkv7", "ssm-hgrn2", "ssm-gsa"]
 
 
-def check_uniform(weight: Tensor, low: float, high: float) -> None:
-    weight = weight.detach()
-    room = (high - low) / 4
-    assert low <= float(weight.min()) < low + room and high - room < float(weight.max()) <= high
-
-
-@pytest.mark.parametrize("kind", ["ssm-gla", "ssm-retnet", "ssm-deltanet", "ssm-rwkv7", "ssm-hgrn2", "ssm-gsa"])
-def test_linear_maps_keep_the_size_of_their_input(kind):
-    module = made(kind)
+def check_parts(module: nn.Module) -> None:
     tried = 0
     for name, part in module.named_modules():
         if isinstance(part, nn.Linear) and part.weight.numel() >= 2000 and not name.endswith("lm_head"):
             check_spread(part.weight, part.in_features**-0.5)
+            assert part.bias is None or name.endswith("w_lora.out") or not part.bias.any()
             tried += 1
-        if isinstance(part, nn.RMSNorm | nn.LayerNorm | nn.GroupNorm) and part.weight is not None:
-            assert (part.weight == 1).all()
+        if isinstance(part, nn.RMSNorm | nn.LayerNorm | nn.GroupNorm):
+            assert (part.weight == 1).all() and (getattr(part, "bias", None) is None or not part.bias.any())
     assert tried >= 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_linear_maps_keep_the_size_of_their_input(kind):
+    module = made(kind)
+    check_parts(module)
     check_spread(module.get_input_embeddings().weight, module.config.initializer_range)
 
 
+@pytest.mark.parametrize("kind", ["ssm-gla", "ssm-deltanet", "ssm-rwkv7"])
+def test_of_what_a_checkpoint_lacks(kind, tmp_path):
+    module = made(kind)
+    module.save_pretrained(tmp_path)
+    embeddings = {"backbone.embeddings.weight": module.get_input_embeddings().weight + 1}
+    save_file(embeddings, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    check_parts(again)
+    assert torch.equal(again.get_input_embeddings().weight, embeddings["backbone.embeddings.weight"])
+    if kind == "ssm-deltanet":
+        for mixer in mixers(again):
+            check_uniform(mixer.conv1d.weight, -0.5, 0.5)
+            assert 0 <= mixer.A_log.min() and mixer.A_log.max() <= math.log(16)
+    if kind == "ssm-rwkv7":
+        for part in (each for each in again.modules() if isinstance(each, TimeMixing)):
+            assert (part.r_k == torch.tensor(-0.04)).all()
+            torch.testing.assert_close(part.w_lora.out.bias, torch.linspace(-6, 1, WIDTH))
+
+
 def test_of_an_rwkv7():
-    found = [part for part in made("ssm-rwkv7").modules() if isinstance(part, TimeMixing)]
+    module = made("ssm-rwkv7")
+    found = [part for part in module.modules() if isinstance(part, TimeMixing)]
+    assert all((block.mixer.ffn.x_k == 0.5).all() for block in module.backbone.layers)
     for part in found:
-        assert (part.r_k == torch.tensor(-0.04)).all()
+        assert (part.r_k == torch.tensor(-0.04)).all() and part.r_k.shape == (4, WIDTH // 4)
+        assert all((getattr(part, f"x_{name}") == 0.5).all() for name in "rwkvag")
+        assert (part.k_k == 1).all() and (part.k_a == 1).all()
         torch.testing.assert_close(part.w_lora.out.bias, torch.linspace(-6, 1, WIDTH))
     assert len(found) == 2
 
@@ -98,3 +121,23 @@ def test_of_a_mamba_3():
         check_uniform(softplus(mixer.dt_bias).log(), math.log(max(low, floor)), math.log(high))
         for ones in (mixer.D, mixer.B_bias, mixer.C_bias):
             assert (ones == 1).all()
+
+
+def test_of_a_groupmambas_attention():
+    first, second = mixers(
+        language_model("groupmamba", vocab_size=9, hidden_size=8, num_hidden_layers=2, state_size=48)
+    )
+    assert first.attention.W_Q is None and torch.equal(first.attention.W_V, torch.eye(48))
+    for weight in (second.attention.W_Q, second.attention.W_K):
+        check_spread(weight, 48**-0.5)
+
+
+def test_of_the_parameters_of_a_difference():
+    config = DiffMambaConfig(
+        vocab_size=9, hidden_size=16, num_heads=4, head_dim=8, state_size=200, lambda_form="exponential", lambda_std=0.3
+    )
+    torch.manual_seed(0)
+    for kind in (DiffMambaMixer, DiffS6Mixer):
+        mixer = kind(config, 0)
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            check_spread(getattr(mixer, name), 0.3)

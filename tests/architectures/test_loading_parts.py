@@ -167,7 +167,7 @@ def test_how_a_differential_mamba_is_known(tmp_path: Path) -> None:
     ("number", "with_parts", "layers"),
     [
         (3, (0, 1, 2), "full"), (3, (0, 2), "hybrid"), (4, (0, 2), "hybrid"), (3, (2, 1), [1, 2]),
-        (12, (11, 2), [2, 11]), (1, (0,), "full"),
+        (12, (8, 2), [2, 8]), (1, (0,), "full"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch.nn.functional import conv1d, pad
+from examples import EXAMPLES, random_example
+from refusals import refusal
+from torch import nn
+from torch.nn.functional import conv1d, pad, silu
 
+from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.parts import causal_convolution, mask_padding
+from ssmscope.core.mixers import adapter_for, mixers
+from ssmscope.core.trace import LayerState
+from ssmscope.errors import InputError
 
 
 @pytest.mark.parametrize("taps", [1, 3, 4])
@@ -45,3 +54,132 @@ def test_the_convolution_is_causal():
 def test_hidden_padding_is_zero():
     mask = torch.tensor([[True, False], [True, True]])
     assert mask_padding(torch.ones(2, 2, 3), mask).sum((1, 2)).tolist() == [3, 6]
+
+
+def of(name: str) -> Any:
+    return mixers(random_example(name))[0]
+
+
+def test_what_a_release_reads_by_weight_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Release 5 of transformers multiplies by weights, and looks activations up by name; our own mixers do not."""
+    theirs, ours, others = of("mamba"), of("gfssm-mamba"), of("gated-deltanet")
+    for by_weight in (True, False):
+        monkeypatch.setattr(parts, "BY_WEIGHT", by_weight)
+        assert [parts._by_weight(mixer) for mixer in (theirs, ours, others)] == [by_weight, False, False]
+    for mixer in (theirs, ours):
+        mixer.activation = "relu"
+    assert parts.activation(theirs) is theirs.act and parts.gate_activation(theirs) is theirs.act
+    assert parts.activation(theirs, torch.tanh) is torch.tanh
+    monkeypatch.setattr(parts, "BY_WEIGHT", True)
+    assert isinstance(parts.activation(theirs, torch.tanh), nn.ReLU) and parts.gate_activation(theirs) is silu
+    assert parts.activation(ours) is ours.act and parts.gate_activation(ours) is ours.act
+
+
+def test_hooks_that_a_release_leaves_out_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, refuses in (("mamba", True), ("gfssm-mamba", False)):
+        mixer = of(name)
+        x, step = torch.randn(1, 5, mixer.intermediate_size), torch.randn(1, 5, mixer.time_step_rank)
+        calls = {
+            "conv1d": lambda m=mixer, x=x: parts.convolution(m, x),
+            "dt_proj": lambda m=mixer, s=step: parts.step_projection(m, s),
+        }
+        for by_weight in (True, False):
+            monkeypatch.setattr(parts, "BY_WEIGHT", by_weight)
+            for part, call in calls.items():
+                call()
+                hook = mixer.get_submodule(part).register_forward_hook(lambda module, args, y: 1.5 * y)
+                said = refusal(call) or ""
+                hook.remove()
+                told = f"reads the weight of {type(mixer).__name__}.{part} of layer 0 and leaves out what an adapter or"
+                assert (told in said) == (refuses and by_weight) and bool(said) == (refuses and by_weight)
+
+
+def test_gated_norms_are_known_by_name_and_module() -> None:
+    mixer = of("mamba2")
+    assert torch.equal(parts.gated_norm_weight(mixer), mixer.norm.weight)
+    kind = type(mixer.norm)
+    for name, module in (("MambaRMSNormGated", "mine.transformers."), ("Other", "transformers.models.mine")):
+        changed = {"__module__": module, "forward": lambda self, x, gate=None: 2 * x + 1}
+        mixer.norm.__class__ = type(name, (kind,), changed)
+        with pytest.raises(InputError, match=f"^Mamba2Mixer.norm of layer 0.*{name}"):
+            parts.gated_norm_weight(mixer)
+
+
+def test_layers_are_named_by_their_number() -> None:
+    for name, said in (
+        ("mamba", "MambaMixer.a of layer 0"),
+        ("rwkv", "RwkvBlock.a of layer 0"),
+        ("gla", "GatedLinearAttention.a"),
+    ):
+        assert parts._named(of(name), "a") == said
+
+
+def test_a_mixer_without_a_cache_refuses_any() -> None:
+    for caches in ((None, 5), (5, None), (5, 5)):
+        with pytest.raises(ValueError, match="^MambaMixer fills no cache: call the model with use_cache=False"):
+            parts.refuse_caches(of("mamba"), *caches)
+    parts.refuse_caches(of("mamba"), None, None)
+    with pytest.raises(ValueError, match="fills no cache"):
+        of("gated-deltanet")(torch.zeros(1, 2, 24), cache=5)
+
+
+def test_factors_of_norms_by_groups() -> None:
+    v = torch.randn(2, 3, 6, dtype=torch.float64)
+    for size, groups in ((None, 1), (6, 1), (3, 2), (2, 3), (1, 6)):
+        expected = torch.stack(
+            [
+                torch.cat(
+                    [
+                        1 / (part.square().mean(-1) + 0.5).sqrt().unsqueeze(-1).expand_as(part)
+                        for part in row.chunk(groups, -1)
+                    ],
+                    -1,
+                )
+                for row in v
+            ]
+        )
+        torch.testing.assert_close(parts.rms_factor(v, 0.5, size), expected)
+
+
+def test_a_step_later() -> None:
+    t = torch.arange(12.0).view(2, 3, 2)
+    assert parts.delayed(t).tolist() == [[[0, 0], [0, 1], [2, 3]], [[0, 0], [6, 7], [8, 9]]]
+    first = torch.tensor([[[5, 6]], [[7, 8]]])
+    found = parts.delayed(t, first)
+    assert found.tolist() == [[[5, 6], [0, 1], [2, 3]], [[7, 8], [6, 7], [8, 9]]] and found.dtype == t.dtype
+
+
+REACH = {
+    "mamba": 4, "mamba2": 4, "diff-mamba": 4, "gfssm": 7, "gfssm-three-groups": 6, "rwkv": 2, "rwkv7": 2, "gla": 1,
+    "deltanet": 3, "mamba3": 2, "lfm2": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in REACH if name in EXAMPLES])
+def test_a_write_depends_on_as_many_positions_as_a_layer_reaches(name: str) -> None:
+    mixer = mixers(random_example(name).double())[0]
+    compute = adapter_for(mixer).compute_terms
+    width = mixer.attn.v_proj.in_features if hasattr(mixer, "attn") else random_example(name).config.hidden_size
+    torch.manual_seed(0)
+    u = torch.randn(1, 12, width, dtype=torch.float64)
+    changed = u.clone()
+    changed[0, 3] += 1
+    with torch.no_grad():
+        layer, other = compute(mixer, u), compute(mixer, changed)
+    assert layer.reach == REACH[name]
+    differs = torch.zeros(12, dtype=torch.bool)
+    for one, two in zip(layer.recurrences, other.recurrences):
+        differs |= (one.x != two.x).flatten(2).any(-1)[0]
+    assert differs.nonzero().flatten().tolist() == [*range(3, 3 + REACH[name])]
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("rwkv", "an RWKV block continues from an RwkvState, which"),
+    ("rwkv7", "an RWKV-7 block continues from an RWKV7State, which"),
+    ("xlstm", "an mLSTM continues from an MLSTMState, which"),
+])  # fmt: skip
+def test_states_of_another_kind_are_refused(name: str, said: str) -> None:
+    mixer = of(name)
+    u = torch.randn(1, 4, 24)
+    with pytest.raises(TypeError, match=f"^{said}"):
+        adapter_for(mixer).compute_terms(mixer, u, None, LayerState(None, ()))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from loud import loud
-from transformers import RwkvConfig, RwkvForCausalLM, RwkvModel
+from transformers import RwkvConfig, RwkvForCausalLM
 
 from ssmscope import ops
 from ssmscope.architectures.loading.load import load
@@ -230,10 +230,13 @@ def test_weights_kept_after_an_evaluation_in_training_are_the_trained_ones():
         assert all(torch.equal(t, stored[name]) for name, t in module.state_dict().items())
 
 
-def test_float16_is_refused_where_it_overflows():
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_float16_is_refused_where_it_overflows(every):
     with pytest.raises(InputError, match="an RWKV of 4 layers overflows in float16: use bfloat16 or float32"):
-        Model(made(num_hidden_layers=4, rescale_every=2).half()).trace(ids=[5, 17, 3])
-    assert type(made().half().rwkv) is RwkvModel
+        Model(made(num_hidden_layers=4, rescale_every=every).half()).trace(ids=[5, 17, 3])
+    for allowed in (0, 4, 5):
+        with rwkv.reading(made(num_hidden_layers=4, rescale_every=allowed).half()):
+            pass
 
 
 def test_half_precision_stays_near():
@@ -271,14 +274,70 @@ def test_weights_that_are_rescaled_are_no_others_function(part):
     )
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_hooks_on_what_is_rescaled_are_refused(every):
+    model = made(num_hidden_layers=3, rescale_every=every)
+    hook = model.rwkv.blocks[0].feed_forward.value.register_forward_hook(lambda module, args, y: 1.5 * y)
+    with pytest.raises(InputError, match="powers of two, but not what an adapter or hook adds"), rwkv.reading(model):
+        pass
+    model.rwkv.config.rescale_every = 3
+    with rwkv.reading(model):
+        hook.remove()
+
+
+def test_weights_that_are_rescaled_meanwhile_are_noticed():
+    models = torch.nn.ModuleList([made(), made()])
+    said = "another thread ran this model for the first time meanwhile, which rescaled its weights; run it again"
+    with pytest.raises(InputError, match=said), rwkv.reading(models):
+        models[1].rwkv.layers_are_rescaled = True
+
+
+def test_a_block_alone_has_its_stored_weights():
+    model = made(num_hidden_layers=4, rescale_every=1)
+    stored = {name: t.clone() for name, t in model.state_dict().items()}
+    block, at = model.rwkv.blocks[2], "rwkv.blocks.2."
+    with torch.no_grad():
+        model(torch.tensor([[5, 17, 3]]))
+    assert torch.equal(block.attention.output.weight, stored[f"{at}attention.output.weight"] / 4)
+    for part, prefix in ((model, ""), (model.rwkv, "rwkv."), (block, at)):
+        for name, weight in rwkv.stored(part).items():
+            assert torch.equal(weight, stored[prefix + name]), name
+
+
 def test_a_call_with_a_cache_takes_the_models_own_path():
     model = made()
     ids = torch.tensor([[5, 17, 3, 9]])
     with torch.no_grad(), fast_scan(model):
-        run = model(ids[:, :2], use_cache=True)
-        again = model(ids[:, 2:], state=run.state, use_cache=True).logits
         whole = model(ids).logits
-    assert relative(again, whole[:, 2:]) < 1e-5
+        for more in ({"use_cache": True}, {}):
+            state = model(ids[:, :2], use_cache=True).state
+            again = model(ids[:, 2:], state=state, **more).logits
+            assert relative(again, whole[:, 2:]) < 1e-5
+
+
+def test_hidden_states_and_tuples_are_the_models_own():
+    model = made(num_hidden_layers=3).double()
+    ids = torch.tensor([[5, 17, 3, 9], [4, 6, 2, 8]])
+    for configured in (False, True):
+        model.rwkv.config.output_hidden_states = configured
+        for wanted in (None, False, True):
+            own = model.rwkv(ids, output_hidden_states=wanted)
+            with torch.no_grad(), fast_scan(model):
+                found = model.rwkv(ids, output_hidden_states=wanted)
+                named = model.rwkv(ids, output_hidden_states=wanted, return_dict=True)
+                pair = model.rwkv(ids, output_hidden_states=wanted, return_dict=False)
+            assert (found.hidden_states is None) == (own.hidden_states is None) == (len(pair) == 1)
+            for one, other in zip(found.hidden_states or (), own.hidden_states or (), strict=True):
+                assert relative(one, other) < 1e-6
+            assert torch.equal(named.last_hidden_state, found.last_hidden_state) and isinstance(pair, tuple)
+            assert torch.equal(pair[0], found.last_hidden_state) and not isinstance(found, tuple)
+
+
+def test_a_state_of_another_kind_is_refused():
+    block, u = block_and_input()
+    layer = rwkv.compute_terms(block, u)
+    with pytest.raises(TypeError, match="an RWKV block continues from an RwkvState"):
+        rwkv.compute_terms(block, u, None, layer.state_after(layer.scan()))
 
 
 # ---- the classifier

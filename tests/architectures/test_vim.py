@@ -10,6 +10,7 @@ import torch
 from examples import relative
 from loud import TrueFloat64
 from PIL import Image
+from refusals import refusal
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
@@ -137,11 +138,25 @@ def test_logits_are_the_references(form, tmp_path):
         assert relative(model.module(input_values=batch.values).logits[0], expected) < 1e-6
 
 
-@pytest.mark.parametrize(("size", "grid", "step"), [(64, 6, 64), (60, 5, 41), (32, 7, 32), (50, 3, 50)])
+@pytest.mark.parametrize(
+    ("size", "grid", "step"),
+    [(64, 6, 64), (60, 5, 41), (32, 7, 32), (50, 3, 50), (50, 2, 50), (217, 8, 1), (224, 4, 224)],
+)
 def test_the_step_is_the_largest_that_a_published_width_gives(size, grid, step):
     """And not larger than a patch; where none gives one, patches lie side by side."""
     plan = plan_vim(stored(size, grid), "m")
     assert plan.build().config.patch == [size, step] and not plan.tied
+
+
+def test_no_more_layers_than_tensors():
+    weights = stored()
+    for more, said in (
+        (0, None),
+        (1, f"m is no Vim that can be read: it has a layer {len(weights) + 1} and {len(weights) + 1} ten"),
+    ):
+        name = f"layers.{len(weights) + more}.norm.weight"
+        found = refusal(plan_vim, {**weights, name: torch.zeros(WIDTH)}, "m")
+        assert found is None if said is None else (found or "").startswith(said)
 
 
 def test_a_changed_formula_is_seen(tmp_path):
@@ -242,6 +257,7 @@ def test_what_can_be_asked(model, batch):
         ({"pos_embed": None}, "lacks pos_embed"),
         ({"cls_token": None, "cls_token_head": torch.zeros(1, 1, WIDTH)}, "lacks cls_token"),
         ({"pos_embed": torch.zeros(1, 16, WIDTH)}, r"its positions \(1, 16, 12\); square patches"),
+        ({"pos_embed": torch.zeros(1, 2, WIDTH)}, r"its positions \(1, 2, 12\); square patches"),
         ({"patch_embed.proj.weight": torch.zeros(WIDTH, 1, 56, 56)}, r"its patches are \(12, 1, 56, 56\)"),
         ({"layers.0.mixer.conv1d.weight": torch.zeros(3)}, r"its layers.0.mixer.conv1d.weight is \(3,\)"),
         ({"head.weight": torch.zeros(0, WIDTH)}, r"its head.weight is \(0, 12\)"),

@@ -265,6 +265,6 @@ def _check_whole(device_map: Any, name: str) -> None:
 
 
 def _tokenizer(tokenizer: Any, where: Path | None) -> Any:
-    if tokenizer is None and where is not None and where.is_dir():
+    if tokenizer is None and where is not None:
         tokenizer = where if any((where / file).exists() for file in TOKENIZER_FILES) else None
     return read_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer

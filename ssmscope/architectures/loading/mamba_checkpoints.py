@@ -45,8 +45,8 @@ def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
     what, config = type(model).__name__, dict(vars(model.config))
     if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
         raise InputError(f"{what} has hooks, of which nothing is known: remove them first")
-    weights = _by_our_names(dict(model.named_parameters(remove_duplicate=False)))
-    held = Contents(headers_of(model.state_dict()), sum(t.numel() * t.element_size() for t in weights.values()))
+    weights = _by_our_names(dict(model.named_parameters()))
+    held = Contents(headers_of(model.state_dict()), sum(t.nbytes for t in weights.values()))
     third = [sys.modules.get(type(part).__module__) for part in model.modules() if type(part).__name__ == "Mamba3"]
     # Mamba-3's decays have another formula in mamba_ssm 2.3.2 than in later releases.
     if any(not hasattr(library, "heavy_tail_activation") for library in third):

@@ -71,7 +71,7 @@ class Subtraction(nn.Module):
 
     def reset_lambda(self) -> None:
         """Draw the parameters of λ from N(0, `lambda_std`²)."""
-        for name, parameter in self.named_parameters(recurse=False):
+        for name, parameter in self.named_parameters():
             if name.startswith("lambda_"):
                 nn.init.normal_(parameter, std=self.lambda_std) if self.lambda_std else nn.init.zeros_(parameter)
 
@@ -131,12 +131,7 @@ class DiffS6Mixer(parts.ReadMixer, Subtraction):
         self.act = nn.SiLU()
         self.in_proj = nn.Linear(config.hidden_size, inner + self.conv_dim + 2 * config.num_heads, bias=config.use_bias)
         self.conv1d = nn.Conv1d(
-            self.conv_dim,
-            self.conv_dim,
-            config.conv_kernel,
-            groups=self.conv_dim,
-            padding=config.conv_kernel - 1,
-            bias=config.use_conv_bias,
+            self.conv_dim, self.conv_dim, config.conv_kernel, groups=self.conv_dim, bias=config.use_conv_bias
         )
         self.dt_bias = nn.Parameter(torch.empty(2, config.num_heads))
         self.A_log = nn.Parameter(torch.empty(2, config.num_heads))

@@ -92,8 +92,7 @@ def attend(mixer: Any, layer: GroupTrace) -> Attended:
         W_Q, W_K = (at_least_float32(W) for W in (mixer.attention.W_Q, mixer.attention.W_K))
         metric = einsum(W_Q, W_K, "i m, i n -> m n") / state**0.5  # qᵀ W_K h / √N = h^lᵀ metric h
     H = tuple(zero if start is None else start for start in initial_states(layer))
-    limit = MAX_CPU_STATE_NUMBERS if zero.device.type == "cpu" else MAX_STATE_NUMBERS
-    step = max(1, limit // (batch * heads * width * state))
+    step = max(1, (MAX_CPU_STATE_NUMBERS if zero.device.type == "cpu" else MAX_STATE_NUMBERS) // zero.numel())
     parts = []
     for start in range(0, length, step):
         chunk = tuple(r.between(start, start + step) for r in recurrences)
@@ -123,7 +122,7 @@ class StateAttention(nn.Module):
         """Set W_V to the identity, and draw W_Q and W_K, so that states are averaged with random weights."""
         for W in (self.W_Q, self.W_K):
             if W is not None:
-                nn.init.normal_(W, std=W.shape[0] ** -0.5)
+                nn.init.normal_(W, std=len(W) ** -0.5)
         nn.init.eye_(self.W_V)
 
 
@@ -228,9 +227,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     attention weights α_j frozen, as a path for itself and for each module before it."""
     base, u = base_of(mixer), at_least_float32(layer.u)
     if not isinstance(layer, GroupTrace) or not layer.borrowed:
-        width = mixer.hidden_size
-        own = replace(layer, u=layer.u[..., -width:])
-        return replace(base.linearized(mixer, own), u=u[..., -width:])
+        return base.linearized(mixer, layer)
     weights, reads = attend(mixer, layer)
     recurrence = layer.recurrence
     y = (weights * reads).sum(-1)
@@ -315,7 +312,7 @@ class Memory:
         del inputs[:-k]
         if any(each.device != u.device for each in inputs):
             raise InputError("the modules of a group attend to each other's states: load a GroupMamba on one device")
-        return torch.cat(inputs, dim=-1) if len(inputs) > 1 else u
+        return torch.cat(inputs, dim=-1)
 
 
 _inputs: ContextVar[Mapping[int, list[Tensor]]] = ContextVar("inputs", default=MappingProxyType({}))

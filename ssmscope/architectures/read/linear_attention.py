@@ -322,7 +322,7 @@ class Block(nn.Module):
         width, eps = config.hidden_size, config.layer_norm_epsilon
         self.norm = nn.RMSNorm(width, eps)
         self.mixer = _attention(config, number) or config.mixer(config)
-        self.mlp_norm = nn.RMSNorm(width, eps) if config.intermediate_size else None
+        self.mlp_norm: Any = nn.RMSNorm(width, eps) if config.intermediate_size else None
         self.mlp = FeedForward(config) if config.intermediate_size else None
 
     def forward(
@@ -338,7 +338,7 @@ class Block(nn.Module):
             x = x + self.mixer(self.norm(x), hidden[self.mixer.sliding_window], position_ids, None)[0]
         else:
             x = x + self.mixer(self.norm(x), attention_mask=attention_mask)
-        return x if self.mlp is None or self.mlp_norm is None else x + self.mlp(self.mlp_norm(x))
+        return x if self.mlp is None else x + self.mlp(self.mlp_norm(x))
 
 
 class _LinearAttentionPreTrainedModel(PreTrainedModel):

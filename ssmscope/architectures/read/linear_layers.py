@@ -83,7 +83,7 @@ class Retention(LinearAttention):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.rotary_base = config.rotary_base if config.rotary else None
+        self.rotary_base: Any = config.rotary_base if config.rotary else None
 
     def log_decay(self, u: Tensor) -> Tensor:
         """Return log γ_h = log(1 − 2^{−5−h})."""
@@ -99,7 +99,7 @@ class Retention(LinearAttention):
         return position if start is None else position + start.unsqueeze(-1)
 
     def rotate(self, t: Tensor, position: Tensor | None) -> Tensor:
-        return t if position is None or self.rotary_base is None else rotated(t, position, self.rotary_base)
+        return t if position is None else rotated(t, position, self.rotary_base)
 
 
 def rotated(

@@ -124,7 +124,8 @@ class Mamba2AttnBlock(nn.Module):
         self.mixer = (
             RotaryAttention(config, layer_idx, config.attn_cfg) if self.attends else config.mixer(config, layer_idx)
         )
-        self.norm2, self.mlp = None, None
+        self.norm2: Any = None
+        self.mlp: Any = None
         if config.d_intermediate:
             self.norm2 = nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
             self.mlp = Mamba2AttnFeedForward(config)
@@ -136,7 +137,7 @@ class Mamba2AttnBlock(nn.Module):
         else:
             mixed = self.mixer(normed, attention_mask=mask)
         x = (at_least_float32(x) if self.wide else x) + mixed
-        return x if self.mlp is None or self.norm2 is None else x + self.mlp(self.norm2(x.to(self.norm2.weight.dtype)))
+        return x if self.mlp is None else x + self.mlp(self.norm2(x.to(self.norm2.weight.dtype)))
 
 
 class _Mamba2AttnPreTrainedModel(Mamba2PreTrainedModel):

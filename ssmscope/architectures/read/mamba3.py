@@ -209,7 +209,7 @@ class Mamba3Config(Mamba2AttnConfig):
     ):
         inner = int(expand * hidden_size)
         heads = inner // head_dim if head_dim > 0 else 0
-        if not heads or heads * head_dim != inner or n_groups < 1 or heads % n_groups:
+        if heads * head_dim != inner or n_groups < 1 or heads % n_groups:
             raise InputError(
                 f"head_dim {head_dim} must divide the {inner} channels, and n_groups {n_groups} the heads that it makes"
             )

@@ -64,7 +64,7 @@ class RotaryAttention(nn.Module):
         channels, self.taps = (self.heads + 2 * self.key_heads) * self.head_dim, options["d_conv"]
         self.in_proj = nn.Linear(width, channels, bias=options["qkv_proj_bias"])
         if self.taps:
-            self.conv1d = nn.Conv1d(channels, channels, self.taps, padding=self.taps - 1, groups=channels)
+            self.conv1d = nn.Conv1d(channels, channels, self.taps, groups=channels)
         self.out_proj = nn.Linear(self.heads * self.head_dim, width, bias=options["out_proj_bias"])
 
     def forward(

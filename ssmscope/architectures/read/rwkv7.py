@@ -114,7 +114,7 @@ class TimeMixing(nn.Module):
         for name in "rwkvag":  # The shares of the token before.
             setattr(self, f"x_{name}", nn.Parameter(torch.full((width,), 0.5)))
         self.k_k, self.k_a = (nn.Parameter(torch.ones(width)) for _ in range(2))  # ξ and α
-        self.r_k = nn.Parameter(torch.zeros(heads, width // heads))  # ρ
+        self.r_k = nn.Parameter(torch.empty(heads, width // heads))  # ρ
         self.r_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(width, width, bias=False) for _ in range(4))
         self.w_lora = LowRank(width, config.decay_rank, torch.tanh)
         self.a_lora = LowRank(width, config.rate_rank, None)

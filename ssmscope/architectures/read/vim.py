@@ -51,7 +51,7 @@ class VimMixer(parts.ReadMixer, nn.Module):
         self.out_proj = nn.Linear(inner, config.hidden_size, bias=False)
         self.act = nn.SiLU()
         for back in ("", "_b"):
-            conv1d = nn.Conv1d(inner, inner, self.taps, padding=self.taps - 1, groups=inner)
+            conv1d = nn.Conv1d(inner, inner, self.taps, groups=inner)
             setattr(self, f"conv1d{back}", conv1d)
             setattr(self, f"x_proj{back}", nn.Linear(inner, self.rank + 2 * state, bias=False))
             setattr(self, f"dt_proj{back}", nn.Linear(self.rank, inner))

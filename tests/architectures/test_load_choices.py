@@ -1,0 +1,125 @@
+"""What loading chooses by itself: dtypes, where a model is kept, and that no code of a directory is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from refusals import refusal
+from transformers import MambaConfig, MambaForCausalLM
+
+import ssmscope
+from ssmscope.architectures.loading import load as loading
+from ssmscope.architectures.loading.layouts import plan_diff_mamba2
+from ssmscope.architectures.loading.load import ModelCache, cache_models
+from ssmscope.architectures.loading.mamba_checkpoints import check_groups
+from ssmscope.architectures.loading.stored import Contents, headers_of
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The dtype in which each model is to be read, on devices that need not be there."""
+    found: list[Any] = []
+
+    def read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, classes: int | None = None) -> None:
+        found.append(dtype)
+        raise Stop
+
+    monkeypatch.setattr(loading, "_read", read)
+    monkeypatch.setattr(loading, "_device", lambda device: None if device is None else torch.device(device))
+    monkeypatch.setattr(loading, "check_split", lambda *given: None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({}, torch.float32), ({"device": "cpu"}, torch.float32), ({"dtype": "auto"}, torch.float32),
+        ({"device": "cuda"}, None), ({"device_map": "auto"}, None), ({"device_map": "auto", "dtype": "auto"}, None),
+        ({"dtype": "bfloat16"}, torch.bfloat16), ({"dtype": torch.float16}, torch.float16),
+        ({"dtype": "float64", "device": "cuda"}, torch.float64),
+        ({"dtype": "float16", "device_map": {}}, torch.float16),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_weights_are_float32_on_a_cpu_and_as_stored_elsewhere(
+    options: dict[str, Any], dtype: Any, asked: list[Any], tmp_path: Path
+) -> None:
+    with pytest.raises(Stop):
+        ssmscope.load(tmp_path, **options)
+    assert asked == [dtype]
+
+
+def test_what_a_model_is_kept_under(asked: list[Any], tmp_path: Path) -> None:
+    keys: list[Any] = []
+
+    class Kept(ModelCache):
+        def recall(self, key: Any) -> Any:
+            keys.append(key)
+            return "found"
+
+    name, cpu = str(tmp_path), torch.device("cpu")
+    with cache_models(Kept(1)):
+        for options in ({}, {"tokenizer": "t"}, {"tokenizer": Path("t")}, {"device": "cuda"}, {"dtype": "float64"}):
+            assert ssmscope.load(tmp_path, **options) == "found"
+        for options in ({"tokenizer": len}, {"device_map": "auto"}, {"device_map": "auto", "tokenizer": len}):
+            with pytest.raises(Stop):
+                ssmscope.load(tmp_path, **options)
+    assert keys == [
+        (name, None, torch.float32, cpu), (name, "t", torch.float32, cpu), (name, "t", torch.float32, cpu),
+        (name, None, None, torch.device("cuda")), (name, None, torch.float64, cpu),
+    ]  # fmt: skip
+    with pytest.raises(Stop):
+        ssmscope.load(tmp_path)
+
+
+def saved(where: Path) -> MambaForCausalLM:
+    sizes = dict(vocab_size=12, hidden_size=8, num_hidden_layers=1, state_size=2, time_step_rank=2)
+    module = MambaForCausalLM(MambaConfig(**sizes))
+    module.save_pretrained(where)
+    return module
+
+
+def test_models_are_read_without_code_or_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path)
+    given: list[dict[str, Any]] = []
+    read, made = transformers.PreTrainedModel.from_pretrained.__func__, transformers.AutoModelForCausalLM.from_config
+
+    def from_pretrained(kind: Any, source: Any, **options: Any) -> Any:
+        given.append(options)
+        return read(kind, source, **options)
+
+    def from_config(config: Any, **options: Any) -> Any:
+        given.append(options)
+        return made(config, **options)
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", classmethod(from_pretrained))
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_config", from_config)
+    ssmscope.load(tmp_path)
+    assert given[0] == {"trust_remote_code": False} and len(given) == 2
+    assert given[1]["trust_remote_code"] is False and given[1]["local_files_only"] is True
+
+
+def test_groups_of_heads_need_release_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, refuses in (("4.57.6", True), ("4.0", True), ("5.0.0", False), ("5.4.1", False), ("12.0", False)):
+        monkeypatch.setattr(transformers, "__version__", version)
+        said = f"m has 2 groups of heads, which transformers {version} norms otherwise than mamba_ssm does: install"
+        assert (refusal(check_groups, 2, "m") or "").startswith(said) == refuses
+        assert refusal(check_groups, 1, "m") is None
+
+
+def test_limits_of_steps_that_are_null() -> None:
+    """Such a model is built, and found not to run."""
+    tensors = {"backbone.layers.0.mixer_1.D": torch.ones(2), "backbone.embedding.weight": torch.zeros(20, 16)}
+    sizes = dict(hidden_size=16, num_hidden_layers=1, state_size=4, num_heads=4, head_dim=8, n_groups=1)
+    config = {"model_type": "mamba2", **sizes, "time_step_limit": None}
+    plan = plan_diff_mamba2(config, Contents(headers_of(tensors), 10**6), "m")
+    with torch.device("meta"):
+        assert plan.build().config.time_step_limit == ()
