@@ -93,7 +93,7 @@ def test_no_positions(span, line):
 
 
 def test_words_are_found_by_the_characters_of_their_tokens():
-    """Tokens that have any part of them, one that has a character in common with another, and none where it has none."""
+    """They are all tokens that have any part of them, also two that share a character."""
     skipped = Spelled("ab cd ef", ((0, 1), (1, 2), (6, 8), (6, 8)))
     batch = batch_of(skipped)
     assert positions_of("ab", batch) == (0, 1) and positions_of("ef", batch) == (2, 3)
