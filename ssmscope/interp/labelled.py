@@ -63,7 +63,7 @@ def read_texts(model: Model, data: TextData) -> tuple[list[int], list[int], list
         mask = None if mask is None else mask[own]
         lengths.append(len(words))
         sizes.append(int(own.sum()))
-        masks.append(mask if mask is not None and mask.any() else None)
+        masks.append(mask)
     return lengths, sizes, masks
 
 

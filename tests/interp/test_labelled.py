@@ -57,11 +57,11 @@ def test_classifiers_of_texts_alone(images):
 
 def test_texts_are_read_with_their_sizes_and_marked_tokens():
     model = bag({"a": 0.5, "b": 1.0, "c": 2.0})
-    marked = [((0, 1), (4, 5)), None, ((1, 2),), ((2, 7),)]
-    lengths, sizes, masks = read_texts(model, texts("a b c a", "b c", "a b", "a [CLS]", rationales=marked))
-    assert (lengths, sizes) == ([5, 3, 3, 3], [4, 2, 2, 1])
+    marked = [((0, 1), (4, 5)), None, ((1, 2),), ((2, 3),)]
+    lengths, sizes, masks = read_texts(model, texts("a b c a", "b c", "a b", "a bc", rationales=marked))
+    assert (lengths, sizes) == ([5, 3, 3, 3], [4, 2, 2, 2])
     assert masks[0].tolist() == [True, False, True, False]
-    assert masks[1:] == [None, None, None]  # neither a space nor a special token is marked
+    assert masks[1:3] == [None, None] and masks[3].tolist() == [False, True]  # a space marks nothing
     lengths, sizes, masks = read_texts(model, texts("b c"))
     assert (lengths, sizes, masks) == ([3], [2], [None])
     slow = bag({"a": 0.5, "b": 1.0})
@@ -69,6 +69,19 @@ def test_texts_are_read_with_their_sizes_and_marked_tokens():
     with pytest.raises(InputError, match="the tokenizer of bag does not say which characters"):
         marked_tokens(slow, "a b", ((0, 1),))
     assert marked_tokens(slow, "a b", None) is None
+
+    class Odd:
+        """A tokenizer whose special tokens have characters, as the name of one that stands in a text."""
+
+        is_fast = True
+
+        def __call__(self, text, **_):
+            return {"offset_mapping": [(0, 3), (4, 5), (6, 9)], "special_tokens_mask": [1, 0, 0]}
+
+    object.__setattr__(slow, "tokenizer", Odd())
+    assert marked_tokens(slow, "<s> a b c", ((0, 9),)).tolist() == [False, True, True]
+    assert marked_tokens(slow, "<s> a b c", ((5, 7),)).tolist() == [False, False, True]
+    assert marked_tokens(slow, "<s> a b c", ((0, 3),)) is None
     with pytest.raises(InputError, match=r"row 2 of toy \(test\): the text is empty"):
         read_texts(model, texts("a", " "))
 
