@@ -142,7 +142,6 @@ def test_names_of_heads_and_groups_of_channels():
             )
         ),
         ({"gradient": True, "heads": "abs"}, "heads 'abs' has no sum over channels"),
-        ({"gradient": True, "target": [4, 5]}, r"the target|targets for 1 texts"),
     ],
 )
 def test_refused(models, options, line):
