@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,12 +44,13 @@ def models():
 def test_patching_a_few_runs_at_a_time_changes_nothing(models, site, monkeypatch):
     for name in ("mamba2", "bamba", "gfssm") if site in ("state", "output") else ("mamba2",):
         whole = ssmscope.patch(models[name], site=site, **ASKED)
-        with monkeypatch.context() as patched:
-            patched.setattr(patching, "TOKENS_AT_ONCE", 3 * 8 + 7)
-            patched.setattr(patching, "MAX_STATE_ENDS", 2)
-            found = ssmscope.patch(models[name], site=site, **ASKED)
-        np.testing.assert_allclose(found.values, whole.values, rtol=1e-4, atol=1e-5)
-        assert np.ptp(whole.values[..., 1]) > 1e-3
+        for most in (3 * 8 + 7, 4) if name == "mamba2" else (3 * 8 + 7,):
+            with monkeypatch.context() as patched:
+                patched.setattr(patching, "TOKENS_AT_ONCE", most)
+                patched.setattr(patching, "MAX_STATE_ENDS", 2)
+                found = ssmscope.patch(models[name], site=site, **ASKED)
+            np.testing.assert_allclose(found.values, whole.values, rtol=1e-4, atol=1e-5)
+        assert np.ptp(whole.values[..., 1]) > 1e-3 and whole.attributed.shape == (0, 0)
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -111,6 +113,32 @@ def test_grids_agree_by_both_correlations():
     with np.errstate(all="raise"):
         for pair in ((first, np.ones((2, 2))), (np.zeros((2, 2)), second)):
             assert np.isnan(patching.agreement(*pair)).all()
+
+
+class Bar:
+    """A progress bar that counts."""
+
+    def __init__(self) -> None:
+        self.total, self.done = 0, 0
+
+    def add_task(self, _, total):
+        self.total += total
+
+    def advance(self, _, by=1):
+        self.done += by
+
+
+@pytest.mark.parametrize("site", ["state", "output", "head"])
+def test_a_progress_bar_ends_where_it_said(models, site, monkeypatch):
+    bar = Bar()
+    monkeypatch.setattr("ssmscope.core.progress.progress_bar", lambda: nullcontext(bar))
+    ssmscope.patch(models["mamba2"], site=site, positions="1:6", **ASKED)
+    assert bar.total == bar.done == {"state": 3 * 4, "output": 3 * 4, "head": 2 * 6}[site]
+    steered = Bar()
+    monkeypatch.setattr("ssmscope.interp.steer.measure.progress_bar", lambda: nullcontext(steered))
+    given: Any = dict(toward=[[5, 1]], away=[[3, 4, 2]], strengths=(0.0, 1.0), random=2, layer=0)
+    ssmscope.steer(models["mamba2"], models["mamba2"].encode(ids=[[5, 9], [7, 8, 1]]), **given)
+    assert steered.total == steered.done == 3 * 2
 
 
 # ---- runs that resume
@@ -194,6 +222,28 @@ def test_texts_are_named_where_no_edge_leads_back(models):
     assert ssmscope.knockout(model, two, from_=["5"], to="5", answer=3).probabilities.shape == (2, 1, 3)
 
 
+def test_knockout_in_pieces_windows_by_default_and_directions(models, monkeypatch):
+    model = models["mamba2"]
+    batch = model.encode(ids=[CLEAN])
+    whole = ssmscope.knockout(model, batch, from_=["1:7"], to="2:6", by="head", answer=3)
+    monkeypatch.setattr(cutting, "TOKENS_AT_ONCE", 4)
+    np.testing.assert_allclose(
+        ssmscope.knockout(model, batch, from_=["1:7"], to="2:6", by="head", answer=3).logits, whole.logits, rtol=1e-4
+    )
+    assert ssmscope.knockout(model, batch, from_=["4"], to=[2, 5], answer=3).targets == ((2, 5),)
+    ahead = Model(loud(random_example("vim")), name="vim")
+    assert ssmscope.knockout(ahead, ahead.encode(ids=[CLEAN]), from_=["-1"], to="1").probability[0] < 1
+    roads = {9: 1, 10: 2, 14: 2, 15: 3}
+    for layers, window in roads.items():
+        monkeypatch.setattr(cutting, "roads_of", lambda _, layers=layers: {at: ([0], []) for at in range(layers)})
+        found = ssmscope.knockout(model, batch, from_=["2"], answer=3)
+        assert found.provenance["options"]["window"] == window and len(found.cuts) == layers + 1
+    assert cutting.others_have_attention(Model(random_example("mamba2attn")))
+    monkeypatch.setattr("ssmscope.interp.scoring.MAX_HEADS", 5)
+    with pytest.raises(InputError, match="the 6 heads of mamba2 are single channels; leave out by 'head'"):
+        ssmscope.knockout(model, batch, from_=["2"], by="head", answer=3)
+
+
 # ---- ablation
 
 
@@ -213,7 +263,7 @@ def test_sets_of_parts_are_chosen_run_by_run():
 IDS = np.random.default_rng(0).integers(1, 60, (7, 6))
 
 
-def test_the_curve_is_ordered_on_one_half_and_measured_on_the_other(models):
+def test_the_curve_is_ordered_on_one_half_and_measured_on_the_other(models, monkeypatch):
     model = models["mamba2"]
     data = TokenData("drawn", "all", IDS, np.roll(IDS, -1, axis=1), tuple(map(str, range(97))))
     result = ssmscope.ablate(model, data, by="zero", steps=5, seed=3, metric="probability")
@@ -241,6 +291,10 @@ def test_the_curve_is_ordered_on_one_half_and_measured_on_the_other(models):
         for point, count in zip(curve, result.counts):
             expected = measured([units[at] for at in own[:count]])[halves[1]].mean(0)
             np.testing.assert_allclose(point[:, 0], expected, rtol=1e-3, atol=1e-5)
+    monkeypatch.setattr("ssmscope.interp.scoring.tokens_that_fit", lambda *_, **__: 5)  # fewer than a row has
+    small = ssmscope.ablate(model, data, by="zero", steps=5, seed=3, metric="probability")
+    np.testing.assert_allclose(small.harms, result.harms, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(small.curves, result.curves, rtol=1e-3, atol=1e-6)
     assert result.notes == ("the curve's order is that of 4 examples, its values are those of the other 3",)
 
 
