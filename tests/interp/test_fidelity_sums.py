@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from faithful import reader
 
 from ssmscope.core.bootstrap import resampled_means
 from ssmscope.errors import InputError
+from ssmscope.interp.explain import explain
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.fidelity import check_fidelity, fidelity_auc, measure
 from ssmscope.interp.fidelity.measure import (
@@ -28,7 +30,9 @@ from ssmscope.interp.fidelity.measure import (
 )
 from ssmscope.interp.fidelity.measures import display_name, layer_measure, layer_of, more_is_better
 from ssmscope.interp.objective import objective
+from ssmscope.interp.plausibility import plausibility
 from ssmscope.interp.plausibility.measure import agreement
+from ssmscope.interp.sanity import cascading_randomisation
 from ssmscope.interp.sanity.measure import spearman
 
 
@@ -191,7 +195,8 @@ def test_a_circular_baseline_is_named_for_each_method_that_has_it():
         return [note.split(" is the ")[0] for note in circular_notes(goal, methods, option, fill)]
 
     assert named("gradxinput", "occlusion", "ig", "random") == ["the baseline of occlusion"]
-    assert named("gradxinput", "ig", ig={"baseline": "mean"}) == ["the baseline of ig"]
+    both = ["the baseline of occlusion", "the baseline of ig"]
+    assert named("gradxinput", "occlusion", "ig", ig={"baseline": "mean"}) == both
     assert named("occlusion", occlusion={"baseline": "zero"}) == []
     assert named("occlusion", "ig", fill=mean + 1e-4) == []
 
@@ -230,6 +235,26 @@ def test_methods_of_one_ranking_beside_the_random_ones():
     assert named.methods == ("gradxinput",) and named.provenance["options"]["methods"] == ["gradxinput"]
     alone = fidelity_auc(model, texts("d e a b"), methods={"own": own}, steps=2)
     np.testing.assert_allclose(alone.values[0, 0], found.values[0, 1], atol=1e-6)
+
+
+def test_options_of_methods_are_recorded():
+    model, data = reader(), texts("a b c", "d e", rationales=[((0, 1),), ((0, 1),)])
+
+    def sized(goal, size=1) -> Scores:
+        return Scores(size * by_position(goal).scores)
+
+    for option in (None, {"own": {"size": 2}}):
+        given: Any = {"methods": {"own": sized}, "option": option}
+        results = [
+            fidelity_auc(model, data, steps=1, **given),
+            plausibility(model, data, **given),
+            explain(model, list(data.texts), **given),
+            cascading_randomisation(model, list(data.texts), layers=[0], **given),
+        ]
+        for result in results:
+            options = result.provenance["options"]
+            assert options["option"] == (option or {}) and options["methods"] == ["own"]
+        assert results[2][0].attributions[0].scores[1] == (-2 if option else -1)
 
 
 @pytest.mark.parametrize(

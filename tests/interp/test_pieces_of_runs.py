@@ -77,6 +77,14 @@ def test_chosen_positions_are_those_of_all(models, site):
     assert np.isnan(near.values[:2, :, 0]).all() and np.isnan(near.values[2:]).all()
 
 
+def test_a_value_that_nothing_reads_has_no_attribution():
+    module = loud(random_example("mamba2"))
+    module.backbone.layers[0].mixer.register_forward_hook(lambda *given: torch.zeros_like(given[-1]))
+    result = ssmscope.patch(Model(module), site="head", method="both", **ASKED)
+    assert not result.attributed[0].any() and result.attributed[1].all()
+    np.testing.assert_allclose(result.values[0, :, 1], result.base[1], rtol=1e-5)
+
+
 def test_the_answers_of_both_texts_differ(models):
     model = models["mamba2"]
     every = [[*CLEAN[:-1], last] for last in range(40, 60)]
@@ -135,10 +143,11 @@ def test_a_progress_bar_ends_where_it_said(models, site, monkeypatch):
     ssmscope.patch(models["mamba2"], site=site, positions="1:6", **ASKED)
     assert bar.total == bar.done == {"state": 3 * 4, "output": 3 * 4, "head": 2 * 6}[site]
     steered = Bar()
+    monkeypatch.setattr("ssmscope.interp.steer.measure.tokens_that_fit", lambda *_, **__: 3)
     monkeypatch.setattr("ssmscope.interp.steer.measure.progress_bar", lambda: nullcontext(steered))
     given: Any = dict(toward=[[5, 1]], away=[[3, 4, 2]], strengths=(0.0, 1.0), random=2, layer=0)
     ssmscope.steer(models["mamba2"], models["mamba2"].encode(ids=[[5, 9], [7, 8, 1]]), **given)
-    assert steered.total == steered.done == 3 * 2
+    assert steered.total == steered.done == 3 * 2 * 2
 
 
 # ---- runs that resume

@@ -104,7 +104,7 @@ def plausibility(
     batches = by_length(lengths, tokens_at_once(model.device), rows=marked, size=batch_size, longest_first=True)
     for rows, part in over(model, batches, measure, provenance=provenance):
         ends = np.cumsum([sizes[row] for row in rows])[:-1]
-        for name, scores in zip(ready, part["scores"], strict=True):
-            for row, own in zip(rows, np.split(scores, ends), strict=True):
+        for name, scores in zip(ready, part["scores"]):
+            for row, own in zip(rows, np.split(scores, ends)):
                 found[name][row] = own
     return replace(plausibility_of(found, masks, top=size, seed=seed), provenance=provenance)
