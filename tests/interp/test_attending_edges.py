@@ -42,6 +42,9 @@ def test_texts_are_pooled_from_one_token_beyond_the_limit(models, monkeypatch):
         found = implicit_attention(models["mamba2"], batch, layers=[0])
         assert [len(text.maps[0].values) for text in found] == cells
         assert [text.edges is None for text in found] == [count > 3 for count in cells]
+        for pool, size in ((2, [2, 2]), (0, [11, 7])):
+            given = implicit_attention(models["mamba2"], batch, layers=[0], pool=pool)
+            assert [len(text.maps[0].values) for text in given] == size
         rows = implicit_attention(models["mamba2"], batch, layers=[0], rows=[2])
         assert all(text.edges is None and text.maps[0].values.shape == (1, len(text)) for text in rows)
 
