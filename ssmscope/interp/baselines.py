@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -128,7 +129,7 @@ def _grey(model: Model, baseline: str | int | float) -> float:
     try:
         grey = float(baseline)
     except ValueError:
-        grey = -1.0
+        grey = math.nan
     if not 0 <= grey <= 1:
         allowed = "allowed are 'neutral' and 'mean' (0.5), 'zero' and a grey from 0 to 1"
         hint = did_you_mean(str(baseline), BASELINE_NAMES)

@@ -63,7 +63,7 @@ def read_texts(model: Model, data: TextData) -> tuple[list[int], list[int], list
         mask = None if mask is None else mask[own]
         lengths.append(len(words))
         sizes.append(int(own.sum()))
-        masks.append(mask if mask is not None and mask.any() else None)
+        masks.append(mask)
     return lengths, sizes, masks
 
 
@@ -74,9 +74,7 @@ def token_scores(
     values = scores.scores.detach().double().cpu().numpy()
     if values.shape != tuple(batch.mask.shape):
         raise InputError(f"the method {name} gives scores of shape {values.shape} for {tuple(batch.mask.shape)} tokens")
-    own = [
-        row[: len(words)][[word is not None for word in words]] for row, words in zip(values, batch.words, strict=True)
-    ]
+    own = [row[: len(words)][[word is not None for word in words]] for row, words in zip(values, batch.words)]
     if finite and not all(np.isfinite(row).all() for row in own):
         raise InputError(f"the scores of the method {name} are not finite: the model is damaged, or overflows")
     return own, None if scores.converged is None else scores.converged.detach().cpu().numpy().astype(bool)

@@ -212,7 +212,7 @@ class Objective:
 
     def batches(self, texts: Sequence[int], *, gradients: bool = False) -> Iterator[list[int]]:
         """Yield the places of `texts`, the text that each run copies, in batches that suit the device."""
-        sizes = [length + len(ids) - 1 for length, ids in zip(self.lengths, self.targets, strict=True)]
+        sizes = [length + len(ids) - 1 for length, ids in zip(self.lengths, self.targets)]
         most = tokens_that_fit(self.model, gradients=gradients, every_position=self.continues)
         yield from by_length([sizes[text] for text in texts], most)
 
@@ -373,7 +373,7 @@ def last_logits(model: Model, batch: Batch) -> Float[Tensor, "texts classes"]:
     for chosen in by_length(batch.lengths, most):
         part = batch.rows(chosen)
         with torch.no_grad(), model.running(mask=part.mask):
-            for row, logits in zip(chosen, _precise(model.forward(part, last_only=True)), strict=True):
+            for row, logits in zip(chosen, _precise(model.forward(part, last_only=True))):
                 found[row] = logits
     return torch.stack([found[row] for row in range(len(batch.tokens))])
 

@@ -15,6 +15,9 @@ from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.model import Model
 from ssmscope.core.trace import States, gathered
 
+SAME_LOGITS = {"rtol": 1e-4, "atol": 1e-5}
+"""Tolerances within which a run that starts at a layer gives the logits of the whole run."""
+
 
 class PlainRun:
     """Plain run of a batch with its `logits`, from whose blocks, if `resumed`, edited runs of its rows start. With
@@ -47,7 +50,7 @@ class PlainRun:
     @contextmanager
     def _below(self, layer: int, rows: Sequence[int]) -> Iterator[None]:
         """Within the context the blocks before a state-space layer are not run; `rows` of the batch run together."""
-        first = self.places[layer] if self.places else 0
+        first = self.places[layer]
         if not first:
             yield
             return
@@ -62,7 +65,7 @@ def resumes(model: Model, batch: Batch) -> bool:
     plain = PlainRun(model, batch)
     if not plain.places or any(getattr(mixer, "before", ()) for mixer in model.mixers):
         return False
-    return bool(torch.allclose(plain.again(model.num_layers - 1), plain.logits, rtol=1e-4, atol=1e-5))
+    return bool(torch.allclose(plain.again(model.num_layers - 1), plain.logits, **SAME_LOGITS))
 
 
 def _stack(model: Model) -> tuple[list[nn.Module], list[int]]:

@@ -30,7 +30,7 @@ def positions_of(span: Span, batch: Batch, row: int = 0) -> tuple[int, ...]:
         return (length - 1,)
     numbers = POSITIONS.fullmatch(span.strip())
     if numbers:
-        first, stop = (int(n) + length if n and n[0] == "-" else int(n or 0) for n in numbers.groups())
+        first, stop = (int(n) + length if n[0] == "-" else int(n) for n in numbers.groups("0"))
         stop = first + 1 if numbers[2] is None else stop
         if not 0 <= first < stop <= length:
             raise InputError(f"{which} has no positions {span}; it has the tokens 0 to {length - 1}")
@@ -73,7 +73,7 @@ def spelling(batch: Batch | Trace, row: int) -> Spelled:
 
 
 def fold_text(text: str, space: str = " ") -> tuple[str, list[int]]:
-    """Return a text without case, accents and runs of white space, and the place of each of its characters."""
+    """Return a text without case and runs of white space, accents apart, and the place of each of its characters."""
     found, places = "", []
     for at, character in enumerate(text):
         if character.isspace():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import combinations
 from math import comb
 
 import numpy as np
 import pytest
 import torch
+from faithful import reader
 
 import ssmscope
 from ssmscope.data.text import text_data
@@ -183,3 +185,25 @@ def test_fidelity_takes_them_and_says_what_is_circular(model):
     )
     assert "captum:FeatureAblation" in result.methods and any("favours it" in note for note in result.notes)
     assert set(METHODS) < set(NAMES) and len(NAMES) == len(METHODS) + len(CAPTUM)
+
+
+def test_what_adds_up_is_said_with_its_error_and_baseline_and_nothing_else_is():
+    """Of the class that the baseline is for too, where f falls towards the text."""
+    model = reader()
+    batch = model.encode(["a b c d", "e f"])
+    for target in (0, 1, 2):
+        goal = objective(model, batch, target=target)
+        base = baseline_embeddings(goal, "mean")
+        special = torch.tensor([[word is None for word in words] + [False] * (5 - len(words)) for words in batch.words])
+        start = torch.where(special.unsqueeze(-1), goal.embeddings(), base)
+        change = goal.values() - goal.values(start)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = bind_method("captum:DeepLift", {"baseline": "mean"})(goal)
+        missed = (found.scores.sum(1) - change).abs() / change.abs()
+        torch.testing.assert_close(found.delta, missed, rtol=1e-3, atol=1e-6)
+        assert found.baseline == "the mean embedding" and found.note.startswith("DeepLift's rules need modules")
+    plain = bind_method("captum:Saliency")(goal)
+    assert plain.delta is None and plain.baseline == plain.note == "" and not plain.scores[1, 3:].any()
+    hidden = bind_method("captum:FeatureAblation", {"baseline": "mean"})(goal)
+    assert hidden.delta is None and hidden.baseline == "the mean embedding" and hidden.note == ""

@@ -50,3 +50,23 @@ def test_plausibility_alone_is_the_same():
         plausibility(bag(weights), texts("a b c d"), methods=methods)
     with pytest.raises(InputError, match="top is 1.5; allowed is a whole number of tokens"):
         plausibility(bag(weights), data, methods=methods, top=1.5)
+
+
+def test_long_texts_are_left_out_of_plausibility():
+    weights = dict(zip(WORDS, np.linspace(1, 0.1, 10)))
+    data = texts("a b c", "b a", "j a b i c", rationales=[((0, 1),), ((2, 3),), ((0, 1),)])
+    model, method = bag(weights), by_word(weights)
+
+    def of(**options):
+        return plausibility(model, data, methods={"own": method}, **options)
+
+    # A special token follows each text.
+    assert [of(max_tokens=most).texts for most in (3, 4, 5, 6)] == [(1,), (0, 1), (0, 1), (0, 1, 2)]
+    assert [of(max_tokens=most).left_out for most in (3, 6)] == [2, 0]
+    with pytest.raises(InputError, match="has a rationale: give a file with a column 'rationale', and texts that"):
+        of(max_tokens=2)
+    found = of(limit=2, seed=3, top=1)
+    assert found.provenance["data"]["examples"] == 2 and found.provenance["options"]["top"] == 1
+    assert found.provenance["seed"] == 3 and found.provenance["model"] == "bag" and found.top == 1
+    assert of(top=1.0).top == 1 and isinstance(of(top=1.0).top, int) and of(top=0.5).top == 0.5
+    assert of().values[0, :, 2].tolist() == pytest.approx([1, 1, 0.2])  # j is the lowest of five

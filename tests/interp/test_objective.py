@@ -148,7 +148,7 @@ def test_nothing_is_left_behind_and_no_weight_has_a_gradient(model):
     asking_first.requires_grad_(True)
     assert [p.requires_grad for p in model.module.parameters()] == asking
     assert all(p.grad is None for p in model.module.parameters())
-    assert all("forward" not in mixer.__dict__ for mixer in model.mixers)
+    assert all("forward" not in mixer.__dict__ for mixer in model.mixers) and "_kept_of_each" not in model.__dict__
 
 
 def test_batches_hold_every_run_once_and_fit(model, monkeypatch):

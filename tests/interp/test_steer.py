@@ -18,7 +18,14 @@ from ssmscope.core.edits import edited, recorded
 from ssmscope.core.model import Model
 from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
-from ssmscope.interp.steer.measure import draw_like, mean_difference, norm, steering_edit
+from ssmscope.interp.steer.measure import (
+    draw_like,
+    held_out_examples,
+    mean_difference,
+    norm,
+    steering_edit,
+    summarise,
+)
 from ssmscope.render.table import as_share, digits_of
 
 TOWARD, AWAY, TEXTS = [[5, 17, 3], [9, 22, 1, 4]], [[60, 2, 7]], [[7, 8, 9, 2, 40], [30, 2, 7]]
@@ -134,3 +141,43 @@ def test_the_verb(tmp_path):
     shares = ((0.25, "0.250"), (0.0, "0.000"), (0.0012345, "0.00123"), (float("nan"), "not defined"))
     assert all(as_share(share) == shown for share, shown in shares)
     assert digits_of([Estimate(0.002, 0, 0)]) is None and digits_of([Estimate(0.02, 0, 0)]) == 3
+
+
+def test_the_layer_in_the_middle_and_texts_of_two_tokens(models):
+    model = models["mamba2"]
+    given = dict(toward=TOWARD, away=AWAY, strengths=(0.0, 1.0, 2.0), answer=3, random=1)
+    result = ssmscope.steer(model, model.encode(ids=[[5, 9], [7, 8, 1]]), **given, site="state")
+    assert result.layer == 1 and result.costs.shape == (3, 3, 0, 3) and not result.classifies
+    assert result.provenance["options"]["layer"] == 1 and result.provenance["options"]["strengths"] == [0, 1, 2]
+    with pytest.raises(InputError, match="a text has one token, after which no state is read"):
+        ssmscope.steer(model, model.encode(ids=[[5], [7, 8, 1]]), **given, site="state")
+    assert ssmscope.steer(model, model.encode(ids=[[5], [7, 8, 1]]), **given).by_direction.shape == (2, 3)
+    some = ssmscope.steer(model, model.encode(ids=[[5]]), **given, layer=0, data=DATA, limit=2, seed=4)
+    assert some.layer == 0 and some.provenance["data"]["examples"] == 2 and some.answers == ("3",)
+    whole = ssmscope.steer(model, model.encode(ids=[[5]]), **given, layer=0, data=DATA)
+    assert whole.provenance["data"]["examples"] == 3 and whole.costs.shape == (3, 3, 3, 3)
+
+
+def test_means_over_examples_of_a_direction_and_of_random_ones():
+    values = np.random.default_rng(0).random((4, 3, 5, 2))  # directions, strengths, examples, measures
+    found = summarise(values, 1)
+    drawn = values[1:].mean(0)
+    for part, expected in zip(found, (values[0], drawn, values[0] - drawn)):
+        np.testing.assert_allclose(part[..., 0], expected.mean(1))
+        assert (part[..., 1] < part[..., 0]).all() and (part[..., 0] < part[..., 2]).all()
+
+
+def test_a_classifiers_own_data_are_held_out(monkeypatch):
+    demo, asked = ssmscope.load("demo/sst2-mamba2"), []
+    monkeypatch.setattr("ssmscope.interp.steer.measure.load_examples", lambda *given: asked.append(given) or DATA)
+    assert len(held_out_examples(demo, None, None, 128, 2, 0)) == 2
+    assert held_out_examples(demo, "books", "validation", 64, None, 0) is DATA
+    assert asked == [(demo, "sst2", None, 128), (demo, "books", "validation", 64)]
+    assert held_out_examples(demo, DATA, None, 128, None, 0) is DATA and len(asked) == 2
+    for known in (None, "nowhere"):
+        monkeypatch.setattr("ssmscope.architectures.loading.load.trained_on", lambda name, known=known: known)
+        assert held_out_examples(demo, None, None, 128, 5, 0) is None
+    steered = ssmscope.steer(demo, ["A fine film.", "Dull."], toward=["good"], away=["bad"], random=1, strengths=(0, 1))
+    batch = demo.encode(["A fine film.", "Dull."])
+    shares = demo.logits(batch).double().softmax(-1).max(-1).values
+    assert steered.classifies and steered.probability[0, 0, 0] == pytest.approx(shares.mean().item(), rel=1e-5)

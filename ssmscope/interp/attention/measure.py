@@ -63,8 +63,9 @@ class ShownText:
         cells = asked.pool
         if cells is None and self.length > MAX_WHOLE_TOKENS:
             cells = DEFAULT_CELLS
-        pooled = self.chosen is None and cells and cells < self.length
-        self.edges = edges(self.length, cells) if pooled and cells else None
+        self.edges: Tensor | None = None
+        if self.chosen is None and cells and cells < self.length:
+            self.edges = edges(self.length, cells)
         if rollout and self.length > MAX_ROLLOUT_TOKENS:
             limit = f"at most {MAX_ROLLOUT_TOKENS:,} tokens"
             raise InputError(f"text {row} has {self.length:,} tokens: a rollout needs whole maps, of {limit}")
@@ -80,8 +81,8 @@ class ShownText:
         return [row % self.length for row in rows]
 
     def _span(self, span: str) -> tuple[int, int]:
-        first, colon, last = span.partition(":")
-        numbers = colon and first.isdecimal() and last.isdecimal()
+        first, _, last = span.partition(":")
+        numbers = first.isdecimal() and last.isdecimal()
         found = (int(first), int(last)) if numbers else find_piece(span, spelling(self.trace, self.row))
         if found is None:
             raise InputError(f"text {self.row} has no {span!r}; give a piece of it, or token positions as 3:7")

@@ -156,8 +156,6 @@ def run_hidden(
         with torch.no_grad(), model.running(mask=mask):
             logits = model.forward_embeddings(copies, mask)
         found[rows] = target_values(model, logits, torch.from_numpy(wanted[rows]).to(logits.device), value)
-    if not np.isfinite(found).all():
-        raise InputError("the model's logits are not finite: it is damaged, or overflows on these inputs")
     return np.split(found, np.cumsum(numbers)[:-1])
 
 

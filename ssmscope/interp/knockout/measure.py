@@ -108,7 +108,7 @@ class CutRuns:
 
     def _edits(self, name: str, chosen: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> list[Edit]:
         """Return the edits that make these cuts, of the part `name`, in a row each."""
-        edits, later = [], range(min(sources) + 1, max(targets) + 1)
+        edits, later = [], range(min(sources), max(targets) + 1)
         for layer, (states, attending) in self.layers.items():
             rows = torch.tensor([self.cuts[number].first <= layer <= self.cuts[number].last for number in chosen])
             if (count := self.heads.get((layer, name))) is not None:

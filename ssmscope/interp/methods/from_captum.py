@@ -139,7 +139,8 @@ def _arguments(method: Any, inputs: Tensor, zero: Tensor, options: dict[str, Any
     both = [each for each in (method, getattr(method, "attribution_method", None)) if each is not None]
     built = {name for each in both for name in inspect.signature(type(each).__init__).parameters}
     takes = {name for each in both for name in inspect.signature(each.attribute).parameters}
-    length, most = inputs.shape[1], max(1, tokens_at_once(inputs.device) // inputs.shape[1])
+    length = inputs.shape[1]
+    most = max(1, tokens_at_once(inputs.device) // length)
     given = {name: value for name, value in options.items() if name in takes or name not in built}
     if "baselines" in takes:
         given["baselines"] = zero

@@ -103,7 +103,7 @@ def output_gradients(
         values = objective(embeddings.detach().requires_grad_(), texts)
         outputs = [*(kept[index] for index in range(len(layers))), *weights.values()]
         gradients = torch.autograd.grad(values.sum(), outputs)
-    return [(output.detach(), gradient) for output, gradient in zip(outputs, gradients, strict=True)]
+    return [(output.detach(), gradient) for output, gradient in zip(outputs, gradients)]
 
 
 @contextmanager

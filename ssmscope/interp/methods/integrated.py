@@ -208,7 +208,7 @@ class _Path:
                 tokens = sum(self.objective.lengths[text] for text in texts)
                 self.objective.meter.ran(len(texts), tokens, self.done)
         weights = torch.from_numpy(self.weights).view(-1, 1)
-        for piece, own in zip(pieces, (weights * values.unflatten(0, (len(pieces), -1))).sum(1), strict=True):
+        for piece, own in zip(pieces, (weights * values.unflatten(0, (len(pieces), -1))).sum(1)):
             piece.scores = (piece.last - piece.first) * own
         return pieces
 
@@ -229,10 +229,10 @@ class _Path:
             chosen = [texts[place] for place in part]
             with torch.no_grad():
                 values = self.objective(self.points(chosen, [middles[place] for place in part]), chosen)
-            for place, value in zip(part, values.tolist(), strict=True):
+            for place, value in zip(part, values.tolist()):
                 between[place] = value
         halves = []
-        for piece, middle, value in zip(pieces, middles, between, strict=True):
+        for piece, middle, value in zip(pieces, middles, between):
             halves.append(_Piece(piece.text, piece.first, middle, piece.before, value))
             halves.append(_Piece(piece.text, middle, piece.last, value, piece.after))
         self.integrated(halves)

@@ -85,7 +85,7 @@ def occlusion(objective: Objective, *, baseline: str | int | float = "mean", win
             run[span] = hidden[text, span]
         with torch.no_grad():
             falls = whole_texts[texts] - objective(runs, texts).to(whole_texts)
-        for fall, place in zip(falls, part, strict=True):
+        for fall, place in zip(falls, part):
             total[spans[place]] += fall
             count[spans[place]] += 1
     return Scores(total / count.clamp(min=1))
@@ -113,7 +113,7 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
     for chosen in objective.batches(range(len(objective))):
         trace = objective.model.trace(objective.batch.rows(chosen))
         found = implicit_attention(objective.model, trace, rollout=True, residual=residual, rows="last")
-        for text, each in zip(chosen, found, strict=True):
+        for text, each in zip(chosen, found):
             scores[text, : len(each)] = torch.from_numpy(each.maps[0].values[0])
     return Scores(scores)
 

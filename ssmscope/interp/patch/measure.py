@@ -92,7 +92,7 @@ class PatchRuns:
                 for layer in layers:
                     put = new_state(place, partial(_first, kept), layers=None if layer is None else [layer])
                     yield [(layer, place)], run.again(layer or 0, put)
-        for places, states in self._after(sorted(positions)) if self.model.continues else ():
+        for places, states in self._after(positions) if self.model.continues else ():
             base, source = (gathered(states, torch.arange(which, 2 * len(places), 2)) for which in (0, 1))
             starts, rows = [place + 1 for place in places], [0] * len(places)
             batch = token_windows(self.base, rows, starts, [self.length] * len(places))
@@ -122,7 +122,7 @@ class PatchRuns:
         if not kept:
             raise InputError(f"the layers of {self.model.name} have no {site}; patch another site")
         patched = sorted({key[0] if isinstance(key, tuple) else key for key in kept})
-        columns = list(range(max(value.shape[2] for value in kept.values()))) if heads else sorted(positions)
+        columns = list(range(max(value.shape[2] for value in kept.values()))) if heads else list(positions)
         for chosen in (
             columns[at : at + self.at_once] for at in range(0, len(columns) if positions else 0, self.at_once)
         ):

@@ -105,8 +105,8 @@ def plausibility(
     batches = by_length(lengths, tokens_at_once(model.device), rows=marked, size=batch_size, longest_first=True)
     for rows, part in over(model, batches, measure, provenance=provenance):
         ends = np.cumsum([sizes[row] for row in rows])[:-1]
-        for name, scores in zip(ready, part["scores"], strict=True):
-            for row, own in zip(rows, np.split(scores, ends), strict=True):
+        for name, scores in zip(ready, part["scores"]):
+            for row, own in zip(rows, np.split(scores, ends)):
                 found[name][row] = own
     judged = model.encode([data.texts[row] for row in marked[:TEXTS_JUDGED]])
     notes = note_on_gates(model, judged, [] if isinstance(methods, Mapping) else list(ready))

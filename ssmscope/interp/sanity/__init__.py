@@ -88,7 +88,7 @@ def cascading_randomisation(
             again = replace(goal, model=changed)
             for number, (name, method) in enumerate(ready.items()):
                 found = token_scores(name, method(again), goal.batch, finite=False)[0]
-                values[number, stage] = [similarities(*pair) for pair in zip(trained[name], found, strict=True)]
+                values[number, stage] = [similarities(*pair) for pair in zip(trained[name], found)]
     options = call_options(methods=list(ready), option=option or {})
     return SanityCheck(
         provenance=record_provenance(model.source, options=options, seed=seed),

@@ -1,0 +1,250 @@
+"""What is explained, as a user names it, and what is said of its cost, in numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from examples import TEXTS, random_example
+from faithful import reader
+from loud import loud
+from tokenizers import Tokenizer, normalizers
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from ssmscope.core import batching
+from ssmscope.core.intercept import observe
+from ssmscope.core.model import Model
+from ssmscope.errors import InputError
+from ssmscope.interp import objective as module
+from ssmscope.interp.objective import (
+    Meter,
+    check_number,
+    check_whole,
+    duration,
+    objective,
+    target_warning,
+    text_generator,
+    tokens_that_fit,
+)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Model:
+    """A language model of 97 tokens without a tokenizer."""
+    return Model(loud(random_example("mamba")), name="plain")
+
+
+def worded(words: list[str], unknown: str | None = "[UNK]", lower: bool = False) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(WordLevel({word: at for at, word in enumerate(words)}, unk_token=unknown))
+    backend.pre_tokenizer = Whitespace()
+    if lower:
+        backend.normalizer = normalizers.Lowercase()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=unknown)
+
+
+# ---- targets
+
+
+def test_a_classifiers_target_is_a_class_by_name_or_number():
+    model = reader(labels=3)
+    model.module.config.id2label = {0: "1", 1: "0", 2: "class c"}
+    batch = model.encode(["a b", "c"])
+    for target, expected in (("1", 0), ("0", 1), ("2", 2), (2, 2), (np.int64(1), 1), ("class c", 2)):
+        found = objective(model, batch, target=target)
+        assert found.targets == ((expected,),) * 2 and found.names == (("1", "0", "class c")[expected],) * 2
+    both = objective(model, batch, target=["class c", 0], contrast="0")
+    assert both.targets == ((2,), (0,)) and both.contrasts == (1, 1) and both.names == ("class c − 0", "1 − 0")
+    for target, line in (
+        (3, "there is no target 3; allowed are 0 to 2"),
+        ("3", "there is no target 3; allowed are 0 to 2"),
+        ("class d", "has no target 'class d'; its classes are 1, 0, class c; did you mean 'class c'"),
+        ([[0], 1], r"the target \[0\] cannot be explained: a classifier's target is one class"),
+        (["0"], "1 targets for 2 texts: give one for all, or one for each"),
+    ):
+        with pytest.raises(InputError, match=line):
+            objective(model, batch, target=target)
+
+
+def test_a_language_models_target_is_a_token_or_a_continuation(plain):
+    batch = plain.encode(ids=TEXTS[1:])
+    found = objective(plain, batch, target=[[3, "50", np.int64(96)], "0"])
+    assert found.targets == ((3, 50, 96), (0,)) and found.names == ("3,50,96", "0") and found.continues
+    for target, line in (
+        (97, "there is no target 97; allowed are 0 to 96"),
+        ([[3, 97], 1], "there is no target 97"),
+        ([(), 1], r"the target \[\] cannot be explained: a continuation has at least one token"),
+        ("film", "plain has no target 'film'; it has no tokenizer: give a token's id$"),
+    ):
+        with pytest.raises(InputError, match=line):
+            objective(plain, batch, target=target)
+    for options in (dict(target=[[3, 4], 1]), dict(target=1, probability=True)):
+        with pytest.raises(InputError, match="a contrast is the difference of two logits"):
+            objective(plain, batch, contrast=2, **options)
+
+
+def test_words_as_targets(plain, capsys):
+    words = [*(f"w{at}" for at in range(94)), "[UNK]", "cat", "sat", "far"]  # the last one is the 98th
+    model = Model(plain.module, worded(words, lower=True), name="model")
+    batch = model.encode(ids=TEXTS[:1])
+    assert objective(model, batch, target="cat").targets == ((95,),)
+    assert objective(model, batch, target="sat cat").names == ("sat cat",)
+    assert capsys.readouterr().err == ""
+    assert objective(model, batch, target="Cat", contrast="Cat").targets == ((95,),)
+    assert capsys.readouterr().err == "the target 'Cat' is read as the token 'cat'\n"
+    assert target_warning(model, "Sat cat") == "the target 'Sat cat' is read as the 2 tokens 'sat', 'cat'"
+    assert target_warning(model, "sat cat") == target_warning(model, " cat") == ""
+    for target, line in (
+        ("dog", "the target 'dog' has a word unknown to model"),
+        ("cat dog", "the target 'cat dog' has a word unknown to model"),
+        ("cat far", "the target 'cat far' has the id 97, outside the vocabulary of model"),
+        (" ", "the target ' ' has no token"),
+    ):
+        with pytest.raises(InputError, match=line):
+            objective(model, batch, target=target)
+    with pytest.raises(InputError, match="a contrast is the difference of two logits"):
+        objective(model, batch, target="cat", contrast="sat cat")
+    upper = Model(plain.module, worded(["[UNK]", "cat"]), name="upper")
+    assert objective(upper, batch, target="[UNK]").targets == ((0,),)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_half_precision_head_with_a_bias_gives_float32(plain, dtype):
+    body = copy.deepcopy(plain.module)
+    body.lm_head = nn.Linear(24, 97)
+    half = Model(body.to(dtype))
+    found, read = objective(half, half.encode(ids=TEXTS[1:2]), target=40, contrast=9), []
+    with observe(before=[(body.lm_head, lambda module, args, kwargs: read.append(args[0][0, -1].float()))]):
+        value = found.values()[0]
+    weight, bias = body.lm_head.weight.float(), body.lm_head.bias.float()
+    expected = read[0] @ weight[40] + bias[40] - read[0] @ weight[9] - bias[9]
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+
+
+# ---- options of methods
+
+
+def test_whole_numbers_and_numbers():
+    for value in (2, 3, np.int64(2)):
+        check_whole("steps", value, 2)
+    for value in (2, 2.5, np.float32(3), np.int64(2)):
+        check_number("noise", value, 2)
+    for value in (1, True, 2.0, "3", None):
+        with pytest.raises(InputError, match="steps is .*; allowed is a whole number from 2 on"):
+            check_whole("steps", value, 2)
+    for value in (1.5, True, float("inf"), float("nan"), "3", None):
+        with pytest.raises(InputError, match="noise is .*; allowed is a number from 2 on"):
+            check_number("noise", value, 2)
+    with pytest.raises(InputError, match="steps is True"):
+        check_whole("steps", True, 0)
+    with pytest.raises(InputError, match="noise is True"):
+        check_number("noise", True, 0)
+
+
+def test_what_is_drawn_depends_on_the_seed_and_the_texts_own_tokens_or_pixels():
+    ids = torch.tensor([[5, 7, 0, 0], [5, 7, 9, 2]])
+    texts = SimpleNamespace(batch=SimpleNamespace(values=None, input_ids=ids), lengths=[2, 4])
+    values = torch.rand(2, 3, 4).bfloat16()
+    images = SimpleNamespace(batch=SimpleNamespace(values=values, input_ids=ids), lengths=[4, 4])
+    assert text_generator(texts, 0, 3).random() == np.random.default_rng([3, 5, 7]).random()
+    assert text_generator(texts, 1, 3).random() == np.random.default_rng([3, 5, 7, 9, 2]).random()
+    content = zlib.crc32(values[1].double().numpy().tobytes())
+    assert text_generator(images, 1, 4).random() == np.random.default_rng([4, content]).random()
+    with pytest.raises(InputError, match="seed is -1"):
+        text_generator(texts, 0, -1)
+
+
+# ---- cost
+
+
+def test_the_number_of_tokens_that_fit(plain, monkeypatch):
+    assert tokens_that_fit(plain) == batching.TOKENS_AT_ONCE == 4096
+    monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", 40 * plain.num_layers * 24 * 7)
+    assert [tokens_that_fit(plain, gradients=True, layers=layers) for layers in (None, 1, 2)] == [7, 14, 7]
+    assert tokens_that_fit(plain, every_position=True) == 40 * plain.num_layers * 24 * 7 // (4 * 97) == 34
+    assert tokens_that_fit(plain, gradients=True, every_position=True) == 7
+    monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", 1)
+    assert tokens_that_fit(plain, gradients=True) == tokens_that_fit(plain, every_position=True) == 1
+
+
+def test_a_continuation_takes_room_but_for_its_last_token(plain, monkeypatch):
+    found = objective(plain, plain.encode(ids=TEXTS), target=[[4, 9, 1], [8], [2, 2]])  # 13, 3 and 7 tokens run
+    for most, parts in ((14, [[1, 2], [0]]), (13, [[1], [2], [0]]), (39, [[1, 2, 0]]), (38, [[1, 2], [0]])):
+        monkeypatch.setattr(batching, "TOKENS_AT_ONCE", most)
+        assert list(found.batches(range(3))) == parts
+    assert list(found.parts(gradients=False)) == [([1, 2], 6), ([0], 11)]
+
+
+def test_a_function_of_one_text_runs_in_pieces_unless_it_is_differentiated(monkeypatch):
+    monkeypatch.setattr(module, "tokens_at_once", lambda device: 7)
+    ran = []
+
+    class Counted:
+        def __call__(self, embeddings, texts):
+            ran.append((len(embeddings), texts))
+            return embeddings.sum((1, 2))
+
+    function = module._Function(Counted(), 2)
+    given = torch.rand(5, 3, 2)
+    torch.testing.assert_close(function(given), given.sum((1, 2)))
+    assert ran == [(2, [2, 2]), (2, [2, 2]), (1, [2])]
+    ran.clear()
+    assert function(given.requires_grad_()).requires_grad and ran == [(5, [2] * 5)]
+    with torch.no_grad():
+        ran.clear()
+        function(given)
+        assert len(ran) == 3
+        function(torch.rand(2, 8, 1))  # a single run has more tokens than fit
+        assert [runs for runs, _ in ran[3:]] == [1, 1]
+
+
+def metered(lengths, least, most, ticks):
+    """Lines of a meter that begins at 4 s and is told at each tick (time, gradients, tokens, texts done)."""
+    lines: list[str] = []
+    now = [4.0]
+    meter = Meter(lines.append, lambda: now[0])
+    meter.plan("ig", lengths, least, most)
+    for at, *given in ticks:
+        now[0], before = 4.0 + at, len(lines)
+        meter.ran(*given)
+        lines += [""] * (len(lines) == before)
+    return lines
+
+
+def test_a_meter_reports_what_takes_long_and_then_at_intervals(monkeypatch):
+    monkeypatch.setattr(module, "WARMUP_SECONDS", 0.25)
+    ticks = [(0.125, 1, 1), (0.25, 1, 1), (9.75, 3, 8, 0), (10.25, 4, 8, 1), (20.0, 1, 8, 1), (20.25, 1000, 9, 2)]
+    assert metered([3, 5], 3, 3, ticks) == [
+        "",  # too early to know
+        "ig: 2 texts take 6 gradients, about 3 s",
+        "",
+        "ig: 9 gradients after 10 s, 1 of 2 texts done",
+        "",
+        "ig: 1,010 gradients after 20 s, 2 of 2 texts done",
+    ]
+    assert metered([8], 3, 900, ticks[:4]) == [
+        "",
+        "ig: the text takes 3 to 900 gradients, about 3 s to 15.0 min",
+        "",
+        "ig: 9 gradients after 10 s",
+    ]
+    # Two seconds are not reported, and what has become slower is.
+    assert metered([3, 5], 2, 9, [(0.25, 1, 2), (0.5, 1, 2), (1.5, 1, 2)]) == [
+        "",
+        "",
+        "ig: 2 texts take 4 to 18 gradients, about 4 s to 18 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(1.4, "1 s"), (99.4, "99 s"), (99.5, "1.7 min"), (5969, "99.5 min"), (5970, "1.7 h"), (9000, "2.5 h")],
+)
+def test_durations(seconds, said):
+    assert duration(seconds) == said
