@@ -368,7 +368,9 @@ class TestClasses:
         assert any("bias" in note for note in found.notes) and any("m ≥ d" in note for note in found.notes)
         config = SelectiveSSMConfig(vocab_size=1, hidden_size=4, state_size=2)
         pixels = SSMForSequenceClassification(SSMClassifierConfig(config, channels=3, image_size=(2, 3), num_labels=2))
-        assert not generalization_bound(Model(pixels), length=7, examples=3).applies  # no table bounds its inputs
+        found = generalization_bound(Model(pixels), length=9, examples=3)
+        assert not found.applies  # no table bounds its inputs
+        assert found.inputs == "4 random sequences of 7 tokens (seed 0)"  # as many as an image has
 
 
 class TestOracles:
