@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from examples import TEXTS, random_example
+from handmade import HEADS, STATE, WIDTH, drawn_layer, steps_of
 from loud import loud
 from theorem import make
 
@@ -19,34 +20,6 @@ from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound, measure
 from ssmscope.probes.bound.measure import curve_lengths, measure_terms
 from ssmscope.probes.bound.terms import LayerTerms, norms_of, theorem_model
-
-WIDTH, STATE, HEADS, GROUPS = 3, 5, 4, 2
-
-
-def drawn(seed: int, mask: list[list[int]] | None, turns: bool = False, decays: str = "A") -> LayerTrace:
-    """A layer of small numbers on two texts of three tokens; where the mask is 0 they are a thousand times as large.
-    With `turns` the second of two recurrences steps at the last token alone."""
-    random = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return 0.1 * torch.randn(2, 3, *shape, generator=random, dtype=torch.float64)
-
-    real = torch.tensor(mask or [[1, 1, 1]] * 2, dtype=torch.bool)
-    recurrences = []
-    for number in range(1 + turns):
-        terms = {"x": draw(HEADS, WIDTH), "b": draw(GROUPS, STATE), "c": draw(GROUPS, STATE)}
-        delta = 0.2 + 5 * draw(HEADS).abs()
-        for values in (*terms.values(), delta):
-            values[~real] *= 1000
-        if turns and number:
-            delta[:, 0], delta[:, 1] = 1e-5, 1e5
-        A = torch.tensor([[-0.2 - head - state / 9 for state in range(STATE)] for head in range(HEADS)]).double()
-        if decays == "A":
-            recurrences.append(ops.Recurrence(**terms, delta=delta, A=A * (1 + number)))
-        else:
-            recurrences.append(ops.Recurrence(**terms, log_a=-delta.unsqueeze(-1)))
-    turn = torch.tensor([[0, 0, 1]] * 2) if turns else None
-    return LayerTrace(torch.zeros(2, 3, 7), tuple(recurrences), None if mask is None else real, turn=turn)
 
 
 def visits(monkeypatch: pytest.MonkeyPatch, layers: list[list[LayerTrace]]) -> tuple[LayerTerms, ...]:
@@ -61,23 +34,12 @@ def visits(monkeypatch: pytest.MonkeyPatch, layers: list[list[LayerTrace]]) -> t
     return measure_terms(SimpleNamespace(num_layers=len(layers[0])), None)
 
 
-def steps_of(traces: list[LayerTrace], place: int = 0) -> list[tuple[ops.Recurrence, int, int]]:
-    """The recurrence, text and position of every step that it takes."""
-    return [
-        (trace.recurrences[place], text, t)
-        for trace in traces
-        for text in range(2)
-        for t in range(3)
-        if (trace.mask is None or trace.mask[text, t]) and (trace.turn is None or trace.turn[text, t] == place)
-    ]
-
-
 MASKS = [[1, 1, 0], [1, 1, 1]], None, [[1, 0, 0], [1, 1, 0]]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_terms_are_the_extremes_of_all_batches_and_real_tokens(monkeypatch, order):
-    batches = [[drawn(seed, mask), drawn(10 + seed, mask)] for seed, mask in enumerate(MASKS)]
+    batches = [[drawn_layer(seed, mask), drawn_layer(10 + seed, mask)] for seed, mask in enumerate(MASKS)]
     batches = [batches[at] for at in order]
     for layer, found in enumerate(visits(monkeypatch, batches)):
         steps = steps_of([traces[layer] for traces in batches])
@@ -95,7 +57,7 @@ def test_terms_are_the_extremes_of_all_batches_and_real_tokens(monkeypatch, orde
 
 
 def test_steps_are_a_recurrences_own_and_norms_those_of_every_token(monkeypatch):
-    trace = drawn(3, None, turns=True)
+    trace = drawn_layer(3, None, turn=[[0, 0, 1], [1, 0, 0]])
     first, second = visits(monkeypatch, [[trace]])
     assert (first.name, second.name, second.part, second.parts) == ("0.0", "0.1", 1, 2)
     for place, found in enumerate((first, second)):
@@ -106,7 +68,7 @@ def test_steps_are_a_recurrences_own_and_norms_those_of_every_token(monkeypatch)
 
 
 def test_a_recurrence_without_steps_or_continuous_decays(monkeypatch):
-    trace = drawn(4, MASKS[2], decays="log_a")
+    trace = drawn_layer(4, MASKS[2], kind="log_a")
     (found,) = visits(monkeypatch, [[trace]])
     assert (found.delta_min, found.M_delta) == (1, 1)
     assert all(math.isnan(value) for value in (found.abscissa, found.B_A, found.half_range))
@@ -115,7 +77,7 @@ def test_a_recurrence_without_steps_or_continuous_decays(monkeypatch):
 
 
 def test_the_steps_of_a_delta_rule_are_its_betas(monkeypatch):
-    plain = drawn(7, None).recurrences[0]
+    plain = drawn_layer(7, None).recurrences[0]
     terms = dict(x=plain.x, b=plain.b, c=plain.c, log_a=-plain.delta.unsqueeze(-1))
     trace = LayerTrace(torch.zeros(2, 3, 7), (ops.DeltaRecurrence(**terms, beta=plain.delta / 3),))
     (found,) = visits(monkeypatch, [[trace]])
@@ -127,10 +89,10 @@ def test_the_steps_of_a_delta_rule_are_its_betas(monkeypatch):
 
 @pytest.mark.parametrize("term", ["x", "b", "c", "delta"])
 def test_terms_that_are_not_finite_are_refused(monkeypatch, term):
-    trace = drawn(5, None)
+    trace = drawn_layer(5, None)
     getattr(trace.recurrences[0], term)[1, 2] = math.inf
     with pytest.raises(InputError, match="the terms of layer 1 are not finite on these inputs"):
-        visits(monkeypatch, [[drawn(6, None), trace]])
+        visits(monkeypatch, [[drawn_layer(6, None), trace]])
 
 
 ONE = LayerTerms(
