@@ -1,13 +1,17 @@
-"""Layers whose terms are drawn: distinct numbers everywhere, and large ones where nothing may be read."""
+"""Layers whose terms are drawn: distinct numbers everywhere, and large ones where nothing may be read; and the reach of
+outputs whose norms are given by distance."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ssmscope import ops
 from ssmscope.core.trace import LayerTrace
+from ssmscope.probes.influence.measure import Blocks
+from ssmscope.probes.influence.reach import Reach, reach_of
 
 WIDTH, STATE, HEADS, GROUPS, LENGTH = 3, 5, 4, 2, 3
 
@@ -53,3 +57,24 @@ def steps_of(traces: Sequence[LayerTrace], place: int = 0) -> list[tuple[ops.Rec
         for t in range(LENGTH)
         if (trace.mask is None or trace.mask[text, t]) and (trace.turn is None or trace.turn[text, t] == place)
     ]
+
+
+# ---- influence by distance
+
+
+NOISE = 2.0**-20
+"""Norms below it are noise."""
+
+
+def text(*norms: float) -> Blocks:
+    """One text's last position, from its own token on back."""
+    row = np.array([norms[::-1]])
+    return Blocks(np.array([len(norms) - 1]), row, np.zeros_like(row))
+
+
+def reach(*texts: Sequence[float], **fit) -> Reach:
+    return reach_of("output", [text(*norms) for norms in texts], exact=True, noise=NOISE, **fit)
+
+
+def halving(count: int, start: float = 1.0) -> list[float]:
+    return [start * 0.5**d for d in range(count)]

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from handmade import NOISE, halving, reach
 
 from ssmscope.errors import InputError
 from ssmscope.probes.influence import reach as reaching
-from ssmscope.probes.influence.measure import Blocks
-from ssmscope.probes.influence.reach import SHARES, Reach, reach_of
-
-NOISE = 2.0**-20
-
-
-def text(*norms: float) -> Blocks:
-    """One text's last position, from its own token on back."""
-    row = np.array([norms[::-1]])
-    return Blocks(np.array([len(norms) - 1]), row, np.zeros_like(row))
-
-
-def reach(*texts: Sequence[float], **fit) -> Reach:
-    return reach_of("output", [text(*norms) for norms in texts], exact=True, noise=NOISE, **fit)
-
-
-def halving(count: int, start: float = 1.0) -> list[float]:
-    return [start * 0.5**d for d in range(count)]
+from ssmscope.probes.influence.reach import SHARES
 
 
 class TestRangeOfTheFit:
