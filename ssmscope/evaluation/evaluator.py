@@ -96,7 +96,7 @@ class Evaluator:
         self.model, self.words = model, None if words is None else checked_words(words)
         self.asked, self.run, self.seconds = 0, 0, 0.0
         self._normalise = normalise
-        self._settings: dict[str, object] = {"version": __version__, "scoring": "logits" if words is None else scoring}
+        self._settings: dict[str, object] = {"version": __version__}
         self._generator: tuple[GreedyDecoder, WordMatcher] | None = None
         if self.words is not None and scoring == "generated":
             self._generator = GreedyDecoder(model, new_tokens), WordMatcher(self.words)

@@ -112,12 +112,10 @@ class Rows:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens start ≤ t < stop of rows, padded on the right with 0, and their mask (True at tokens)."""
         lengths = stop - start
-        real = np.arange(lengths.max(initial=0)) < lengths[:, None]
+        real = np.arange(lengths.max()) < lengths[:, None]
         ids = np.zeros(real.shape, dtype=np.int64)
         ends = lengths.cumsum()
-        ids[real] = self.ids[
-            np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.starts[rows] + start - (ends - lengths), lengths)
-        ]
+        ids[real] = self.ids[np.arange(ends[-1]) + np.repeat(self.starts[rows] + start - (ends - lengths), lengths)]
         return ids, real
 
 
