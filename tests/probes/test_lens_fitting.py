@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,9 +16,11 @@ from transformers import Mamba2Config, Mamba2ForCausalLM
 pytest.importorskip("tuned_lens")
 
 from ssmscope.core.model import Model  # noqa: E402
+from ssmscope.data.tokens import IGNORED, TokenData  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.lens import training  # noqa: E402
 from ssmscope.probes.lens.data import Rows, shuffled_batches, split_rows  # noqa: E402
+from ssmscope.probes.lens.data import rows_of as rows_read  # noqa: E402
 from ssmscope.probes.lens.lenses import chosen_states, untrained_lens  # noqa: E402
 from ssmscope.probes.lens.training import LensFitting, Sums, compare_lenses, split_held_out  # noqa: E402
 
@@ -69,7 +73,10 @@ class Written(LensFitting):
         return [event[1] for event in self.events if event[0] == kind]
 
 
-BAR = SimpleNamespace(add_task=lambda *_, **__: 0, advance=lambda *_: None, remove_task=lambda *_: None)
+LEFT: list[int] = []
+BAR = SimpleNamespace(
+    add_task=lambda *_, **__: LEFT.append(0), advance=lambda *_: None, remove_task=lambda _: LEFT.pop()
+)
 
 
 class TestLoop:
@@ -92,6 +99,9 @@ class TestLoop:
         often = Written(monkeypatch, tmp_path, [4, 3, 2, 1], checkpoint_minutes=0.5, look_every=100)
         often.run(BAR)
         assert often.steps("save") == [1, 2, 3, 4, 5, 6, 7] and often.steps("evaluate") == [0, 7]
+        seldom = Written(monkeypatch, tmp_path, [4, 3, 2, 1], checkpoint_minutes=1.01, look_every=100)
+        seldom.run(BAR)
+        assert seldom.steps("save") == [3, 6] and not LEFT
 
     @pytest.mark.parametrize(
         ("losses", "last"), [([4, 5, 6, 7, 8], 2), ([4, 3, 5, 6, 7], 3), ([4, 5, 3, 2, 6, 7], 5), ([4, 4, 4], 2)]
@@ -174,7 +184,7 @@ def test_steps_are_those_of_a_plain_loop(model, tmp_path, monkeypatch, optimizer
         torch.testing.assert_close(found.detach(), wanted, rtol=1e-3, atol=1e-5)
     assert [each["step"] for each in fitting.history] == [0, 2, 4, 5]
     means = [np.mean(losses[:2]), np.mean(losses[2:4]), losses[4]]
-    assert [each["training"] for each in fitting.history[1:]] == pytest.approx(means, rel=1e-3)
+    assert [each["training"] for each in fitting.history] == pytest.approx([np.nan, *means], rel=1e-3, nan_ok=True)
     best = min(fitting.history, key=lambda each: each["held_out"])
     assert {name: fitting.best[name] for name in ("step", "held_out")} == {n: best[n] for n in ("step", "held_out")}
     sums = training.measure(model, fitting.unembed, choosing, positions, [(fitting.weight, fitting.bias)])[0]
@@ -202,6 +212,16 @@ def test_a_checkpoint_holds_all_that_a_fit_needs(model, tmp_path):
     assert (other.step, other.epoch, other.place, other.history) == (3, 4, 2, one.history)
     assert float(other.loss_sum) == float(one.loss_sum) > 0
     assert other.best["held_out"] == one.best["held_out"] and torch.equal(other.best["weight"], one.best["weight"])
+
+
+def test_the_first_of_equally_good_weights_is_kept(model, tmp_path):
+    rows = rows_of(LENGTHS)
+    options = dict(optimizer="sgd", learning_rate=0.3, weight_decay=0.1, clip=0.5, steps=9, positions="every")
+    fitting = LensFitting(model, untrained_lens(model), (rows, rows), options, tmp_path / "state.pt", SILENT)
+    for step in (0, 4):
+        fitting.step = step
+        fitting._evaluate()
+    assert fitting.best["step"] == 0 and [each["step"] for each in fitting.history] == [0, 4]
 
 
 @pytest.mark.parametrize(("scale", "says"), [(1e30, "in step 3; lower learning_rate"), (None, "KL divergence is nan")])
@@ -236,7 +256,49 @@ def test_lenses_are_compared_on_the_same_rows():
     assert (found["tuned"].value, found["logit"].value) == pytest.approx((own.mean(), other.mean()))
 
 
+# ---- its directory
+
+
+def test_the_record_is_the_last_of_a_lens_files(tmp_path, monkeypatch):
+    """Without it the files of tuned-lens are no lens of ours yet."""
+    (tmp_path / "checkpoint").mkdir()
+    moved, replace = [], training.os.replace
+    monkeypatch.setattr(training.os, "replace", lambda file, to: moved.append(to) or replace(file, to))
+    names = ["params.pt", "config.json", "zeros.pt"]
+    tuned = SimpleNamespace(save=lambda folder: [(Path(folder) / name).write_text(name) for name in names])
+    training._save(tmp_path, tuned, SimpleNamespace(to_json=lambda: "{}"))
+    assert moved[-1] == tmp_path / "lens.json" and sorted(moved[:-1]) == sorted(tmp_path / name for name in names)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_an_unfinished_fit_is_continued_by_its_own_plan_alone(tmp_path):
+    plan = {"fingerprint": "a", "options": {"steps": 5, "clip": 1.0}, "seed": 0, "data": {"train": [1]}}
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "plan.json").write_text(json.dumps(plan))
+    assert training._is_finished(tmp_path, plan) is False
+    for changed, says in (
+        ({"options": {"steps": 5, "clip": 2.0}, "seed": 1}, "clip was 1.0 and is now 2.0"),
+        ({"seed": 1, "data": {}}, "another seed"),
+        ({"data": {"train": [2]}}, "another data"),
+        ({"fingerprint": "b", "options": {}}, "another model"),
+    ):
+        with pytest.raises(InputError, match=rf"holds another fit \({says}\); give a new directory"):
+            training._is_finished(tmp_path, {**plan, **changed})
+    assert training._is_finished(tmp_path / "new", plan) is False
+
+
 # ---- rows
+
+
+def test_rows_that_cannot_be_read(model):
+    ids, targets = np.array([[1, 2, 3], [4, 5, 6]]), np.array([[2, 3, 5], [IGNORED] * 3])
+    assert rows_read(model, TokenData("d", "all", ids, targets, ("a",))).ids == ((1, 2, 3), (4, 5, 6))
+    with pytest.raises(InputError, match=r"d \(all\) is empty; give at least 4"):
+        rows_read(model, TokenData("d", "all", ids[:0], targets[:0], ("a",)))
+    assert rows_read(model, [[19]]).ids == ((19,),)
+    for data, says in (([[1], [20]], "has token id 20, outside the model's 0…19"), ([[], [1]], "")):
+        with pytest.raises(InputError, match=says):
+            rows_read(model, data)
 
 
 def numbered(count: int, length: int = 2) -> Rows:

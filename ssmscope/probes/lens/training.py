@@ -268,8 +268,8 @@ def split_held_out(held: Rows) -> tuple[Rows, Rows]:
     if len(held) < 2:
         raise InputError(f"{held.name} ({held.split}) has {len(held)} row; held out must be at least 2")
     used = np.cumsum(held.lengths[::2])
-    chosen = list(range(0, 2 * max(1, int((used <= MAX_CHOOSING_TOKENS).sum())), 2))
-    return held.take(chosen), held.take(sorted({*range(len(held))} - {*chosen}))
+    chosen = range(0, 2 * max(1, int((used <= MAX_CHOOSING_TOKENS).sum())), 2)
+    return held.take(chosen), held.take([row for row in range(len(held)) if row not in chosen])
 
 
 def _is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
