@@ -58,7 +58,8 @@ class TestTemplate:
             ("Say: {content", r"did you mean {content} by '{content'\?"),
             ("Say nothing", r"has no {content}, the placeholder for the text$"),
             ("{content} or {content}", "has {content} 2 times; it must have it once"),
-            ("x" * 100, "'x{60}…' has no"),
+            ("x" * 60, "'x{60}' has no"),
+            ("x" * 61, "'x{60}…' has no"),
         ],
     )
     def test_without_a_place_for_the_content(self, text, words):

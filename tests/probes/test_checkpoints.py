@@ -90,6 +90,13 @@ class TestTable:
         assert found[1].log_capacity == pytest.approx(found.curves[1, 1])
         assert found[0].vacuous is None and math.isnan(found[0].bound)  # no number of examples
         without = stability_table(good[:1])
+        assert without.model_name == "1 checkpoint" and found.model_name == "4 checkpoints"
+        assert without.provenance["options"]["length"] is None and found.provenance["options"]["length"] == [
+            10,
+            20,
+            30,
+            40,
+        ]
         assert math.isnan(without[0].log_capacity) and np.isfinite(without.curves).all()
         for options, says in (
             (dict(length=[10]), "1 lengths were given for 4 checkpoints"),

@@ -177,7 +177,7 @@ class TestUnembedding:
         handle.remove()
         assert final_norm_of(model) is backbone.norm_f
         # What runs before the last block is no final norm, and a list without layers is no stack.
-        backbone.layers[-1].register_forward_pre_hook(lambda module, inputs: backbone.second(inputs[0]) and None)
+        backbone.layers[-1].register_forward_pre_hook(lambda module, inputs: (backbone.second(inputs[0]), None)[1])
         backbone.side = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
         assert final_norm_of(model) is backbone.norm_f and stream_blocks(model) == list(backbone.layers)
         backbone.more = copy.deepcopy(backbone.layers)
