@@ -99,7 +99,7 @@ def run_pieces(
     states others start run level after level, then the others in full batches: of at most `tokens_at_once` tokens with
     padding, and `states_at_once` rows that start from states or keep them."""
     padding = max_batch_padding(model)
-    places = np.zeros(len(pieces.row), dtype=np.int64)  # Indices of pieces among the states that others start from.
+    places = np.empty(len(pieces.row), dtype=np.int64)  # Indices of pieces among the states that others start from.
 
     def index(at: Int[np.ndarray, " rows"]) -> Tensor:
         return torch.from_numpy(at).to(model.device)

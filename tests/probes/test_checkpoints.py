@@ -89,6 +89,7 @@ class TestTable:
         assert [row.length for row in found.rows] == [10, 20, 30, 40] and found.lengths.tolist() == [10, 20]
         assert found[1].log_capacity == pytest.approx(found.curves[1, 1])
         assert found[0].vacuous is None and math.isnan(found[0].bound)  # no number of examples
+        assert stability_table(good[:2], length=[5, 3000]).lengths[-1] == 30_000
         without = stability_table(good[:1])
         assert without.model_name == "1 checkpoint" and found.model_name == "4 checkpoints"
         assert without.provenance["options"]["length"] is None and found.provenance["options"]["length"] == [

@@ -344,6 +344,8 @@ class TestOptions:
     def test_the_seed_draws_the_questions(self):
         given = dict(tasks=["qa1"], lengths=[40], examples=8, **QUIET)
         first, again, other = (retrieval(speaker(), **given, seed=seed) for seed in (1, 1, 2))
+        assert len(first.provenance["data"]["fingerprint"]) == 16
+        assert retrieval(speaker(), tasks=["qa1"], lengths=[8, 0], examples=1, **QUIET).lengths == (0, 8)
         assert (first.log_probability == again.log_probability).all()
         assert not (first.log_probability == other.log_probability).all()
 

@@ -268,6 +268,10 @@ class TestWindows:
         places = [every.tolist().index(row) for row in some.tolist()]
         assert places == sorted(set(places)) and len(places) == 8 and places != list(range(8))
         assert (found.provenance["data"]["windows"], found.provenance["data"]["of"]) == (8, 50)
+        assert len(found.provenance["data"]["fingerprint"]) == 16
+        for limit in (50, 51):
+            whole, _ = self.seen(model, [text(500)], monkeypatch, length=10, limit=limit)
+            assert whole.tolist() == every.tolist()
 
     def test_files(self, monkeypatch, tmp_path):
         model = speaker()

@@ -86,7 +86,7 @@ def measure(
 ) -> list[Sums]:
     """Measure the KL of each lens, given by its weights and biases stacked over layers, on the rows."""
     layers = len(lenses[0][0])
-    found = [Sums(np.zeros((len(rows), layers)), np.zeros(len(rows))) for _ in lenses]
+    found = [Sums(np.empty((len(rows), layers)), np.empty(len(rows))) for _ in lenses]
     for chosen, batch in batches_of(model, rows, range(len(rows)), layers):
         hidden = chosen_states(model, batch, positions)
         counts = np.array(batch.lengths if positions == "every" else [1] * len(chosen))

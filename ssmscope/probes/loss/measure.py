@@ -108,7 +108,7 @@ def window_losses(
 ) -> Float[np.ndarray, "windows length"]:
     """Compute −ln p of every token of a window but the first given those before it, float32."""
     number, length = windows.shape[0], windows.shape[1] - 1
-    found = np.zeros((number, length), dtype=np.float32)
+    found = np.empty((number, length), dtype=np.float32)
     rows = Rows(windows[:, :-1].ravel(), np.arange(number + 1) * length)
     step = max(1, MAX_LOGITS // model.vocabulary)
     for part in pieces_of(model, rows, piece=piece):
@@ -140,7 +140,7 @@ def all_losses(
     number, length = len(windows), windows.shape[1] - 1
     size, numbers = max(1, max_batch_tokens(model) // min(length, piece)), range(number)
     batches = [numbers[first : first + size] for first in numbers[::size]]
-    found = np.zeros((number, length), dtype=np.float32)
+    found = np.empty((number, length), dtype=np.float32)
     for rows, part in over(model, batches, measure, provenance=provenance, what="windows" if shown else None):
         found[rows.start : rows.stop] = part["losses"]
     return found
