@@ -98,7 +98,8 @@ class Evaluator:
         self._normalise = normalise
         self._settings: dict[str, object] = {"version": __version__}
         self._generator: tuple[GreedyDecoder, WordMatcher] | None = None
-        if self.words is not None and scoring == "generated":
+        if scoring == "generated":
+            assert self.words is not None
             self._generator = GreedyDecoder(model, new_tokens), WordMatcher(self.words)
             vocabulary = _digest(sorted(model.tokenizer.get_vocab().items())).hexdigest()
             self._settings |= {"words": self._generator[1].words, "new_tokens": new_tokens, "vocabulary": vocabulary}

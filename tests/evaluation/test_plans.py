@@ -10,9 +10,11 @@ import pytest
 import torch
 from evaluation.slow import FILLING, LABELS, MANY, ONE, language_model
 from torch import nn
+from transformers import Mamba2Config, Mamba2ForCausalLM
 
 from ssmscope.core.model import Run
 from ssmscope.core.trace import LayerState
+from ssmscope.data.language import byte_tokenizer
 from ssmscope.evaluation import Evaluator, evaluator, running
 from ssmscope.evaluation.forking import Pieces, Rows, as_bytes, token_rows, ways_to_fork, whole_rows
 from ssmscope.evaluation.running import batch_groups, max_batch_rows, max_held_states, plan_cost, plan_pieces
@@ -118,6 +120,8 @@ class TestCosts:
         mixers = [SimpleNamespace(parameters=lambda: [torch.zeros(3, 5), torch.zeros(10)])] * 2
         gpu.mixers, gpu.width = mixers, 2**19 // 600
         assert running.max_batch_padding(gpu) == 7 + 1000 * 2 // 50 and running.max_batch_tokens(gpu) == 32 * 600
+        gpu.mixers = [SimpleNamespace(parameters=lambda: [])]
+        assert running.max_batch_padding(gpu) == 1007
 
 
 class TestChunks:
@@ -165,9 +169,9 @@ class TestWhenForkingIsTried:
     @pytest.mark.parametrize(
         ("options", "texts", "tried"),
         [
-            (dict(words=ONE), ["w1 w2", "w3"], False),
+            (dict(words=ONE), ["w3", "w1 w2"], False),
             (dict(words=ONE), [" ".join(FILLING[:9] + (end,)) for end in ("w1", "w2")], True),
-            (dict(words=MANY), ["w1 w2", "w3"], True),
+            (dict(words=MANY), ["w3", "w5 w2", "w1 w2"], True),
             (dict(words=ONE, scoring="generated"), ["w1 w2", "w3"], True),
             (dict(words=MANY, fork=False), ["w1 w2", "w3"], False),
         ],
@@ -177,6 +181,7 @@ class TestWhenForkingIsTried:
 
         def try_resuming(model, rows):
             asked.append(len(rows))
+            assert (np.diff(rows.ids[rows.starts[:-1]]) >= 0).all()  # in the order of rows
             return False, 0
 
         monkeypatch.setattr(evaluator, "try_resuming", try_resuming)
@@ -185,7 +190,7 @@ class TestWhenForkingIsTried:
             found.scores(texts)
             found.scores([text + " w5" for text in texts])
         assert asked == [len(texts)] * tried  # once, on the rows of the first call
-        assert found.forks == (options.get("fork", True) and not tried)
+        assert found.forks == (options.get("fork", True) and not tried) and not found._forking
 
     @pytest.mark.parametrize("continues", [True, False])
     def test_states_are_limited_where_rows_continue_from_them(self, monkeypatch, continues):
@@ -194,6 +199,41 @@ class TestWhenForkingIsTried:
         found = Evaluator(language_model("mamba2"), words=MANY)
         found.scores(["w1 w2"])
         assert found._states_at_once == (60 if continues else evaluator.NO_LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kept"),
+    [
+        ("mamba2", dict(words=ONE, scoring="generated", new_tokens=2), True),
+        ("mamba2", dict(words=ONE, scoring="generated", new_tokens=2, fork=False), False),
+        ("mamba2", dict(words=MANY), False),
+        ("selective-ssm-classes", {}, False),
+    ],
+)
+def test_states_are_kept_for_continuations_alone(monkeypatch, name, options, kept):
+    seen, own = [], evaluator.run_pieces
+    monkeypatch.setattr(
+        evaluator, "run_pieces", lambda *a, states, **k: seen.append(states) or own(*a, states=states, **k)
+    )
+    start = " ".join(FILLING[:12])
+    Evaluator(language_model(name), **options).scores([f"{start} w40", f"{start} w41"])
+    assert seen == [kept]
+
+
+def test_label_words_are_looked_up_by_the_last_word_and_the_space_after_it():
+    sizes = dict(vocab_size=256, hidden_size=8, num_hidden_layers=1, state_size=4, num_heads=2, head_dim=8, n_groups=1)
+    model = Model(Mamba2ForCausalLM(Mamba2Config(**sizes)), byte_tokenizer(), "bytes")
+    asked = Evaluator(model, words=["yes", "no"])
+    assert asked._tree_indices(["one two", "of one \n", "a  two", " two ", "two"]) == [0, 1, 0, 1, 0]
+    assert asked._tree_of_end == {"two": 0, "one \n": 1, "two ": 1} and len(asked._trees) == 2
+    assert [tree.next_tokens[0] for tree in asked._trees] == [(32,), (ord("y"), ord("n"))]
+
+
+def test_what_a_model_must_give(monkeypatch):
+    model, asked = language_model("mamba2"), []
+    monkeypatch.setattr(Model, "check_classes", lambda self, what: asked.append(what))
+    Evaluator(model, words=ONE)
+    assert asked == ["an evaluation"]
 
 
 # ---- whether a model continues from its states
