@@ -90,11 +90,6 @@ class Rows:
     def lengths(self) -> Int[np.ndarray, " rows"]:
         return np.diff(self.starts)
 
-    def between(self, start: int, stop: int) -> Rows:
-        """Return the rows start ≤ i < stop."""
-        bounds = self.starts[start : stop + 1]
-        return Rows(self.ids[bounds[0] : bounds[-1]], bounds - bounds[0])
-
     def shared(self) -> Int[np.ndarray, " rows"]:
         """Return the length of the prefix that each row shares with the row before it; 0 for the first."""
         lengths = self.lengths
@@ -184,13 +179,14 @@ def ways_to_fork(rows: Rows, factors: Sequence[float] = THRESHOLD_FACTORS) -> It
         parent[lower] = upper
 
     order = np.argsort(depth, kind="stable").tolist()
-    below = [1] * n + [0] * (len(depth) - n)  # Number of rows that a node is a prefix of.
+    below = [int(node < n) for node in range(len(depth))]  # Number of rows that a node is a prefix of.
     for node in reversed(order):
         if parent[node] >= 0:
             below[parent[node]] += below[node]
     depth.append(0)  # The root is the last node, −1.
     for times in factors:
-        above, level, nearest = [-1] * len(depth), [-1] * len(depth), [-1] * len(depth)
+        above: dict[int, int] = {}
+        level, nearest = {-1: -1}, {-1: -1}
         chosen = []
         for node in order:
             fork = nearest[parent[node]]

@@ -92,6 +92,9 @@ class TestRows:
             token_rows(reading(symbol_tokenizer(["a", "b"])), ["a b c"])
         with pytest.raises(InputError, match=r"the tokenizer gives id 98, outside the vocabulary 0…49 of small"):
             token_rows(reading(byte_tokenizer(), vocabulary=50), ["\t", "a b"])
+        assert token_rows(reading(byte_tokenizer(), vocabulary=99), ["b"]) == [[98]]
+        with pytest.raises(InputError, match=r"the tokenizer gives id 98, outside the vocabulary 0…97 of small"):
+            token_rows(reading(byte_tokenizer(), vocabulary=98), ["b"])
         with pytest.raises(InputError, match=r"small has no tokenizer to read texts with; give one, load"):
             token_rows(Model(model.module, None, "small"), ["a"])
         assert token_rows(model, []) == []
