@@ -129,6 +129,23 @@ def test_norms_of_states_that_overflow_are_infinite():
     assert found[0].isfinite().all() and found[1, 0].isfinite() and (found[1, 1:] == math.inf).all()
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_one_sum_of_one_recurrence_that_is_no_number(monkeypatch, bad):
+    own, calls = measure.step_gains, []
+
+    def gains(*given):
+        found = own(*given)
+        if len(calls) == 2 + bad:  # of the second layer
+            found.sums[1, -1] = math.nan
+        calls.append(given)
+        return found
+
+    monkeypatch.setattr(measure, "step_gains", gains)
+    model = Model(random_example("gfssm"), None, "gfssm")
+    with pytest.raises(InputError, match="the decays of layer 1 are not finite; the model is damaged"):
+        measure.record_layers(model, model.encode(ids=[5, 9, 3]), [2])
+
+
 # ---- limits
 
 
@@ -274,10 +291,11 @@ def test_limits_of_gains_in_words(log_gain, said):
 
 
 def test_means_over_texts_have_intervals_from_two_on():
-    columns = np.array([[1.0, math.nan, 3.0, math.inf], [2.0, 7.0, 5.0, 4.0], [6.0, math.nan, 8.0, 2.0]])
+    nan = math.nan
+    columns = np.array([[1.0, nan, 3.0, math.inf, nan], [2.0, 7.0, 5.0, 4.0, 8.0], [6.0, nan, 8.0, 2.0, 5.0]])
     found = means_of(columns, seed=0)
-    assert found[:3, 0].tolist() == pytest.approx([3, 7, 16 / 3]) and np.isinf(found[3]).all()
-    assert np.isnan(found[1, 1:]).all() and (found[[0, 2], 1] < found[[0, 2], 0]).all()
+    assert found[[0, 1, 2, 4], 0].tolist() == pytest.approx([3, 7, 16 / 3, 6.5]) and np.isinf(found[3]).all()
+    assert np.isnan(found[1, 1:]).all() and (found[[0, 2, 4], 1] < found[[0, 2, 4], 0]).all()
     single = means_of(columns[:1, :3], seed=0)
     assert single[:, 0].tolist() == pytest.approx([1, math.nan, 3], nan_ok=True) and np.isnan(single[:, 1:]).all()
 

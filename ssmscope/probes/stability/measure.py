@@ -350,10 +350,10 @@ def norm_positions(positions: int | Sequence[int], longest: int) -> list[int]:
             raise InputError(f"positions is {positions}; allowed is a number of positions from 1 on, or a list of them")
         if positions == 1:
             return [longest - 1]
-        return sorted(set(np.linspace(0, longest - 1, positions).round().astype(int).tolist()))
+        return np.unique(np.linspace(0, longest - 1, positions).round().astype(int)).tolist()
     if any(at >= longest for at in positions):
         raise InputError(f"positions is {list(positions)}; allowed are 0 to {longest - 1}, or a number of positions")
-    return sorted(set(positions))
+    return np.unique(positions).tolist()
 
 
 def means_of(columns: np.ndarray, seed: int) -> np.ndarray:
