@@ -12,7 +12,7 @@ from evaluation.slow import FILLING, LABELS, MANY, ONE, language_model
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
-from ssmscope.core.model import Run
+from ssmscope.core.model import Model, Run
 from ssmscope.core.trace import LayerState
 from ssmscope.data.language import byte_tokenizer
 from ssmscope.evaluation import Evaluator, evaluator, running
