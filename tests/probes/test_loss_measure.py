@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 
 from ssmscope.core.bootstrap import estimates, resampled_sums
+from ssmscope.data.language import symbol_tokenizer
+from ssmscope.errors import InputError
 from ssmscope.probes.loss import measure
-from ssmscope.probes.loss.measure import all_losses, documents, notes_on, positions_of, summarise
+from ssmscope.probes.loss.measure import (
+    all_losses,
+    documents,
+    notes_on,
+    positions_of,
+    shared_windows,
+    summarise,
+    windows_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +55,44 @@ def test_files_of_rows_are_told_by_their_suffix(tmp_path):
     (lines,), name = documents(str(plain), None)
     assert len(lines) == 2 and name == str(plain)
     assert documents(("a\nb", "c"), None) == ([["a", "b"], ["c"]], "texts")
+
+
+def test_documents_that_are_no_texts(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a"}\n{"text": "a \\ud800"}\n')
+    with pytest.raises(InputError, match="row 2"):
+        documents(rows, None)
+    for data in ((), ("a", 3), (3,)):
+        with pytest.raises(InputError, match="data holds no text, or something that is not a text"):
+            documents(data, None)
+
+
+def model_of(tokenizer, name: str = "m"):
+    return SimpleNamespace(tokenizer=tokenizer, vocabulary=len(tokenizer), name=name)
+
+
+def test_symbols_have_no_newline():
+    tokenizer = symbol_tokenizer(["a", "b", "c"])
+    ids = tokenizer.convert_tokens_to_ids(["a", "b", "c"])
+    tail = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    windows, left_out = windows_of(model_of(tokenizer), [["a b", "c a"]], 2)
+    stream = [ids[0], ids[1], *tail, ids[2], ids[0], *tail]
+    assert windows.tolist() == [stream[at : at + 3] for at in range(0, len(stream) - 2, 2)] and left_out == 0
+    for given, longest in (([["a b"], ["c"], []], 2 + len(tail)), ([[]], 0)):
+        with pytest.raises(InputError, match=f"window of 9 tokens and one more: the longest has {longest}; give"):
+            windows_of(model_of(tokenizer), given, 9)
+
+
+def test_models_share_names_and_windows(monkeypatch):
+    one, other = symbol_tokenizer(["a", "b"]), symbol_tokenizer(["a", "c"])
+    found = {"A": [[1, 2]], "B": [[1, 2]], "C": [[2, 1]]}
+    monkeypatch.setattr(measure, "windows_of", lambda model, documents, length: (np.array(found[model.name]), 7))
+    given = model_of(one, "A"), model_of(one, "B"), model_of(other, "B"), model_of(one, "C")
+    windows, left_out = shared_windows(given[:2], [], 1)
+    assert windows.tolist() == [[1, 2]] and left_out == 7 and shared_windows(given[:1], [], 1)[1] == 7
+    for second in given[2:]:
+        with pytest.raises(InputError, match=f"A and {second.name} do not share a tokenizer"):
+            shared_windows((given[0], given[1], second), [], 1)
 
 
 @pytest.mark.parametrize("windows", [1, 35])
