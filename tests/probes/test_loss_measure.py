@@ -60,7 +60,7 @@ def test_files_of_rows_are_told_by_their_suffix(tmp_path):
 def test_documents_that_are_no_texts(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "a"}\n{"text": "a \\ud800"}\n')
-    with pytest.raises(InputError, match="row 2"):
+    with pytest.raises(InputError, match=r"line 2 has \\ud800, which is no character"):
         documents(rows, None)
     for data in ((), ("a", 3), (3,)):
         with pytest.raises(InputError, match="data holds no text, or something that is not a text"):
