@@ -125,17 +125,18 @@ class TestCosts:
 
 
 class TestChunks:
-    @pytest.mark.parametrize("words", [ONE, MANY], ids=["one token", "several tokens"])
+    @pytest.mark.parametrize("words", [ONE, MANY, None], ids=["one token", "several tokens", "classes"])
     @pytest.mark.parametrize("forking", [True, False])
     def test_are_as_long_as_tokens_and_states_allow(self, monkeypatch, words, forking):
         """Against counts over each chunk's rows: tokens that are not shared with the row before, states where rows part
         and within label words."""
         monkeypatch.setattr(evaluator, "BATCHES_PER_CHUNK", 2)
-        asked = Evaluator(language_model("mamba2"), words=words, fork=forking)
+        model = language_model("selective-ssm-classes" if words is None else "mamba2")
+        asked = Evaluator(model, words=words, fork=forking)
         asked._tree_indices(["w1"])
         asked._tried = True
-        own = len(asked._trees[0].prefixes) - 1
-        assert own == (0 if words is ONE else 5)
+        own = 5 if words is MANY else 0  # States within label words.
+        assert [len(tree.prefixes) - 1 for tree in asked._trees] == [own] * (words is not None)
         draw, sizes = np.random.default_rng(2), set()
         for _ in range(60):
             given = {tuple(draw.integers(0, 2, draw.integers(1, 12)).tolist()) for _ in range(40)}

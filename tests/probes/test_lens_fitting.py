@@ -235,6 +235,13 @@ def test_a_divergence_that_is_not_finite(model, tmp_path, scale, says):
         fitting._train_step([0]) if scale else fitting._evaluate()
 
 
+def test_logits_of_all_streams_are_few_at_a_time(monkeypatch):
+    asked = []
+    monkeypatch.setattr(training, "slices", lambda *given: asked.append(given) or iter([slice(0, 2), slice(2, 5)]))
+    training.divergences(torch.randn(4, 5, 6), torch.nn.Linear(6, 9))
+    assert asked == [(5, 4 * 9, torch.device("cpu"))]
+
+
 def test_lenses_are_compared_on_the_same_rows():
     """Every mean is over positions, so that long rows count for more."""
     random = np.random.default_rng(0)
@@ -294,6 +301,8 @@ def test_an_unfinished_fit_is_continued_by_its_own_plan_alone(tmp_path):
 def test_rows_that_cannot_be_read(model):
     ids, targets = np.array([[1, 2, 3], [4, 5, 6]]), np.array([[2, 3, 5], [IGNORED] * 3])
     assert rows_read(model, TokenData("d", "all", ids, targets, ("a",))).ids == ((1, 2, 3), (4, 5, 6))
+    targets[1, 1] = 6
+    assert rows_read(model, TokenData("d", "all", ids, targets, ("a",))).ids == ((1, 2, 3), (4, 5))
     with pytest.raises(InputError, match=r"d \(all\) is empty; give at least 4"):
         rows_read(model, TokenData("d", "all", ids[:0], targets[:0], ("a",)))
     assert rows_read(model, [[19]]).ids == ((19,),)

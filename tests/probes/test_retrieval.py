@@ -341,6 +341,12 @@ class TestOptions:
         other = retrieval(model, **given)
         assert np.abs(other.log_probability - found.log_probability).max() > 0.01
 
+    def test_the_longest_contexts_are_refused_first(self, monkeypatch):
+        asked = []
+        monkeypatch.setattr("ssmscope.data.babi.refuse_contexts", lambda *given: asked.append(given))
+        retrieval(speaker(), tasks=["qa1"], lengths=[12, 0], examples=2, **QUIET)
+        assert asked[0] == (12, 2)
+
     def test_the_seed_draws_the_questions(self):
         given = dict(tasks=["qa1"], lengths=[40], examples=8, **QUIET)
         first, again, other = (retrieval(speaker(), **given, seed=seed) for seed in (1, 1, 2))
