@@ -96,9 +96,10 @@ class Evaluator:
         self.model, self.words = model, None if words is None else checked_words(words)
         self.asked, self.run, self.seconds = 0, 0, 0.0
         self._normalise = normalise
-        self._settings: dict[str, object] = {"version": __version__, "scoring": "logits" if words is None else scoring}
+        self._settings: dict[str, object] = {"version": __version__}
         self._generator: tuple[GreedyDecoder, WordMatcher] | None = None
-        if self.words is not None and scoring == "generated":
+        if scoring == "generated":
+            assert self.words is not None
             self._generator = GreedyDecoder(model, new_tokens), WordMatcher(self.words)
             vocabulary = _digest(sorted(model.tokenizer.get_vocab().items())).hexdigest()
             self._settings |= {"words": self._generator[1].words, "new_tokens": new_tokens, "vocabulary": vocabulary}

@@ -90,11 +90,6 @@ class Rows:
     def lengths(self) -> Int[np.ndarray, " rows"]:
         return np.diff(self.starts)
 
-    def between(self, start: int, stop: int) -> Rows:
-        """Return the rows start ≤ i < stop."""
-        bounds = self.starts[start : stop + 1]
-        return Rows(self.ids[bounds[0] : bounds[-1]], bounds - bounds[0])
-
     def shared(self) -> Int[np.ndarray, " rows"]:
         """Return the length of the prefix that each row shares with the row before it; 0 for the first."""
         lengths = self.lengths
@@ -112,12 +107,10 @@ class Rows:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens start ≤ t < stop of rows, padded on the right with 0, and their mask (True at tokens)."""
         lengths = stop - start
-        real = np.arange(lengths.max(initial=0)) < lengths[:, None]
+        real = np.arange(lengths.max()) < lengths[:, None]
         ids = np.zeros(real.shape, dtype=np.int64)
         ends = lengths.cumsum()
-        ids[real] = self.ids[
-            np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.starts[rows] + start - (ends - lengths), lengths)
-        ]
+        ids[real] = self.ids[np.arange(ends[-1]) + np.repeat(self.starts[rows] + start - (ends - lengths), lengths)]
         return ids, real
 
 
@@ -186,13 +179,14 @@ def ways_to_fork(rows: Rows, factors: Sequence[float] = THRESHOLD_FACTORS) -> It
         parent[lower] = upper
 
     order = np.argsort(depth, kind="stable").tolist()
-    below = [1] * n + [0] * (len(depth) - n)  # Number of rows that a node is a prefix of.
+    below = [int(node < n) for node in range(len(depth))]  # Number of rows that a node is a prefix of.
     for node in reversed(order):
         if parent[node] >= 0:
             below[parent[node]] += below[node]
     depth.append(0)  # The root is the last node, −1.
     for times in factors:
-        above, level, nearest = [-1] * len(depth), [-1] * len(depth), [-1] * len(depth)
+        above: dict[int, int] = {}
+        level, nearest = {-1: -1}, {-1: -1}
         chosen = []
         for node in order:
             fork = nearest[parent[node]]

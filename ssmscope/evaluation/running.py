@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -58,17 +59,20 @@ def max_held_states(model: Model, size: int) -> int:
 def plan_pieces(model: Model, rows: Rows, tokens_at_once: int, states_at_once: int) -> Pieces:
     """Return the plan for sorted, distinct rows that is cheapest on the model's device, by tokens and batches."""
     batch, held = max_batch_padding(model), max_batch_rows(model, states_at_once)
-
-    def cost(pieces: Pieces) -> int:
-        total = RESUME_COST_TOKENS * int((pieces.above >= 0).sum())
-        together = batch_groups(pieces)
-        for group in together:
-            own = (pieces.stop - pieces.start)[group].tolist()
-            parts = by_length(own, tokens_at_once, most=None if group is together[-2] else held, padding=batch)
-            total += sum(batch + len(part) * own[part[-1]] for part in parts)
-        return total
-
+    cost = partial(plan_cost, tokens_at_once=tokens_at_once, held=held, batch=batch)
     return min((*ways_to_fork(rows), whole_rows(rows)), key=cost)
+
+
+def plan_cost(pieces: Pieces, *, tokens_at_once: int, held: int, batch: int) -> int:
+    """Return the cost of running pieces, in tokens with padding, of which each batch costs `batch` and each resumed row
+    `RESUME_COST_TOKENS` more; batches that start from states or keep them have at most `held` rows."""
+    total = RESUME_COST_TOKENS * int((pieces.above >= 0).sum())
+    *levels, first, others = batch_groups(pieces)
+    for group, most in [*((level, held) for level in levels), (first, None), (others, held)]:
+        own = (pieces.stop - pieces.start)[group].tolist()
+        for part in by_length(own, tokens_at_once, most=most, padding=batch):
+            total += batch + len(part) * own[part[-1]]
+    return total
 
 
 def batch_groups(pieces: Pieces) -> list[Int[np.ndarray, " chosen"]]:
@@ -93,7 +97,7 @@ def run_pieces(
     states others start run level after level, then the others in full batches: of at most `tokens_at_once` tokens with
     padding, and `states_at_once` rows that start from states or keep them."""
     padding = max_batch_padding(model)
-    places = np.zeros(len(pieces.row), dtype=np.int64)  # Indices of pieces among the states that others start from.
+    places = np.empty(len(pieces.row), dtype=np.int64)  # Indices of pieces among the states that others start from.
 
     def index(at: Int[np.ndarray, " rows"]) -> Tensor:
         return torch.from_numpy(at).to(model.device)

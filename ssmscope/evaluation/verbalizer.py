@@ -38,7 +38,7 @@ class Template:
         if count:
             return
         fields = FIELD.findall(self.text)
-        like = nearest(CONTENT, fields, n=1) or fields[:1]
+        like = nearest(CONTENT, fields) or fields
         hint = f"; did you mean {CONTENT} by {like[0]!r}?" if like else ""
         raise InputError(f"the template {shown!r} has no {CONTENT}, the placeholder for the text{hint}")
 

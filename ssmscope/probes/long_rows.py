@@ -48,7 +48,7 @@ def pieces_of(model: Model, rows: Rows, *, piece: int = PIECE_TOKENS) -> Iterato
     """Run every row once, in batches of similar length, at most `piece` tokens of a row at a time, or as a whole in a
     model that does not continue from its states, as `try_resuming` tests."""
     lengths = rows.lengths
-    longest = int(lengths.max(initial=1))
+    longest = int(lengths.max())
     width = piece if longest <= piece or try_resuming(model, rows)[0] else longest
     ascending = np.argsort(lengths, kind="stable").tolist()
     for chosen in by_length(np.minimum(lengths, width).tolist(), max_batch_tokens(model), rows=ascending):

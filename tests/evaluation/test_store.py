@@ -231,7 +231,9 @@ class TestFiles:
                 Evaluator(language_model("mamba2"), words=ONE, cache=tmp_path / name)
             assert (tmp_path / name).read_bytes() == before
 
-    @pytest.mark.parametrize("damage", ["'words'", "x'00'", "zeroblob(24)", "zeroblob(16)", "{nan}"])
+    @pytest.mark.parametrize(
+        "damage", ["7", f"'{'x' * 32}'", "'words'", "x'00'", "zeroblob(24)", "zeroblob(16)", "{nan}"]
+    )
     def test_rows_that_are_damaged(self, tmp_path, damage):
         model, file = language_model("mamba2"), tmp_path / "scores"
         Evaluator(model, words=ONE, cache=file).scores(TEXTS[:3])

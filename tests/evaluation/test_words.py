@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
 
@@ -13,7 +14,7 @@ from ssmscope.data.tokenizer import train_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template, label_words
 from ssmscope.evaluation.forking import token_rows
-from ssmscope.evaluation.verbalizer import WordMatcher
+from ssmscope.evaluation.verbalizer import WordMatcher, log_probabilities
 
 SIZES = dict(hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, num_hidden_layers=1, expand=2)
 KEYS = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)
@@ -55,10 +56,12 @@ class TestTemplate:
         [
             ("Say: {text}", r"'Say: {text}' has no {content}.*did you mean {content} by '{text}'\?"),
             ("A {b} of [contents]", r"did you mean {content} by '\[contents\]'\?"),
+            ("<a> says {b}", r"did you mean {content} by '<a>'\?"),
             ("Say: {content", r"did you mean {content} by '{content'\?"),
             ("Say nothing", r"has no {content}, the placeholder for the text$"),
             ("{content} or {content}", "has {content} 2 times; it must have it once"),
-            ("x" * 100, "'x{60}…' has no"),
+            ("x" * 60, "'x{60}' has no"),
+            ("x" * 61, "'x{60}…' has no"),
         ],
     )
     def test_without_a_place_for_the_content(self, text, words):
@@ -91,6 +94,9 @@ class TestRows:
             token_rows(reading(symbol_tokenizer(["a", "b"])), ["a b c"])
         with pytest.raises(InputError, match=r"the tokenizer gives id 98, outside the vocabulary 0…49 of small"):
             token_rows(reading(byte_tokenizer(), vocabulary=50), ["\t", "a b"])
+        assert token_rows(reading(byte_tokenizer(), vocabulary=99), ["b"]) == [[98]]
+        with pytest.raises(InputError, match=r"the tokenizer gives id 98, outside the vocabulary 0…97 of small"):
+            token_rows(reading(byte_tokenizer(), vocabulary=98), ["b"])
         with pytest.raises(InputError, match=r"small has no tokenizer to read texts with; give one, load"):
             token_rows(Model(model.module, None, "small"), ["a"])
         assert token_rows(model, []) == []
@@ -117,8 +123,9 @@ class TestLabelWords:
             InputError, match=r"'good' merges with the text before it, 'a: ': end the text without white"
         ):
             label_words(model, ["good"], after="a: ")
-        with pytest.raises(InputError, match=r"merges with the text before it, '…" + "x" * 19 + " '"):
-            label_words(model, ["bad", "good"], after="x" * 50 + " ")
+        for letters, shown in ((50, "…" + "x" * 19), (20, "…" + "x" * 19), (19, "x" * 19)):
+            with pytest.raises(InputError, match=f"merges with the text before it, '{shown} '"):
+                label_words(model, ["bad", "good"], after="x" * letters + " ")
 
     @pytest.mark.parametrize(
         "words, message",
@@ -156,6 +163,15 @@ class TestLabelWords:
             label_words(classifying(tokenizer), ["good", "bad"], after="good")
         with pytest.raises(InputError, match="has no tokenizer"):
             label_words(Model(reading(tokenizer).module), ["good", "bad"], after="good")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_log_probabilities_are_at_least_of_float32(dtype):
+    logits = torch.linspace(-3, 5, 4000).view(2, 2000).to(dtype)
+    tokens = torch.tensor([[3, 1999, 0], [7, 7, 1000]])
+    found = log_probabilities(logits, tokens)
+    expected = logits.double().log_softmax(1).gather(1, tokens)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from ssmscope.api.results import Result
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
-from ssmscope.probes.checkpoints import stability_table
+from ssmscope.probes.checkpoints import measure, stability_table
+from ssmscope.probes.checkpoints.measure import expand_directories
 from ssmscope.probes.checkpoints.result import StabilityTable
 from ssmscope.probes.stability import stability
 
@@ -88,7 +89,15 @@ class TestTable:
         assert [row.length for row in found.rows] == [10, 20, 30, 40] and found.lengths.tolist() == [10, 20]
         assert found[1].log_capacity == pytest.approx(found.curves[1, 1])
         assert found[0].vacuous is None and math.isnan(found[0].bound)  # no number of examples
+        assert stability_table(good[:2], length=[5, 3000]).lengths[-1] == 30_000
         without = stability_table(good[:1])
+        assert without.model_name == "1 checkpoint" and found.model_name == "4 checkpoints"
+        assert without.provenance["options"]["length"] is None and found.provenance["options"]["length"] == [
+            10,
+            20,
+            30,
+            40,
+        ]
         assert math.isnan(without[0].log_capacity) and np.isfinite(without.curves).all()
         for options, says in (
             (dict(length=[10]), "1 lengths were given for 4 checkpoints"),
@@ -167,3 +176,61 @@ class TestTable:
         assert frame.length.tolist() == table.lengths.tolist() * 4
         assert frame.log_capacity.tolist() == [value for at in good for value in table.curves[at].tolist()]
         assert len(set(table.curves[good, -1])) == 4
+
+
+class TestDirectories:
+    def test_stand_for_the_checkpoints_in_them(self, tmp_path):
+        for name in ("b.pth", "a.pt", ".hidden.pth", "notes.txt", "c.safetensors"):
+            (tmp_path / name).touch()
+        for name in ("model", "empty", "folder.pth"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "model" / "config.json").touch()
+        (tmp_path / "model" / "weights.pth").touch()
+        (tmp_path / "empty" / "config.json").mkdir()
+        model = example("mamba2")
+        inside = [str(tmp_path / name) for name in ("a.pt", "b.pth", "model")]
+        assert expand_directories([tmp_path]) == inside
+        one, other = str(tmp_path / "model"), tmp_path / "folder.pth"
+        assert expand_directories([one, model, tmp_path, "demo/x", other]) == [one, model, *inside, "demo/x", other]
+
+    def test_without_any_are_told_as_they_are(self, tmp_path):
+        with pytest.raises(InputError, match="the checkpoint cannot be read"):
+            stability_table(tmp_path)
+
+
+@pytest.mark.parametrize(("length", "drawn"), [(None, 512), (1, 2), (2, 2), (30, 30), (512, 512), (700, 512)])
+def test_sequences_are_as_long_as_the_length_within_limits(monkeypatch, length, drawn):
+    asked = []
+
+    def noted(model, **options):
+        asked.append(options)
+        return stability(model, **{**options, "length": 4})
+
+    monkeypatch.setattr(measure, "stability", noted)
+    row, curve = measure.measure_checkpoint(example("gla"), length, None, {}, np.array([2, 5]), 3)
+    assert asked == [{"length": drawn, "positions": 1, "seed": 3}]
+    assert row.name == "gla" and row.reason == "" and np.isnan(curve).all() and len(curve) == 2
+
+
+def test_a_row_has_the_largest_numbers_of_all_layers():
+    model = example("mamba")
+    with torch.no_grad():
+        model.mixers[1].A_log.fill_(-9)
+    row, _ = measure.measure_checkpoint(model, 20, None, {}, np.array([2]), 0)
+    alone = stability(model, length=20).to_frame()
+    for name, column in (("abscissa", "spectral_abscissa"), ("largest_gain", "largest_gain"), ("growth", "growth")):
+        assert getattr(row, name) == alone[column].max() != alone[column].min()
+    assert row.possible_gain == 0 and row.behaviour == "marginal" and row.architecture == "mamba"
+
+
+def test_a_capacity_has_a_length_and_a_bound_examples_too(sweep):
+    setting = dict(delta=0.1, loss_bound=2.0, lipschitz=0.5)
+    bound = generalization_bound(ssmscope.load(sweep[0]), length=9, examples=50, **setting)
+    for length, examples in ((9, 50), (9, None), (None, 50), (None, None)):
+        row, curve = measure.measure_checkpoint(sweep[0], length, examples, setting, np.array([4, 9]), 0)
+        assert curve[1] == pytest.approx(bound.capacity.log) and row.norms is not None
+        known = (row.log_capacity, row.log_capacity_printed)
+        wanted = (bound.capacity.log, bound.capacity.log_printed) if length else (math.nan, math.nan)
+        assert known == pytest.approx(wanted, nan_ok=True) and row.length == length
+        assert row.vacuous == (bound.vacuous if length and examples else None)
+        assert row.bound == pytest.approx(bound.gap.bound if length and examples else math.nan, nan_ok=True)

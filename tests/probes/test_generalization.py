@@ -7,6 +7,7 @@ import json
 import math
 from fractions import Fraction
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -219,6 +220,7 @@ class TestCapacity:
         found = generalization_bound(model, length=5, examples=100)
         assert found.capacity is not None and found.gap is not None
         assert found.capacity.log == -math.inf and not found.vacuous
+        assert dict(found.capacity.shares) == dict.fromkeys(("W_B", "W_C", "w", "A", "q"), 0)
         assert found.gap.bound == pytest.approx(3 * math.sqrt(math.log(40) / 200))
         assert "Generalisation bound" in str(found)
 
@@ -267,7 +269,10 @@ class TestGap:
         below, above = gap(math.log(edge * (1 - 1e-9)), **options), gap(math.log(edge * (1 + 1e-9)), **options)
         assert not below.vacuous and above.vacuous and above.bound == c
         assert below.bound == pytest.approx(8 * c + 3 * c * math.sqrt(math.log(40) / (2 * m)), rel=1e-8)
-        assert above.log_examples == pytest.approx(math.log(m), abs=1e-8)
+        for one in (below, above):
+            assert one.log_examples == pytest.approx(math.log(m), abs=1e-8)
+        exact = gap(0.0, examples=1, delta=0.5, loss_bound=3.0, lipschitz=1.0)  # 3 l C / √m = 3 = c_l
+        assert not exact.vacuous and exact.bound == pytest.approx(24 + 9 * math.sqrt(math.log(4) / 2))
         for log_capacity in (-800.0, 0.0, 40.0, 1e5):
             assert gap(log_capacity, **options).bound >= 0
         needed = math.ceil(math.exp(gap(math.log(100.0), **options).log_examples) * (1 + 1e-12))
@@ -362,13 +367,46 @@ class TestClasses:
         language = generalization_bound(Model(SelectiveSSMForCausalLM(config)), length=5, examples=100)
         assert language.applies and language.rows == 11 and not language.notes
         module = SSMForSequenceClassification(SSMClassifierConfig(config, num_labels=2))
-        module.head.bias.data.fill_(1.0)
-        found = generalization_bound(Model(module), length=5, examples=3)
-        assert found.applies and found.rows == 2
-        assert any("bias" in note for note in found.notes) and any("m ≥ d" in note for note in found.notes)
+        for bias, said in ((0.0, False), (1.0, True)):
+            module.head.bias.data[1] = bias
+            found = generalization_bound(Model(module), length=5, examples=3)
+            assert found.applies and found.rows == 2
+            assert ["bias" in note for note in found.notes] == [False, True][: 1 + said]
+            assert "m ≥ d" in found.notes[0]
         config = SelectiveSSMConfig(vocab_size=1, hidden_size=4, state_size=2)
         pixels = SSMForSequenceClassification(SSMClassifierConfig(config, channels=3, image_size=(2, 3), num_labels=2))
-        assert not generalization_bound(Model(pixels), length=7, examples=3).applies  # no table bounds its inputs
+        found = generalization_bound(Model(pixels), length=9, examples=3)
+        assert not found.applies  # no table bounds its inputs
+        assert found.inputs == "4 random sequences of 7 tokens (seed 0)"  # as many as an image has
+
+    def test_what_the_theorem_does_not_cover(self):
+        model = make()
+        one = {"mixers": model.mixers, "module": model.module, "channels": None}
+        assert theorem_model(SimpleNamespace(**one)) is not None
+        headless = SimpleNamespace(get_output_embeddings=lambda: None)
+        for changed in ({"mixers": model.mixers * 2}, {"channels": 3}, {"module": headless}):
+            assert theorem_model(SimpleNamespace(**{**one, **changed})) is None
+
+    def test_every_row_has_its_norms(self):
+        model = make(4, 3, 5, rows=3)
+        for row in range(3):
+            expected = numbers(model, row)
+            found = norms_of(theorem_model(model), row)
+            assert (found.B_w, found.M_w, found.M_B) == pytest.approx([expected[n] for n in ("B_w", "M_w", "M_B")])
+
+    @pytest.mark.parametrize(
+        ("parameter", "name"),
+        [
+            ("ssm.A", "A"), ("ssm.W_B", "W_B"), ("ssm.W_C", "W_C"), ("ssm.q_delta", "q"), ("ssm.p_delta", "p"),
+            ("head.weight", "the head"), ("embedding.weight", "the embedding"),
+        ],
+    )  # fmt: skip
+    def test_one_number_that_is_not_finite(self, parameter, name):
+        model = make()
+        model.module.get_parameter(parameter).data.view(-1)[-1] = math.inf
+        parts = theorem_model(model)
+        with pytest.raises(InputError, match=f"^{name} of the selective SSM has numbers that are not finite"):
+            norms_of(parts, 0)
 
 
 class TestOracles:

@@ -22,6 +22,7 @@ from ssmscope.core.model import Model  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.lens.lenses import (
     SSMUnembed,
+    _plain_linear,
     check_lens,
     chosen_states,
     final_norm_of,
@@ -31,6 +32,7 @@ from ssmscope.probes.lens.lenses import (
     logit_lens,
     slices,
     stream_blocks,
+    tokens_at_once,
     translated,
 )
 
@@ -124,6 +126,47 @@ class TestUnembedding:
         with pytest.raises(InputError, match="small: its final norm and head do not give its own logits"):
             SSMUnembed(model)
 
+    @pytest.mark.parametrize(("share", "refused"), [(3e-4, False), (4e-4, True)])
+    def test_how_far_logits_may_be_off(self, share, refused):
+        """The root of float32's precision, 3.45e-4, of their norm; a head that is near enough stays as it is."""
+        model = small()
+        with torch.no_grad():
+            model.module.lm_head.weight.mul_(20)
+
+        def off(module, inputs, output):
+            random = torch.randn(output.logits.shape, generator=torch.Generator().manual_seed(0))
+            apart = random - (random * output.logits).sum() / output.logits.square().sum() * output.logits
+            output.logits = output.logits + share * output.logits.norm() / apart.norm() * apart
+            return output
+
+        model.module.register_forward_hook(off)
+        if refused:
+            with pytest.raises(InputError, match=r"do not give its own logits \(off by 4.0e-04\); a lens cannot read"):
+                SSMUnembed(model)
+        else:
+            assert torch.equal(SSMUnembed(model).unembedding.weight, model.module.lm_head.weight)
+
+    def test_a_multiplier_after_the_head_is_merged_into_it(self):
+        model = small()
+
+        def times(module, inputs, output):
+            output.logits = 0.25 * output.logits
+            return output
+
+        model.module.register_forward_hook(times)
+        found = SSMUnembed(model).unembedding.weight
+        torch.testing.assert_close(found, 0.25 * model.module.lm_head.weight, rtol=1e-4, atol=1e-6)
+
+    def test_a_row_of_log_odds_becomes_two(self):
+        head, hidden = torch.nn.Linear(5, 1), torch.randn(4, 5)
+        for bias in (head.bias, None):
+            head.bias = bias
+            found = _plain_linear(head)(hidden)
+            assert found.shape == (4, 2) and not found[:, 0].any()
+            torch.testing.assert_close(found[:, 1:], head(hidden))
+        several = torch.nn.Linear(5, 3)
+        torch.testing.assert_close(_plain_linear(several)(hidden), several(hidden))
+
     def test_several_norms_or_stacks_are_refused(self):
         model = small()
         backbone = model.module.backbone
@@ -133,6 +176,10 @@ class TestUnembedding:
             SSMUnembed(model)
         handle.remove()
         assert final_norm_of(model) is backbone.norm_f
+        # What runs before the last block is no final norm, and a list without layers is no stack.
+        backbone.layers[-1].register_forward_pre_hook(lambda module, inputs: (backbone.second(inputs[0]), None)[1])
+        backbone.side = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+        assert final_norm_of(model) is backbone.norm_f and stream_blocks(model) == list(backbone.layers)
         backbone.more = copy.deepcopy(backbone.layers)
         with pytest.raises(InputError, match="small has 2 lists of layers"):
             stream_blocks(model)
@@ -225,6 +272,14 @@ class TestLens:
         pieces = list(slices(10, 10, torch.device("cpu")))
         assert [(p.start, p.stop) for p in pieces] == [(0, 3), (3, 6), (6, 9), (9, 10)]
         assert [p.stop - p.start for p in slices(2, 1000, torch.device("cpu"))] == [1, 1]
+        monkeypatch.setitem(ssmscope.probes.lens.lenses.MAX_LOGITS, "cpu", 500)
+        lens = logit_lens(small())  # four streams of 40 logits
+        assert [(p.start, p.stop) for p in lens.slices(7)] == [(0, 3), (3, 6), (6, 7)]
+
+    def test_tokens_that_run_together_are_those_of_all_streams(self, monkeypatch):
+        monkeypatch.setattr(ssmscope.probes.lens.lenses.batching, "tokens_at_once", lambda *given: given)
+        model = small()
+        assert tokens_at_once(model, 3) == (model.device, 4 * 16, 2**28)
 
     def test_of_a_head_of_log_odds(self):
         model = example("selective-ssm")
@@ -250,6 +305,14 @@ class TestFiles:
         assert found.fit is None and found.positions == "every" and found.name == str(path)
         assert torch.equal(lens_of(str(path), model).log_probs(states), lens.log_probs(states))
         assert lens_of(lens, model) is lens and lens_of(None, model).name == "logit lens"
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "unembed_hash"}))
+        assert torch.equal(load_lens(path, model).log_probs(states), lens.log_probs(states))
+
+    def test_positions_of_tuned_lens_own_files_are_the_kind_of_models(self, tmp_path):
+        model = classifier()
+        randomly_tuned(model).tuned.save(tmp_path / "lens")
+        assert load_lens(tmp_path / "lens", model).positions == "last"
 
     def test_tuned_lens_reads_them_with_an_unembedding(self, saved):
         model, lens, path = saved

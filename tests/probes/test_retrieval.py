@@ -341,9 +341,17 @@ class TestOptions:
         other = retrieval(model, **given)
         assert np.abs(other.log_probability - found.log_probability).max() > 0.01
 
+    def test_the_longest_contexts_are_refused_first(self, monkeypatch):
+        asked = []
+        monkeypatch.setattr("ssmscope.data.babi.refuse_contexts", lambda *given: asked.append(given))
+        retrieval(speaker(), tasks=["qa1"], lengths=[12, 0], examples=2, **QUIET)
+        assert asked[0] == (12, 2)
+
     def test_the_seed_draws_the_questions(self):
         given = dict(tasks=["qa1"], lengths=[40], examples=8, **QUIET)
         first, again, other = (retrieval(speaker(), **given, seed=seed) for seed in (1, 1, 2))
+        assert len(first.provenance["data"]["fingerprint"]) == 16
+        assert retrieval(speaker(), tasks=["qa1"], lengths=[8, 0], examples=1, **QUIET).lengths == (0, 8)
         assert (first.log_probability == again.log_probability).all()
         assert not (first.log_probability == other.log_probability).all()
 

@@ -207,6 +207,8 @@ class TestReading:
             for name, value in expected.items():
                 assert getattr(one, name).value == pytest.approx(value, rel=1e-4, abs=1e-6), name
         assert result.curve().chance == pytest.approx((1 / 3 + 1 / 2) / 2)
+        none = "no question has distractors to compare the needle with"
+        assert none not in result.notes and none in needle_snr(known, questions=own(where("pantry", ()))).notes
         certain = needle_snr(fixed({"attic": 1e9}), questions=own(where()))
         last = certain.curve().layers[-1]
         assert last.needle.value == pytest.approx(1) and certain.curve().accuracy.value == last.rank.value == 1

@@ -350,6 +350,13 @@ class TestBehaviour:
         found = stability(model, length=10)
         assert found[0].largest_gain < 0 and found.behaviour == "unstable"
         assert found[0].why == "its states overflow on the inputs"
+        with torch.no_grad():
+            model.module.embedding.weight[:8] = 0.1
+        found = stability(model, model.encode(ids=[[1, 2, 8, 3], [4, 5]]), positions=4)
+        assert np.isinf(found.norms[0, 2:, 0]).all() and np.isfinite(found.norms[0, :2, 0]).all()
+        assert found[0].why == "its states overflow on the inputs"
+        alone = stability(model, model.encode(ids=[[1, 2, 3], [4, 5]]))
+        assert alone.behaviour == "stable"
 
     def test_the_model_is_what_its_worst_layer_is(self):
         model = example("mamba2")

@@ -185,7 +185,8 @@ class TestNumbers:
         assert bins_of(100) == [(0, 100)] and bins_of(128) == [(0, 128)]
         assert bins_of(600) == [(0, 128), (128, 512), (512, 600)]
         assert bins_of(5000)[2:] == [(512, 1024), (1024, 2048), (2048, 4096), (4096, 5000)]
-        assert bins_of(16384)[-1] == (8192, 16384)
+        assert bins_of(16384)[-1] == (8192, 16384) and bins_of(512)[-1] == (128, 512)
+        assert bins_of(1024)[-1] == (512, 1024) and bins_of(1025)[-1] == (1024, 1025)
 
     def test_differences_are_paired(self):
         first, second = speaker(0), speaker(1)
@@ -268,6 +269,10 @@ class TestWindows:
         places = [every.tolist().index(row) for row in some.tolist()]
         assert places == sorted(set(places)) and len(places) == 8 and places != list(range(8))
         assert (found.provenance["data"]["windows"], found.provenance["data"]["of"]) == (8, 50)
+        assert len(found.provenance["data"]["fingerprint"]) == 16
+        for limit in (50, 51):
+            whole, _ = self.seen(model, [text(500)], monkeypatch, length=10, limit=limit)
+            assert whole.tolist() == every.tolist()
 
     def test_files(self, monkeypatch, tmp_path):
         model = speaker()

@@ -170,6 +170,28 @@ class TestNumbers:
         batch = model.encode(LINES[1])
         assert trajectory(model, batch).texts[0].answers == trajectory(model, LINES[1]).texts[0].answers
 
+    def test_the_first_token_of_the_vocabulary_may_follow(self, model):
+        ids = [[3, 0, 5, 0], [1, 0]]
+        found = trajectory(model, model.encode(ids=ids), lens=tuned(model))
+        for row, text in zip(ids, found.texts):
+            logs = tuned(model).log_probs(chosen_states(model, model.encode(ids=row), "every"))
+            expected = [-logs[:, at, token] for at, token in enumerate(row[1:])]
+            np.testing.assert_allclose(text.cross_entropy[:, :-1], torch.stack(expected, 1), rtol=1e-4)
+            assert np.isnan(text.cross_entropy[:, -1]).all()
+
+    @pytest.mark.parametrize("name", [name for name in STATISTICS if name != "cross_entropy"])
+    def test_one_number_that_is_not_finite(self, model, monkeypatch, name):
+        own = lenses._statistics
+
+        def statistics(*given):
+            found = own(*given)
+            found[name][1, 0] = math.inf
+            return found
+
+        monkeypatch.setattr(lenses, "_statistics", statistics)
+        with pytest.raises(InputError, match="answers that are not finite"):
+            trajectory(model, LINES[1])
+
     def test_settled(self):
         top = np.array([[5, 5, 1, 2, 5], [5, 1, 1, 5, 1], [5, 5, 1, 5, 1], [5, 5, 5, 5, 5]])
         flat = np.zeros(top.shape)

@@ -75,7 +75,7 @@ def measured_terms(
 
 def curve_lengths(lengths: Sequence[int] | None, length: int) -> np.ndarray:
     """Return the lengths of the curves, ascending; by default from 2 to 10,000, or to 10 `length`."""
-    if (longest := max(length, *(lengths or (1,)))) > MAX_LENGTH:
+    if (longest := max([length, *(lengths or ())])) > MAX_LENGTH:
         raise InputError(f"length is {longest:,}; allowed are lengths up to {MAX_LENGTH:,}")
     if lengths is None:
         top = max(10_000, 10 * length)
@@ -118,7 +118,7 @@ class _Extremes:
         gains = step_gains(recurrence, counted, stepping)
         self.log_rho = max(self.log_rho, gains.largest.max().item())
         step = recurrence.step
-        if step is not None and bool(stepping.any()):
+        if step is not None:
             own = stepping.unsqueeze(-1)
             low = step.double().masked_fill(~own, torch.inf).amin((0, 1))
             high = step.double().masked_fill(~own, -torch.inf).amax((0, 1))
@@ -129,7 +129,8 @@ class _Extremes:
         heads, width, state = self.shape
         low, high = self.steps or (None, None)
         half_range = math.nan
-        if self.A is not None and low is not None and high is not None:
+        if self.A is not None:
+            assert low is not None and high is not None
             half_range = ((_inverse_softplus(high) - _inverse_softplus(low)) / 2).max().item()
         terms = LayerTerms(
             layer=layer,

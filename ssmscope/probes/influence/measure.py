@@ -79,7 +79,7 @@ class Blocks:
 def of_output(model: Model, batch: Batch, of: str) -> Dependence:
     """Return the head's input, or the logits (a classifier's at the last position), as a function of the embeddings."""
     with torch.no_grad():
-        x = model.embed(batch).masked_fill(~batch.mask.unsqueeze(-1), 0)
+        x = model.embed(batch)
     module = model.module
     head = module.get_output_embeddings() if of == "logits" and not model.is_classifier else None
     classes = of == "logits" and model.is_classifier
@@ -228,7 +228,7 @@ def notes_on(reaches: Sequence[Reach], batch: Batch) -> Iterable[str]:
     texts = len(batch.tokens)
     if texts == 1:
         yield "one text: no number has an interval, and its tokens are centred on their own mean"
-    if dead := [reach.place for reach in reaches if np.isnan(reach.context).any()]:
+    if dead := [reach.place for reach in reaches if np.isnan(reach.held).any()]:
         where = name_places(dead)
         yield f"no influence at all on some positions of {where}; they are left out of logarithms and shares"
     if growing := [reach.place for reach in reaches if reach.decay.rate.value <= 0]:

@@ -171,9 +171,9 @@ class _Table:
         top = np.nanmax(self.norm, axis=1, keepdims=True)
         self.alive = top > 0
         floor = noise * np.maximum(top, 1)
-        self.low = self.there & self.alive & (self.norm < floor)
+        self.low = self.alive & (self.norm < floor)
         self.log = np.log(np.where(self.alive, np.where(self.low, floor, self.norm), np.nan))
-        self.share = ratio(self.norm, np.where(self.alive, np.nansum(self.norm, axis=1, keepdims=True), 0.0))
+        self.share = ratio(self.norm, np.nansum(self.norm, axis=1, keepdims=True))
 
     @property
     def last_rows(self) -> Int[np.ndarray, " texts"]:

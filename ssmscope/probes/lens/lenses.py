@@ -31,7 +31,7 @@ from torch.nn.utils import skip_init
 from tuned_lens.nn.lenses import TunedLens, TunedLensConfig
 from tuned_lens.nn.unembed import Unembed
 
-from ssmscope.architectures.loading.stored import check_finished
+from ssmscope.architectures.loading.stored import check_finished, reason
 from ssmscope.core.affine import matrix, offset
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
@@ -277,8 +277,7 @@ def load_lens(path: str | Path, model: Model) -> Lens:
         state = torch.load(path / WEIGHTS, map_location=model.device, weights_only=True)
         lens.layer_translators.load_state_dict(state)
     except UNPICKLABLE as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path / WEIGHTS} is damaged ({reason}); fit the lens again") from error
+        raise InputError(f"{path / WEIGHTS} is damaged ({reason(error)}); fit the lens again") from error
     positions = fit.positions if fit is not None else ("last" if model.is_classifier else "every")
     return Lens(lens, model.fingerprint, positions, fit, str(path))
 

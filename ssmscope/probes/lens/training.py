@@ -86,7 +86,7 @@ def measure(
 ) -> list[Sums]:
     """Measure the KL of each lens, given by its weights and biases stacked over layers, on the rows."""
     layers = len(lenses[0][0])
-    found = [Sums(np.zeros((len(rows), layers)), np.zeros(len(rows))) for _ in lenses]
+    found = [Sums(np.empty((len(rows), layers)), np.empty(len(rows))) for _ in lenses]
     for chosen, batch in batches_of(model, rows, range(len(rows)), layers):
         hidden = chosen_states(model, batch, positions)
         counts = np.array(batch.lengths if positions == "every" else [1] * len(chosen))
@@ -268,8 +268,8 @@ def split_held_out(held: Rows) -> tuple[Rows, Rows]:
     if len(held) < 2:
         raise InputError(f"{held.name} ({held.split}) has {len(held)} row; held out must be at least 2")
     used = np.cumsum(held.lengths[::2])
-    chosen = list(range(0, 2 * max(1, int((used <= MAX_CHOOSING_TOKENS).sum())), 2))
-    return held.take(chosen), held.take(sorted({*range(len(held))} - {*chosen}))
+    chosen = range(0, 2 * max(1, int((used <= MAX_CHOOSING_TOKENS).sum())), 2)
+    return held.take(chosen), held.take([row for row in range(len(held)) if row not in chosen])
 
 
 def _is_finished(out: Path, plan: Mapping[str, Any]) -> bool:

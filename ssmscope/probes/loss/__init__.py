@@ -87,12 +87,12 @@ def token_loss(
     texts, name = measure.documents(data, split)
     windows, left_out = measure.shared_windows(every, texts, length)
     found = len(windows)
-    if limit is not None and limit < found:
+    if limit is not None:
         windows = windows[np.sort(np.random.default_rng(seed).permutation(found)[:limit])]
     names, places = distinct_names(model.name for model in every), measure.positions_of(length)
     options = call_options(data=name)
     digest = hashlib.sha256(np.ascontiguousarray(windows, dtype="<i8").tobytes()).hexdigest()[:16]
-    losses = np.zeros((len(every), len(windows), length), dtype=np.float32)
+    losses = np.empty((len(every), len(windows), length), dtype=np.float32)
     say = on_stderr(progress).print
     for number, model in enumerate(every):
         began = time.perf_counter()

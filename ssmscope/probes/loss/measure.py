@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, count, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def documents(data: str | Path | Sequence[str], split: str | None) -> tuple[list
     """Return the lines of every document, and a name for them."""
     if isinstance(data, str | Path):
         path = Path(data)
-        if str(data) in LINE_SOURCES or path.suffix.lower() not in SUFFIXES:
+        if path.suffix.lower() not in SUFFIXES:
             return [load_lines(data, split)], str(data)
         checked_path(path, LINE_SOURCES, split)
         rows = read_rows(path)
@@ -62,9 +63,9 @@ def shared_windows(
     models: Sequence[Model], documents: Sequence[Sequence[str]], length: int
 ) -> tuple[Int[np.ndarray, "windows length+1"], int]:
     """Return `windows_of` several models; raise InputError if they do not share a tokenizer."""
-    first = models[0]
+    first, *others = models
     windows, left_out = windows_of(first, documents, length)
-    for other in models[1:]:
+    for other in others:
         same = token_names(other.tokenizer) == token_names(first.tokenizer)
         if not same or not np.array_equal(windows_of(other, documents, length)[0], windows):
             raise InputError(
@@ -109,7 +110,7 @@ def window_losses(
 ) -> Float[np.ndarray, "windows length"]:
     """Compute −ln p of every token of a window but the first given those before it, float32."""
     number, length = windows.shape[0], windows.shape[1] - 1
-    found = np.zeros((number, length), dtype=np.float32)
+    found = np.empty((number, length), dtype=np.float32)
     rows = Rows(windows[:, :-1].ravel(), np.arange(number + 1) * length)
     step = tokens_at_once(model.device, model.vocabulary, MAX_LOGITS)
     for part in pieces_of(model, rows, piece=piece):
@@ -141,7 +142,7 @@ def all_losses(
     number, length = len(windows), windows.shape[1] - 1
     size, numbers = max(1, max_batch_tokens(model) // min(length, piece)), range(number)
     batches = [numbers[first : first + size] for first in numbers[::size]]
-    found = np.zeros((number, length), dtype=np.float32)
+    found = np.empty((number, length), dtype=np.float32)
     for rows, part in over(model, batches, measure, provenance=provenance, what="windows" if shown else None):
         found[rows.start : rows.stop] = part["losses"]
     return found
@@ -154,11 +155,9 @@ def positions_of(length: int) -> tuple[int, ...]:
 
 def bins_of(length: int) -> list[tuple[int, int]]:
     """Return the bins of positions, (after, up to): (0, 128), (128, 512), (512, 1024), …, the last up to `length`."""
-    edges = [*FIRST_BIN_EDGES]
-    while edges[-1] < length:
-        edges.append(max(1024, 2 * edges[-1]))
-    edges = [edge for edge in edges if edge < length] + [length]
-    return list(zip(edges, edges[1:]))
+    every = chain(FIRST_BIN_EDGES, (1024 * 2**number for number in count()))
+    edges = [*takewhile(lambda edge: edge < length, every), length]
+    return list(pairwise(edges))
 
 
 def smoothed(

@@ -102,9 +102,9 @@ def retrieval(
             measure.first_tokens(model, first, template)
     names, digest = distinct_names(model.name for model in every), hashlib.sha256()
     shape = (len(every), len(chosen), len(steps))
-    right, among = np.zeros((2, *shape, examples), dtype=bool)
-    log_probability = np.zeros(right.shape, dtype=np.float32)
-    tokens, unknown = np.zeros(shape), np.zeros(shape)
+    right, among = np.empty((2, *shape, examples), dtype=bool)
+    log_probability = np.empty(right.shape, dtype=np.float32)
+    tokens, unknown = np.empty((2, *shape))
     console = on_stderr(progress)
     with progress_bar(console) as bar:
         for row, column in bar.track([*np.ndindex(*shape[1:])], description="tasks and lengths"):

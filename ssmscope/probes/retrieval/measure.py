@@ -38,7 +38,7 @@ class Answers:
 def answers(model: Model, data: QuestionData, *, template: str = PROMPT, piece: int = PIECE_TOKENS) -> Answers:
     rows, targets = prompts(model, data, template)
     choices = first_tokens(model, data, template)
-    right, among = np.zeros(len(data), dtype=bool), np.zeros(len(data), dtype=bool)
+    right, among = np.empty((2, len(data)), dtype=bool)
     log_probability = np.full(len(data), np.nan)
     for part in pieces_of(model, rows, piece=piece):
         ended = np.flatnonzero(part.ends)

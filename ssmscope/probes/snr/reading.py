@@ -68,7 +68,7 @@ def _own_questions(questions: Source | Sequence[Source], examples: int | None, s
         data = given if isinstance(given, QuestionData) else load_questions(given)
         if not len(data):
             raise InputError(f"{data.name} ({data.split}) has no questions; give at least one")
-        if examples is not None and examples < len(data):
+        if examples is not None:
             data = data.take(np.sort(np.random.default_rng(seed).permutation(len(data))[:examples]))
         parts.append(data)
     if not parts:

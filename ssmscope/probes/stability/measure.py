@@ -24,7 +24,7 @@ from ssmscope.core.batching import (
     refuse_held,
     tokens_at_once,
 )
-from ssmscope.core.bootstrap import RESAMPLES, Estimate, estimates, resampled_means
+from ssmscope.core.bootstrap import Estimate, estimates, resampled_means
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model, TextsLike, as_batch
 from ssmscope.core.progress import progress_bar
@@ -145,7 +145,7 @@ def record_layers(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
 
     visit_layers(model, batch, see)
     for index, recorded in enumerate(layers):
-        if any(bool(one.sums.isnan().any() | one.largest.isnan().any()) for one in recorded):
+        if any(bool(one.sums.isnan().any()) for one in recorded):
             raise InputError(f"the decays of layer {index} are not finite; the model is damaged")
     return Run(layers, norms)
 
@@ -195,7 +195,7 @@ def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) ->
         mean, top = delta.masked_fill(~counted.unsqueeze(-1), 0).sum(1), A.amax(-1)
         longest = delta.masked_fill(~own, -torch.inf).amax((0, 1))
         shortest = delta.masked_fill(~own, torch.inf).amin((0, 1))
-        largest = torch.where(top > 0, top * longest, top * shortest)
+        largest = torch.maximum(top * longest, top * shortest)
         if not bool(stepping.any()):
             largest = torch.full_like(top, -torch.inf)
         return StepGains(mean.sum(0).unsqueeze(-1) * A, largest, (mean / steps * top).amax(-1))
@@ -226,8 +226,7 @@ def state_norms(layer: LayerTrace, positions: Sequence[int]) -> Tensor:
             squares[:, place] += size.square().nan_to_num(torch.inf, posinf=torch.inf)
             before = at + 1
     if layer.mask is not None:
-        real = layer.mask[:, torch.tensor(inside, device=layer.mask.device)]
-        squares[:, : len(inside)].masked_fill_(~real, torch.nan)
+        squares[:, : len(inside)].masked_fill_(~layer.mask[:, inside], torch.nan)
     return squares.sqrt()
 
 
@@ -347,8 +346,9 @@ def behaviour_of(
 def _gain(log_gain: float) -> str:
     if math.isinf(log_gain):
         return "any number"
-    factor = math.exp(min(log_gain, 700.0))
-    return f"{factor:.4g}" if factor > 1.0005 and log_gain < 20 else f"e^{log_gain:.3g}"
+    if log_gain < 20 and (factor := math.exp(log_gain)) > 1.0005:
+        return f"{factor:.4g}"
+    return f"e^{log_gain:.3g}"
 
 
 def norm_positions(positions: int | Sequence[int], longest: int) -> list[int]:
@@ -358,10 +358,10 @@ def norm_positions(positions: int | Sequence[int], longest: int) -> list[int]:
             raise InputError(f"positions is {positions}; allowed is a number of positions from 1 on, or a list of them")
         if positions == 1:
             return [longest - 1]
-        return sorted(set(np.linspace(0, longest - 1, positions).round().astype(int).tolist()))
+        return np.unique(np.linspace(0, longest - 1, positions).round().astype(int)).tolist()
     if any(at >= longest for at in positions):
         raise InputError(f"positions is {list(positions)}; allowed are 0 to {longest - 1}, or a number of positions")
-    return sorted(set(positions))
+    return np.unique(positions).tolist()
 
 
 def means_of(columns: np.ndarray, seed: int) -> np.ndarray:
@@ -369,7 +369,7 @@ def means_of(columns: np.ndarray, seed: int) -> np.ndarray:
     (columns, 3); infinite if one of its numbers is."""
     finite = np.where(np.isinf(columns), math.nan, columns)
     texts = (~np.isnan(finite)).sum(0)
-    rows = resampled_means(finite, resamples=RESAMPLES if texts.max(initial=0) > 1 else 0, seed=seed)
+    rows = resampled_means(finite, seed=seed)
     rows[1:, texts < 2] = math.nan
     found = estimates(rows)
     found[np.isinf(columns).any(0)] = math.inf
