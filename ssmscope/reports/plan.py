@@ -195,7 +195,7 @@ def _resources(given: Any, where: str) -> dict[str, float]:
             found[key] = math.nan
         if isinstance(value, bool) or not 0 <= found[key] <= MAX_RESOURCE:
             raise InputError(f"{where}: {key} is {_shown(value)}; give a number of at least 0")
-        if found[key] > 1 and found[key] != int(found[key]):
+        if 1 < found[key] != int(found[key]):
             raise InputError(f"{where}: {key} is {_shown(value)}; above 1 only whole numbers are allowed")
     return found
 
@@ -370,7 +370,7 @@ def _word(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     """Format a value of the wrong type for a message."""
-    if value is None or value is _UNSET:
+    if value is None:
         return "nothing"
     return f"{value!r:.60}" if not isinstance(value, dict) else f"a mapping with {', '.join(value)!r:.60}"
 
@@ -403,9 +403,9 @@ def read_yaml(text: str) -> Any:
     except RecursionError as error:
         raise InputError(f"the plan nests more than {MAX_DEPTH} lists and mappings; flatten it") from error
     except (yaml.YAMLError, ValueError) as error:  # PyYAML's scanner raises ValueError for escapes beyond Unicode.
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark is not None else ""
-        told = getattr(error, "problem", None) or getattr(error, "context", None) or " ".join(str(error).split())
+        told = getattr(error, "problem", None) or " ".join(str(error).split())
         raise InputError(f"the plan is not valid YAML{where}: {told}") from error
     return None if node is None else _value(node, 0, itertools.count(1))
 
