@@ -54,10 +54,9 @@ class Vocabulary:
             )
         special = set(tokenizer.all_special_ids)
         if given is None:
-            numbers = sorted(set(tokenizer.get_vocab().values()) - special)
-            listed = [letters(model, number) for number in numbers if number < model.vocabulary]
+            listed = [letters(model, number) for number in sorted(tokenizer.get_vocab().values())]
         else:
-            listed = [line.strip() for line in load_lines(given)]
+            listed = list(load_lines(given))
         avoided = {word.lower() for word in absent}
         words = [word for word in dict.fromkeys(listed) if word and word.lower() not in avoided]
         encoded = tokenize(tokenizer, [f"{word} {word}" for word in words], return_offsets_mapping=True)
