@@ -370,7 +370,7 @@ def _word(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     """Format a value of the wrong type for a message."""
-    if value is None:
+    if value is None or value is _UNSET:
         return "nothing"
     return f"{value!r:.60}" if not isinstance(value, dict) else f"a mapping with {', '.join(value)!r:.60}"
 
