@@ -53,7 +53,7 @@ def data() -> TextData:
 
 def goal_of(model: Model, data: TextData, **options) -> Goal:
     asked, words = questions(model, data), Vocabulary.of(model)
-    slots = slots_of(model, asked, words.text((0, 0)), 0.7, None)
+    slots = slots_of(model, asked, words.text((0, 0)), 0.5, None)
     fields = dict(objective="forget", target=1, detector="token", window=2, penalty=0.0, alarms=0.3)
     return Goal(model, asked, slots, words, **{**fields, **options})
 
