@@ -110,7 +110,7 @@ def slots_of(model: Model, asked: Questions, filler: str, place: float, span: st
     found = []
     for row, (content, words, ids, own) in enumerate(zip(asked.contents, places, rows, offsets)):
         first = len(asked.before) + len(inserted(content, "\0", words).partition("\0")[0])
-        ends = np.asarray(own[: len(ids)]).reshape(-1, 2)
+        ends = np.asarray(own).reshape(-1, 2)
         real = ends[:, 1] > ends[:, 0]
         within = np.flatnonzero(real & (ends[:, 1] > first) & (ends[:, 0] < first + len(filler)))
         if not words or len(within) != len(filler.split()):
