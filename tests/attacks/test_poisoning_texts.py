@@ -11,10 +11,10 @@ import torch
 from bags import tokenizer
 from examples import random_example
 from leaky import leaky
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 from tokenizers import models as token_models
 from tokenizers.normalizers import Replace
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from ssmscope import ops
@@ -139,6 +139,17 @@ class TestVocabulary:
         inner.pre_tokenizer = Whitespace()
         own = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="unk")
         assert Vocabulary.of(dataclasses.replace(cased, tokenizer=own)).words == ("good", "film")
+
+    def test_a_space_alone_is_no_word(self, cased):
+        inner = Tokenizer(
+            token_models.BPE(
+                {"[UNK]": 0, "a": 1, "b": 2, "Ġ": 3, "Ġa": 4, "Ġb": 5}, [("Ġ", "a"), ("Ġ", "b")], unk_token="[UNK]"
+            )
+        )
+        inner.pre_tokenizer, inner.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        own = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
+        found = Vocabulary.of(dataclasses.replace(cased, tokenizer=own))
+        assert (found.words, found.ids) == (("a", "b"), (4, 5))
 
     def test_a_slow_tokenizer_has_no_offsets(self, cased):
         slow = dataclasses.replace(cased, tokenizer=SimpleNamespace(is_fast=False), name="slow")
