@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,7 +67,9 @@ class Recorder:
     def remote(self, function: Any) -> Any:
         def options(**needs: Any) -> Any:
             self.calls.append(("options", needs))
-            return SimpleNamespace(remote=lambda key, what, setting, batch: (function, key, tuple(what), setting, batch))
+            return SimpleNamespace(
+                remote=lambda key, what, setting, batch: (function, key, tuple(what), setting, batch)
+            )
 
         return SimpleNamespace(options=options)
 
@@ -279,7 +280,9 @@ class TestBatches:
 
         with on_engine(engine="ray", **options):
             if needs is None:
-                with pytest.raises(InputError, match="1 CPUs and 0 GPUs that a worker needs; start such a node, or lower"):
+                with pytest.raises(
+                    InputError, match="1 CPUs and 0 GPUs that a worker needs; start such a node, or lower"
+                ):
                     list(parts.over(model, self.BATCHES, measure, what=None))
                 return
             found = list(parts.over(model, self.BATCHES, measure, what=None))

@@ -55,7 +55,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("there", True),
     ],
 )
-def test_a_filler_that_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filler: str, is_path: bool) -> None:
+def test_a_filler_that_names_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filler: str, is_path: bool
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").symlink_to("nowhere")
     if is_path:
@@ -145,14 +147,18 @@ class TestNotes:
             module, "unknown_tokens", lambda model, text: (len(text.split()), text.split().count("zebra"))
         )
 
-    def noted(self, *curves: OverflowCurve, longest: str = "a b", given: str | None = None, low: float = 0.6) -> list[str]:
+    def noted(
+        self, *curves: OverflowCurve, longest: str = "a b", given: str | None = None, low: float = 0.6
+    ) -> list[str]:
         clean = Estimate(0.9, low, 1.0)
         return list(notes_on(MODEL, given, longest, clean, 0.5, curves))
 
     def test_of_an_accuracy_near_chance(self) -> None:
         assert self.noted(low=0.51) == []
         (note,) = self.noted(low=0.5)
-        assert note.startswith("the clean accuracy, 0.900") and note.endswith("above chance, 0.500: there is little to forget")
+        assert note.startswith("the clean accuracy, 0.900") and note.endswith(
+            "above chance, 0.500: there is little to forget"
+        )
 
     def test_of_an_accuracy_that_comes_back(self) -> None:
         lost = Estimate(8.0, 8.0, 8.0)

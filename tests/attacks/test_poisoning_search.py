@@ -35,7 +35,14 @@ from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
 
 WEIGHTS = {"good": 1.1, "bad": -1.3, "film": 0.25, "dull": -0.6, "fine": 0.45, "a": 0.1, "zap": 0.3}
-TEXTS = ("good film fine", "a dull dull bad film", "fine a good", "bad film a film", "film good dull a", "fine fine bad")
+TEXTS = (
+    "good film fine",
+    "a dull dull bad film",
+    "fine a good",
+    "bad film a film",
+    "film good dull a",
+    "fine fine bad",
+)
 LABELLED = (1, 0, 1, 0, 1, 1)
 QUICK = dict(length=1, train=1, draws=3, candidates=6, beam=2, sweeps=2, progress=False)
 TRIGGERS = ((0, 5), (3, 3), (6, 1))
@@ -285,7 +292,10 @@ class TestResult:
             state_poisoning(model, many, **options)
         (goals,) = caught.value.args
         rows = {name: [LABELLED[slot.row % 6] for slot in goal.slots] for name, goal in goals.items()}
-        assert list(goals) == ["found", "hotflip", "adaptive"] and [each.target for each in goals.values()] == [planted] * 3
+        assert (
+            list(goals) == ["found", "hotflip", "adaptive"]
+            and [each.target for each in goals.values()] == [planted] * 3
+        )
         assert [each.objective for each in goals.values()] == ["plant", "flip", "plant"]
         assert [each.penalty for each in goals.values()] == [0, 0, 3]
         assert rows["found"] == rows["adaptive"] == [each for each in rows["hotflip"] if each != planted]

@@ -32,7 +32,14 @@ class Stopped(Exception):
 
 @pytest.mark.parametrize(
     ("room", "size", "sizes"),
-    [(21, None, [1] * 5), (41, None, [1] * 5), (42, None, [2, 2, 1]), (3, None, [1] * 5), (3, 3, [3, 2]), (999, None, [5])],
+    [
+        (21, None, [1] * 5),
+        (41, None, [1] * 5),
+        (42, None, [2, 2, 1]),
+        (3, None, [1] * 5),
+        (3, 3, [3, 2]),
+        (999, None, [5]),
+    ],
 )
 def test_images_run_in_batches_of_so_many_pixels(monkeypatch, room, size, sizes) -> None:
     """A run has the class token too."""
@@ -112,7 +119,9 @@ class TestCall:
             return np.array([1, 0, 1, 0])
 
         monkeypatch.setattr(module, "draw_donors", draw)
-        every, donors, size, _ = given([5, 3, 8, 1], regions="0:5,1:3", window=4, replacement="other", seed=9, batch_size=7)
+        every, donors, size, _ = given(
+            [5, 3, 8, 1], regions="0:5,1:3", window=4, replacement="other", seed=9, batch_size=7
+        )
         assert asked == [([0, 1, 0, 1], [5, 3, 8, 1], [5, 3, 8, 0], 9)]
         assert [str(each) for each in every] == ["0:5", "1:3", "0:4", "4:8"]
         assert donors.tolist() == [1, 0, 1, 0] and size == 7

@@ -62,7 +62,12 @@ def tagged(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
             "deepwordbug",
             "words",
             "",
-            ("swap, substitute, delete or insert a character", *KEPT, "edit distance ≤ 30", GREEDY + "[UNK] in its place"),
+            (
+                "swap, substitute, delete or insert a character",
+                *KEPT,
+                "edit distance ≤ 30",
+                GREEDY + "[UNK] in its place",
+            ),
             (),
         ),
         (

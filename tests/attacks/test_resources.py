@@ -66,7 +66,12 @@ class TestVectors:
 
 class TestSynonyms:
     def test_pairs_are_stripped_and_each_is_there_once(self, tmp_path: Path) -> None:
-        listed = {" Film ": [" movie", "picture ", "movie"], "": ["x"], "film": ["Movie", ""], "word": ["synonym", "term"]}
+        listed = {
+            " Film ": [" movie", "picture ", "movie"],
+            "": ["x"],
+            "film": ["Movie", ""],
+            "word": ["synonym", "term"],
+        }
         (tmp_path / "s.json").write_text(json.dumps(listed))
         lines = 'word,synonym\n\n Film , movie\nFILM,picture\n"a, b",c\n,x\ny,\nword,term\nfilm,movie\n'
         (tmp_path / "s.csv").write_text(lines)

@@ -87,7 +87,9 @@ class TestStart:
         monkeypatch.setattr(
             serving.socket,
             "create_server",
-            lambda place, family: tried.append((place, family)) or SimpleNamespace(close=lambda: tried.append("closed")),
+            lambda place, family: (
+                tried.append((place, family)) or SimpleNamespace(close=lambda: tried.append("closed"))
+            ),
         )
         for host, port in (("127.0.0.1", None), ("::1", 1), ("h", 65535)):
             check_address(host, port)
@@ -106,7 +108,9 @@ class TestStart:
             check_address("h", 1)
 
 
-def asked(server: Server, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes, dict[str, str]]:
+def asked(
+    server: Server, method: str, path: str, body: bytes = b"", **headers: str
+) -> tuple[int, bytes, dict[str, str]]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     connection.request(method, path, body, headers)
     answer = connection.getresponse()
@@ -167,7 +171,11 @@ class TestRequests:
         assert answer[1] == b"a call has at most 60 bytes"
 
     def test_only_what_is_no_lost_browser_is_told(self, server, capsys) -> None:
-        for error, told in ((ConnectionResetError("gone"), False), (TimeoutError("late"), False), (KeyError("x"), True)):
+        for error, told in (
+            (ConnectionResetError("gone"), False),
+            (TimeoutError("late"), False),
+            (KeyError("x"), True),
+        ):
             try:
                 raise error
             except Exception:

@@ -193,9 +193,7 @@ class Beginning:
     def of(cls, model: Model, slot: Slot, detectors: Sequence[str], window: int) -> Beginning:
         terms, states = run(model, np.array([slot.before]))
         # A half-life depends on later tokens, so it is known only at the end.
-        known = {
-            each: math.inf if each == "half-life" else float(_lowest(terms, each, window)) for each in detectors
-        }
+        known = {each: math.inf if each == "half-life" else float(_lowest(terms, each, window)) for each in detectors}
         return cls(slot, terms, states if model.continues else (), window, known)
 
 
