@@ -388,7 +388,6 @@ MAX_DEPTH = 20
 
 _PLAIN = "tag:yaml.org,2002:"
 _BOOLEANS = {"true": True, "false": False}
-_NOTHING = {"", "~", "null", "Null", "NULL"}
 _SCALARS = {_PLAIN + name for name in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")}
 
 
@@ -441,6 +440,6 @@ def _scalar(node: yaml.ScalarNode) -> str | bool | None:
         raise InputError(f"{line} has the tag {node.tag!r}; only plain values are allowed")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise InputError(f"{line} has a character that is no text (U+0000, or half of a pair)")
-    if node.style is None and node.tag == _PLAIN + "bool":
+    if node.tag == _PLAIN + "bool":
         return _BOOLEANS.get(text.lower(), text)
-    return None if node.style is None and text in _NOTHING else text
+    return None if node.tag == _PLAIN + "null" else text
