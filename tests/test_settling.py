@@ -20,9 +20,7 @@ def laid(directory: Path, *files: str) -> None:
 
 
 def lying(directory: Path) -> dict[str, str]:
-    return {
-        file.relative_to(directory).as_posix(): file.read_text() for file in directory.rglob("*") if file.is_file()
-    }
+    return {file.relative_to(directory).as_posix(): file.read_text() for file in directory.rglob("*") if file.is_file()}
 
 
 @pytest.mark.parametrize(

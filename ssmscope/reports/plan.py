@@ -401,7 +401,7 @@ def read_yaml(text: str) -> Any:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except RecursionError as error:
         raise InputError(f"the plan nests more than {MAX_DEPTH} lists and mappings; flatten it") from error
-    except (yaml.YAMLError, ValueError) as error:  # PyYAML's scanner raises ValueError for escapes beyond Unicode.
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # The last two are of escapes beyond Unicode.
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark is not None else ""
         told = getattr(error, "problem", None) or " ".join(str(error).split())

@@ -66,8 +66,11 @@ def test_the_line_of_a_nested_value_is_its_own() -> None:
             read_yaml(text)
     with pytest.raises(InputError, match="in line 2: expected the node content, but found '<stream end>'$"):
         read_yaml("a: 1\nb: [")
-    with pytest.raises(InputError, match="^the plan is not valid YAML: unacceptable character #x0007: special characters"):
+    with pytest.raises(
+        InputError, match="^the plan is not valid YAML: unacceptable character #x0007: special characters"
+    ):
         read_yaml("x\x07y: 1")
-    with pytest.raises(InputError, match=r"^the plan is not valid YAML: chr\(\) arg not in range"):
-        read_yaml('a: "\\UFFFFFFFF"')
+    for beyond, told in (("00110000", r"chr\(\) arg not in range"), ("FFFFFFFF", "Python int too large")):
+        with pytest.raises(InputError, match=f"^the plan is not valid YAML: {told}"):
+            read_yaml(f'a: "\\U{beyond}"')
     assert read_yaml('"\\uD7FF\\uE000"') == "\ud7ff\ue000"  # next to the halves of pairs
