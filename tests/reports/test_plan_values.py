@@ -66,9 +66,7 @@ def test_the_line_of_a_nested_value_is_its_own() -> None:
             read_yaml(text)
     with pytest.raises(InputError, match="in line 2: expected the node content, but found '<stream end>'$"):
         read_yaml("a: 1\nb: [")
-    with pytest.raises(
-        InputError, match="^the plan is not valid YAML: unacceptable character #x0007: special characters"
-    ):
+    with pytest.raises(InputError, match="^the plan is not valid YAML: unacceptable character #x0007: special"):
         read_yaml("x\x07y: 1")
     for beyond, told in (("00110000", r"chr\(\) arg not in range"), ("FFFFFFFF", "Python int too large")):
         with pytest.raises(InputError, match=f"^the plan is not valid YAML: {told}"):
