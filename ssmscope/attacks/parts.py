@@ -107,8 +107,8 @@ class _Resources:
         return [textattack().constraints.grammaticality.PartOfSpeech(allow_verb_noun_swap=True)]
 
     def recipe(self, name: str, transformations: list[Any], constraints: list[Any], search: Any) -> Recipe:
-        several = len(transformations) > 1
-        whole = textattack().transformations.CompositeTransformation(transformations) if several else transformations[0]
+        alone = len(transformations) == 1
+        whole = transformations[0] if alone else textattack().transformations.CompositeTransformation(transformations)
         return Recipe(name, whole, tuple(constraints), search, tuple(self.ran), tuple(self.left_out))
 
 

@@ -24,6 +24,7 @@ from ssmscope.errors import InputError
 DESCRIPTIVE_SUFFIXES = (".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf")
 """Suffixes of files that only describe a model, such as its card and pictures."""
 ROOT = PACKAGE
+BYTES_PER_READ = 2**20
 SUFFIXES = (".py", ".c", ".h", ".cu", ".json", ".txt")
 IMPORT = re.compile(r"^ *(?:from|import) ssmscope\.([\w.]+)(?: import (\w+))?", re.MULTILINE)
 BY_NAME = ("api", "architectures/own", "architectures/read", "backends", "backends/c", "backends/triton")
@@ -110,7 +111,7 @@ class Fingerprints:
         if place not in self._known:
             digest = hashlib.sha256()
             with place.open("rb") as stream:
-                while block := stream.read(1 << 20):
+                while block := stream.read(BYTES_PER_READ):
                     digest.update(block)
             self._known[place] = digest.hexdigest()[:16]
         return self._known[place]
@@ -127,9 +128,11 @@ def _contents(call: Call, prints: Fingerprints) -> dict[str, list[str | None]]:
     named = [(each.name, value) for each, value in call.option_values() if each.reads is not None]
     found: dict[str, list[str | None]] = {}
     for name, value in [*named, ("tokenizer", call.tokenizer)]:
-        each = value if isinstance(value, list | tuple) else [] if value is None else [value]
+        if value is None:
+            continue
         try:
-            found |= {name: [prints.of_data(str(one)) for one in each]} if value is not None else {}
+            each = value if isinstance(value, list | tuple) else [value]
+            found[name] = [prints.of_data(str(one)) for one in each]
         except OSError as error:
             raise InputError(f"{name} {value} cannot be read: {error.strerror or error}") from error
     return found

@@ -195,7 +195,7 @@ def _resources(given: Any, where: str) -> dict[str, float]:
             found[key] = math.nan
         if isinstance(value, bool) or not 0 <= found[key] <= MAX_RESOURCE:
             raise InputError(f"{where}: {key} is {_shown(value)}; give a number of at least 0")
-        if found[key] > 1 and found[key] != int(found[key]):
+        if 1 < found[key] != int(found[key]):
             raise InputError(f"{where}: {key} is {_shown(value)}; above 1 only whole numbers are allowed")
     return found
 
@@ -388,7 +388,6 @@ MAX_DEPTH = 20
 
 _PLAIN = "tag:yaml.org,2002:"
 _BOOLEANS = {"true": True, "false": False}
-_NOTHING = {"", "~", "null", "Null", "NULL"}
 _SCALARS = {_PLAIN + name for name in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")}
 
 
@@ -402,10 +401,10 @@ def read_yaml(text: str) -> Any:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except RecursionError as error:
         raise InputError(f"the plan nests more than {MAX_DEPTH} lists and mappings; flatten it") from error
-    except (yaml.YAMLError, ValueError) as error:  # PyYAML's scanner raises ValueError for escapes beyond Unicode.
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # The last two are of escapes beyond Unicode.
+        mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark is not None else ""
-        told = getattr(error, "problem", None) or getattr(error, "context", None) or " ".join(str(error).split())
+        told = getattr(error, "problem", None) or " ".join(str(error).split())
         raise InputError(f"the plan is not valid YAML{where}: {told}") from error
     return None if node is None else _value(node, 0, itertools.count(1))
 
@@ -441,6 +440,6 @@ def _scalar(node: yaml.ScalarNode) -> str | bool | None:
         raise InputError(f"{line} has the tag {node.tag!r}; only plain values are allowed")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise InputError(f"{line} has a character that is no text (U+0000, or half of a pair)")
-    if node.style is None and node.tag == _PLAIN + "bool":
+    if node.tag == _PLAIN + "bool":
         return _BOOLEANS.get(text.lower(), text)
-    return None if node.style is None and text in _NOTHING else text
+    return None if node.tag == _PLAIN + "null" else text

@@ -57,7 +57,7 @@ def measure(
         here = np.asarray(odds[1:] == odds[1:].min(0))
         columns += [odds[1:] - odds[0], here / here.sum(0)]
     sums = resampled_sums(np.concatenate(columns).T.astype(np.float64), seed=seed)
-    rights, everywhere = sums[:, :1], sums[:, 1:2]
+    rights, everywhere = sums[:, :1], sums[:, 1]
     each = np.split(sums[:, 2:], len(columns) - 2, axis=1)
     shares = {"accuracy": each[0] / len(labels), "drop": 1 - ratio(each[0], rights), "flipped": ratio(each[1], rights)}
     shares |= dict(zip(("log_odds_change", "worst_here"), (part / len(labels) for part in each[2:])))
@@ -70,8 +70,8 @@ def measure(
         places=tuple(Place(*spot, **numbers(at)) for at, spot in enumerate(spots)),
         hardest_places=lowest(each[0]),
         lowest_odds=lowest(-each[3]) if len(each) > 2 else (),
-        worst=estimate(everywhere[:, 0] / len(labels)),
-        worst_drop=estimate((1 - ratio(everywhere, rights))[:, 0]),
+        worst=estimate(everywhere / len(labels)),
+        worst_drop=estimate(1 - ratio(everywhere, rights[:, 0])),
     )
 
 

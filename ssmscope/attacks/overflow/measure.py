@@ -34,8 +34,6 @@ def filler_text(filler: str) -> str:
         found = " ".join(sentences(load_lines(filler)))
     else:
         found = " ".join(load_lines(filler)) if _is_a_path(filler) else filler
-    if not found.strip():
-        raise InputError("the filler is empty; give a text of at least one word, or none for generated sentences")
     return " ".join(found.split())
 
 

@@ -54,10 +54,9 @@ class Vocabulary:
             )
         special = set(tokenizer.all_special_ids)
         if given is None:
-            numbers = sorted(set(tokenizer.get_vocab().values()) - special)
-            listed = [letters(model, number) for number in numbers if number < model.vocabulary]
+            listed = [letters(model, number) for number in sorted(tokenizer.get_vocab().values())]
         else:
-            listed = [line.strip() for line in load_lines(given)]
+            listed = list(load_lines(given))
         avoided = {word.lower() for word in absent}
         words = [word for word in dict.fromkeys(listed) if word and word.lower() not in avoided]
         encoded = tokenize(tokenizer, [f"{word} {word}" for word in words], return_offsets_mapping=True)
@@ -111,7 +110,7 @@ def slots_of(model: Model, asked: Questions, filler: str, place: float, span: st
     found = []
     for row, (content, words, ids, own) in enumerate(zip(asked.contents, places, rows, offsets)):
         first = len(asked.before) + len(inserted(content, "\0", words).partition("\0")[0])
-        ends = np.asarray(own[: len(ids)]).reshape(-1, 2)
+        ends = np.asarray(own).reshape(-1, 2)
         real = ends[:, 1] > ends[:, 0]
         within = np.flatnonzero(real & (ends[:, 1] > first) & (ends[:, 0] < first + len(filler)))
         if not words or len(within) != len(filler.split()):
@@ -121,7 +120,7 @@ def slots_of(model: Model, asked: Questions, filler: str, place: float, span: st
         if span is not None:
             begin = content.find(span)
             at = len(asked.before) + begin
-            chosen = real[:start] & (ends[:start, 1] > at) & (ends[:start, 0] < at + len(span)) & (begin >= 0)
+            chosen = real[:start] & (ends[:start, 1] > at) & (ends[:start, 0] < at + len(span))
             if begin < 0 or at + len(span) > first:
                 continue
         if chosen.any():
@@ -176,7 +175,7 @@ def suspicion(
 
 def _quotient(above: Tensor, below: Tensor) -> Tensor:
     """Divide; return 1 where there was nothing to forget."""
-    return torch.where(below > 0, above / torch.where(below > 0, below, 1), 1)
+    return torch.where(below > 0, above / below, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,13 +193,11 @@ class Beginning:
     def of(cls, model: Model, slot: Slot, detectors: Sequence[str], window: int) -> Beginning:
         terms, states = run(model, np.array([slot.before]))
         # A half-life depends on later tokens, so it is known only at the end.
-        known = {
-            each: math.inf if each == "half-life" else float(_lowest(terms, each, window, 1)) for each in detectors
-        }
+        known = {each: math.inf if each == "half-life" else float(_lowest(terms, each, window)) for each in detectors}
         return cls(slot, terms, states if model.continues else (), window, known)
 
 
-def _lowest(terms: Terms, detector: str, window: int, since: int) -> Float[Tensor, " batch"]:
+def _lowest(terms: Terms, detector: str, window: int, since: int = 1) -> Float[Tensor, " batch"]:
     """Compute the minimum over positions of the mean over layers; infinite if there is no position."""
     seen = torch.stack([suspicion(each, detector, window, since) for each in terms]).mean(0)
     return seen.amin(1) if seen.shape[1] else torch.full_like(seen.sum(1), math.inf)
@@ -282,15 +279,15 @@ def run(model: Model, ids: Int[np.ndarray, "rows length"], states: States | None
     """Run rows of one length and return the terms of every layer and the final states."""
     rows = torch.from_numpy(np.asarray(ids, dtype=np.int64)).to(model.device)
     batch = Batch(rows, torch.ones_like(rows, dtype=torch.bool), (), ())
-    terms: dict[int, tuple[Recurrence, ...]] = {}
+    terms: Terms = []
     after: list[LayerState] = []
 
-    def visit(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
-        terms[index] = mapped(layer.recurrences, Tensor.detach)
+    def visit(_: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
+        terms.append(mapped(layer.recurrences, Tensor.detach))
 
     with model.running(mask=batch.mask, states=states, visit=visit, keep=after):
         model.forward(batch, last_only=True)
-    return [terms[index] for index in sorted(terms)], tuple(after)
+    return terms, tuple(after)
 
 
 def steps(model: Model, beginnings: Sequence[Beginning], ids: Sequence[int]) -> Float[np.ndarray, " tokens"]:

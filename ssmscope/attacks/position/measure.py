@@ -32,7 +32,7 @@ LEFT_OUT = -1
 
 def draw_donors(labels: np.ndarray, lengths: np.ndarray, needed: np.ndarray, seed: int) -> Int[np.ndarray, " examples"]:
     """Draw for every example one of another class with at least `needed` tokens, or else the longest one."""
-    if (labels == labels[0]).all():
+    if len(set(labels.tolist())) == 1:
         raise InputError(
             "replacement 'other' takes tokens from an example of another class, but all examples are of one class; "
             "give data of several classes"

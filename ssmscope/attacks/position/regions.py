@@ -81,8 +81,7 @@ def windows_of(window: str | int, stride: str | int | None, length: int) -> tupl
     end = 100.0 if percent else float(length)
     if width > end:
         raise InputError(f"window {window} is longer than the longest sequence, which has {length:,} tokens")
-    number = math.floor((end - width) / step + ROUNDING)
-    starts = [step * at for at in range(number + 1)]
+    starts = [step * at for at in range(math.floor((end - width) / step) + 1)]
     if starts[-1] + width < end - ROUNDING:
         starts.append(end - width)
     return tuple(Region(start, start + width, percent) for start in starts)

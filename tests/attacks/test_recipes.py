@@ -1,0 +1,193 @@
+"""What every recipe runs and leaves out, in words and in parts, with all resources and with none."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("textattack") is None:
+    pytest.skip("textattack is not installed", allow_module_level=True)
+
+from tiny_bert import save_bert
+
+from ssmscope.attacks import parts
+from ssmscope.attacks.offline import textattack
+from ssmscope.attacks.parts import recipe
+
+textattack()
+
+KEPT = ("no word twice", "no stop word (ours)")
+GREEDY = "greedy, words by the effect of "
+NOTHING = "it needs a sentence encoder (encoder)"
+WHOLE = "in place of the Universal Sentence Encoder"
+NEAREST = "5 nearest neighbours of a word"
+TAGGER = "the same part of speech: it needs NLTK's tagger (averaged_perceptron_tagger_eng)"
+ENTITIES = "swaps of named entities: they need the entities of the whole data set"
+NAMES = "other names and places: they need a tagger of entities"
+AUTHORS = "the list of stop words of TextFooler's authors: the one named is in its place"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resources")
+    save_bert(folder / "bert")
+    (folder / "vectors.txt").write_text("good 1 0\nbad 0 1\nfilm 1 1\n")
+    (folder / "words.json").write_text(json.dumps({"good": ["fine"], "bad": ["poor"]}))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "stopwords", lambda: (frozenset({"the"}), "ours"))
+
+
+def tagged(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    import nltk
+
+    def tag(words: list[str], tagset: str) -> list[tuple[str, str]]:
+        if not there:
+            raise LookupError("no tagger")
+        return [(word, "NOUN") for word in words]
+
+    monkeypatch.setattr(nltk, "pos_tag", tag)
+
+
+@pytest.mark.parametrize(
+    ("name", "flavour", "given", "ran", "left_out"),
+    [
+        (
+            "deepwordbug",
+            "words",
+            "",
+            (
+                "swap, substitute, delete or insert a character",
+                *KEPT,
+                "edit distance ≤ 30",
+                GREEDY + "[UNK] in its place",
+            ),
+            (),
+        ),
+        (
+            "textbugger",
+            "prompt",
+            "",
+            (
+                "insert a space, delete or swap an inner character, a look-alike letter",
+                *KEPT,
+                GREEDY + "its deletion",
+            ),
+            (
+                f"{NEAREST}: they need word vectors (embeddings)",
+                f"sentence similarity ≥ 0.8 (angular): {NOTHING}",
+            ),
+        ),
+        (
+            "textbugger",
+            "words",
+            "embeddings encoder",
+            (
+                "insert a space, delete or swap an inner character, a look-alike letter",
+                f"{NEAREST} (3 vectors of VECTORS)",
+                *KEPT,
+                f"sentence similarity ≥ 0.8 (angular) by BERT {WHOLE}",
+                GREEDY + "its deletion",
+            ),
+            (),
+        ),
+        (
+            "textfooler",
+            "words",
+            "embeddings encoder tagger",
+            (
+                "50 nearest neighbours of a word (3 vectors of VECTORS)",
+                *KEPT,
+                "cosine of the two words ≥ 0.5",
+                "the same part of speech, or noun for verb",
+                f"sentence similarity ≥ 0.840845 (angular) by BERT {WHOLE}",
+                GREEDY + "its deletion",
+            ),
+            (AUTHORS,),
+        ),
+        (
+            "textfooler",
+            "prompt",
+            "embeddings",
+            (
+                "50 nearest neighbours of a word (3 vectors of VECTORS)",
+                *KEPT,
+                "cosine of the two words ≥ 0.6",
+                GREEDY + "its deletion",
+            ),
+            (AUTHORS, TAGGER, f"sentence similarity ≥ 0.840845 (angular): {NOTHING}"),
+        ),
+        (
+            "bertattack",
+            "words",
+            "masked_lm",
+            (
+                "48 words of the masked language model BERT, ranked by perplexity",
+                *KEPT,
+                "at most 40% of the words",
+                GREEDY + "[UNK] in its place",
+            ),
+            (f"sentence similarity ≥ 0.2 (cosine): {NOTHING}",),
+        ),
+        (
+            "pwws",
+            "words",
+            "synonyms",
+            ("synonyms (2 words of WORDS)", *KEPT, GREEDY + "saliency times effect"),
+            (ENTITIES,),
+        ),
+        (
+            "checklist",
+            "words",
+            "",
+            ("expand or contract (it's, it is), other numbers", "no word twice", "greedy"),
+            (NAMES,),
+        ),
+    ],
+)
+def test_what_runs_is_told(monkeypatch, place, name, flavour, given, ran, left_out) -> None:
+    tagged(monkeypatch, "tagger" in given)
+    files = {"embeddings": "vectors.txt", "encoder": "bert", "masked_lm": "bert", "synonyms": "words.json"}
+    found = recipe(name, flavour=flavour, **{each: place / files[each] for each in given.split() if each in files})
+    paths = {"VECTORS": "vectors.txt", "BERT": "bert", "WORDS": "words.json"}
+    for mark, file in paths.items():
+        ran = tuple(part.replace(mark, str(place / file)) for part in ran)
+    assert (found.name, found.ran, found.left_out, found.suffixes) == (name, ran, left_out, ())
+
+
+def test_the_parts_are_set_as_the_papers_say(monkeypatch, place) -> None:
+    tagged(monkeypatch, True)
+    files = dict(embeddings=place / "vectors.txt", encoder=place / "bert")
+    bugger = recipe("textbugger", flavour="words", **files).transformation.transformations
+    assert [type(each).__name__ for each in bugger] == [
+        *("WordSwapRandomCharacterInsertion", "WordSwapRandomCharacterDeletion", "WordSwapNeighboringCharacterSwap"),
+        *("Homoglyphs", "WordSwapEmbedding"),
+    ]
+    assert bugger[0].letters_to_insert == " " and bugger[4].max_candidates == 5
+    assert all(each.random_one and each.skip_first_char and each.skip_last_char for each in bugger[:3])
+    fooler = {type(each).__name__: each for each in recipe("textfooler", flavour="words", **files).constraints}
+    assert list(fooler)[:2] == ["RepeatModification", "StopwordModification"]
+    assert fooler["StopwordModification"].stopwords == {"the"} and fooler["PartOfSpeech"].allow_verb_noun_swap
+    assert fooler["InputColumnModification"].matching_column_labels == ["premise", "hypothesis"]
+    similar = fooler["Similarity"]
+    assert (similar.compare_against_original, similar.window_size, similar.skip_text_shorter_than_window) == (
+        False,
+        15,
+        True,
+    )
+    assert recipe("textfooler", flavour="words", **files).transformation.max_candidates == 50
+    bert = recipe("bertattack", flavour="words", masked_lm=place / "bert", encoder=place / "bert")
+    similar = bert.constraints[-1]
+    assert (similar.compare_against_original, similar.threshold) == (True, 0.2) and bert.transformation.candidates == 48
+    assert similar.window_size == float("inf")
+    pwws = recipe("pwws", flavour="words", synonyms=place / "words.json")
+    assert pwws.transformation.table == {"good": ("fine",), "bad": ("poor",)} and not hasattr(pwws, "transformations")
+    lists = [type(each).__name__ for each in recipe("checklist", flavour="words").transformation.transformations]
+    assert lists == ["WordSwapExtend", "Contractions", "Numbers"]
+    assert [type(each).__name__ for each in recipe("checklist", flavour="words").constraints] == ["RepeatModification"]

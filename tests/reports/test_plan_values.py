@@ -1,0 +1,74 @@
+"""Where in a plan something is wrong, and how its own values, variables and defaults come together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from planned import planned
+
+from ssmscope.errors import InputError
+from ssmscope.reports.plan import read_yaml
+
+MODELS = ["m", {"model": "runs/n", "name": "n"}]
+
+
+def refusal(document: Any, **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        planned(document, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"models": ["m", {"name": "x"}]}, "model 2 lacks 'model'"),
+        ({"models": ["m", {"model": " "}]}, "model 2: model is ' '; give a text"),
+        ({"analyses": ["stability", {"loss": {"sede": 1}}]}, "analysis 2 (loss): loss has no option 'sede'"),
+        ({"analyses": ["stability", 5]}, "analysis 2: no verb '5'"),
+        ({"analyses": [{"stability": {}, "matrix": {"seed": []}}]}, "seed is []; give a list of values"),
+        ({"variables": {"t": None}, "title": "$t"}, "title needs a variable that is not set"),
+        ({"variables": {"t": None}, "models": ["m", "$t"]}, "models needs a variable that is not set"),
+    ],
+)
+def test_where_something_is_wrong(change: dict[str, Any], said: str) -> None:
+    assert said in refusal({"models": MODELS, "analyses": ["stability"], **change})
+
+
+def test_its_own_title_and_its_variables_in_lists() -> None:
+    document = {
+        "title": "own",
+        "variables": {"word": None, "list": ["a", "b"]},
+        "models": MODELS,
+        "analyses": [{"heatmap": {"text": ["c", "$word"]}}, {"heatmap": {"text": "$list"}, "models": ["n", "n"]}],
+    }
+    found = planned(document, name="other")
+    assert found.title == "own" and planned({**document, "title": ""}, name="other").title == "other"
+    assert [each.call.arguments for each in found.calls] == [["heatmap", "runs/n", "--text", "a", "--text", "b"]]
+    texts = [call.call.inputs["text"] for call in planned(document, variables={"word": "d"}).calls]
+    assert [list(text) for text in texts] == [["c", "d"], ["c", "d"], ["a", "b"]]
+
+
+def test_nothing_is_a_default_and_one_loading_option_can_be_of_all() -> None:
+    bare = {"model": "m", "tokenizer": None, "device": None, "resources": None}
+    (call,) = planned({"models": [bare], "analyses": [{"stability": None, "together": False}]}).calls
+    assert call.models[0].tokenizer is None and call.resources == {} and call.call.arguments == ["stability", "m"]
+    unlike = [{"model": "m", "tokenizer": "t"}, {"model": "n", "tokenizer": "u"}]
+    (call,) = planned({"models": unlike, "analyses": [{"loss": {"tokenizer": "w"}, "together": True}]}).calls
+    assert call.call.arguments == ["loss", "m", "n", "--tokenizer", "w"]
+    limits = {"cpus": 100_000, "gpus": 1}
+    assert planned({"models": [{**bare, "resources": limits}], "analyses": ["stability"]}).calls[0].resources == limits
+
+
+def test_the_line_of_a_nested_value_is_its_own() -> None:
+    for text, line in (("a: 1\nb:\n  c: 1\n  c: 2", 4), ("a:\n- 1\n- {\n  ? [b]\n  : 1}", 4)):
+        with pytest.raises(InputError, match=f"^line {line} of the plan"):
+            read_yaml(text)
+    with pytest.raises(InputError, match="in line 2: expected the node content, but found '<stream end>'$"):
+        read_yaml("a: 1\nb: [")
+    with pytest.raises(InputError, match="^the plan is not valid YAML: unacceptable character #x0007: special"):
+        read_yaml("x\x07y: 1")
+    for beyond, told in (("00110000", r"chr\(\) arg not in range"), ("FFFFFFFF", "Python int too large")):
+        with pytest.raises(InputError, match=f"^the plan is not valid YAML: {told}"):
+            read_yaml(f'a: "\\U{beyond}"')
+    assert read_yaml('"\\uD7FF\\uE000"') == "\ud7ff\ue000"  # next to the halves of pairs
