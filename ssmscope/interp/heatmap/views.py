@@ -14,7 +14,7 @@ from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_ha
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import counted, score_range
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, value_cell
-from ssmscope.render.tokens import visible
+from ssmscope.render.tokens import short_token, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,7 +129,7 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
             ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), cells | ends)
         for name, row in zip(of_heads, () if text.heads is None else text.heads):
-            said = " · ".join(f"{token.strip()} {result.written(score)}" for _, token, score in text.top(3, row))
+            said = " · ".join(f"{short_token(token, 24)} {result.written(score)}" for _, token, score in text.top(3, row))
             ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), {"stands out": Cell(text=said), **ends})
 

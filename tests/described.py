@@ -1,0 +1,157 @@
+"""Everything that the views of a result show, as text, and its comparison with what is recorded in tests/views/recorded.
+
+With SSMSCOPE_RECORD=1 the tests record what they see instead; read the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from drawn import said
+from rich.console import Console
+
+from ssmscope.api.results import Result
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Custom, Picture, Prose, TokenMaps, TokenRow, TokenRows
+from ssmscope.render.table import Cell, Table
+
+RECORDED = Path(__file__).with_name("views") / "recorded"
+
+
+def check(name: str, shown: Iterable[str]) -> None:
+    """Compare lines with those recorded under this name."""
+    found, file = "".join(f"{line.rstrip()}\n" for line in "\n".join(shown).splitlines()), RECORDED / f"{name}.txt"
+    if "SSMSCOPE_RECORD" in os.environ:
+        RECORDED.mkdir(exist_ok=True)
+        file.write_text(found)
+    assert found.splitlines() == file.read_text().splitlines()
+
+
+def whole(result: Result, *more: pd.DataFrame | Table, picture: bool = False) -> Iterator[str]:
+    """Yield what a result says of itself: its lines, its blocks, its frame, then `more` tables, and a picture's words."""
+    yield f"headline: {result.headline}"
+    for at in range(len(getattr(result, "models", [0]))):
+        yield f"verdict: {result.verdict(at)}"
+    yield f"queries: {result.queries_made}"
+    yield from described(result.blocks())
+    for table in (result.to_frame(), *more):
+        yield "" if isinstance(table, pd.DataFrame) else "compared"
+        yield from in_lines(table)
+    if picture:
+        yield "picture: " + " | ".join(filter(str.strip, said(result.figure()).split(" | ")))
+
+
+def in_lines(table: pd.DataFrame | Table) -> Iterator[str]:
+    if isinstance(table, Table):
+        yield from of_table(table)
+    else:
+        yield "frame: " + ", ".join(f"{name} {kind}" for name, kind in table.dtypes.items() if kind != np.float64)
+        yield table.to_csv(index=False, float_format="%.6g").rstrip()
+
+
+def described(blocks: Iterable[Any]) -> Iterator[str]:
+    for block in blocks:
+        yield ""
+        if isinstance(block, Prose):
+            yield f"{block.kind}: {block.text}"
+        elif isinstance(block, Picture):
+            yield f"picture: {block.alt}" + ", vector" * block.vector + ", folded" * block.folded
+        elif isinstance(block, Table):
+            yield from of_table(block)
+        elif isinstance(block, TokenRows):
+            yield from of_rows(block)
+        elif isinstance(block, Custom):
+            yield from of_custom(block)
+
+
+def of_table(table: Table) -> Iterator[str]:
+    yield f"table: {table.title}" + f", brief {table.brief}" * bool(table.brief) + ", wide" * table.wide
+    yield " | ".join((*table.heads, *table.columns))
+    for labels, cells in table.rows:
+        yield " | ".join((*labels, *map(of_cell, cells)))
+    yield table.remarks
+
+
+def of_cell(cell: Cell) -> str:
+    return "★" * cell.best + "▼" * cell.worst + " ".join(filter(None, (cell.value, cell.interval))) + "#" * cell.is_number
+
+
+def of_rows(block: TokenRows) -> Iterator[str]:
+    yield f"rows of {block.of}: {block.score}; {block.name}; {block.marked}; {block.around}; first {block.first}" + (
+        "; summed" * block.summed
+    )
+    for text in block.texts:
+        yield f"text “{text.answer}” {text.probability:.4g}; {text.about}; span {text.span}; " + "|".join(text.tokens)
+        yield f"words {text.words}" + (f", pixels {text.pixels.shape}" if text.pixels is not None else "")
+        yield from map(of_row, text.rows)
+
+
+def of_row(row: TokenRow) -> str:
+    ends = ", ".join(f"{end:.4g}" for end in (*row.ends, *(row.own or ())))
+    parts = [f"{row.name!r} {row.extent} of {ends}", "signed" * row.signed, row.remark]
+    parts += [f"marked {list(row.marked)} against {list(row.against)}" if row.marked or row.against else ""]
+    parts += ["" if row.query is None else f"query {row.query}", "" if row.state is None else f"state {row.state:.4g}"]
+    parts += ["" if row.outside is None else f"outside {np.flatnonzero(row.outside).tolist()}"]
+    return "; ".join(filter(None, parts)) + ": " + " ".join(f"{score:.4g}" for score in row.scores.tolist())
+
+
+def of_custom(block: Custom) -> Iterator[str]:
+    if isinstance(block, TokenMaps):
+        yield f"maps {block.name}: {block.tokens}"
+    yield "custom" + ", on request" * block.on_request + ", with style" * bool(block.style) + ", with script" * bool(
+        block.script
+    )
+    if block.terminal is not None:
+        yield printed(block.terminal(True))
+    if block.html is not None:
+        yield from tags(block.html())
+
+
+def printed(shown: Iterable[Any], width: int = 100) -> str:
+    """Return what a terminal in colours gets, with ␛ for the escapes."""
+    console = Console(
+        file=io.StringIO(), width=width, color_system="truecolor", force_terminal=True, no_color=False, legacy_windows=False
+    )
+    for each in shown:
+        console.print(each)
+    return console.file.getvalue().replace("\x1b", "␛")  # type: ignore[attr-defined]
+
+
+def tags(html: str) -> list[str]:
+    """Return HTML with a line for every part, without its style and the code of scripts."""
+    kept = re.sub(r"(?s)<style>.*?</style>|<script>.*?</script>", "", html).replace("\n", "⏎")
+    return re.sub(r"(?=<(?:div|p|section|table|tr|details|ul|ol|li|h\d|script|img)\b)", "\n", kept).splitlines()
+
+
+def spread(*shape: int, low: float = 0.0, high: float = 1.0, seed: int = 0) -> np.ndarray:
+    """Return evenly spaced numbers, each another one, in a random order."""
+    count = int(np.prod(shape))
+    return (np.random.default_rng(seed).permutation(np.linspace(low, high, count + 2)[1:-1])).reshape(shape)
+
+
+class Drawn:
+    """Estimates and arrays, each with other numbers."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+
+    def estimate(self, low: float = 0.0, high: float = 1.0) -> Estimate:
+        """Return a number between the ends with an interval on which it does not lie in the middle."""
+        drawn = self.random.uniform((low, 0.02, 0.02), (high, 0.1, 0.2)) * (1, *2 * [high - low])
+        value, below, above = drawn.tolist()
+        return Estimate(round(value, 6), round(value - below, 6), round(value + above, 6))
+
+    def estimates(self, count: int, low: float = 0.0, high: float = 1.0) -> tuple[Estimate, ...]:
+        return tuple(self.estimate(low, high) for _ in range(count))
+
+    def ends(self, *shape: int, low: float = 0.0, high: float = 1.0) -> np.ndarray:
+        """Return means with their intervals, (…, 3)."""
+        found = [vars(self.estimate(low, high)).values() for _ in range(int(np.prod(shape)))]
+        return np.array([list(each) for each in found]).reshape(*shape, 3)
