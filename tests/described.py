@@ -52,7 +52,8 @@ def in_lines(table: pd.DataFrame | Table) -> Iterator[str]:
     if isinstance(table, Table):
         yield from of_table(table)
     else:
-        yield "frame: " + ", ".join(f"{name} {kind}" for name, kind in table.dtypes.items() if kind != np.float64)
+        kinds = {name: kind for name, kind in table.dtypes.items() if kind not in (np.float64, object, "str")}
+        yield "frame: " + ", ".join(f"{name} {kind}" for name, kind in kinds.items())
         yield table.to_csv(index=False, float_format="%.6g").rstrip()
 
 
@@ -80,7 +81,9 @@ def of_table(table: Table) -> Iterator[str]:
 
 
 def of_cell(cell: Cell) -> str:
-    return "★" * cell.best + "▼" * cell.worst + " ".join(filter(None, (cell.value, cell.interval))) + "#" * cell.is_number
+    return (
+        "★" * cell.best + "▼" * cell.worst + " ".join(filter(None, (cell.value, cell.interval))) + "#" * cell.is_number
+    )
 
 
 def of_rows(block: TokenRows) -> Iterator[str]:
@@ -105,19 +108,27 @@ def of_row(row: TokenRow) -> str:
 def of_custom(block: Custom) -> Iterator[str]:
     if isinstance(block, TokenMaps):
         yield f"maps {block.name}: {block.tokens}"
-    yield "custom" + ", on request" * block.on_request + ", with style" * bool(block.style) + ", with script" * bool(
-        block.script
+    yield (
+        "custom"
+        + ", on request" * block.on_request
+        + ", with style" * bool(block.style)
+        + ", with script" * bool(block.script)
     )
     if block.terminal is not None:
         yield printed(block.terminal(True))
     if block.html is not None:
-        yield from tags(block.html())
+        yield from tags(re.sub(r"(?s)(?<=</summary>)(.*?</tr>).*(?=</details>)", r"\1", block.html()))
 
 
 def printed(shown: Iterable[Any], width: int = 100) -> str:
     """Return what a terminal in colours gets, with ␛ for the escapes."""
     console = Console(
-        file=io.StringIO(), width=width, color_system="truecolor", force_terminal=True, no_color=False, legacy_windows=False
+        file=io.StringIO(),
+        width=width,
+        color_system="truecolor",
+        force_terminal=True,
+        no_color=False,
+        legacy_windows=False,
     )
     for each in shown:
         console.print(each)
@@ -127,6 +138,8 @@ def printed(shown: Iterable[Any], width: int = 100) -> str:
 def tags(html: str) -> list[str]:
     """Return HTML with a line for every part, without its style and the code of scripts."""
     kept = re.sub(r"(?s)<style>.*?</style>|<script>.*?</script>", "", html).replace("\n", "⏎")
+    kept = re.sub(r"data:image/png;base64,[\w+/=]+", "data:image", kept)
+    kept = re.sub(r"sha256-[\w+/=]+", "sha256", kept)
     return re.sub(r"(?=<(?:div|p|section|table|tr|details|ul|ol|li|h\d|script|img)\b)", "\n", kept).splitlines()
 
 

@@ -36,7 +36,9 @@ def prompts(seed: int = 1, **more: Any) -> PromptAttack:
     for row, name in enumerate(kinds):
         found = [
             AttackedPrompt(templates[0].replace("good", "g<ood"), made.estimate(), made.estimate(), 1200 + row),
-            AttackedPrompt(templates[1] if name == "checklist" else "odd\n& so", made.estimate(), made.estimate(), 7 + row),
+            AttackedPrompt(
+                templates[1] if name == "checklist" else "odd\n& so", made.estimate(), made.estimate(), 7 + row
+            ),
             AttackedPrompt(None, UNKNOWN, UNKNOWN, 0),
         ]
         left_out = ("a part: it needs a file", "another") if row == 1 else ()
@@ -129,7 +131,9 @@ def poisoning() -> Iterator[str]:
         of = Drawn(seed)
         attacks = tuple(
             Poisoned(
-                **dict(name=name, trigger=None if name == "random" else f"{name}\n!", triggers=5 - at, value=0.125 * at),
+                **dict(
+                    name=name, trigger=None if name == "random" else f"{name}\n!", triggers=5 - at, value=0.125 * at
+                ),
                 **dict(asked=1200 + at, survival=of.estimate(), kept=of.estimate(), accuracy=of.estimate()),
                 **dict(flipped=of.estimate(), planted=of.estimate() if planted else None),
                 alarms=tuple(Alarm(of.estimate(), of.estimate()) for _ in range(2)),
@@ -203,9 +207,13 @@ def positions() -> Iterator[str]:
     result = position(1)
     regions = tuple(replace(each, success=None, left_out=0, percent=False) for each in result.regions)
     noise = position(2, replacement="noise", regions=regions, spread=NAN, worst_regions=(0, 1, 2), worst_windows=())
-    one = position(3, regions=regions[:1], worst_regions=(0,), windows=(), worst_windows=(), replacement="mean", notes=())
+    one = position(
+        3, regions=regions[:1], worst_regions=(0,), windows=(), worst_windows=(), replacement="mean", notes=()
+    )
     nothing = tuple(replace(each, drop=UNKNOWN) for each in regions)
-    none = replace(noise, regions=nothing, worst_regions=(), average=Estimate(0.001234, 0.0, 0.002), average_drop=UNKNOWN)
+    none = replace(
+        noise, regions=nothing, worst_regions=(), average=Estimate(0.001234, 0.0, 0.002), average_drop=UNKNOWN
+    )
     yield from whole(result, result.compare([result, noise, one], LABELS))
     for each in (noise, one, none, replace(result, worst_windows=(0, 1, 2), worst_regions=(3,))):
         yield from whole(each)
@@ -231,7 +239,9 @@ def insertion(seed: int, *curves: InsertionCurve, odds: bool = True, **more: Any
 
 
 def insertions() -> Iterator[str]:
-    result = insertion(1, curve(1, "so\ngood"), curve(2, "a phrase of more than thirty-two letters", lowest_odds=(0, 1, 2)))
+    result = insertion(
+        1, curve(1, "so\ngood"), curve(2, "a phrase of more than thirty-two letters", lowest_odds=(0, 1, 2))
+    )
     alone = insertion(2, curve(3, "no", odds=False, hardest_places=(0, 1, 2)), odds=False, notes=())
     yield from whole(result, result.compare([result, alone], LABELS[:2]))
     yield from whole(alone)

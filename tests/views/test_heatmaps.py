@@ -115,14 +115,18 @@ def over_data(seed: int, *, words: int = 20, **more: Any) -> DataHeatmap:
     for at in range(words):
         value = round(4 - 0.2 * at, 4)
         kept = Estimate(value, value - 0.01 * ((7 * at) % 20), value + 0.01 * ((3 * at) % 20))
-        found.append(KeptWord(f"word{(3 * seed * at) % 23} \n"[: 5 + 3 * (at % 3)] + str(at), 1000 + at, 2000 + 7 * at, kept))
+        found.append(
+            KeptWord(f"word{(3 * seed * at) % 23} \n"[: 5 + 3 * (at % 3)] + str(at), 1000 + at, 2000 + 7 * at, kept)
+        )
     names = ("all", "class a\tb", "answered right", "answered wrong")
     groups = tuple(
         KeptGroup(name, 3000 - 100 * at, *made.estimates(4), tuple(f"w{at}{n}" for n in range(4 * (at % 2))))
         for at, name in enumerate(names)
     )
     layers = tuple(
-        KeptLayer(at, life, spread(heads, low=1, high=300, seed=at), ("h i", "j", "k", "l")[: at + 1], made.estimates(3))
+        KeptLayer(
+            at, life, spread(heads, low=1, high=300, seed=at), ("h i", "j", "k", "l")[: at + 1], made.estimates(3)
+        )
         for at, life, heads in ((0, 12.4, 23), (2, INFINITE, 4), (3, 7.6, 0))
     )
     example = heatmap(text(2, 3), text(2, 4, rationale=()))
@@ -171,7 +175,9 @@ def of_two_tokenizers() -> Iterator[str]:
     parts = tuple(part.removeprefix("##") for part in parts)
     scores = spread(2, len(parts), high=0.3, seed=25).astype(np.float32)
     flat = (False, True, False)
-    apart = ScoredText(parts, words, scores, scores.mean(0), (1, 4), "negative", 0.625, flat=flat, standing=((9,), (4,)))
+    apart = ScoredText(
+        parts, words, scores, scores.mean(0), (1, 4), "negative", 0.625, flat=flat, standing=((9,), (4,))
+    )
     other = heatmap(apart, provenance={"model": "other"})
     yield from whole(pair(heatmap(text(2, 26)), other))
     yield from whole(pair(other, heatmap(text(2, 27))))

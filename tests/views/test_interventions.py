@@ -244,7 +244,9 @@ def patching(site: str = "state", metric: str = "normalised", **more: Any) -> Pa
 
 def patches() -> Iterator[str]:
     by_metric = [patching(metric=metric) for metric in METRICS]
-    yield from whole(by_metric[0], by_metric[0].compare([*by_metric, patching("head")], [(m,) for m in (*METRICS, "h")]))
+    yield from whole(
+        by_metric[0], by_metric[0].compare([*by_metric, patching("head")], [(m,) for m in (*METRICS, "h")])
+    )
     yield from whole(replace(by_metric[1], direction="noise"), picture=True)
     yield from whole(by_metric[2])
 
@@ -254,14 +256,18 @@ def patched_heads_and_approximations() -> Iterator[str]:
     values = patching().values.copy()
     values[..., 0] = NAN
     yield from whole(patching("residual", "difference", values=values[:3]))
-    yield from whole(patching("output", values=np.abs(values) * -1, positions=(1, 0, 3, 2, 4), attributed=np.empty((0, 5))))
+    yield from whole(
+        patching("output", values=np.abs(values) * -1, positions=(1, 0, 3, 2, 4), attributed=np.empty((0, 5)))
+    )
     yield f"approximated: {patching().approximated().tolist()} {patching(metric='difference').approximated().tolist()}"
 
 
 def steering(**more: Any) -> Steering:
     made = Drawn(3)
     given = dict(
-        **dict(provenance=ABOUT, site="state", layer=3, strengths=(-2.5, 0.0, 1.0, 4.0), answers=("yes", "no\n", "yes")),
+        **dict(
+            provenance=ABOUT, site="state", layer=3, strengths=(-2.5, 0.0, 1.0, 4.0), answers=("yes", "no\n", "yes")
+        ),
         **dict(norm=1.23456, direction=(np.ones(3),), classifies=True),
         **dict(probability=np.stack([made.ends(4), made.ends(4), made.ends(4, low=-1)])),
         **dict(by_direction=spread(4, 4), costs=made.ends(3, 4, 3)),
@@ -329,7 +335,9 @@ def fidelities() -> Iterator[str]:
 def fidelity_in_words() -> Iterator[str]:
     for seed in range(3, 8):
         methods = ("ig", "lrp", "a", "b", "c")[: seed - 2]
-        deleted = {"mode": "delete", "replacement": "zero"} if seed % 2 else {"mode": "replace", "replacement": "[MASK]"}
+        deleted = (
+            {"mode": "delete", "replacement": "zero"} if seed % 2 else {"mode": "replace", "replacement": "[MASK]"}
+        )
         result = fidelity(seed, methods=methods, notes=())
         clear = result.paired.copy()
         clear[:, 0] = [0.5, 0.1 * (seed - 4), 0.9]
