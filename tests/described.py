@@ -1,4 +1,4 @@
-"""Everything that the views of a result show, as text, and its comparison with what is recorded in tests/views/recorded.
+"""Everything that the views of a result show, as text, and its comparison with what tests/views/recorded holds.
 
 With SSMSCOPE_RECORD=1 the tests record what they see instead; read the difference before it is committed.
 """
@@ -35,17 +35,22 @@ def check(name: str, shown: Iterable[str]) -> None:
 
 
 def whole(result: Result, *more: pd.DataFrame | Table, picture: bool = False) -> Iterator[str]:
-    """Yield what a result says of itself: its lines, its blocks, its frame, then `more` tables, and a picture's words."""
-    yield f"headline: {result.headline}"
-    for at in range(len(getattr(result, "models", [0]))):
-        yield f"verdict: {result.verdict(at)}"
-    yield f"queries: {result.queries_made}"
-    yield from described(result.blocks())
+    """Yield what a result says of itself: its lines, its blocks, its frame, `more` tables, and a picture's words."""
+    yield from briefly(result)
     for table in (result.to_frame(), *more):
         yield "" if isinstance(table, pd.DataFrame) else "compared"
         yield from in_lines(table)
     if picture:
         yield "picture: " + " | ".join(filter(str.strip, said(result.figure()).split(" | ")))
+
+
+def briefly(result: Result) -> Iterator[str]:
+    """Yield the lines and blocks of a result."""
+    yield f"headline: {result.headline}"
+    for at in range(len(getattr(result, "models", [0]))):
+        yield f"verdict: {result.verdict(at)}"
+    yield f"queries: {result.queries_made}"
+    yield from described(result.blocks())
 
 
 def in_lines(table: pd.DataFrame | Table) -> Iterator[str]:

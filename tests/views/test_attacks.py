@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from described import Drawn, check, spread, tags, whole
+from described import Drawn, briefly, check, spread, tags, whole
 
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, Place
 from ssmscope.attacks.overflow.result import Filled, OverflowCurve, StateOverflow
@@ -63,7 +63,7 @@ def prompt_attacks() -> Iterator[str]:
     yield from whole(result, result.compare([result, one, none], LABELS), picture=True)
     yield from tags(by_template(result))
     yield from whole(one, picture=True)
-    yield from whole(none)
+    yield from briefly(none)
     for worst in ((3,), (1, 2), (0, 1, 2), (0, 1, 2, 3)):
         yield replace(result, worst=worst).headline
     yield replace(result, worst=(0, 1, 2, 3), attacks=(result.attacks[0],) * 4).headline
@@ -112,16 +112,17 @@ def word_attacks() -> Iterator[str]:
     other = words(*examples(5), recipe="textfooler", provenance=OTHER, left_out=())
     same = words(*examples(6), provenance=OTHER)
     yield from whole(result, result.compare([result, other, same], LABELS), picture=True)
-    yield from whole(words(*[each for each in examples() if each.status == "failed"]))
+    yield from briefly(words(*[each for each in examples() if each.status == "failed"]))
     yield from whole(words(*[each for each in examples() if each.status == "skipped"]), picture=True)
     many = [replace(example, row=at) for at in range(21) for example in examples(2)]
-    html = list(whole(words(*many)))
+    html = list(briefly(words(*many)))
     yield "\n".join(html[-60:])
     clean, outcome = np.array([0.2, 0.5, 0.3]), Outcome("a dull one", np.array([0.6, 0.1, 0.3]), 12, 3)
     yield f"{AttackedText.of(4, 1, 'A dull one', clean, outcome)}"
     yield f"{AttackedText.of(4, 0, 'A dull one', clean, outcome._replace(gradients=7))}"
     yield f"{AttackedText.of(5, 2, 'A dull one', clean, None)}"
-    yield f"{[changed_words(a, b) for a, b in (('a b c d', 'b x d c'), ('a-b it’s', 'a b it’s'), ('', 'a'), ('a', ''))]}"
+    pairs = (("a b c d", "b x d c"), ("a-b it’s", "a b it’s"), ("", "a"), ("a", ""))
+    yield f"{[changed_words(before, after) for before, after in pairs]}"
 
 
 def poisoning() -> Iterator[str]:
@@ -149,7 +150,7 @@ def poisoning() -> Iterator[str]:
     result = StatePoisoning(about, victims=(victim("own", True, 5), victim("b", False, 6)), **given)
     other = StatePoisoning(about, victims=(victim("c", False, 7),), **given)
     yield from whole(result, result.compare([result, other], LABELS[:2]))
-    yield from whole(other)
+    yield from briefly(other)
     yield f"{made.estimate()}"
 
 
@@ -180,7 +181,7 @@ def overflows() -> Iterator[str]:
     yield from whole(result, result.compare([result, alone, overflow(3, "before")], LABELS))
     yield from whole(alone)
     known = replace(result.curves[1], half_length=Estimate(100.0, 0.0, 2000.0))
-    yield from whole(replace(result, curves=(known, replace(known, half_length=Estimate(2000.0, 100.0, 2000.0)))))
+    yield from briefly(replace(result, curves=(known, replace(known, half_length=Estimate(2000.0, 100.0, 2000.0)))))
 
 
 def attacked(made: Drawn, region: str, start: float, stop: float, **more: Any) -> Attacked:
@@ -216,7 +217,7 @@ def positions() -> Iterator[str]:
     )
     yield from whole(result, result.compare([result, noise, one], LABELS))
     for each in (noise, one, none, replace(result, worst_windows=(0, 1, 2), worst_regions=(3,))):
-        yield from whole(each)
+        yield from briefly(each)
     small = replace(regions[1], accuracy=Estimate(0.001234, 0.0, 0.002), drop=Estimate(0.99, 0.9, 1.0))
     yield replace(noise, regions=(small, *nothing[:2], regions[0]), worst_regions=(0,)).headline
 
@@ -246,7 +247,7 @@ def insertions() -> Iterator[str]:
     yield from whole(result, result.compare([result, alone], LABELS[:2]))
     yield from whole(alone)
     many = insertion(3, *(curve(seed, f"phrase {seed}") for seed in range(4, 11)))
-    yield from whole(many)
+    yield from briefly(many)
     level = replace(many.curves[0].places[0], accuracy=Estimate(0.5, 0.4, 0.6))
     flat = replace(many.curves[0], places=(level,) * 4, hardest_places=(0, 1, 2, 3))
     yield insertion(5, flat).headline

@@ -148,7 +148,7 @@ def coloured_texts() -> Iterator[str]:
         yield from in_terminal([each], no_color=True)
         yield from tags(str(token_rows.html(each)))
     yield f"{[row.shades().tolist() for row in rows]} {[row.shades(count=5).tolist() for row in rows]}"
-    yield f"{[row.extent for row in rows]} {rows[1].state_shade} {rows[2].state_shade} {text.special.tolist()} {len(text)}"
+    yield f"{[row.extent for row in rows]} {rows[1].state_shade} {rows[2].state_shade} {text.special} {len(text)}"
     with pytest.MonkeyPatch.context() as patch:
         for name, most in (("MAX_TERMINAL_TEXTS", 1), ("MAX_PAGE_TEXTS", 1), ("MAX_PAGE_TOKENS", 7)):
             patch.setattr(token_rows, name, most)
@@ -232,7 +232,8 @@ def grids_of_words() -> Iterator[str]:
     zero = replace(
         two, grids=tuple(replace(each, scores={**each.scores, "entropy": np.zeros((4, 5))}) for each in two.grids)
     )
-    yield f"{nothing.highest} {zero.highest} {two.layers} {[shade(value, 2.0) for value in (-1, 0, 0.03, 1.0, 1.99, 3, NAN)]}"
+    yield f"{nothing.highest} {zero.highest} {two.layers}"
+    yield f"{[shade(value, 2.0) for value in (-1, 0, 0.03, 1.0, 1.99, 3, NAN)]}"
     with pytest.MonkeyPatch.context() as patch:
         for cells in (8, 3):
             patch.setattr("ssmscope.render.word_grid.MAX_PAGE_CELLS", cells)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from described import Drawn, check, spread, whole
+from described import Drawn, briefly, check, spread, whole
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.result import (
@@ -66,7 +66,7 @@ def shown_by_layer() -> Iterator[str]:
         first, second, layers=(0, 2, 3), reach=3, heads=(Head(2, 5, 0.7512), Head(0, 11, 0.25)), attends=True
     )
     other = heatmap(text(1, 3), layers=(4,), provenance={"model": "other"})
-    return whole(result, result.compare([result, other], [("x",), ("y",)]), result.top(2), picture=True)
+    return whole(result, result.compare([result, other], [("x",), ("y",)]), result.top(2))
 
 
 def at_a_position() -> Iterator[str]:
@@ -92,8 +92,8 @@ def retention_of_many() -> Iterator[str]:
 
 
 def nothing_stands_out() -> Iterator[str]:
-    yield from whole(heatmap(text(2, 11, rationale=(), flat=(True, False, False)), score="write", reach=40))
-    yield from whole(heatmap(text(2, 12, rationale=()), through=True))
+    yield from briefly(heatmap(text(2, 11, rationale=(), flat=(True, False, False)), score="write", reach=40))
+    yield from briefly(heatmap(text(2, 12, rationale=()), through=True))
 
 
 def many_words() -> Iterator[str]:
@@ -141,7 +141,7 @@ def over_data(seed: int, *, words: int = 20, **more: Any) -> DataHeatmap:
 
 def of_data() -> Iterator[str]:
     first, other = over_data(1), over_data(2, words=17)
-    yield from whole(first, first.compare([first, other], [("x",), ("y",)]), picture=True)
+    yield from whole(first, first.compare([first, other], [("x",), ("y",)]))
 
 
 def of_few_words() -> Iterator[str]:
@@ -150,7 +150,7 @@ def of_few_words() -> Iterator[str]:
     for words, known in ((0, 4), (1, 5), (3, 6)):
         by_layer = tuple(replace(layers[0], number=at, half_life=life) for at, life in enumerate(lives[:known]))
         few = over_data(3, words=words, by_layer=by_layer, timed=0, examples=(), score="write", notes=())
-        yield from whole(few)
+        yield from briefly(few)
 
 
 def pair(*results: Any) -> Paired:
@@ -165,7 +165,7 @@ def of_two_models() -> Iterator[str]:
         *(text(3, seed, answer="negative", probability=0.25 * seed - 5.5) for seed in (23, 24)),
         provenance={"model": "other"},
     )
-    yield from whole(pair(first, other), picture=True)
+    yield from whole(pair(first, other))
     yield from whole(pair(first, replace(other, layers=(4, 5, 6), by_layer=False, provenance={"model": "own"})))
 
 
@@ -180,14 +180,14 @@ def of_two_tokenizers() -> Iterator[str]:
     )
     other = heatmap(apart, provenance={"model": "other"})
     yield from whole(pair(heatmap(text(2, 26)), other))
-    yield from whole(pair(other, heatmap(text(2, 27))))
+    yield from briefly(pair(other, heatmap(text(2, 27))))
     signed = heatmap(text(2, 28, signed=True), contrast="sst2")
     scores = spread(2, len(parts), low=-4, high=2, seed=29).astype(np.float32)
     apart = replace(apart, scores=scores, mean=scores.mean(0), flat=())
     yield from whole(pair(signed, replace(other, texts=(apart,), contrast="sst2")))
     kept = [replace(each, score="retention", at=None) for each in (heatmap(text(2, 26)), other)]
-    yield from whole(pair(*kept))
-    yield from whole(pair(*(replace(each, at=6) for each in (heatmap(text(2, 26)), heatmap(text(2, 29))))))
+    yield from briefly(pair(*kept))
+    yield from briefly(pair(*(replace(each, at=6) for each in (heatmap(text(2, 26)), heatmap(text(2, 29))))))
 
 
 def of_images_of_two_models() -> Iterator[str]:
@@ -197,7 +197,7 @@ def of_images_of_two_models() -> Iterator[str]:
 
 
 def of_data_of_two_models() -> Iterator[str]:
-    return whole(pair(over_data(1, examples=()), over_data(2, words=17, notes=(), timed=0)), picture=True)
+    return whole(pair(over_data(1, examples=()), over_data(2, words=17, notes=(), timed=0)))
 
 
 CASES: dict[str, Callable[[], Iterator[str]]] = {

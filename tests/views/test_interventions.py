@@ -10,10 +10,9 @@ from typing import Any
 import attended
 import numpy as np
 import pytest
-from described import Drawn, check, spread, whole
+from described import Drawn, briefly, check, spread, whole
 
 from ssmscope.attacks.effect.result import AttackEffect, Side
-from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.ablate.result import Ablation, Unit
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
 from ssmscope.interp.fidelity.result import Fidelity, fidelity_table
@@ -64,7 +63,7 @@ def explanations() -> Iterator[str]:
     ordinary = tuple(at for at, _ in enumerate(TOKENS))
     third = replace(second, words=ordinary, target="x" * 60, value=-0.000123456)
     result = explanation(explained(*made), second, third)
-    yield from whole(result, result.compare([result], [("z",)]), result.summary(), result.highest(), picture=True)
+    yield from whole(result, result.compare([result], [("z",)]), result.summary(), result.highest())
 
 
 def one_explanation() -> Iterator[str]:
@@ -116,8 +115,8 @@ def attention_both_ways() -> Iterator[str]:
     unknown = [replace(each, readouts=replace(each.readouts, distance=NAN)) for each in one.maps]
     one = replace(one, maps=tuple(unknown))
     yield from whole(attended.make(one))
-    yield from whole(attended.make(replace(one, bidirectional=False)))
-    yield from whole(attended.make(one, attended.make_text(5)))
+    yield from briefly(attended.make(replace(one, bidirectional=False)))
+    yield from briefly(attended.make(one, attended.make_text(5)))
 
 
 def attention_without_maps() -> Iterator[str]:
@@ -166,7 +165,7 @@ def effect_by_layer() -> Iterator[str]:
     result = effect(2)
     cosine = np.array([NAN, 0.5])
     other = replace(result, state_cosine=cosine, provenance=OTHER)
-    yield from whole(result, result.compare([result, other], LABELS), result.summary(), picture=True)
+    yield from whole(result, result.compare([result, other], LABELS), result.summary())
 
 
 def effect_on_many_layers() -> Iterator[str]:
@@ -188,7 +187,7 @@ def effect_without_a_difference_inside() -> Iterator[str]:
     nothing = [replace(each, attention=attention[:, : len(each)]) for each in (result.before, result.before)]
     pairs = np.array([[0, 0], [1, 1], [2, 2], [3, 3]])
     kept = replace(result, before=nothing[0], after=nothing[1], pairs=pairs, by_layer=False)
-    yield from whole(kept)
+    yield from briefly(kept)
 
 
 def ablation() -> Iterator[str]:
@@ -205,7 +204,7 @@ def ablation() -> Iterator[str]:
     )
     unclear = replace(skips, harms=skips.harms - 0.02)
     yield from whole(result, result.compare([result, skips, unclear], [("x",), ("y",), ("z",)]), result.together())
-    yield from whole(skips)
+    yield from briefly(skips)
     yield f"verdict: {unclear.verdict()}"
 
 
@@ -224,8 +223,8 @@ def knockout() -> Iterator[str]:
     other = replace(result, by="window", roads="convolution", attends=False, answers=("yes",), provenance=OTHER)
     other = replace(other, cuts=cuts[:4], changes=result.changes[:1, :4], sources=("a",), probability=np.array([0.5]))
     other = replace(other, probabilities=cells[:1, :1, :4], logits=cells[:1, :1, 4:8])
-    yield from whole(result, result.compare([result, other], LABELS), picture=True)
-    yield from whole(replace(other, roads="both"))
+    yield from whole(result, result.compare([result, other], LABELS))
+    yield from briefly(replace(other, roads="both"))
 
 
 def patching(site: str = "state", metric: str = "normalised", **more: Any) -> Patching:
@@ -247,12 +246,12 @@ def patches() -> Iterator[str]:
     yield from whole(
         by_metric[0], by_metric[0].compare([*by_metric, patching("head")], [(m,) for m in (*METRICS, "h")])
     )
-    yield from whole(replace(by_metric[1], direction="noise"), picture=True)
-    yield from whole(by_metric[2])
+    yield from whole(replace(by_metric[1], direction="noise"))
+    yield from briefly(by_metric[2])
 
 
 def patched_heads_and_approximations() -> Iterator[str]:
-    yield from whole(patching("head"), picture=True)
+    yield from whole(patching("head"))
     values = patching().values.copy()
     values[..., 0] = NAN
     yield from whole(patching("residual", "difference", values=values[:3]))
@@ -282,9 +281,9 @@ def steered() -> Iterator[str]:
         **dict(site="residual", answers=("no\n" + "x" * 20,), costs=np.empty((3, 4, 0, 3)), classifies=False),
         **dict(strengths=(-2.5, -0.5, 1.0, 4.0), probability=small, by_direction=spread(2, 4)),
     )
-    yield from whole(result, result.compare([result, without], LABELS), picture=True)
+    yield from whole(result, result.compare([result, without], LABELS))
     yield from whole(without)
-    yield from whole(replace(without, classifies=False, costs=result.costs))
+    yield from briefly(replace(without, classifies=False, costs=result.costs))
 
 
 def sanity() -> Iterator[str]:
@@ -292,7 +291,7 @@ def sanity() -> Iterator[str]:
     given = dict(methods=("ig", "lrp"), parts=("trained", "head", "layer 1", "layer 0"), texts=1)
     values = spread(2, 4, 3, 2, low=-1, seed=1)
     values[0, 1, 2] = NAN
-    yield from whole(SanityCheck(ABOUT, **given, values=values, estimates=made.ends(2, 4, 2, low=-1)), picture=True)
+    yield from whole(SanityCheck(ABOUT, **given, values=values, estimates=made.ends(2, 4, 2, low=-1)))
 
 
 def plausibility() -> Iterator[str]:
@@ -300,8 +299,8 @@ def plausibility() -> Iterator[str]:
     given = dict(methods=("ig", "lrp", "survival"), texts=(2, 5, 7, 8), share=0.2345, chance=0.34567, left_out=1200)
     result = Plausibility(ABOUT, values=spread(3, 4, 3), estimates=made.estimates(9), top=0.155, **given)
     counted = replace(result, top=4, left_out=0, estimates=made.estimates(9), provenance=OTHER)
-    yield from whole(result, result.compare([result, counted], LABELS), picture=True)
-    yield from whole(counted)
+    yield from whole(result, result.compare([result, counted], LABELS))
+    yield from briefly(counted)
 
 
 def fidelity(seed: int, *more_measures: str, data: str = "sst2", model: str = "own", **more: Any) -> Fidelity:
@@ -327,7 +326,7 @@ def fidelity(seed: int, *more_measures: str, data: str = "sst2", model: str = "o
 def fidelities() -> Iterator[str]:
     result, other = fidelity(1, "knockout", "knockout-0", "knockout-3", "auprc"), fidelity(2, "token_f1", model="other")
     compared = result.compare([result, other], LABELS)
-    yield from whole(result, compared, result.curves(), result.differences(), result.per_text(), picture=True)
+    yield from whole(result, compared, result.curves(), result.differences(), result.per_text())
     for style in ("markdown", "latex", "csv"):
         yield result.table(style=style)
 
@@ -342,10 +341,10 @@ def fidelity_in_words() -> Iterator[str]:
         clear = result.paired.copy()
         clear[:, 0] = [0.5, 0.1 * (seed - 4), 0.9]
         result = replace(result, provenance={**result.provenance, "options": deleted}, paired=clear, value="logit")
-        yield from whole(result)
+        yield from briefly(result)
     for filled in ("zero", "pad"):
         about = {**result.provenance, "options": {"mode": "replace", "replacement": filled}}
-        yield from whole(replace(result, provenance=about, paired=-clear))
+        yield from briefly(replace(result, provenance=about, paired=-clear))
 
 
 def fidelity_tables() -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from described import Drawn, check, spread, whole
+from described import Drawn, briefly, check, spread, whole
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.probes.bound.result import GeneralizationBound
@@ -85,7 +85,7 @@ def influences() -> Iterator[str]:
     yield from whole(result, result.compare([result, poor, one, none], LABELS), result.summary())
     yield from whole(poor, poor.compare([one, one], LABELS), poor.distances(2))
     for each in (one, none, drawn):
-        yield from whole(each)
+        yield from briefly(each)
 
 
 NORMS = dict(channels=8, state=4, p=0.5, B_u=0.75, B_B=1.5, B_C=1.25, B_w=0.625, B_q=0.375, B_A=1.1)
@@ -123,9 +123,9 @@ def bounds() -> Iterator[str]:
     every = [vacuous, grows, level, said, outside, large]
     yield from whole(vacuous, vacuous.compare(every, LABELS), vacuous.curve())
     yield from whole(outside, outside.curve())
-    yield from whole(without)
+    yield from briefly(without)
     for each in (grows, level, said, large, small, linear):
-        yield from (line for line in whole(each) if line.startswith(("headline", "text", "note")))
+        yield from (line for line in briefly(each) if line.startswith(("headline", "text", "note")))
     for p, B_A, B_q in ((LINEAR_P + 1e-4, 0.0, 0.0), (LINEAR_P, 1e-3, 0.0), (LINEAR_P, 0.0, 1e-3)):
         near = bound(0.0, norms=dict(B_A=B_A, B_q=B_q, p=p))
         yield f"{near.is_linear_attention}"
@@ -169,7 +169,7 @@ def stabilities() -> Iterator[str]:
     yield from whole(result, result.compare([result, parts, both], LABELS), result.heads())
     yield from whole(parts)
     for each in (both, stability(*both.layers, layer_stability(2, 3, "stable")), stability(both.layers[1])):
-        yield from whole(each)
+        yield from briefly(each)
 
 
 def checkpoints() -> Iterator[str]:
@@ -270,8 +270,8 @@ def snr() -> Iterator[str]:
         replace(curve, layers=tuple(replace(each, needle=each.needle.times(0.009)) for each in curve.layers))
         for curve in many.curves
     )
-    yield from whole(replace(many, curves=small, notes=()))
-    yield from whole(needles({"own": 2, "other": 3}, (100,), ("qa1",)))
+    yield from briefly(replace(many, curves=small, notes=()))
+    yield from briefly(needles({"own": 2, "other": 3}, (100,), ("qa1",)))
 
 
 def losses(models: tuple[str, ...], length: int, bins: tuple[tuple[int, int], ...], slope: bool = True) -> TokenLoss:
@@ -323,7 +323,7 @@ def trajectories() -> Iterator[str]:
     of_classes = Trajectory(OTHER, "logit lens", "last", "entropy", True, last)
     yield from whole(result, result.compare([result, of_classes], LABELS))
     yield from whole(of_classes)
-    yield from whole(replace(of_classes, texts=last[:1]))
+    yield from briefly(replace(of_classes, texts=last[:1]))
 
 
 def lens_fits() -> Iterator[str]:
@@ -334,7 +334,7 @@ def lens_fits() -> Iterator[str]:
     result = LensFit(about, positions="every", **given, history=(Evaluation(0, NAN, 0.5), Evaluation(700, 0.4, 0.3)))
     last = replace(result, positions="last", tuned=made.estimate())
     yield from whole(result, result.compare([result, last], LABELS))
-    yield from whole(last)
+    yield from briefly(last)
 
 
 def benchmarks() -> Iterator[str]:
@@ -345,7 +345,7 @@ def benchmarks() -> Iterator[str]:
     )
     result = Benchmarks({**ABOUT, "versions": {"lm-eval": "0.4"}}, scores)
     yield from whole(result, result.compare([result, replace(result, scores=scores[1:])], LABELS))
-    yield from whole(replace(result, scores=scores[::2]))
+    yield from briefly(replace(result, scores=scores[::2]))
 
 
 CASES: dict[str, Callable[[], Iterator[str]]] = {

@@ -129,7 +129,8 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
             ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), cells | ends)
         for name, row in zip(of_heads, () if text.heads is None else text.heads):
-            said = " · ".join(f"{short_token(token, 24)} {result.written(score)}" for _, token, score in text.top(3, row))
+            strongest = text.top(3, row)
+            said = " · ".join(f"{short_token(token, 24)} {result.written(score)}" for _, token, score in strongest)
             ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), {"stands out": Cell(text=said), **ends})
 
