@@ -10,11 +10,13 @@ from typing import Any
 import attended
 import numpy as np
 import pytest
+import torch
 from described import Drawn, briefly, check, spread, whole
 
 from ssmscope.attacks.effect.result import AttackEffect, Side
+from ssmscope.errors import InputError
 from ssmscope.interp.ablate.result import Ablation, Unit
-from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
+from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, Scores
 from ssmscope.interp.fidelity.result import Fidelity, fidelity_table
 from ssmscope.interp.heatmap.result import ScoredText
 from ssmscope.interp.knockout.result import Cut, Knockout
@@ -188,6 +190,8 @@ def effect_without_a_difference_inside() -> Iterator[str]:
     pairs = np.array([[0, 0], [1, 1], [2, 2], [3, 3]])
     kept = replace(result, before=nothing[0], after=nothing[1], pairs=pairs, by_layer=False)
     yield from briefly(kept)
+    special = [replace(each, text=replace(each.text, words=(None,) * len(each))) for each in nothing]
+    yield from briefly(replace(kept, before=special[0], after=special[1]))
 
 
 def ablation() -> Iterator[str]:
@@ -368,13 +372,48 @@ def differences_of_fidelity() -> Iterator[str]:
     yield f"{result.best('delta')} {result.best('morf')} {result.estimate('random', 'lerf')}"
 
 
+def refused(call: Callable[..., Any], **given: Any) -> str:
+    with pytest.raises(InputError) as error:
+        call(**given)
+    return f"{given}: {error.value}"
+
+
+def what_is_not_there() -> Iterator[str]:
+    text = attended.make_text(3, maps=0)
+    for count in (0, 8, 9):
+        maps = [
+            attended.make_map(3, text.queries, None, seed=at, layer=str(at), head=f"h{at % 2}") for at in range(count)
+        ]
+        result = attended.make(replace(text, maps=tuple(maps)), replace(text, maps=tuple(maps[::-1])))
+        for given in ({"layer": "x"}, {"layer": 0, "head": "h1"}, {"part": "kept"}, {"text": 2}, {"text": -3}):
+            yield refused(result.map, **given)
+    assert result.map(-1, layer=8) is maps[8].values and result.map(-2, head="h1") is maps[1].values
+    assert result.map(1) is maps[8].values and result.map(0) is maps[0].values
+    explained_twice = explanation(
+        explained(attribution("ig", 1)), explained(attribution("lrp", 2), attribution("ig", 3))
+    )
+    first, second = explained_twice.texts
+    assert explained_twice.attribution() is first.attributions[0]
+    assert explained_twice.attribution(-1, "ig") is second.attributions[1]
+    assert (
+        explained_twice.attribution(-2) is first.attributions[0]
+        and explained_twice.attribution(1) is second.attributions[0]
+    )
+    for given in ({"text": 2}, {"text": -3}, {"method": "lrp"}, {"text": 1, "method": "igg"}):
+        yield refused(explained_twice.attribution, **given)
+    scores = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, math.nan]])
+    found = Scores(scores, delta=torch.tensor([0.5, 0.25]), steps=torch.tensor([7, 8]), baseline="zero", note="n")
+    yield f"{Attribution.of('ig', found, 1, 2)} {Attribution.of('ig', Scores(scores), 0, 3)}"
+    yield refused(Attribution.of, name="ig", found=Scores(scores), row=1, length=3)
+
+
 CASES: dict[str, Callable[[], Iterator[str]]] = {
     case.__name__.replace("_", "-"): case
     for case in (explanations, one_explanation, explained_images, explanations_of_two_models, attention_of_texts)
     + (attention_of_queries, pooled_attention, attention_both_ways, attention_without_maps, attention_of_images)
     + (attention_of_two_models, effect_by_layer, effect_on_many_layers, effect_without_a_difference_inside)
     + (ablation, knockout, patches, patched_heads_and_approximations, steered, sanity, plausibility, fidelities)
-    + (fidelity_in_words, fidelity_tables, differences_of_fidelity)
+    + (fidelity_in_words, fidelity_tables, differences_of_fidelity, what_is_not_there)
 }
 
 
