@@ -9,12 +9,15 @@ import io
 import os
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from drawn import said
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from ssmscope.api.results import Result
@@ -41,7 +44,7 @@ def whole(result: Result, *more: pd.DataFrame | Table, picture: bool = False) ->
         yield "" if isinstance(table, pd.DataFrame) else "compared"
         yield from in_lines(table)
     if picture:
-        yield "picture: " + " | ".join(filter(str.strip, said(result.figure()).split(" | ")))
+        yield from of_figure(result.figure())
 
 
 def briefly(result: Result) -> Iterator[str]:
@@ -50,7 +53,24 @@ def briefly(result: Result) -> Iterator[str]:
     for at in range(len(getattr(result, "models", [0]))):
         yield f"verdict: {result.verdict(at)}"
     yield f"queries: {result.queries_made}"
-    yield from described(result.blocks())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Result, "figure", lambda result, **options: options)
+        found = list(described(result.blocks()))
+    yield from found
+
+
+def of_figure(figure: Figure) -> Iterator[str]:
+    """Yield the words of a figure, its size, and the ends and lines of its axes."""
+    yield "picture: " + " | ".join(filter(str.strip, said(figure).split(" | ")))
+    yield "size: {:.2f} × {:.2f} inches".format(*figure.get_size_inches())
+    for axes in filter(lambda axes: axes.axison, figure.axes):
+        yield "axes: {:.4g} to {:.4g}, {:.4g} to {:.4g}".format(*axes.get_xlim(), *axes.get_ylim())
+        yield f"ticks: {axes.get_xticks().round(4).tolist()}"
+        legends = [figure.legends, [axes.get_legend()] if axes.get_legend() else []]
+        for line in (*axes.lines, *(handle for each in chain(*legends) for handle in each.legend_handles)):
+            points = " ".join(f"{x:.4g},{y:.4g}" for x, y in line.get_xydata().tolist())
+            look = (line.get_color(), line.get_linestyle(), line.get_marker(), line.get_markerfacecolor())
+            yield f"line {look}: {points}"
 
 
 def in_lines(table: pd.DataFrame | Table) -> Iterator[str]:
@@ -58,6 +78,7 @@ def in_lines(table: pd.DataFrame | Table) -> Iterator[str]:
         yield from of_table(table)
     else:
         kinds = {name: kind for name, kind in table.dtypes.items() if kind not in (np.float64, object, "str")}
+        assert table.index.equals(pd.RangeIndex(len(table)))
         yield "frame: " + ", ".join(f"{name} {kind}" for name, kind in kinds.items())
         yield table.to_csv(index=False, float_format="%.6g").rstrip()
 
@@ -68,7 +89,8 @@ def described(blocks: Iterable[Any]) -> Iterator[str]:
         if isinstance(block, Prose):
             yield f"{block.kind}: {block.text}"
         elif isinstance(block, Picture):
-            yield f"picture: {block.alt}" + ", vector" * block.vector + ", folded" * block.folded
+            options = found if isinstance(found := block.draw(), dict) else {}
+            yield f"picture: {block.alt}" + ", vector" * block.vector + ", folded" * block.folded + f" {options or ''}"
         elif isinstance(block, Table):
             yield from of_table(block)
         elif isinstance(block, TokenRows):
@@ -86,9 +108,8 @@ def of_table(table: Table) -> Iterator[str]:
 
 
 def of_cell(cell: Cell) -> str:
-    return (
-        "★" * cell.best + "▼" * cell.worst + " ".join(filter(None, (cell.value, cell.interval))) + "#" * cell.is_number
-    )
+    number = "" if cell.found is None else f"#{cell.found.value:.4g}" if cell.text else "#"
+    return "★" * cell.best + "▼" * cell.worst + " ".join(filter(None, (cell.value, cell.interval))) + number
 
 
 def of_rows(block: TokenRows) -> Iterator[str]:

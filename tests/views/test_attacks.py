@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from described import Drawn, briefly, check, spread, tags, whole
+from described import Drawn, briefly, check, spread, whole
 
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, Place
 from ssmscope.attacks.overflow.result import Filled, OverflowCurve, StateOverflow
@@ -17,7 +17,6 @@ from ssmscope.attacks.poisoning.result import NAMES, Alarm, Poisoned, StatePoiso
 from ssmscope.attacks.poisoning.result import Cost as SearchCost
 from ssmscope.attacks.position.result import Attacked, PositionBias
 from ssmscope.attacks.prompts.result import AttackedPrompt, Cost, PromptAttack, PromptAttacker, notes_on
-from ssmscope.attacks.prompts.views import by_template
 from ssmscope.attacks.words.result import AttackedText, Outcome, WordAttack, changed_words, measure
 from ssmscope.core.bootstrap import Estimate
 
@@ -61,7 +60,12 @@ def prompt_attacks() -> Iterator[str]:
     nothing = replace(alone, drop=UNKNOWN, worst=None, accuracy=UNKNOWN)
     none = replace(one, attacks=(nothing, replace(nothing, name="checklist")), worst=(), provenance=OTHER)
     yield from whole(result, result.compare([result, one, none], LABELS), picture=True)
-    yield from tags(by_template(result))
+    alike = [replace(each, drop=Estimate(0.25, 0.125, 0.5)) for each in result.attacks[0].prompts[:2]]
+    level = replace(result.attacks[0], prompts=(*alike, *result.attacks[0].prompts[2:]))
+    mixed = replace(result, attacks=(result.attacks[2], replace(nothing, name="textfooler"), level), worst=(2,))
+    yield from briefly(mixed)
+    yield replace(mixed, attacks=mixed.attacks[1:], worst=(1,)).headline
+    yield replace(mixed, attacks=mixed.attacks[::2], worst=(1,)).headline
     yield from whole(one, picture=True)
     yield from briefly(none)
     for worst in ((3,), (1, 2), (0, 1, 2), (0, 1, 2, 3)):
@@ -108,7 +112,8 @@ def words(*found: AttackedText, **more: Any) -> WordAttack:
 
 
 def word_attacks() -> Iterator[str]:
-    result = words(*examples())
+    found = examples()
+    result = words(*found)
     other = words(*examples(5), recipe="textfooler", provenance=OTHER, left_out=())
     same = words(*examples(6), provenance=OTHER)
     yield from whole(result, result.compare([result, other, same], LABELS), picture=True)
@@ -117,7 +122,11 @@ def word_attacks() -> Iterator[str]:
     many = [replace(example, row=at) for at in range(21) for example in examples(2)]
     html = list(briefly(words(*many)))
     yield "\n".join(html[-60:])
-    clean, outcome = np.array([0.2, 0.5, 0.3]), Outcome("a dull one", np.array([0.6, 0.1, 0.3]), 12, 3)
+    (*_, texts) = words(*many[:40]).blocks()
+    yield f"{texts.html().count('<tr>')} {'attacked examples' in texts.html()}"
+    for some in (result, other, words(*found[5:6], *found[2:3]), words(*found[1:3], *found[4:5])):
+        yield f"{some.recipe} {some.curve.round(6).tolist()}"
+    clean, outcome = np.array([0.2, 0.5, 0.3]), Outcome("a very dull one", np.array([0.6, 0.1, 0.3]), 12, 3)
     yield f"{AttackedText.of(4, 1, 'A dull one', clean, outcome)}"
     yield f"{AttackedText.of(4, 0, 'A dull one', clean, outcome._replace(gradients=7))}"
     yield f"{AttackedText.of(5, 2, 'A dull one', clean, None)}"
@@ -212,11 +221,12 @@ def positions() -> Iterator[str]:
         3, regions=regions[:1], worst_regions=(0,), windows=(), worst_windows=(), replacement="mean", notes=()
     )
     nothing = tuple(replace(each, drop=UNKNOWN) for each in regions)
+    two = replace(one, regions=regions[:2], worst_regions=(1,))
     none = replace(
         noise, regions=nothing, worst_regions=(), average=Estimate(0.001234, 0.0, 0.002), average_drop=UNKNOWN
     )
     yield from whole(result, result.compare([result, noise, one], LABELS))
-    for each in (noise, one, none, replace(result, worst_windows=(0, 1, 2), worst_regions=(3,))):
+    for each in (noise, one, none, replace(result, worst_windows=(0, 1, 2), worst_regions=(3,)), two):
         yield from briefly(each)
     small = replace(regions[1], accuracy=Estimate(0.001234, 0.0, 0.002), drop=Estimate(0.99, 0.9, 1.0))
     yield replace(noise, regions=(small, *nothing[:2], regions[0]), worst_regions=(0,)).headline
@@ -248,6 +258,7 @@ def insertions() -> Iterator[str]:
     yield from whole(alone)
     many = insertion(3, *(curve(seed, f"phrase {seed}") for seed in range(4, 11)))
     yield from briefly(many)
+    yield from briefly(replace(many, curves=many.curves[:6]))
     level = replace(many.curves[0].places[0], accuracy=Estimate(0.5, 0.4, 0.6))
     flat = replace(many.curves[0], places=(level,) * 4, hardest_places=(0, 1, 2, 3))
     yield insertion(5, flat).headline

@@ -126,14 +126,14 @@ WORDS = ("[CLS]", " A", " won", "der", "", " <film>", "\n", " ends")
 
 
 def token_row(name: str, seed: int = 1, signed: bool = False, **more: Any) -> TokenRow:
-    scores = spread(len(WORDS), low=-0.9 if signed else 0.1, high=1.1, seed=seed)
+    scores = spread(len(WORDS), low=-1.4 if signed else -0.2, high=1.4, seed=seed)
     return TokenRow(name, scores, (-1.0, 1.0) if signed else (0.0, 1.0), signed, **more)
 
 
 def coloured_texts() -> Iterator[str]:
     outside = np.arange(len(WORDS)) == 0
     rows = (
-        token_row("first\nof two", outside=outside, marked=(3, 2), own=(0.123, 0.9), remark="a <remark>"),
+        token_row("first\nof two", outside=outside, marked=(3, 2), own=(0.123, 0.9), remark="a <remark>", state=0.25),
         token_row("", 2, True, marked=(5,), against=(1, 7), query=6, state=-0.5),
         token_row("flat", 3, state=0.75, query=0, outside=np.arange(len(WORDS)) > 5),
     )
@@ -198,6 +198,7 @@ def maps_of_texts() -> Iterator[str]:
             yield " ".join(part for part in tags(fragment(texts, "l")) if "note" in part or '"texts"' in part)
         patch.setattr("ssmscope.render.token_maps.MAX_PAGE_TOKENS", len(WORDS))
         yield f"{[each.fits for each in texts]}"
+        yield f"{_section(0, texts[0], None)['rest']!r}"
         patch.setattr("ssmscope.render.token_maps.MAX_PAGE_TOKENS", len(WORDS) - 1)
         yield f"{[each.fits for each in texts]}"
         yield from tags(fragment(texts[:1], "l"))
@@ -260,12 +261,18 @@ CASES: dict[str, Callable[[], Iterator[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("channels", "size"), [(1, (5, 2)), (3, (2, 5))])
+@pytest.mark.parametrize(("channels", "size"), [(1, (5, 2)), (2, (4, 1)), (3, (2, 5))])
 def test_images_are_drawn_pixel_by_pixel(channels: int, size: tuple[int, int]) -> None:
     pixels = spread(*size, channels, low=-0.5, high=1.5, seed=2)
     (uri,) = (text["image"] for text in [_section(0, mapped(3, 1, sink=False, pixels=pixels), None)])
     found = np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition("base64,")[2]))).convert("RGB"))
-    np.testing.assert_array_equal(found, (np.broadcast_to(pixels, (*size, 3)).clip(0, 1) * 255).astype(np.uint8))
+    shown = pixels if channels == 3 else pixels.mean(-1, keepdims=True)
+    np.testing.assert_array_equal(found, (np.broadcast_to(shown, (*size, 3)).clip(0, 1) * 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize(("size", "side"), [((1, 1), 16), ((18, 2), 16), ((2, 19), 15), ((40, 10), 7), ((60, 100), 4)])
+def test_pixels_of_an_image_are_as_large_as_there_is_room(size: tuple[int, int], side: int) -> None:
+    assert _section(0, mapped(3, 1, sink=False, pixels=np.ones((*size, 1))), None)["side"] == side
 
 
 @pytest.mark.parametrize("name", CASES)

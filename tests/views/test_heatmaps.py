@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from described import Drawn, briefly, check, spread, whole
+from described import Drawn, briefly, check, described, spread, whole
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.result import (
@@ -21,6 +21,7 @@ from ssmscope.interp.heatmap.result import (
     ScoredText,
     SelectionHeatmap,
 )
+from ssmscope.interp.heatmap.views import rows
 from ssmscope.interp.paired import Paired
 
 TOKENS = ("[CLS]", " A", " won", "der", "ful", " film", ",", " but", " long", " ", ".")
@@ -66,7 +67,12 @@ def shown_by_layer() -> Iterator[str]:
         first, second, layers=(0, 2, 3), reach=3, heads=(Head(2, 5, 0.7512), Head(0, 11, 0.25)), attends=True
     )
     other = heatmap(text(1, 3), layers=(4,), provenance={"model": "other"})
-    return whole(result, result.compare([result, other], [("x",), ("y",)]), result.top(2))
+    yield from whole(result, result.compare([result, other], [("x",), ("y",)]), result.top(2))
+    yield from described([rows(result, every=False), rows(replace(result, contrast="sst2"), every=False)])
+    yield f"{replace(result, texts=()).verdict()}"
+    for medians in ((4, 4), (4, 5), (4, 5, 6), (4, 5, 6, 7), (4, 4, 4, 4)):
+        one = text(len(medians), 1, half_lives=lives(len(medians), *medians))
+        yield f"{heatmap(one).verdict()}"
 
 
 def at_a_position() -> Iterator[str]:
@@ -88,19 +94,23 @@ def retention_of_many() -> Iterator[str]:
     made = [text(2, seed, rationale=(seed - 3,) if seed % 2 else ()) for seed in range(5, 10)]
     made[1] = replace(made[1], flat=(True, True, False), standing=((), (3, 2)))
     result = heatmap(*made, score="retention", layers=(0, 1), by_layer=False)
-    return whole(result)
+    yield from whole(result)
+    yield from (replace(result, texts=result.texts[:count]).verdict() for count in (2, 3, 4))
 
 
 def nothing_stands_out() -> Iterator[str]:
     yield from briefly(heatmap(text(2, 11, rationale=(), flat=(True, False, False)), score="write", reach=40))
     yield from briefly(heatmap(text(2, 12, rationale=()), through=True))
+    special = replace(text(2, 12, rationale=()), words=(None,) * len(TOKENS))
+    yield from briefly(heatmap(special))
 
 
 def many_words() -> Iterator[str]:
-    tokens = tuple(f" word{at}" for at in range(10))
+    tokens = tuple(f" word{at}" + "x" * 22 for at in range(10))
     scores = spread(1, 10, high=0.5, seed=3).astype(np.float32)
     one = ScoredText(tokens, tuple(range(10)), scores, scores[0], tuple(range(9, 0, -1)), "yes", math.nan)
-    return whole(heatmap(one, layers=(7,)))
+    one = replace(one, heads=scores[::-1])
+    return whole(heatmap(one, layers=(7,), heads=(Head(7, 1, 0.5),)))
 
 
 def images() -> Iterator[str]:
@@ -108,16 +118,15 @@ def images() -> Iterator[str]:
     one = replace(text(2, 13, rationale=()), pixels=pixels, flat=(True, False, True))
     yield from whole(heatmap(one, reach=4, score="retention"))
     yield from whole(heatmap(replace(one, flat=()), replace(one, flat=(False, True, False))))
+    yield from briefly(heatmap(one, text(2, 14)))
 
 
 def over_data(seed: int, *, words: int = 20, **more: Any) -> DataHeatmap:
     made, found = Drawn(seed), []
     for at in range(words):
-        value = round(4 - 0.2 * at, 4)
+        value = round(4 - 0.2 * at + 0.07 * seed * (at % 3), 4)
         kept = Estimate(value, value - 0.01 * ((7 * at) % 20), value + 0.01 * ((3 * at) % 20))
-        found.append(
-            KeptWord(f"word{(3 * seed * at) % 23} \n"[: 5 + 3 * (at % 3)] + str(at), 1000 + at, 2000 + 7 * at, kept)
-        )
+        found.append(KeptWord(f"word{(3 * at) % 23} \n"[: 5 + 3 * (at % 3)] + str(at), 1000 + at, 2000 + 7 * at, kept))
     names = ("all", "class a\tb", "answered right", "answered wrong")
     groups = tuple(
         KeptGroup(name, 3000 - 100 * at, *made.estimates(4), tuple(f"w{at}{n}" for n in range(4 * (at % 2))))
@@ -170,7 +179,7 @@ def of_two_models() -> Iterator[str]:
 
 
 def of_two_tokenizers() -> Iterator[str]:
-    parts = ("A", "won", "##d", "erful", "fi", "lm", ",", "", "but", "long", ".", "[SEP]")
+    parts = ("a", "won", "##d", "erful", "FI", "lm", ",", "", "but", "long", ".", "[SEP]")
     words = (0, 1, 1, 1, 2, 2, 3, 3, 4, 5, 7, None)
     parts = tuple(part.removeprefix("##") for part in parts)
     scores = spread(2, len(parts), high=0.3, seed=25).astype(np.float32)
@@ -190,6 +199,22 @@ def of_two_tokenizers() -> Iterator[str]:
     yield from briefly(pair(*(replace(each, at=6) for each in (heatmap(text(2, 26)), heatmap(text(2, 29))))))
 
 
+def of_parts_of_two_models() -> Iterator[str]:
+    """Places in the middle of a word, and words whose ends are many."""
+    first, other = heatmap(text(2, 26), at=3), heatmap(text(2, 29))
+    yield from briefly(pair(first, other))
+    yield from briefly(pair(heatmap(text(2, 26), by_layer=False), other))
+    long = [f" {'abcdefghij'[at:]}{at}" for at in range(10)] * 2
+    halves = tuple(part for word in long for part in (word[: len(word) // 2], word[len(word) // 2 :]))
+    scores = [spread(1, size, seed=size).astype(np.float32) for size in (20, 40)]
+    words = ScoredText(tuple(long), tuple(range(20)), scores[0], scores[0][0], (3,), "yes", 0.5)
+    split = ScoredText(halves, tuple(at // 2 for at in range(40)), scores[1], scores[1][0], (4,), "yes", 0.5)
+    yield from briefly(pair(heatmap(words), heatmap(split)))
+    apart = replace(split, words=tuple(range(40)))
+    at = replace(heatmap(apart), at=22)
+    yield from briefly(pair(at, replace(heatmap(words), at=11)))
+
+
 def of_images_of_two_models() -> Iterator[str]:
     pixels = spread(2, 5, 3, seed=2).astype(np.float32)
     made = (heatmap(replace(text(2, seed), pixels=pixels), provenance={"model": str(seed)}) for seed in (1, 2))
@@ -204,7 +229,7 @@ CASES: dict[str, Callable[[], Iterator[str]]] = {
     f"heatmap-{case.__name__.replace('_', '-')}": case
     for case in (shown_by_layer, at_a_position, z_scores, z_scores_on_their_own_scales, retention_of_many)
     + (nothing_stands_out, many_words, images, of_data, of_few_words, of_two_models, of_two_tokenizers)
-    + (of_images_of_two_models, of_data_of_two_models)
+    + (of_parts_of_two_models, of_images_of_two_models, of_data_of_two_models)
 }
 
 

@@ -16,6 +16,7 @@ from described import Drawn, briefly, check, spread, whole
 from ssmscope.attacks.effect.result import AttackEffect, Side
 from ssmscope.errors import InputError
 from ssmscope.interp.ablate.result import Ablation, Unit
+from ssmscope.interp.attention import views as attention_views
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, Scores
 from ssmscope.interp.fidelity.result import Fidelity, fidelity_table
 from ssmscope.interp.heatmap.result import ScoredText
@@ -53,7 +54,7 @@ def explanations() -> Iterator[str]:
     nothing = replace(attribution("lrp", 0), scores=np.zeros(len(TOKENS), np.float32), baseline="zero", note="a note")
     made = (
         attribution("ig", 1, delta=0.25, steps=64, converged=False, baseline="the mean embedding"),
-        attribution("survival", 2),
+        attribution("survival", 2, delta=0.25),
         nothing,
         attribution("shap", 3, converged=False, error=0.125, steps=200),
         attribution("lime", 4, converged=False, error=math.inf, delta=4.0),
@@ -71,8 +72,8 @@ def explanations() -> Iterator[str]:
 def one_explanation() -> Iterator[str]:
     result = explanation(explained(attribution("ig", 7, delta=0.5, converged=True)), top=9)
     yield from whole(result, result.highest(2))
-    short = ExplainedText(TOKENS[:3], (None, None, 0), "yes", NAN, "t", 0.5, (attribution("ig", 8),))
-    short = replace(short, attributions=(replace(short.attributions[0], scores=np.array([0.5, -0.25, 0.125], "f4")),))
+    few = replace(attribution("ig", 8), scores=np.array([0.5, -0.25, 0.125, 0.75], "f4"))
+    short = ExplainedText(TOKENS[:4], (None, 0, 1, 1), "yes", NAN, "t", 0.5, (few,))
     yield from whole(explanation(short))
 
 
@@ -86,6 +87,17 @@ def explanations_of_two_models() -> Iterator[str]:
     other = explanation(explained(attribution("survival", 13), attribution("lrp", 14)), **OTHER)
     yield from whole(Paired({"model": "own, other"}, (first, other)))
     yield from whole(Paired({"model": "own, own"}, (first, first)))
+    alone = [explanation(explained(attribution(name, 15))) for name in ("ig", "lrp")]
+    yield from briefly(Paired({"model": "own, own"}, tuple(alone)))
+    tokens = (" a", "won", "der", " FILM", ",", " but", " very", " long", ".", " ", "</s>")
+    parts = ExplainedText(tokens, (*range(10), None), "no", 0.25, "no", 0.5, ())
+    for size in (0.1, -0.1):
+        scores = (size * np.arange(1, 12)).astype("f4")
+        own = replace(parts, attributions=(replace(attribution("ig", 16), scores=scores),))
+        short = replace(attribution("ig", 17), scores=(size * np.arange(12, 0, -1)).astype("f4"))
+        yield from briefly(Paired({"model": "own, b"}, (explanation(explained(short)), explanation(own, model="b"))))
+    yield refused(Paired({}, (first, explanation(replace(own, tokens=(*tokens[:-2], "x", "</s>"))))).rows)
+    yield refused(Paired({}, (explanation(replace(own, pixels=np.ones((2, 5, 1)))), first)).rows)
 
 
 def attention_of_texts() -> Iterator[str]:
@@ -101,9 +113,15 @@ def attention_of_texts() -> Iterator[str]:
 def attention_of_queries() -> Iterator[str]:
     rows = attended.make_text(9, maps=2, rows=[3, 8], span=(2, 5))
     alone = attended.make_text(7, maps=1, rows=[6], sink=True, head="5")
-    result = attended.make(rows, alone, heads="all", level="ssm")
+    result = attended.make(rows, alone, attended.make_text(4), heads="all", level="ssm")
     yield from whole(result, result.compare([result], [("x",)]), picture=True)
     yield from whole(attended.make(alone, heads="all", level="gradient"))
+    none = attended.make_text(5, maps=0)
+    yield from briefly(attended.make(attended.make_text(7, rows=[3]), none))
+    yield from briefly(attended.make(attended.make_text(7, rows=[6]), none))
+    yield from briefly(attended.make(attended.make_text(7, rows=[3]), attended.make_text(7, rows=[6])))
+    for room in (1, 2, 3, 4):
+        yield f"{[attention_views._shown(text, room).about for text in (rows, alone, attended.make_text(5, maps=3))]}"
 
 
 def pooled_attention() -> Iterator[str]:
@@ -122,7 +140,10 @@ def attention_both_ways() -> Iterator[str]:
 
 
 def attention_without_maps() -> Iterator[str]:
-    yield from whole(attended.make(attended.make_text(5, maps=0), level="gradient"))
+    yield from whole(attended.make(attended.make_text(5, maps=0), level="gradient"), picture=True)
+    yield from briefly(attended.make())
+    hostile = attended.make_text(tokens=("<s>", *attended.HOSTILE), sink=True)
+    yield from (line for line in briefly(attended.make(hostile)) if line.startswith("0 |"))
     none = attended.make_text(5, maps=1)
     empty = replace(none.maps[0], values=np.zeros((0, 5), np.float32))
     yield from whole(attended.make(replace(none, maps=(empty,), queries=np.zeros(0, np.int64))))
@@ -131,13 +152,22 @@ def attention_without_maps() -> Iterator[str]:
 def attention_of_images() -> Iterator[str]:
     tokens = tuple(str(at) for at in range(20)) + ("[CLS]",)
     one = attended.make_text(tokens=tokens, maps=2, rows=[4, 20], pixels=attended.IMAGE)
-    return whole(attended.make(one, heads="mean"))
+    return whole(attended.make(one, heads="mean"), picture=True)
 
 
 def attention_of_two_models() -> Iterator[str]:
     first = attended.make(attended.make_text(9, maps=2, sink=True), model="a")
+    first[0].maps[1].values[:, 0] *= 100
     other = attended.make(attended.make_text(9, maps=2, rows=[8]), model="b")
     yield from whole(Paired({"model": "a, b"}, (first, other)))
+    apart = attended.make(attended.make_text(9, rows=[8], layer="7"), model="a")
+    alone = attended.make(attended.make_text(9, rows=[8]), model="b")
+    yield from briefly(Paired({"model": "a, b"}, (apart, alone)))
+    tokens = ("<s>", " I", " we", "nt", " into", " THIS", " film", " exp", "ecting")
+    split = replace(alone[0], tokens=tokens, words=(None, 0, 1, 1, 2, 3, 4, 5, 5))
+    joined = replace(attended.make_text(7, maps=2, rows=[6]))
+    yield from briefly(Paired({"model": "a, b"}, (attended.make(joined), replace(alone, texts=(split,)))))
+    yield refused(Paired({}, (first, replace(alone, texts=(replace(split, queries=np.array([7])),)))).rows)
 
 
 def side(tokens: int, changed: tuple[int, ...], layers: int, seed: int, **more: Any) -> Side:
@@ -153,7 +183,7 @@ def side(tokens: int, changed: tuple[int, ...], layers: int, seed: int, **more: 
 def effect(layers: int, **more: Any) -> AttackEffect:
     pairs = np.array([[0, 0], [1, 1], [3, 4], [4, 5]])
     distance = spread(layers + 1, 4, seed=4).astype(np.float32)
-    distance[:, 0] = 0
+    distance[:, 0], distance[-1, 1:] = 0, (0.8, 0.3, 0.2)
     given = dict(
         before=side(5, (2,), layers, 10),
         after=side(6, (2, 3), layers, 20, answer="n\no", probability=0.625),
@@ -168,6 +198,11 @@ def effect_by_layer() -> Iterator[str]:
     cosine = np.array([NAN, 0.5])
     other = replace(result, state_cosine=cosine, provenance=OTHER)
     yield from whole(result, result.compare([result, other], LABELS), result.summary())
+
+
+def effect_of_an_insertion() -> Iterator[str]:
+    pairs = np.array([[0, 0], [1, 1], [2, 3], [3, 4]])
+    yield from briefly(effect(2, before=side(4, (), 2, 40), after=side(5, (2,), 2, 50), pairs=pairs))
 
 
 def effect_on_many_layers() -> Iterator[str]:
@@ -224,6 +259,12 @@ def knockout() -> Iterator[str]:
     result = Knockout(
         provenance={**ABOUT, "options": {"window": 2}}, changes=made.ends(2, len(cuts), low=-1, high=1), **given
     )
+    few = [replace(result, cuts=cuts[:count], changes=result.changes[:, :count]) for count in (2, 3)]
+    ranked = result.changes.copy()
+    ranked[:, 2:4] = [[0.9, -0.1, 1.0], [0.8, 0.7, 1.1]]
+    for each in (*few, replace(result, changes=ranked, answers=("yes",) * 5)):
+        yield f"verdict: {each.verdict()}"
+        yield from briefly(each)
     other = replace(result, by="window", roads="convolution", attends=False, answers=("yes",), provenance=OTHER)
     other = replace(other, cuts=cuts[:4], changes=result.changes[:1, :4], sources=("a",), probability=np.array([0.5]))
     other = replace(other, probabilities=cells[:1, :1, :4], logits=cells[:1, :1, 4:8])
@@ -237,7 +278,7 @@ def patching(site: str = "state", metric: str = "normalised", **more: Any) -> Pa
     attributed = np.empty((0, 5)) if heads else spread(2, 5, low=-1, high=1, seed=3)
     given = dict(
         provenance=ABOUT,
-        **dict(clean=(" good", " a", " film", " it", "\n"), corrupted=(" bad", " a", " filming", " it", "\n")),
+        **dict(clean=(" good", " a", " film", "x" * 50, "\n"), corrupted=(" bad", " a", " filming", "x" * 50, "\n")),
         **dict(site=site, direction="denoise", metric=metric, positions=(0, 1, 2, 3, 4), answer="y" * 25),
         **dict(contrast="no\n", base=np.array([0.5, -1.25]), other=np.array([0.9, 1.5]), values=values),
         **dict(attributed=attributed, agreement=(0.875, -0.5)),
@@ -257,8 +298,8 @@ def patches() -> Iterator[str]:
 def patched_heads_and_approximations() -> Iterator[str]:
     yield from whole(patching("head"))
     values = patching().values.copy()
-    values[..., 0] = NAN
-    yield from whole(patching("residual", "difference", values=values[:3]))
+    values[..., 0], values[-1] = NAN, NAN
+    yield from whole(patching("residual", "difference", values=values))
     yield from whole(
         patching("output", values=np.abs(values) * -1, positions=(1, 0, 3, 2, 4), attributed=np.empty((0, 5)))
     )
@@ -280,6 +321,7 @@ def steering(**more: Any) -> Steering:
 
 def steered() -> Iterator[str]:
     result = steering()
+    result.probability[2, :, 0] = (0.1, -0.6, 0.2, 0.3)
     small = np.abs(result.probability) * 0.009
     without = steering(
         **dict(site="residual", answers=("no\n" + "x" * 20,), costs=np.empty((3, 4, 0, 3)), classifies=False),
@@ -354,7 +396,8 @@ def fidelity_in_words() -> Iterator[str]:
 def fidelity_tables() -> Iterator[str]:
     one, two = fidelity(1), fidelity(2, data="imdb")
     other = fidelity(3, model="other", methods=("lrp", "lime"))
-    for results in ([one], [one, two], [one, two, other], [other, one]):
+    fewer = fidelity(4, model="other", methods=("a", "lrp"), data="imdb")
+    for results in ([one], [one, two], [one, two, other], [other, one], [other, fewer]):
         for measure in ("delta", "morf"):
             for style in ("markdown", "csv", "latex"):
                 yield fidelity_table(results, measure=measure, style=style)
@@ -364,7 +407,7 @@ def differences_of_fidelity() -> Iterator[str]:
     result = fidelity(4)
     for first in result.rows:
         for other in result.rows:
-            yield f"{first} − {other}: {result.difference(first, other, 'morf')}"
+            yield f"{first} − {other}: {result.difference(first, other, 'morf')!r}"
     estimates = result.estimates.copy()
     estimates[1:3, :, 0] = estimates[0, :, 0]
     alike = replace(result, estimates=estimates)
@@ -411,7 +454,13 @@ CASES: dict[str, Callable[[], Iterator[str]]] = {
     case.__name__.replace("_", "-"): case
     for case in (explanations, one_explanation, explained_images, explanations_of_two_models, attention_of_texts)
     + (attention_of_queries, pooled_attention, attention_both_ways, attention_without_maps, attention_of_images)
-    + (attention_of_two_models, effect_by_layer, effect_on_many_layers, effect_without_a_difference_inside)
+    + (
+        attention_of_two_models,
+        effect_by_layer,
+        effect_of_an_insertion,
+        effect_on_many_layers,
+        effect_without_a_difference_inside,
+    )
     + (ablation, knockout, patches, patched_heads_and_approximations, steered, sanity, plausibility, fidelities)
     + (fidelity_in_words, fidelity_tables, differences_of_fidelity, what_is_not_there)
 }

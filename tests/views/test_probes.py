@@ -50,7 +50,7 @@ def reach(place: str, seed: int, of: Decay = FALLS, **more: Any) -> Reach:
     given = dict(
         **dict(place=place, exact=False, pairs=np.arange(9, 2, -1), log_norm=made.ends(distances, low=-3)),
         **dict(norm=made.ends(distances), share=made.ends(distances), quantiles=spread(distances, 5, seed=seed)),
-        **dict(error=np.array([NAN, 0.05, 0.125, 0.5, 0.25, NAN, 0.3]), noisy=spread(distances, seed=seed + 1)),
+        **dict(error=np.array([NAN, 0.05, 0.125, 0.75, 0.555, NAN, 0.6]), noisy=spread(distances, seed=seed + 1)),
         **dict(
             within=within,
             decay=of,
@@ -126,7 +126,15 @@ def bounds() -> Iterator[str]:
     yield from briefly(without)
     for each in (grows, level, said, large, small, linear):
         yield from (line for line in briefly(each) if line.startswith(("headline", "text", "note")))
-    for p, B_A, B_q in ((LINEAR_P + 1e-4, 0.0, 0.0), (LINEAR_P, 1e-3, 0.0), (LINEAR_P, 0.0, 1e-3)):
+    for p, B_A, B_q in (
+        (LINEAR_P + 1e-4, 0.0, 0.0),
+        (LINEAR_P - 1e-4, 0.0, 0.0),
+        (LINEAR_P, 1e-3, 0.0),
+        (LINEAR_P, 0.0, 1e-3),
+        (LINEAR_P, 1.5e-6, 0.0),
+        (LINEAR_P, 0.0, 1.5e-6),
+        (LINEAR_P + 2.4e-6, 0.0, 0.0),
+    ):
         near = bound(0.0, norms=dict(B_A=B_A, B_q=B_q, p=p))
         yield f"{near.is_linear_attention}"
 
@@ -262,6 +270,7 @@ def needles(
 
 def snr() -> Iterator[str]:
     two = needles({"own": 3, "other" * 5: 3}, (100, 2000))
+    yield f"{two.curve().model} {two.curve(task='qa1').task} {two.curve(length=2000).length}"
     alone = needles({"own": 30}, (None,), ("some\nquestions" * 2,))
     yield from whole(two, two.compare([two, alone], [("x", "y"), ("z",)]))
     yield from whole(alone, alone.compare([two], [("x",)]))

@@ -73,7 +73,7 @@ class Every(Result, kind="every-block-test"):
 
 def heatmap(model: str, score: str, seed: int) -> SelectionHeatmap:
     scores = spread(1, 6, seed=seed).astype(np.float32)
-    one = ScoredText(TOKENS, (None, 0, 1, 1, 2, 3), scores, scores[0], (2,), "yes", 0.75)
+    one = ScoredText(TOKENS, (None, 0, 1, 1, 2, 3), scores, scores[0], (2, 3), "yes", 0.75)
     about = {"model": model, "fingerprint": f"of {model}", "options": {"score": score}}
     return SelectionHeatmap(about, (one,), score, (seed,), 3, False)
 
@@ -90,6 +90,8 @@ def made_entries() -> Iterator[Entry]:
     attention = attended.make(attended.make_text(tokens=TOKENS, maps=2), attended.make_text(5), model="a")
     attention = replace(attention, provenance={"model": "a", "fingerprint": "of a"})
     yield entry("attention", attention, models=("a",), seconds=119.96)
+    yield entry("attention", replace(attention, level="ssm"), models=("a",))
+    yield entry("attention", replace(attention, level="gradient"), models=("a",), heading="More attention")
     yield entry(
         "every", Every({"model": "a, b", "list": [1, True, None], "none": []}, 13), models=("a", "b"), seconds=7300.4
     )
@@ -127,8 +129,8 @@ def limits() -> Iterator[str]:
     report = Report("Cut", tuple(entries()), {})
     sizes = {name: getattr(page, name) for name in ("MAX_TOKENS_PER_TEXT", "MAX_BYTES", "MAX_NAME_CHARACTERS")}
     size = 6 * (16 + 6) + 300
-    (group, *_) = groups(report)
-    rows = [(one, part.block) for one, part in page._parts(page.items(group)) if isinstance(part.block, TokenRows)]
+    parts = [each for group in groups(report)[::2] for each in page._parts(page.items(group))]
+    rows = [(one, part.block) for one, part in parts if isinstance(part.block, TokenRows)]
     for limit in ({"MAX_TOKENS_PER_TEXT": 3}, {"MAX_BYTES": size}, {"MAX_BYTES": size - 1}, {"MAX_BYTES": 2 * size}):
         with pytest.MonkeyPatch.context() as patch:
             for name, most in {**sizes, **limit}.items():
@@ -156,4 +158,6 @@ def test_what_is_shown(name: str) -> None:
 
 
 def test_a_report_without_a_time_takes_none() -> None:
+    missing = entry("words", models=("c",), state=MISSING, seconds=None)
+    assert page._counts(Report("t", (missing,), {})) == "1 entries: 1 not run yet; 0.0 s of computing"
     assert page._counts(Report("t", (), {})) == "0 entries: none; 0.0 s of computing"

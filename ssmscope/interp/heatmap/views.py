@@ -68,7 +68,7 @@ def _ends(result: SelectionHeatmap, scores: Sequence[np.ndarray]) -> tuple[float
         return 0.0, 0.0
     low, high = float(every.min()), float(every.max())
     if result.contrast is not None:
-        return -max(abs(low), abs(high)), max(abs(low), abs(high))
+        return -max(-low, high), max(-low, high)
     return (0.0, high) if result.score == "survival" else (low, high)
 
 
@@ -98,10 +98,10 @@ def _text(
     standing = text.standing or ((),) * len(result.layers)
     made = [row(result.layers_name if single else "mean", text.mean, flat[0], text.rationale, shared)]
     if every and not single:
-        each = zip(result.layers, text.scores, flat[1:], standing, strict=True)
+        each = zip(result.layers, text.scores, flat[1:], standing)
         made += [row(f"layer {number}", scores, noise, marked, shared) for number, scores, noise, marked in each]
     if every and text.heads is not None:
-        for head, scores in zip(result.heads, text.heads, strict=True):
+        for head, scores in zip(result.heads, text.heads):
             name = f"layer {head.layer} head {head.head}\nselectivity {head.selectivity:.2f}"
             made.append(row(name, scores, False, (), of_heads if result.shared else None))
     warm = min(result.reach - 1, len(text))
@@ -203,7 +203,7 @@ def data_blocks(result: DataHeatmap) -> Iterator[Block]:
     for shown in result.examples:
         yield Prose("Texts at the extremes", "heading")
         made = rows(shown)
-        of_texts = zip(made.texts, result.picked, strict=True)
+        of_texts = zip(made.texts, result.picked)
         texts = tuple(replace(text, about=f"{picked}; {text.about}") for text, picked in of_texts)
         yield replace(made, texts=texts, first=1)
     if result.timed:
