@@ -108,7 +108,7 @@ class Paired(Result, kind="pair"):
 def paired_rows(first: TokenRows, other: TokenRows, names: Sequence[str]) -> TokenRows:
     """Return every row that both have: the first model's, the other's, and the difference, on one scale."""
     signed = any(row.signed for text in first.texts for row in text.rows)
-    both = zip(first.texts, other.texts)
+    both = zip(first.texts, other.texts, strict=True)
     return TokenRows(
         texts=tuple(_text(number, *texts, names, first.summed) for number, texts in enumerate(both)),
         of=first.of,
