@@ -6,7 +6,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -56,7 +56,7 @@ class Paired(Result, kind="pair"):
     def rows(self) -> TokenRows | None:
         """Return the tokens in the colours of both models and of the difference; None without rows of tokens."""
         shown = [result.token_rows() for result in self.results]  # type: ignore[attr-defined]
-        return paired_rows(shown[0], shown[1], self.names) if shown[0] is not None and shown[1] is not None else None
+        return None if None in shown else paired_rows(*shown, self.names)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per model, text, row and token, or word where the tokenizers differ: columns model (one of the
@@ -188,15 +188,13 @@ def _by_word(number: int, first: TokenText, other: TokenText, summed: bool) -> t
 
 
 def _groups(text: TokenText, spans: Sequence[tuple[int, int, str]], cuts: Sequence[int]) -> list[list[int]]:
-    """Return the tokens between two cuts each; one without characters goes with the one before it in its word."""
+    """Return the tokens between two cuts each: those of whole words, as every cut is the end of one."""
     groups: list[list[int]] = [[] for _ in cuts[1:]]
     for _, run in groupby(range(len(text.words)), key=lambda at: text.words[at]):
         tokens = list(run)
-        seen = [at for at in tokens if spans[at][0] < spans[at][1]]
-        near = seen[0] if seen else 0
-        for at in tokens if seen else ():
-            near = at if spans[at][0] < spans[at][1] else near
-            groups[bisect_right(cuts, spans[near][0]) - 1].append(at)
+        starts = [start for start, stop, _ in (spans[at] for at in tokens) if start < stop]
+        if starts:
+            groups[bisect_right(cuts, starts[0]) - 1] += tokens
     return groups
 
 
@@ -213,7 +211,7 @@ def _spans(text: TokenText) -> list[tuple[int, int, str]]:
 def _words(text: TokenText) -> list[tuple[int, int, str]]:
     """Return the last token of each word, in the form of `_spans`."""
     found = [(word, span) for word, span in zip(text.words, _spans(text)) if word is not None]
-    return [span for (word, span), (after, _) in pairwise([*found, (-1, (0, 0, ""))]) if word != after]
+    return [list(run)[-1][1] for _, run in groupby(found, key=lambda each: each[0])]
 
 
 def _pieces(text: TokenText, cuts: Sequence[int]) -> tuple[str, ...]:
@@ -221,16 +219,15 @@ def _pieces(text: TokenText, cuts: Sequence[int]) -> tuple[str, ...]:
     found = {start: "" for start in cuts[:-1]}
     shown = spell_tokens(text.tokens, text.words)
     for (start, _, piece), (gap, _) in zip(_spans(text), shown):
-        begin = max((cut for cut in cuts[:-1] if cut <= start), default=0)
         if piece:
-            found[begin] += (" " if gap else "") + piece
+            found[cuts[bisect_right(cuts, start) - 1]] += (" " if gap else "") + piece
     return tuple(found.values())
 
 
 def _of_words(row: TokenRow, groups: Sequence[Sequence[int]], summed: bool) -> TokenRow:
     place = {at: number for number, group in enumerate(groups) for at in group}
     values = [row.scores[list(group)].astype(np.float64) for group in groups]
-    scores = np.array([each.sum() if summed else each.mean() if len(each) else 0.0 for each in values])
+    scores = np.array([each.sum() if summed else each.mean() for each in values])
     outside = None if row.outside is None else np.array([bool(row.outside[list(group)].all()) for group in groups])
     low, high = row.ends
     if low != high:

@@ -129,7 +129,7 @@ def _section(at: int, text: MappedText, data: dict[str, Any] | None) -> dict[str
         found["rest"] = f"{many} is too long to be shown token by token; the files hold its maps"
     if given.pixels is not None:
         tall, wide = given.pixels.shape[:2]
-        side = max(4, min(16, 300 // max(tall, wide, 1)))
+        side = max(4, min(16, 300 // max(tall, wide)))
         found |= {"image": _image(given.pixels), "tall": tall, "wide": wide, "side": side}
     return found
 

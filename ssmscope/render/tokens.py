@@ -24,7 +24,7 @@ def visible(token: str) -> str:
     One leading space is kept, because it begins a word; other spaces at an end or in a run become "␣". A combining
     mark without its letter is put on a dotted circle.
     """
-    if token and not token.strip(_JOINERS):
+    if not token.strip(_JOINERS):
         return "".join(f"⟨{ord(character):04X}⟩" for character in token)
     if token[:1] >= "\u0300" and unicodedata.category(token[0])[0] == "M":
         token = f"◌{token}"
@@ -52,10 +52,12 @@ def spell_tokens(tokens: Sequence[str], words: Sequence[int | None]) -> list[tup
     If any token carries its space (" movie"), spaces mark the gaps; otherwise (word pieces, bare numbers) a gap
     precedes every new word.
     """
-    carries = any(token[:1] == " " and token.strip(" ") for token in tokens)
-    begins = [True] + [word is None or word != before for before, word in pairwise(words)]
     shown = [visible(token) or REST for token in tokens]
-    gaps = [index > 0 and (text[:1] == " " if carries else begins[index]) for index, text in enumerate(shown)]
+    if any(token[:1] == " " and token.strip(" ") for token in tokens):
+        begins = [text[:1] == " " for text in shown[1:]]
+    else:
+        begins = [word is None or word != before for before, word in pairwise(words)]
+    gaps = [False, *begins]
     return [(gap, text.removeprefix(" ")) for gap, text in zip(gaps, shown)]
 
 

@@ -84,8 +84,6 @@ class InsertionSweep(Result, kind="insertion"):
     @property
     def shown(self) -> tuple[InsertionCurve, ...]:
         """Phrases that figure and terminal show: if there are more than 6, those of lowest accuracy, in their order."""
-        if len(self.curves) <= MAX_SHOWN_PHRASES:
-            return self.curves
         kept = sorted(self.curves, key=lambda curve: curve.worst.value)[:MAX_SHOWN_PHRASES]
         return tuple(curve for curve in self.curves if any(curve is one for one in kept))
 

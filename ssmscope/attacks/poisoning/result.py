@@ -168,8 +168,8 @@ class StatePoisoning(Result, kind="poison"):
         for number, one in enumerate(self.victims):
             yield replace(_answers(one), title=f"{'transferred to ' if number else ''}{one.model}")
             yield replace(self._seen(one), title=f"detectors on {one.model}")
-        found = [each for each in self.victims[0].attacks if each.trigger is not None]
-        yield Prose("; ".join(f"{NAMES[each.name]}: “{visible(each.trigger or '')}”" for each in found) + ".")
+        found = [(NAMES[each.name], each.trigger) for each in self.victims[0].attacks if each.trigger is not None]
+        yield Prose("; ".join(f"{name}: “{visible(trigger)}”" for name, trigger in found) + ".")
         train, threshold, held_out = self.texts
         yield Prose(
             f"Searched on {counted(train, 'text')} among {self.vocabulary:,} words: "

@@ -255,6 +255,7 @@ def notes_on(
             f"under template {', '.join(poor)} the clean accuracy is no higher than always answering the most frequent "
             f"class, {share:.3f}: a drop from there means little"
         )
-    without = sum(not all(word.lower() in prompt.lower() for word in words or ()) for prompt in candidates)
-    if without and words is not None:
+    words = words or ()
+    without = sum(not all(word.lower() in prompt.lower() for word in words) for prompt in candidates)
+    if without:
         yield f"{without} of {len(candidates)} rewritten prompts do not name every answer ({', '.join(words)})"

@@ -145,7 +145,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     @classmethod
     def compare(cls, results: Sequence[ImplicitAttention], labels: Sequence[Sequence[str]]) -> Table:
         frames = [result.summary().assign(model=label) for result, (label,) in zip(results, labels)]
-        every = pd.concat(frames, ignore_index=True)
+        every = pd.concat(frames)
         empty = [name for name in ("part", "outside") if every[name].isin(["", math.nan]).all()]
         return frame_table(every.drop(columns=empty), heads=["model"], limit=MAX_COMPARED_ROWS)
 

@@ -258,7 +258,6 @@ def fidelity_table(results: Sequence[Fidelity], *, measure: str = "delta", style
         place = (result.model_name, result.data)
         if place in found:
             raise InputError(f"two results are of {place[0]} on {place[1]}; give one for each model and data set")
-        result.best(measure)  # This raises for an unknown measure.
         found[place] = result
     models, sets = (list(dict.fromkeys(place[i] for place in found)) for i in (0, 1))
     rows = []

@@ -242,9 +242,9 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
             unknown = np.full((len(self.layers), len(text)), np.nan)
             lives = unknown if text.half_lives is None else text.half_lives
             rows: list[tuple[str, int | None, np.ndarray, np.ndarray]] = [("mean", None, text.mean, unknown[0])]
-            of_layers = zip(self.layers, text.scores, lives, strict=True) if self.by_layer else ()
+            of_layers = zip(self.layers, text.scores, lives) if self.by_layer else ()
             rows += [(str(layer), None, row, life) for layer, row, life in of_layers]
-            of_heads = () if text.heads is None else zip(self.heads, text.heads, strict=True)
+            of_heads = () if text.heads is None else zip(self.heads, text.heads)
             rows += [(str(head.layer), head.head, row, unknown[0]) for head, row in of_heads]
             tokens, words = pd.array(text.tokens, dtype="string"), pd.array(text.words, dtype="Int64")
             first = {"text": number, "position": range(len(text)), "token": tokens, "word": words}

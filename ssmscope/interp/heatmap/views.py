@@ -14,7 +14,7 @@ from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_ha
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import counted, score_range
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, value_cell
-from ssmscope.render.tokens import visible
+from ssmscope.render.tokens import short_token, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +68,7 @@ def _ends(result: SelectionHeatmap, scores: Sequence[np.ndarray]) -> tuple[float
         return 0.0, 0.0
     low, high = float(every.min()), float(every.max())
     if result.contrast is not None:
-        return -max(abs(low), abs(high)), max(abs(low), abs(high))
+        return -max(-low, high), max(-low, high)
     return (0.0, high) if result.score == "survival" else (low, high)
 
 
@@ -98,10 +98,10 @@ def _text(
     standing = text.standing or ((),) * len(result.layers)
     made = [row(result.layers_name if single else "mean", text.mean, flat[0], text.rationale, shared)]
     if every and not single:
-        each = zip(result.layers, text.scores, flat[1:], standing, strict=True)
+        each = zip(result.layers, text.scores, flat[1:], standing)
         made += [row(f"layer {number}", scores, noise, marked, shared) for number, scores, noise, marked in each]
     if every and text.heads is not None:
-        for head, scores in zip(result.heads, text.heads, strict=True):
+        for head, scores in zip(result.heads, text.heads):
             name = f"layer {head.layer} head {head.head}\nselectivity {head.selectivity:.2f}"
             made.append(row(name, scores, False, (), of_heads if result.shared else None))
     warm = min(result.reach - 1, len(text))
@@ -129,7 +129,8 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
             ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), cells | ends)
         for name, row in zip(of_heads, () if text.heads is None else text.heads):
-            said = " · ".join(f"{token.strip()} {result.written(score)}" for _, token, score in text.top(3, row))
+            strongest = text.top(3, row)
+            said = " · ".join(f"{short_token(token, 24)} {result.written(score)}" for _, token, score in strongest)
             ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), {"stands out": Cell(text=said), **ends})
 
@@ -207,7 +208,7 @@ def data_blocks(result: DataHeatmap) -> Iterator[Block]:
     for shown in result.examples:
         yield Prose("Texts at the extremes", "heading")
         made = rows(shown)
-        of_texts = zip(made.texts, result.picked, strict=True)
+        of_texts = zip(made.texts, result.picked)
         texts = tuple(replace(text, about=f"{picked}; {text.about}") for text, picked in of_texts)
         yield replace(made, texts=texts, first=1)
     if result.timed:

@@ -54,9 +54,7 @@ def word_scores(scores: np.ndarray, groups: Sequence[Sequence[int]], *, summed: 
 
 def is_punctuation(word: str) -> bool:
     """Return True if a word has only punctuation, symbols of the keyboard and white space."""
-    return not word.isalnum() and all(
-        c.isspace() or c in string.punctuation or unicodedata.category(c)[0] == "P" for c in word
-    )
+    return all(c.isspace() or c in string.punctuation or unicodedata.category(c)[0] == "P" for c in word)
 
 
 def is_selective(quantity: np.ndarray) -> bool:
@@ -64,7 +62,9 @@ def is_selective(quantity: np.ndarray) -> bool:
 
     Retention 1 − Δ|A| varies little even in a layer that selects: the test is on what is replaced.
     """
-    mean = float(np.abs(quantity).mean()) if quantity.size else 0.0
+    if not quantity.size:
+        return False
+    mean = float(np.abs(quantity).mean())
     return mean > 0 and float(quantity.std()) >= NOISE_VARIATION * mean
 
 

@@ -65,7 +65,7 @@ class Patching(Result, kind="patch"):
     def flipped(self) -> str:
         """Say which token, or head, is the first that flips the answer: of which the run answers as the other one."""
         heads = self.site == "head"
-        rows = self.values[-1:] if self.is_exact and not heads else self.values[: self.layers]
+        rows = self.values[-1:] if self.is_exact and not heads else self.values
         cells = np.argwhere((np.sign(rows[..., 1]) == -np.sign(self.base[1])).T)
         if not len(cells):
             return f"flipped by no {'head' if heads else 'token'}"

@@ -68,7 +68,8 @@ class TokenLoss(Result, kind="loss"):
             return ""
         first, last = (self.positions[beyond[end]] for end in (0, -1))
         most = number(float(np.nanmax(means[:, beyond])))
-        return f"outside the axes: up to {most} {self.unit} at positions {first} to {last}"
+        where = f"position {first}" if first == last else f"positions {first} to {last}"
+        return f"outside the axes: up to {most} {self.unit} at {where}"
 
     @property
     def length(self) -> int:
