@@ -100,7 +100,7 @@ def described(blocks: Iterable[Any]) -> Iterator[str]:
 
 
 def of_table(table: Table) -> Iterator[str]:
-    yield f"table: {table.title}" + f", brief {table.brief}" * bool(table.brief) + ", wide" * table.wide
+    yield f"table: {table.title}" + f", brief {table.brief}" * bool(table.brief)
     yield " | ".join((*table.heads, *table.columns))
     for labels, cells in table.rows:
         yield " | ".join((*labels, *map(of_cell, cells)))

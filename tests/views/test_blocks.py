@@ -67,7 +67,6 @@ def blocks_in_order() -> Iterator[str]:
         Prose("after", "note"),
         brief,
         Prose("last", "note"),
-        replace(brief, wide=True),
         CUSTOM,
     ]
     folded = replace(PLAIN, folded=True)
