@@ -76,6 +76,21 @@ def test_the_innermost_context_decides_and_a_kept_one_is_told():
     assert vars(module)["forward"] is own
 
 
+@pytest.mark.parametrize("names", [("_old_forward",), ("_hf_hook",), ("_old_forward", "_hf_hook")], ids=" and ".join)
+def test_the_forward_pass_beneath_accelerates_is_overridden(names):
+    """Where it has put a hook and kept the pass that it found; else the forward pass itself."""
+    module, beneath = layer(), lambda x: 7 * x
+    for name in names:
+        setattr(module, name, beneath)
+    own = dict(vars(module))
+    with override_forward([(module, lambda below, x: below(x) + 1)]):
+        if len(names) == 2:
+            assert torch.equal(module._old_forward(X), 7 * X + 1) and "forward" not in vars(module)
+        else:
+            assert torch.equal(module(X), layer()(X) + 1)
+    assert vars(module) == own
+
+
 def test_hooks_of_others_are_told_from_a_runs_own():
     for register in ("register_forward_hook", "register_forward_pre_hook"):
         module = layer()
@@ -128,13 +143,14 @@ def test_a_twin_has_what_others_put_on_a_module_and_nothing_of_a_run():
         assert torch.equal(other(X), 2 * nn.functional.linear(X, module.weight, module.bias))
         assert not module(X).sub(100).any()
 
-    def scaled(part, x, more=0):
-        return 5 * nn.functional.linear(x, part.weight) + more
+    def scaled(part, factor, x, more=0):
+        return factor * nn.functional.linear(x, part.weight) + more
 
     module = layer()
-    module.forward = partial(scaled, module, more=3)
+    module.forward = partial(scaled, module, 5, more=3)
     other = twin(module)
-    assert other.forward.args == (other,) and other.forward.keywords == {"more": 3}
+    assert other.forward.args == (other, 5) and other.forward.keywords == {"more": 3}
+    assert "_old_forward" not in vars(other)
     own = module.forward = lambda x: x
     assert twin(module).forward is own
     module.forward = partial(own)
@@ -203,6 +219,8 @@ def test_what_is_compiled_in_place_is_named():
     said = "Sequential: 1.0 was compiled in place with .compile(), and its runs cannot be read"
     assert refusal(check_plain, module, module.modules()).startswith(said)
     assert refusal(check_plain, module, [module[0]]) is None
+    module[0].compile()
+    assert refusal(check_plain, module, module.modules()).startswith("Sequential: 0 was compiled in place")
     whole = nn.Sequential(layer())
     whole.compile()
     assert refusal(check_plain, whole, whole.modules()).startswith("Sequential: the model was compiled in place")
