@@ -19,7 +19,6 @@ from ssmscope.ops.terms import (
     diagonals,
     mean_over_heads,
     needs_gradients,
-    shared_by_heads,
     shares_scores,
     skips,
 )
@@ -75,7 +74,7 @@ def _of_one_matrix(
     """Return the matrices of heads of one matrix each, or their sum. Spread inputs are gathered at their last step."""
     batch, length, heads, _, state = r.shape
     a = decays(r).expand(batch, length, heads, state)
-    b, c, step, (left, taps) = shared_by_heads(r.b, heads), shared_by_heads(r.c, heads), r.step, around
+    b, c, step, (left, taps) = r.b, r.c, r.step, around
     write = (b if step is None else b * step.unsqueeze(-1)).expand(batch, length, heads, state)
     read = (c if left is None else c * left).expand(batch, length, heads, state)
     gathered = write if taps is None else write * taps[:, :, 0]

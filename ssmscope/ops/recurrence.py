@@ -108,7 +108,7 @@ class Recurrence:
         return replace(self, **self._each(lambda value: value[:, positions.to(value.device)]), order=None)
 
     def of_heads(self, start: int, stop: int) -> Recurrence:
-        """Return the recurrence restricted to the heads start ≤ h < stop, which read one group, or a group each."""
+        """Return the recurrence restricted to the heads start ≤ h < stop, which read one group of b and c, or one each."""
         heads = self.x.shape[2]
         share, stop = heads // self.b.shape[2], min(stop, heads)
         first, last = start // share, (stop - 1) // share
