@@ -9,10 +9,9 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from ssmscope.ops import delta_rule, triangle
-from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence
+from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, checkpointed
 from ssmscope.ops.terms import (
     GateAndTaps,
     decays,
@@ -43,7 +42,7 @@ def whole(
     if scores or not (absolute or each or isinstance(r, DeltaRecurrence)) and single:
         compute = partial(_sum_through_scores if scores else partial(_of_one_matrix, summed=True), skip=skip)
         if needs_gradients(r, around):
-            compute = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
+            compute = partial(checkpointed, compute)
         at_once = None if scores else max(1, MAX_FACTOR_COLUMNS // state)
         sums = lambda part, near, _: compute(part, near)[:, 0]  # noqa: E731
         return mean_over_heads(r, around, groups, sums, at_once=at_once, by_row=True, shared=scores)
