@@ -31,6 +31,7 @@ from ssmscope.core.intercept import (
     twin,
     unhooked,
 )
+from ssmscope.core.mixers import as_constant, weights_constant
 from ssmscope.core.model import Model
 
 X = torch.tensor([[1.0, 2.0]])
@@ -89,6 +90,28 @@ def test_the_forward_pass_beneath_accelerates_is_overridden(names):
         else:
             assert torch.equal(module(X), layer()(X) + 1)
     assert vars(module) == own
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_weights_are_constants_for_a_while(bias):
+    """Of linear layers that run their own forward pass on one input, in this thread; their input is none."""
+    module, other = nn.Linear(2, 3, bias=bias), layer()
+    other.forward = lambda x: nn.functional.linear(x, other.weight)
+    x = X.clone().requires_grad_()
+    plain = module(x)
+
+    def gradients(y):
+        found = torch.autograd.grad(y.square().sum(), [x, *module.parameters(), other.weight], allow_unused=True)
+        return [gradient is not None for gradient in found]
+
+    own = [True] * (1 + bias)
+    assert gradients(plain) == [True, *own, False] and as_constant(module.weight) is module.weight
+    with weights_constant(nn.Sequential(module, other)):
+        assert torch.equal(module(x), plain) and gradients(module(x)) == [True, *(not each for each in own), False]
+        assert gradients(module(input=x)) == [True, *own, False]
+        assert gradients(other(x)) == [True, *(not each for each in own), True]
+        assert not as_constant(module.weight).requires_grad
+    assert gradients(module(x)) == [True, *own, False] and as_constant(module.weight).requires_grad
 
 
 def test_hooks_of_others_are_told_from_a_runs_own():
