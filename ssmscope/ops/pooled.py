@@ -128,7 +128,7 @@ def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, 
 
 def _sums(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Float[Tensor, "batch cells cells"]:
     """Return one sequence's sums over the pairs of cells, over heads of one matrix each, in one pass over steps."""
-    length, heads, state = r.shape[1], r.shape[2], r.shape[4]
+    heads, state = r.shape[2], r.shape[4]
     cells, size, floor = len(edge) - 1, edge.diff(), smallest_exponent(r.b.dtype)
     b, c = (_steps(t, edge) for t in (r.b, r.c))
     step = None if r.step is None else _steps(r.step, edge)
@@ -137,7 +137,7 @@ def _sums(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Float[T
     across, R, W, spilt = (r.b.new_full((1, cells, heads, state), fill) for fill in (1.0, 0.0, 0.0, 0.0))
     own, with_before = r.b.new_zeros(2, 1, cells, heads)
     for t in range(int(size.max())):
-        log_a = r.at((edge[:-1] + t).clamp(max=length - 1)).log_decay().clamp(min=floor)
+        log_a = r.at(edge[:-1] + t).log_decay().clamp(min=floor)  # The last cell is one of the longest.
         if bool((ended := t >= size).any()):
             log_a = log_a.masked_fill(ended.view(1, -1, 1, 1).to(log_a.device), 0.0)
         a = log_a.exp()
