@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from linear_layers import EXACT, Bent, Scaled, conv, linear
+from refusals import refusal
 from torch import Tensor, nn
+from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
 
 from ssmscope.core import affine
 from ssmscope.core.affine import (
@@ -234,19 +236,68 @@ def test_a_causal_convolution_is_its_sum_over_taps(length, tail, masked, bias):
 
 
 def test_only_a_real_change_of_numbers_is_a_disagreement():
-    """Relative to the largest number: by less than two thousandths, or with `rounding` some units of the last place."""
-    expected = torch.tensor([100.0, -200.0, 3.0])
+    """Relative to the largest number: by a thousandth, or with `rounding` some units of single precision."""
+    expected = torch.tensor([100.0, -200.0, 3.0], dtype=torch.float64)
     eps = torch.finfo(torch.float32).eps
     for rounding, allowed in ((False, 200 * 4 * eps**0.5), (True, 200 * 16 * eps)):
         for at in range(3):
             near, far = expected.clone(), expected.clone()
-            near[at] += 0.7 * allowed
-            far[at] -= 1.6 * allowed
+            near[at] += 0.99 * allowed
+            far[at] -= 1.01 * allowed
             assert agree(near, expected, rounding=rounding) and not agree(far, expected, rounding=rounding)
     assert agree(expected[:0], expected[:0]) and agree(0 * expected, 0 * expected)
     assert not agree(torch.full((3,), torch.nan), expected)
-    half = expected.to(torch.bfloat16)  # whose rounding allows 16 of its units, not a root of one
-    assert agree(half * 1.1, half) and not agree(half * 1.15, half)
+    half = torch.tensor([1.0, -256.0, 3.0], dtype=torch.bfloat16)  # of whose own units 16 are allowed: an eighth
+    assert agree(half * torch.tensor([1.0, 1.12, 1.0]).bfloat16(), half)
+    assert not agree(half * torch.tensor([1.0, 1.14, 1.0]).bfloat16(), half)
+
+
+class Saying(nn.Linear):
+    error: Exception | None = None
+
+    def forward(self, x: Tensor):
+        if self.error is None:
+            return super().forward(x), x
+        raise self.error
+
+
+def test_what_a_module_says_as_it_fails():
+    module = linear(Saying)
+    what = f"the layer, a Saying of {Saying.__module__}"
+    errors = ValueError(), ValueError(" \n\n late\nmore"), RuntimeError("x" * 200)
+    for error, said in zip(errors, ("ValueError", "late", "x" * 120)):
+        module.error = error
+        assert refusal(offset, module) == f"{what}, cannot be read by calling it ({said}): {affine.REMEDY}"
+    module.error = None
+    assert refusal(offset, module).startswith(f"{what}, returns no tensor, and cannot be read")
+
+
+def test_what_is_drawn_while_a_layer_is_tried_leaves_the_generator_as_it_was():
+    """Even where a part of the layer is not in training."""
+
+    class Drawing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 0 * torch.rand(1).item()
+
+    module = linear(Drawing)
+    module.part = nn.Identity().eval()
+    before = torch.random.get_rng_state()
+    matrix(module)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_norm_that_computes_in_single_precision_may_be_off_by_its_rounding():
+    module = Mamba2RMSNorm(7, eps=1e-3).double()
+    nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(0))
+    module.register_forward_hook(lambda module, args, y: (2 * y.float()).double())
+    torch.testing.assert_close(norm_terms(module, Mamba2RMSNorm).weight, 2 * module.weight, rtol=1e-5, atol=1e-6)
+    module.register_forward_hook(lambda module, args, y: y[..., :3])
+    assert "is no norm of its input" in refusal(norm_terms, module, Mamba2RMSNorm)
+
+
+def test_weights_that_are_on_no_device_are_fetched_to_the_cpu():
+    for module in (nn.Linear(2, 2, device="meta"), linear(), nn.Identity()):
+        assert affine._device(module) == torch.device("cpu")
 
 
 def test_an_error_names_the_layer_and_three_parts():

@@ -31,6 +31,7 @@ from ssmscope.core.intercept import (
     twin,
     unhooked,
 )
+from ssmscope.core.mixers import as_constant, weights_constant
 from ssmscope.core.model import Model
 
 X = torch.tensor([[1.0, 2.0]])
@@ -74,6 +75,43 @@ def test_the_innermost_context_decides_and_a_kept_one_is_told():
     with override_forward([(module, first), (other, first)]):
         assert torch.equal(module(X), 2 * X + 1)
     assert vars(module)["forward"] is own
+
+
+@pytest.mark.parametrize("names", [("_old_forward",), ("_hf_hook",), ("_old_forward", "_hf_hook")], ids=" and ".join)
+def test_the_forward_pass_beneath_accelerates_is_overridden(names):
+    """Where it has put a hook and kept the pass that it found; else the forward pass itself."""
+    module, beneath = layer(), lambda x: 7 * x
+    for name in names:
+        setattr(module, name, beneath)
+    own = dict(vars(module))
+    with override_forward([(module, lambda below, x: below(x) + 1)]):
+        if len(names) == 2:
+            assert torch.equal(module._old_forward(X), 7 * X + 1) and "forward" not in vars(module)
+        else:
+            assert torch.equal(module(X), layer()(X) + 1)
+    assert vars(module) == own
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_weights_are_constants_for_a_while(bias):
+    """Of linear layers that run their own forward pass on one input, in this thread; their input is none."""
+    module, other = nn.Linear(2, 3, bias=bias), layer()
+    other.forward = lambda x: nn.functional.linear(x, other.weight)
+    x = X.clone().requires_grad_()
+    plain = module(x)
+
+    def gradients(y):
+        found = torch.autograd.grad(y.square().sum(), [x, *module.parameters(), other.weight], allow_unused=True)
+        return [gradient is not None for gradient in found]
+
+    own = [True] * (1 + bias)
+    assert gradients(plain) == [True, *own, False] and as_constant(module.weight) is module.weight
+    with weights_constant(nn.Sequential(module, other)):
+        assert torch.equal(module(x), plain) and gradients(module(x)) == [True, *(not each for each in own), False]
+        assert gradients(module(input=x)) == [True, *own, False]
+        assert gradients(other(x)) == [True, *(not each for each in own), True]
+        assert not as_constant(module.weight).requires_grad
+    assert gradients(module(x)) == [True, *own, False] and as_constant(module.weight).requires_grad
 
 
 def test_hooks_of_others_are_told_from_a_runs_own():
@@ -128,13 +166,14 @@ def test_a_twin_has_what_others_put_on_a_module_and_nothing_of_a_run():
         assert torch.equal(other(X), 2 * nn.functional.linear(X, module.weight, module.bias))
         assert not module(X).sub(100).any()
 
-    def scaled(part, x, more=0):
-        return 5 * nn.functional.linear(x, part.weight) + more
+    def scaled(part, factor, x, more=0):
+        return factor * nn.functional.linear(x, part.weight) + more
 
     module = layer()
-    module.forward = partial(scaled, module, more=3)
+    module.forward = partial(scaled, module, 5, more=3)
     other = twin(module)
-    assert other.forward.args == (other,) and other.forward.keywords == {"more": 3}
+    assert other.forward.args == (other, 5) and other.forward.keywords == {"more": 3}
+    assert "_old_forward" not in vars(other)
     own = module.forward = lambda x: x
     assert twin(module).forward is own
     module.forward = partial(own)
@@ -203,6 +242,8 @@ def test_what_is_compiled_in_place_is_named():
     said = "Sequential: 1.0 was compiled in place with .compile(), and its runs cannot be read"
     assert refusal(check_plain, module, module.modules()).startswith(said)
     assert refusal(check_plain, module, [module[0]]) is None
+    module[0].compile()
+    assert refusal(check_plain, module, module.modules()).startswith("Sequential: 0 was compiled in place")
     whole = nn.Sequential(layer())
     whole.compile()
     assert refusal(check_plain, whole, whole.modules()).startswith("Sequential: the model was compiled in place")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 import ssmscope
 from ssmscope import cli
@@ -51,6 +55,66 @@ def test_long_work_has_an_estimate(quick, monkeypatch, capsys, worth, estimated)
     lines = capsys.readouterr().err.splitlines()
     assert any("3 of 600 cells" in line for line in lines)
     assert any(re.search(r" s, about \d+ s left$", line) for line in lines) == estimated
+
+
+def test_every_line_of_long_work(monkeypatch, capsys):
+    """Of the last task whose end is known; none while a bar is seen, and lines again after it."""
+    now, waited = [50.0], []
+    task = lambda *of: SimpleNamespace(**dict(zip(("completed", "total", "description", "time_remaining"), of)))  # noqa: E731
+    bars = [
+        None,
+        SimpleNamespace(disable=False, tasks=[task(1, 2, "seen", None)]),
+        SimpleNamespace(
+            disable=True,
+            tasks=[task(5, 40, "texts", 900.0), task(1500.4, 2000, "cells", 23.0), task(3, None, "x", 1.0)],
+        ),
+        SimpleNamespace(disable=True, tasks=[task(1, 2, "", 16.0)]),
+        SimpleNamespace(disable=True, tasks=[task(2, 2, "done", 0.0)]),
+        SimpleNamespace(disable=True, tasks=[]),
+    ]
+
+    class Ended:
+        def wait(self, seconds: float) -> bool:
+            waited.append(seconds)
+            if not bars:
+                return True
+            progress._Seen.bar, now[0] = bars.pop(0), now[0] + 3.5
+            if len(bars) == 3:
+                count_tokens(1200)
+            return False
+
+        def set(self) -> None: ...
+
+    monkeypatch.setattr(progress, "threading", SimpleNamespace(Event=Ended, Thread=threading.Thread))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress._Seen, "tokens", 10)
+    with pulse("lens"):
+        pass
+    assert capsys.readouterr().err.splitlines() == [
+        "lens: at work after 4 s",
+        "lens: 1,500 of 2,000 cells, 1,200 tokens read after 10 s, about 23 s left",
+        "lens: 1 of 2, 1,200 tokens read after 14 s, about 16 s left",
+        "lens: 2 of 2 done, 1,200 tokens read after 18 s",
+        "lens: 1,200 tokens read after 21 s",
+    ]
+    assert waited[:4] == [2.0, 10.0, 15.0, 22.5] and sorted(waited) == waited
+
+
+@pytest.mark.parametrize(("quiet", "terminal"), [(False, True), (True, True), (False, False)])
+def test_a_bar_is_seen_on_a_terminal_that_is_not_quiet(quiet, terminal):
+    console = Console(file=io.StringIO(), quiet=quiet, force_terminal=terminal)
+    bar = progress_bar(console)
+    assert progress._Seen.bar is bar and bar.console is console and bar.live.transient
+    assert bar.disable == (quiet or not terminal) and not bar.columns[0].markup
+    assert progress_bar().console.stderr
+
+
+def test_lines_on_stderr_are_as_they_are(capsys):
+    line = "[bold]1[/bold] 'a' " + "x" * 200
+    on_stderr().print(line)
+    on_stderr(False).print("nothing")
+    printed = capsys.readouterr()
+    assert printed.err == line + "\n" and printed.out == ""
 
 
 def test_nothing_is_said_of_quick_or_quiet_work(quick, capsys):

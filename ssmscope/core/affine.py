@@ -235,9 +235,9 @@ def norm_terms(
                 return NormTerms(norm.weight, getattr(norm, "bias", None), eps)
             zero = _tried(norm, torch.zeros_like(ones), name)
         of_ones = _tried(norm, ones, name)
-        if zero.shape != ones.shape or of_ones.shape != ones.shape:
+        if of_ones.shape != ones.shape:
             raise InputError(f"{name}, {_kind(norm)}, is no norm of its input, and cannot be read: {REMEDY}")
-        weight, bias = (of_ones - zero)[0, 0] / normed(ones).to(of_ones)[0, 0], zero[0, 0]
+        weight, bias = ((of_ones - zero) / normed(ones).to(of_ones))[0, 0], zero[0, 0]
         x = _random((2, 3, width), device).to(wide)
         found = _tried(norm, x, name)
         # Many norms compute in float32 for any input.

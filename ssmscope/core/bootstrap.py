@@ -97,7 +97,7 @@ def lowest(rows: Float[np.ndarray, "rows columns"]) -> tuple[int, ...]:
     """Return the columns of the lowest values, from the lowest on: the lowest one, and those whose paired difference
     from it has an interval that reaches 0. Columns that are not defined are left out."""
     known = [at for at in np.argsort(rows[0], kind="stable").tolist() if not math.isnan(rows[0, at])]
-    return tuple(at for at in known if at == known[0] or not estimate(rows[:, at] - rows[:, known[0]]).low > 0)
+    return tuple(at for at in known if not estimate(rows[:, at] - rows[:, known[0]]).low > 0)
 
 
 def resampled_means(

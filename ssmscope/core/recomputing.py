@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ssmscope.core.intercept import Handler, active_override, is_own, override_forward
 from ssmscope.core.mixers import mixers
+from ssmscope.ops.recurrence import checkpointed
 
 
 def stacked(module: nn.Module) -> Iterator[nn.Module]:
@@ -47,7 +47,7 @@ def _checkpointed(handler: Handler | None, below: Callable[..., Any], *args: Any
         return block(*args, **kwargs)
     # On a GPU the backward pass has a thread of its own, which needs this one's overrides.
     run = partial(copy_context().run, block)
-    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+    return checkpointed(run, *args, **kwargs)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -153,8 +153,8 @@ def matrices(r: DeltaRecurrence) -> Float[Tensor, "batch heads t s"]:
         return (reads - of_reads @ solved).tril()
     b, c, beta = (rearrange(t, "b t h n -> b h t n") for t in (b, c, beta))
     among, reads = (_decayed_pairs(log_a, b, t) for t in (b, c))
-    system = torch.tril(beta * among, -1) + torch.eye(b.shape[2], dtype=b.dtype, device=b.device)
-    solved = torch.linalg.solve_triangular(system, reads, upper=False, left=False, unitriangular=True)
+    # The system's matrix is read below the diagonal only.
+    solved = torch.linalg.solve_triangular(beta * among, reads, upper=False, left=False, unitriangular=True)
     return solved.tril() * beta.mT
 
 

@@ -15,11 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from ssmscope import backends
 from ssmscope.backends.shapes import ChannelMemory, Channels, Inputs, Memory
-from ssmscope.ops.recurrence import Recurrence, by_head, smallest_exponent
+from ssmscope.ops.recurrence import Recurrence, by_head, checkpointed, smallest_exponent
 from ssmscope.ops.recurrence import retention as mean_decay
 
 MAX_NUMBERS_HELD = {"cpu": 2**19, "cuda": 2**26}
@@ -42,7 +41,7 @@ def scan(
     step = max(1, MAX_NUMBERS_HELD.get(device, MAX_NUMBERS_HELD["cuda"]) // max(1, batch * heads * state))
     run = partial(_segment, chunks=1 if device == "cpu" else None)
     if torch.is_grad_enabled() and step < length:
-        run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
+        run = partial(checkpointed, run)
     outputs = [r.x[:, :0]]
     for start in range(0, length, step):
         y, H = run(r.between(start, start + step), H)

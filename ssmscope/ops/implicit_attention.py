@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from ssmscope.ops import delta_rule, matrices, pooled
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, check_one_way, map_in_order, smallest_exponent
 from ssmscope.ops.scans import scan_reference
-from ssmscope.ops.terms import GateAndTaps, gate_and_taps, mean_over_heads, shared_by_heads, skips
+from ssmscope.ops.terms import GateAndTaps, gate_and_taps, mean_over_heads, skips
 
 Gate = Float[Tensor, "batch length heads #width"] | None
 Taps = Float[Tensor, "batch length reach heads #width"] | None
@@ -110,13 +110,13 @@ def _row(r: Recurrence, t: int) -> Float[Tensor, "batch heads s"]:
     per_state = 1 if r.one_decay_per_head else state
     step, floor = max(16, MAX_DECAYS_HELD // (batch * heads * per_state)), smallest_exponent(r.b.dtype)
     later = r.b.new_zeros(batch, 1, heads, per_state)  # It holds Σ_{s<r≤t} log a_r at the chunk's last s.
-    read = shared_by_heads(r.c[:, t : t + 1], heads)
+    read = r.c[:, t : t + 1]
     parts = []
     for last in range(t, -1, -step):
         first = max(0, last - step + 1)
         log_a = r.log_decay(first + 1, last + 1)
         sums = torch.cat([log_a, torch.zeros_like(later)], dim=1).flip(1).cumsum(1).flip(1) + later
-        write = shared_by_heads(r.b[:, first : last + 1], heads)
+        write = r.b[:, first : last + 1]
         if r.one_decay_per_head:
             weight = sums.squeeze(-1).clamp(min=floor).exp() * (write * read).sum(-1)
         else:

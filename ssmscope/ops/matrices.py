@@ -9,17 +9,15 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from ssmscope.ops import delta_rule, triangle
-from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence
+from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, checkpointed
 from ssmscope.ops.terms import (
     GateAndTaps,
     decays,
     diagonals,
     mean_over_heads,
     needs_gradients,
-    shared_by_heads,
     shares_scores,
     skips,
 )
@@ -44,7 +42,7 @@ def whole(
     if scores or not (absolute or each or isinstance(r, DeltaRecurrence)) and single:
         compute = partial(_sum_through_scores if scores else partial(_of_one_matrix, summed=True), skip=skip)
         if needs_gradients(r, around):
-            compute = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
+            compute = partial(checkpointed, compute)
         at_once = None if scores else max(1, MAX_FACTOR_COLUMNS // state)
         sums = lambda part, near, _: compute(part, near)[:, 0]  # noqa: E731
         return mean_over_heads(r, around, groups, sums, at_once=at_once, by_row=True, shared=scores)
@@ -75,7 +73,7 @@ def _of_one_matrix(
     """Return the matrices of heads of one matrix each, or their sum. Spread inputs are gathered at their last step."""
     batch, length, heads, _, state = r.shape
     a = decays(r).expand(batch, length, heads, state)
-    b, c, step, (left, taps) = shared_by_heads(r.b, heads), shared_by_heads(r.c, heads), r.step, around
+    b, c, step, (left, taps) = r.b, r.c, r.step, around
     write = (b if step is None else b * step.unsqueeze(-1)).expand(batch, length, heads, state)
     read = (c if left is None else c * left).expand(batch, length, heads, state)
     gathered = write if taps is None else write * taps[:, :, 0]

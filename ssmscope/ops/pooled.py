@@ -20,7 +20,7 @@ from ssmscope.errors import InputError
 from ssmscope.ops import delta_rule, triangle
 from ssmscope.ops.matrices import whole
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, smallest_exponent
-from ssmscope.ops.terms import GateAndTaps, decays, diagonals, mean_over_heads, shared_by_heads, shares_scores, skips
+from ssmscope.ops.terms import GateAndTaps, decays, diagonals, mean_over_heads, shares_scores, skips
 
 MAX_EXACT_DELTA_LENGTH = 8192
 """Steps of a delta rule whose matrices are made whole, one head at a time."""
@@ -128,16 +128,16 @@ def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, 
 
 def _sums(r: Recurrence, around: GateAndTaps, _: slice, edge: Tensor) -> Float[Tensor, "batch cells cells"]:
     """Return one sequence's sums over the pairs of cells, over heads of one matrix each, in one pass over steps."""
-    length, heads, state = r.shape[1], r.shape[2], r.shape[4]
+    heads, state = r.shape[2], r.shape[4]
     cells, size, floor = len(edge) - 1, edge.diff(), smallest_exponent(r.b.dtype)
-    b, c = (_steps(shared_by_heads(t, heads), edge) for t in (r.b, r.c))
+    b, c = (_steps(t, edge) for t in (r.b, r.c))
     step = None if r.step is None else _steps(r.step, edge)
     left = None if around.left is None else _steps(around.left.squeeze(-1), edge)
     arriving, before = (None, None) if around.taps is None else _own_and_before(around.taps.squeeze(-1), edge)
     across, R, W, spilt = (r.b.new_full((1, cells, heads, state), fill) for fill in (1.0, 0.0, 0.0, 0.0))
     own, with_before = r.b.new_zeros(2, 1, cells, heads)
     for t in range(int(size.max())):
-        log_a = r.at((edge[:-1] + t).clamp(max=length - 1)).log_decay().clamp(min=floor)
+        log_a = r.at(edge[:-1] + t).log_decay().clamp(min=floor)  # The last cell is one of the longest.
         if bool((ended := t >= size).any()):
             log_a = log_a.masked_fill(ended.view(1, -1, 1, 1).to(log_a.device), 0.0)
         a = log_a.exp()

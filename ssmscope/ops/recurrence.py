@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ssmscope.errors import InputError
 
 MAX_DECAYS_HELD = 2**22
+checkpointed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+"""Keep only the inputs of a function that draws no random numbers, and run it again in the backward pass."""
 OVER_TIME = ("x", "b", "c", "delta", "log_a", "beta", "e", "r")
 
 
@@ -108,7 +111,7 @@ class Recurrence:
         return replace(self, **self._each(lambda value: value[:, positions.to(value.device)]), order=None)
 
     def of_heads(self, start: int, stop: int) -> Recurrence:
-        """Return the recurrence restricted to the heads start ≤ h < stop, which read one group, or a group each."""
+        """Return the recurrence restricted to the heads start ≤ h < stop, which read one group, or one each."""
         heads = self.x.shape[2]
         share, stop = heads // self.b.shape[2], min(stop, heads)
         first, last = start // share, (stop - 1) // share

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, smallest_exponent
+from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, smallest_exponent
 
 
 class GateAndTaps(NamedTuple):
@@ -88,11 +88,6 @@ def decays(r: Recurrence) -> Tensor:
     """Return a_t, (batch, length, heads, state) or (…, 1), clamped from below to the smallest that is fast."""
     log_a = r.log_decay()
     return log_a.clamp(min=smallest_exponent(log_a.dtype)).exp()
-
-
-def shared_by_heads(t: Tensor, heads: int) -> Tensor:
-    """Return `b` or `c` (batch, length, groups, state) for every head; one group broadcasts as it is."""
-    return t if t.shape[2] == 1 else by_head(t, heads)
 
 
 def shares_scores(r: Recurrence, around: GateAndTaps) -> bool:

@@ -69,9 +69,10 @@ def _doubled(a: Tensor, R: Tensor, W: Tensor, half: int, length: int) -> Tensor:
 
 
 def _differentiable(a: Tensor, R: Tensor, W: Tensor) -> Tensor:
-    maps, length, _ = a.shape
+    maps, length, k = a.shape
     size = 1 << (length - 1).bit_length()
-    a, R, W = (pad(t, (0, 0, 0, size - length)) for t in (a, R, W))
+    more = a.new_zeros(maps, size - length, k)
+    a, R, W = (torch.cat([t, more], dim=1) for t in (a, R, W))
     out = a.new_zeros(maps, size, 1, 1)
     R, W, across = R.unsqueeze(2), W.unsqueeze(2), a  # (maps, stretches, steps of one, k)
     while R.shape[1] > 1:
