@@ -134,7 +134,8 @@ def test_of_a_groupmambas_attention():
 
 def test_of_the_parameters_of_a_difference():
     config = DiffMambaConfig(
-        vocab_size=9, hidden_size=16, num_heads=4, head_dim=8, state_size=200, lambda_form="exponential", lambda_std=0.3
+        **dict(vocab_size=9, hidden_size=16, num_heads=4, head_dim=8, n_groups=1, state_size=2000),
+        **dict(lambda_form="exponential", lambda_std=0.3),
     )
     torch.manual_seed(0)
     for kind in (DiffMambaMixer, DiffS6Mixer):
