@@ -146,6 +146,10 @@ def test_of_a_mamba_2() -> None:
         ({"model_type": "gla", "hidden_ratio": -1}, "hidden_ratio is -1; allowed is no negative number"),
         ({"model_type": "gla", "attn": 5}, "attn is 5; allowed is options of attention for some layers, or None"),
         ({"model_type": "gla", "attn": [5]}, "attn is [5]; allowed is options of attention for some layers, or None"),
+        (
+            {"model_type": "gla", "attn": [{"layers": [0]}, 5]},
+            "allowed is options of attention for some layers, or None",
+        ),
         ({"model_type": "rwkv7", "attn": {"layers": [0]}}, 'attn is {"layers": [0]}; allowed is None'),
         ({"model_type": "rwkv7", "value_dim": 5}, "value_dim is 5; allowed is hidden_size, 2048, in every layer"),
         ({"model_type": "rwkv7", "value_dim": [2048, 5]}, "value_dim is [2048, 5]; allowed is hidden_size, 2048, in"),

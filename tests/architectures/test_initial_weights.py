@@ -134,10 +134,26 @@ def test_of_a_groupmambas_attention():
 
 def test_of_the_parameters_of_a_difference():
     config = DiffMambaConfig(
-        vocab_size=9, hidden_size=16, num_heads=4, head_dim=8, state_size=200, lambda_form="exponential", lambda_std=0.3
+        **dict(vocab_size=9, hidden_size=16, num_heads=4, head_dim=8, n_groups=1, state_size=2000),
+        **dict(lambda_form="exponential", lambda_std=0.3),
     )
     torch.manual_seed(0)
     for kind in (DiffMambaMixer, DiffS6Mixer):
         mixer = kind(config, 0)
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
             check_spread(getattr(mixer, name), 0.3)
+
+
+def test_of_what_a_mamba_3_lacks(tmp_path):
+    module = made("ssm-mamba3", state_size=16, head_dim=2, num_heads=96)
+    module.save_pretrained(tmp_path)
+    own = ("dt_bias", "mixer.D", "B_bias", "C_bias")
+    weights = {
+        name: weight for name, weight in module.state_dict().items() if not name.endswith((*own, "lm_head.weight"))
+    }
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for mixer in mixers(AutoModelForCausalLM.from_pretrained(tmp_path)):
+        low, high, floor = mixer.steps
+        check_uniform(softplus(mixer.dt_bias).log(), math.log(max(low, floor)) - 1e-5, math.log(high) + 1e-5)
+        for ones in (mixer.D, mixer.B_bias, mixer.C_bias):
+            assert (ones == 1).all()

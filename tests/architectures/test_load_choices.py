@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
 from ssmscope.architectures.loading import load as loading
+from ssmscope.architectures.loading import mamba_checkpoints
 from ssmscope.architectures.loading.layouts import plan_diff_mamba2
 from ssmscope.architectures.loading.load import ModelCache, cache_models
-from ssmscope.architectures.loading.mamba_checkpoints import check_groups
 from ssmscope.architectures.loading.stored import Contents, headers_of
 
 
@@ -109,10 +110,10 @@ def test_models_are_read_without_code_or_network(tmp_path: Path, monkeypatch: py
 
 def test_groups_of_heads_need_release_5(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, refuses in (("4.57.6", True), ("4.0", True), ("5.0.0", False), ("5.4.1", False), ("12.0", False)):
-        monkeypatch.setattr(transformers, "__version__", version)
+        monkeypatch.setattr(mamba_checkpoints, "transformers", SimpleNamespace(__version__=version))
         said = f"m has 2 groups of heads, which transformers {version} norms otherwise than mamba_ssm does: install"
-        assert (refusal(check_groups, 2, "m") or "").startswith(said) == refuses
-        assert refusal(check_groups, 1, "m") is None
+        assert (refusal(mamba_checkpoints.check_groups, 2, "m") or "").startswith(said) == refuses
+        assert refusal(mamba_checkpoints.check_groups, 1, "m") is None
 
 
 def test_limits_of_steps_that_are_null() -> None:

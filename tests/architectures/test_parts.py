@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from examples import EXAMPLES, random_example
+from examples import EXAMPLES, VARIANTS, own_output, random_example, relative
+from loud import TrueFloat64, doubled
 from refusals import refusal
 from torch import nn
 from torch.nn.functional import conv1d, pad, silu
@@ -183,3 +184,19 @@ def test_states_of_another_kind_are_refused(name: str, said: str) -> None:
     u = torch.randn(1, 4, 24)
     with pytest.raises(TypeError, match=f"^{said}"):
         adapter_for(mixer).compute_terms(mixer, u, None, LayerState(None, ()))
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(VARIANTS) if name in EXAMPLES])
+def test_layers_of_other_options_are_linear_maps(name: str) -> None:
+    """That their terms give their own outputs, and their maps the same."""
+    mixer = mixers(doubled(random_example(name).eval()))[-1]
+    adapter = adapter_for(mixer)
+    torch.manual_seed(0)
+    modules = 1 + len(getattr(mixer, "before", ()))
+    u = torch.randn(2, 7, modules * random_example(name).config.hidden_size, dtype=torch.float64)
+    with torch.no_grad(), TrueFloat64():
+        own, layer = own_output(mixer, u), adapter.compute_terms(mixer, u)
+        block = adapter.linearized(mixer, layer)
+        assert relative(adapter.output(mixer, layer), own) < 1e-9
+    with torch.no_grad():
+        assert relative(block.matvec(block.u) + block.bias, own) < 1e-9
