@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import zlib
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp import objective as module
+from ssmscope.interp.methods import lrp as propagating
 from ssmscope.interp.objective import (
     Meter,
     check_number,
@@ -171,6 +173,43 @@ def test_the_number_of_tokens_that_fit(plain, monkeypatch):
     assert tokens_that_fit(plain, gradients=True, every_position=True) == 7
     monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", 1)
     assert tokens_that_fit(plain, gradients=True) == tokens_that_fit(plain, every_position=True) == 1
+
+
+def test_blocks_run_again_where_a_backward_pass_does_not_fit(plain, monkeypatch):
+    ran: list[nn.Module] = []
+
+    @contextmanager
+    def noted(of):
+        ran.append(of)
+        yield
+
+    monkeypatch.setattr(module, "recomputed", noted)
+    goal = objective(plain, plain.encode(ids=TEXTS[:2]), target=3)
+    embeddings = goal.embeddings()[:, :5]  # 2 × 5 tokens
+    size = 10 * module.KEPT_NUMBERS_PER_TOKEN * plain.num_layers * 24
+    gradients = []
+    for most, again in ((size, []), (size - 1, [plain.module])):
+        monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", most)
+        ran.clear()
+        gradients.append(goal.gradient(embeddings, [0, 0]))
+        assert ran == again
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_relevance_keeps_copies_of_half_precision_weights_too(plain, half, monkeypatch):
+    body = copy.deepcopy(plain.module)
+    if half:
+        body.backbone.layers[1].bfloat16()
+    model = Model(body)
+    goal = objective(model, model.encode(ids=TEXTS), target=3)
+    copies = sum(weight.numel() for weight in body.backbone.layers[1].parameters()) if half else 0
+    size = 3 * 5 * 4 * module.KEPT_NUMBERS_PER_TOKEN * model.num_layers * 24 + 4 * copies
+    x = torch.zeros(3, 5, 24)
+    for most, limit, fits in ((size, size, True), (size, size - 1, False), (size - 4, size, False)):
+        monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", most // 4)
+        monkeypatch.setattr(propagating, "MAX_BACKWARD_BYTES", limit)
+        assert propagating._fits(goal, x) == fits
 
 
 def test_a_continuation_takes_room_but_for_its_last_token(plain, monkeypatch):
