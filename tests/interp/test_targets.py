@@ -14,7 +14,7 @@ from examples import TEXTS, random_example
 from faithful import reader
 from loud import loud
 from tokenizers import Tokenizer, normalizers
-from tokenizers.models import WordLevel
+from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 from transformers import PreTrainedTokenizerFast
@@ -116,6 +116,15 @@ def test_words_as_targets(plain, capsys):
     assert objective(upper, batch, target="[UNK]").targets == ((0,),)
 
 
+def test_a_target_that_begins_with_a_space_is_meant_so(plain):
+    vocabulary = {" ": 0, "x": 1, " x": 2, "  x": 3, "y": 4}
+    backend = Tokenizer(BPE(vocabulary, [(" ", "x"), (" ", " x")]))
+    model = Model(plain.module, PreTrainedTokenizerFast(tokenizer_object=backend), name="model")
+    assert objective(model, model.encode(ids=TEXTS[1:2]), target=" x").targets == ((2,),)
+    assert target_warning(model, " x") == target_warning(model, "  x") == target_warning(model, "y") == ""
+    assert target_warning(model, "x").endswith("; ' x', with the space before it, is another, one token")
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_half_precision_head_with_a_bias_gives_float32(plain, dtype):
     body = copy.deepcopy(plain.module)
@@ -210,6 +219,31 @@ def test_relevance_keeps_copies_of_half_precision_weights_too(plain, half, monke
         monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", most // 4)
         monkeypatch.setattr(propagating, "MAX_BACKWARD_BYTES", limit)
         assert propagating._fits(goal, x) == fits
+
+
+def test_a_module_of_ones_own_may_miss_little_of_what_is_added(monkeypatch):
+    """Of 3 − 1 + 2, which f misses by 0.5, what is added is 3 + 1 + 2 + 4.5."""
+
+    class Own:
+        lengths, targets, probability = [2], ((1,),), False
+        model = SimpleNamespace(module=None, name="mine")
+
+        def embeddings(self):
+            return torch.ones(1, 2, 1)
+
+        def __call__(self, embeddings, texts):
+            return torch.tensor([4.5])
+
+    goal = Own()
+    goal.model.module = goal
+    monkeypatch.setattr(propagating, "OwnModel", Own)
+    monkeypatch.setattr(propagating, "_propagated", lambda *_: (torch.tensor([[3.0, -1.0]]), torch.tensor([2.0])))
+    monkeypatch.setattr(propagating, "MAX_SUM_ERROR", 0.048)
+    found = propagating.lrp(goal)
+    assert found.delta.item() == pytest.approx(0.5 / 4.5) and not found.converged.any()
+    monkeypatch.setattr(propagating, "MAX_SUM_ERROR", 0.047)
+    with pytest.raises(InputError, match="misses the logits of mine by 4.8% of what is added"):
+        propagating.lrp(goal)
 
 
 def test_a_continuation_takes_room_but_for_its_last_token(plain, monkeypatch):
