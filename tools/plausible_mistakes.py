@@ -34,7 +34,9 @@ DROPPED = set(
     "log_softmax square cumsum round floor ceil strip lower roll masked_fill normalize cummax logsumexp mT".split()
 )
 """Functions whose argument, or the object of whose method, takes the place of the result."""
-SYMMETRIC = set("min max minimum maximum logical_and logical_or isclose allclose equal gcd suppress".split())
+SYMMETRIC = set(
+    "min max minimum maximum logical_and logical_or isclose allclose equal gcd suppress promote_types".split()
+)
 LIBRARIES = {"torch", "math", "np", "numpy", "functional", "F", "nn"}
 SILENT = set(
     "print warn cast progress advance isinstance super disable_progress_bar enable_progress_bar Sheet panel".split()

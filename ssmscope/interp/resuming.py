@@ -15,7 +15,7 @@ from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.model import Model
 from ssmscope.core.trace import States, gathered
 
-SAME_LOGITS = {"rtol": 1e-4, "atol": 1e-5}
+RELATIVE_TOLERANCE, TOLERANCE = 1e-4, 1e-5
 """Tolerances within which a run that starts at a layer gives the logits of the whole run."""
 
 
@@ -65,7 +65,7 @@ def resumes(model: Model, batch: Batch) -> bool:
     plain = PlainRun(model, batch)
     if not plain.places or any(getattr(mixer, "before", ()) for mixer in model.mixers):
         return False
-    return bool(torch.allclose(plain.again(model.num_layers - 1), plain.logits, **SAME_LOGITS))
+    return bool(torch.allclose(plain.again(model.num_layers - 1), plain.logits, RELATIVE_TOLERANCE, TOLERANCE))
 
 
 def _stack(model: Model) -> tuple[list[nn.Module], list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from bags import bag, by_word, texts
@@ -63,10 +65,17 @@ def test_long_texts_are_left_out_of_plausibility():
     # A special token follows each text.
     assert [of(max_tokens=most).texts for most in (3, 4, 5, 6)] == [(1,), (0, 1), (0, 1), (0, 1, 2)]
     assert [of(max_tokens=most).left_out for most in (3, 6)] == [2, 0]
+    with pytest.raises(InputError, match="name each once"):
+        plausibility(model, data, methods=["gradxinput", "gradxinput"])
+    with pytest.raises(InputError, match=r"toy \(test\) has no example"):
+        plausibility(model, replace(data, texts=(), labels=(), rationales=()), methods={"own": method})
     with pytest.raises(InputError, match="has a rationale: give a file with a column 'rationale', and texts that"):
         of(max_tokens=2)
     found = of(limit=2, seed=3, top=1)
     assert found.provenance["data"]["examples"] == 2 and found.provenance["options"]["top"] == 1
     assert found.provenance["seed"] == 3 and found.provenance["model"] == "bag" and found.top == 1
-    assert of(top=1.0).top == 1 and isinstance(of(top=1.0).top, int) and of(top=0.5).top == 0.5
+    for top, size in ((1.0, 1), (3.0, 3), (0.5, 0.5)):
+        result = of(top=top)
+        given = result.provenance["options"]["top"]
+        assert (result.top, given) == (size, size) and type(result.top) is type(given) is type(size)
     assert of().values[0, :, 2].tolist() == pytest.approx([1, 1, 0.2])  # j is the lowest of five

@@ -49,6 +49,8 @@ class TestMeasures:
             ("111111", "101101", 0.8, 0),  # one span of 6 against three of 1, 2, 1
             ("011010", "111011", 0.75, 1),  # 2 of 3, 1 of 2
             ("000000", "010000", 0, 0),
+            ("010000", "000000", 0, 0),
+            ("000000", "000000", 0, 0),
         ],
     )
     def test_by_hand(self, chosen, marked, tokens, spans):

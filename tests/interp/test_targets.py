@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import zlib
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from examples import TEXTS, random_example
 from faithful import reader
 from loud import loud
 from tokenizers import Tokenizer, normalizers
-from tokenizers.models import WordLevel
+from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 from transformers import PreTrainedTokenizerFast
@@ -23,6 +24,7 @@ from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp import objective as module
+from ssmscope.interp.methods import lrp as propagating
 from ssmscope.interp.objective import (
     Meter,
     check_number,
@@ -114,6 +116,15 @@ def test_words_as_targets(plain, capsys):
     assert objective(upper, batch, target="[UNK]").targets == ((0,),)
 
 
+def test_a_target_that_begins_with_a_space_is_meant_so(plain):
+    vocabulary = {" ": 0, "x": 1, " x": 2, "  x": 3, "y": 4}
+    backend = Tokenizer(BPE(vocabulary, [(" ", "x"), (" ", " x")]))
+    model = Model(plain.module, PreTrainedTokenizerFast(tokenizer_object=backend), name="model")
+    assert objective(model, model.encode(ids=TEXTS[1:2]), target=" x").targets == ((2,),)
+    assert target_warning(model, " x") == target_warning(model, "  x") == target_warning(model, "y") == ""
+    assert target_warning(model, "x").endswith("; ' x', with the space before it, is another, one token")
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_half_precision_head_with_a_bias_gives_float32(plain, dtype):
     body = copy.deepcopy(plain.module)
@@ -171,6 +182,68 @@ def test_the_number_of_tokens_that_fit(plain, monkeypatch):
     assert tokens_that_fit(plain, gradients=True, every_position=True) == 7
     monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", 1)
     assert tokens_that_fit(plain, gradients=True) == tokens_that_fit(plain, every_position=True) == 1
+
+
+def test_blocks_run_again_where_a_backward_pass_does_not_fit(plain, monkeypatch):
+    ran: list[nn.Module] = []
+
+    @contextmanager
+    def noted(of):
+        ran.append(of)
+        yield
+
+    monkeypatch.setattr(module, "recomputed", noted)
+    goal = objective(plain, plain.encode(ids=TEXTS[:2]), target=3)
+    embeddings = goal.embeddings()[:, :5]  # 2 × 5 tokens
+    size = 10 * module.KEPT_NUMBERS_PER_TOKEN * plain.num_layers * 24
+    gradients = []
+    for most, again in ((size, []), (size - 1, [plain.module])):
+        monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", most)
+        ran.clear()
+        gradients.append(goal.gradient(embeddings, [0, 0]))
+        assert ran == again
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_relevance_keeps_copies_of_half_precision_weights_too(plain, half, monkeypatch):
+    body = copy.deepcopy(plain.module)
+    if half:
+        body.backbone.layers[1].bfloat16()
+    model = Model(body)
+    goal = objective(model, model.encode(ids=TEXTS), target=3)
+    copies = sum(weight.numel() for weight in body.backbone.layers[1].parameters()) if half else 0
+    size = 3 * 5 * 4 * module.KEPT_NUMBERS_PER_TOKEN * model.num_layers * 24 + 4 * copies
+    x = torch.zeros(3, 5, 24)
+    for most, limit, fits in ((size, size, True), (size, size - 1, False), (size - 4, size, False)):
+        monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", most // 4)
+        monkeypatch.setattr(propagating, "MAX_BACKWARD_BYTES", limit)
+        assert propagating._fits(goal, x) == fits
+
+
+def test_a_module_of_ones_own_may_miss_little_of_what_is_added(monkeypatch):
+    """Of 3 − 1 + 2, which f misses by 0.5, what is added is 3 + 1 + 2 + 4.5."""
+
+    class Own:
+        lengths, targets, probability = [2], ((1,),), False
+        model = SimpleNamespace(module=None, name="mine")
+
+        def embeddings(self):
+            return torch.ones(1, 2, 1)
+
+        def __call__(self, embeddings, texts):
+            return torch.tensor([4.5])
+
+    goal = Own()
+    goal.model.module = goal
+    monkeypatch.setattr(propagating, "OwnModel", Own)
+    monkeypatch.setattr(propagating, "_propagated", lambda *_: (torch.tensor([[3.0, -1.0]]), torch.tensor([2.0])))
+    monkeypatch.setattr(propagating, "MAX_SUM_ERROR", 0.048)
+    found = propagating.lrp(goal)
+    assert found.delta.item() == pytest.approx(0.5 / 4.5) and not found.converged.any()
+    monkeypatch.setattr(propagating, "MAX_SUM_ERROR", 0.047)
+    with pytest.raises(InputError, match="misses the logits of mine by 4.8% of what is added"):
+        propagating.lrp(goal)
 
 
 def test_a_continuation_takes_room_but_for_its_last_token(plain, monkeypatch):

@@ -121,7 +121,7 @@ def implicit_attention(
             raise InputError("the trace has no layers: take it with keep_inputs=True")
         chosen = chosen_layers(own, trace.layer_numbers)
         shown = [measure.ShownText(trace, row, asked, rollout=rollout) for row in range(len(trace))]
-        batch = as_batch(model, texts) if beside and model is not None else None
+        hybrid = model if beside else None
         for index in () if rollout else chosen:
             linearized = trace.linearized[index]
             for row, text in enumerate(shown):
@@ -131,13 +131,15 @@ def implicit_attention(
         if rollout:
             options["residual"] = residual
             weights: list[dict[int, Any]] = [{} for _ in shown]
-            if batch is not None and model is not None:
-                weights = [measure.mean_weights(model, batch, row, beside) for row in range(len(shown))]
+            if hybrid is not None:
+                batch = as_batch(hybrid, texts)
+                weights = [measure.mean_weights(hybrid, batch, row, beside) for row in range(len(shown))]
             measure.roll_out(trace, chosen, shown, weights)
-        elif batch is not None and model is not None:
+        elif hybrid is not None:
+            batch = as_batch(hybrid, texts)
             for row, text in enumerate(shown):
-                if not measure.exceeds_map_limit(model, 1, text.length):
-                    measure.see_softmax(model, batch, row, beside, text.add_softmax)
+                if not measure.exceeds_map_limit(hybrid, 1, text.length):
+                    measure.see_softmax(hybrid, batch, row, beside, text.add_softmax)
         options |= {"level": level, "skip": skip, "parts": parts, "rollout": rollout}
     return ImplicitAttention(
         provenance=record_provenance(trace.source, options=options),

@@ -91,7 +91,7 @@ def attributed(
         scores,
         delta=delta if adds_up else None,
         baseline=baseline_name(objective, baseline) if compared else "",
-        note=DEEPLIFT_NOTE if isinstance(which, str) and which == "DeepLift" else "",
+        note=DEEPLIFT_NOTE if which == "DeepLift" else "",
     )
 
 
