@@ -75,6 +75,9 @@ class TestSimilarity:
         assert cosine[:2].tolist() == [0, -1] and cosine[2].isnan()
         assert mean_cosine(x[:1, :1], mask[:1, :1]).isnan() and spread(x[:1, :1], mask[:1, :1]).isnan()
         torch.testing.assert_close(spread(x, mask)[0], torch.tensor(math.sqrt(2.5 / 5)))
+        for measure in (mean_cosine, spread):  # whatever the vectors' size
+            torch.testing.assert_close(measure(x / 64, mask), measure(x, mask), equal_nan=True)
+        assert spread(0 * x, mask).isnan().all() and mean_cosine(0 * x, mask).isnan().all()
 
     def test_intervals_are_over_texts(self):
         model = example("mamba")

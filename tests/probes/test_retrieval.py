@@ -257,6 +257,9 @@ class TestNumbers:
         assert (found.value, found.low, found.high) == (1.5, 1.5, math.inf)
         nothing = quotient(np.array([3.0, 3]), np.array([0.0, 1]))
         assert math.isnan(nothing.value) and math.isnan(nothing.low) and not Ratio(nothing, 0.001).differs
+        many = np.concatenate([[7.0], np.arange(1.0, 101)])
+        some = quotient(many, np.where(many == 100, 0.0, 1.0))  # 1 to 99, and once infinite
+        assert (some.value, some.low, some.high) == (7, 3, 98)
         # 0 / 0 says nothing
         assert quotient(np.array([2.0, 0, 4]), np.array([1.0, 0, 2])).high == 2
 

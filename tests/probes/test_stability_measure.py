@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,6 +80,19 @@ def test_a_state_that_can_grow_or_stay_gains_most_in_its_longest_step():
     expected = [0.4 * delta[:, 0].max(), 0.0, -0.2 * delta[:, 2].min(), 0.7 * delta[:, 3].max()]
     assert found.largest.tolist() == pytest.approx([float(each) for each in expected])
     assert step_gains(recurrence, counted, ~counted & counted).largest.tolist() == [-math.inf] * 4
+
+
+@pytest.mark.parametrize("states", [1, 2])
+def test_a_delta_rule_with_a_decay_per_state_has_no_known_gain(states):
+    torch.manual_seed(0)
+    terms = [torch.rand(1, 3, 1, size) for size in (4, 2, 2)]
+    log_a = -torch.rand(1, 3, 1, states)
+    recurrence = ops.DeltaRecurrence(*terms, log_a=log_a, beta=torch.rand(1, 3, 1))
+    every = torch.ones(1, 3, dtype=torch.bool)
+    with pytest.raises(InputError, match="not known for a delta rule") if states > 1 else nullcontext():
+        found = step_gains(recurrence, every, every)
+        assert (recurrence.beta * recurrence.b[:, :, 0].square().sum(-1) < 2).all()  # the other direction is kept whole
+        assert found.sums.shape == (1, 1) and found.largest.item() == pytest.approx(log_a.max().item())
 
 
 @pytest.mark.parametrize("rwkv", [False, True])
