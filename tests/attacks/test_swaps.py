@@ -183,6 +183,25 @@ class TestMaskedWords:
         words = [swap.masked_lm.word(ids) for loss, ids in ways[:number] if math.isfinite(loss)]
         assert swap._words(logs, [1, 2, 5]) == [each for each in dict.fromkeys(words) if each.strip("!")]
 
+    def test_words_are_replaced_by_other_single_words_in_the_order_of_the_text(self, monkeypatch) -> None:
+        asked: list[Any] = []
+
+        def words(self: Any, logs: torch.Tensor, ids: list[int]) -> list[str]:
+            asked.append((logs.tolist(), ids))
+            return ["film", "a b", "good", "movie", "x, y"]
+
+        read = SimpleNamespace(
+            ids=[9, 5, 6, 7],
+            log_probabilities=torch.arange(4.0),
+            places=lambda start, stop: [1] if start == 0 else [2, 3],
+        )
+        swap = self.swap(3)
+        swap.masked_lm = SimpleNamespace(read=lambda text: read)  # type: ignore[assignment]
+        monkeypatch.setattr(MaskedWords, "_words", words)
+        found = swap._get_transformations(AttackedText("good film"), [1, 0])
+        assert asked == [([1.0], [5]), ([2.0, 3.0], [6, 7])]
+        assert [each.text for each in found] == ["film film", "movie film", "good good", "good movie"]
+
     def test_one_token_is_of_its_kind(self) -> None:
         logs = torch.tensor([[-math.inf, -3.0, -1.0, -2.0, -2.5, -4.0, -0.5, -2.0]])
         assert self.swap(99)._words(logs, [3]) == ["c", "f", "d", "a"]  # equal ones by their numbers
