@@ -13,6 +13,7 @@ import pytest
 
 from ssmscope.api.sharding import parts
 from ssmscope.api.sharding.parts import PARTS, keeping, over
+from ssmscope.api.store import Store
 from ssmscope.core.progress import progress_bar
 
 BATCHES = [[1], [2, 3], [4, 5, 6], [7], [8, 9]]
@@ -113,6 +114,28 @@ def test_nothing_is_kept_without_a_place_or_without_provenance(tmp_path: Path) -
         assert run([0, 1, 2, 3, 4]) == EXPECTED and list(tmp_path.iterdir()) == []
         assert run([0, 1, 2, 3, 4], provenance={}) == EXPECTED and len(stored(tmp_path)) == 5
     assert parts._keeping.get() is None
+
+
+def test_a_store_has_a_file_while_it_has_values(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "own.sqlite"
+    store = Store(place)
+    assert store.known([b"a"]) == set() and store.get([b"a"]) == {}
+    store.drop([b"a"])
+    assert list(tmp_path.iterdir()) == []
+    store.add({b"a": b"1", b"b": b"2", b"c": b"3"})
+    store.add({b"a": b"other", b"d": b"4"})
+    other = Store(place)
+    assert other.known([b"a", b"x", b"d"]) == {b"a", b"d"} and other.get([b"d", b"a", b"x"]) == {b"a": b"1", b"d": b"4"}
+    other.drop([b"a", b"b", b"x"])
+    assert place.exists() and store.get([b"a", b"c", b"d"]) == {b"c": b"3", b"d": b"4"}
+    store.drop(iter([b"c", b"d"]))
+    assert list(place.parent.iterdir()) == []
+    store.add({b"e": b"5"})
+    assert Store(place).get([b"e"]) == {b"e": b"5"}
+    nothing = Store(None)
+    nothing.add({b"a": b"1"})
+    nothing.drop([b"a"])
+    assert nothing.known([b"a"]) == set()
 
 
 @pytest.mark.parametrize(("what", "quiet"), [("texts", False), (None, True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -14,6 +15,7 @@ import torch
 
 from ssmscope.api.sharding import parts, workers
 from ssmscope.api.sharding.workers import Setting, check_engine, connected, finished, lacking, on_engine
+from ssmscope.architectures.loading.load import load
 from ssmscope.errors import InputError
 
 
@@ -330,3 +332,26 @@ class TestBatches:
 
 
 applied: list[int] = []
+
+
+def measure_of(model: Any, part: Any, weight: Any, numbers: Any, batch: Any) -> Any:
+    return model, part, weight, numbers, batch
+
+
+def test_a_measure_is_packed_without_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(workers, "_models", None)
+    model = load("demo/sst2-mamba2", dtype="float32")
+    weight = next(model.module.parameters())
+    part, numbers = model.mixers[1], torch.arange(3)
+    payload = workers.packed(model, functools.partial(measure_of, model, part, weight, numbers))
+    assert len(payload) < weight.numel() * 4
+    own, mixer, same, copied, batch = workers.unpacked(payload, 3)([7])
+    assert own.module is not model.module and own.name == model.name and batch == [7]
+    assert mixer is own.mixers[1] and same is next(own.module.parameters()) and torch.equal(copied, numbers)
+    kept = workers._models
+    assert kept.capacity == 3 and len(kept.models) == 1
+    again, *_ = workers.unpacked(payload, 5)([7])
+    assert again.module is own.module and workers._models is kept
+    with pytest.raises(TypeError, match="a measure is of one model"):
+        workers.packed(model, functools.partial(measure_of, own))

@@ -284,7 +284,7 @@ class Call:
         """Arguments of `analyze`, without options that have their defaults."""
         typed = [*self.name.split(), *self.models]
         for option, value in self.option_values():
-            if value is not None and (option.required or not option.is_default(value)):
+            if option.required or not option.is_default(value):
                 typed += option.typed(value)
         typed += ["--tokenizer", self.tokenizer] if self.tokenizer is not None else []
         typed += ["--device", self.device] if self.device != "cpu" else []

@@ -38,7 +38,7 @@ def encode(value: Any) -> Any:
         if value.size > MAX_LISTED_NUMBERS and value.dtype.kind != "U" and value.nbytes <= MAX_COMPRESSED_BYTES:
             if value.dtype.kind == "f":  # All NaNs get the same bytes, so that results with NaN can be equal.
                 value = np.where(np.isnan(value), np.array(np.nan, value.dtype), value)
-            numbers = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+            numbers = value.astype(value.dtype.newbyteorder("<")).tobytes()
             packed = base64.b64encode(zlib_.compress(numbers, 6)).decode()
             return {"dtype": value.dtype.name, "shape": list(value.shape), "zlib": packed}
         name = f"U{value.dtype.itemsize // 4}" if value.dtype.kind == "U" else value.dtype.name

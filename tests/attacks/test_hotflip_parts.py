@@ -103,7 +103,7 @@ class TestWords:
         assert {found.text[start:stop] for start, stop in found.places.values()} == {"bad", "good"}
 
     def test_a_word_that_is_inserted_is_no_special_one_and_has_an_embedding(self) -> None:
-        model = dataclasses.replace(bag(dict.fromkeys(WORDS, 0.0)), tokenizer=tokenizer([*WORDS, "Film", "more"]))
+        model = dataclasses.replace(bag(dict.fromkeys(WORDS, 0.0)), tokenizer=tokenizer([*WORDS, "more", "Film"]))
         found = Vocabulary.of(model, absent={"bad", "film"})
         assert (found.ids, found.words) == ({"": (3, 6, 7)}, {"": ("good", "fine", "dull")})
         assert found.embeddings[""].shape == (3, 1)

@@ -192,3 +192,24 @@ class TestMaskedLM:
         monkeypatch.setattr(resources, "_load", lambda *_: (Module(), SimpleNamespace(is_fast=False)))
         with pytest.raises(InputError, match="masked_lm 'own' has a tokenizer without offsets"):
             MaskedLM("own")
+
+
+def test_weights_of_the_older_form_are_fetched_where_there_are_no_others(tmp_path: Path, monkeypatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def fetched(name: str, patterns: tuple[str, ...]) -> Path:
+        asked.append(patterns[-1:])
+        return tmp_path
+
+    def refuse(where: Path) -> None:
+        raise InputError("no tokenizer")
+
+    monkeypatch.setattr(resources, "fetched", fetched)
+    monkeypatch.setattr(resources, "read_tokenizer", refuse)
+    for _ in range(2):
+        with pytest.raises(
+            InputError, match=r"^encoder 'own' could not be loaded \(no tokenizer\); give the directory or"
+        ):
+            Encoder("own")
+        (tmp_path / "model.safetensors").write_bytes(b"")
+    assert asked == [("*.safetensors",), ("*.bin",), ("*.safetensors",)]

@@ -323,6 +323,9 @@ class TestForms:
         rows = live.heatmaps(CLASSIFIER, TEXT, layer="0", heads="all")[0]
         (found,) = selection_heatmap(models[CLASSIFIER], TEXT, layers=[0], heads="all")
         assert rows.count('<p class="tokens">') == 1 + len(found.heads)
+        options = ({"heads": "all"}, {"half_lives": True}, {})
+        tables = [live.heatmaps(CLASSIFIER, TEXT, layer="0", **each)[0].count("<table") for each in options]
+        assert tables == [1, 1, 0]
         assert "half-life in tokens" in live.heatmaps(CLASSIFIER, TEXT, layer="mean", half_lives=True)[0]
         heads = live.row(CLASSIFIER, TEXT, "3", layer=0, heads="all")
         maps = implicit_attention(models[CLASSIFIER], TEXT, layers=[0], heads="all", rows=[3])[0].maps

@@ -144,8 +144,9 @@ def test_files_and_folders_that_options_name_exist(tmp_path: Path) -> None:
     check_files(call_of("lens show", **given))
     image.write_bytes(b"")
     check_files(call_of("heatmap", image=[str(image)]))
-    for images in ([str(lens)], [str(image), str(tmp_path / "b.png")]):
-        with pytest.raises(InputError, match="image .*: there is no such file that can be read"):
+    absent = [str(tmp_path / name) for name in ("b.png", "c.png")]
+    for images, first in (([str(lens)], "lens"), ([str(image), absent[0]], "b.png"), (absent, "b.png")):
+        with pytest.raises(InputError, match=f"image .*{first}': there is no such file that can be read"):
             check_files(call_of("heatmap", image=images))
 
 
