@@ -270,7 +270,9 @@ def test_images_are_drawn_pixel_by_pixel(channels: int, size: tuple[int, int]) -
     np.testing.assert_array_equal(found, (np.broadcast_to(shown, (*size, 3)).clip(0, 1) * 255).astype(np.uint8))
 
 
-@pytest.mark.parametrize(("size", "side"), [((1, 1), 16), ((18, 2), 16), ((2, 19), 15), ((40, 10), 7), ((60, 100), 4)])
+@pytest.mark.parametrize(
+    ("size", "side"), [((1, 1), 16), ((18, 2), 16), ((2, 19), 15), ((43, 10), 6), ((2, 20), 15), ((60, 100), 4)]
+)
 def test_pixels_of_an_image_are_as_large_as_there_is_room(size: tuple[int, int], side: int) -> None:
     assert _section(0, mapped(3, 1, sink=False, pixels=np.ones((*size, 1))), None)["side"] == side
 

@@ -94,13 +94,14 @@ def retention_of_many() -> Iterator[str]:
     made = [text(2, seed, rationale=(seed - 3,) if seed % 2 else ()) for seed in range(5, 10)]
     made[1] = replace(made[1], flat=(True, True, False), standing=((), (3, 2)))
     result = heatmap(*made, score="retention", layers=(0, 1), by_layer=False)
-    yield from whole(result)
+    yield from whole(result, result.compare([result], [("x",)]))
     yield from (replace(result, texts=result.texts[:count]).verdict() for count in (2, 3, 4))
 
 
 def nothing_stands_out() -> Iterator[str]:
     yield from briefly(heatmap(text(2, 11, rationale=(), flat=(True, False, False)), score="write", reach=40))
     yield from briefly(heatmap(text(2, 12, rationale=()), through=True))
+    yield from briefly(heatmap(text(2, 12, rationale=(), flat=(False, False, True), standing=((), ()))))
     special = replace(text(2, 12, rationale=()), words=(None,) * len(TOKENS))
     yield from briefly(heatmap(special))
 

@@ -84,7 +84,8 @@ def influences() -> Iterator[str]:
     drawn = replace(one, unit="pixels", lengths=np.array([20, 20]), reaches=(reach("output", 8, TOO_FEW),))
     yield from whole(result, result.compare([result, poor, one, none], LABELS), result.summary())
     yield from whole(poor, poor.compare([one, one], LABELS), poor.distances(2))
-    for each in (one, none, drawn):
+    mixed = replace(result, reaches=(result.output, poor.reaches[1]))
+    for each in (one, none, drawn, mixed):
         yield from briefly(each)
 
 
@@ -124,7 +125,8 @@ def bounds() -> Iterator[str]:
     yield from whole(vacuous, vacuous.compare(every, LABELS), vacuous.curve())
     yield from whole(outside, outside.curve())
     yield from briefly(without)
-    for each in (grows, level, said, large, small, linear):
+    of_few = [replace(vacuous, gap=Gap(2.0, True, needed)) for needed in (13.5, 14.0, 14.5)]
+    for each in (grows, level, said, large, small, linear, *of_few):
         yield from (line for line in briefly(each) if line.startswith(("headline", "text", "note")))
     for p, B_A, B_q in (
         (LINEAR_P + 1e-4, 0.0, 0.0),
@@ -238,6 +240,8 @@ def retrievals() -> Iterator[str]:
     alone = retrieval(("d",), ("qa1",), (500,))
     yield from whole(result, result.compare([result, alone], [("x", "y", "z"), ("w",)]))
     yield from whole(alone, alone.compare([result, alone], [("x",), ("w",)]))
+    for value, low, high in ((99.5, 1.0, 200.0), (100.0, 1.1, 200.4), (0.5, 0.4, 1.0), (0.25, 0.1, 0.9)):
+        yield Ratio(Estimate(value, low, high), 0.01).written
 
 
 def needles(
@@ -351,6 +355,7 @@ def benchmarks() -> Iterator[str]:
         Score("a", "acc", Estimate(0.71234, 0.7, 0.75), True, 5, 1200),
         Score("a", "norm", Estimate(1.0, NAN, NAN), True, 0, 0),
         Score("b", "ppl", Estimate(12.345678, 12.0, 12.5), False, 25, 1),
+        Score("b", "log", Estimate(-12.345678, -12.5, -12.0), True, 1, 10),
     )
     result = Benchmarks({**ABOUT, "versions": {"lm-eval": "0.4"}}, scores)
     yield from whole(result, result.compare([result, replace(result, scores=scores[1:])], LABELS))
