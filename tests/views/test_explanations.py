@@ -11,7 +11,7 @@ import attended
 import numpy as np
 import pytest
 import torch
-from described import briefly, check, spread, whole
+from described import briefly, check, described, of_figure, spread, whole
 
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import views as attention_views
@@ -54,6 +54,7 @@ def explanations() -> Iterator[str]:
         attribution("survival", 2, delta=0.25),
         nothing,
         attribution("shap", 3, converged=False, error=0.125, steps=200),
+        replace(attribution("lrp", 8), scores=np.arange(12, dtype=np.float32) - 4),
         attribution("lime", 4, converged=False, error=math.inf, delta=4.0),
     )
     second = explained(
@@ -78,7 +79,9 @@ def one_explanation() -> Iterator[str]:
 
 def explained_images() -> Iterator[str]:
     pixels = spread(2, 6, 3, seed=1).astype(np.float32)
-    return whole(explanation(explained(attribution("survival", 9), attribution("ig", 10), pixels=pixels)))
+    one = explained(attribution("survival", 9), attribution("ig", 10), pixels=pixels)
+    yield from whole(explanation(one))
+    yield from briefly(explanation(one, explained(attribution("ig", 11))))
 
 
 def explanations_of_two_models() -> Iterator[str]:
@@ -121,7 +124,15 @@ def attention_of_queries() -> Iterator[str]:
     result = attended.make(rows, alone, attended.make_text(4), heads="all", level="ssm")
     yield from whole(result, result.compare([result], [("x",)]), picture=True)
     yield from whole(attended.make(alone, heads="all", level="gradient"))
+    softmax = attended.make_map(7, np.array([6]), None, seed=7, layer="12 attention")
+    yield from briefly(attended.make(replace(alone, maps=(softmax,)), level="gradient"))
+    yield from described([result.token_rows(), attended.make(alone).token_rows()])
     none = attended.make_text(5, maps=0)
+    some = (attended.make_text(7, rows=[3]), none), (none, attended.make_text(7, rows=[6]))
+    yield from described([attended.make(*texts).token_rows() for texts in some])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_views, "MAPS_PER_FIGURE", 3)
+        yield from of_figure(attended.make(rows).figure())
     yield from briefly(attended.make(attended.make_text(7, rows=[3]), none))
     yield from briefly(attended.make(attended.make_text(7, rows=[6]), none))
     yield from briefly(attended.make(attended.make_text(7, rows=[3]), attended.make_text(7, rows=[6])))
@@ -149,7 +160,8 @@ def attention_without_maps() -> Iterator[str]:
     yield from whole(attended.make(), picture=True)
     hostile = attended.make_text(tokens=("<s>", *attended.HOSTILE), sink=True)
     hostile.maps[0].values[-1, 3:] = 0
-    yield from (line for line in briefly(attended.make(hostile)) if line.startswith(("0 |", "text", "'")))
+    yield from (line for line in briefly(attended.make(hostile)) if line.startswith("0 |"))
+    yield from described([attended.make(hostile).token_rows()])
     none = attended.make_text(5, maps=1)
     empty = replace(none.maps[0], values=np.zeros((0, 5), np.float32))
     yield from whole(attended.make(replace(none, maps=(empty,), queries=np.zeros(0, np.int64))))
@@ -158,7 +170,8 @@ def attention_without_maps() -> Iterator[str]:
 def attention_of_images() -> Iterator[str]:
     tokens = tuple(str(at) for at in range(20)) + ("[CLS]",)
     one = attended.make_text(tokens=tokens, maps=2, rows=[4, 20], pixels=attended.IMAGE)
-    return whole(attended.make(one, heads="mean"), picture=True)
+    yield from whole(attended.make(one, heads="mean"), picture=True)
+    yield from described([attended.make(one).token_rows()])
 
 
 def attention_of_two_models() -> Iterator[str]:

@@ -42,7 +42,7 @@ def side(tokens: int, changed: tuple[int, ...], layers: int, seed: int, **more: 
 def effect(layers: int, **more: Any) -> AttackEffect:
     pairs = np.array([[0, 0], [1, 1], [3, 4], [4, 5]])
     distance = spread(layers + 1, 4, seed=4).astype(np.float32)
-    distance[:, 0], distance[-1, 1:] = 0, (0.8, 0.3, 0.2)
+    distance[:, 0], distance[-1, 1:] = 0, (0.8, 0.3, 0.6)
     given = dict(
         before=side(5, (2,), layers, 10),
         after=side(6, (2, 3), layers, 20, answer="n\no", probability=0.625),
@@ -62,7 +62,9 @@ def effect_by_layer() -> Iterator[str]:
 def effect_of_an_insertion() -> Iterator[str]:
     yield from briefly(effect(8, by_layer=False))
     pairs = np.array([[0, 0], [1, 1], [2, 3], [3, 4]])
-    yield from briefly(effect(2, before=side(4, (), 2, 40), after=side(5, (2,), 2, 50), pairs=pairs))
+    before, after = side(4, (), 2, 40), side(5, (2,), 2, 50)
+    long = replace(after.text, tokens=tuple("x" * (38 + at) for at in range(5)))
+    yield from briefly(effect(2, before=before, after=replace(after, text=long), pairs=pairs))
 
 
 def effect_on_many_layers() -> Iterator[str]:
@@ -102,9 +104,12 @@ def ablation() -> Iterator[str]:
         **dict(harms=np.array([[[0.1, 0.01, 0.2]] * 3, [[0.0, -0.1, 0.02]] * 3])),
     )
     unclear = replace(skips, harms=skips.harms - 0.02)
-    yield from whole(result, result.compare([result, skips, unclear], [("x",), ("y",), ("z",)]), result.together())
+    level = replace(skips, harms=skips.harms - 0.01)
+    yield from whole(
+        result, result.compare([result, skips, unclear, level], [*LABELS, ("z",), ("a",)]), result.together()
+    )
     yield from briefly(skips)
-    yield f"verdict: {unclear.verdict()}"
+    yield f"verdict: {unclear.verdict()}; {level.verdict()}"
 
 
 def knockout() -> Iterator[str]:
@@ -256,6 +261,8 @@ def fidelity_in_words() -> Iterator[str]:
 
 def fidelity_tables() -> Iterator[str]:
     one, two = fidelity(1), fidelity(2, data="imdb")
+    for result in (one, two):
+        result.estimates[-1] = result.estimates[0] = result.estimates[:, :1].max(0) + (0.0, -0.1, 0.1)
     other = fidelity(3, model="other", methods=("lrp", "lime"))
     fewer = fidelity(4, model="other", methods=("a", "lrp"), data="imdb")
     for results in ([one], [one, two], [one, two, other], [other, one], [other, fewer]):
@@ -273,6 +280,10 @@ def differences_of_fidelity() -> Iterator[str]:
     estimates[1:3, :, 0] = estimates[0, :, 0]
     alike = replace(result, estimates=estimates)
     yield f"{alike.best('delta')} {alike.verdict()}"
+    for methods in (("ig",), ("ig", "lrp")):
+        few = fidelity(5, methods=methods)
+        apart = replace(few, paired=np.abs(few.paired))
+        yield f"{apart.headline}; {replace(few, paired=-apart.paired).headline}"
     yield f"{result.best('delta')} {result.best('morf')} {result.estimate('random', 'lerf')}"
 
 
