@@ -182,6 +182,8 @@ def attention_of_two_models() -> Iterator[str]:
     apart = attended.make(attended.make_text(9, rows=[8], layer="7"), model="a")
     alone = attended.make(attended.make_text(9, rows=[8]), model="b")
     yield from briefly(Paired({"model": "a, b"}, (apart, alone)))
+    pooled = attended.make(attended.make_text(9, cells=4, layer="7"), model="a")
+    yield from briefly(Paired({"model": "a, b"}, (pooled, alone)))
     tokens = ("<s>", " I", " we", "nt", " into", " THIS", " film", " exp", "ecting")
     split = replace(alone[0], tokens=tokens, words=(None, 0, 1, 1, 2, 3, 4, 5, 5))
     joined = replace(attended.make_text(7, maps=2, rows=[6]))

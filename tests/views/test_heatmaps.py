@@ -104,6 +104,7 @@ def nothing_stands_out() -> Iterator[str]:
     yield from briefly(heatmap(text(2, 12, rationale=(), flat=(False, False, True), standing=((), ()))))
     special = replace(text(2, 12, rationale=()), words=(None,) * len(TOKENS))
     yield from briefly(heatmap(special))
+    yield from briefly(heatmap(replace(special, flat=(True, False, True))))
 
 
 def many_words() -> Iterator[str]:
@@ -126,7 +127,7 @@ def over_data(seed: int, *, words: int = 20, **more: Any) -> DataHeatmap:
     made, found = Drawn(seed), []
     for at in range(words):
         value = round(4 - 0.2 * at + 0.07 * seed * (at % 3), 4)
-        kept = Estimate(value, value - 0.01 * ((7 * at) % 20), value + 0.01 * ((3 * at) % 20))
+        kept = Estimate(value, value - 0.5 * ((at + 1) % 3), value + 0.4 * ((at + 1) % 3))
         found.append(KeptWord(f"word{(3 * at) % 23} \n"[: 5 + 3 * (at % 3)] + str(at), 1000 + at, 2000 + 7 * at, kept))
     names = ("all", "class a\tb", "answered right", "answered wrong")
     groups = tuple(
@@ -161,6 +162,8 @@ def of_few_words() -> Iterator[str]:
         by_layer = tuple(replace(layers[0], number=at, half_life=life) for at, life in enumerate(lives[:known]))
         few = over_data(3, words=words, by_layer=by_layer, timed=0, examples=(), score="write", notes=())
         yield from briefly(few)
+    unknown = over_data(3, words=3, by_layer=(replace(layers[0], half_life=math.nan),))
+    yield f"{unknown.verdict()}"
 
 
 def pair(*results: Any) -> Paired:

@@ -159,6 +159,9 @@ def patches() -> Iterator[str]:
     )
     yield from whole(replace(by_metric[1], direction="noise"))
     yield from briefly(by_metric[2])
+    damaged = by_metric[1].values.copy()
+    damaged[0, 1], damaged[1, 3, 1] = NAN, by_metric[1].base[1]
+    yield from briefly(replace(by_metric[1], values=damaged))
 
 
 def patched_heads_and_approximations() -> Iterator[str]:

@@ -19,6 +19,7 @@ from ssmscope.interp.heatmap.words import (
     Kind,
     format_half_life,
     is_punctuation,
+    is_selective,
     median_half_life,
     standing_out,
     word_groups,
