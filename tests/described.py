@@ -152,6 +152,7 @@ def printed(shown: Iterable[Any], width: int = 100) -> str:
     console = Console(
         file=io.StringIO(),
         width=width,
+        height=50,
         color_system="truecolor",
         force_terminal=True,
         no_color=False,

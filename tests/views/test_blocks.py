@@ -48,7 +48,9 @@ def numbers() -> Table:
 
 
 def in_terminal(blocks: Iterable[Block], width: int = 60, **options: Any) -> Iterator[str]:
-    given = dict(file=io.StringIO(), width=width, color_system="truecolor", force_terminal=True, legacy_windows=False)
+    given = dict(
+        file=io.StringIO(), width=width, height=50, color_system="truecolor", force_terminal=True, legacy_windows=False
+    )
     console = Console(**{**given, "no_color": False, **options})
     for each in render(blocks, console):
         console.print(each)
@@ -162,6 +164,7 @@ def coloured_texts() -> Iterator[str]:
 
 def colour_rules() -> Iterator[str]:
     yield shade_style() + signed_style()
+    yield token_rows.style().removeprefix(shade_style() + signed_style())[:40]
 
 
 def mapped(seed: int, maps: int, *, sink: bool, edges: np.ndarray | None = None, **more: Any) -> MappedText:

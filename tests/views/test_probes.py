@@ -55,7 +55,7 @@ def reach(place: str, seed: int, of: Decay = FALLS, **more: Any) -> Reach:
         **dict(
             within=within,
             decay=of,
-            context=context,
+            context=np.array(context),
             held=np.array(held),
         ),
     )

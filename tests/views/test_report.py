@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,13 +63,15 @@ class Every(Result, kind="every-block-test"):
         row = TokenRow(
             "ig", spread(6, low=-1, seed=self.size), (-1.0, 1.0), True, marked=(1, 5), against=(2,), remark="r"
         )
-        other = TokenRow("a\nb", spread(6, seed=2), (0.0, 1.0), outside=np.arange(6) == 0, own=(0.25, 0.5))
+        other = TokenRow("a\nb", spread(6, seed=2), (0.0, 1.0), outside=np.arange(6) % 5 == 0, own=(0.25, 0.5))
         text = TokenText(TOKENS, (None, 0, 1, 1, 2, None), (row, other), "y\nes", 0.75, "about\tit")
         image = replace(text, pixels=np.ones((1, 5, 1)))
         of = "method" if self.size > 12 else "layer"
-        yield TokenRows(
+        block = TokenRows(
             (text, image, replace(text, tokens=TOKENS[:3], words=(None,) * 3, rows=(row, row))), of, "s", "n", "m"
         )
+        yield block
+        yield replace(block, score="s2")
 
 
 def heatmap(model: str, score: str, seed: int) -> SelectionHeatmap:
@@ -122,6 +125,7 @@ def few_models() -> Iterator[str]:
 
 def many_models() -> Iterator[str]:
     yield from shown(Report("Two", tuple(entries()[1:3]), {}))
+    yield from shown(Report("One", tuple(entries()[:1]), {}))[:20]
     yield from shown(Report("None", (), {}))
 
 
@@ -158,6 +162,8 @@ def test_what_is_shown(name: str) -> None:
 
 
 def test_a_report_without_a_time_takes_none() -> None:
+    with pytest.raises(ValueError):
+        page._island({"end": math.nan})
     missing = entry("words", models=("c",), state=MISSING, seconds=None)
     assert page._counts(Report("t", (missing,), {})) == "1 entries: 1 not run yet; 0.0 s of computing"
     assert page._counts(Report("t", (), {})) == "0 entries: none; 0.0 s of computing"

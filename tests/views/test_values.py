@@ -174,6 +174,8 @@ def test_groups_of_tokens_and_their_scores() -> None:
         False,
         True,
     ] + [*(False, True, False, False)]
+    selective = ([-1.0, -2.0, -4.0], [0.0, 0.0], [], [1.0, 1.05], [-1.0, -1.3])
+    assert [is_selective(np.array(own)) for own in selective] == [True, False, False, False, True]
     found = [
         median_half_life(np.array(lives), 9)
         for lives in ([], [2.4], [1, 2.6], [1, INFINITE, INFINITE], [1, 3, INFINITE])
