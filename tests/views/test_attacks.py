@@ -65,7 +65,8 @@ def prompt_attacks() -> Iterator[str]:
     mixed = replace(result, attacks=(result.attacks[2], replace(nothing, name="textfooler"), level), worst=(2,))
     yield from briefly(mixed)
     two = [replace(each, prompts=each.prompts[:2]) for each in result.attacks[:2]]
-    yield from of_figure(replace(result, templates=result.templates[:2], clean=result.clean[:2], attacks=two).figure())
+    two = replace(result, templates=result.templates[:2], clean=result.clean[:2], attacks=tuple(two), worst=(1,))
+    yield from whole(two, two.compare([two], LABELS), picture=True)
     yield replace(mixed, attacks=mixed.attacks[1:], worst=(1,)).headline
     yield replace(mixed, attacks=mixed.attacks[::2], worst=(1,)).headline
     yield from whole(one, picture=True)

@@ -62,9 +62,17 @@ def effect_by_layer() -> Iterator[str]:
 def effect_of_an_insertion() -> Iterator[str]:
     yield from briefly(effect(8, by_layer=False))
     pairs = np.array([[0, 0], [1, 1], [2, 3], [3, 4]])
-    before, after = side(4, (), 2, 40), side(5, (2,), 2, 50)
+    before, after = side(4, (), 2, 40, answer="a" * 32), side(5, (2,), 2, 50, answer="b" * 33)
     long = replace(after.text, tokens=tuple("x" * (38 + at) for at in range(5)))
     yield from briefly(effect(2, before=before, after=replace(after, text=long), pairs=pairs))
+
+
+def effect_of_a_removal() -> Iterator[str]:
+    kept = [0, 2, 3, 4, 5, 6, 7, 9]
+    pairs = np.array([[place, number] for number, place in enumerate(kept)])
+    distance = spread(3, 8, seed=4).astype(np.float32)
+    of_two = dict(before=side(10, (1, 8), 2, 60), after=side(8, (), 2, 70), pairs=pairs, distance=distance)
+    yield from whole(effect(2, **of_two, state_cosine=np.array([NAN, 0.5])))
 
 
 def effect_on_many_layers() -> Iterator[str]:
@@ -292,7 +300,7 @@ def differences_of_fidelity() -> Iterator[str]:
 
 CASES: dict[str, Callable[[], Iterator[str]]] = {
     case.__name__.replace("_", "-"): case
-    for case in (effect_by_layer, effect_of_an_insertion, effect_on_many_layers)
+    for case in (effect_by_layer, effect_of_an_insertion, effect_of_a_removal, effect_on_many_layers)
     + (effect_without_a_difference_inside, ablation, knockout, patches)
     + (patched_heads_and_approximations, steered, sanity, plausibility, fidelities, fidelity_in_words)
     + (fidelity_tables, differences_of_fidelity)
