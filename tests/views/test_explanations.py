@@ -193,6 +193,7 @@ def attention_of_two_models() -> Iterator[str]:
 
 def what_is_not_there() -> Iterator[str]:
     text = attended.make_text(3, maps=0)
+    assert text.whole and not attended.make_text(3, maps=0, cells=1).whole and not attended.make_text(3, rows=[2]).whole
     for count in (0, 8, 9):
         maps = [
             attended.make_map(3, text.queries, None, seed=at, layer=str(at), head=f"h{at % 2}") for at in range(count)
