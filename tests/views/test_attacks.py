@@ -71,6 +71,7 @@ def prompt_attacks() -> Iterator[str]:
     yield replace(mixed, attacks=mixed.attacks[::2], worst=(1,)).headline
     yield from whole(one, picture=True)
     yield from briefly(none)
+    yield from of_figure(replace(one, attacks=(alone,) * 7).figure())
     for worst in ((3,), (1, 2), (0, 1, 2), (0, 1, 2, 3)):
         yield replace(result, worst=worst).headline
     yield replace(result, worst=(0, 1, 2, 3), attacks=(result.attacks[0],) * 4).headline
