@@ -131,8 +131,11 @@ def attention_of_queries() -> Iterator[str]:
     some = (attended.make_text(7, rows=[3]), none), (none, attended.make_text(7, rows=[6]))
     yield from described([attended.make(*texts).token_rows() for texts in some])
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ssmscope.interp.attention.triangles.DOTS_PER_INCH", 3)  # two of nine weights share a dot
+        yield next(of_figure(attended.make(attended.make_text(9)).figure()))
         patch.setattr(attention_views, "MAPS_PER_FIGURE", 3)
         yield from of_figure(attended.make(rows).figure())
+        yield next(of_figure(attended.make(attended.make_text(4, maps=4)).figure()))
     yield from briefly(attended.make(attended.make_text(7, rows=[3]), none))
     yield from briefly(attended.make(attended.make_text(7, rows=[6]), none))
     yield from briefly(attended.make(attended.make_text(7, rows=[3]), attended.make_text(7, rows=[6])))
