@@ -95,6 +95,8 @@ def explanations_of_two_models() -> Iterator[str]:
         for each in limits
     ]
     yield from briefly(Paired({"model": "own, own"}, tuple(map(explanation, own))))
+    nothing = replace(attribution("lrp", 1), scores=np.zeros(len(TOKENS), np.float32))
+    yield from briefly(Paired({"model": "own, own"}, (explanation(explained(nothing)),) * 2))
     alone = [explanation(explained(attribution(name, 15))) for name in ("ig", "lrp")]
     yield from briefly(Paired({"model": "own, own"}, tuple(alone)))
     tokens = (" a", "won", "der", " FILM", ",", " but", " very", " long", ".", " ", "</s>")

@@ -16,6 +16,7 @@ from ssmscope.interp.ablate.result import Ablation, Unit
 from ssmscope.interp.fidelity.result import Fidelity, fidelity_table
 from ssmscope.interp.heatmap.result import ScoredText
 from ssmscope.interp.knockout.result import Cut, Knockout
+from ssmscope.interp.paired import Paired
 from ssmscope.interp.patch.result import METRICS, Patching
 from ssmscope.interp.plausibility.result import Plausibility
 from ssmscope.interp.sanity.result import SanityCheck
@@ -73,6 +74,11 @@ def effect_of_a_removal() -> Iterator[str]:
     distance = spread(3, 8, seed=4).astype(np.float32)
     of_two = dict(before=side(10, (1, 8), 2, 60), after=side(8, (), 2, 70), pairs=pairs, distance=distance)
     yield from whole(effect(2, **of_two, state_cosine=np.array([NAN, 0.5])))
+
+
+def effects_of_two_models() -> Iterator[str]:
+    first, other = effect(2, by_layer=False), replace(effect(3, by_layer=False), provenance=OTHER)
+    yield from briefly(Paired({"model": "own, other"}, (first, other)))
 
 
 def effect_on_many_layers() -> Iterator[str]:
@@ -136,7 +142,12 @@ def knockout() -> Iterator[str]:
     ranked = result.changes.copy()
     ranked[:, 2:4] = [[0.9, -0.1, 1.0], [0.8, 0.7, 1.1]]
     heads = (Cut(1, 1), Cut(1, 1, head=0), Cut(1, 1, head=3))
-    for each in (*few, replace(few[1], cuts=heads), replace(result, changes=ranked, answers=("yes",) * 5)):
+    order = [0, 2, 1, 3]
+    turned = result.changes[:, order]
+    turned[:, 2] = [0.99, 0.9, 1.1]
+    few.append(replace(result, cuts=tuple(cuts[at] for at in order), changes=turned))
+    many = dict(answers=("yes",) * 5, probability=np.full(5, 0.5))
+    for each in (*few, replace(few[1], cuts=heads), replace(result, changes=ranked, **many)):
         yield f"verdict: {each.verdict()}"
         yield from briefly(each)
     other = replace(result, by="window", roads="convolution", attends=False, answers=("yes",), provenance=OTHER)
@@ -154,7 +165,7 @@ def patching(site: str = "state", metric: str = "normalised", **more: Any) -> Pa
         provenance=ABOUT,
         **dict(clean=(" good", " a", " film", "x" * 50, "\n"), corrupted=(" bad", " a", " filming", "x" * 50, "\n")),
         **dict(site=site, direction="denoise", metric=metric, positions=(0, 1, 2, 3, 4), answer="y" * 25),
-        **dict(contrast="no\n", base=np.array([0.5, -1.25]), other=np.array([0.9, 1.5]), values=values),
+        **dict(contrast="no\n" + "n" * 18, base=np.array([0.5, -1.25]), other=np.array([0.9, 1.5]), values=values),
         **dict(attributed=attributed, agreement=(0.875, -0.5)),
     )
     return Patching(**{**given, **more})
@@ -173,7 +184,9 @@ def patches() -> Iterator[str]:
 
 
 def patched_heads_and_approximations() -> Iterator[str]:
-    yield from whole(patching("head"))
+    values = patching("head").values
+    values[:, 0, 1] = (-1.0, -1.0, 1.0)
+    yield from whole(patching("head", values=values))
     values = patching().values.copy()
     values[..., 0], values[-1] = NAN, NAN
     yield from whole(patching("residual", "difference", values=values))
@@ -300,7 +313,13 @@ def differences_of_fidelity() -> Iterator[str]:
 
 CASES: dict[str, Callable[[], Iterator[str]]] = {
     case.__name__.replace("_", "-"): case
-    for case in (effect_by_layer, effect_of_an_insertion, effect_of_a_removal, effect_on_many_layers)
+    for case in (
+        effect_by_layer,
+        effect_of_an_insertion,
+        effect_of_a_removal,
+        effects_of_two_models,
+        effect_on_many_layers,
+    )
     + (effect_without_a_difference_inside, ablation, knockout, patches)
     + (patched_heads_and_approximations, steered, sanity, plausibility, fidelities, fidelity_in_words)
     + (fidelity_tables, differences_of_fidelity)

@@ -47,7 +47,15 @@ def reach(place: str, seed: int, of: Decay = FALLS, **more: Any) -> Reach:
     made, distances = Drawn(seed), 7
     within = made.ends(distances)
     held = [[1, 3, 4], [2, 5, 6], [1, 7, 9], [NAN] * 3, [3, 4, 8], [5, 6, 7], [4, 8, 10]]
-    context = [[2, 5, INFINITE], [3, 6, 7], [1, INFINITE, INFINITE], [NAN] * 3, [4, 7, INFINITE], [6, 8, 9], [5, 9, 11]]
+    context = [
+        [2, 5, INFINITE],
+        [3, 6, 7],
+        [1, INFINITE, INFINITE],
+        [NAN] * 3,
+        [4, 7, INFINITE],
+        [6, 8, INFINITE],
+        [5, 9, INFINITE],
+    ]
     given = dict(
         **dict(place=place, exact=False, pairs=np.arange(9, 2, -1), log_norm=made.ends(distances, low=-3)),
         **dict(norm=made.ends(distances), share=made.ends(distances), quantiles=spread(distances, 5, seed=seed)),
@@ -128,6 +136,7 @@ def bounds() -> Iterator[str]:
     yield from whole(vacuous, vacuous.compare(every, LABELS), vacuous.curve())
     yield from whole(outside, outside.curve())
     yield from briefly(without)
+    yield from briefly(replace(outside, layers=layers[:1]))
     of_few = [replace(vacuous, gap=Gap(2.0, True, needed)) for needed in (13.5, 14.0, 14.5)]
     for each in (grows, level, said, large, small, linear, *of_few):
         yield from (line for line in briefly(each) if line.startswith(("headline", "text", "note")))
@@ -137,6 +146,8 @@ def bounds() -> Iterator[str]:
         (LINEAR_P, 1e-3, 0.0),
         (LINEAR_P, 0.0, 1e-3),
         (LINEAR_P, 1.5e-6, 0.0),
+        (LINEAR_P, 1e-6, 0.0),
+        (LINEAR_P, 0.0, 1e-6),
         (LINEAR_P, 0.0, 1.5e-6),
         (LINEAR_P + 2.4e-6, 0.0, 0.0),
     ):
@@ -167,7 +178,7 @@ def stabilities() -> Iterator[str]:
     result = stability(
         layer_stability(0, 1, "marginal"),
         layer_stability(3, 2, "stable", never=12),
-        layer_stability(4, 3, "marginal", never=0, possible=None),
+        layer_stability(4, 3, "marginal", never=0, possible=None, abscissa=None),
         layer_stability(5, 4, "unstable", quantiles=(1e5, 2e6, 3e7, 4e8, INFINITE), states=9000, never=1),
         behaviour="marginal",
     )
@@ -286,7 +297,11 @@ def snr() -> Iterator[str]:
         replace(curve, layers=tuple(replace(each, needle=each.needle.times(0.009)) for each in curve.layers))
         for curve in many.curves
     )
-    yield from briefly(replace(many, curves=small, notes=()))
+    apart = [
+        replace(two.differences[at], first=first, second=second) for at, (first, second) in enumerate(("ac", "bd"))
+    ]
+    apart = [replace(each, task="all", length=100) for each in apart]
+    yield from briefly(replace(many, curves=small, differences=tuple(apart), notes=()))
     yield from briefly(needles({"own": 2, "other": 3}, (100,), ("qa1",)))
 
 

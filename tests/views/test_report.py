@@ -61,7 +61,7 @@ class Every(Result, kind="every-block-test"):
         yield Custom(html=lambda: "")
         yield Custom(lambda colours: [])
         row = TokenRow(
-            "ig", spread(6, low=-1, seed=self.size), (-1.0, 1.0), True, marked=(1, 5), against=(2,), remark="r"
+            "ig", spread(6, low=-1, seed=self.size), (-1.0, 1.0), True, marked=(1, 5), against=(2, 3), remark="r"
         )
         other = TokenRow("a\nb", spread(6, seed=2), (0.0, 1.0), outside=np.arange(6) % 5 == 0, own=(0.25, 0.5))
         text = TokenText(TOKENS, (None, 0, 1, 1, 2, None), (row, other), "y\nes", 0.75, "about\tit")
@@ -90,7 +90,9 @@ def made_entries() -> Iterator[Entry]:
         for score in ("survival", "write"):
             made = heatmap(name, score, len(score))
             yield entry("heatmap", made, heading="What is kept", models=(name,), options={"score": score, "at": None})
-    attention = attended.make(attended.make_text(tokens=TOKENS, maps=2), attended.make_text(5), model="a")
+    attention = attended.make(
+        attended.make_text(tokens=TOKENS, maps=2), attended.make_text(5), attended.make_text(tokens=TOKENS), model="a"
+    )
     attention = replace(attention, provenance={"model": "a", "fingerprint": "of a"})
     yield entry("attention", attention, models=("a",), seconds=119.96)
     yield entry("attention", replace(attention, level="ssm"), models=("a",))
@@ -133,9 +135,16 @@ def limits() -> Iterator[str]:
     report = Report("Cut", tuple(entries()), {})
     sizes = {name: getattr(page, name) for name in ("MAX_TOKENS_PER_TEXT", "MAX_BYTES", "MAX_NAME_CHARACTERS")}
     size = 6 * (16 + 6) + 300
+    more = [{"MAX_BYTES": 4 * size + 6 * (16 + 12) + 300 - less} for less in (0, 1)]
     parts = [each for group in groups(report)[::2] for each in page._parts(page.items(group))]
     rows = [(one, part.block) for one, part in parts if isinstance(part.block, TokenRows)]
-    for limit in ({"MAX_TOKENS_PER_TEXT": 3}, {"MAX_BYTES": size}, {"MAX_BYTES": size - 1}, {"MAX_BYTES": 2 * size}):
+    for limit in (
+        {"MAX_TOKENS_PER_TEXT": 3},
+        {"MAX_BYTES": size},
+        {"MAX_BYTES": size - 1},
+        {"MAX_BYTES": 2 * size},
+        *more,
+    ):
         with pytest.MonkeyPatch.context() as patch:
             for name, most in {**sizes, **limit}.items():
                 patch.setattr(page, name, most)

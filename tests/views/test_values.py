@@ -107,6 +107,9 @@ def of_colours() -> Iterator[str]:
     yield " ".join(ramp(("#102030", "#f0e0d0", "#808182"), 7)) + " " + " ".join(ramp(("#000000", "#ffffff"), 3))
     for grey in (0x00, 0x0A, 0x0B, 0x70, 0x75, 0x76, 0x77, 0xFF):
         yield " ".join(f"{colour} {ink(colour)}" for colour in (f"#{grey:02x}{grey:02x}{grey:02x}", f"#00{grey:02x}00"))
+    yield " ".join(
+        f"{colour} {ink(colour)}" for colour in ("#6464ed", "#0a68ff", "#096cfe", "#1275da", "#0570f0")
+    )  # as bright as can be told
 
 
 CASES: dict[str, Callable[[], Iterator[str]]] = {
