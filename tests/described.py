@@ -9,7 +9,6 @@ import io
 import os
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pandas as pd
 import pytest
 from drawn import said
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from rich.console import Console
 
 from ssmscope.api.results import Result
@@ -66,8 +66,9 @@ def of_figure(figure: Figure) -> Iterator[str]:
     for axes in filter(lambda axes: axes.axison, figure.axes):
         yield "axes: {:.4g} to {:.4g}, {:.4g} to {:.4g}".format(*axes.get_xlim(), *axes.get_ylim())
         yield f"ticks: {axes.get_xticks().round(4).tolist()}"
-        legends = [figure.legends, [axes.get_legend()] if axes.get_legend() else []]
-        for line in (*axes.lines, *(handle for each in chain(*legends) for handle in each.legend_handles)):
+        yield from (f"area {each.get_datalim(axes.transData).extents.round(4).tolist()}" for each in axes.collections)
+        yield from (f"text {text.get_position()} {text.get_text()}" for text in axes.texts)
+        for line in (*axes.lines, *(handle for legend in figure.findobj(Legend) for handle in legend.legend_handles)):
             points = " ".join(f"{x:.4g},{y:.4g}" for x, y in line.get_xydata().tolist())
             look = (line.get_color(), line.get_linestyle(), line.get_marker(), line.get_markerfacecolor())
             yield f"line {look}: {points}"
@@ -151,6 +152,7 @@ def printed(shown: Iterable[Any], width: int = 100) -> str:
     console = Console(
         file=io.StringIO(),
         width=width,
+        height=50,
         color_system="truecolor",
         force_terminal=True,
         no_color=False,

@@ -135,10 +135,10 @@ def _section(at: int, text: MappedText, data: dict[str, Any] | None) -> dict[str
 
 
 def _tokens(text: MappedText) -> Iterator[dict[str, Any]]:
-    span = text.text.span or (0, 0)
+    marked = range(*text.text.span) if text.text.span is not None else ()
     for at, (gap, token) in enumerate(spell_tokens(text.text.tokens, text.text.words)):
         asked, special = at in text.asked, text.text.words[at] is None
-        names = ["asked"] * asked + ["special"] * special + ["marked"] * (span[0] <= at < span[1])
+        names = ["asked"] * asked + ["special"] * special + ["marked"] * (at in marked)
         shown = visible(text.text.tokens[at]) if text.text.pixels is not None else token
         yield {"at": at, "gap": gap, "text": shown, "asked": asked, "special": special, "names": " ".join(names)}
 

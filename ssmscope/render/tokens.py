@@ -26,7 +26,7 @@ def visible(token: str) -> str:
     """
     if not token.strip(_JOINERS):
         return "".join(f"⟨{ord(character):04X}⟩" for character in token)
-    if token[:1] >= "\u0300" and unicodedata.category(token[0])[0] == "M":
+    if token >= "\u0300" and unicodedata.category(token[0])[0] == "M":
         token = f"◌{token}"
     start = 1 if token.startswith(" ") and token.strip(" ") else 0
     body = re.sub(r"^ +| +$| {2,}", lambda run: "␣" * len(run[0]), token[start:])

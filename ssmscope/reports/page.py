@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,7 +102,7 @@ def _view(result: Result, anchor: str) -> View:
     blocks = tuple(result.blocks())
     # The interactive heatmap shows one method at a time, the picture shows all.
     methods = any(isinstance(block, TokenRows) and block.of == "method" for block in blocks)
-    places = (f"{anchor}-{number}" for number in range(1, len(blocks) + 1))
+    places = (f"{anchor}-{number}" for number in count(1))
     return View(headline, tuple(_part(*each, headline, drawn=methods) for each in zip(blocks, places)))
 
 

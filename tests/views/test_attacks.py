@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from described import Drawn, briefly, check, spread, whole
+from described import Drawn, briefly, check, of_figure, spread, whole
 
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, Place
 from ssmscope.attacks.overflow.result import Filled, OverflowCurve, StateOverflow
@@ -64,10 +64,14 @@ def prompt_attacks() -> Iterator[str]:
     level = replace(result.attacks[0], prompts=(*alike, *result.attacks[0].prompts[2:]))
     mixed = replace(result, attacks=(result.attacks[2], replace(nothing, name="textfooler"), level), worst=(2,))
     yield from briefly(mixed)
+    two = [replace(each, prompts=each.prompts[:2]) for each in result.attacks[:2]]
+    two = replace(result, templates=result.templates[:2], clean=result.clean[:2], attacks=tuple(two), worst=(1,))
+    yield from whole(two, two.compare([two], LABELS), picture=True)
     yield replace(mixed, attacks=mixed.attacks[1:], worst=(1,)).headline
     yield replace(mixed, attacks=mixed.attacks[::2], worst=(1,)).headline
     yield from whole(one, picture=True)
     yield from briefly(none)
+    yield from of_figure(replace(one, attacks=(alone,) * 7).figure())
     for worst in ((3,), (1, 2), (0, 1, 2), (0, 1, 2, 3)):
         yield replace(result, worst=worst).headline
     yield replace(result, worst=(0, 1, 2, 3), attacks=(result.attacks[0],) * 4).headline
@@ -135,8 +139,6 @@ def word_attacks() -> Iterator[str]:
 
 
 def poisoning() -> Iterator[str]:
-    made = Drawn(3)
-
     def victim(model: str, planted: bool, seed: int) -> Victim:
         of = Drawn(seed)
         attacks = tuple(
@@ -159,8 +161,7 @@ def poisoning() -> Iterator[str]:
     result = StatePoisoning(about, victims=(victim("own", True, 5), victim("b", False, 6)), **given)
     other = StatePoisoning(about, victims=(victim("c", False, 7),), **given)
     yield from whole(result, result.compare([result, other], LABELS[:2]))
-    yield from briefly(other)
-    yield f"{made.estimate()}"
+    yield from whole(other)
 
 
 def overflow(seed: int, *places: str, lengths: tuple[int, ...] = (0, 100, 2000), gaps: bool = True) -> StateOverflow:
@@ -209,7 +210,7 @@ def position(seed: int, **more: Any) -> PositionBias:
     windows = (*windows[:-1], replace(windows[-1], drop=UNKNOWN))
     given = dict(provenance=ABOUT, replacement="other", unit="tokens", length=40, width=None, clean=made.estimate())
     given |= dict(regions=regions, windows=windows, average=made.estimate(), average_drop=made.estimate())
-    given |= dict(average_with_clean=made.estimate(), spread=0.12345, worst_regions=(2, 1), worst_windows=(3,))
+    given |= dict(average_with_clean=made.estimate(), spread=0.12345, worst_regions=(2, 1), worst_windows=(3, 1))
     return PositionBias(**{**given, "notes": ("a note",), **more})
 
 

@@ -43,12 +43,14 @@ def numbers() -> Table:
             ("c\n", "third"), {"up": Cell(Estimate(NAN, NAN, NAN)), "x_1 | y": Cell(Estimate(-0.5, -1, 0), worst=True)}
         ),
     ]
-    lines = [replace(line, peers=0) for line in lines]
+    lines = [replace(line, peers=0) for line in (*lines, Line(("d", "in words"), {"up": Cell(text="none")}))]
     return replace(table(("model", "A_MoRF ↓"), lines, more=["up"], note="A note\nof two lines."), title="A title\t")
 
 
 def in_terminal(blocks: Iterable[Block], width: int = 60, **options: Any) -> Iterator[str]:
-    given = dict(file=io.StringIO(), width=width, color_system="truecolor", force_terminal=True, legacy_windows=False)
+    given = dict(
+        file=io.StringIO(), width=width, height=50, color_system="truecolor", force_terminal=True, legacy_windows=False
+    )
     console = Console(**{**given, "no_color": False, **options})
     for each in render(blocks, console):
         console.print(each)
@@ -119,6 +121,8 @@ def frames() -> Iterator[str]:
     yield from in_lines(frame_table(frame[["low", "high", "loss", "loss_low"]]))
     yield from in_lines(frame_table(frame[["high", "low", "value"]]))
     yield from in_lines(frames_table([frame, frame.assign(model=["x", "y", "z"])], ["first", "second"]))
+    long = frames_table([pd.DataFrame({"x": range(150)}), pd.DataFrame({"x": range(30)})], ["first", "second"])
+    yield " ".join(cell.value for _, (cell,) in long.rows)
 
 
 WORDS = ("[CLS]", " A", " won", "der", "", " <film>", "\n", " ends")
@@ -133,7 +137,7 @@ def coloured_texts() -> Iterator[str]:
     outside = np.arange(len(WORDS)) == 0
     rows = (
         token_row("first\nof two", outside=outside, marked=(3, 2), own=(0.123, 0.9), remark="a <remark>", state=0.25),
-        token_row("", 2, True, marked=(5,), against=(1, 7), query=6, state=-0.5),
+        token_row("", 2, True, marked=(5,), against=(1, 7), query=6, state=-0.5, outside=outside),
         token_row("flat", 3, state=0.75, query=0, outside=np.arange(len(WORDS)) > 5),
     )
     rows = (*rows, replace(rows[0], name="level", ends=(0.5, 0.5), own=None), replace(rows[1], state=0.0, name="zero"))
@@ -161,6 +165,7 @@ def coloured_texts() -> Iterator[str]:
 
 def colour_rules() -> Iterator[str]:
     yield shade_style() + signed_style()
+    yield token_rows.style().removeprefix(shade_style() + signed_style())[:40]
 
 
 def mapped(seed: int, maps: int, *, sink: bool, edges: np.ndarray | None = None, **more: Any) -> MappedText:
@@ -264,12 +269,17 @@ CASES: dict[str, Callable[[], Iterator[str]]] = {
 def test_images_are_drawn_pixel_by_pixel(channels: int, size: tuple[int, int]) -> None:
     pixels = spread(*size, channels, low=-0.5, high=1.5, seed=2)
     (uri,) = (text["image"] for text in [_section(0, mapped(3, 1, sink=False, pixels=pixels), None)])
-    found = np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition("base64,")[2]))).convert("RGB"))
+    found = np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition("base64,")[2]))).convert("RGBA"))
+    assert (found[..., 3] == 255).all()
     shown = pixels if channels == 3 else pixels.mean(-1, keepdims=True)
-    np.testing.assert_array_equal(found, (np.broadcast_to(shown, (*size, 3)).clip(0, 1) * 255).astype(np.uint8))
+    np.testing.assert_array_equal(
+        found[..., :3], (np.broadcast_to(shown, (*size, 3)).clip(0, 1) * 255).astype(np.uint8)
+    )
 
 
-@pytest.mark.parametrize(("size", "side"), [((1, 1), 16), ((18, 2), 16), ((2, 19), 15), ((40, 10), 7), ((60, 100), 4)])
+@pytest.mark.parametrize(
+    ("size", "side"), [((1, 1), 16), ((18, 2), 16), ((2, 19), 15), ((43, 10), 6), ((2, 20), 15), ((60, 100), 4)]
+)
 def test_pixels_of_an_image_are_as_large_as_there_is_room(size: tuple[int, int], side: int) -> None:
     assert _section(0, mapped(3, 1, sink=False, pixels=np.ones((*size, 1))), None)["side"] == side
 

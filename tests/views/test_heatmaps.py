@@ -77,7 +77,8 @@ def shown_by_layer() -> Iterator[str]:
 
 def at_a_position() -> Iterator[str]:
     one = text(1, 4, half_lives=lives(1, 3.4), heads=spread(1, len(TOKENS), seed=8).astype(np.float32))
-    return whole(heatmap(one, at=6, layers=(5,), shared=False, heads=(Head(5, 0, 1.25),), by_layer=False))
+    at = 2 + int(one.mean[2:].argmax())  # the highest of all is the last that is seen
+    return whole(heatmap(one, at=at, layers=(5,), shared=False, heads=(Head(5, 0, 1.25),), by_layer=False))
 
 
 def z_scores() -> Iterator[str]:
@@ -94,15 +95,17 @@ def retention_of_many() -> Iterator[str]:
     made = [text(2, seed, rationale=(seed - 3,) if seed % 2 else ()) for seed in range(5, 10)]
     made[1] = replace(made[1], flat=(True, True, False), standing=((), (3, 2)))
     result = heatmap(*made, score="retention", layers=(0, 1), by_layer=False)
-    yield from whole(result)
+    yield from whole(result, result.compare([result], [("x",)]))
     yield from (replace(result, texts=result.texts[:count]).verdict() for count in (2, 3, 4))
 
 
 def nothing_stands_out() -> Iterator[str]:
     yield from briefly(heatmap(text(2, 11, rationale=(), flat=(True, False, False)), score="write", reach=40))
     yield from briefly(heatmap(text(2, 12, rationale=()), through=True))
+    yield from briefly(heatmap(text(2, 12, rationale=(), flat=(False, False, True), standing=((), ()))))
     special = replace(text(2, 12, rationale=()), words=(None,) * len(TOKENS))
     yield from briefly(heatmap(special))
+    yield from briefly(heatmap(replace(special, flat=(True, False, True))))
 
 
 def many_words() -> Iterator[str]:
@@ -125,7 +128,7 @@ def over_data(seed: int, *, words: int = 20, **more: Any) -> DataHeatmap:
     made, found = Drawn(seed), []
     for at in range(words):
         value = round(4 - 0.2 * at + 0.07 * seed * (at % 3), 4)
-        kept = Estimate(value, value - 0.01 * ((7 * at) % 20), value + 0.01 * ((3 * at) % 20))
+        kept = Estimate(value, value - 0.5 * ((at + 1) % 3), value + 0.4 * ((at + 1) % 3))
         found.append(KeptWord(f"word{(3 * at) % 23} \n"[: 5 + 3 * (at % 3)] + str(at), 1000 + at, 2000 + 7 * at, kept))
     names = ("all", "class a\tb", "answered right", "answered wrong")
     groups = tuple(
@@ -160,6 +163,8 @@ def of_few_words() -> Iterator[str]:
         by_layer = tuple(replace(layers[0], number=at, half_life=life) for at, life in enumerate(lives[:known]))
         few = over_data(3, words=words, by_layer=by_layer, timed=0, examples=(), score="write", notes=())
         yield from briefly(few)
+    unknown = over_data(3, words=3, by_layer=(replace(layers[0], half_life=math.nan),))
+    yield f"{unknown.verdict()}"
 
 
 def pair(*results: Any) -> Paired:
@@ -222,7 +227,9 @@ def of_images_of_two_models() -> Iterator[str]:
 
 
 def of_data_of_two_models() -> Iterator[str]:
-    return whole(pair(over_data(1, examples=()), over_data(2, words=17, notes=(), timed=0)))
+    same = KeptWord("same", 3, 4, Estimate(1.0, 1.0, 1.0))
+    made = over_data(1, examples=()), over_data(2, words=17, notes=(), timed=0)
+    return whole(pair(*(replace(each, words=(*each.words, same)) for each in made)))
 
 
 CASES: dict[str, Callable[[], Iterator[str]]] = {

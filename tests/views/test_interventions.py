@@ -1,4 +1,4 @@
-"""Everything that views show of hand-made explanations, attention, changes of texts and interventions."""
+"""Everything that views show of hand-made changes of texts, interventions and measures of explanations."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import attended
 import numpy as np
 import pytest
-import torch
 from described import Drawn, briefly, check, spread, whole
 
 from ssmscope.attacks.effect.result import AttackEffect, Side
-from ssmscope.errors import InputError
 from ssmscope.interp.ablate.result import Ablation, Unit
-from ssmscope.interp.attention import views as attention_views
-from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, Scores
 from ssmscope.interp.fidelity.result import Fidelity, fidelity_table
 from ssmscope.interp.heatmap.result import ScoredText
 from ssmscope.interp.knockout.result import Cut, Knockout
@@ -35,141 +30,6 @@ WORDS = (None, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, None)
 LABELS = [("x",), ("y",)]
 
 
-def attribution(name: str, seed: int, **more: Any) -> Attribution:
-    scores = spread(len(TOKENS), low=-1.2, high=1, seed=seed).astype(np.float32)
-    given = dict(delta=None, steps=None, converged=None)
-    return Attribution(name, scores, **{**given, **more})
-
-
-def explained(*made: Attribution, **more: Any) -> ExplainedText:
-    return ExplainedText(TOKENS, WORDS, "yes", 0.75, "yes − no", 1.23456, made, **more)
-
-
-def explanation(*texts: ExplainedText, top: int = 3, **more: Any) -> Explanation:
-    methods = tuple(dict.fromkeys(each.method for text in texts for each in text.attributions))
-    return Explanation(texts=texts, methods=methods, top=top, provenance=more or ABOUT)
-
-
-def explanations() -> Iterator[str]:
-    nothing = replace(attribution("lrp", 0), scores=np.zeros(len(TOKENS), np.float32), baseline="zero", note="a note")
-    made = (
-        attribution("ig", 1, delta=0.25, steps=64, converged=False, baseline="the mean embedding"),
-        attribution("survival", 2, delta=0.25),
-        nothing,
-        attribution("shap", 3, converged=False, error=0.125, steps=200),
-        attribution("lime", 4, converged=False, error=math.inf, delta=4.0),
-    )
-    second = explained(
-        attribution("ig", 5, delta=12.4, steps=16, converged=False, baseline="the mean embedding"),
-        attribution("lrp", 6, delta=0.001, converged=True, steps=0),
-    )
-    ordinary = tuple(at for at, _ in enumerate(TOKENS))
-    third = replace(second, words=ordinary, target="x" * 60, value=-0.000123456)
-    result = explanation(explained(*made), second, third)
-    yield from whole(result, result.compare([result], [("z",)]), result.summary(), result.highest())
-
-
-def one_explanation() -> Iterator[str]:
-    result = explanation(explained(attribution("ig", 7, delta=0.5, converged=True)), top=9)
-    yield from whole(result, result.highest(2))
-    few = replace(attribution("ig", 8), scores=np.array([0.5, -0.25, 0.125, 0.75], "f4"))
-    short = ExplainedText(TOKENS[:4], (None, 0, 1, 1), "yes", NAN, "t", 0.5, (few,))
-    yield from whole(explanation(short))
-
-
-def explained_images() -> Iterator[str]:
-    pixels = spread(2, 6, 3, seed=1).astype(np.float32)
-    return whole(explanation(explained(attribution("survival", 9), attribution("ig", 10), pixels=pixels)))
-
-
-def explanations_of_two_models() -> Iterator[str]:
-    first = explanation(explained(attribution("ig", 11), attribution("survival", 12)))
-    other = explanation(explained(attribution("survival", 13), attribution("lrp", 14)), **OTHER)
-    yield from whole(Paired({"model": "own, other"}, (first, other)))
-    yield from whole(Paired({"model": "own, own"}, (first, first)))
-    alone = [explanation(explained(attribution(name, 15))) for name in ("ig", "lrp")]
-    yield from briefly(Paired({"model": "own, own"}, tuple(alone)))
-    tokens = (" a", "won", "der", " FILM", ",", " but", " very", " long", ".", " ", "</s>")
-    parts = ExplainedText(tokens, (*range(10), None), "no", 0.25, "no", 0.5, ())
-    for size in (0.1, -0.1):
-        scores = (size * np.arange(1, 12)).astype("f4")
-        own = replace(parts, attributions=(replace(attribution("ig", 16), scores=scores),))
-        short = replace(attribution("ig", 17), scores=(size * np.arange(12, 0, -1)).astype("f4"))
-        yield from briefly(Paired({"model": "own, b"}, (explanation(explained(short)), explanation(own, model="b"))))
-    yield refused(Paired({}, (first, explanation(replace(own, tokens=(*tokens[:-2], "x", "</s>"))))).rows)
-    yield refused(Paired({}, (explanation(replace(own, pixels=np.ones((2, 5, 1)))), first)).rows)
-
-
-def attention_of_texts() -> Iterator[str]:
-    whole_maps = attended.make_text(9, maps=3, span=(2, 5), sink=True)
-    softmax = attended.make_map(9, np.arange(9), None, seed=7, layer="12 attention")
-    part = attended.make_map(9, np.arange(9), None, seed=8, layer="1", part="kept\t", head="3")
-    whole_maps = replace(whole_maps, maps=(*whole_maps.maps, softmax, part))
-    result = attended.make(whole_maps, attended.make_text(6, maps=1, span=(1, 2)), heads="abs")
-    other = attended.make(attended.make_text(5, maps=2, span=(1, 3)), model="b")
-    yield from whole(result, result.compare([result, other], LABELS), result.summary(), picture=True)
-
-
-def attention_of_queries() -> Iterator[str]:
-    rows = attended.make_text(9, maps=2, rows=[3, 8], span=(2, 5))
-    alone = attended.make_text(7, maps=1, rows=[6], sink=True, head="5")
-    result = attended.make(rows, alone, attended.make_text(4), heads="all", level="ssm")
-    yield from whole(result, result.compare([result], [("x",)]), picture=True)
-    yield from whole(attended.make(alone, heads="all", level="gradient"))
-    none = attended.make_text(5, maps=0)
-    yield from briefly(attended.make(attended.make_text(7, rows=[3]), none))
-    yield from briefly(attended.make(attended.make_text(7, rows=[6]), none))
-    yield from briefly(attended.make(attended.make_text(7, rows=[3]), attended.make_text(7, rows=[6])))
-    for room in (1, 2, 3, 4):
-        yield f"{[attention_views._shown(text, room).about for text in (rows, alone, attended.make_text(5, maps=3))]}"
-
-
-def pooled_attention() -> Iterator[str]:
-    cells = attended.make_text(11, maps=2, cells=4, sink=True, head="0–95")
-    result = attended.make(cells, attended.make_text(8, maps=1, cells=3, layer="rollout"))
-    yield from whole(result, picture=True)
-
-
-def attention_both_ways() -> Iterator[str]:
-    one = replace(attended.make_text(6, maps=2), bidirectional=True)
-    unknown = [replace(each, readouts=replace(each.readouts, distance=NAN)) for each in one.maps]
-    one = replace(one, maps=tuple(unknown))
-    yield from whole(attended.make(one))
-    yield from briefly(attended.make(replace(one, bidirectional=False)))
-    yield from briefly(attended.make(one, attended.make_text(5)))
-
-
-def attention_without_maps() -> Iterator[str]:
-    yield from whole(attended.make(attended.make_text(5, maps=0), level="gradient"), picture=True)
-    yield from briefly(attended.make())
-    hostile = attended.make_text(tokens=("<s>", *attended.HOSTILE), sink=True)
-    yield from (line for line in briefly(attended.make(hostile)) if line.startswith("0 |"))
-    none = attended.make_text(5, maps=1)
-    empty = replace(none.maps[0], values=np.zeros((0, 5), np.float32))
-    yield from whole(attended.make(replace(none, maps=(empty,), queries=np.zeros(0, np.int64))))
-
-
-def attention_of_images() -> Iterator[str]:
-    tokens = tuple(str(at) for at in range(20)) + ("[CLS]",)
-    one = attended.make_text(tokens=tokens, maps=2, rows=[4, 20], pixels=attended.IMAGE)
-    return whole(attended.make(one, heads="mean"), picture=True)
-
-
-def attention_of_two_models() -> Iterator[str]:
-    first = attended.make(attended.make_text(9, maps=2, sink=True), model="a")
-    first[0].maps[1].values[:, 0] *= 100
-    other = attended.make(attended.make_text(9, maps=2, rows=[8]), model="b")
-    yield from whole(Paired({"model": "a, b"}, (first, other)))
-    apart = attended.make(attended.make_text(9, rows=[8], layer="7"), model="a")
-    alone = attended.make(attended.make_text(9, rows=[8]), model="b")
-    yield from briefly(Paired({"model": "a, b"}, (apart, alone)))
-    tokens = ("<s>", " I", " we", "nt", " into", " THIS", " film", " exp", "ecting")
-    split = replace(alone[0], tokens=tokens, words=(None, 0, 1, 1, 2, 3, 4, 5, 5))
-    joined = replace(attended.make_text(7, maps=2, rows=[6]))
-    yield from briefly(Paired({"model": "a, b"}, (attended.make(joined), replace(alone, texts=(split,)))))
-    yield refused(Paired({}, (first, replace(alone, texts=(replace(split, queries=np.array([7])),)))).rows)
-
-
 def side(tokens: int, changed: tuple[int, ...], layers: int, seed: int, **more: Any) -> Side:
     names = tuple(f" t{at}" if at else "[CLS]" for at in range(tokens))
     retention = spread(layers, tokens, low=0.2, high=0.9, seed=seed).astype(np.float32)
@@ -183,7 +43,7 @@ def side(tokens: int, changed: tuple[int, ...], layers: int, seed: int, **more: 
 def effect(layers: int, **more: Any) -> AttackEffect:
     pairs = np.array([[0, 0], [1, 1], [3, 4], [4, 5]])
     distance = spread(layers + 1, 4, seed=4).astype(np.float32)
-    distance[:, 0], distance[-1, 1:] = 0, (0.8, 0.3, 0.2)
+    distance[:, 0], distance[-1, 1:] = 0, (0.8, 0.3, 0.6)
     given = dict(
         before=side(5, (2,), layers, 10),
         after=side(6, (2, 3), layers, 20, answer="n\no", probability=0.625),
@@ -201,8 +61,24 @@ def effect_by_layer() -> Iterator[str]:
 
 
 def effect_of_an_insertion() -> Iterator[str]:
+    yield from briefly(effect(8, by_layer=False))
     pairs = np.array([[0, 0], [1, 1], [2, 3], [3, 4]])
-    yield from briefly(effect(2, before=side(4, (), 2, 40), after=side(5, (2,), 2, 50), pairs=pairs))
+    before, after = side(4, (), 2, 40, answer="a" * 32), side(5, (2,), 2, 50, answer="b" * 33)
+    long = replace(after.text, tokens=tuple("x" * (38 + at) for at in range(5)))
+    yield from briefly(effect(2, before=before, after=replace(after, text=long), pairs=pairs))
+
+
+def effect_of_a_removal() -> Iterator[str]:
+    kept = [0, 2, 3, 4, 5, 6, 7, 9]
+    pairs = np.array([[place, number] for number, place in enumerate(kept)])
+    distance = spread(3, 8, seed=4).astype(np.float32)
+    of_two = dict(before=side(10, (1, 8), 2, 60), after=side(8, (), 2, 70), pairs=pairs, distance=distance)
+    yield from whole(effect(2, **of_two, state_cosine=np.array([NAN, 0.5])))
+
+
+def effects_of_two_models() -> Iterator[str]:
+    first, other = effect(2, by_layer=False), replace(effect(3, by_layer=False), provenance=OTHER)
+    yield from briefly(Paired({"model": "own, other"}, (first, other)))
 
 
 def effect_on_many_layers() -> Iterator[str]:
@@ -242,9 +118,12 @@ def ablation() -> Iterator[str]:
         **dict(harms=np.array([[[0.1, 0.01, 0.2]] * 3, [[0.0, -0.1, 0.02]] * 3])),
     )
     unclear = replace(skips, harms=skips.harms - 0.02)
-    yield from whole(result, result.compare([result, skips, unclear], [("x",), ("y",), ("z",)]), result.together())
+    level = replace(skips, harms=skips.harms - 0.01)
+    yield from whole(
+        result, result.compare([result, skips, unclear, level], [*LABELS, ("z",), ("a",)]), result.together()
+    )
     yield from briefly(skips)
-    yield f"verdict: {unclear.verdict()}"
+    yield f"verdict: {unclear.verdict()}; {level.verdict()}"
 
 
 def knockout() -> Iterator[str]:
@@ -262,7 +141,13 @@ def knockout() -> Iterator[str]:
     few = [replace(result, cuts=cuts[:count], changes=result.changes[:, :count]) for count in (2, 3)]
     ranked = result.changes.copy()
     ranked[:, 2:4] = [[0.9, -0.1, 1.0], [0.8, 0.7, 1.1]]
-    for each in (*few, replace(result, changes=ranked, answers=("yes",) * 5)):
+    heads = (Cut(1, 1), Cut(1, 1, head=0), Cut(1, 1, head=3))
+    order = [0, 2, 1, 3]
+    turned = result.changes[:, order]
+    turned[:, 2] = [0.99, 0.9, 1.1]
+    few.append(replace(result, cuts=tuple(cuts[at] for at in order), changes=turned))
+    many = dict(answers=("yes",) * 5, probability=np.full(5, 0.5))
+    for each in (*few, replace(few[1], cuts=heads), replace(result, changes=ranked, **many)):
         yield f"verdict: {each.verdict()}"
         yield from briefly(each)
     other = replace(result, by="window", roads="convolution", attends=False, answers=("yes",), provenance=OTHER)
@@ -280,7 +165,7 @@ def patching(site: str = "state", metric: str = "normalised", **more: Any) -> Pa
         provenance=ABOUT,
         **dict(clean=(" good", " a", " film", "x" * 50, "\n"), corrupted=(" bad", " a", " filming", "x" * 50, "\n")),
         **dict(site=site, direction="denoise", metric=metric, positions=(0, 1, 2, 3, 4), answer="y" * 25),
-        **dict(contrast="no\n", base=np.array([0.5, -1.25]), other=np.array([0.9, 1.5]), values=values),
+        **dict(contrast="no\n" + "n" * 18, base=np.array([0.5, -1.25]), other=np.array([0.9, 1.5]), values=values),
         **dict(attributed=attributed, agreement=(0.875, -0.5)),
     )
     return Patching(**{**given, **more})
@@ -293,10 +178,15 @@ def patches() -> Iterator[str]:
     )
     yield from whole(replace(by_metric[1], direction="noise"))
     yield from briefly(by_metric[2])
+    damaged = by_metric[1].values.copy()
+    damaged[0, 1], damaged[1, 3, 1] = NAN, by_metric[1].base[1]
+    yield from briefly(replace(by_metric[1], values=damaged))
 
 
 def patched_heads_and_approximations() -> Iterator[str]:
-    yield from whole(patching("head"))
+    values = patching("head").values
+    values[:, 0, 1] = (-1.0, -1.0, 1.0)
+    yield from whole(patching("head", values=values))
     values = patching().values.copy()
     values[..., 0], values[-1] = NAN, NAN
     yield from whole(patching("residual", "difference", values=values))
@@ -395,6 +285,8 @@ def fidelity_in_words() -> Iterator[str]:
 
 def fidelity_tables() -> Iterator[str]:
     one, two = fidelity(1), fidelity(2, data="imdb")
+    for result in (one, two):
+        result.estimates[-1] = result.estimates[0] = result.estimates[:, :1].max(0) + (0.0, -0.1, 0.1)
     other = fidelity(3, model="other", methods=("lrp", "lime"))
     fewer = fidelity(4, model="other", methods=("a", "lrp"), data="imdb")
     for results in ([one], [one, two], [one, two, other], [other, one], [other, fewer]):
@@ -412,57 +304,25 @@ def differences_of_fidelity() -> Iterator[str]:
     estimates[1:3, :, 0] = estimates[0, :, 0]
     alike = replace(result, estimates=estimates)
     yield f"{alike.best('delta')} {alike.verdict()}"
+    for methods in (("ig",), ("ig", "lrp")):
+        few = fidelity(5, methods=methods)
+        apart = replace(few, paired=np.abs(few.paired))
+        yield f"{apart.headline}; {replace(few, paired=-apart.paired).headline}"
     yield f"{result.best('delta')} {result.best('morf')} {result.estimate('random', 'lerf')}"
-
-
-def refused(call: Callable[..., Any], **given: Any) -> str:
-    with pytest.raises(InputError) as error:
-        call(**given)
-    return f"{given}: {error.value}"
-
-
-def what_is_not_there() -> Iterator[str]:
-    text = attended.make_text(3, maps=0)
-    for count in (0, 8, 9):
-        maps = [
-            attended.make_map(3, text.queries, None, seed=at, layer=str(at), head=f"h{at % 2}") for at in range(count)
-        ]
-        result = attended.make(replace(text, maps=tuple(maps)), replace(text, maps=tuple(maps[::-1])))
-        for given in ({"layer": "x"}, {"layer": 0, "head": "h1"}, {"part": "kept"}, {"text": 2}, {"text": -3}):
-            yield refused(result.map, **given)
-    assert result.map(-1, layer=8) is maps[8].values and result.map(-2, head="h1") is maps[1].values
-    assert result.map(1) is maps[8].values and result.map(0) is maps[0].values
-    explained_twice = explanation(
-        explained(attribution("ig", 1)), explained(attribution("lrp", 2), attribution("ig", 3))
-    )
-    first, second = explained_twice.texts
-    assert explained_twice.attribution() is first.attributions[0]
-    assert explained_twice.attribution(-1, "ig") is second.attributions[1]
-    assert (
-        explained_twice.attribution(-2) is first.attributions[0]
-        and explained_twice.attribution(1) is second.attributions[0]
-    )
-    for given in ({"text": 2}, {"text": -3}, {"method": "lrp"}, {"text": 1, "method": "igg"}):
-        yield refused(explained_twice.attribution, **given)
-    scores = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, math.nan]])
-    found = Scores(scores, delta=torch.tensor([0.5, 0.25]), steps=torch.tensor([7, 8]), baseline="zero", note="n")
-    yield f"{Attribution.of('ig', found, 1, 2)} {Attribution.of('ig', Scores(scores), 0, 3)}"
-    yield refused(Attribution.of, name="ig", found=Scores(scores), row=1, length=3)
 
 
 CASES: dict[str, Callable[[], Iterator[str]]] = {
     case.__name__.replace("_", "-"): case
-    for case in (explanations, one_explanation, explained_images, explanations_of_two_models, attention_of_texts)
-    + (attention_of_queries, pooled_attention, attention_both_ways, attention_without_maps, attention_of_images)
-    + (
-        attention_of_two_models,
+    for case in (
         effect_by_layer,
         effect_of_an_insertion,
+        effect_of_a_removal,
+        effects_of_two_models,
         effect_on_many_layers,
-        effect_without_a_difference_inside,
     )
-    + (ablation, knockout, patches, patched_heads_and_approximations, steered, sanity, plausibility, fidelities)
-    + (fidelity_in_words, fidelity_tables, differences_of_fidelity, what_is_not_there)
+    + (effect_without_a_difference_inside, ablation, knockout, patches)
+    + (patched_heads_and_approximations, steered, sanity, plausibility, fidelities, fidelity_in_words)
+    + (fidelity_tables, differences_of_fidelity)
 }
 
 

@@ -46,16 +46,25 @@ POOR = decay(Estimate(0.5, 0.4, 0.6), Estimate(2.0, 1.5, 2.5), 0.85)
 def reach(place: str, seed: int, of: Decay = FALLS, **more: Any) -> Reach:
     made, distances = Drawn(seed), 7
     within = made.ends(distances)
-    context = np.array([[2, 5, INFINITE], [3, 6, 7], [1, INFINITE, INFINITE], [NAN] * 3, [4, 7, INFINITE]])
+    held = [[1, 3, 4], [2, 5, 6], [1, 7, 9], [NAN] * 3, [3, 4, 8], [5, 6, 7], [4, 8, 10]]
+    context = [
+        [2, 5, INFINITE],
+        [3, 6, 7],
+        [1, INFINITE, INFINITE],
+        [NAN] * 3,
+        [4, 7, INFINITE],
+        [6, 8, INFINITE],
+        [5, 9, INFINITE],
+    ]
     given = dict(
         **dict(place=place, exact=False, pairs=np.arange(9, 2, -1), log_norm=made.ends(distances, low=-3)),
         **dict(norm=made.ends(distances), share=made.ends(distances), quantiles=spread(distances, 5, seed=seed)),
-        **dict(error=np.array([NAN, 0.05, 0.125, 0.75, 0.555, NAN, 0.6]), noisy=spread(distances, seed=seed + 1)),
+        **dict(error=np.array([NAN, 0.05, 0.125, 0.75, 0.57, NAN, 0.6]), noisy=spread(distances, seed=seed + 1)),
         **dict(
             within=within,
             decay=of,
-            context=context,
-            held=np.array([[1, 3, 4], [2, 5, 6], [1, 7, 9], [NAN] * 3, [3, 4, 8]]),
+            context=np.array(context),
+            held=np.array(held),
         ),
     )
     return Reach(**{**given, **more})
@@ -65,26 +74,29 @@ def influence(*reaches: Reach, layers: tuple[str, ...] = ("0", "2"), **more: Any
     made, places = Drawn(9), ("embeddings", *layers, "output")
     similarity = Similarity(places, made.ends(len(places), 3, low=-0.2), made.ends(len(layers), 3))
     about = {**ABOUT, "options": {"length": None, "probes": 32}}
-    given = dict(provenance=about, of="hidden", positions="last", unit="tokens", lengths=np.array([7, 3, 1, 4, 6]))
+    given = dict(
+        provenance=about, of="hidden", positions="last", unit="tokens", lengths=np.array([7, 3, 1, 4, 6, 9, 11])
+    )
     given |= dict(recent=2, reaches=reaches, similarity=similarity, notes=("a note",))
     return Influence(**{**given, **more})
 
 
 def influences() -> Iterator[str]:
     result = influence(reach("output", 1), reach("0", 2, LEVEL), reach("2", 3, POOR))
-    unknown = np.full((5, 3), NAN)
+    unknown = np.full((7, 3), NAN)
     poor = influence(
         reach("output", 4, POOR, context=unknown), reach("2", 5, context=unknown), unit="pixels", of="logits"
     )
     poor = replace(poor, positions="all", lengths=np.array([784, 784, 784, 784, 784]), recent=5)
-    near = np.array([[1.0, 2.0, 3.0]] * 5)
+    near = np.array([[1.0, 2.0, 3.0]] * 7)
     one = influence(reach("output", 6, LEVEL, exact=True, context=near, error=np.zeros(7)), lengths=np.array([1]))
     one = replace(one, positions="chosen", notes=(), provenance={**OTHER, "options": {"length": 20, "probes": None}})
     none = influence(reach("output", 7, TOO_FEW, context=unknown, held=unknown, error=np.full(7, NAN)), recent=40)
     drawn = replace(one, unit="pixels", lengths=np.array([20, 20]), reaches=(reach("output", 8, TOO_FEW),))
     yield from whole(result, result.compare([result, poor, one, none], LABELS), result.summary())
     yield from whole(poor, poor.compare([one, one], LABELS), poor.distances(2))
-    for each in (one, none, drawn):
+    mixed = replace(result, reaches=(result.output, poor.reaches[1]), lengths=np.array([2, 2, 1, 2, 2, 2, 2]))
+    for each in (one, none, drawn, mixed):
         yield from briefly(each)
 
 
@@ -124,7 +136,9 @@ def bounds() -> Iterator[str]:
     yield from whole(vacuous, vacuous.compare(every, LABELS), vacuous.curve())
     yield from whole(outside, outside.curve())
     yield from briefly(without)
-    for each in (grows, level, said, large, small, linear):
+    yield from briefly(replace(outside, layers=layers[:1]))
+    of_few = [replace(vacuous, gap=Gap(2.0, True, needed)) for needed in (13.5, 14.0, 14.5)]
+    for each in (grows, level, said, large, small, linear, *of_few):
         yield from (line for line in briefly(each) if line.startswith(("headline", "text", "note")))
     for p, B_A, B_q in (
         (LINEAR_P + 1e-4, 0.0, 0.0),
@@ -132,6 +146,8 @@ def bounds() -> Iterator[str]:
         (LINEAR_P, 1e-3, 0.0),
         (LINEAR_P, 0.0, 1e-3),
         (LINEAR_P, 1.5e-6, 0.0),
+        (LINEAR_P, 1e-6, 0.0),
+        (LINEAR_P, 0.0, 1e-6),
         (LINEAR_P, 0.0, 1.5e-6),
         (LINEAR_P + 2.4e-6, 0.0, 0.0),
     ):
@@ -162,7 +178,7 @@ def stabilities() -> Iterator[str]:
     result = stability(
         layer_stability(0, 1, "marginal"),
         layer_stability(3, 2, "stable", never=12),
-        layer_stability(4, 3, "marginal", never=0, possible=None),
+        layer_stability(4, 3, "marginal", never=0, possible=None, abscissa=None),
         layer_stability(5, 4, "unstable", quantiles=(1e5, 2e6, 3e7, 4e8, INFINITE), states=9000, never=1),
         behaviour="marginal",
     )
@@ -238,6 +254,8 @@ def retrievals() -> Iterator[str]:
     alone = retrieval(("d",), ("qa1",), (500,))
     yield from whole(result, result.compare([result, alone], [("x", "y", "z"), ("w",)]))
     yield from whole(alone, alone.compare([result, alone], [("x",), ("w",)]))
+    for value, low, high in ((99.5, 1.0, 200.0), (100.0, 1.1, 200.4), (0.5, 0.4, 1.0), (0.25, 0.1, 0.9)):
+        yield Ratio(Estimate(value, low, high), 0.01).written
 
 
 def needles(
@@ -279,7 +297,11 @@ def snr() -> Iterator[str]:
         replace(curve, layers=tuple(replace(each, needle=each.needle.times(0.009)) for each in curve.layers))
         for curve in many.curves
     )
-    yield from briefly(replace(many, curves=small, notes=()))
+    apart = [
+        replace(two.differences[at], first=first, second=second) for at, (first, second) in enumerate(("ac", "bd"))
+    ]
+    apart = [replace(each, task="all", length=100) for each in apart]
+    yield from briefly(replace(many, curves=small, differences=tuple(apart), notes=()))
     yield from briefly(needles({"own": 2, "other": 3}, (100,), ("qa1",)))
 
 
@@ -303,7 +325,7 @@ def losses(models: tuple[str, ...], length: int, bins: tuple[tuple[int, int], ..
 
 def loss() -> Iterator[str]:
     result = losses(("own", "b", "c"), 41, ((0, 1), (1, 8), (8, 40), (1024, 2048)))
-    alone = losses(("d",), 13, ((0, 13),), slope=False)
+    alone = losses(("d",), 13, ((0, 2), (2, 13)), slope=False)
     yield from whole(result, result.compare([result, alone], [("x", "y", "z"), ("w",)]), result.summary())
     yield from whole(alone, alone.summary())
     level = replace(alone, curves=np.full_like(alone.curves, 2.0))
@@ -351,6 +373,7 @@ def benchmarks() -> Iterator[str]:
         Score("a", "acc", Estimate(0.71234, 0.7, 0.75), True, 5, 1200),
         Score("a", "norm", Estimate(1.0, NAN, NAN), True, 0, 0),
         Score("b", "ppl", Estimate(12.345678, 12.0, 12.5), False, 25, 1),
+        Score("b", "log", Estimate(-12.345678, -12.5, -12.0), True, 1, 10),
     )
     result = Benchmarks({**ABOUT, "versions": {"lm-eval": "0.4"}}, scores)
     yield from whole(result, result.compare([result, replace(result, scores=scores[1:])], LABELS))

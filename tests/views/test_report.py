@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,15 +61,17 @@ class Every(Result, kind="every-block-test"):
         yield Custom(html=lambda: "")
         yield Custom(lambda colours: [])
         row = TokenRow(
-            "ig", spread(6, low=-1, seed=self.size), (-1.0, 1.0), True, marked=(1, 5), against=(2,), remark="r"
+            "ig", spread(6, low=-1, seed=self.size), (-1.0, 1.0), True, marked=(1, 5), against=(2, 3), remark="r"
         )
-        other = TokenRow("a\nb", spread(6, seed=2), (0.0, 1.0), outside=np.arange(6) == 0, own=(0.25, 0.5))
+        other = TokenRow("a\nb", spread(6, seed=2), (0.0, 1.0), outside=np.arange(6) % 5 == 0, own=(0.25, 0.5))
         text = TokenText(TOKENS, (None, 0, 1, 1, 2, None), (row, other), "y\nes", 0.75, "about\tit")
         image = replace(text, pixels=np.ones((1, 5, 1)))
         of = "method" if self.size > 12 else "layer"
-        yield TokenRows(
+        block = TokenRows(
             (text, image, replace(text, tokens=TOKENS[:3], words=(None,) * 3, rows=(row, row))), of, "s", "n", "m"
         )
+        yield block
+        yield replace(block, score="s2")
 
 
 def heatmap(model: str, score: str, seed: int) -> SelectionHeatmap:
@@ -87,7 +90,9 @@ def made_entries() -> Iterator[Entry]:
         for score in ("survival", "write"):
             made = heatmap(name, score, len(score))
             yield entry("heatmap", made, heading="What is kept", models=(name,), options={"score": score, "at": None})
-    attention = attended.make(attended.make_text(tokens=TOKENS, maps=2), attended.make_text(5), model="a")
+    attention = attended.make(
+        attended.make_text(tokens=TOKENS, maps=2), attended.make_text(5), attended.make_text(tokens=TOKENS), model="a"
+    )
     attention = replace(attention, provenance={"model": "a", "fingerprint": "of a"})
     yield entry("attention", attention, models=("a",), seconds=119.96)
     yield entry("attention", replace(attention, level="ssm"), models=("a",))
@@ -122,6 +127,7 @@ def few_models() -> Iterator[str]:
 
 def many_models() -> Iterator[str]:
     yield from shown(Report("Two", tuple(entries()[1:3]), {}))
+    yield from shown(Report("One", tuple(entries()[:1]), {}))[:20]
     yield from shown(Report("None", (), {}))
 
 
@@ -129,9 +135,16 @@ def limits() -> Iterator[str]:
     report = Report("Cut", tuple(entries()), {})
     sizes = {name: getattr(page, name) for name in ("MAX_TOKENS_PER_TEXT", "MAX_BYTES", "MAX_NAME_CHARACTERS")}
     size = 6 * (16 + 6) + 300
+    more = [{"MAX_BYTES": 4 * size + 6 * (16 + 12) + 300 - less} for less in (0, 1)]
     parts = [each for group in groups(report)[::2] for each in page._parts(page.items(group))]
     rows = [(one, part.block) for one, part in parts if isinstance(part.block, TokenRows)]
-    for limit in ({"MAX_TOKENS_PER_TEXT": 3}, {"MAX_BYTES": size}, {"MAX_BYTES": size - 1}, {"MAX_BYTES": 2 * size}):
+    for limit in (
+        {"MAX_TOKENS_PER_TEXT": 3},
+        {"MAX_BYTES": size},
+        {"MAX_BYTES": size - 1},
+        {"MAX_BYTES": 2 * size},
+        *more,
+    ):
         with pytest.MonkeyPatch.context() as patch:
             for name, most in {**sizes, **limit}.items():
                 patch.setattr(page, name, most)
@@ -158,6 +171,8 @@ def test_what_is_shown(name: str) -> None:
 
 
 def test_a_report_without_a_time_takes_none() -> None:
+    with pytest.raises(ValueError):
+        page._island({"end": math.nan})
     missing = entry("words", models=("c",), state=MISSING, seconds=None)
     assert page._counts(Report("t", (missing,), {})) == "1 entries: 1 not run yet; 0.0 s of computing"
     assert page._counts(Report("t", (), {})) == "0 entries: none; 0.0 s of computing"

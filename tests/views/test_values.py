@@ -19,6 +19,7 @@ from ssmscope.interp.heatmap.words import (
     Kind,
     format_half_life,
     is_punctuation,
+    is_selective,
     median_half_life,
     standing_out,
     word_groups,
@@ -106,6 +107,9 @@ def of_colours() -> Iterator[str]:
     yield " ".join(ramp(("#102030", "#f0e0d0", "#808182"), 7)) + " " + " ".join(ramp(("#000000", "#ffffff"), 3))
     for grey in (0x00, 0x0A, 0x0B, 0x70, 0x75, 0x76, 0x77, 0xFF):
         yield " ".join(f"{colour} {ink(colour)}" for colour in (f"#{grey:02x}{grey:02x}{grey:02x}", f"#00{grey:02x}00"))
+    yield " ".join(
+        f"{colour} {ink(colour)}" for colour in ("#6464ed", "#0a68ff", "#096cfe", "#1275da", "#0570f0")
+    )  # as bright as can be told
 
 
 CASES: dict[str, Callable[[], Iterator[str]]] = {
@@ -173,6 +177,8 @@ def test_groups_of_tokens_and_their_scores() -> None:
         False,
         True,
     ] + [*(False, True, False, False)]
+    selective = ([-1.0, -2.0, -4.0], [0.0, 0.0], [], [1.0, 1.05], [-1.0, -1.3])
+    assert [is_selective(np.array(own)) for own in selective] == [True, False, False, False, True]
     found = [
         median_half_life(np.array(lives), 9)
         for lives in ([], [2.4], [1, 2.6], [1, INFINITE, INFINITE], [1, 3, INFINITE])

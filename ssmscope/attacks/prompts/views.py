@@ -62,7 +62,7 @@ def terminal_prompts(result: PromptAttack) -> Iterator[Text]:
     """Yield the worst prompt of each attack with its changes."""
     for number, one in enumerate(one for one in result.attacks if one.worst is not None):
         before, after = _prompts(one, result)
-        where = f", template {one.worst}" if len(result.templates) > 1 and one.worst is not None else ""
+        where = f", template {one.worst}" if len(result.templates) > 1 else ""
         line = Text("\n" if number else "").append(f"{one.name}{where}: ", style="bold")
         if after == before:
             yield line.append(UNCHANGED)

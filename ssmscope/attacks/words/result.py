@@ -208,7 +208,7 @@ def measure(examples: Sequence[AttackedText], seed: int) -> dict[str, Any]:
     status = np.array([each.status for each in examples])
     share, queries, changed = np.array([(each.share, each.queries, each.changed) for each in examples]).T
     right, won = status != SKIPPED, status == SUCCESS
-    most = max(1, int(changed[won].max(initial=0)))
+    most = int(changed[won].max(initial=1))
     withstood = [right & ~(won & (changed <= allowed)) for allowed in range(most + 1)]
     columns = np.stack([right, won, won * share, right * queries, *withstood], axis=1).astype(np.float64)
     sums = resampled_sums(columns, seed=seed)

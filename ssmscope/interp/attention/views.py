@@ -59,7 +59,7 @@ def query_rows(result: ImplicitAttention) -> TokenRows:
     for text in result:
         shown = mean_map(text) or next(iter(text.maps), None)
         chosen = [-1] if text.whole or text.edges is not None else range(len(text.queries))
-        rows = [_row(shown, at, text) for at in chosen] if shown is not None and len(text.queries) else []
+        rows = [_row(shown, at, text) for at in chosen] if shown is not None else []
         last = len(rows) == 1 and int(text.queries[-1]) == len(text) - 1
         alone &= last or not rows
         about = "; ".join(filter(None, (f"last query: {query_name(text, -1)}" if last else "", span_name(text))))
