@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,9 +115,11 @@ class TestModels:
         ]
         assert words.asked == [("read", "x", 5, ["m"]), ("besides", "x", 5, ["m"])] and found.number == 2
 
-    def test_a_pair_reads_its_input_once(self, received) -> None:
+    def test_a_pair_reads_its_input_once(self, received, monkeypatch) -> None:
         words = Words()
-        declared(received, reads=words, pair=lambda found: Other({}, sum(each.number for each in found)))
+        joining = SimpleNamespace(join=lambda found: Other({}, sum(each.number for each in found)))
+        monkeypatch.setitem(sys.modules, "ssmscope.joining", joining)
+        declared(received, reads=words, pair="joining:join")
         (found,) = Call.of("own thing", ["m", "n"], {"size": 3}, dtype="float64").run()
         loads = [(name, {**PLAIN, "dtype": "float64"}) for name in "mn"]
         assert received == [

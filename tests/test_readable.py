@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from ssmscope.core import readable
 from ssmscope.core.readable import OURS, THEIRS, data_set_of, demos, readable_types, training_data
+
+from ssmscope.core import readable
 
 
 def test_shipped_models_are_listed_by_name(tmp_path, monkeypatch):

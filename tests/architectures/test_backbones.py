@@ -172,7 +172,7 @@ def test_of_a_new_diff_s6(rescaled):
 
 def test_parts_alone_begin_as_in_a_model():
     torch.manual_seed(0)
-    attention = StateAttention(9, first=False)
+    attention = StateAttention(9, averages=False)
     assert torch.equal(attention.W_V, torch.eye(9)) and 0.1 < attention.W_Q.std() < 0.6
     config = GFSSMConfig(**TWO)
     grouping = Grouping(config, Mamba2Mixer(config, 0))

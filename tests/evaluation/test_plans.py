@@ -119,7 +119,9 @@ class TestCosts:
         monkeypatch.setattr(running, "BATCH_COST", {"cpu": (3, 10), "cuda": (7, 1000)})
         mixers = [SimpleNamespace(parameters=lambda: [torch.zeros(3, 5), torch.zeros(10)])] * 2
         gpu.mixers, gpu.width = mixers, 2**19 // 600
-        assert running.max_batch_padding(gpu) == 7 + 1000 * 2 // 50 and running.max_batch_tokens(gpu) == 32 * 600
+        assert running.max_batch_padding(gpu) == 7 + 1000 * 2 // 50 and running.max_batch_tokens(gpu) == 2**29 // (
+            16 * gpu.width
+        )
         gpu.mixers = [SimpleNamespace(parameters=lambda: [])]
         assert running.max_batch_padding(gpu) == 1007
 

@@ -69,7 +69,7 @@ def test_long_texts_are_left_out_of_plausibility():
         plausibility(model, data, methods=["gradxinput", "gradxinput"])
     with pytest.raises(InputError, match=r"toy \(test\) has no example"):
         plausibility(model, replace(data, texts=(), labels=(), rationales=()), methods={"own": method})
-    with pytest.raises(InputError, match="has a rationale: give a file with a column 'rationale', and texts that"):
+    with pytest.raises(InputError, match="a column 'rationale' or an ERASER folder, and texts"):
         of(max_tokens=2)
     found = of(limit=2, seed=3, top=1)
     assert found.provenance["data"]["examples"] == 2 and found.provenance["options"]["top"] == 1

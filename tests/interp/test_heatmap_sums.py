@@ -244,7 +244,7 @@ def test_the_summary_is_that_of_its_groups_layers_and_words(monkeypatch):
 
 
 def test_survival_is_compared_as_the_logarithm_of_its_share_in_units_of_an_even_spread(monkeypatch):
-    monkeypatch.setattr(measure, "TEXTS_AT_ONCE", 2)
+    monkeypatch.setattr("ssmscope.core.batching.TOKENS_AT_ONCE", 8)
     model = Model(random_example("mamba2"), tokenizer(("a", "b", "c", "d", "e", "f", "g", "h", "i", "j")), name="m")
     corpus = lines(5, shortest=2)
     averages = TokenAverages(model, corpus, "survival")

@@ -16,7 +16,6 @@ from ssmscope.core import batching
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.interp import objective as module
 from ssmscope.interp.heatmap import over_data, selection_heatmap
 from ssmscope.interp.methods import METHODS, bind_method
 from ssmscope.interp.objective import objective
@@ -38,8 +37,6 @@ def test_a_few_tokens_at_a_time_give_the_same_scores(models, method, monkeypatch
         whole = explain(goal).scores
         with monkeypatch.context() as patched:
             patched.setattr(batching, "TOKENS_AT_ONCE", 12)
-            size = module.KEPT_NUMBERS_PER_TOKEN * model.num_layers * model.width
-            patched.setattr(module, "MAX_BACKWARD_NUMBERS", 12 * size)
             assert [chosen for chosen, _ in goal.parts()] == [[1, 2], [0]]
             small = explain(goal).scores
         torch.testing.assert_close(small, whole, rtol=1e-3, atol=1e-4 * float(whole.abs().max()))

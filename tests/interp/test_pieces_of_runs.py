@@ -13,6 +13,7 @@ from examples import random_example
 from loud import loud
 
 import ssmscope
+from ssmscope.core import batching
 from ssmscope.core.edits import replaced
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
@@ -46,7 +47,7 @@ def test_patching_a_few_runs_at_a_time_changes_nothing(models, site, monkeypatch
         whole = ssmscope.patch(models[name], site=site, **ASKED)
         for most in (3 * 8 + 7, 4) if name == "mamba2" else (3 * 8 + 7,):
             with monkeypatch.context() as patched:
-                patched.setattr(patching, "TOKENS_AT_ONCE", most)
+                patched.setattr(batching, "TOKENS_AT_ONCE", most)
                 patched.setattr(patching, "MAX_STATE_ENDS", 2)
                 found = ssmscope.patch(models[name], site=site, **ASKED)
             np.testing.assert_allclose(found.values, whole.values, rtol=1e-4, atol=1e-5)
@@ -235,7 +236,7 @@ def test_knockout_in_pieces_windows_by_default_and_directions(models, monkeypatc
     model = models["mamba2"]
     batch = model.encode(ids=[CLEAN])
     whole = ssmscope.knockout(model, batch, from_=["1:7"], to="2:6", answer=3)
-    monkeypatch.setattr(cutting, "TOKENS_AT_ONCE", 4)
+    monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 4)
     np.testing.assert_allclose(
         ssmscope.knockout(model, batch, from_=["1:7"], to="2:6", answer=3).logits, whole.logits, rtol=1e-4
     )

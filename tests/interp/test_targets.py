@@ -176,11 +176,12 @@ def test_what_is_drawn_depends_on_the_seed_and_the_texts_own_tokens_or_pixels():
 
 def test_the_number_of_tokens_that_fit(plain, monkeypatch):
     assert tokens_that_fit(plain) == batching.TOKENS_AT_ONCE == 4096
-    monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", 40 * plain.num_layers * 24 * 7)
+    monkeypatch.setattr(batching, "MAX_NUMBERS_KEPT", 40 * plain.num_layers * 24 * 7)
     assert [tokens_that_fit(plain, gradients=True, layers=layers) for layers in (None, 1, 2)] == [7, 14, 7]
-    assert tokens_that_fit(plain, every_position=True) == 40 * plain.num_layers * 24 * 7 // (4 * 97) == 34
+    kept = 4 * 97 + 24 * plain.num_layers  # logits, and the residual stream after each layer
+    assert tokens_that_fit(plain, every_position=True) == 40 * plain.num_layers * 24 * 7 // kept
     assert tokens_that_fit(plain, gradients=True, every_position=True) == 7
-    monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", 1)
+    monkeypatch.setattr(batching, "MAX_NUMBERS_KEPT", 1)
     assert tokens_that_fit(plain, gradients=True) == tokens_that_fit(plain, every_position=True) == 1
 
 
@@ -198,7 +199,7 @@ def test_blocks_run_again_where_a_backward_pass_does_not_fit(plain, monkeypatch)
     size = 10 * module.KEPT_NUMBERS_PER_TOKEN * plain.num_layers * 24
     gradients = []
     for most, again in ((size, []), (size - 1, [plain.module])):
-        monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", most)
+        monkeypatch.setattr(batching, "MAX_NUMBERS_KEPT", most)
         ran.clear()
         gradients.append(goal.gradient(embeddings, [0, 0]))
         assert ran == again
@@ -216,7 +217,7 @@ def test_relevance_keeps_copies_of_half_precision_weights_too(plain, half, monke
     size = 3 * 5 * 4 * module.KEPT_NUMBERS_PER_TOKEN * model.num_layers * 24 + 4 * copies
     x = torch.zeros(3, 5, 24)
     for most, limit, fits in ((size, size, True), (size, size - 1, False), (size - 4, size, False)):
-        monkeypatch.setattr(module, "MAX_BACKWARD_NUMBERS", most // 4)
+        monkeypatch.setattr(batching, "MAX_NUMBERS_KEPT", most // 4)
         monkeypatch.setattr(propagating, "MAX_BACKWARD_BYTES", limit)
         assert propagating._fits(goal, x) == fits
 
@@ -226,7 +227,7 @@ def test_a_module_of_ones_own_may_miss_little_of_what_is_added(monkeypatch):
 
     class Own:
         lengths, targets, probability = [2], ((1,),), False
-        model = SimpleNamespace(module=None, name="mine")
+        model = SimpleNamespace(module=None, name="mine", device=torch.device("cpu"), width=1)
 
         def embeddings(self):
             return torch.ones(1, 2, 1)

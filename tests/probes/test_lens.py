@@ -23,6 +23,7 @@ from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.lens.lenses import (
     SSMUnembed,
     _plain_linear,
+    answers_of,
     check_lens,
     chosen_states,
     final_norm_of,
@@ -32,7 +33,6 @@ from ssmscope.probes.lens.lenses import (
     logit_lens,
     slices,
     stream_blocks,
-    tokens_at_once,
     translated,
 )
 
@@ -277,9 +277,11 @@ class TestLens:
         assert [(p.start, p.stop) for p in lens.slices(7)] == [(0, 3), (3, 6), (6, 7)]
 
     def test_tokens_that_run_together_are_those_of_all_streams(self, monkeypatch):
-        monkeypatch.setattr(ssmscope.probes.lens.lenses.batching, "tokens_at_once", lambda *given: given)
+        asked = []
+        monkeypatch.setattr(ssmscope.probes.lens.lenses, "tokens_at_once", lambda *given: asked.append(given) or 100)
         model = small()
-        assert tokens_at_once(model, 3) == (model.device, 4 * 16, 2**28)
+        answers_of(model, logit_lens(model), model.encode(ids=[[3, 9, 4], [5]]), "last")
+        assert asked[0] == (model.device, 4 * 16)
 
     def test_of_a_head_of_log_odds(self):
         model = example("selective-ssm")

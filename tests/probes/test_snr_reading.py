@@ -61,7 +61,7 @@ def lens(monkeypatch):
         return SimpleNamespace(rows=[prompts().rows.index(tuple(row)) for row in ids])
 
     monkeypatch.setattr(reading, "chosen_states", lambda model, batch, positions: logs()[:, batch.rows])
-    monkeypatch.setattr(reading, "tokens_at_once", lambda model, layers: 4)
+    monkeypatch.setattr(reading, "tokens_at_once", lambda device, kept: 4 if kept == 4 * 7 else 1)
 
     class Lens:
         def __len__(self):
@@ -73,7 +73,7 @@ def lens(monkeypatch):
         def log_probs(self, hidden):
             return hidden
 
-    return SimpleNamespace(encode=encode, name="m"), Lens()
+    return SimpleNamespace(encode=encode, name="m", device=None, width=7), Lens()
 
 
 def test_examples_are_read_in_batches_and_slices(lens):
