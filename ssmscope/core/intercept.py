@@ -244,7 +244,7 @@ def twin(module: nn.Module) -> nn.Module:
             forward = partial(forward.func, found, *forward.args[1:], **forward.keywords)
         elif isinstance(forward, MethodType) and forward.__self__ is module and name != "forward":
             forward = MethodType(forward.__func__, found)
-        if forward is not None and (name != "forward" or not is_own(module, forward)):
+        if forward is not None and not is_own(module, forward):
             vars(found)[name] = forward
     return found
 

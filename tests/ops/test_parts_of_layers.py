@@ -121,6 +121,8 @@ def test_parts_and_levels_of_a_layer():
     assert layer.parts == ("two", "one") and replace(layer, paths=(one, one)).parts == ()
     assert layer.chosen("ssm", None) == layer.paths and layer.chosen("block", "one") == layer.paths[1:]
     assert layer.channels == (HEADS, WIDTH)
+    own = layer.of_text(1, 6)
+    assert torch.equal(own.u, layer.u[1:2, :6]) and own.channels == layer.channels and own.parts == layer.parts
     with pytest.raises(InputError, match="no part 'tow'; the parts of this layer are 'two', 'one'"):
         layer.chosen("ssm", "tow")
     with pytest.raises(InputError, match="none: the layer is one"):
