@@ -317,7 +317,10 @@ class TestRefused:
             evaluator.scores(["w1", " "])
         with pytest.raises(InputError, match="one text was given; give a list of texts"):
             evaluator.scores("w1")
+        with pytest.raises(InputError, match="token ids were given; give a list of texts"):
+            evaluator.scores(np.array([[1, 2]]))
         assert evaluator.run == 0
+        assert (evaluator.scores(np.array(["w1 w2", "w3"])) == evaluator.scores(("w1 w2", "w3"))).all()
 
     def test_a_damaged_model(self):
         model = language_model("mamba2")

@@ -14,7 +14,10 @@ from handmade import halving, reach
 from loud import loud
 
 from ssmscope.core.model import Model
+from ssmscope.errors import InputError
+from ssmscope.probes.influence import measure
 from ssmscope.probes.influence.measure import (
+    Blocks,
     Probes,
     _blocks,
     _squares,
@@ -113,6 +116,15 @@ def test_errors_are_those_of_a_mean():
     assert exact.norm.tolist() == [[4, 0]] and exact.error.tolist() == [[0, 0]]
     same = np.stack([np.full((1, 2), 3 * 0.1), np.full((1, 2), 3 * 0.1**2)])  # no spread, but for rounding
     assert _blocks(np.array([1]), same, Probes(3), 3).error.max() < 1e-8
+
+
+@pytest.mark.parametrize(("place", "where"), [("output", "the output"), ("3", "layer 3")])
+def test_one_norm_that_is_not_finite(monkeypatch, place, where):
+    bad = Blocks(np.array([1]), np.array([[0.5, math.inf]]), np.zeros((1, 2)))
+    good = Blocks(np.array([1]), np.array([[0.5, 0.25]]), np.zeros((1, 2)))
+    monkeypatch.setattr(measure, "block_norms", lambda **_: [good, bad])
+    with pytest.raises(InputError, match=f"the gradients of {where} are not finite on text 1: the model is damaged"):
+        measure.measure_reach(SimpleNamespace(size=9), place=place, exact=None, probes=Probes(2), fit={})
 
 
 def test_positions_in_order():

@@ -7,11 +7,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from handmade import NOISE, halving, reach
 
 from ssmscope.errors import InputError
 from ssmscope.probes.influence import reach as reaching
-from ssmscope.probes.influence.reach import SHARES
+from ssmscope.probes.influence.reach import SHARES, noise_of
 
 
 class TestRangeOfTheFit:
@@ -118,6 +119,10 @@ class TestContext:
         for tokens in (True, 1.5, "two", 0):
             with pytest.raises(InputError, match=f"tokens is {tokens!r}; allowed is a whole number from 1 on"):
                 found.recent(tokens)
+
+
+def test_noise_is_where_a_float_loses_digits():
+    assert noise_of(torch.float32) == 2.0**-103 and noise_of(torch.float64) == 2.0**-970
 
 
 def test_distances_are_resampled_in_pieces(monkeypatch):
