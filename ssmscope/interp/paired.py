@@ -55,8 +55,8 @@ class Paired(Result, kind="pair"):
 
     def rows(self) -> TokenRows | None:
         """Return the tokens in the colours of both models and of the difference; None without rows of tokens."""
-        shown = [result.token_rows() for result in self.results]  # type: ignore[attr-defined]
-        return None if None in shown else paired_rows(*shown, self.names)
+        first, other = (result.token_rows() for result in self.results)  # type: ignore[attr-defined]
+        return None if first is None or other is None else paired_rows(first, other, self.names)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per model, text, row and token, or word where the tokenizers differ: columns model (one of the

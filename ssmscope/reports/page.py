@@ -216,7 +216,7 @@ def model_of(result: Result) -> str:
 
 def _variant(found: LabelledResult, score: str) -> str:
     """Join the score and the other options in which the group's entries differ."""
-    rest = found.label.removeprefix(", ".join(found.entry.models)).strip(" ·").split(" · ")
+    rest = found.label.removeprefix(", ".join(found.entry.models)).split(" · ")
     return " · ".join([score, *(part for part in rest if part and part != f"score {score}")])
 
 

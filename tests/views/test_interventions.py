@@ -219,6 +219,8 @@ def steered() -> Iterator[str]:
     )
     yield from whole(result, result.compare([result, without], LABELS))
     yield from whole(without)
+    few = replace(without, answers=("yes", "no"), probability=result.probability * [[[0.009]], [[1.0]], [[1.0]]])
+    yield from briefly(few)
     yield from briefly(replace(without, classifies=False, costs=result.costs))
 
 

@@ -122,7 +122,7 @@ def layer_terms(layer: int, part: int, parts: int, **more: Any) -> LayerTerms:
 
 
 def bounds() -> Iterator[str]:
-    vacuous, grows, level = bound(-0.25), bound(0.1), bound(0.0, rows=1)
+    vacuous, grows, level = bound(-0.25), bound(0.1, rows=2), bound(0.0, rows=1)
     holds = bound(-0.5, 10**18, 400, norms=dict(B_u=0.01, M_B=0.1, M_C=0.1))
     said = replace(holds, gap=Gap(0.0123456, False, 12.5))
     large = replace(holds, gap=Gap(2.0, False, 13.0))
