@@ -23,6 +23,7 @@ from ssmscope.core.affine import (
     matrix,
     norm_terms,
     offset,
+    same_outcome,
     stored_weights,
 )
 from ssmscope.errors import InputError
@@ -321,3 +322,18 @@ def test_adapters_and_parametrised_weights_have_no_stored_form():
     nn.utils.parametrizations.weight_norm(plain[0])
     with pytest.raises(InputError, match=r"Sequential has adapters or parametrised weights \(0\.parametrizations"):
         stored_weights(plain)
+
+
+def test_two_runs_that_differ_are_the_same_outcome_only_if_no_hook_makes_them_differ():
+    """Hooks of the forward pass are skipped to find out; those of the backward pass cannot be."""
+    u, mixer, hooked, backward = torch.randn(1, 3, 5), nn.Identity(), linear().float(), linear().float()
+    plain = linear().float()
+    hooked.register_forward_hook(lambda module, args, y: 2 * y)
+    backward.register_full_backward_hook(lambda *_: None)
+
+    def same(theirs: nn.Module, parts: dict[str, nn.Module]) -> bool:
+        return same_outcome(mixer, parts, lambda v: 3 * theirs(v), lambda v: plain(v), u, None)
+
+    assert same(plain, {"part": plain})  # no hook makes them differ: it is how they were read
+    assert not same(hooked, {"part": hooked}) and not same(plain, {"part": plain, "other": backward})
+    assert same_outcome(mixer, {"part": backward}, lambda v: plain(v), lambda v: plain(v), u, None)
