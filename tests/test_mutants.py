@@ -94,3 +94,10 @@ def test_a_mutant_of_a_decorator_takes_its_place_in_what_is_decorated(mistakes):
         for function, code in own.items():
             function.__code__ = code
     assert ops.scan(r).y.flatten().tolist() == ops.scan_reference(r).y.flatten().tolist() == [1, 2]
+
+
+def test_every_excuse_is_for_a_mistake_that_is_tried(mistakes):
+    excused = [line.partition("  #")[0] for line in (TOOLS / "equivalent_mutants.txt").read_text().splitlines()]
+    assert len(set(excused)) == len(excused)
+    files = {name.partition(":")[0] for name in excused}
+    assert set(excused) <= {mutant.name for file in files for mutant in mistakes.mutants_of(file)}

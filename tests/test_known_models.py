@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from ssmscope.core.readable import OURS, THEIRS, data_set_of, demos, readable_types, training_data
-
-from ssmscope.core import readable
+from ssmscope.core import known_models as readable
+from ssmscope.core.known_models import OURS, THEIRS, data_set_of, demos, readable_types, training_data
 
 
 def test_shipped_models_are_listed_by_name(tmp_path, monkeypatch):
