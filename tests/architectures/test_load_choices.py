@@ -119,3 +119,22 @@ def test_limits_of_steps_that_are_null() -> None:
     plan = plan_diff_mamba2(config, Contents(headers_of(tensors), 10**6), "m")
     with torch.device("meta"):
         assert plan.build().config.time_step_limit == ()
+
+
+def test_an_adapters_own_tokenizer_comes_before_its_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Path] = []
+    adapted, base = tmp_path / "adapted", tmp_path / "base"
+    adapted.mkdir()
+    module = saved(base)
+    monkeypatch.setattr(loading, "is_adapter", lambda where: where == adapted)
+    monkeypatch.setattr(loading, "base_of", lambda *given: base)
+    monkeypatch.setattr(loading, "classes_of", lambda *given: None)
+    monkeypatch.setattr(loading, "_read", lambda *given: module)
+    monkeypatch.setattr(loading, "with_adapter", lambda module, where, name: module)
+    monkeypatch.setattr(loading, "_try", lambda model: None)
+    monkeypatch.setattr(loading, "read_tokenizer", lambda where: asked.append(where) or f"of {where.name}")
+    for named, found in (((), None), (("base",), "of base"), (("base", "adapted"), "of adapted")):
+        for each in named:
+            (tmp_path / each / "tokenizer.json").touch()
+        assert ssmscope.load(adapted).tokenizer == found
+    assert asked == [base, adapted] and ssmscope.load(base).tokenizer == "of base"
