@@ -5,6 +5,7 @@ With SSMSCOPE_RECORD=1 the tests record what they see instead; read the differen
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import re
@@ -34,7 +35,8 @@ def check(name: str, shown: Iterable[str]) -> None:
     if "SSMSCOPE_RECORD" in os.environ:
         RECORDED.mkdir(exist_ok=True)
         file.write_text(found)
-    assert found.splitlines() == file.read_text().splitlines()
+    before = file.read_text().splitlines()
+    assert not (changes := list(difflib.unified_diff(before, found.splitlines(), lineterm="", n=0))), "\n".join(changes)
 
 
 def whole(result: Result, *more: pd.DataFrame | Table, picture: bool = False) -> Iterator[str]:
@@ -147,20 +149,13 @@ def of_custom(block: Custom) -> Iterator[str]:
         yield from tags(re.sub(r"(?s)(?<=</summary>)(.*?</tr>).*(?=</details>)", r"\1", block.html()))
 
 
-def printed(shown: Iterable[Any], width: int = 100) -> str:
-    """Return what a terminal in colours gets, with ␛ for the escapes."""
-    console = Console(
-        file=io.StringIO(),
-        width=width,
-        height=50,
-        color_system="truecolor",
-        force_terminal=True,
-        no_color=False,
-        legacy_windows=False,
-    )
-    for each in shown:
-        console.print(each)
-    return console.file.getvalue().replace("\x1b", "␛")  # type: ignore[attr-defined]
+def printed(shown: Iterable[Any], width: int = 100, **options: Any) -> str:
+    """Return what a terminal in colours gets, with ␛[style] before what has a style."""
+    fixed = dict(file=io.StringIO(), width=width, height=50, color_system="truecolor", force_terminal=True)
+    console = Console(**{**fixed, "no_color": False, "legacy_windows": False, **options})  # type: ignore[arg-type]
+    lines = (line for each in shown for line in console.render_lines(each, pad=False))
+    styled = ([f"␛[{part.style}]{part.text}" if part.style else part.text for part in line] for line in lines)
+    return "".join(f"{''.join(parts)}\n" for parts in styled)
 
 
 def tags(html: str) -> list[str]:

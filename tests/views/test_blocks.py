@@ -48,13 +48,8 @@ def numbers() -> Table:
 
 
 def in_terminal(blocks: Iterable[Block], width: int = 60, **options: Any) -> Iterator[str]:
-    given = dict(
-        file=io.StringIO(), width=width, height=50, color_system="truecolor", force_terminal=True, legacy_windows=False
-    )
-    console = Console(**{**given, "no_color": False, **options})
-    for each in render(blocks, console):
-        console.print(each)
-    yield console.file.getvalue().replace("\x1b", "␛")  # type: ignore[attr-defined]
+    console = Console(**{"width": width, "height": 50, "color_system": "truecolor", "no_color": False, **options})
+    yield printed(render(blocks, console), **{"width": width, **options})
 
 
 def blocks_in_order() -> Iterator[str]:
