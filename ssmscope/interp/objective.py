@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from ssmscope.architectures.own.selective import SelectiveSSMForSequenceClassification
 from ssmscope.core import batching
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
@@ -337,7 +338,8 @@ def objective(
         target: a class's number or name (a classifier); a token's id or a text (a language model: of one token its
             logit, of several, as a continuation, the sum of their log-probabilities); one for all texts, or a list with
             one for each, in which a continuation may be a list of ids. By default what the model predicts.
-        contrast: a class, or one token, whose logit is subtracted.
+        contrast: a class, or one token, whose logit is subtracted. Where a head gives log-odds, so that the first of
+            two classes has the logit 0, it is by default the other class: f is then the log-odds of the target.
         probability: the probability instead of the logit.
 
     Raises:
@@ -363,6 +365,8 @@ def objective(
             raise InputError("a contrast is the difference of two logits: give one token as target, one as contrast")
         contrasts = (against,) * count
         names = [f"{name} − {_name(model, (against,))}" for name in names]
+    elif not probability and isinstance(model.module, SelectiveSSMForSequenceClassification):
+        contrasts = tuple(1 - index for (index,) in targets) if model.module.config.binary else None
     return Objective(model, batch, tuple(targets), contrasts, tuple(names), probability)
 
 

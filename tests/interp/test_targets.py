@@ -19,6 +19,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
+import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
@@ -322,3 +323,23 @@ def test_a_meter_reports_what_takes_long_and_then_at_intervals(monkeypatch):
 )
 def test_durations(seconds, said):
     assert duration(seconds) == said
+
+
+def test_of_a_head_of_log_odds_either_class_is_explained():
+    """The first class has the logit 0, and the scores of the second with the other sign."""
+    model = ssmscope.load("demo/sst2-selective")
+    texts = ["A dull, lifeless film.", "A gripping film."]
+    (_, negative), (_, positive) = model.logits(model.encode(texts)).tolist()
+    assert negative < 0 < positive
+    found = objective(model, model.encode(texts))
+    assert found.names == ("negative", "positive") and found.values().tolist() == pytest.approx([-negative, positive])
+    for method in ("gradxinput", "lrp", "occlusion"):
+        one, other = (
+            ssmscope.explain(model, texts, methods=[method], target=name) for name in ("negative", "positive")
+        )
+        for text in (0, 1):
+            a, b = (each.attribution(text).scores for each in (one, other))
+            assert np.abs(a).max() > 0.1 and a == pytest.approx(-b, abs=1e-5)
+    assert objective(model, model.encode(texts), probability=True).contrasts is None
+    three = objective(model, model.encode(texts), target="negative", contrast="negative")
+    assert three.values().tolist() == [0, 0]
