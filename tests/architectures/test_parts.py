@@ -95,15 +95,37 @@ def test_hooks_that_a_release_leaves_out_are_refused(monkeypatch: pytest.MonkeyP
                 assert (told in said) == (refuses and by_weight) and bool(said) == (refuses and by_weight)
 
 
-def test_gated_norms_are_known_by_name_and_module() -> None:
+def test_gated_norms_are_known_by_name_and_module_or_by_what_they_compute() -> None:
     mixer = of("mamba2")
-    assert torch.equal(parts.gated_norm_weight(mixer), mixer.norm.weight)
+    width = mixer.intermediate_size
+    y, gate = torch.randn(2, 5, width), torch.randn(2, 5, width)
+    with torch.no_grad():
+        mixer.norm.weight.copy_(torch.rand(width) + 0.5)
+
+    def read() -> torch.Tensor:
+        return y * torch.nn.functional.silu(gate) * parts.gated_norm_factor(mixer, y, gate)
+
+    torch.testing.assert_close(read(), mixer.norm(y, gate))
     kind = type(mixer.norm)
     for name, module in (("MambaRMSNormGated", "mine.transformers."), ("Other", "transformers.models.mine")):
         changed = {"__module__": module, "forward": lambda self, x, gate=None: 2 * x + 1}
         mixer.norm.__class__ = type(name, (kind,), changed)
         with pytest.raises(InputError, match=f"^Mamba2Mixer.norm of layer 0.*{name}"):
-            parts.gated_norm_weight(mixer)
+            read()
+
+    class Renamed(kind):  # type: ignore[misc, valid-type]
+        pass
+
+    class GatedAfter(kind):  # type: ignore[misc, valid-type]
+        def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+            normed = super().forward(hidden_states)
+            return normed if gate is None else normed * torch.nn.functional.silu(gate)
+
+    mixer.norm.__class__ = Renamed
+    torch.testing.assert_close(read(), mixer.norm(y, gate))
+    mixer.norm.__class__ = GatedAfter
+    with pytest.raises(InputError, match=r"^Mamba2Mixer.norm of layer 0, a GatedAfter, does not compute RMSNorm"):
+        read()
 
 
 def test_layers_are_named_by_their_number() -> None:

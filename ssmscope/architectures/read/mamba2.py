@@ -88,13 +88,11 @@ def input_map(mixer: Any, layer: LayerTrace) -> InputMap:
 def output_map(mixer: Any, layer: LayerTrace, y: Tensor) -> OutputMap:
     """Return the map from the recurrence's output to the layer's, with the norm's factor frozen at `y` (batch, length,
     heads, width)."""
-    norm, project = mixer.norm, parts.projection(mixer, "out_proj")
+    project = parts.projection(mixer, "out_proj")
     z = parts.at_least_float32(layer.gate)
     opened, gate_map = (
         silu(z),
         parts.opened_by(parts.projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z),
     )
-    size = getattr(norm, "group_size", None)  # transformers before 5 has one group.
-    factor = parts.rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
-    factor = factor * parts.gated_norm_weight(mixer)
+    factor = parts.gated_norm_factor(mixer, rearrange(y, "b t h p -> b t (h p)"), layer.gate)
     return OutputMap(lambda v: project(v, False), gate=opened * factor, gate_map=gate_map, factor=factor)

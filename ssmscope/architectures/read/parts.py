@@ -167,11 +167,19 @@ def norm_weight(mixer: Any, name: str, kind: type[nn.Module] | tuple[type[nn.Mod
     return at_least_float32(weight)
 
 
-def gated_norm_weight(mixer: Any) -> Tensor:
-    """Return the weight of a mixer's gated norm in at least float32; raise InputError if not of `GATED_NORMS`."""
+def gated_norm_factor(mixer: Any, y: Tensor, gate: Tensor) -> Tensor:
+    """Return w / rms(y ⊙ SiLU(z)) of a mixer's gated norm, in at least float32, at `y` and `gate` z (batch, length,
+    channels). Raise InputError if a norm that is not of `GATED_NORMS` computes something else."""
     kind = type(innermost(mixer.norm))
     known = kind.__name__ in GATED_NORMS and kind.__module__.startswith("transformers.")
-    return norm_weight(mixer, "norm", kind if known else ())
+    opened = y * silu(at_least_float32(gate))
+    size = getattr(mixer.norm, "group_size", None)  # transformers before 5 has one group.
+    factor = rms_factor(opened, mixer.norm.variance_epsilon, size) * norm_weight(mixer, "norm", kind if known else ())
+    if not known:
+        found, expected = mixer.norm(y, gate).to(opened), opened * factor
+        if not torch.allclose(found, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max())):
+            raise InputError(f"{_named(mixer, 'norm')}, a {kind.__name__}, does not compute RMSNorm(y ⊙ SiLU(z))")
+    return factor
 
 
 def convolved_input_map(
