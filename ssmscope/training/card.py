@@ -113,6 +113,7 @@ def model_card(record: Mapping[str, Any]) -> str:
         prompts=list(_prompts(record)) if prompted else [],
         chance=list(_at_chance(record)) if prompted else [],
         layers=layers,
+        selecting=float(np.mean([layer["selective"] for layer in layers])) if layers else 0.0,
         units="channels" if layers and len(layers[0]["variation"]) > MAX_HEADS else "heads",
         divergent=any("kl" in layer for layer in layers),
         flat=FLAT,
