@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from warm import TRANSFORMERS
 from ssmscope.architectures.loading.load import load
 from ssmscope.architectures.own import diff_mamba
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.own.diff_mamba import DiffMambaMixer, DiffS6Mixer, lambda_init
+from ssmscope.architectures.own.diff_mamba import DiffMambaForCausalLM, DiffMambaMixer, DiffS6Mixer, lambda_init
 from ssmscope.architectures.read import mamba2
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
@@ -441,3 +442,16 @@ def test_layers_start_as_transformers_starts_them():
         for m in (mixer.m1, mixer.m2):
             assert ((softplus(m.dt_proj.bias) >= 1e-4) & (softplus(m.dt_proj.bias) <= 0.1)).all()
             assert m.intermediate_size == 16 and m.A_log.shape == (16, 4)
+
+
+def test_biases_of_both_outputs_are_in_the_map() -> None:
+    """With λ, as the outputs themselves are."""
+    config = copy.deepcopy(random_example("diff-mamba").config)
+    config.use_bias = True
+    model = Model(loud(DiffMambaForCausalLM(config)), name="biased")
+    trace = model.trace(ids=[[3, 9, 17, 2, 40, 5]])
+    for mixer, layer, linearized in zip(model.mixers, trace.layers, trace.linearized, strict=True):
+        for part in (mixer.m1, mixer.m2):
+            assert part.out_proj.bias.abs().max() > 0.01
+        found = linearized.matvec(linearized.u) + linearized.bias
+        torch.testing.assert_close(found, diff_mamba.output(mixer, layer), rtol=1e-4, atol=1e-4)
