@@ -1,4 +1,4 @@
-"""Whether the gates of a model select: whether what they let into the state depends on the token."""
+"""Selectivity of a model's gates: does what they let into the state depend on the token?"""
 
 from __future__ import annotations
 

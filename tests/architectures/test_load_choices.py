@@ -1,4 +1,4 @@
-"""What loading chooses by itself: dtypes, where a model is kept, and that no code of a directory is run."""
+"""Choices that loading makes by itself: dtypes, where a model is kept, and that no code of a directory is run."""
 
 from __future__ import annotations
 

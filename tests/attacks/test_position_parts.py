@@ -79,7 +79,7 @@ class TestTokens:
 
 
 class TestCall:
-    """What a run of inputs of these lengths is given."""
+    """Arguments that a run of inputs of some lengths is given."""
 
     @pytest.fixture
     def given(self, monkeypatch: pytest.MonkeyPatch) -> Any:
