@@ -161,7 +161,7 @@ class _Run:
         time = self.called.get(id(part), 0)
         self.called[id(part)] = time + 1
         number, hidden = depths[time % len(depths)], named["hidden_states"]
-        state = None if self.states is None else self.states[number]
+        state = self.states[number] if self.states else None
         assert state is None or isinstance(state, AttentionState)
         mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
         real = mask.to(hidden.device)

@@ -122,13 +122,14 @@ def check_causal(module: nn.Module, what: str) -> None:
 
 
 def collect_states(module: nn.Module, into: list[LayerState], visit: Visit | None = None) -> Visit:
-    """Return a `Visit` that calls `visit` and then puts the mixer's state after the run into a list."""
+    """Return a `Visit` that calls `visit` and then puts the mixer's state after the run, edited, into a list."""
     found = mixers(module)
 
     def keep(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
         if visit is not None:
             visit(index, layer, scans)
-        into.append(alone(state_after(found[index], layer, scans)))
+        state, end = state_after(found[index], layer, scans), _edits.get().ends.get(id(found[index]))
+        into.append(alone(state if end is None else end(state)))
 
     return keep
 
@@ -152,7 +153,7 @@ def fast_scan(
 
     A forward pass that was put on a mixer (accelerate's hooks) is called as before. Caches are off within the context
     unless a call asks for one; such a call (as in generation) takes the model's own path. The run continues from
-    `states`, one per mixer; with `retention` the map is summed inside the scans; `visit` is called with each mixer's
+    `states`, one per mixer, read as the model runs; with `retention` the map is summed inside the scans; `visit` is called with each mixer's
     index, terms and scans. The `mask` (batch, length) bool, True at real positions, is by default the one that the
     model hands to its mixers. Raises InputError if parts of the model were compiled in place, and, as it runs, if a
     forward pass put on a mixer computes something else than the mixer.
@@ -164,7 +165,7 @@ def fast_scan(
     configured = [part for part in parts if "config" in vars(part) or hasattr(type(part), "config")]
     caching = [p for p in configured if "use_cache" in arguments(p) and getattr(p.config, "use_cache", False)]
     handlers = [
-        (mixer, partial(_forward, mixer, index, mask, whole, states and states[index], retention, visit))
+        (mixer, partial(_forward, mixer, index, mask, whole, states, retention, visit))
         for index, mixer in enumerate(found)
         if not is_kept(mixer)
     ]
@@ -231,7 +232,7 @@ def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs:
     return linear(args[0], as_constant(part.weight), None if part.bias is None else as_constant(part.bias))
 
 
-def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args, **kwargs):
+def _forward(mixer, index, mask, whole, states, retention, visit, /, below, *args, **kwargs):
     given = dict(zip(arguments(mixer), args)) | kwargs
     u = args[0] if args else kwargs["hidden_states"]
     kwargs = _accepted(mixer, kwargs)
@@ -239,7 +240,7 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
         if id(mixer) in _edits.get().outputs:
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
         return below(*args, **kwargs)
-    reader = adapter_for(mixer)
+    reader, state = adapter_for(mixer), states[index] if states else None
     mask = None if whole else given.get("attention_mask") if mask is None else mask
     own = runs_own(mixer, below)
     if own:
@@ -312,11 +313,13 @@ Changes = Mapping[int, Callable[[Tensor], Tensor]]
 
 
 class Edits(NamedTuple):
-    """Functions of an edited run by the mixer's id: its output, its convolution's input, and the taps that are used."""
+    """Functions of an edited run by the mixer's id: its output, its convolution's input, the taps that are used, and the
+    state with which the run ends."""
 
     outputs: Mapping[int, Compute] = MappingProxyType({})
     conv_inputs: Changes = MappingProxyType({})
     taps: Changes = MappingProxyType({})
+    ends: Mapping[int, Callable[[LayerState], LayerState]] = MappingProxyType({})
 
 
 _edits: ContextVar[Edits] = ContextVar("edits", default=Edits())  # noqa: B039
