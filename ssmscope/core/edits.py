@@ -334,8 +334,8 @@ def replaced(
 def new_state(
     after: int, change: Callable[[LayerState, Site], LayerState], *, layers: Sequence[int] | None = None, name: str = ""
 ) -> Edit:
-    """Change the state after token `after`, counted from 0; later tokens continue from it. The layer runs in pieces, but
-    for −1, the end of each text, from which a later run or what is written continues."""
+    """Change the state after token `after`, counted from 0; later tokens continue from it. The layer runs in pieces,
+    but for −1, the end of each text, from which a later run or what is written continues."""
     return Edit(name or "state replaced", "state", change, None if layers is None else tuple(layers), after)
 
 

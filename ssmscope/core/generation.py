@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -224,10 +224,10 @@ class Ends:
 
 class TokenRuns:
     """Runs of one token a text, from states and under the same edits: what one run has in common with the next is
-    prepared once. They run in a context of their own, as the caller goes on in between."""
+    prepared once. They run in a copy of the caller's context, as the caller goes on in between."""
 
-    def __init__(self, model: Model, edits: Sequence[Edit] = ()) -> None:
-        self.model, self.around, self.context = model, ExitStack(), copy_context()
+    def __init__(self, model: Model, edits: Sequence[Edit], context: Context) -> None:
+        self.model, self.around, self.context = model, ExitStack(), context.copy()
         self.before: tuple[list[LayerState], list[LayerState]] = [], []
         self.after: tuple[list[LayerState], list[LayerState]] = [], []
         try:
@@ -270,7 +270,7 @@ class Continuation:
     """
 
     def __init__(self, model: Model, run: tuple[Tensor, States], edits: Sequence[LastingEdit] = ()) -> None:
-        self.model, self.edits = model, tuple(edits)
+        self.model, self.edits, self.context = model, tuple(edits), copy_context()
         self.logits, self.states = run
         self.rows = list(range(len(self.logits)))
         """Texts of the batch."""
@@ -307,7 +307,7 @@ class Continuation:
 
     def _runs(self, edits: tuple[LastingEdit, ...]) -> TokenRuns:
         if edits not in self.runs:
-            self.runs[edits] = TokenRuns(self.model, [each.edit for each in edits])
+            self.runs[edits] = TokenRuns(self.model, [each.edit for each in edits], self.context)
         return self.runs[edits]
 
     def close(self) -> None:
@@ -330,12 +330,24 @@ def written_after(
     edits: Sequence[LastingEdit] = (),
     keep_states: bool = False,
 ) -> Iterator[Step]:
-    """Yield what a model writes after prompts, from the logits at their ends, (texts, vocabulary), and the states there.
-    With `sampling` above temperature 0 the `draws` are its own."""
+    """Return an iterator over what a model writes after prompts, from the logits at their ends, (texts, vocabulary), and
+    the states there. With `sampling` above temperature 0 the `draws` are its own."""
+    following = Continuation(model, run, edits)  # The caller's edits count, not those around whoever asks for a step.
+    return _steps(following, prompts, ends, max_new_tokens, sampling, draws, keep_states)
+
+
+def _steps(
+    following: Continuation,
+    prompts: Sequence[Sequence[int]],
+    ends: Ends,
+    max_new_tokens: int,
+    sampling: Sampling,
+    draws: Float[np.ndarray, "texts steps"] | None,
+    keep_states: bool,
+) -> Iterator[Step]:
     decode = lru_cache(maxsize=4096)(lambda i: str(i) if ends.tokenizer is None else ends.tokenizer.decode([i]))
     said: list[list[int]] = [[] for _ in prompts]
     going = list(range(len(prompts)))
-    following = Continuation(model, run, edits)
     try:
         for number in range(max_new_tokens):
             logits, states = following.of_texts(going)
@@ -368,8 +380,8 @@ def check_writes(model: Model, batch: Batch, max_new_tokens: int) -> None:
         raise InputError(f"{model.name} {kind} and writes nothing; give a language model")
     check_causal(model.module, "writing")
     if not model.continues:
-        said = f"{model.name} cannot continue from its states, which writing needs; load it with attention that is eager"
-        raise InputError(f"{said} or sdpa, or, if it is already, use the library's own generate")
+        said = f"{model.name} cannot continue from its states, which writing needs; load it with attention that is"
+        raise InputError(f"{said} eager or sdpa, or, if it is already, use the library's own generate")
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     longest = max(batch.lengths)
     if most is not None and attention_layers(model.module) and longest + max_new_tokens > most:

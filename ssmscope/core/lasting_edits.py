@@ -41,8 +41,8 @@ class LastingEdit:
         if not isinstance(self.edit, Edit):
             raise InputError(f"a {type(self.edit).__name__} was given as an edit; give an Edit, e.g. clamped_state(…)")
         if self.edit.place == "state" and self.edit.after != -1:
-            said = f"{self.edit.name}: each run of a model that writes reads one token, so its state is edited after it:"
-            raise InputError(f"{said} give after=-1")
+            said = f"{self.edit.name}: a model that writes reads one token in each run, after which its state is edited"
+            raise InputError(f"{said}: give after=-1")
 
     def acts(self, token: Written) -> bool:
         """Return True if the edit acts in the run that reads this token."""
@@ -139,7 +139,7 @@ def _frozen(r: Recurrence, number: int, site: Site, *, decays: Any, heads: Seque
     constant = value.to(r.x).clamp(min=torch.finfo(r.x.dtype).tiny).log()
     log_a = r.log_a if isinstance(r, DeltaRecurrence) else r.log_decay()
     log_a = torch.where(_chosen(heads, r.shape[2], r.x)[:, None], constant, log_a)
-    return replace(r, log_a=log_a) if isinstance(r, DeltaRecurrence) else replace(r, A=None, log_a=log_a, expected=False)
+    return replace(r, A=None, log_a=log_a, expected=False)
 
 
 def _of_terms(

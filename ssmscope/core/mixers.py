@@ -152,11 +152,11 @@ def fast_scan(
     """Run the model's mixers through `ops.scan` within the context, in this thread alone, in training too.
 
     A forward pass that was put on a mixer (accelerate's hooks) is called as before. Caches are off within the context
-    unless a call asks for one; such a call (as in generation) takes the model's own path. The run continues from
-    `states`, one per mixer, read as the model runs; with `retention` the map is summed inside the scans; `visit` is called with each mixer's
-    index, terms and scans. The `mask` (batch, length) bool, True at real positions, is by default the one that the
-    model hands to its mixers. Raises InputError if parts of the model were compiled in place, and, as it runs, if a
-    forward pass put on a mixer computes something else than the mixer.
+    unless a call asks for one; such a call takes the model's own path. The run continues from `states`, one per mixer,
+    looked up as the model runs; with `retention` the map is summed inside the scans; `visit` is called with each
+    mixer's index, terms and scans. The `mask` (batch, length) bool, True at real positions, is by default the one that
+    the model hands to its mixers. Raises InputError if parts of the model were compiled in place, and, as it runs, if
+    a forward pass put on a mixer computes something else than the mixer.
     """
     parts = list(module.modules())
     check_plain(module, parts)
@@ -313,8 +313,8 @@ Changes = Mapping[int, Callable[[Tensor], Tensor]]
 
 
 class Edits(NamedTuple):
-    """Functions of an edited run by the mixer's id: its output, its convolution's input, the taps that are used, and the
-    state with which the run ends."""
+    """Functions of an edited run by the mixer's id: its output, its convolution's input, the taps that are used, and
+    the state with which the run ends."""
 
     outputs: Mapping[int, Compute] = MappingProxyType({})
     conv_inputs: Changes = MappingProxyType({})
@@ -328,7 +328,8 @@ _edits: ContextVar[Edits] = ContextVar("edits", default=Edits())  # noqa: B039
 @contextmanager
 def computed_by(edits: Edits) -> Iterator[None]:
     """Compute mixers (by their id) with these functions in `fast_scan`, within the context and in this thread alone."""
-    token = _edits.set(Edits(*({**old, **new} for old, new in zip(_edits.get(), edits))))
+    every: Any = ({**old, **new} for old, new in zip(_edits.get(), edits))
+    token = _edits.set(Edits(*every))
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from ssmscope.core.attention_layers import IMPLEMENTATIONS, attending, keeps_cac
 from ssmscope.core.edits import Edit, edited, edits_of
 from ssmscope.core.encoding import Batch, as_images, encode, last_positions
 from ssmscope.core.fingerprint import adapters, check_finite, fingerprint, versions
-from ssmscope.core.generation import GivenEdit, Generation, Sampling, Step, Stop, Writer
+from ssmscope.core.generation import Generation, GivenEdit, Sampling, Step, Stop, Writer
 from ssmscope.core.heads import LogitsKind, gives, own_logits
 from ssmscope.core.intercept import evaluating, out_of_inference
 from ssmscope.core.mixers import Visit, collect_states, fast_scan, known_mixers, memory_of, mixers, stored_weights

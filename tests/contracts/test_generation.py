@@ -10,20 +10,17 @@ import pytest
 import torch
 from examples import TEXTS, relative
 from loud import TrueFloat64, doubled
+from transformers.models.rwkv.modeling_rwkv import RwkvBlock
 
 from ssmscope.core.attention_layers import attention_layers
-from ssmscope.core.edits import PLACES, Edit, edited
+from ssmscope.core.edits import PLACES, Edit, Site, edited
 from ssmscope.core.lasting_edits import while_writing
 from ssmscope.core.mixers import memory_of
 from ssmscope.core.model import Model
 from ssmscope.core.trace import mapped
 from ssmscope.errors import InputError
 
-STEPS = 4
-
-
-def writes(model: Model) -> bool:
-    return model.gives == "next tokens" and model.continues
+STEPS = 3
 
 
 def scaled(t: torch.Tensor, where: slice, factor: float) -> torch.Tensor:
@@ -32,7 +29,7 @@ def scaled(t: torch.Tensor, where: slice, factor: float) -> torch.Tensor:
     return t
 
 
-def change_at(place: str, value: Any, _: Any = None, *, where: slice, factor: float) -> Any:
+def change_at(place: str, value: Any, site: Site, *, where: slice, factor: float) -> Any:
     """The value at a place, changed at some positions of its run."""
     if place in ("taps", "attention"):
         value = value.clone()
@@ -43,7 +40,9 @@ def change_at(place: str, value: Any, _: Any = None, *, where: slice, factor: fl
             value[:, :, where.start or 0 : where.stop, 1] = True
         return value
     if place == "terms":
-        return replace(value, recurrences=tuple(replace(r, c=scaled(r.c, where, factor)) for r in value.recurrences))
+        name = "x" if isinstance(site.mixer, RwkvBlock) else "c"  # RWKV's next token reads the memory.
+        changed = [replace(r, **{name: scaled(getattr(r, name), where, factor)}) for r in value.recurrences]
+        return replace(value, recurrences=tuple(changed))
     if place == "scans":
         return tuple(scan._replace(y=scaled(scan.y, where, factor)) for scan in value)
     return scaled(value, where, factor)
@@ -56,7 +55,7 @@ def change_state(state: Any, _: Any, *, factor: float) -> Any:
 def edits_for(place: str) -> list[Any]:
     """What acts on the prompt with one factor, and on what is written with another."""
     if place == "state":
-        return [while_writing(Edit("state", "state", partial(change_state, factor=0.7), after=-1), prompt=True, stop=2)]
+        return [while_writing(Edit("state", "state", partial(change_state, factor=0.7), after=-1), prompt=True)]
     first, later = (Edit(place, place, partial(change_at, place, where=slice(None), factor=f)) for f in (1.3, 0.7))
     return [first, while_writing(later)]
 
@@ -65,7 +64,7 @@ def edits_on(place: str, prompt: int) -> list[Edit]:
     """The same in a run of the whole text, whose prompt is so long."""
     if place == "state":
         change = partial(change_state, factor=0.7)
-        return [Edit("state", "state", change, after=prompt - 1 + at) for at in range(3)]
+        return [Edit("state", "state", change, after=prompt - 1 + at) for at in range(STEPS - 1)]
     parts = ((slice(None, prompt), 1.3), (slice(prompt, None), 0.7))
     return [Edit(place, place, partial(change_at, place, where=where, factor=f)) for where, f in parts]
 
@@ -79,26 +78,26 @@ def reread(model: Model, ids: list[int], prompt: int, place: str | None) -> torc
         return model.forward(model.encode(ids=[ids]))[0, -1]
 
 
-def agree(model: Model, place: str | None, tolerance: float) -> bool:
-    """Whether texts written together, and each alone, have the logits of the texts read whole at every step."""
+def worst(model: Model, place: str | None = None) -> float:
+    """The largest relative error of the logits that texts are written from, beside others and the most padded one
+    alone, against those of the texts read whole at every step."""
     edits = [] if place is None else edits_for(place)
-    steps = list(model.generate_stream(ids=TEXTS, max_new_tokens=STEPS, edits=edits, stop=lambda ids: False))
-    rows = [[token.id for step in steps for token in step.written if token.row == row] for row in range(len(TEXTS))]
-    close = []
-    for row, (text, said) in enumerate(zip(TEXTS, rows)):
-        alone = list(model.generate_stream(ids=[text], max_new_tokens=STEPS, edits=edits))
-        assert [step.written[0].id for step in alone] == said
-        for number, (step, own) in enumerate(zip(steps, alone)):
-            expected = reread(model, [*text, *said[:number]], len(text), place)
-            found = step.logits[[token.row for token in step.written].index(row)]
-            assert step.written[[token.row for token in step.written].index(row)].id == expected.argmax()
-            close += [relative(found, expected) < tolerance, relative(own.logits[0], expected) < tolerance]
-    return all(close)
+    errors = []
+    for texts in (TEXTS[:2], TEXTS[1:2]):
+        steps = list(model.generate_stream(ids=texts, max_new_tokens=STEPS, edits=edits))
+        for row, text in enumerate(texts):
+            said = [step.written[row].id for step in steps]
+            every = [reread(model, [*text, *said[:number]], len(text), place) for number in range(STEPS)]
+            assert said == [logits.argmax() for logits in every]
+            errors.append(relative(torch.stack([step.logits[row] for step in steps]), torch.stack(every)))
+    return max(errors)
 
 
 def has(model: Model, place: str) -> bool:
     if place in ("convolution", "taps"):
         return model.run(model.encode(ids=TEXTS)).states[0].conv is not None
+    if place == "scans" and model.architecture == "rwkv":
+        return False  # A token reads what the one before has left: of the run before it reads the state, not the scans.
     if place == "attention":
         return bool(attention_layers(model.module))
     return place not in ("state", "terms", "scans") or memory_of(model.module)["has_recurrent_state"]
@@ -118,12 +117,13 @@ def writer(model) -> Model:
 
 
 def test_what_is_written_is_what_the_whole_text_says(writer):
-    assert agree(writer, None, 1e-5)
+    assert worst(writer) < 1e-5
 
 
 def test_what_is_written_under_edits_is_what_the_whole_text_says_under_them(writer):
     exact = Model(doubled(writer.module))
     with TrueFloat64():
-        for place in (None, *PLACES):
-            if place is None or has(exact, place):
-                assert agree(exact, place, 1e-10), place
+        assert worst(exact) < 1e-10
+        for place in PLACES:
+            if has(exact, place):
+                assert worst(exact, place) < 1e-9, place
