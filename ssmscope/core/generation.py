@@ -330,8 +330,8 @@ def written_after(
     edits: Sequence[LastingEdit] = (),
     keep_states: bool = False,
 ) -> Iterator[Step]:
-    """Return an iterator over what a model writes after prompts, from the logits at their ends, (texts, vocabulary), and
-    the states there. With `sampling` above temperature 0 the `draws` are its own."""
+    """Return an iterator over what a model writes after prompts, from the logits at their ends, (texts, vocabulary),
+    and the states there. With `sampling` above temperature 0 the `draws` are its own."""
     following = Continuation(model, run, edits)  # The caller's edits count, not those around whoever asks for a step.
     return _steps(following, prompts, ends, max_new_tokens, sampling, draws, keep_states)
 
