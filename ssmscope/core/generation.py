@@ -186,17 +186,19 @@ class Ends:
 
     @classmethod
     def of(cls, model: Model, stop: Stop) -> Ends:
-        """Return the end tokens of a model's tokenizer and generation settings, with `stop`."""
+        """Return the end tokens of a model's generation settings and `stop`. Settings that do not name the tokenizer's
+        end token are the library's defaults, and only the tokenizer's counts."""
         settings = getattr(model.module, "generation_config", None) or model.config
-        given = [getattr(model.tokenizer, "eos_token_id", None), getattr(settings, "eos_token_id", None)]
-        flat = [each for one in given for each in (one if isinstance(one, list | tuple) else [one])]
+        ids, own = getattr(settings, "eos_token_id", None), getattr(model.tokenizer, "eos_token_id", None)
+        ids = [each for each in (ids if isinstance(ids, list | tuple) else [ids]) if each is not None]
+        ids = ids if model.tokenizer is None or own in ids else [own] * (own is not None)
         stops = stop if callable(stop) else (stop,) if isinstance(stop, str) else tuple(stop)
         if not callable(stops):
             if stops:
                 model.check_tokenizer("stop strings")
             if not all(stops):
                 raise InputError("a stop string is empty; leave it out")
-        return cls(model.tokenizer, frozenset(each for each in flat if each is not None), stops)
+        return cls(model.tokenizer, frozenset(ids), stops)
 
     def ended_by(self, said: Sequence[int]) -> EndedBy | None:
         """Return what ends a text with the last of these ids, if it does."""
@@ -263,7 +265,7 @@ class TokenRuns:
 
 
 class Continuation:
-    """Logits and states of texts as they are written, under edits that come and go.
+    """Logits and states of texts as they are written, under edits that come and go, in the context in which it is made.
 
     Texts that ended are left out of the next run, but with edits, which may have values for every text: there their
     last token is read again and nothing of it is used.
@@ -272,8 +274,7 @@ class Continuation:
     def __init__(self, model: Model, run: tuple[Tensor, States], edits: Sequence[LastingEdit] = ()) -> None:
         self.model, self.edits, self.context = model, tuple(edits), copy_context()
         self.logits, self.states = run
-        self.rows = list(range(len(self.logits)))
-        """Texts of the batch."""
+        self.rows = list(range(len(self.logits)))  # Texts of the batch.
         self.runs: dict[tuple[LastingEdit, ...], TokenRuns] = {}
 
     def read(self, tokens: Sequence[Written]) -> None:
@@ -319,32 +320,17 @@ GREEDY = Sampling()
 
 
 def written_after(
-    model: Model,
-    run: tuple[Tensor, States],
+    following: Continuation,
     prompts: Sequence[Sequence[int]],
     ends: Ends,
     *,
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
     draws: Float[np.ndarray, "texts steps"] | None = None,
-    edits: Sequence[LastingEdit] = (),
     keep_states: bool = False,
 ) -> Iterator[Step]:
-    """Return an iterator over what a model writes after prompts, from the logits at their ends, (texts, vocabulary),
-    and the states there. With `sampling` above temperature 0 the `draws` are its own."""
-    following = Continuation(model, run, edits)  # The caller's edits count, not those around whoever asks for a step.
-    return _steps(following, prompts, ends, max_new_tokens, sampling, draws, keep_states)
-
-
-def _steps(
-    following: Continuation,
-    prompts: Sequence[Sequence[int]],
-    ends: Ends,
-    max_new_tokens: int,
-    sampling: Sampling,
-    draws: Float[np.ndarray, "texts steps"] | None,
-    keep_states: bool,
-) -> Iterator[Step]:
+    """Yield what a model writes after prompts, at whose ends `following` is. With `sampling` above temperature 0 the
+    `draws` are its own."""
     decode = lru_cache(maxsize=4096)(lambda i: str(i) if ends.tokenizer is None else ends.tokenizer.decode([i]))
     said: list[list[int]] = [[] for _ in prompts]
     going = list(range(len(prompts)))
@@ -413,9 +399,9 @@ class Writer:
         check_writes(self.model, batch, self.max_new_tokens)
         prompts, steps = prompt_ids(batch), self.max_new_tokens
         draws = self.sampling.draws(prompts, steps) if draws is None else draws
-        how: dict[str, Any] = {"sampling": self.sampling, "draws": draws, "edits": self.lasting}
-        how |= {"max_new_tokens": steps, "keep_states": self.keep_states}
-        return written_after(self.model, self._read(batch), prompts, self.ends, **how)
+        following = Continuation(self.model, self._read(batch), self.lasting)
+        how: dict[str, Any] = {"sampling": self.sampling, "draws": draws, "keep_states": self.keep_states}
+        return written_after(following, prompts, self.ends, max_new_tokens=steps, **how)
 
     def generate(self, batch: Batch, batch_size: int | None) -> Generation:
         """Return what is written after the texts of a batch, `batch_size` of them at a time."""

@@ -272,8 +272,8 @@ class Model:
         """Continue texts: the model reads each once, and then one written token at a time from its states.
 
         A text's tokens do not depend on the texts beside it, drawn ones neither, and are chosen from its own last real
-        position. A text ends with an end token of the tokenizer or of the model's generation settings, with a stop
-        string, or after `max_new_tokens`.
+        position. A text ends with an end token of the model's generation settings or tokenizer, with a stop string, or
+        after `max_new_tokens`.
 
         Args:
             edits: what the layers compute is changed in the prompt's run, where positions count, and with
