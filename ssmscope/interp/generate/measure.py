@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -146,8 +146,8 @@ class Prefixes:
         others = self.objective.contrasts
         return wanted.squeeze(-1) if others is None else wanted.squeeze(-1) - logits[..., others[0]]
 
-    def scores(self) -> Iterator[Float[Tensor, " length"]]:
-        """Yield gradient × input of each explained quantity, over the embeddings of the longest prefix: one forward
+    def scores(self) -> Map:
+        """Return gradient × input of each explained quantity, over the embeddings of the longest prefix: one forward
         pass, and a backward pass for each of them. The head's is one for all, as each has a row of its own."""
         embeddings = self.longest.embeddings()
         fits = embeddings.shape[1] * kept_bytes_per_token(self.model) <= MAX_BACKWARD_BYTES
@@ -160,25 +160,23 @@ class Prefixes:
             if read:
                 (pulled,) = torch.autograd.grad(values.sum(), read[0], retain_graph=True)
                 roots, gradients = read[0][0], pulled[0]
+            scores = []
             for root, gradient in zip(roots, gradients):
                 (found,) = torch.autograd.grad(root, x, gradient, retain_graph=True)
-                yield at_least_float32(found * x.detach())[0].sum(-1)
+                scores.append(at_least_float32(found * x.detach())[0].sum(-1))
+        return torch.stack(scores).cpu().numpy()
 
 
 def gradient_scores(prefixes: Prefixes) -> Map:
     with weights_constant(prefixes.model.module):
-        return _stacked(prefixes)
+        return prefixes.scores()
 
 
 def relevance(prefixes: Prefixes, *, half: bool = True) -> Map:
     module = prefixes.model.module
     one = torch.ones(1, dtype=torch.float32, device=prefixes.model.device)
     with evaluating(module), relevance_rules(module, one, half=half):
-        return _stacked(prefixes)
-
-
-def _stacked(prefixes: Prefixes) -> Map:
-    return torch.stack(list(prefixes.scores())).cpu().numpy()
+        return prefixes.scores()
 
 
 def occluded(prefixes: Prefixes, *, baseline: str | int | float = "mean", window: int = 1) -> Map:

@@ -138,7 +138,7 @@ class Writing(Result, OverTexts[WrittenText], kind="generate"):
         the sum over the written tokens."""
         name = "survival at the end of the text; scores summed over the written tokens"
         rows = tuple(_text(text, _rows(text, self.top)) for text in self)
-        return TokenRows(rows, "map", "score", name, f"the {self.top} strongest", first=12)
+        return TokenRows(rows, "map", "score", name, f"the {self.top} strongest; slanted: written", first=12)
 
     def draw(self, frame: Frame, *, start: int = 0) -> Figure:  # type: ignore[override]
         """Draw the maps of up to 4 texts, from number `start` on."""
@@ -149,8 +149,9 @@ class Writing(Result, OverTexts[WrittenText], kind="generate"):
     def blocks(self) -> Iterable[Block]:
         yield Prose(self.headline, "title")
         legend = "a written token and what it comes from: what the states hold as it is written (survival), or scores"
-        yield token_maps([_mapped(text) for text in self], self.token_rows(), "sources", legend)
-        yield Picture(self.figure, self.headline, vector=False)
+        mapped = [_mapped(text) for text in self]
+        yield token_maps(mapped, self.token_rows(), "sources", legend)
+        yield Picture(self.figure, self.headline, vector=False, folded=all(text.fits for text in mapped))
         yield replace(_tokens(self), brief=TABLE_ROWS)
 
 
@@ -160,7 +161,7 @@ class Writing(Result, OverTexts[WrittenText], kind="generate"):
 def _text(text: WrittenText, rows: Sequence[TokenRow] = ()) -> TokenText:
     said = f"{counted(len(text.written), 'token')}, {number(text.likelihood)} nats each, ended by {ENDS[text.ended_by]}"
     span = (text.first, len(text))
-    return TokenText(text.tokens, text.words, rows, text.text, float("nan"), f"{said}; written: in italics", span)
+    return TokenText(text.tokens, text.words, rows, text.text.strip(), float("nan"), said, span)
 
 
 def _rows(text: WrittenText, top: int) -> list[TokenRow]:

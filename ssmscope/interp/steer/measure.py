@@ -16,6 +16,7 @@ from ssmscope.api.inputs import known_data, load_examples, one_text
 from ssmscope.core.batching import by_length
 from ssmscope.core.edits import Edit, Site, new_state, recorded
 from ssmscope.core.encoding import Batch
+from ssmscope.core.lasting_edits import LastingEdit, while_writing
 from ssmscope.core.model import Model
 from ssmscope.core.progress import progress_bar
 from ssmscope.core.trace import LayerState
@@ -93,6 +94,11 @@ def steering_edit(site: str, layer: int, direction: Direction, strength: float) 
     if site == "state":
         return new_state(0, state, layers=[layer], name="state steered")
     return Edit("residual steered", "residual", stream, (layer,), options={"strength": strength})
+
+
+def lasting(edit: Edit) -> list[Edit | LastingEdit]:
+    """Return an edit as it acts while a model writes: of the stream at every token, of a state once, in the prompt."""
+    return [edit] if edit.place == "state" else [while_writing(edit, prompt=True)]
 
 
 class SteeredRuns:
