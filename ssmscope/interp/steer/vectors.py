@@ -17,6 +17,7 @@ from torch import nn
 from ssmscope.architectures.loading.load import load
 from ssmscope.core.edits import Edit, blocks_of
 from ssmscope.core.model import Model
+from ssmscope.data.tokenizer import save_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.interp.steer.measure import Direction, mean_difference, norm, steering_edit
 
@@ -130,9 +131,9 @@ def bake(model: Model, vector: ControlVector, strength: float, directory: str | 
                 bias += (strength * vector.direction[0]).to(bias)
             if not same(Model(module, model.tokenizer, model.name)):
                 continue
-            module.save_pretrained(where)
+            _write(module, where)
             if model.tokenizer is not None:
-                model.tokenizer.save_pretrained(where)
+                save_tokenizer(model.tokenizer, where)
             about = {"layer": vector.layer, "strength": strength, "norm": norm(vector.direction), **vector.source}
             (where / "control_vector.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
             if same(load(where)):
@@ -140,6 +141,15 @@ def bake(model: Model, vector: ControlVector, strength: float, directory: str | 
             shutil.rmtree(where)
     said = f"no bias of the block before layer {vector.layer} of {model.name} adds to the residual stream"
     raise InputError(f"{said}, and its configuration has no switch for one; steer it as it runs instead")
+
+
+def _write(module: Any, where: Path) -> None:
+    """Write a model, a tied head once: transformers does not know of every one that it is tied."""
+    head, weights = module.get_output_embeddings(), module.state_dict()
+    if head is not None and head.weight is module.get_input_embeddings().weight:
+        own = {f"{name}.weight" for name, part in module.named_modules() if part is head}
+        weights = {name: weight for name, weight in weights.items() if name not in own}
+    module.save_pretrained(where, state_dict=weights)
 
 
 def _last_linear_layers(model: Model, layer: int) -> Iterator[str]:
