@@ -189,7 +189,7 @@ def occluded(prefixes: Prefixes, *, baseline: str | int | float = "mean", window
     hidden, length = baseline_embeddings(longest, baseline).to(embeddings)[0], embeddings.shape[1]
     begins = range(length - window + 1)
     ends = torch.arange(first, length + 1)
-    total, count = torch.zeros(len(ends), length, dtype=torch.float64), torch.zeros(len(ends), length)
+    total, count = torch.zeros(2, len(ends), length, dtype=torch.float64)
     at_once = max(1, tokens_that_fit(prefixes.model) // length)
     with torch.no_grad():
         whole = prefixes.values(embeddings)

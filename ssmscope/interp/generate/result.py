@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -15,11 +14,6 @@ from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, as_share, number_cell, short_cell, table
 from ssmscope.render.token_maps import MappedText, TokenMap, token_maps
 from ssmscope.render.tokens import name_scores, short_token, shorten, visible
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from ssmscope.render.figure import Frame
 
 ENDS = {"end": "an end token", "stop": "a stop string", "length": "the maximum length"}
 """What ends a text, in the words of the views."""
@@ -139,12 +133,6 @@ class Writing(Result, OverTexts[WrittenText], kind="generate"):
         name = "survival at the end of the text; scores summed over the written tokens"
         rows = tuple(_text(text, _rows(text, self.top)) for text in self)
         return TokenRows(rows, "map", "score", name, f"the {self.top} strongest; slanted: written", first=12)
-
-    def draw(self, frame: Frame, *, start: int = 0) -> Figure:  # type: ignore[override]
-        """Draw the maps of up to 4 texts, from number `start` on."""
-        from ssmscope.interp.generate.figure import draw
-
-        return draw(self, frame, start=start)
 
     def blocks(self) -> Iterable[Block]:
         yield Prose(self.headline, "title")

@@ -30,7 +30,7 @@ def check_steer(*, strengths: Sequence[float], vector: Any, layer: int | None, *
     if vector is not None and (texts or layer is not None):
         raise InputError(f"the vector's file has its direction and layer; leave {(*texts, 'layer')[0]} out")
     if vector is None and len(texts) < 2:
-        raise InputError("no direction; give texts to steer toward and away from, toward=… and away=…, or vector=…")
+        raise InputError("no text to steer to or from; give toward=… and away=…, or vector=…")
     if len(set(strengths)) < len(strengths):
         raise InputError(f"strengths has a number twice: {', '.join(f'{each:g}' for each in strengths)}")
 

@@ -50,8 +50,6 @@ def mean_difference(model: Model, toward: Sequence[Any], away: Sequence[Any], si
     """Return the mean of one side's texts minus the other's: of the stream at their ends, or of the states."""
     means = []
     for texts in (toward, away):
-        if not texts:
-            raise InputError("no text to steer to or from; give toward=… and away=…")
         every = [_behind(model, one_text(model, text), site, layer) for text in texts]
         means.append([torch.stack(parts).mean(0) for parts in zip(*every)])
     found = tuple(first - second for first, second in zip(*means))
