@@ -28,6 +28,7 @@ from ssmscope.interp.methods.gradients import gradxinput
 from ssmscope.interp.methods.lrp import MAX_BACKWARD_BYTES, lrp, relevance_rules
 from ssmscope.interp.methods.memory import occlusion, survival
 from ssmscope.interp.objective import Objective, check_whole, kept_bytes_per_token, objective, tokens_that_fit
+from ssmscope.ops.survival import shares_from
 
 if TYPE_CHECKING:
     from ssmscope.core.generation import Generation
@@ -84,8 +85,7 @@ def survivals(
     shares, lives = np.zeros(shape, dtype=np.float32), np.full(shape[::2], np.nan, dtype=np.float32)
 
     def look(number: int, _: Sequence[int], layer: LayerTrace) -> None:
-        for moment in range(shape[1]):
-            shares[number, moment] = layer.survival(first - 1 + moment)[0].float().cpu().numpy()
+        shares[number] = shares_from(layer.recurrences, first - 1)[0].float().cpu().numpy()
         lives[number] = layer.half_lives()[0].float().cpu().numpy()
 
     model.trace(ids=[list(ids)], keep_inputs=False, retention=False, visit=look)
