@@ -107,7 +107,9 @@ def test_refused(models):
         with pytest.raises(InputError, match=says):
             ssmscope.ablate(models["mamba2"], data, what="layer", **options)
     with pytest.raises(InputError, match="writes nothing"):
-        ssmscope.steer(ssmscope.load("demo/sst2-mamba2"), "A film.", toward=["Good."], away=["Bad."], generate=2, data=None)
+        ssmscope.steer(
+            ssmscope.load("demo/sst2-mamba2"), "A film.", toward=["Good."], away=["Bad."], generate=2, data=None
+        )
 
 
 def test_nothing_is_shown_unless_asked_for(models):

@@ -37,7 +37,9 @@ def test_scores_are_those_of_each_prefix_alone(models, name):
             alone = ssmscope.explain(model, batch, methods=methods, target=[[whole[end]]], **options)
             for own in alone[0].attributions:
                 scores = next(map_ for map_ in text.maps if map_.name == own.method).values[number]
-                np.testing.assert_allclose(scores[:end], own.scores, atol=2e-4 * np.abs(own.scores).max() + 2e-6, rtol=1e-3)
+                np.testing.assert_allclose(
+                    scores[:end], own.scores, atol=2e-4 * np.abs(own.scores).max() + 2e-6, rtol=1e-3
+                )
                 assert not scores[end:].any()
 
 
@@ -127,6 +129,10 @@ def test_hidden_windows_longer_than_a_text(models):
     options = dict(explain=["occlusion"], option={"occlusion": {"window": 4}}, max_new_tokens=3)
     (text,) = ssmscope.generate(model, model.encode(ids=[PROMPTS[1]]), **options)
     alone = ssmscope.explain(
-        model, model.encode(ids=[PROMPTS[1]]), methods="occlusion", option=options["option"], target=[[int(text.tokens[3])]]
+        model,
+        model.encode(ids=[PROMPTS[1]]),
+        methods="occlusion",
+        option=options["option"],
+        target=[[int(text.tokens[3])]],
     )
     np.testing.assert_allclose(text.maps[1].values[0, :3], alone.attribution().scores, rtol=1e-3)

@@ -194,7 +194,9 @@ class AblationRuns:
         alone, ablated."""
         model, first = self.examples.model, self.examples.batch.rows([0])
         given = [one_text(model, prompt) for prompt in prompts or ()]
-        ids = [batch.input_ids[0].tolist() for batch in given] or [first.input_ids[0, : -(-first.lengths[0] // 2)].tolist()]
+        ids = [batch.input_ids[0].tolist() for batch in given] or [
+            first.input_ids[0, : -(-first.lengths[0] // 2)].tolist()
+        ]
         sets = {result.units[result.ranked[0]].name: [result.units[result.ranked[0]]]}
         if result.can_go:
             sets[f"all {len(result.can_go)} that can go"] = [result.units[number] for number in result.can_go]

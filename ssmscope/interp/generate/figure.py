@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from ssmscope.interp.generate.result import WrittenText, Writing
+from ssmscope.interp.generate.result import Writing, WrittenText
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES, SIGNED
 from ssmscope.render.letters import drawable
@@ -25,7 +25,7 @@ def draw(result: Writing, frame: plot.Frame, *, start: int = 0) -> Figure:
     panels = [(at, text, map_) for at, text in enumerate(texts, start) for map_ in text.maps[:MAX_MAPS]]
     heights = [float(np.clip(0.17 * len(text.written), 1.2, 6.0)) + 0.75 for _, text, _ in panels]
     wide = max(float(np.clip(0.17 * len(text), 5.6, 12.0)) for text in texts) + 2.1
-    below = f"rows are written tokens, columns all tokens, the prompt left of the line; colours end at the "
+    below = "rows are written tokens, columns all tokens, the prompt left of the line; colours end at the "
     below += f"{CLIP_PERCENTILE:g}th percentile of |score|"
     below += "; " * bool(rest := rest_of(len(result), start, len(texts))) + rest
     sheet = plot.Sheet(frame, result.headline, below, width=wide)

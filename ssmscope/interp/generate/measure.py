@@ -54,7 +54,9 @@ def written_text(
     mean = shares.mean(0)
     maps = [SourceMap("survival", mean[:-1], signed=False)]
     if by_layer:
-        maps += [SourceMap(f"survival, layer {n}", own[:-1], signed=False) for n, own in zip(model.layer_numbers, shares)]
+        maps += [
+            SourceMap(f"survival, layer {n}", own[:-1], signed=False) for n, own in zip(model.layer_numbers, shares)
+        ]
     prefixes = Prefixes(model, tuple(ids), len(given), contrast)
     maps += [
         SourceMap(name, attributed(prefixes, name, method), signed=name not in UNSIGNED)

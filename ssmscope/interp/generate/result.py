@@ -159,7 +159,9 @@ def _rows(text: WrittenText, top: int) -> list[TokenRow]:
         order = [int(at) for at in np.argsort(-np.abs(scores), kind="stable")[:top] if scores[at]]
         most = float(np.abs(scores).max(initial=0))
         kept, against = ([at for at in order if (scores[at] > 0) == above] for above in (True, False))
-        rows.append(TokenRow(each.name, scores, (-most if each.signed else 0.0, most), each.signed, None, kept, against))
+        rows.append(
+            TokenRow(each.name, scores, (-most if each.signed else 0.0, most), each.signed, None, kept, against)
+        )
     return rows
 
 

@@ -58,7 +58,7 @@ class Patching(Result, kind="patch"):
     agreement: tuple[float, float]
     """Pearson's and Spearman's correlation of `attributed` with the change by patching; NaN without both."""
     written: tuple[EditedText, ...] = ()
-    """Continuations, where they were asked for: of the patched text (0), with and without patches, and the other (1)."""
+    """Continuations, where asked for: of the patched text (0), without and with patches, and of the other (1)."""
 
     @property
     def headline(self) -> str:
@@ -170,7 +170,8 @@ class Patching(Result, kind="patch"):
             yield Prose(f"Correlation of the gradient's approximation with it: {own} (Pearson), {ranks} (Spearman).")
             yield Picture(partial(self.figure, approximated=True), f"{self.headline}, approximated")
         lines = [
-            Line((self.name(*cell),), {self.metric_name: short_cell(value)}) for cell, value in self.strongest(NAMED_CELLS)
+            Line((self.name(*cell),), {self.metric_name: short_cell(value)})
+            for cell, value in self.strongest(NAMED_CELLS)
         ]
         into = f"Values of the {names[1]} run in the {names[0]} one; the cells of single layers that change the most."
         yield table(("patched",), lines, note=into)

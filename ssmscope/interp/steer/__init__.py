@@ -52,9 +52,7 @@ def steer(
         "Text to steer towards; may be repeated. Token ids for a model without a tokenizer.",
         REPEATED,
     ] = None,
-    away: Annotated[
-        Sequence[str | Sequence[int]] | None, "Text to steer away from; may be repeated.", REPEATED
-    ] = None,
+    away: Annotated[Sequence[str | Sequence[int]] | None, "Text to steer away from; may be repeated.", REPEATED] = None,
     vector: Annotated[
         str | Path | None,
         "File of a control vector, in place of texts; its site and layer count.",
@@ -117,8 +115,8 @@ def steer(
 
     Raises:
         InputError: a layer that the model does not have, texts whose means are the same, an answer of several tokens, a
-            text of one token with the site "state", strengths that are given twice, a vector of another width, or an export
-            that no bias can hold.
+            text of one token with the site "state", strengths that are given twice, a vector of another width, or an
+            export that no bias can hold.
     """
     import numpy as np
     import torch
@@ -150,7 +148,9 @@ def steer(
         bake(model, known, export_strength, export)
     written: tuple[EditedText, ...] = ()
     if generate is not None:
-        edits = {f"strength {each:g}".replace("-", "−"): measure.lasting(known.edit(each)) for each in strengths if each}
+        edits = {
+            f"strength {each:g}".replace("-", "−"): measure.lasting(known.edit(each)) for each in strengths if each
+        }
         written = edited_texts(model, batch, edits, generate)
     generator = torch.Generator().manual_seed(seed)
     directions = [direction, *(measure.draw_like(direction, generator) for _ in range(random))]

@@ -43,9 +43,7 @@ class ControlVector:
     source: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def between(
-        cls, model: Model, toward: Sequence[Any], away: Sequence[Any], site: str, layer: int
-    ) -> ControlVector:
+    def between(cls, model: Model, toward: Sequence[Any], away: Sequence[Any], site: str, layer: int) -> ControlVector:
         """Return the difference of means of contrasting texts (see `steer`), strength 1."""
         texts = {"toward": json.dumps([*toward]), "away": json.dumps([*away])}
         about = {"model": model.name, "architecture": model.architecture, "fingerprint": model.fingerprint}
