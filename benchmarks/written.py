@@ -38,7 +38,17 @@ def main() -> None:
         means = estimates(resampled_means(found.reshape(len(found), -1), seed=0)).reshape(*found.shape[1:], 3)
         for map_, own in zip(result[0].maps, means):
             shown = [with_interval(Estimate(*each)) for each in own.tolist()]
-            print(name, map_.name, "on the prompt", shown[0], "last four", shown[1], "with occlusion", shown[2], flush=True)
+            print(
+                name,
+                map_.name,
+                "on the prompt",
+                shown[0],
+                "last four",
+                shown[1],
+                "with occlusion",
+                shown[2],
+                flush=True,
+            )
 
 
 def measured(text, name: str) -> tuple[float, float, float]:

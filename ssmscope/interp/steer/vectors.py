@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -37,13 +37,15 @@ class ControlVector:
         source: where it comes from: model, fingerprint, texts.
     """
 
-    site: str
+    site: Literal["residual", "state"]
     layer: int
     direction: Direction
     source: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def between(cls, model: Model, toward: Sequence[Any], away: Sequence[Any], site: str, layer: int) -> ControlVector:
+    def between(
+        cls, model: Model, toward: Sequence[Any], away: Sequence[Any], site: Literal["residual", "state"], layer: int
+    ) -> ControlVector:
         """Return the difference of means of contrasting texts (see `steer`), strength 1."""
         texts = {"toward": json.dumps([*toward]), "away": json.dumps([*away])}
         about = {"model": model.name, "architecture": model.architecture, "fingerprint": model.fingerprint}
@@ -76,7 +78,7 @@ class ControlVector:
                 about = dict(file.metadata() or {})
                 names = sorted(file.keys(), key=lambda name: int(name.removeprefix(PREFIX)))
                 direction = tuple(file.get_tensor(name).double().to(model.device) for name in names)
-            site, layer = about.pop("site"), int(about.pop("layer"))
+            site, layer = cast(Any, about.pop("site")), int(about.pop("layer"))
         except (OSError, SafetensorError) as error:
             raise InputError(f"cannot read {where}: {error}") from error
         except (KeyError, ValueError) as error:
