@@ -10,9 +10,9 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.backends.shapes import Memory
+from ssmscope.backends.shapes import Inputs, Memory
 from ssmscope.ops import delta_rule, diagonal, ssd, wide
-from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, scan_in_order
+from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, scan_in_order, smallest_exponent
 
 
 class Scan(NamedTuple):
@@ -74,7 +74,9 @@ def scan(recurrence: Recurrence, initial: Memory | None = None, *, retention: bo
         retention: also return the mean of a_t over heads and states, (batch, length); no gradient flows through it.
     """
     r, kept = recurrence, None
-    if isinstance(r, DeltaRecurrence):
+    if r.shape[1] == 1 and not (retention or torch.is_grad_enabled()):
+        y, final = one_step(r, _start(r, initial))
+    elif isinstance(r, DeltaRecurrence):
         y, final = delta_rule.scan(r.log_a, r.beta, r.b, r.c, r.x, _start(r, initial), r.e, r.r)
         kept = r.mean_decay().detach().mean(-1) if retention else None
     elif r.one_decay_per_head:
@@ -94,6 +96,30 @@ def scan(recurrence: Recurrence, initial: Memory | None = None, *, retention: bo
     else:
         y, final, kept = diagonal.scan(r, initial, retention=retention)
     return Scan(with_skip(y, r.x, r.D), final, kept)
+
+
+def one_step(r: Recurrence, H: Memory) -> tuple[Inputs, Memory]:
+    """Return outputs without the skip and the state after a single step from H, by the definition, without gradients:
+    few operations, the large ones in place."""
+    batch, _, heads, width, state = r.shape
+    b, c = r.b[:, 0, :, None, None].to(H), r.c[:, 0, :, :, None].to(H)
+    groups = b.shape[1]
+
+    def grouped(t: Tensor) -> Tensor:
+        """Return t (batch, heads, …) as (batch, groups, heads of one, …)."""
+        return t.to(H).unflatten(1, (groups, heads // groups))
+
+    log_a = r.log_a if isinstance(r, DeltaRecurrence) else r.log_decay()
+    a = grouped(log_a[:, 0].clamp(min=smallest_exponent(H.dtype)).exp_()).unsqueeze(3)
+    after = a.mul_(grouped(H)) if a.numel() == H.numel() else a * grouped(H)
+    written = grouped(r.written[:, 0]).unsqueeze(-1)
+    if isinstance(r, DeltaRecurrence):
+        e, along = (t[:, 0].to(H) for t in r.removal())
+        found = grouped(after.flatten(1, 2) @ e.unsqueeze(-1)) * grouped(r.beta[:, 0])[..., None, None]
+        after.addcmul_(found, grouped(along).unsqueeze(3), value=-1)
+    after.addcmul_(written, b)
+    y = after.flatten(2, 3) @ c
+    return y.view(batch, 1, heads, width).to(r.x.dtype), after.view(batch, heads, width, state)
 
 
 def scan_all(
