@@ -230,6 +230,7 @@ class TokenRuns:
 
     def __init__(self, model: Model, edits: Sequence[Edit], context: Context) -> None:
         self.model, self.around, self.context = model, ExitStack(), context.copy()
+        self.layers = model.num_layers
         self.before: tuple[list[LayerState], list[LayerState]] = [], []
         self.after: tuple[list[LayerState], list[LayerState]] = [], []
         try:
@@ -254,8 +255,7 @@ class TokenRuns:
         return self.context.run(self._run, ids, states)
 
     def _run(self, ids: Tensor, states: States) -> tuple[Tensor, States]:
-        layers = self.model.num_layers
-        self.before[0][:], self.before[1][:] = states[:layers], states[layers:]
+        self.before[0][:], self.before[1][:] = states[: self.layers], states[self.layers :]
         for each in self.after:
             each.clear()
         count_tokens(len(ids))
@@ -340,7 +340,7 @@ def written_after(
             precise = logits if logits.dtype == torch.float64 else logits.float()
             chosen = sampling.choose(precise, None if draws is None else draws[going, number])
             log_p = precise.log_softmax(-1)
-            entropy = -torch.xlogy(log_p.exp(), log_p.exp()).sum(-1)
+            entropy = -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
             numbers = chosen.tolist(), log_p.gather(1, chosen.unsqueeze(1)).squeeze(1).tolist(), entropy.tolist()
             tokens = []
             for row, token, log_probability, spread in zip(going, *numbers):

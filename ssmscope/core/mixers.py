@@ -72,6 +72,8 @@ def _adapter(module: nn.Module) -> LayerAdapter | None:
 
 def _readable_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the readable class that a module is of: its own, or the one it is derived from."""
+    if type(module) in _ADAPTERS:
+        return type(module)
     for kind in type_before_parametrizations(module).__mro__:
         named = kind.__module__, kind.__name__
         if kind not in _ADAPTERS and named in READERS:
@@ -162,10 +164,11 @@ def fast_scan(
     check_plain(module, parts)
     found = mixers(module)
     whole = mask is not None and bool(mask.all())  # Asking in each layer would wait for a GPU.
+    plain: set[int] = set()
     configured = [part for part in parts if "config" in vars(part) or hasattr(type(part), "config")]
     caching = [p for p in configured if "use_cache" in arguments(p) and getattr(p.config, "use_cache", False)]
     handlers = [
-        (mixer, partial(_forward, mixer, index, mask, whole, states, retention, visit))
+        (mixer, partial(_forward, mixer, index, mask, whole, states, retention, visit, plain))
         for index, mixer in enumerate(found)
         if not is_kept(mixer)
     ]
@@ -232,19 +235,19 @@ def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs:
     return linear(args[0], as_constant(part.weight), None if part.bias is None else as_constant(part.bias))
 
 
-def _forward(mixer, index, mask, whole, states, retention, visit, /, below, *args, **kwargs):
+def _forward(mixer, index, mask, whole, states, retention, visit, plain, /, below, *args, **kwargs):
+    """Run a mixer of the numbers `plain` as it is read; the others are first asked what is put on them."""
     given = dict(zip(arguments(mixer), args)) | kwargs
     u = args[0] if args else kwargs["hidden_states"]
-    kwargs = _accepted(mixer, kwargs)
     if any(given.get(name) is not None for name in CACHES):
         if id(mixer) in _edits.get().outputs:
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
-        return below(*args, **kwargs)
+        return below(*args, **_accepted(mixer, kwargs))
     reader, state = adapter_for(mixer), states[index] if states else None
     mask = None if whole else given.get("attention_mask") if mask is None else mask
-    own = runs_own(mixer, below)
-    if own:
-        check_parts(mixer, u, mask, below, args, kwargs)
+    own = index in plain or runs_own(mixer, below)
+    if own and index not in plain and check_parts(mixer, u, mask, below, args, kwargs):
+        plain.add(index)
     instead = _edits.get().outputs.get(id(mixer))
     if instead is not None:
         result = instead(mixer, u, mask, state, retention, visit, own)
@@ -255,7 +258,9 @@ def _forward(mixer, index, mask, whole, states, retention, visit, /, below, *arg
         visit(index, layer, scans)
     result = reader.output(mixer, layer, scans)
     result = reader.returned(result) if hasattr(reader, "returned") else result
-    return result if own else _checked_output(index, below(*args, **kwargs), result, layer.mask, state)
+    if own:
+        return result
+    return _checked_output(index, below(*args, **_accepted(mixer, kwargs)), result, layer.mask, state)
 
 
 def _unedited() -> Context:
@@ -266,18 +271,19 @@ def _unedited() -> Context:
 
 def check_parts(
     mixer: nn.Module, u: Tensor, mask: Tensor | None, below: Handler, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    """Raise InputError if hooks or forward passes on a mixer's parts make `below`, its own forward pass with these
-    arguments, compute something else than is read of it."""
+) -> bool:
+    """Return True if there are no hooks or forward passes on a mixer's parts. Raise InputError if some make `below`,
+    its own forward pass with these arguments, compute something else than is read of it."""
     parts = changed_parts(mixer)
     if not parts and runs_own(mixer, below):
-        return
+        return True
     named = {name: value for name, value in _accepted(mixer, kwargs).items() if name != "hidden_states"}
 
     theirs = lambda v: _unedited().run(below, v, *args[1:], **named)  # noqa: E731
     ours = lambda v: adapter_for(mixer).output(mixer, _unedited().run(terms_of, mixer, v, mask))  # noqa: E731
     if not same_outcome(mixer, parts, theirs, ours, u, mask if mask is not None and mask.ndim == 2 else None):
         raise InputError(f"{described(mixer, parts)} make it compute something else than is read of it: take them off")
+    return False
 
 
 def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:

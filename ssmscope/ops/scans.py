@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssmscope.backends.shapes import Inputs, Memory
 from ssmscope.ops import delta_rule, diagonal, ssd, wide
-from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, scan_in_order, smallest_exponent
+from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, scan_in_order
 
 
 class Scan(NamedTuple):
@@ -74,7 +74,7 @@ def scan(recurrence: Recurrence, initial: Memory | None = None, *, retention: bo
         retention: also return the mean of a_t over heads and states, (batch, length); no gradient flows through it.
     """
     r, kept = recurrence, None
-    if r.shape[1] == 1 and not (retention or torch.is_grad_enabled()):
+    if r.shape[1] == 1 and not retention and is_plain_step(r):
         y, final = one_step(r, _start(r, initial))
     elif isinstance(r, DeltaRecurrence):
         y, final = delta_rule.scan(r.log_a, r.beta, r.b, r.c, r.x, _start(r, initial), r.e, r.r)
@@ -98,28 +98,27 @@ def scan(recurrence: Recurrence, initial: Memory | None = None, *, retention: bo
     return Scan(with_skip(y, r.x, r.D), final, kept)
 
 
+def is_plain_step(r: Recurrence) -> bool:
+    """Return True if `one_step` serves the terms: without gradients, of one type that is no half."""
+    return not torch.is_grad_enabled() and r.x.dtype == r.b.dtype and r.x.dtype in (torch.float32, torch.float64)
+
+
 def one_step(r: Recurrence, H: Memory) -> tuple[Inputs, Memory]:
     """Return outputs without the skip and the state after a single step from H, by the definition, without gradients:
     few operations, the large ones in place."""
     batch, _, heads, width, state = r.shape
-    b, c = r.b[:, 0, :, None, None].to(H), r.c[:, 0, :, :, None].to(H)
-    groups = b.shape[1]
-
-    def grouped(t: Tensor) -> Tensor:
-        """Return t (batch, heads, …) as (batch, groups, heads of one, …)."""
-        return t.to(H).unflatten(1, (groups, heads // groups))
-
+    groups = r.b.shape[2]
     log_a = r.log_a if isinstance(r, DeltaRecurrence) else r.log_decay()
-    a = grouped(log_a[:, 0].clamp(min=smallest_exponent(H.dtype)).exp_()).unsqueeze(3)
-    after = a.mul_(grouped(H)) if a.numel() == H.numel() else a * grouped(H)
-    written = grouped(r.written[:, 0]).unsqueeze(-1)
+    a = log_a.exp().reshape(batch, heads, 1, -1)
+    H = (a.mul_(H) if a.numel() == H.numel() else a * H).contiguous()
     if isinstance(r, DeltaRecurrence):
-        e, along = (t[:, 0].to(H) for t in r.removal())
-        found = grouped(after.flatten(1, 2) @ e.unsqueeze(-1)) * grouped(r.beta[:, 0])[..., None, None]
-        after.addcmul_(found, grouped(along).unsqueeze(3), value=-1)
-    after.addcmul_(written, b)
-    y = after.flatten(2, 3) @ c
-    return y.view(batch, 1, heads, width).to(r.x.dtype), after.view(batch, heads, width, state)
+        e, along = (t.reshape(batch, heads, state) for t in r.removal())
+        found = H @ e.unsqueeze(-1) * r.beta.reshape(batch, heads, 1, 1)
+        H.addcmul_(found, along.unsqueeze(2), value=-1)
+    by_group = H.view(batch, groups, heads * width // groups, state)
+    by_group.addcmul_(r.written.reshape(*by_group.shape[:3], 1), r.b.reshape(batch, groups, 1, state))
+    y = by_group @ r.c.reshape(batch, groups, state, 1)
+    return y.view(batch, 1, heads, width), H
 
 
 def scan_all(
@@ -160,7 +159,8 @@ def with_skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
     """Return y_t + D x_t, for (batch, length, heads, width) and `D` (heads,) or (heads, width)."""
     if D is None:
         return y
-    D = D.repeat_interleave(x.shape[3]) if D.ndim == 1 else D.flatten()  # torch adds rows of channels faster.
+    width = x.shape[3]
+    D = D.repeat_interleave(width) if D.ndim == 1 and width > 1 else D.flatten()  # torch adds rows of channels faster.
     return torch.addcmul(y.flatten(2), x.flatten(2), D).view(y.shape)
 
 

@@ -142,8 +142,9 @@ def gate_activation(mixer: Any) -> Activation:
 
 def _by_weight(mixer: Any) -> bool:
     """Return True if a mixer uses the weights and names of parts that others call."""
-    theirs = any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
-    return BY_WEIGHT and theirs and not isinstance(mixer, ReadMixer)
+    if not BY_WEIGHT or isinstance(mixer, ReadMixer):
+        return False
+    return any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
 
 
 def _check_weight_is_all(mixer: Any, name: str) -> None:
