@@ -281,7 +281,7 @@ class Continuation:
         """Read a token for each text that is still written."""
         new = {token.row: token for token in tokens}
         if not self.edits:
-            self._keep([place for place, row in enumerate(self.rows) if row in new])
+            (self.logits, self.states), self.rows = self.of_texts(list(new), True), list(new)
         active = {row: tuple(edit for edit in self.edits if edit.acts(token)) for row, token in new.items()}
         ids = torch.tensor([new[row].id if row in new else tokens[0].id for row in self.rows], device=self.model.device)
         sets = list(dict.fromkeys(active.values()))
@@ -294,17 +294,13 @@ class Continuation:
         self.logits = torch.cat([logits for logits, _ in found])[chosen.to(ids.device)]
         self.states = gathered(joined([states for _, states in found]), chosen)
 
-    def of_texts(self, rows: Sequence[int]) -> tuple[Tensor, States]:
-        """Return the logits and states of these texts."""
+    def of_texts(self, rows: Sequence[int], states: bool) -> tuple[Tensor, States]:
+        """Return the logits and, if asked for, the states of these texts."""
         if list(rows) == self.rows:
             return self.logits, self.states
-        chosen = torch.tensor([self.rows.index(row) for row in rows], device=self.logits.device)
-        return self.logits[chosen], gathered(self.states, chosen)
-
-    def _keep(self, places: Sequence[int]) -> None:
-        if len(places) < len(self.rows):
-            self.logits, self.states = self.of_texts([self.rows[place] for place in places])
-            self.rows = [self.rows[place] for place in places]
+        place = {row: at for at, row in enumerate(self.rows)}
+        chosen = torch.tensor([place[row] for row in rows], device=self.logits.device)
+        return self.logits[chosen], gathered(self.states, chosen) if states else ()
 
     def _runs(self, edits: tuple[LastingEdit, ...]) -> TokenRuns:
         if edits not in self.runs:
@@ -336,7 +332,7 @@ def written_after(
     going = list(range(len(prompts)))
     try:
         for number in range(max_new_tokens):
-            logits, states = following.of_texts(going)
+            logits, states = following.of_texts(going, keep_states)
             precise = logits if logits.dtype == torch.float64 else logits.float()
             chosen = sampling.choose(precise, None if draws is None else draws[going, number])
             log_p = precise.log_softmax(-1)
