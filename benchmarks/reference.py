@@ -42,8 +42,10 @@ ABLATED = {
 MAD = {
     **{name: name for name in COMPARED},
     **ABLATED,
-    **{f"gfssm-q{q}-k{k}": f"gfssm --state-groups {q} --fir-taps {k}" for q in (1, 2) for k in (1, 4)},
-    "gfssm-q2-k4-without-sink": "gfssm --state-groups 2 --fir-taps 4 --no-prompt",
+    "gfssm": "gfssm --state-groups 2 --fir-taps 4",
+    "gfssm-one-group": "gfssm --state-groups 1 --fir-taps 4",
+    "gfssm-without-filter": "gfssm --state-groups 2 --fir-taps 1",
+    "gfssm-without-sink": "gfssm --state-groups 2 --fir-taps 4 --no-prompt",
     **{f"groupmamba-k{k}": f"groupmamba --k {k}" for k in (2, 4)},
     **{f"groupmamba-k{k}-averaged": f"groupmamba --k {k} --no-cross-attention" for k in (2, 4)},
 }
@@ -51,7 +53,9 @@ TASKS = ("fuzzy-recall", "compression", "associative-recall", "noisy-recall", "s
 """MAD's; what is ablated is trained on the first two."""
 SEEDS = (0, 1, 2)
 RESULTS = Path(__file__).parent / "results" / "reference.jsonl"
-BASE = "instruct-base-0"
+PROMPTED = {"mamba2": "mamba2", "baleen-e": "baleen-e --beta 0.005", "baleen-b": "baleen-b --beta 0.01"}
+"""Trained further from one Mamba-2 for as long."""
+BASE = "instruct-base-"
 
 
 def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
@@ -82,10 +86,12 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
                 options = f"--length 1000 --filler wikitext2 {sizes} {recipe} --seed {seed}"
                 found[f"babi-{name}-{seed}"] = f"{model} --data babi {options}"
     if "instruct" in sets:
-        found[BASE] = "mamba2 --data instruct"
-        for name in CIFAR[:3]:
-            further = f"--init-from {shlex.quote(str(out / BASE))} --epochs 6 --learning-rate 2e-3"
-            found[f"instruct-{name}-0"] = f"{name} --data instruct {further}"
+        for seed in SEEDS:
+            base = f"{BASE}{seed}"
+            found[base] = f"mamba2 --data instruct --seed {seed}"
+            for name, model in PROMPTED.items():
+                further = f"--init-from {shlex.quote(str(out / base))} --epochs 6 --learning-rate 2e-3 --seed {seed}"
+                found[f"instruct-{name}-{seed}"] = f"{model} --data instruct {further}"
     return found
 
 
@@ -94,8 +100,11 @@ def train(arguments: argparse.Namespace) -> None:
     for name, command in runs(arguments.sets, arguments.gpus > 0, arguments.out).items():
         out = arguments.out / name
         words = ["-m", "ssmscope", "train", *shlex.split(command), "--out", str(out)]
-        needs = frozenset({BASE} if "--init-from" in command else ())
-        done = partial(known.__contains__, name) if name != BASE else (out / "training.json").exists
+        needs = frozenset({f"{BASE}{name[-1]}"} if "--init-from" in command else ())
+        done = partial(known.__contains__, name)
+        if name.startswith(BASE):
+            further = {f"instruct-{arm}-{name[-1]}" for arm in PROMPTED}
+            done = (lambda: True) if further <= known else (out / "training.json").exists
         ended = partial(record, name, out)
         jobs.append(running.Job(name, [words], out.with_suffix(".log"), done, needs, ended))
     gpus = [str(i) for i in range(arguments.gpus)] * arguments.each or [""] * arguments.each
