@@ -35,7 +35,7 @@ EDITS = {
     "ssmscope/interp/methods/__init__.py": (
         ('    "random": "memory:random",\n', '    "gradnorm": "gradnorm:gradnorm",\n'),
     ),
-    "ssmscope/attacks/recipes.py": (
+    "ssmscope/attacks/names.py": (
         ('"stresstest", "checklist", "deepwordbug"', '"politeness", '),
         (
             '        "checklist": tuple(',
@@ -44,7 +44,7 @@ EDITS = {
         ('    "checklist": ("50', '    "politeness": ("3 suffixes of politeness, all tried",),\n'),
         ('"deepwordbug", "textbugger", "textfooler", "bertattack", "pwws"', '"keyboard", '),
     ),
-    "ssmscope/attacks/parts.py": (
+    "ssmscope/attacks/recipes.py": (
         ("_BUILDERS: Mapping", "def _keyboard"),
         ('    "deepwordbug": _deepwordbug,\n', '    "keyboard": _keyboard,\n'),
     ),

@@ -16,7 +16,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFas
 
 import ssmscope
 from ssmscope.attacks.offline import textattack
-from ssmscope.attacks.parts import protect
+from ssmscope.attacks.recipes import protect
 from ssmscope.attacks.words.hotflip import read
 from ssmscope.core.encoding import Batch, encode_texts
 from ssmscope.core.model import Model

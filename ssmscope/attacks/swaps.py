@@ -18,8 +18,8 @@ from ssmscope.core.tokenizing import is_within_word
 from ssmscope.data.text import PAIR_SEPARATOR
 
 if TYPE_CHECKING:
-    from ssmscope.attacks.parts import Recipe
     from ssmscope.attacks.prompts.search import Judge
+    from ssmscope.attacks.recipes import Recipe
     from ssmscope.attacks.resources import Encoder, MaskedLM, WordVectors
     from ssmscope.attacks.words.lockstep import Ask
 

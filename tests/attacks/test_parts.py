@@ -26,9 +26,9 @@ if importlib.util.find_spec("textattack") is None:
 
 from tiny_bert import save_bert
 
-from ssmscope.attacks import offline, recipes, resources
+from ssmscope.attacks import names, offline, resources
 from ssmscope.attacks.offline import FUNCTION_WORDS, stopwords, textattack
-from ssmscope.attacks.parts import SUFFIXES, protect, recipe
+from ssmscope.attacks.recipes import SUFFIXES, protect, recipe
 from ssmscope.errors import InputError
 
 textattack()
@@ -88,7 +88,7 @@ class TestImport:
             assert not os.path.exists(os.environ["TA_CACHE_DIR"]) and "HF_HOME" not in os.environ
             words = package.augmentation.recipes.DEFAULT_CONSTRAINTS[1].stopwords
             assert "the" in words and "film" not in words
-            from ssmscope.attacks.parts import recipe
+            from ssmscope.attacks.recipes import recipe
             recipe("deepwordbug", flavour="prompt")
             """,
             tmp_path,
@@ -198,8 +198,8 @@ class TestProtect:
 
 class TestRecipes:
     def test_what_there_is(self):
-        assert recipes.PROMPT == ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack")
-        assert recipes.WORDS == ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
+        assert names.PROMPT == ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack")
+        assert names.WORDS == ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
 
     def test_suffixes(self):
         once, other, five = SUFFIXES["stresstest"]

@@ -14,9 +14,9 @@ import pytest
 from prompted import WORDS, answers, labelled, language_model
 
 from ssmscope.attacks.offline import FUNCTION_WORDS, textattack
-from ssmscope.attacks.parts import SUFFIXES, recipe
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.prompts.search import Judge, drawn_from, searched, with_suffix
+from ssmscope.attacks.recipes import SUFFIXES, recipe
 from ssmscope.evaluation import Evaluator
 
 for package in ("textattack", "promptbench"):

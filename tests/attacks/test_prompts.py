@@ -28,11 +28,11 @@ from prompted import (
 from tiny_bert import save_bert
 
 import ssmscope
-from ssmscope.attacks.parts import SUFFIXES, Recipe
 from ssmscope.attacks.prompts import PAPER
 from ssmscope.attacks.prompts import search as prompt_search
 from ssmscope.attacks.prompts.result import measured
 from ssmscope.attacks.prompts.search import Judge, drawn_from, rewritten, tried_all, with_suffix
+from ssmscope.attacks.recipes import SUFFIXES, Recipe
 from ssmscope.core.bootstrap import estimate, resampled_sums
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.text import text_data
@@ -274,7 +274,7 @@ class TestZeroAccuracy:
 
 
 def prompt_search_recipe(name: str):
-    from ssmscope.attacks.parts import recipe
+    from ssmscope.attacks.recipes import recipe
 
     return recipe(name, flavour="prompt")
 

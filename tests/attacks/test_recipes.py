@@ -13,9 +13,9 @@ if importlib.util.find_spec("textattack") is None:
 
 from tiny_bert import save_bert
 
-from ssmscope.attacks import parts
+from ssmscope.attacks import recipes
 from ssmscope.attacks.offline import textattack
-from ssmscope.attacks.parts import recipe
+from ssmscope.attacks.recipes import recipe
 
 textattack()
 
@@ -41,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "stopwords", lambda: (frozenset({"the"}), "ours"))
+    monkeypatch.setattr(recipes, "stopwords", lambda: (frozenset({"the"}), "ours"))
 
 
 def tagged(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:

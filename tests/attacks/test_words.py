@@ -22,9 +22,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
+from ssmscope.attacks.names import OPTIONS, WORDS
 from ssmscope.attacks.offline import textattack
-from ssmscope.attacks.parts import recipe as recipe_of
-from ssmscope.attacks.recipes import OPTIONS, WORDS
+from ssmscope.attacks.recipes import recipe as recipe_of
 from ssmscope.attacks.words import word_attack
 from ssmscope.attacks.words.lockstep import draw_seed, sampled_rows
 from ssmscope.attacks.words.result import AttackedText, WordAttack, changed_words, measure

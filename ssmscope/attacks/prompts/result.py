@@ -11,7 +11,7 @@ import numpy as np
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import percent, tidy
-from ssmscope.attacks.parts import Recipe
+from ssmscope.attacks.recipes import Recipe
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted, with_ties

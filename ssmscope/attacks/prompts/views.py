@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 from rich.text import Text
 
-from ssmscope.attacks.recipes import SEMANTIC
+from ssmscope.attacks.names import SEMANTIC
 from ssmscope.render import figure as plot
 from ssmscope.render.html import grid
 from ssmscope.render.table import Cell, Line, in_percent, table

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ssmscope.attacks.recipes import CANDIDATES
+from ssmscope.attacks.names import CANDIDATES
 from ssmscope.attacks.words.result import WORD
 from ssmscope.core.batching import by_length
 from ssmscope.core.mixers import weights_constant
