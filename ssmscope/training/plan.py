@@ -18,7 +18,7 @@ from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
 from ssmscope.training.architectures import ANNEALING, GATE_OPTIONS, OWN, SIZES, Architecture, named
 from ssmscope.training.data import QUESTIONS, Data, kind_of, task_options
-from ssmscope.training.recipes import OPTIONS, Allowed, defaults
+from ssmscope.training.options import OPTIONS, Allowed, defaults
 
 TOKENIZER = {"vocabulary": 4000, "lowercase": True}
 """Default tokenizer of texts or instructions for a model trained from scratch."""
