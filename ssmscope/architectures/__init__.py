@@ -15,12 +15,12 @@ import importlib
 
 import transformers
 
-from ssmscope.core.known_models import OURS
+from ssmscope.core.known_models import ADDED_FAMILIES
 
 
 def register() -> None:
     """Make our model types known to transformers' Auto classes: the classes in `AUTO` of each of their modules."""
-    for name in sorted({"own.classifier", *(module for module, *_ in OURS.values())}):
+    for name in sorted({"own.classifier", *(module for module, *_ in ADDED_FAMILIES.values())}):
         for model in importlib.import_module(f"{__name__}.{name}").AUTO:
             transformers.AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
             _, task, of = model.__name__.rpartition("For")

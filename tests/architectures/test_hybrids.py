@@ -15,12 +15,12 @@ from warm import TORCH
 
 import ssmscope
 from ssmscope.architectures.read import recurrent_gemma
-from ssmscope.core.known_models import READERS, THEIRS
+from ssmscope.core.known_models import READERS, TRANSFORMERS_FAMILIES
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
-HYBRIDS = THEIRS.keys() - {"mamba", "falcon_mamba", "mamba2", "rwkv"}
+HYBRIDS = TRANSFORMERS_FAMILIES.keys() - {"mamba", "falcon_mamba", "mamba2", "rwkv"}
 IDS = [5, 17, 3, 9, 22, 1, 4]
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from ssmscope.core.intercept import observe, override_forward
-from ssmscope.core.known_models import THEIRS
+from ssmscope.core.known_models import TRANSFORMERS_FAMILIES
 from ssmscope.core.linearized import as_diagonal
 from ssmscope.errors import InputError
 
@@ -31,7 +31,7 @@ Handler = Callable[..., Any]
 
 ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv")
 """Families whose blocks are a mixer, for which `lrp` has the rules."""
-FAMILIES = tuple(f"transformers.models.{name}." for name in THEIRS if name not in ALONE)
+FAMILIES = tuple(f"transformers.models.{name}." for name in TRANSFORMERS_FAMILIES if name not in ALONE)
 LINEAR_CLASSES = re.compile(
     r"(Layer|Block|MLP|Mlp|FeedForward|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|"
     r"ForCausalLM|ForSequenceClassification)$"
