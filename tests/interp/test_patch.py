@@ -241,7 +241,7 @@ def test_layers_below_are_not_run_and_nothing_changes(models, site, monkeypatch)
     for name in ("mamba2", "bamba"):
         found = ssmscope.patch(models[name], **asked)
         with monkeypatch.context() as patched:
-            patched.setattr(measure, "resumes", lambda *_: False)
+            patched.setattr(measure, "can_start_at_layer", lambda *_: False)
             whole = ssmscope.patch(models[name], **asked)
         np.testing.assert_allclose(found.values, whole.values, rtol=1e-4, atol=1e-5)
         assert np.abs(found.values[:-1, FIRST:, 1] - found.base[1]).max() > 1e-3

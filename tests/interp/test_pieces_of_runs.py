@@ -19,7 +19,7 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
-from ssmscope.interp import resuming
+from ssmscope.interp import partial_runs
 from ssmscope.interp.ablate import measure as ablating
 from ssmscope.interp.ablate.result import Unit
 from ssmscope.interp.knockout import measure as cutting
@@ -151,16 +151,16 @@ def test_a_progress_bar_ends_where_it_said(models, site, monkeypatch):
     assert steered.total == steered.done == 3 * 2 * 2
 
 
-# ---- runs that resume
+# ---- runs that start at a layer
 
 
-def test_a_run_resumes_below_a_layer_with_the_edits_above(models):
+def test_a_run_starts_at_a_layer_with_the_edits_above(models):
     ran: list[int] = []
-    for name, resumed in (("mamba2", True), ("bamba", True), ("groupmamba", False)):
+    for name, reuse in (("mamba2", True), ("bamba", True), ("groupmamba", False)):
         model = models[name]
         batch = model.encode(ids=[CLEAN, CORRUPTED[:5]])
-        assert resuming.resumes(model, batch) == resumed
-        run = resuming.PlainRun(model, batch, resumed=resumed)
+        assert partial_runs.can_start_at_layer(model, batch) == reuse
+        run = partial_runs.PlainRun(model, batch, reuse=reuse)
         torch.testing.assert_close(run.logits, model.run(batch).logits)
         ran.clear()
         handles = [
@@ -169,11 +169,11 @@ def test_a_run_resumes_below_a_layer_with_the_edits_above(models):
         again = run.again(1, copies=2)
         [handle.remove() for handle in handles]
         torch.testing.assert_close(again, run.logits.repeat(2, 1, 1), rtol=1e-4, atol=1e-5)
-        assert ran == ([1] if resumed else list(range(model.num_layers)))
-    stack, places = resuming._stack(models["bamba"])
+        assert ran == ([1] if reuse else list(range(model.num_layers)))
+    stack, places = partial_runs._stack(models["bamba"])
     assert len(stack) == 3 and places == [0, 2]
     lonely = Model(random_example("selective-ssm-language"))
-    assert not resuming.resumes(lonely, lonely.encode(ids=[CLEAN]))
+    assert not partial_runs.can_start_at_layer(lonely, lonely.encode(ids=[CLEAN]))
 
 
 # ---- knockout

@@ -17,7 +17,7 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.ablate.result import Unit
-from ssmscope.interp.resuming import PlainRun, resumes
+from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
 from ssmscope.interp.scoring import MEASURES, ScoredExamples, check_heads
 
 What = Literal["head", "layer", "recurrence", "convolution", "gate", "skip"]
@@ -142,7 +142,7 @@ class AblationRuns:
         self.examples, self.part, self.by, self.provenance = examples, part, by, provenance
         self.heads = max((unit.head + 1 for unit in units if unit.head is not None), default=1)
         self.parts = max((unit.part + 1 for unit in units if unit.part is not None), default=1)
-        self.resumes = resumes(examples.model, examples.batch.rows([0]))
+        self.reuse = can_start_at_layer(examples.model, examples.batch.rows([0]))
         self.means = self._means() if by == "mean" else {}
         cycle = np.random.default_rng(seed).permutation(len(examples))
         self.donors = np.empty_like(cycle)
@@ -157,7 +157,7 @@ class AblationRuns:
         layers = {unit.layer: [n for n, other in enumerate(units) if other.layer == unit.layer] for unit in units}
 
         def measure(rows: list[int]) -> Columns:
-            base = PlainRun(examples.model, examples.batch.rows(rows), resumed=self.resumes)
+            base = PlainRun(examples.model, examples.batch.rows(rows), reuse=self.reuse)
             own = np.empty((len(units), len(rows), len(MEASURES)))
             values = self._values(rows)
             for layer, numbers in layers.items():
