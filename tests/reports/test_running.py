@@ -29,7 +29,7 @@ from ssmscope.reports import keys as code
 from ssmscope.reports import page as report_page
 from ssmscope.reports import running
 from ssmscope.reports.sources import kind_of
-from ssmscope.reports.store import Store
+from ssmscope.reports.store import JobStore
 
 
 @pytest.fixture(scope="module")
@@ -345,7 +345,7 @@ class TestRunning:
         def full(*args: Any, **kwargs: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(Store, record, full)
+        monkeypatch.setattr(JobStore, record, full)
         asked = plan(models[:1], {"heatmap": {"ids": "99"}})
         report = run(asked, tmp_path)
         assert states(report) == (["failed"] * 4 if record == "finish" else ["done"] * 3 + ["failed"])
@@ -362,7 +362,7 @@ class TestRunning:
         (left / ".heatmap-x").mkdir(parents=True)
         (left / ".heatmap-x" / "json").write_text("half")
         (left / "answers.sqlite").write_text("")
-        entry = Store(tmp_path).entry(job)
+        entry = JobStore(tmp_path).entry(job)
         assert (entry.state, entry.error, entry.results) == ("missing", "unfinished", ())
         run(plan(models[:1]), tmp_path)
         names = sorted(path.name for path in (tmp_path / "results" / job.key).iterdir())

@@ -21,7 +21,7 @@ from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRow, Toke
 from ssmscope.render.table import Cell, Line, Table, number_cell, table
 from ssmscope.reports import page
 from ssmscope.reports.grouping import groups
-from ssmscope.reports.store import LEFT_OUT, MISSING, Entry, Report
+from ssmscope.reports.store import LEFT_OUT, MISSING, Report, ReportEntry
 
 TOKENS = ("[CLS]", " A", " won", "der", " <film>", "\n")
 
@@ -81,11 +81,11 @@ def heatmap(model: str, score: str, seed: int) -> SelectionHeatmap:
     return SelectionHeatmap(about, (one,), score, (seed,), 3, False)
 
 
-def entries() -> list[Entry]:
+def entries() -> list[ReportEntry]:
     return [replace(one, key=f"key-{number}") for number, one in enumerate(made_entries())]
 
 
-def made_entries() -> Iterator[Entry]:
+def made_entries() -> Iterator[ReportEntry]:
     for name in ("a", "b"):
         for score in ("survival", "write"):
             made = heatmap(name, score, len(score))

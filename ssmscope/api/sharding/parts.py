@@ -23,13 +23,13 @@ Columns = Mapping[str, np.ndarray]
 """Measurements of one batch: arrays of numbers, booleans or texts by name."""
 Measure = Callable[[Any], Columns]
 """Function that measures a batch, independently of all other batches."""
-Engine = Callable[["Model", Measure, Sequence[tuple[int, Any]]], Iterator[tuple[int, Columns]]]
+BatchEngine = Callable[["Model", Measure, Sequence[tuple[int, Any]]], Iterator[tuple[int, Columns]]]
 """Function that measures numbered batches and yields each number with its part, in any order."""
 
 PARTS = ".parts.sqlite"
 """File, within a result's directory, of its parts until the result is complete."""
 
-engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
+engine: ContextVar[BatchEngine | None] = ContextVar("engine", default=None)
 """Engine that measures batches; None for this process."""
 _keeping: ContextVar[tuple[Store, list[bytes]] | None] = ContextVar("keeping", default=None)
 """Store of the parts, and the keys used."""
