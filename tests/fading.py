@@ -17,7 +17,7 @@ from ssmscope.architectures.own.selective import (
 from ssmscope.core.model import Model
 
 
-def leaky(
+def fading(
     weights: Mapping[str, float],
     *,
     decay: float = 0.0,
@@ -57,7 +57,7 @@ def leaky(
             module.lm_head.weight[3 + names.index("good"), 1] = 1
         else:
             module.head.weight.copy_(torch.tensor([[0.0, 1.0, 0.0]]))
-    return Model(module.eval(), tokenizer(names, ending=not language), "leaky")
+    return Model(module.eval(), tokenizer(names, ending=not language), "fading")
 
 
 STEP = math.log(math.expm1(1))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from drawn import labels
 from examples import random_example
-from leaky import leaky
+from fading import fading
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PatchCollection
 from matplotlib.colors import to_hex
@@ -55,7 +55,7 @@ class TestClosedForm:
 
     @pytest.fixture
     def model(self) -> ssmscope.Model:
-        model = leaky(WEIGHTS, decay=DECAY, steps=STEPS)
+        model = fading(WEIGHTS, decay=DECAY, steps=STEPS)
         with torch.no_grad():  # the embedding's third number, which sets the step, is left out of what is read
             model.module.head.weight[:, 2] = 0
         return model
@@ -200,7 +200,7 @@ class TestAlignment:
             assert (np.diff(pairs, axis=0) > 0).all()
 
     def test_what_changed(self):
-        found = attack_effect(leaky(WEIGHTS), before="good a bad b", after="a bad film film b")
+        found = attack_effect(fading(WEIGHTS), before="good a bad b", after="a bad film film b")
         assert found.before.changed.tolist() == [True, False, False, False, False]
         assert found.after.changed.tolist() == [False, False, True, True, False, False]
         assert found.first_changed == 0
@@ -237,19 +237,19 @@ class TestOptions:
     )
     def test_what_is_refused(self, options, says):
         with pytest.raises(InputError, match=says) as caught:
-            attack_effect(leaky(WEIGHTS), **{"before": "good", "after": "bad", **options})
+            attack_effect(fading(WEIGHTS), **{"before": "good", "after": "bad", **options})
         assert "\n" not in str(caught.value)
 
     def test_ids_that_the_model_does_not_have(self):
         with pytest.raises(InputError, match="id 99, outside the model's vocabulary"):
-            of_ids(leaky(WEIGHTS), [3], [99])
+            of_ids(fading(WEIGHTS), [3], [99])
 
     def test_a_model_without_a_tokenizer(self):
         with pytest.raises(InputError, match="has no tokenizer to read texts with; give one, load"):
             attack_effect(random_model("mamba"), before="good", after="bad")
 
     def test_a_damaged_model(self):
-        model = leaky(WEIGHTS)
+        model = fading(WEIGHTS)
         with torch.no_grad():
             model.module.ssm.A[0, 0] = torch.nan
         with pytest.raises(InputError, match="not finite"):
@@ -421,7 +421,7 @@ class TestResult:
         draw = np.random.default_rng(words)
         names = ["a", "b", "film", "good", "bad"]
         text = [names[i] for i in draw.integers(0, 5, words)]
-        result = attack_effect(leaky(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text, "bad", "b"]))
+        result = attack_effect(fading(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text, "bad", "b"]))
         figure = result.figure()
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
@@ -441,7 +441,7 @@ class TestResult:
     def test_a_long_text_is_cut_in_the_figure_only(self):
         text = ["a", "b", "film"] * 360
         result = attack_effect(
-            leaky(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text[:1000], "bad", *text[1000:]])
+            fading(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text[:1000], "bad", *text[1000:]])
         )
         figure = result.figure()
         texts = labels(figure)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from bags import bag, tokenizer
-from leaky import leaky
+from fading import fading
 from tokenizers import Regex, Tokenizer
 from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Sequence, Split, WhitespaceSplit
@@ -89,7 +89,7 @@ class TestSearch:
 
 class TestWords:
     def test_a_character_of_two_tokens_is_no_token(self) -> None:
-        letters = dataclasses.replace(leaky(dict.fromkeys(map(str, range(253)), 0.0)), tokenizer=byte_tokenizer())
+        letters = dataclasses.replace(fading(dict.fromkeys(map(str, range(253)), 0.0)), tokenizer=byte_tokenizer())
         found = read(letters, "a é b B", Template("c {content} d"), frozenset({"b"}))
         assert found.places == {2: (0, 1)} and bytes(found.ids) == "c a é b B d".encode()
 
@@ -132,7 +132,7 @@ class TestWords:
 
 
 def test_answers_of_two_tokens_are_scored_to_their_end() -> None:
-    model = leaky({"good": 1.5, "bad": -1.0, "film": 0.5, "Is": 0.3}, decay=0.4, language=True)
+    model = fading({"good": 1.5, "bad": -1.0, "film": 0.5, "Is": 0.3}, decay=0.4, language=True)
     words, text = ("good film", "bad"), "Is film bad good"
     ids = label_words(model, words, after=text).ids
     row = torch.tensor([model.tokenizer(text)["input_ids"]])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bags import tokenizer
-from leaky import leaky
+from fading import fading
 
 from ssmscope.attacks.position import measure as module
 from ssmscope.attacks.position import position_bias
@@ -54,7 +54,7 @@ def test_images_run_in_batches_of_so_many_pixels(monkeypatch, room, size, sizes)
 
 class TestTokens:
     def test_an_id_without_an_embedding(self) -> None:
-        model = leaky(dict.fromkeys(WORDS, 0.0))
+        model = fading(dict.fromkeys(WORDS, 0.0))
         ids = np.array([[1, 2, 3], [6, 0, 4], [5, 1, 2]])
         names = tuple(map(str, range(9)))
         data = SequenceData("bits", "test", ids, np.array([0, 1, 0]), names, ("bad", "good"))
@@ -64,14 +64,14 @@ class TestTokens:
             Tokens(model, data, "zeros", 0)
 
     def test_a_text_without_a_token(self) -> None:
-        model = leaky(dict.fromkeys(WORDS, 0.0))
+        model = fading(dict.fromkeys(WORDS, 0.0))
         data = text_data("own", "all", ["good film", "  ", "bad"], [0, 1, 0], ("bad", "good"))
         with pytest.raises(InputError, match="example 1 of own has no token of its own"):
             Tokens(model, data, "noise", 0)
         assert model.tokenizer("a")["input_ids"] == tokenizer(WORDS)("a")["input_ids"] == [6, 2]
 
     def test_noise_is_told(self) -> None:
-        model, data = leaky({"a": 3.0, "b": 1.0}), text_data("own", "all", ["a b", "b"], [0, 1], ("bad", "good"))
+        model, data = fading({"a": 3.0, "b": 1.0}), text_data("own", "all", ["a b", "b"], [0, 1], ("bad", "good"))
         deviation = float(model.module.get_input_embeddings().weight.detach().std())
         (said,) = Tokens(model, data, "noise", 0).remarks
         assert said == f"noise is N(0, 1) times {deviation:.3g}, the standard deviation of the embedding table"
