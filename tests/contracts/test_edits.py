@@ -467,6 +467,33 @@ def test_edits_compose_in_the_order_in_which_they_are_given(place):
     assert relative(other, both) > 1e-4
 
 
+@pytest.mark.parametrize("name", ["mamba2", "deltanet"])
+def test_edits_of_one_state_compose_in_the_order_in_which_they_are_given(name):
+    """H → 2 H, then H → H + 1, is 2 H + 1, not 2 H + 2; of states after two tokens the earlier is changed first."""
+    model = Model(loud(random_example(name)))
+    batch = model.encode(ids=IDS[:1])
+    seen: dict[str, torch.Tensor] = {}
+
+    def edit(name, change, after=4):
+        def changed(state, site):
+            seen[name] = state.ssm[0]
+            return replace(state, ssm=tuple(map(change, state.ssm)))
+
+        return new_state(after, changed, layers=[1], name=name)
+
+    double, add = edit("double", lambda h: 2 * h), edit("add", lambda h: h + 1)
+    both = model.run(batch, edits=[double, add]).logits
+    torch.testing.assert_close(seen["add"], 2 * seen["double"])
+    with edited(model, double):
+        assert torch.equal(model.run(batch, edits=add).logits, both)
+    other = model.run(batch, edits=[add, double]).logits
+    torch.testing.assert_close(seen["double"], seen["add"] + 1)
+    assert relative(other, both) > 1e-4
+    later = edit("later", lambda h: 3 * h, after=6)
+    turned = [model.run(batch, edits=edits).logits for edits in ([double, later], [later, double])]
+    assert torch.equal(*turned) and relative(turned[0], both) > 1e-4
+
+
 def test_an_edits_key_tells_the_rows_that_it_acts_on():
     one, other = torch.tensor([True, False]), torch.tensor([False, True])
     value = torch.ones(1, 11, 24)
