@@ -26,7 +26,7 @@ if importlib.util.find_spec("textattack") is None:
 
 from tiny_bert import save_bert
 
-from ssmscope.attacks import names, offline, resources
+from ssmscope.attacks import names, offline, recipes, resources
 from ssmscope.attacks.offline import FUNCTION_WORDS, stopwords, textattack
 from ssmscope.attacks.recipes import SUFFIXES, protect, recipe
 from ssmscope.errors import InputError
@@ -197,9 +197,11 @@ class TestProtect:
 
 
 class TestRecipes:
-    def test_what_there_is(self):
-        assert names.PROMPT == ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack")
-        assert names.WORDS == ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
+    def test_every_name_has_its_suffixes_or_parts(self):
+        prompt, words, built = set(names.PROMPT), set(names.WORDS), set(recipes._BUILDERS)
+        assert SUFFIXES.keys() == names.SUFFIX_PARTS.keys() and SUFFIXES.keys() <= prompt <= built | SUFFIXES.keys()
+        assert words <= built <= prompt | words
+        assert len(prompt) == len(names.PROMPT) and len(words) == len(names.WORDS)
 
     def test_suffixes(self):
         once, other, five = SUFFIXES["stresstest"]
