@@ -1,7 +1,7 @@
 """Architectures that can be read, and the models that we add to transformers.
 
-`read` has the layers of other libraries, one file a family, `own` the models that transformers does not have, and
-`loading` gets them from directories, hubs and memory. `core.known_models` lists which module reads which layers, see
+`read` has the layers of libraries, one file a family, with models where transformers has none, `own` models of papers,
+and `loading` gets them from directories, hubs and memory. `core.known_models` lists which module reads which layers, see
 `core.mixers.LayerAdapter`. Importing the package makes our model types known to transformers' Auto classes.
 
 In every architecture `compute_terms(mixer, u, mask, state)` takes the layer's input `u` (batch, length, width), a
