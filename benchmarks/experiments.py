@@ -67,7 +67,7 @@ def runs(recipes: tuple[str, ...] = RECIPES) -> list[Run]:
 
 
 def record(run: Run, out: Path) -> dict[str, Any] | None:
-    """What a run ended with, `training.json` or `diverged.json`; None where it has not ended."""
+    """Return the end of a run, `training.json` or `diverged.json`; None if it has not ended."""
     for name in ("training.json", DIVERGED):
         file = run.directory(out) / name
         if file.exists():
@@ -79,7 +79,7 @@ def record(run: Run, out: Path) -> dict[str, Any] | None:
 
 
 def train(run: Run, out: Path, deadline: float) -> str:
-    """Train one run to its end, and say what came out."""
+    """Train one run to its end, and print its result."""
     if time.time() > deadline:
         return ""
     from ssmscope.errors import InputError
@@ -138,17 +138,17 @@ def ended(recipe: str, out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
 
 
 def losses(one: dict[str, Any]) -> np.ndarray:
-    """(epochs,) the mean training loss of every epoch, with the penalty on answers that are all alike."""
+    """Mean training loss of every epoch, (epochs,), with the penalty on answers that are all alike."""
     return np.array([epoch["training_loss"] for epoch in one["history"]])
 
 
 def abscissae(one: dict[str, Any]) -> np.ndarray:
-    """(1 + epochs,) s_A at the start and after every epoch of Experiment 1."""
+    """s_A at the start and after every epoch of Experiment 1, (1 + epochs,)."""
     return np.array([START, *(epoch["spectral_abscissa"] for epoch in one["history"])])
 
 
 def fell(one: dict[str, Any], share: float = 0.1) -> bool:
-    """Whether training reduced the loss: the last epoch's is below that share of the first's."""
+    """Return True if training reduced the loss: the last epoch's is below that share of the first's."""
     loss = losses(one)
     return "reason" not in one and len(loss) > 1 and bool(loss[-1] < share * loss[0])
 
@@ -162,8 +162,8 @@ def mean(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def growth(one: dict[str, Any], out: Path) -> float:
-    """By how much the state that grows most grows over a whole sequence, a natural logarithm: T times the mean log-gain
-    that `stability` measures on four random sequences of T tokens."""
+    """Growth of the fastest-growing state over a whole sequence, a natural logarithm: T times the mean log-gain that
+    `stability` measures on four random sequences of T tokens."""
     import ssmscope
 
     model = ssmscope.load(one["run"].directory(out).absolute())
@@ -232,7 +232,7 @@ def trained(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
 
 
 def measured(found: list[dict[str, Any]], name: str) -> np.ndarray:
-    """(runs, 2): training and test accuracy or cross-entropy of every run."""
+    """Training and test accuracy or cross-entropy of every run, (runs, 2)."""
     return np.array([[one[part][name] for part in ("train", "test")] for one in found])
 
 
@@ -276,8 +276,8 @@ def gap_table(out: Path) -> str:
 
 
 def slope(lengths: dict[int, list[dict[str, Any]]], seed: int) -> tuple[float, float] | None:
-    """By how much one seed's gaps in accuracy and in loss grow per 100 tokens: the least-squares line over the lengths;
-    None where a length is missing."""
+    """Growth of one seed's gaps in accuracy and in loss per 100 tokens: the least-squares line over the lengths; None
+    where a length is missing."""
     runs_of = {T: [one for one in found if one["run"].seed == seed] for T, found in lengths.items()}
     if not all(runs_of.values()) or len(runs_of) < 2:
         return None
@@ -383,7 +383,7 @@ def draw_second(out: Path) -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """A PNG of 64 colours, a third of the size of one of all."""
+    """Save a PNG of 64 colours, a third of the size of one with all colours."""
     import io
 
     from PIL import Image

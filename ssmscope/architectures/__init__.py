@@ -1,6 +1,6 @@
 """Architectures that can be read, and the models that we add to transformers.
 
-`read` has the layers of other libraries, one file a family, `own` the models that transformers does not have, and
+`read` has the layers of other libraries, one file per family, `own` the models that transformers does not have, and
 `loading` gets them from directories, hubs and memory. `core.known_models` lists which module reads which layers, see
 `core.mixers.LayerAdapter`. Importing the package makes our model types known to transformers' Auto classes.
 

@@ -109,12 +109,12 @@ class _SelectiveSSMPreTrainedModel(PreTrainedModel):
     _is_stateful = True
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a head; every other part does so itself when it is made."""
+        """Initialise a head; all other parts initialise themselves when they are made."""
         if isinstance(module, nn.Linear):
             module.reset_parameters()
 
     def make_head(self, rows: int) -> nn.Linear:
-        """Return a head that `_init_weights` alone draws, also if a directory of weights has another head."""
+        """Return a head that `_init_weights` alone initialises, even if a directory's weights have another head."""
         like = next(self.parameters()).device
         return skip_init(nn.Linear, self.config.hidden_size, rows, bias=False, device=like)
 
@@ -151,7 +151,7 @@ class SelectiveSSMModel(_EmbeddingAndSSM):
         return_dict: bool | None = None,
     ) -> BaseModelOutput | tuple[Tensor, ...]:
         """Return y (batch, length, channels) from `input_ids` (batch, length) or `inputs_embeds` (batch, length,
-        channels), and it alone as `hidden_states`. There is no cache; `use_cache` is passed by transformers."""
+        channels), with y alone as `hidden_states`. There is no cache; `use_cache` is passed by transformers."""
         y = self.outputs(input_ids, attention_mask, inputs_embeds)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
