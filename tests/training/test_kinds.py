@@ -19,6 +19,7 @@ from warm import TRANSFORMERS
 import ssmscope
 from ssmscope.architectures.own.baleen import information_loss
 from ssmscope.data.mad import associative_recall
+from ssmscope.probes.bound.terms import norms_of, theorem_model
 from ssmscope.training import build, train_model
 from ssmscope.training.fitting import monitored
 
@@ -132,6 +133,15 @@ def test_majority_is_learnt_by_the_selective_ssm(trained) -> None:
     assert record["test"]["accuracy"] > 0.75
     assert all(-1 < entry["spectral_abscissa"] < 1 for entry in record["history"])
     assert len({entry["spectral_abscissa"] for entry in record["history"]}) > 1
+
+
+def test_the_last_norms_are_those_of_the_bound(trained) -> None:
+    out, record = run_of(trained, "majority")
+    last = record["history"][-1]
+    norms = norms_of(theorem_model(ssmscope.load(out)), 0)
+    expected = {"p": abs(norms.p), "q": norms.B_q, "W_B": norms.B_B, "W_C": norms.B_C, "A": norms.B_A}
+    assert {name: last[f"norm_{name}"] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert len({round(value, 4) for value in expected.values()}) == 5
 
 
 def test_digits_are_learnt(trained) -> None:

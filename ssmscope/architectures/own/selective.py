@@ -44,6 +44,12 @@ class SelectiveSSM(ReadMixer, nn.Module):
         """Largest diagonal entry s_A of the continuous state matrix; below 0 every state decays."""
         return self.A.max().item()
 
+    def norms(self) -> dict[str, float]:
+        """Return |p|, the Euclidean norm of q, the spectral norms of W_B and W_C, and max |A| (Table 3)."""
+        found = {"p": self.p_delta.abs().max(), "q": self.q_delta.norm(), "A": self.A.abs().max()}
+        found |= {"W_B": torch.linalg.matrix_norm(self.W_B, 2), "W_C": torch.linalg.matrix_norm(self.W_C, 2)}
+        return {f"norm_{name}": value.item() for name, value in found.items()}
+
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Honarpisheh et al., Eq. 3)."""
