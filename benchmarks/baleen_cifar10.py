@@ -73,7 +73,7 @@ def beta(arm: str) -> float:
 
 
 def control(arm: str) -> str:
-    """The same without the KL: β = 0."""
+    """Return the same arm without the KL: β = 0."""
     words = ARMS[arm].split()
     soft = "--samples" in words
     return f"{words[0]}{'-soft' if soft else ''}-0"
@@ -85,7 +85,7 @@ def command(arm: str, seed: int, epochs: int) -> str:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Run what is missing, seed by seed so that all arms have as many."""
+    """Train the missing runs, seed by seed so that all arms have as many."""
     epochs, seeds = (15, SEEDS[:1]) if arguments.pilot else (100, arguments.seeds)
     arms: list[str] = []
     for arm in arguments.arms or (list(ARMS) if arguments.pilot else ["mamba2", CHOSEN]):

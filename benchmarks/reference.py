@@ -1,5 +1,5 @@
-"""The reference runs behind the shipped CIFAR-10, instruct and babi models and the tables in docs/: which are trained,
-and what came out.
+"""The reference runs behind the shipped CIFAR-10, instruct and babi models and the tables in docs/: their training and
+their results.
 
     python benchmarks/reference.py train cifar10 mad wikitext2 instruct babi --out runs/reference --gpus 4 --minutes 10
     python benchmarks/reference.py table
@@ -65,7 +65,7 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
     if "cifar10" in sets:
         for seed in SEEDS:
             for name in CIFAR if seed == 0 else CIFAR[:3]:
-                on = "" if name == "rwkv" else fused  # its scan is no piece that is compiled
+                on = "" if name == "rwkv" else fused  # its scan is not a piece that is compiled
                 found[f"cifar10-{name}-{seed}"] = f"{name} --data cifar10 --epochs 50{on} --seed {seed}"
     if "mad" in sets:
         sizes = "--layers 4 --width 128 --epochs 30 --batch-size 128 --learning-rate 1e-3"
@@ -112,7 +112,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def record(name: str, out: Path, seconds: float) -> None:
-    """Add what came out of a run to the results."""
+    """Add the outcome of a run to the results."""
     found = json.loads((out / "training.json").read_text())
     command = found["command"].rpartition(" --out ")[0]
     kept = {"run": name, "command": command, "seconds": round(seconds), "torch": found["versions"]["torch"]}

@@ -1,5 +1,5 @@
 """Models that forget at a known rate: one selective SSM whose output is a sum of its words' weights, each decayed by
-what was read since."""
+the tokens read since."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def log_odds(
     steps: Mapping[str, float] | None = None,
     ending: float | None = 0.0,
 ) -> float:
-    """The log-odds of "good" behind these words: each word's step · weight, decayed by e^(−decay · step) of every word
-    behind it, the last one [CLS] unless `ending` is None."""
+    """Return the log-odds of "good" after these words: each word's step · weight, decayed by e^(−decay · step) of every
+    word after it, the last one [CLS] unless `ending` is None."""
     total = 0.0
     for word in words:
         step = (steps or {}).get(word, 1.0)

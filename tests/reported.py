@@ -46,7 +46,7 @@ PROVENANCE = {
 def entry(
     verb: str, *results: Result, heading: str | None = None, models: Sequence[str] = MODELS[:1], **more
 ) -> ReportEntry:
-    """A finished entry, or with `state` another one."""
+    """Return an entry, finished unless `state` says otherwise."""
     given = dict(
         command=f"analyze {verb} {' '.join(models)} --text 'it'\"'\"'s <fine>' --out out",
         options={"limit": 4},
@@ -64,7 +64,7 @@ def failed(verb: str, error: str, traceback: str, **more) -> ReportEntry:
 
 
 def shared(make: Callable[[], T]) -> Callable[[], T]:
-    """What it returns, made once in all test workers: the one that comes first writes it down for the others."""
+    """Return the value of a function, made once in all test workers: the first one writes it down for the others."""
 
     @lru_cache(maxsize=1)
     @wraps(make)

@@ -1,4 +1,4 @@
-"""The pages about verbs say all that the verbs know, and what the how-tos tell a reader to write does work."""
+"""Docs: the pages about verbs cover all options, and the how-tos' code works."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_the_how_tos_work(tmp_path: Path) -> None:
 
 
 def test_the_how_tos_count_their_lines() -> None:
-    """They say how long is what they have a reader write, an analysis at most 120 lines beside its test."""
+    """They give the length of a reader's code, for an analysis at most 120 lines in addition to its test."""
     for page, files in {
         "analysis": (("package", "interp/remaining/"), ("test", "interp/test_remaining.py")),
         "architecture": (("file", "architectures/own/leaky.py"),),

@@ -1,8 +1,8 @@
 """Architectures that can be read, and the models that we add to transformers.
 
-`read` has the layers of libraries, one file a family, with models where transformers has none, `own` models of papers,
-and `loading` gets them from directories, hubs and memory. `core.known_models` lists which module reads which layers, see
-`core.mixers.LayerAdapter`. Importing the package makes our model types known to transformers' Auto classes.
+`read` has the layers of libraries, one file per family, with models where transformers has none, `own` models of
+papers, and `loading` gets them from directories, hubs and memory. `core.known_models` lists which module reads which
+layers, see `core.mixers.LayerAdapter`. Importing the package makes our model types known to transformers' Auto classes.
 
 In every architecture `compute_terms(mixer, u, mask, state)` takes the layer's input `u` (batch, length, width), a
 `mask` (batch, length) that is True at real positions, and the `state` from which a run continues. At padding nothing

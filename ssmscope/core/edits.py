@@ -231,7 +231,7 @@ class _Layer:
         """Return the mixer's output; the layer runs in pieces between tokens after which states are edited."""
         if not own:
             said = f"a forward pass was put on layer {self.index}, which an edited run cannot keep;"
-            raise InputError(f"{said} take it off")
+            raise InputError(f"{said} remove it")
         reader, u = adapter_for(mixer), self.changed("input", u)
         length = u.shape[1]
         cuts: dict[int, list[Edit]] = {}

@@ -1,5 +1,4 @@
-"""Table of the layers that can be read, from which each one's architecture is imported with its first model, and the
-shipped models.
+"""Table of the readable layers, whose architectures are imported with their first model, and of the shipped models.
 
 Names of modules are below `ssmscope.architectures`, where an architecture is a module as `core.mixers.LayerAdapter`
 says. A release of transformers need not have every family.

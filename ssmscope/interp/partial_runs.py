@@ -20,7 +20,7 @@ RELATIVE_TOLERANCE, TOLERANCE = 1e-4, 1e-5
 
 
 class PlainRun:
-    """Plain run of a batch with its `logits`, from whose blocks, if `reuse`, edited runs of its rows start. With
+    """Plain run of a batch with its `logits`; if `reuse`, edited runs of its rows start from its blocks. With
     `states` all of them continue a run, with `last_only` their logits are those at the last positions."""
 
     def __init__(
@@ -36,7 +36,8 @@ class PlainRun:
     def again(
         self, layer: int = 0, edits: Sequence[Edit] | Edit = (), copies: int = 1, states: States | None = None
     ) -> Tensor:
-        """Return the logits of `copies` of the batch one after another, which differ from it from a layer on."""
+        """Return the logits of `copies` of the batch, in turn, in a run that differs from the plain one from `layer`
+        on."""
         rows = list(range(len(self.batch.tokens))) * copies
         if states is None and self.states is not None:
             states = gathered(self.states, torch.tensor(rows))
@@ -49,7 +50,7 @@ class PlainRun:
 
     @contextmanager
     def _below(self, layer: int, rows: Sequence[int]) -> Iterator[None]:
-        """Within the context the blocks before a state-space layer are not run; `rows` of the batch run together."""
+        """Skip, within the context, the blocks before a state-space layer; `rows` of the batch run together."""
         first = self.places[layer]
         if not first:
             yield

@@ -47,7 +47,7 @@ MAX_NAMED = 60
 
 @dataclass(frozen=True)
 class Frame:
-    """Wishes of a user for a figure: axes to draw into, a title, and a width, or width and height, in inches."""
+    """User's wishes for a figure: axes to draw into, a title, and a width, or width and height, in inches."""
 
     ax: Axes | None = None
     title: str | None = None

@@ -116,8 +116,7 @@ class Answer:
 
 
 class Live:
-    """Language models or text classifiers, with their tokenizers, that analyze typed texts of at most `max_tokens`
-    tokens.
+    """Language models or text classifiers with tokenizers, which analyze typed texts of at most `max_tokens` tokens.
 
     A text whose trace is among the last `TRACES_KEPT` is not run again. Calls from all threads are serialized, because
     a run changes the model's layers while it lasts. Raise InputError for no model, a model of pixels, one without a

@@ -1,5 +1,5 @@
-"""Execution of a plan, here or on a Ray cluster: finished jobs are skipped, failures recorded, and the report written
-at the end."""
+"""Execution of a plan, here or on a Ray cluster: finished jobs are skipped, failures recorded, the report written
+last."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def train_model(
     before = random_states()
     try:
         with continued(out / CLAIMED):
-            if not is_finished(out, plan):  # Another process may have finished it meanwhile.
+            if not is_finished(out, plan):  # Another process may have finished it in the meantime.
                 seed_everything(chosen.seed)
                 try:
                     _train(out, settled, parts, tokenizer, plan, where, command or _python_call(given), console)

@@ -1,4 +1,4 @@
-"""What a change does inside a model: closed forms on a model that forgets at a known rate, identities on every family,
+"""Effect of a change inside a model: closed forms on a model that forgets at a known rate, identities on every family,
 and views that stay readable and safe."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def random_model(name: str) -> ssmscope.Model:
 
 
 def states(words: list[str]) -> np.ndarray:
-    """(tokens, 3): y_t = Σ_s e^(−λ Σ steps behind s) · step_s · u_s of u = (1, weight, …), by its recurrence."""
+    """(tokens, 3): y_t = Σ_s e^(−λ Σ steps after s) · step_s · u_s of u = (1, weight, …), by its recurrence."""
     y, rows = np.zeros(2), []
     for word in words:
         step = STEPS.get(word, 1.0)

@@ -35,7 +35,7 @@ WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a
 
 
 def reviews(n: int = 40, seed: int = 0, words: int = 4) -> TextData:
-    """Texts of so many words, with labels that the words' weights decide but for noise."""
+    """Return texts of so many words, with labels that the words' weights decide up to noise."""
     draw = np.random.default_rng(seed)
     names = list(WEIGHTS)[:6]
     texts = [" ".join(names[i] for i in draw.integers(0, 6, words)) for _ in range(n)]
@@ -107,7 +107,7 @@ class TestClosedForm:
 
     @pytest.mark.parametrize(("decay", "share"), [(0.5, 1.0), (-0.5, 0.0)])
     def test_the_hardest_place_is_where_the_memory_is_worst(self, decay, share):
-        """What is read last counts most where states decay, and what is read first where they grow."""
+        """The last words count most where states decay, and the first words where they grow."""
         model = fading(WEIGHTS, decay=decay)
         texts = ["film good a film film", "good film film film a", "fine good film film film"] * 5
         data = text_data("praise", "test", texts, [1] * 15, LABELS)
@@ -153,7 +153,7 @@ class TestClosedForm:
 
 
 def ended(n: int, seed: int) -> TextData:
-    """Ten words, of which the last one is the label."""
+    """Return ten words, of which the last one is the label."""
     draw = np.random.default_rng(seed)
     labels = draw.integers(0, 2, n)
     rows = [[*np.array(list(WEIGHTS)[:6])[draw.integers(0, 6, 9)], LABELS[label]] for label in labels]
@@ -161,7 +161,7 @@ def ended(n: int, seed: int) -> TextData:
 
 
 def swept(right: list[list[int]], odds: list[list[float]] | None = None) -> tuple[InsertionSweep, InsertionCurve]:
-    """A sweep of one phrase by hand: what is right when clean, then at each place; and the log-odds."""
+    """Return a sweep of one phrase by hand: right answers when clean and at each place, and log-odds."""
     rows = np.array(right)
     spots = [(place_name(share), share) for share in np.linspace(0, 1, len(rows) - 1).tolist()]
     own = None if odds is None else np.array(odds, dtype=float)
@@ -230,7 +230,7 @@ class TestTexts:
         assert inserted(" a ", "x", 0) == " x a " and inserted(" a ", "x", 1) == " a x "
 
     def test_a_suffix_is_the_text_and_the_phrase(self):
-        """On a shipped model, run plainly."""
+        """A shipped model is run plainly."""
         model = ssmscope.load("demo/sst2-mamba")
         texts = ["a gripping , beautifully acted film .", "dull and far too long .", "i liked it"]
         data = text_data("three", "test", texts, [1, 0, 1], ("negative", "positive"))

@@ -1,4 +1,4 @@
-"""Numbers of an insertion sweep against loops, and what is counted and noted of it."""
+"""Numbers of an insertion sweep against loops, its counts and its notes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPOTS = [("first", None), ("0 %", 0.0), ("50 %", 0.5), ("100 %", 1.0)]
 
 
 class Stopped(Exception):
-    """Carries what a call is given."""
+    """Exception that carries the arguments of a call."""
 
 
 @pytest.mark.parametrize("with_odds", [True, False])

@@ -36,7 +36,7 @@ def reviews() -> TextData:
 
 
 def expected(words: list[str], n: int, bias: float | None = BIAS) -> float:
-    """The log-odds of "good" behind n tokens of filler without weight."""
+    """Return the log-odds of "good" after n tokens of filler without weight."""
     behind = log_odds(words, WEIGHTS, decay=DECAY, ending=None) * math.exp(-DECAY * n)
     return behind if bias is None else math.exp(-DECAY) * behind + bias
 
@@ -72,7 +72,7 @@ class TestClosedForm:
         assert found.notes == ("the filler is shorter than the longest length and is repeated",)
 
     def test_of_a_language_model_filler_stands_within_the_template(self):
-        """What stands behind {content} is behind the filler too, and what stands before it is before."""
+        """Text after {content} also follows the filler, and text before it precedes both."""
         weights = {**WEIGHTS, "Is": 1.5, "?": -0.25}
         model, data = fading(weights, decay=DECAY, language=True), reviews()
         prompt = dict(template="Is it {content} ?", words=["bad", "good"])
@@ -99,7 +99,7 @@ class TestClosedForm:
             assert len(one.figure().axes) == 3 and "before less after" not in str(one)
 
     def test_without_filler_it_is_the_plain_model(self):
-        """On a shipped model, whose tokenizer knows parts of words."""
+        """The tokenizer of this shipped model knows parts of words."""
         model = ssmscope.load("demo/sst2-mamba2")
         texts = ["a gripping , beautifully acted film .", "dull and far too long .", "i liked it"]
         data = text_data("three", "test", texts, [1, 0, 1], ("negative", "positive"))
@@ -231,7 +231,7 @@ class TestMeasure:
         assert half_name(curve) == "at 1,024 tokens [0, > 1,024]"
 
     def test_intervals_are_paired(self):
-        """Of nested hits the gap between the places varies by the few examples between."""
+        """For nested hits the gap between the places varies by the few examples between."""
         hits = np.arange(400)[None, None] < np.array([[[390], [290]], [[390], [300]]])
         nothing = np.zeros((2, 2, 400))
         given = (np.ones(400, dtype=int), hits.astype(int), nothing, ("after", "before"), (0, 1), nothing[..., 0], 2)

@@ -1,4 +1,4 @@
-"""The parts of attacks: imported without a trace, protecting what they must, and each as its paper defines it."""
+"""The parts of attacks: imported without a trace, protecting the right words, and each as its paper defines it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def script(body: str, home: Path, **environment: str) -> subprocess.CompletedProcess:
-    """A process with an empty home, where nothing of ours or of TextAttack was ever imported."""
+    """Run a process with an empty home, in which nothing of ours or of TextAttack was ever imported."""
     given = {**os.environ, "HOME": str(home), **environment}
     for name in ("TA_CACHE_DIR", "NLTK_DATA", "HF_HOME", "XDG_CACHE_HOME"):
         given.pop(name, None)
@@ -471,7 +471,7 @@ class TestSynonymFiles:
     )
     def test_broken_files(self, tmp_path, name, content):
         (tmp_path / name).write_text(content)
-        with pytest.raises(InputError, match="is no file of synonyms; allowed are a .json"):
+        with pytest.raises(InputError, match="is not a file of synonyms; allowed are a .json"):
             resources.load_synonyms(tmp_path / name)
 
     def test_empty(self, tmp_path):

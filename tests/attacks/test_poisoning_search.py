@@ -325,7 +325,7 @@ class TestResult:
 
 
 class Stopped(Exception):
-    """Carries what a search is given."""
+    """Exception that carries the arguments of a search."""
 
 
 class TestModels:

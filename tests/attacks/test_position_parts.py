@@ -27,7 +27,7 @@ WORDS = "good bad film a".split()
 
 
 class Stopped(Exception):
-    """Carries what a run is given."""
+    """Exception that carries the arguments of a run."""
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ class TestRegions:
             ({"regions": "3:3"}, "region 3:3 is empty; write"),
             ({"regions": [(-1, 3)]}, "region -1:3 is empty; write"),
             ({"regions": "0%:101%"}, "region 0%:101% is empty or not within 0 to 100 %"),
-            ({"regions": "0%:5"}, "'0%:5' is no region"),
+            ({"regions": "0%:5"}, "'0%:5' is not a region"),
             ({"regions": "0.5:2"}, "region 0.5:2 is not in whole tokens"),
             ({"regions": "0:2.5"}, "region 0:2.5 is not in whole tokens"),
             ({"regions": "0:2, 0:2"}, "region 0:2 was given twice"),
@@ -207,5 +207,5 @@ class TestRegions:
         for given, length in (("0:3", 2), ([(0, 1), (1, 3)], 2)):
             with pytest.raises(InputError, match="is empty or not within 0 to 2, the tokens of the longest sequence"):
                 regions_of(given, length)
-        with pytest.raises(InputError, match="window 9 is longer than the longest sequence, which has 8 tokens"):
+        with pytest.raises(InputError, match="window 9 is longer than the longest sequence, of 8 tokens"):
             windows_of(9, None, 8)

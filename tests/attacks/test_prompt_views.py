@@ -1,4 +1,4 @@
-"""What attacks on prompts look like: the differences between prompts, the table, the picture and the page."""
+"""Views of attacks on prompts: the differences between prompts, the table, the picture and the page."""
 
 from __future__ import annotations
 

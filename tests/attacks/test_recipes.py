@@ -1,4 +1,4 @@
-"""What every recipe runs and leaves out, in words and in parts, with all resources and with none."""
+"""Parts that every recipe runs and leaves out, in words and in objects, with all resources and with none."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def models():
 
 
 def losses(model, edits=()) -> np.ndarray:
-    """Of every example, by torch's own cross-entropy."""
+    """Compute every example's loss by torch's own cross-entropy."""
     logits = model.run(model.encode(ids=IDS.tolist()), edits=edits).logits.double()
     each = cross_entropy(logits.transpose(1, 2), torch.from_numpy(TARGETS), ignore_index=IGNORED, reduction="none")
     return each.sum(1).numpy() / 8

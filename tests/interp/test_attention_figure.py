@@ -1,4 +1,4 @@
-"""Attention maps as a figure: nothing overlaps, cells and strips are the weights, and what is left out is said."""
+"""Attention maps as a figure: nothing overlaps, cells and strips are the weights, and omissions are stated."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ssmscope.render import token_maps
 
 
 def data_of(page):
-    """What the script of a page reads, as the script reads it: up to the first thing that closes its element."""
+    """Return the data of a page's script, as the script reads it: up to the first thing that closes its element."""
     (found,) = re.findall(r'<script type="application/json">(.*?)</script', page, flags=re.DOTALL)
     return json.loads(found)
 

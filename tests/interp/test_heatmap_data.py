@@ -93,7 +93,7 @@ def test_words_are_chosen_by_their_intervals_and_listed_by_their_means():
 
 
 def test_views_show_words_that_are_surely_high_or_low(result):
-    """Of 20 words the first, the last and every third have wide intervals."""
+    """The first, the last and every third of 20 words have wide intervals."""
 
     def word(at: int) -> KeptWord:
         wide = 9.0 if at in (0, 19) or at % 3 == 0 else 0.25

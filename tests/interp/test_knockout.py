@@ -1,4 +1,4 @@
-"""Knockout by windows, parts and heads: what is cut, what is refused, and what it says where the answer is known."""
+"""Knockout by windows, parts and heads: cut edges, refusals, and the finding where the answer is known."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_recurrences_are_cut_by_their_numbers(models, name, level):
 
 
 def test_both_roads_of_a_hybrid_are_cut(models):
-    """Layer 1 of three is attention: alone, beside the states of the others, and head by head."""
+    """Layer 1 of three is attention: cut alone, with the states of the others, and head by head."""
     model, last = models["bamba"], len(IDS[0]) - 1
     batch = model.encode(ids=IDS[0])
 

@@ -1,4 +1,4 @@
-"""Influence of every architecture: what is asked for and refused, and its table, terminal view, figure and files."""
+"""Influence of every architecture: options and refusals, its table, terminal view, figure and files."""
 
 from __future__ import annotations
 

@@ -473,9 +473,9 @@ def test_a_plan_is_read_as_plain_values() -> None:
         ("a:\n- !!binary eA==\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:binary'"),
         ("a: 1\nb: 2\na: 3\n", "line 3 of the plan repeats the key 'a'; give it once"),
         ("a: 1\n[b]: 2\n", "line 2 of the plan has a list or mapping as a key"),
-        ('a: "\\0"\n', "line 1 of the plan has a character that is no text"),
-        ('a: "\\uD800"\n', "line 1 of the plan has a character that is no text"),
-        ('"\\uDFFF": a\n', "line 1 of the plan has a character that is no text"),
+        ('a: "\\0"\n', "line 1 of the plan has a character that is not text"),
+        ('a: "\\uD800"\n', "line 1 of the plan has a character that is not text"),
+        ('"\\uDFFF": a\n', "line 1 of the plan has a character that is not text"),
         ("[" * 21 + "a" + "]" * 21, "line 1 of the plan is nested in more than 20 lists and mappings"),
     ],
 )

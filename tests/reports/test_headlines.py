@@ -1,4 +1,4 @@
-"""Headlines, which stand above views, figures and pages: every number of a stand-in is another one."""
+"""Headlines, which stand above views, figures and pages: every number of a stand-in is distinct."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stand_ins import NAN, Stand, e
 
 
 def headline(result: Stand) -> str:
-    """The class's own."""
+    """Return the class's own headline."""
     return result.real.headline.fget(result)
 
 

@@ -1,4 +1,4 @@
-"""Keys of jobs: everything that is asked and every byte that is read is in them, for every verb and option there is."""
+"""Keys of jobs: they hold every option and every byte that is read, for every verb and option there is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL = {"model": "m", "files": "0123456789abcdef"}
 
 
 def key(call: Call, **model: Any) -> str:
-    """Files are read anew each time."""
+    """Return the key of a job, reading its files anew."""
     return key_of(call, [{**MODEL, **model}], Fingerprints())
 
 
@@ -96,7 +96,7 @@ def test_every_byte_of_what_is_read_matters(call, tmp_path, monkeypatch):
 
 
 def test_what_names_a_file_is_said_to_read_it():
-    """Else its content would be in no key."""
+    """Otherwise its content would be in no key."""
     paths = {
         (verb, option.name)
         for verb, each in VERBS.items()

@@ -1,4 +1,4 @@
-"""Running plans: nothing is lost, nothing runs twice, and what fails leaves the rest alone."""
+"""Running plans: nothing is lost, nothing runs twice, and failures leave the rest alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of jobs alone: pages and pictures take longer than such jobs."""
+    """Leave out pages and pictures, which take longer than the jobs tested."""
     monkeypatch.setattr(running, "_write", lambda report, root: None)
     unpainted(monkeypatch)
 
@@ -442,7 +442,7 @@ class TestKilled:
 
     def test_nothing_is_lost(self, models, tmp_path, ran, monkeypatch) -> None:
         root, again = tmp_path / "unbroken", tmp_path / "killed"
-        unpainted(monkeypatch)  # nor are pictures looked at that stand in the page and beside it
+        unpainted(monkeypatch)  # nor are the pictures in the page and next to it looked at
         monkeypatch.setattr(pictures, "encode_figure", lambda figure, suffix: b"a picture")
         monkeypatch.setattr(report_page, "image_html", lambda picture: "")
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The whole page of a report of hand-made results, and what goes into it."""
+"""The whole page of a report of hand-made results, and its data."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def made_entries() -> Iterator[ReportEntry]:
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures take most of the time."""
+    """Leave out pictures, which take most of the time."""
     monkeypatch.setattr(Result, "figure", lambda result: Figure())
     monkeypatch.setattr("ssmscope.render.html.data_uri", lambda figure, vector: f"data:{vector}")
 

@@ -47,7 +47,7 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with B and C frozen; C opens, B is frozen for relevance too."""
+    """Return the layer as a linear map with B and C frozen. For relevance C is an output gate, and B stays frozen."""
     assert layer.conv_input is not None
     B, width = parts.at_least_float32(layer.extras["B"]), layer.gate.shape[-1]
     enter_gate, enter = (

@@ -64,7 +64,7 @@ def effect_of(
 
 
 def aligned(before: Sequence[int], after: Sequence[int]) -> np.ndarray:
-    """Return the positions of the tokens that both have, (tokens, 2) int64, increasing in both columns."""
+    """Return the positions of the tokens that both texts have, (tokens, 2) int64, increasing in both columns."""
     blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
     pairs = [(block.a + at, block.b + at) for block in blocks for at in range(block.size)]
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)

@@ -45,12 +45,12 @@ class Side:
 
     @property
     def mean_attention(self) -> np.ndarray:
-        """(tokens,): `attention`, the average over the layers."""
+        """Mean of `attention` over the layers, (tokens,)."""
         return self.attention.mean(0)
 
     @property
     def on_changed(self) -> np.ndarray:
-        """(layers,): the share of the last position's attention on the changed tokens."""
+        """Share of the last position's attention on the changed tokens, (layers,)."""
         return self.attention[:, self.changed].sum(1)
 
     def top(self, k: int) -> list[int]:

@@ -85,7 +85,7 @@ def state_poisoning(
     seed: Seed = 0,
     progress: Progress = True,
 ) -> StatePoisoning:
-    """Search one trigger for all texts that makes a model forget, and measure it on held-out texts.
+    """Search for one trigger, the same in all texts, that makes a model forget, and measure it on held-out texts.
 
     The survival of a span is the share of the final states that was written at its tokens, exact in every head, as a
     mean over layers (`Trace.survival`). A trigger stands after the first ⌊place · n + ½⌋ of a text's n words. The

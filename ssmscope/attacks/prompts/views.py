@@ -73,7 +73,7 @@ def terminal_prompts(result: PromptAttack) -> Iterator[Text]:
 
 
 def html_prompts(result: PromptAttack) -> str:
-    """Render the same with numbers and, folded away, the templates and the parts of each attack."""
+    """Render the worst prompts with numbers and, folded away, the templates and the parts of each attack."""
     shown = Markup("")
     for one in result.attacks:
         if one.worst is None:

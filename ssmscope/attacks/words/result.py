@@ -100,7 +100,7 @@ class AttackedText:
 
 @dataclass(frozen=True)
 class WordAttack(Result, kind="words"):
-    """Accuracy under an attack on every text, and the text of each that the attack ended with."""
+    """Accuracy under an attack on every text, and the text at which each attack ended."""
 
     drawn_by: ClassVar[str] = "views"
 

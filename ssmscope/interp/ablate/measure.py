@@ -150,7 +150,8 @@ class AblationRuns:
         self.donors[cycle] = np.roll(cycle, 1)
 
     def single(self, units: Sequence[Unit]) -> tuple[np.ndarray, np.ndarray]:
-        """Return (examples, measures) of the plain run, and (units, examples, measures) of single ablations."""
+        """Return measures of the plain run, (examples, measures), and of single ablations, (units, examples,
+        measures)."""
         examples = self.examples
         plain = np.empty((len(examples), len(MEASURES)))
         found = np.empty((len(units), *plain.shape))
@@ -171,7 +172,7 @@ class AblationRuns:
         return plain, found
 
     def together(self, sets: Sequence[Sequence[Unit]], used: Sequence[int]) -> np.ndarray:
-        """Return (sets, used, measures) of these examples with every unit of a set ablated."""
+        """Return the measures (sets, used, measures) of these examples with every unit of a set ablated."""
         found = np.empty((len(sets), len(used), len(MEASURES)))
         place = {row: number for number, row in enumerate(used)}
 
@@ -200,7 +201,7 @@ class AblationRuns:
         base: PlainRun | None = None,
         layer: int = 0,
     ) -> np.ndarray:
-        """Return (sets, rows, measures), from `layer` on starting from the plain run of these rows."""
+        """Return measures (sets, rows, measures); with `base`, these rows' plain run, runs start from it at `layer`."""
         copies = len(sets)
         values = {key: value.repeat(copies, *[1] * (value.ndim - 1)) for key, value in values.items()}
         own = {key: value for key, value in values.items() if base is None or key[0] == layer}

@@ -34,7 +34,7 @@ KEYS_PER_QUERY = 64
 
 @dataclass(frozen=True)
 class Readouts:
-    """Means over the queries of a map of where the mass |weight| of each row lies; NaN where undefined.
+    """Readouts of a map: where the mass |weight| of each row lies, as means over queries; NaN where undefined.
 
     p(t, s) = |w(t, s)| / Σ_s |w(t, s)|, where the sum has the state before the first token too. Rows without any mass
     are left out.
@@ -115,7 +115,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     """Number of tokens that the readouts `recent` and `sink` count."""
 
     def token_rows(self) -> TokenRows:
-        """Return the chosen queries of every text, of whole maps the last one, coloured by what they take."""
+        """Return the chosen queries of every text (of whole maps, the last one), coloured by their weights."""
         from ssmscope.interp.attention.views import query_rows
 
         return query_rows(self)

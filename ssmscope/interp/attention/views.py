@@ -54,7 +54,8 @@ NAMED_KEYS = 5
 
 
 def query_rows(result: ImplicitAttention) -> TokenRows:
-    """Return the rows of each text's chosen queries, of whole maps the last; of several maps their mean |weight|."""
+    """Return a row for each chosen query of each text (of whole maps, the last); of several maps their mean
+    |weight|."""
     texts, alone = [], True
     for text in result:
         shown = mean_map(text) or next(iter(text.maps), None)

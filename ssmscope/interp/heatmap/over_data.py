@@ -1,4 +1,4 @@
-"""Heatmap over a data set: what is kept of its words, positions and classes. Texts run a batch at a time, and only sums
+"""Heatmap over a data set: what is kept of its words, positions and classes. Texts run batch by batch, and only sums
 are held."""
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def text_measures(tokens: Sequence[str], words: Sequence[int | None], scores: np
     marks = np.array([is_punctuation(name) for name in names])
     end = np.arange(len(groups)) >= (1 - END_SHARE) * len(groups)
 
-    def held(chosen: np.ndarray) -> float:  # Scores that are no shares have a mean.
+    def held(chosen: np.ndarray) -> float:  # Scores that are not shares have a mean.
         if of == "survival":
             return float(share[chosen].sum())
         return float(share[chosen].mean()) if chosen.any() else np.nan
@@ -136,7 +136,7 @@ def text_measures(tokens: Sequence[str], words: Sequence[int | None], scores: np
 
 
 def half_life_counts(model: Model, batch: Batch) -> dict[str, np.ndarray]:
-    """Return by layer (2, 1 + heads, `MAX_HALF_LIFE` + 1): tokens halved after d tokens, and seen for only d."""
+    """Count by layer, (2, 1 + heads, `MAX_HALF_LIFE` + 1): tokens halved after d tokens, and seen for only d."""
     counts: dict[str, np.ndarray] = {}
 
     def visit(index: int, rows: Sequence[int], layer: LayerTrace) -> None:
@@ -301,9 +301,9 @@ def _groups(model: Model, data: TextData, found: Mapping[str, np.ndarray]) -> tu
 
 
 def _chosen(entries: np.ndarray, words: int, least: int, highest: int, lowest: int) -> np.ndarray:
-    """Return words that occur in enough texts, by falling mean: so many with the highest lower ends of the mean's
-    interval, and so many with the lowest upper ends, so that a rare word is not there by chance. Ends are two standard
-    errors away, over texts."""
+    """Return words that occur in at least `least` texts, by falling mean: the `highest` ones by the lower end of the
+    mean's interval and the `lowest` ones by its upper end, so that rare words are not there by chance. Ends are two
+    standard errors away, over texts."""
     number, _, sums, count = entries
     at = number.astype(int)
     total = np.bincount(at, count, minlength=words)

@@ -279,7 +279,7 @@ class KeptGroup:
     """"all", "class NAME", "answered right" or "answered wrong"."""
     texts: int
     strongest: Estimate
-    """Score of the highest word of a text that is no punctuation."""
+    """Score of the highest word of a text that is not punctuation."""
     punctuation: Estimate
     end: Estimate
     """Score of the last quarter of the words."""

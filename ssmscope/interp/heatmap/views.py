@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FLAT_REMARK = "flat: noise"
 IMAGE_REMARK = "hardly selects"
-"""Remark on a flat row of an image; it is drawn all the same, since neighbouring pixels show what is no noise."""
+"""Remark on a flat row of an image; it is drawn all the same, since neighbouring pixels show what is not noise."""
 CONVOLUTION_REMARK = "; in italics, or underlined in orange: the convolution is not yet full"
 
 

@@ -1,4 +1,4 @@
-"""Grid of patched runs, from runs that start after what they share, and its approximation by one gradient."""
+"""Grid of patched runs, which start after what they share, and its approximation by one gradient."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def measure(model: Model, logits: Tensor, ids: tuple[int, int]) -> np.ndarray:
 
 
 def attributed(runs: PatchRuns, site: str, positions: Sequence[int], ids: tuple[int, int]) -> np.ndarray:
-    """Return (layers, positions), or (layers, heads): (a_source − a_base) · ∂m/∂a, m the difference of the logits of
+    """Return (a_source − a_base) · ∂m/∂a, (layers, positions) or (layers, heads), m the difference of the logits of
     answer and contrast in the base run (attribution patching, Nanda 2023; Syed et al. 2023, Eq. 2)."""
     kept: tuple[Recorded, Recorded] = ({}, {})
     with torch.no_grad():

@@ -63,7 +63,7 @@ class Patching(Result, kind="patch"):
 
     @property
     def flipped(self) -> str:
-        """Say which token, or head, is the first that flips the answer: of which the run answers as the other one."""
+        """Name the first token, or head, whose patch flips the answer to the other run's."""
         heads = self.site == "head"
         rows = self.values[-1:] if self.is_exact and not heads else self.values
         cells = np.argwhere((np.sign(rows[..., 1]) == -np.sign(self.base[1])).T)

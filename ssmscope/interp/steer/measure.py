@@ -110,7 +110,7 @@ class SteeredRuns:
         }
 
     def probabilities(self, batch: Batch, ids: Sequence[int]) -> np.ndarray:
-        """Return (directions, strengths, texts), the probabilities of the answers."""
+        """Return the probabilities of the answers, (directions, strengths, texts)."""
         found = np.empty((*self.shape, len(ids)))
         room_here = tokens_that_fit(self.model, every_position=not self.model.is_classifier)
         for which, rows, logits in self._every(batch, list(by_length(batch.lengths, room_here))):
@@ -120,14 +120,14 @@ class SteeredRuns:
         return found
 
     def costs(self, examples: ScoredExamples) -> np.ndarray:
-        """Return (directions, strengths, examples, measures)."""
+        """Return the measures on held-out data, (directions, strengths, examples, measures)."""
         found = np.empty((*self.shape, len(examples), len(MEASURES)))
         for which, rows, logits in self._every(examples.batch, list(examples.batches())):
             found[(*which, rows)] = examples.measured(logits, rows)
         return found
 
     def _every(self, batch: Batch, batches: Sequence[list[int]]) -> Any:
-        """Yield a direction's and strength's numbers, rows that run together, and their logits."""
+        """Yield the indices of a direction and a strength, rows that run together, and their logits."""
         reuse = can_start_at_layer(self.model, batch.rows([0]))
         with progress_bar() as bar:
             task = bar.add_task("steered runs", total=self.shape[0] * self.shape[1] * len(batches))

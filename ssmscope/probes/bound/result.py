@@ -241,7 +241,7 @@ def _growth(n: Norms, result: GeneralizationBound) -> Iterator[str]:
     else:
         yield (
             f"s_A > 0: a state may grow by ln ρ = {number(n.log_rho)} a token, and C by as much. (Eq. 15 prints "
-            f"{number(n.log_rho_printed)}, which is no upper bound for s_A > 0.)"
+            f"{number(n.log_rho_printed)}, which is not an upper bound for s_A > 0.)"
         )
     if not math.isnan(result.log_lower):
         equation = "19" if n.abscissa > 0 else "20"
