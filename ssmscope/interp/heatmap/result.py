@@ -107,7 +107,6 @@ class Head:
 class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     """Heatmap of one or several texts. `len`, iteration and `[i]` are over the texts."""
 
-    drawn_by: ClassVar[str] = "views"
     vector: ClassVar[bool] = False
 
     texts: tuple[ScoredText, ...]
@@ -143,6 +142,13 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 
     def token_rows(self) -> TokenRows:
         return views.rows(self)
+
+    def draw(self, frame: Frame, *, start: int = 0) -> Figure:  # type: ignore[override]
+        """Draw every text in the colours of its average, its layers and its heads; long texts as strips over positions,
+        images as maps. One figure holds 8 texts, from number `start` on."""
+        from ssmscope.render.token_figure import draw_rows
+
+        return draw_rows(views.rows(self), self.headline, frame, start=start)
 
     @property
     def summed(self) -> bool:

@@ -17,10 +17,7 @@ from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, v
 from ssmscope.render.tokens import short_token, visible
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer, ScoredText, SelectionHeatmap
-    from ssmscope.render.figure import Frame
 
 FLAT_REMARK = "flat: noise"
 IMAGE_REMARK = "hardly selects"
@@ -175,14 +172,6 @@ def notes(result: SelectionHeatmap) -> list[str]:
     if result.attends:
         found.append("Layers of attention keep no state and have no row.")
     return found
-
-
-def draw(result: SelectionHeatmap, frame: Frame, *, start: int = 0) -> Figure:
-    """Draw every text in the colours of its average, its layers and its heads; long texts as strips over positions,
-    images as maps. One figure holds 8 texts, from number `start` on."""
-    from ssmscope.render.token_figure import draw_rows
-
-    return draw_rows(rows(result), result.headline, frame, start=start)
 
 
 BRIEF_LAYERS = 6
