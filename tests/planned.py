@@ -10,6 +10,8 @@ import pytest
 import yaml
 from markupsafe import Markup
 
+from ssmscope.api import registry
+from ssmscope.api.inputs import Texts
 from ssmscope.api.results import Result
 from ssmscope.reports.jobs import Jobs, make_jobs
 from ssmscope.reports.plan import Plan, read_plan
@@ -19,7 +21,11 @@ from ssmscope.reports.store import Report
 WORDS = "a good film with bad acting , but great music .".split()
 TEXT = "a good film with bad acting"
 MINIMAL: dict[str, dict[str, Any]] = {
-    **{name: {"text": "a film"} for name in ("heatmap", "attention", "explain", "influence", "lens show", "sanity")},
+    **{
+        name: {"text": "a film"}
+        for name, each in registry.analyses().items()
+        if isinstance(each.reads, Texts) and each.reads.needed
+    },
     "effect": {"before": "a good film", "after": "a bad film"},
     "evaluate": {"tasks": ["wnli"]},
     "knockout": {"text": "a film", "from": ["film"]},
