@@ -305,8 +305,7 @@ def _detached(weight: Tensor | None) -> Tensor | None:
 
 
 Compute = Callable[..., Tensor]
-"""Function from (mixer, u, mask, state, retention, visit, True if its forward pass is its own) to the mixer's output.
-"""
+"""Function from (mixer, u, mask, state, retention, visit, own) to the mixer's output; `own` is as `runs_own` says."""
 
 
 Changes = Mapping[int, Callable[[Tensor], Tensor]]

@@ -216,7 +216,7 @@ def _clock(recurrence: Recurrence, part: slice = slice(0, None)) -> Tensor:
 
 
 def _windows(clock: Tensor, k: int) -> Tensor:
-    """Return sums over the 2^k positions from each on; those that would reach over the end are not to be used."""
+    """Return the sum over 2^k positions from each one on; those that wrap around the end have no meaning."""
     for i in range(k):
         clock = clock + clock.roll(-(2**i), 1)
     return clock

@@ -90,8 +90,8 @@ def here(model: Model, measure: Measure, batches: Sequence[tuple[int, Any]]) -> 
 
 @contextmanager
 def keeping(out: Path | None) -> Iterator[None]:
-    """Store parts in a file in the directory `out` until the body ends. They stay if the process is killed, or if
-    workers or a disk fail. If the input is refused, only parts that were there before stay."""
+    """Store parts in a file in the directory `out`, and remove them when the body is done. They stay if the process is
+    killed, or if workers or a disk fail; where the input is refused, a file that the body made is removed."""
     if out is None:
         yield
         return
