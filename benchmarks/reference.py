@@ -1,7 +1,7 @@
 """The reference runs behind the shipped CIFAR-10, instruct and babi models and the tables in docs/: their training and
 their results.
 
-    python benchmarks/reference.py train cifar10 mad wikitext2 instruct babi --out runs/reference --gpus 4 --minutes 10
+    python benchmarks/reference.py train cifar10 mad wikitext2 books instruct babi --out runs/reference --gpus 4 --minutes 10
     python benchmarks/reference.py table
     python benchmarks/reference.py position --out runs/reference --limit 2000
 
@@ -49,6 +49,8 @@ MAD = {
     **{f"groupmamba-k{k}": f"groupmamba --k {k}" for k in (2, 4)},
     **{f"groupmamba-k{k}-averaged": f"groupmamba --k {k} --no-cross-attention" for k in (2, 4)},
 }
+GROUPED = {"mamba2": "mamba2", **{name: model for name, model in MAD.items() if name.startswith("groupmamba")}}
+"""GroupMamba's Tables 3 and 4: k by cross-attention, beside the base."""
 TASKS = ("fuzzy-recall", "compression", "associative-recall", "noisy-recall", "selective-copying", "memorization")
 """MAD's; what is ablated is trained on the first two."""
 SEEDS = (0, 1, 2)
@@ -78,6 +80,11 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
             for name in COMPARED:
                 options = f"--split validation --epochs 15 --embedding-dropout 0.3 --seed {seed}"
                 found[f"wikitext2-{name}-{seed}"] = f"{name} --data wikitext2 {options}"
+    if "books" in sets:
+        for seed in SEEDS:
+            for name, model in GROUPED.items():
+                options = f"--epochs 4 --precision tf32{fused} --seed {seed}"
+                found[f"books-{name}-{seed}"] = f"{model} --data books {options}"
     if "babi" in sets:
         sizes = "--width 96 --layers 6 --state 32 --head-width 32 --tied --vocabulary 4000"
         recipe = "--prompt-weight 0.2 --epochs 16 --batch-size 128 --saved-as bfloat16"
@@ -173,7 +180,7 @@ def main() -> None:
         if verb is not table:
             sub.add_argument("--out", type=Path, required=True)
         if verb is train:
-            sub.add_argument("sets", nargs="+", choices=["cifar10", "mad", "wikitext2", "instruct", "babi"])
+            sub.add_argument("sets", nargs="+", choices=["cifar10", "mad", "wikitext2", "books", "instruct", "babi"])
             sub.add_argument("--gpus", type=int, default=1)
             sub.add_argument("--each", type=int, default=2, help="runs at a time on a GPU")
             sub.add_argument("--minutes", type=float, default=600.0)
