@@ -1,7 +1,7 @@
 """The reference runs behind the shipped CIFAR-10, instruct and babi models and the tables in docs/: their training and
 their results.
 
-    python benchmarks/reference.py train cifar10 mad wikitext2 books instruct babi --out runs/reference --gpus 4 --minutes 10
+    python benchmarks/reference.py train mad books instruct --out runs/reference --gpus 4 --minutes 10
     python benchmarks/reference.py table
     python benchmarks/reference.py position --out runs/reference --limit 2000
 
