@@ -490,6 +490,10 @@ def test_scores_of_benchmarks() -> None:
         ("b", "ppl", "12.35", "0", "–"),
     ]
     assert result.headline == "Evaluation of own: acc 0.001 on a, ppl 12.35 on b"
+    panels = [
+        (axes.get_xlabel(), [label.get_text() for label in axes.get_yticklabels()]) for axes in result.figure().axes
+    ]
+    assert panels == [("acc", ["a"]), ("norm", ["a"]), ("ppl", ["b"])]
     assert prose(result)[-1].endswith("A score without a standard error has no interval.")
     assert not prose(replace(result, scores=scores[::2]))[-1].endswith("has no interval.")
     assert result.to_frame().drop(columns="model").values.tolist()[2] == [
