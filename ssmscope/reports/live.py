@@ -222,9 +222,8 @@ def predictions(model: Model, given: Trace, edited: Trace | None = None) -> Data
     sorted by the probability given the text: name, given, and with an edited text edited and change."""
     import pandas as pd
 
-    rows = [
-        model.probabilities(trace.logits[0].double()).cpu().numpy() for trace in (given, edited) if trace is not None
-    ]
+    traces = [trace for trace in (given, edited) if trace is not None]
+    rows = [model.probabilities(trace.logits[0].double()).cpu().numpy() for trace in traces]
     likeliest = {int(i) for row in rows for i in np.argsort(-row, kind="stable")[:PREDICTIONS_SHOWN]}
     chosen = sorted(likeliest, key=lambda i: (-rows[0][i], i))
     labels = model.labels

@@ -198,9 +198,7 @@ def packed(every: Sequence[tuple[LabelledResult, TokenRows]], links: Links) -> l
                 "scoreName": block.name,
                 "of": block.of,
                 "marked": block.marked,
-                "scales": [
-                    [*scale_ends(block, signed), "around" if signed else "upward"] for signed in row_kinds(block)
-                ],
+                "scales": [[*scale_ends(block, kind), "around" if kind else "upward"] for kind in row_kinds(block)],
                 "rows": [" · ".join(row.name.splitlines()) for row in shown[0].rows] if shown else [],
                 "texts": texts,
                 "every": len(shown),

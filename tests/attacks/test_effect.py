@@ -416,6 +416,20 @@ class TestResult:
         for view in (page, drawn):
             assert ("flat: noise" in view) == flat and f"{lowest:.2f}"[:3] in view
 
+    def test_layers_are_not_clipped(self):
+        """Layers reach beyond the average; every row says its own range, on scales that hold all rows."""
+        model = ssmscope.load("demo/sst2-mamba2")
+        result = attack_effect(model, before="a gripping film .", after="a tedious film .", layers="all")
+        rows = [row for text in result.token_rows().texts for row in text.rows]
+        assert [row.name for row in rows[:4]] == ["retention", "attention", "layer 0 retention", "layer 0 attention"]
+        for kind in ("retention", "attention"):
+            own = [row for row in rows if row.name.endswith(kind)]
+            seen = [row.scores if row.outside is None else row.scores[~row.outside] for row in own]
+            for row, scores in zip(own, seen):
+                assert row.own == (scores.min(), scores.max()) and row.ends == own[0].ends
+            low, high = min(each.min() for each in seen), max(each.max() for each in seen)
+            assert own[0].ends == ((low, high) if kind == "retention" else (0, high))
+
     @pytest.mark.parametrize("words", [1, 5, 20, 57])
     def test_nothing_overlaps_or_leaves_the_sheet(self, words):
         draw = np.random.default_rng(words)

@@ -487,6 +487,12 @@ def test_views_and_files(found, tmp_path):
     place = answers.columns.index("planted")
     assert [cells[place].found for _, cells in answers.rows[:3]] == [victim.survival, victim.accuracy, None]
     assert found.verdict().startswith("survival 0.") and "after “zap”" in found.verdict()
+    for size, named in (
+        (10, [True, False, False]),
+        (3.3, [True, True, True]),
+    ):  # below each other, every panel is named
+        ticks = [axes.yaxis.get_major_ticks() for axes in found.figure(size=size).axes]
+        assert [all(tick.label1.get_visible() for tick in each) for each in ticks] == named
     compared = StatePoisoning.compare([found, found], [["one"], ["two"]])
     assert len(compared.rows) == 10 and "AUROC, window" in compared.columns
 

@@ -522,7 +522,7 @@ class TestResult:
             "average with clean": ["0.633 ± 0.153", "", "", ""],
         }
         shown = " ".join(str(made).split())
-        assert "2 windows: the largest drop is 62.5 % [57.5, 67.5] at 4:8, the mean 37.5 %." in shown
+        assert "2 windows: the mean drop is 37.5 %, the largest 62.5 % [57.5, 67.5] at 4:8." in shown
         assert made.headline.endswith(
             "accuracy 0.800 clean, 0.550 on average with pixels of 2 regions replaced by those "
             "of another class, at worst 0.500 at 75%:100%"
@@ -565,13 +565,11 @@ class TestResult:
             worst_windows=(2, 0, 3, 1),
         )
         assert tied.headline.endswith(" of 2 regions replaced by those of another class")
-        assert f"largest drop is {in_percent(first.drop)}, and no window stands out, the mean" in " ".join(
-            str(tied).split()
-        )
+        assert f"%, the largest {in_percent(first.drop)}; no window stands out." in " ".join(str(tied).split())
         some = dataclasses.replace(tied, worst_regions=(1,), worst_windows=(2, 0))
         assert some.headline.endswith(f", at worst {first.accuracy.value:.3f} at 12:16")
         where = f"{result.windows[2].region}, indistinguishable from 1 other"
-        assert f"largest drop is {in_percent(first.drop)} at {where}, the mean" in " ".join(str(some).split())
+        assert f"%, the largest {in_percent(first.drop)} at {where}." in " ".join(str(some).split())
 
     def test_what_is_worst_is_told_by_paired_differences(self):
         """40 and 38 of 200 examples are lost, the same ones but for 2; and of two windows 30 each, other ones."""

@@ -53,6 +53,13 @@ def test_nothing_overlaps_or_is_cut_off_in_the_figure(layout):
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["−limit", "0", "limit"]
 
 
+@pytest.mark.parametrize("tokens", [8, 40])
+def test_axes_are_named_below_the_maps_of_a_single_text(tokens):
+    figure, texts = drawn(make(make_text(tokens, maps=2)))
+    assert not overlapping(texts) and not outside(figure, texts)
+    assert [text for text, _ in texts].count("key") == [text for text, _ in texts].count("query") == 2
+
+
 def pictures(figure):
     """The arrays that are drawn as maps, the column of the state left out."""
     return [image.get_array() for axes in panels_of(figure) for image in axes.images if image.get_array().shape[1] > 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -240,4 +242,7 @@ def test_the_picture_shows_relative_changes():
         ("layer 1", "12.5 %"),
         ("layer 2", "2.0 %"),
     ]
+    small = dataclasses.replace(result, changes=changes * [[[0.002], [1e-9], [0.05], [0]]])
+    (table,) = [block for block in small.blocks() if isinstance(block, Table)]
+    assert [cells[0].value for _, cells in table.rows] == ["−0.100 %", "0.0 %", "0.625 %", "0.0 %"]
     assert table.note.startswith("Relative change of the probability p with edges to “b” cut, p′ / p − 1;")

@@ -368,6 +368,10 @@ class TestBehaviour:
         assert found.counts() == {"stable": 1, "marginal": 1, "unstable": 0}
         said = " ".join(str(found).split())
         assert "(1 stable, 1 marginal). The marginal layer, 1: 1 of 6 states keep half" in said
+        with torch.no_grad():
+            model.mixers[0].A_log[:3] = -12.0
+        said = " ".join(str(stability(model, length=40)).split())
+        assert "The model is marginal in both layers: in layer 0, 3 of 6 states keep half" in said
 
     def test_damaged(self):
         model = example("mamba2")

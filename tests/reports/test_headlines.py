@@ -167,9 +167,9 @@ class TestPrompts:
         assert headline(self.result((), pwws=NAN)) == f"{start}, no drop defined"
         assert headline(self.result((0,), pwws=0.125)) == f"{start}, 0.675 under pwws"
         two = self.result((1,), pwws=0.125, checklist=0.5)
-        assert headline(two) == f"{start}, 0.300 under checklist, the worst on average"
+        assert headline(two) == f"{start}, 0.300 under the worst on average, checklist"
         three = dict(pwws=0.125, checklist=0.5, stresstest=0.25)
-        assert headline(self.result((1,), **three)) == f"{start}, 0.300 under checklist, the worst on average"
+        assert headline(self.result((1,), **three)) == f"{start}, 0.300 under the worst on average, checklist"
         assert headline(self.result((1, 2, 0), **three)) == (
             f"{start}, 0.300 to 0.675 attacked, under no attack clearly lowest"
         )

@@ -88,9 +88,7 @@ def grouped(recurrence: Recurrence, turn: Int[Tensor, "batch length"], groups: i
     delta = recurrence.delta
     assert delta is not None
     own = (delta * (turn == group).to(delta).unsqueeze(-1) for group in range(groups))
-    return tuple(
-        replace(recurrence, delta=step, D=recurrence.D if group == 0 else None) for group, step in enumerate(own)
-    )
+    return tuple(replace(recurrence, delta=step, D=None if group else recurrence.D) for group, step in enumerate(own))
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

@@ -234,10 +234,8 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     if recurrence.D is not None:
         D = recurrence.D if recurrence.D.ndim == 2 else recurrence.D.unsqueeze(-1)
         y = y + D * recurrence.x
-    output_map = base.output_map(mixer, layer, y)
-    output_map = replace(
-        output_map, gate_map=_sliced(output_map.gate_map, len(layer.borrowed) * mixer.hidden_size, None)
-    )
+    output_map, start = base.output_map(mixer, layer, y), len(layer.borrowed) * mixer.hidden_size
+    output_map = replace(output_map, gate_map=_sliced(output_map.gate_map, start, None))
     flat = rearrange(weights, "b t h p j -> j b t (h p)")
     modules = (mixer, *mixer.before[len(mixer.before) - len(layer.borrowed) :])
     traces = (layer, *layer.before)

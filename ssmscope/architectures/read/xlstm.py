@@ -132,9 +132,8 @@ def reading(module: nn.Module) -> Iterator[None]:
     """Run texts longer than `max_inference_chunksize`, which transformers cuts, without gradients and with a cache, in
     one piece, in this thread and within the context. Within it, raise InputError if gradients of such a text are asked
     for, which its head cuts off too."""
-    with override_forward(
-        [(part, partial(_backbone, part)) for part in module.modules() if isinstance(part, xLSTMModel)]
-    ):
+    found = [part for part in module.modules() if isinstance(part, xLSTMModel)]
+    with override_forward([(part, partial(_backbone, part)) for part in found]):
         yield
 
 

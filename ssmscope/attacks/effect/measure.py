@@ -32,9 +32,8 @@ def effect_of(
     """Compute the effect of the change from a batch's first row to its second, with options as in `attack_effect`."""
     trace = model.trace(batch)
     # Retention is defined as 0 for models without a recurrent state, and they have no final states.
-    heatmap = selection_heatmap(
-        model, replace(trace, has_recurrent_state=True), score="retention", layers=layers, top=top
-    )
+    of_all = replace(trace, has_recurrent_state=True)
+    heatmap = selection_heatmap(model, of_all, score="retention", layers=layers, top=top)
     assert isinstance(heatmap, SelectionHeatmap)
     chosen = heatmap.layers
     pairs = aligned(*(batch.input_ids[row, :length].tolist() for row, length in enumerate(batch.lengths)))

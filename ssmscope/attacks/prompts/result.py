@@ -132,7 +132,7 @@ class PromptAttack(Result, kind="prompts"):
         accuracies = [one.accuracy.value for one in self.attacks if not math.isnan(one.drop.value)]
         if where := with_ties([self.attacks[at].name for at in self.worst], len(accuracies)):
             accuracy = self.attacks[self.worst[0]].accuracy.value
-            return f"{start}, {accuracy:.3f} under {where}" + ", the worst on average" * (len(accuracies) > 1)
+            return f"{start}, {accuracy:.3f} under {'the worst on average, ' * (len(accuracies) > 1)}{where}"
         ends = dict.fromkeys(f"{end:.3f}" for end in (min(accuracies), max(accuracies)))
         return f"{start}, {' to '.join(ends)} attacked, under no attack clearly lowest"
 

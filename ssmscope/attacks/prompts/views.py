@@ -88,9 +88,8 @@ def html_prompts(result: PromptAttack) -> str:
         head = Markup("<b>{}, template {}</b>: {}").format(one.name, one.worst, numbers)
         shown += Markup('<div>{}</div><p class="prompt">{}</p>').format(head, marked)
     items = Markup("").join(Markup('<li class="prompt">{}</li>').format(template) for template in result.templates)
-    parts = Markup("").join(
-        Markup("<li><b>{}</b>: {}</li>").format(one.name, "; ".join(one.ran)) for one in result.attacks
-    )
+    item = Markup("<li><b>{}</b>: {}</li>")
+    parts = Markup("").join(item.format(one.name, "; ".join(one.ran)) for one in result.attacks)
     templates = Markup('<details><summary>Templates</summary><ol start="0">{}</ol></details>').format(items)
     return shown + templates + Markup("<details><summary>What ran</summary><ul>{}</ul></details>").format(parts)
 

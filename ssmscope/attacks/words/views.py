@@ -31,10 +31,8 @@ def draw(result: WordAttack, frame: plot.Frame) -> Figure:
     """Draw accuracy against the number of words that an attack may change; the dashed line is the clean accuracy."""
     queries = result.queries.value
     told = "nothing was attacked" if math.isnan(queries) else f"{queries:.1f} queries per attacked example"
-    ends = [
-        f"{name} {found.value:.3f}" for name, found in (("clean", result.accuracy), ("under attack", result.attacked))
-    ]
-    legend = [(plot.rule(plot.SOFT), ends[0]), (plot.rule(plot.COLOURS[0], "-"), ends[1])]
+    clean, attacked = f"clean {result.accuracy.value:.3f}", f"under attack {result.attacked.value:.3f}"
+    legend = [(plot.rule(plot.SOFT), clean), (plot.rule(plot.COLOURS[0], "-"), attacked)]
     sheet = plot.Sheet(frame, f"{result.recipe} on {result.model_name}", plot.data_line(result, told), legend)
     (axes,) = sheet.panels(2.6)
     most = len(result.curve) - 1

@@ -180,7 +180,10 @@ def draw(result: ImplicitAttention, frame: Frame, *, start: int = 0) -> Figure:
     named = f"Implicit attention of {result.model_name}: {result.level_name}"
     bars: list[Bar] = [(SIGNED, None, ("−limit", "limit"), "weight")]
     below = [heads_name(result), *said, rest_of(len(result), start, len(texts))]
-    return stack(frame, named, below, parts, bars, width)
+    figure = stack(frame, named, below, parts, bars, width)
+    if any(triangles) and (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)  # A single pass, before the maps are square, leaves too little room below them.
+    return figure
 
 
 def _whole(text: AttendedText) -> bool:

@@ -93,9 +93,7 @@ def replacement_vector(model: Model, replacement: str) -> Float[Tensor, " width"
     table = embedding_table(model.module)
     if replacement == "mean":
         return table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table)
-    if replacement == "zero":
-        return torch.zeros_like(table[0])
-    return table[_token(model, replacement)]
+    return torch.zeros_like(table[0]) if replacement == "zero" else table[_token(model, replacement)]
 
 
 def _token(model: Model, replacement: Any) -> int:

@@ -29,6 +29,7 @@ from ssmscope.interp.heatmap.words import (
     SHOWN_HIGHEST,
     SHOWN_LOWEST,
     is_punctuation,
+    shown_words,
     word_groups,
     word_scores,
     word_text,
@@ -249,12 +250,15 @@ def summarise(
     if not punctuation:
         marks = np.array([is_punctuation(name) for name in names])
         entries = entries[:, ~marks[entries[0].astype(int)]]
+    every = _with_intervals(entries, _chosen(entries, len(names), least, HIGHEST, LOWEST).tolist(), names, total, seed)
     kept = []
     for at, (name, chosen) in enumerate(groups.items()):
         own, size = entries[:, chosen[entries[1].astype(int)]], int(chosen.sum())
-        highest = names[_chosen(own, len(names), min_texts(size), SHOWN_HIGHEST, SHOWN_LOWEST)[:OF_GROUP]].tolist()
+        highest = names[_chosen(own, len(names), min_texts(size), SHOWN_HIGHEST, SHOWN_LOWEST)].tolist()
+        if name == "all":
+            highest = [each.word for each in shown_words(every)]
         means = dict(zip(MEASURES, estimates[width * at : width * (at + 1)]))
-        kept.append(KeptGroup(name, size, **means, words=tuple(highest)))
+        kept.append(KeptGroup(name, size, **means, words=tuple(highest[:OF_GROUP])))
     tenths = estimates[width * len(groups) :]
     counts = np.bincount(entries[0].astype(int), entries[3], minlength=len(names))
     texts = np.bincount(entries[0].astype(int), minlength=len(names))
@@ -266,9 +270,8 @@ def summarise(
         highest = tuple(str(names[word]) for word in order if not np.isnan(score[word]))
         parts = tuple(tenths[TENTHS * (1 + at) : TENTHS * (2 + at)])
         layers.append(KeptLayer(number, float(halves[0]), halves[1:], highest, parts))
-    chosen = _chosen(entries, len(names), least, HIGHEST, LOWEST).tolist()
     return {
-        "words": _with_intervals(entries, chosen, names, total, seed),
+        "words": every,
         "least": least,
         "named": int((texts >= least).sum()),
         "groups": tuple(kept),

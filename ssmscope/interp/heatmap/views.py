@@ -10,7 +10,7 @@ import numpy as np
 
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_half_life, median_half_life
+from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_half_life, median_half_life, shown_words
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import counted, score_range
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, value_cell
@@ -212,7 +212,7 @@ def data_blocks(result: DataHeatmap) -> Iterator[Block]:
 
 def words(result: DataHeatmap) -> Table:
     lines = []
-    for each in result.shown_words:
+    for each in shown_words(result.words):
         cells = {"score": Cell(each.kept), "texts": Cell(text=f"{each.texts:,}")}
         lines.append(Line((visible(each.word),), {**cells, "times": Cell(text=f"{each.count:,}")}))
     from_both = f"The {SHOWN_HIGHEST} highest and {SHOWN_LOWEST} lowest of" if len(lines) < len(result.words) else "Of"
