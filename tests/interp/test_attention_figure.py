@@ -12,7 +12,7 @@ from exhaustive import few
 from matplotlib.colors import to_hex
 
 from ssmscope.errors import InputError
-from ssmscope.interp.attention import views
+from ssmscope.interp.attention import figure as attention_figure
 from ssmscope.interp.attention.maps import causal, limit, row_limits
 from ssmscope.interp.attention.triangles import strongest_of_blocks
 from ssmscope.render.colours import SIGNED, STEPS, ramp, signed_shades
@@ -145,7 +145,7 @@ def test_every_map_has_its_title_and_limits():
 
 
 def test_figures_hold_so_many_maps_and_4_texts_and_say_so(monkeypatch):
-    monkeypatch.setattr(views, "MAPS_PER_FIGURE", 8)
+    monkeypatch.setattr(attention_figure, "MAPS_PER_FIGURE", 8)
     shown = labels(make(make_text(6, maps=10)).figure())
     layers = [text.split(" ±")[0] for text in shown if text.startswith("layer ")]
     assert layers == [f"layer {at}" for at in range(8)] and any("2 more maps" in text for text in shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -83,8 +83,6 @@ class Cost:
 @dataclass(frozen=True)
 class PromptAttack(Result, kind="prompts"):
     """Accuracy under clean and attacked prompts, attack by attack and template by template."""
-
-    drawn_by: ClassVar[str] = "views"
 
     templates: tuple[str, ...]
     clean: tuple[Estimate, ...]

@@ -1,4 +1,4 @@
-"""Views of attacks on prompts: the figure, and the worst prompts with their changes."""
+"""Views of attacks on prompts: the worst prompts with their changes."""
 
 from __future__ import annotations
 
@@ -11,45 +11,17 @@ from markupsafe import Markup, escape
 from rich.text import Text
 
 from ssmscope.attacks.names import SEMANTIC
-from ssmscope.render import figure as plot
 from ssmscope.render.html import grid
 from ssmscope.render.table import Cell, Line, in_percent, table
 from ssmscope.render.worddiff import html_diff, rich_diff
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ssmscope.attacks.prompts.result import PromptAttack, PromptAttacker
 
 UNCHANGED = "no prompt it tried is worse than the template"
 STYLE = """
 .ssmscope .prompt { white-space: pre-wrap; overflow-wrap: anywhere; margin: 2px 0 12px; }
 """
-
-
-def draw(result: PromptAttack, frame: plot.Frame) -> Figure:
-    """Draw a row for each attack and template: the clean accuracy and the attacked one with intervals. The average drop
-    stands next to each attack."""
-    number = len(result.templates)
-    templates = f"{number} templates" if number > 1 else "one template"
-    way = f"measured {'' if result.as_promptbench else 'not '}as PromptBench"
-    clean, worst = plot.handle(0, linestyle="", markerfacecolor="white"), plot.handle(1, linestyle="", marker="o")
-    legend = [(clean, "clean prompt"), (worst, "worst prompt found"), (plot.rule(plot.SOFT), "mean of the clean ones")]
-    sheet = plot.Sheet(frame, f"Prompt attacks on {result.model_name}", plot.data_line(result, templates, way), legend)
-    rows = number * len(result.attacks)
-    (axes,) = sheet.panels(0.2 * rows + 0.1 if number > 1 else 0.3 * rows)
-    names, notes = [], []
-    for index, one in enumerate(result.attacks):
-        drop = "no drop defined" if math.isnan(one.drop.value) else f"drop {in_percent(one.drop)}"
-        names += [f"{one.name}{f' {at}' if number > 1 else ''}" if at == 0 else str(at) for at in range(number)]
-        notes += [drop, *[""] * (number - 1)]
-        if index:
-            axes.axhline(index * number - 0.5, color=plot.GRID, linewidth=0.8)
-    both = (list(result.clean) * len(result.attacks), [each.accuracy for one in result.attacks for each in one.prompts])
-    plot.points(axes, names, *both, markers="oo", notes=notes, zero=False, hollow=(0,))
-    axes.axvline(result.average_clean.value, color=plot.SOFT, linewidth=0.9, linestyle=plot.DASHED, zorder=0)
-    axes.set(xlim=(-0.01, 1.01), xlabel="accuracy")
-    return sheet.figure
 
 
 def _prompts(one: PromptAttacker, result: PromptAttack) -> tuple[str, str]:
@@ -103,14 +75,9 @@ def by_template(result: PromptAttack) -> str:
         found = (*(each.accuracy for each in one.prompts), one.accuracy)
         accuracies.append(Line((one.name,), dict(zip(columns, map(Cell, found)))))
         values = [each.drop.value for each in one.prompts if not math.isnan(each.drop.value)]
-        spread = len(set(values)) > 1
+        low, high = (min(values), max(values)) if len(set(values)) > 1 else (None, None)
         cells = [
-            Cell(
-                each.drop.times(100),
-                digits=1,
-                best=spread and each.drop.value == min(values),
-                worst=spread and each.drop.value == max(values),
-            )
+            Cell(each.drop.times(100), digits=1, best=each.drop.value == low, worst=each.drop.value == high)
             for each in one.prompts
         ]
         drops.append(Line((one.name,), dict(zip(columns, [*cells, Cell(one.drop.times(100), digits=1)]))))

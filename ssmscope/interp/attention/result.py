@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -103,8 +102,6 @@ class AttendedText(OfTokens):
 @dataclass(frozen=True)
 class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     """Implicit attention of one or several texts."""
-
-    drawn_by: ClassVar[str] = "views"
 
     texts: tuple[AttendedText, ...]
     level: str
