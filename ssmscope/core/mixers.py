@@ -1,4 +1,4 @@
-"""Adapters found by the classes of a model's layers, and runs of these layers through `ops.scan`."""
+"""Adapters, found by a layer's class, and runs of layers through `ops.scan`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def adapter_for(mixer: nn.Module) -> LayerAdapter:
     """Return the adapter that reads this mixer. Raises InputError if there is none."""
     reader = _adapter(mixer)
     if reader is None:
-        raise InputError(f"{type(mixer).__name__} is no layer that can be read; readable are {known_mixers()}")
+        raise InputError(f"{type(mixer).__name__} is not a layer that can be read; readable are {known_mixers()}")
     return reader
 
 
@@ -201,7 +201,7 @@ def arguments(part: nn.Module) -> tuple[str, ...]:
 
 
 def _accepted(mixer: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a mixer's class takes: RWKV's blocks are called with a mask that they do not."""
+    """Return the arguments that a mixer's class takes: RWKV's blocks are called with a mask that they do not take."""
     kind: Any = _readable_class(mixer)
     takes = _parameters(kind)
     every = any(each.kind is each.VAR_KEYWORD for each in takes.values())
@@ -210,7 +210,8 @@ def _accepted(mixer: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def weights_constant(module: nn.Module) -> Iterator[None]:
-    """Treat the weights of linear layers and mixers as constants, in this thread alone, to keep less for gradients."""
+    """Treat the weights of linear layers and mixers as constants, in this thread alone, so that backward passes keep
+    less."""
     parts = [(part, partial(run_linear, part)) for part in module.modules() if type(part) is nn.Linear]
     token = _weights_constant.set(True)
     try:
@@ -273,7 +274,7 @@ def check_parts(
     mixer: nn.Module, u: Tensor, mask: Tensor | None, below: Handler, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
     """Return True if there are no hooks or forward passes on a mixer's parts. Raise InputError if some make `below`,
-    its own forward pass with these arguments, compute something else than is read of it."""
+    its own forward pass with these arguments, compute something other than its terms."""
     parts = changed_parts(mixer)
     if not parts and runs_own(mixer, below):
         return True
@@ -282,7 +283,7 @@ def check_parts(
     theirs = lambda v: _unedited().run(below, v, *args[1:], **named)  # noqa: E731
     ours = lambda v: adapter_for(mixer).output(mixer, _unedited().run(terms_of, mixer, v, mask))  # noqa: E731
     if not same_outcome(mixer, parts, theirs, ours, u, mask if mask is not None and mask.ndim == 2 else None):
-        raise InputError(f"{described(mixer, parts)} make it compute something else than is read of it: take them off")
+        raise InputError(f"{described(mixer, parts)} make it compute something other than its terms: remove them")
     return False
 
 
@@ -293,12 +294,12 @@ def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         bare = _unedited().run(terms_of, mixer, layer.u, layer.mask)
         found, real = reader.linearized(mixer, bare), slice(None) if layer.mask is None else layer.mask
         if not agree((found.matvec(found.u) + found.bias)[real], reader.output(mixer, bare)[real]):
-            raise InputError(f"{described(mixer, parts)} make it another map than is read of it: take them off")
+            raise InputError(f"{described(mixer, parts)} make it another map than its terms do: remove them")
     return reader.linearized(mixer, layer)
 
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
-    """Return a mixer's terms, without gradients by its weights within `weights_constant`."""
+    """Return a mixer's terms, without gradients with respect to its weights within `weights_constant`."""
     layer = adapter_for(mixer).compute_terms(mixer, u, mask if mask is None else mask.to(u.device), state)
     if _weights_constant.get():
         held = tuple(replace(r, A=_detached(r.A), D=_detached(r.D)) for r in layer.recurrences)
@@ -311,8 +312,7 @@ def _detached(weight: Tensor | None) -> Tensor | None:
 
 
 Compute = Callable[..., Tensor]
-"""Function from (mixer, u, mask, state, retention, visit, True if its forward pass is its own) to the mixer's output.
-"""
+"""Function from (mixer, u, mask, state, retention, visit, own) to the mixer's output; `own` is as `runs_own` says."""
 
 
 Changes = Mapping[int, Callable[[Tensor], Tensor]]
@@ -361,8 +361,8 @@ def _checked_output(index: int, theirs: Any, ours: Any, mask: Tensor | None, sta
     y, expected = (each[0] if isinstance(each, tuple) else each for each in (theirs, ours))
     real = slice(None) if mask is None else mask
     if state is not None or not agree(y[real], expected[real]):
-        said = f"a forward pass was put on layer {index} that computes something else than the layer,"
-        raise InputError(f"{said} so the layer cannot be read; take it off first")
+        said = f"a forward pass was put on layer {index} that computes something other than the layer,"
+        raise InputError(f"{said} so the layer cannot be read; remove it first")
     return theirs
 
 

@@ -1,4 +1,4 @@
-"""When an answer ends, and that every text goes on from its own state: with what is said next written down."""
+"""Ends of answers, and continuations of every text from its own state, with each next token written down."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Patching(Result, kind="patch"):
 
     @property
     def flipped(self) -> str:
-        """Say which token, or head, is the first that flips the answer: of which the run answers as the other one."""
+        """Name the first token, or head, whose patch flips the answer to the other run's."""
         heads = self.site == "head"
         rows = self.values[-1:] if self.is_exact and not heads else self.values
         cells = np.argwhere((np.sign(rows[..., 1]) == -np.sign(self.base[1])).T)
@@ -116,9 +116,7 @@ class Patching(Result, kind="patch"):
         return [((int(row), int(column)), float(found[row, column])) for row, column in places]
 
     def _name(self, row: int, column: int) -> str:
-        if self.site == "head":
-            return f"layer {row}, head {column}"
-        return f"layer {row}, {self._place(column)}"
+        return f"layer {row}, {f'head {column}' if self.site == 'head' else self._place(column)}"
 
     def _place(self, column: int) -> str:
         return f"{self.positions[column]} “{self.token(column, 20)}”"
@@ -164,8 +162,7 @@ class Patching(Result, kind="patch"):
             own, ranks = (f"{each:.3f}".replace("-", "−") for each in self.agreement)
             yield Prose(f"Correlation of the gradient's approximation with it: {own} (Pearson), {ranks} (Spearman).")
             yield Picture(partial(self.figure, approximated=True), f"{self.headline}, approximated")
-        lines = [
-            Line((self._name(*cell),), {self.metric_name: short_cell(value)}) for cell, value in self._top(NAMED_CELLS)
-        ]
+        top = self._top(NAMED_CELLS)
+        lines = [Line((self._name(*cell),), {self.metric_name: short_cell(value)}) for cell, value in top]
         into = f"Values of the {names[1]} run in the {names[0]} one; the cells of single layers that change the most."
         yield table(("patched",), lines, note=into)

@@ -25,7 +25,7 @@ STRENGTHS = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 def check_strengths(*, strengths: Sequence[float], **_: object) -> None:
     """Raise InputError if a strength is given twice."""
     if len(set(strengths)) < len(strengths):
-        raise InputError(f"strengths has a number twice: {', '.join(f'{each:g}' for each in strengths)}")
+        raise InputError(f"strengths has a number twice: {', '.join(f'{each:g}' for each in strengths)}; keep one")
 
 
 @analysis(
