@@ -5,9 +5,11 @@
 
 A model reads pairs of a key and a value in any order and then writes them in the order of the keys: what it writes next
 is known, and each value is recalled. Once it has written the first pair, one fact that it has not come to is exchanged:
-to the states of all layers is added what the state of another prompt, in which this key has another value, has more
-than its own right after the fact. That answer must become the other value, and no other answer may change. A Gaussian
-direction that is in every layer as long is added in place of it.
+to the states of all layers is added what distinguishes the states of two other prompts, which have the same keys in the
+same places, other values, and for this key the one value or the other. That answer must become the other value, and no
+other answer may change. The states are those of when these prompts, too, have written their first pair ("fact"), or
+those of the text's own two versions when the fact has just passed the convolutions ("at its place"): what a model moves
+after that is not in them. A Gaussian direction that is in every layer as long is added in place of the first.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ KEYS, VALUES = 6, 8
 SIGN = KEYS + VALUES
 """The token after the pairs; keys are the first tokens, values come next."""
 BATCH = 64
+REACH = 3
+"""Tokens that a convolution reads before its own: a fact is in the state once so many have come after it."""
 FIRST = 2
 """Tokens that are written before the fact is."""
 
@@ -79,8 +83,8 @@ def trained(name: str, seed: int, steps: int) -> ssmscope.Model:
 
 
 def after_fact(model: ssmscope.Model, texts: np.ndarray, places: np.ndarray) -> list[LayerState]:
-    """The states after the value of each text's fact, of all layers."""
-    cut = [text[: place + 1].tolist() for text, place in zip(texts, places)]
+    """The states of all layers when the value of each text's fact, at `places`, has passed the convolutions."""
+    cut = [text[: place + 1 + REACH].tolist() for text, place in zip(texts, np.broadcast_to(places, len(texts)))]
     return list(model.run(model.encode(ids=cut), last_only=True).states)
 
 
@@ -102,22 +106,38 @@ def measured(model: ssmscope.Model, random: np.random.Generator, count: int) -> 
     old = values[rows, key]
     new = KEYS + (old - KEYS + random.integers(1, VALUES, len(texts))) % VALUES
     places = (texts[:, : 2 * KEYS : 2] == key[:, None]).argmax(1) * 2 + 1
-    other = texts.copy()
-    other[rows, places] = new
-    pairs = zip(after_fact(model, other, places), after_fact(model, texts, places))
-    facts = [tuple(a - b for a, b in zip(one.ssm, two.ssm)) for one, two in pairs]
+    donors = np.where((texts >= KEYS) & (texts < SIGN), KEYS + random.integers(0, VALUES, texts.shape), texts)
+    first = (texts[:, : 2 * KEYS : 2] == 0).argmax(1) * 2 + 1
+    facts, own = (
+        exchanged(
+            model, np.concatenate([each, [[0, value] for value in each[rows, first]]], axis=1), places, old, new, at
+        )
+        for each, at in ((donors, texts.shape[1] + FIRST), (texts, places))
+    )
     generator = torch.Generator().manual_seed(int(random.integers(2**31)))
     drawn = [tuple(like(d, generator) for d in each) for each in facts]
     found: dict[str, Any] = {"prompts": count, "solved": float(right.mean())}
     asked = np.zeros_like(plain, dtype=bool)
     asked[rows, 2 * key + 1] = True
-    for name, differences in (("fact", facts), ("random", drawn)):
+    for name, differences in (("fact", facts), ("at its place", own), ("random", drawn)):
         made = model.generate(ids=texts.tolist(), max_new_tokens=2 * KEYS, edits=added(differences))
         said = np.array(made.ids)
         found[f"{name}: becomes the other value"] = float((said[asked] == new).mean())
         found[f"{name}: changes"] = float((said[asked] != old).mean())
         found[f"{name}: other answers change"] = float((said != plain)[:, FIRST:][~asked[:, FIRST:]].mean())
     return found
+
+
+def exchanged(
+    model: ssmscope.Model, texts: np.ndarray, places: np.ndarray, old: np.ndarray, new: np.ndarray, at: Any
+) -> list[tuple[Tensor, ...]]:
+    """What the states have more, `at` these places, of texts with the new value than of those with the old one."""
+    found = []
+    for value in (new, old):
+        versions = texts.copy()
+        versions[np.arange(len(texts)), places] = value
+        found.append(after_fact(model, versions, at))
+    return [tuple(a - b for a, b in zip(one.ssm, two.ssm)) for one, two in zip(*found)]
 
 
 def like(difference: Tensor, generator: torch.Generator) -> Tensor:
