@@ -100,7 +100,7 @@ def name(data: str, arm: str, seed: int) -> str:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Train what is missing, seed by seed, then measure its fidelity."""
+    """Train the missing runs, seed by seed, then measure their fidelity."""
     trained = {(r["data"], r["arm"], r["seed"]) for r in results()}
     measured = {(r["data"], r["arm"], r["seed"]) for r in results() if r["delta"]}
     device = "cuda" if arguments.gpus else "cpu"
@@ -170,7 +170,7 @@ def _fidelity(key: Key, root: Path, device: str, measured: set[Key]) -> running.
 
 
 def accuracies(out: Path) -> dict[str, Any]:
-    """Return what a line of the results takes from `training.json`: accuracies, and the variation of Δ by head."""
+    """Return the fields of a line of results from `training.json`: accuracies, and the variation of Δ by head."""
     record = json.loads((out / "training.json").read_text())
     return {
         "command": record["command"],
@@ -233,7 +233,7 @@ def arms_of(records: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def selects(record: dict[str, Any]) -> bool:
-    """Return whether the gates of a model select."""
+    """Return True if the gates of a model select."""
     variations = [layer["variation"] for layer in record["selectivity"]]
     shares = [sum(v >= MIN_VARIATION for v in heads) / len(heads) for heads in variations]
     return min(shares) >= MIN_SELECTING_SHARE and statistics.median(variations[0]) >= MIN_FIRST_MEDIAN

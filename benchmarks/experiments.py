@@ -1,44 +1,49 @@
 """Experiments 1 and 2 of the generalisation paper on the selective SSM, trained here: does the spectral abscissa fall
 when training succeeds, and does the generalisation gap grow with the length of the sequences?
 
-    SSMSCOPE_DATA=… python benchmarks/experiments.py run --out runs/experiments --minutes 20
-    SSMSCOPE_DATA=… python benchmarks/experiments.py figure --out runs/experiments --to docs/figures
+    SSMSCOPE_DATA=… python benchmarks/experiments.py train --out runs/experiments --cores 2 --minutes 20
+    SSMSCOPE_DATA=… python benchmarks/experiments.py figure --to docs/figures
 
 (Generalization Error Analysis for Selective State-Space Models, section 5 and appendix B.)
 
-`run` trains every run that is not yet there, with `train_model` and the recipes `experiment1` and `experiment2`, on a
-CPU with one thread a process. Runs that are finished are left as they are, and no run is begun after the minutes, so
-the same line may be given again until nothing is left. A run whose loss is no longer finite keeps what it had until
-then in `diverged.json`. `figure` draws experiment1.png and experiment2.png from the finished runs, and prints the
-tables that stand in docs/stability.md.
+`train` does every run that has no line in benchmarks/results/experiments.jsonl yet, on a CPU with one core each, with
+the recipes `experiment1` and `experiment2`; on IMDb Experiment 2 has 20 epochs instead of 100. A run whose loss is no
+longer finite keeps what it had until then. `figure` draws experiment1.png and experiment2.png from these lines;
+`tables` prints the tables of docs/stability.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import running
 
-LENGTHS = {"majority": (50, 100, 200, 300, 400, 500), "listops": (100, 200, 300)}
+RESULTS = Path(__file__).parent / "results" / "experiments.jsonl"
+LENGTHS = {
+    "majority": (50, 100, 200, 300, 400, 500),
+    "imdb": (100, 200, 300, 350, 400, 500),
+    "listops": (100, 200, 300),
+}
+TITLES = {"majority": "Majority", "imdb": "IMDb", "listops": "ListOps"}
+CLASSES = {"majority": 2, "imdb": 2, "listops": 10}
 SEEDS = (0, 1, 2, 3, 4)
 RECIPES = ("experiment1", "experiment2", "sweep")
 START = 0.1
 """s_A at the start of Experiment 1."""
-SWEPT = {"majority": 250, "listops": 300}
+SWEPT = {"majority": 250, "imdb": 500, "listops": 300}
 STARTS = tuple(round(0.02 * step, 2) for step in range(-5, 6))
 """The lengths, and s_A at the start, of Experiment 1's sweep (B.5)."""
-DIVERGED = "diverged.json"
+EPOCHS = {("experiment2", "imdb"): 20}
+"""Epochs of a recipe on a task, where they are fewer than the paper's."""
 
 
 class Run(NamedTuple):
-    """One training run, and its directory under --out. `start` is s_A at the start, of the sweep alone."""
+    """One training run. `start` is s_A at the start, of the sweep alone."""
 
     recipe: str
     task: str
@@ -46,18 +51,19 @@ class Run(NamedTuple):
     seed: int
     start: float | None = None
 
-    def directory(self, out: Path) -> Path:
+    @property
+    def name(self) -> str:
         start = "" if self.start is None else f"-start{self.start:+.2f}"
-        return out / self.recipe / f"{self.task}-T{self.length}{start}-seed{self.seed}"
+        return f"{self.recipe}-{self.task}-T{self.length}{start}-seed{self.seed}"
 
 
 def runs(recipes: tuple[str, ...] = RECIPES) -> list[Run]:
     """All runs, seed by seed: what the minutes cut short has fewer seeds, not fewer lengths."""
     found = [
         Run(recipe, task, length, seed)
+        for seed in SEEDS
         for recipe in recipes
         if recipe != "sweep"
-        for seed in SEEDS
         for task, lengths in LENGTHS.items()
         for length in lengths
     ]
@@ -66,91 +72,127 @@ def runs(recipes: tuple[str, ...] = RECIPES) -> list[Run]:
     return found
 
 
-def record(run: Run, out: Path) -> dict[str, Any] | None:
-    """What a run ended with, `training.json` or `diverged.json`; None where it has not ended."""
-    for name in ("training.json", DIVERGED):
-        file = run.directory(out) / name
-        if file.exists():
-            return json.loads(file.read_text(encoding="utf-8"))
-    return None
+def records(recipe: str) -> dict[str, dict[int, list[dict[str, Any]]]]:
+    """Return what the runs of a recipe ended with, by task and length; the lengths without one are left out."""
+    kept = {each["run"]: each for each in running.read(RESULTS)}
+    found: dict[str, dict[int, list[dict[str, Any]]]] = {task: {} for task in LENGTHS}
+    for run in runs((recipe,)):
+        if run.name in kept:
+            found[run.task].setdefault(run.length, []).append({**kept[run.name], "seed": run.seed, "start": run.start})
+    return found
 
 
 # ---- training
 
 
-def train(run: Run, out: Path, deadline: float) -> str:
-    """Train one run to its end, and say what came out."""
-    if time.time() > deadline:
-        return ""
+def train(arguments: argparse.Namespace) -> None:
+    """Train what has no line yet."""
+    done, jobs = {each["run"] for each in running.read(RESULTS)}, []
+    for number, run in enumerate(runs()):
+        if run.recipe in arguments.recipes and run.task in arguments.tasks:
+            into = arguments.out / f"{run.name}.json"
+            words = [__file__, "measure", "--number", str(number), "--out", str(arguments.out / run.name)]
+            ended = partial(_keep, run, into)
+            log = into.with_suffix(".log")
+            jobs.append(
+                running.Job(
+                    run.name, [[*words, "--into", str(into)]], log, partial(done.__contains__, run.name), ended=ended
+                )
+            )
+    running.run(jobs, [""] * arguments.cores, arguments.minutes)
+
+
+def _keep(run: Run, into: Path, seconds: float) -> None:
+    running.add(RESULTS, {"run": run.name, "seconds": round(seconds), **json.loads(into.read_text())})
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Train the run of this number to its end, and write what came out."""
     from ssmscope.errors import InputError
     from ssmscope.training import train_model
-    from ssmscope.training.checkpoint import load_state, write_json
+    from ssmscope.training.checkpoint import load_state
 
-    started = time.time()
-    directory = run.directory(out)
-    options: dict[str, Any] = dict(length=run.length, seed=run.seed, device="cpu", progress=False)
+    run = runs()[arguments.number]
+    options: dict[str, Any] = {"seed": run.seed, "device": "cpu", "progress": False}
+    options["max_length" if run.task == "imdb" else "length"] = run.length
     if run.start is not None:
         options["spectral_abscissa"] = run.start
+    if (run.recipe, run.task) in EPOCHS:
+        options["epochs"] = EPOCHS[run.recipe, run.task]
     try:
         recipe = "experiment1" if run.recipe == "sweep" else run.recipe
-        train_model("selective", run.task, directory, recipe=recipe, **options)
+        train_model("selective", run.task, arguments.out, recipe=recipe, **options)
     except InputError as error:
         if not str(error).startswith("the loss is "):
             raise
-        state = directory / "checkpoint" / "state.pt"
-        history = load_state(state)["history"] if state.exists() else []
-        write_json(directory / DIVERGED, {"reason": str(error), "history": history})
-    found = record(run, out)
-    assert found is not None
-    said = found.get("reason") or "train {:.3f}, test {:.3f}".format(*(found[p]["accuracy"] for p in ("train", "test")))
-    return f"{directory}: {said} ({time.time() - started:.0f} s)"
+        state = arguments.out / "checkpoint" / "state.pt"
+        found: dict[str, Any] = {
+            "diverged": str(error),
+            "epochs": _told(load_state(state)["history"] if state.exists() else []),
+        }
+    else:
+        record = json.loads((arguments.out / "training.json").read_text())
+        found = {"command": record["command"].rpartition(" --out ")[0], "epochs": _told(record["history"])}
+        found |= {
+            part: {name: record[part][name] for name in ("accuracy", "cross_entropy")} for part in ("train", "test")
+        }
+        if run.recipe == "experiment1":
+            found["growth"] = growth(run, arguments.out)
+        if run.recipe == "experiment2" and run.task == "majority":
+            found["unseen"] = unseen(run, arguments.out)
+        if run.recipe == "experiment2":
+            found["epochs"] = found["epochs"][-1:]
+    arguments.into.write_text(json.dumps(found))
 
 
-def _one_thread() -> None:
+def _told(history: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Return the mean training loss of every epoch, with the penalty on answers that are all alike, and the weights'
+    norms after it."""
+    kept = [{name: value for name, value in epoch.items() if not name.startswith("validation")} for epoch in history]
+    return [{name: float(f"{value:.6g}") for name, value in epoch.items()} for epoch in kept]
+
+
+def growth(run: Run, directory: Path) -> float:
+    """By how much the state that grows most grows over a whole sequence, a natural logarithm: T times the mean log-gain
+    that `stability` measures on four random sequences of T tokens."""
+    import ssmscope
+
+    (layer,) = ssmscope.stability(ssmscope.load(directory.absolute()), length=run.length, positions=1)
+    return run.length * layer.growth.value
+
+
+def unseen(run: Run, directory: Path) -> float:
+    """The accuracy on 1,000 unseen sequences of majority, a quarter of whose ones became zeros as in training: the test
+    set has none flipped, and so another distribution."""
     import torch
 
-    torch.set_num_threads(1)
-    os.nice(19)
+    import ssmscope
+    from ssmscope.data.sequences import majority
 
-
-def run_all(arguments: argparse.Namespace) -> None:
-    waiting = [run for run in runs(tuple(arguments.recipes)) if record(run, arguments.out) is None]
-    deadline = time.time() + 60 * arguments.minutes
-    with ProcessPoolExecutor(arguments.processes, get_context("spawn"), _one_thread) as pool:
-        for done in as_completed([pool.submit(train, run, arguments.out, deadline) for run in waiting]):
-            if done.result():
-                print(done.result(), flush=True)
-    left = sum(record(run, arguments.out) is None for run in waiting)
-    print(f"{len(runs(tuple(arguments.recipes))) - left} runs have ended, {left} are left")
+    fresh, _ = majority(run.length, seed=1000 + run.seed)
+    model = ssmscope.load(directory.absolute())
+    with torch.no_grad():
+        answers = model.logits(model.encode(ids=fresh.ids.tolist())).argmax(-1)
+    return float((answers.numpy() == fresh.labels).mean())
 
 
 # ---- what came out
 
 
-def ended(recipe: str, out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
-    """The records of the runs that have ended, by task and length; the lengths without one are left out."""
-    found: dict[str, dict[int, list[dict[str, Any]]]] = {task: {} for task in LENGTHS}
-    for run in runs((recipe,)):
-        one = record(run, out)
-        if one is not None:
-            found[run.task].setdefault(run.length, []).append({**one, "run": run})
-    return found
-
-
 def losses(one: dict[str, Any]) -> np.ndarray:
-    """(epochs,) the mean training loss of every epoch, with the penalty on answers that are all alike."""
-    return np.array([epoch["training_loss"] for epoch in one["history"]])
+    """(epochs,) training losses."""
+    return np.array([epoch["training_loss"] for epoch in one["epochs"]])
 
 
 def abscissae(one: dict[str, Any]) -> np.ndarray:
     """(1 + epochs,) s_A at the start and after every epoch of Experiment 1."""
-    return np.array([START, *(epoch["spectral_abscissa"] for epoch in one["history"])])
+    return np.array([START, *(epoch["spectral_abscissa"] for epoch in one["epochs"])])
 
 
 def fell(one: dict[str, Any], share: float = 0.1) -> bool:
     """Whether training reduced the loss: the last epoch's is below that share of the first's."""
     loss = losses(one)
-    return "reason" not in one and len(loss) > 1 and bool(loss[-1] < share * loss[0])
+    return "diverged" not in one and len(loss) > 1 and bool(loss[-1] < share * loss[0])
 
 
 def mean(values: np.ndarray) -> tuple[float, float, float]:
@@ -161,22 +203,12 @@ def mean(values: np.ndarray) -> tuple[float, float, float]:
     return found.value, found.low, found.high
 
 
-def growth(one: dict[str, Any], out: Path) -> float:
-    """By how much the state that grows most grows over a whole sequence, a natural logarithm: T times the mean log-gain
-    that `stability` measures on four random sequences of T tokens."""
-    import ssmscope
-
-    model = ssmscope.load(one["run"].directory(out).absolute())
-    (layer,) = ssmscope.stability(model, length=one["run"].length, positions=1)
-    return one["run"].length * layer.growth.value
-
-
-def claim_table(out: Path) -> str:
+def claim_table() -> list[str]:
     """Figure 1's claim: where the loss fell, did s_A, and where it did not, did s_A stay?"""
     headings = ("task", "T", "loss fell", "of these s_A < 0.1", "s_A", "T · growth")
     headings += ("loss stayed", "s_A", "T · growth")
     rows = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
-    for task, lengths in ended("experiment1", out).items():
+    for task, lengths in records("experiment1").items():
         for T, found in lengths.items():
             cells = [task, str(T)]
             for group in ([one for one in found if fell(one)], [one for one in found if not fell(one)]):
@@ -184,9 +216,9 @@ def claim_table(out: Path) -> str:
                 cells.append(f"{len(group)} of {len(found)}")
                 cells += [str(sum(end < START for end in ends))] * (len(cells) == 3)
                 cells.append(span(ends, 3))
-                cells.append(span([growth(one, out) for one in group if "reason" not in one], 1))
-            rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+                cells.append(span([one["growth"] for one in group if "growth" in one], 1))
+            rows.append(f"| {' | '.join(cells)} |".replace("-0.", "−0."))
+    return rows
 
 
 def span(values: list[float], digits: int) -> str:
@@ -194,7 +226,7 @@ def span(values: list[float], digits: int) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def sweep_table(out: Path) -> str:
+def sweep_table() -> list[str]:
     """Appendix B.5's question: which starts can be trained from, and where does s_A end?"""
     headings = (
         "task",
@@ -207,28 +239,48 @@ def sweep_table(out: Path) -> str:
         "diverged",
     )
     rows = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
-    for task, T in SWEPT.items():
-        for start in STARTS:
-            runs_of = [Run("sweep", task, T, seed, start) for seed in SEEDS]
-            found = [one for one in (record(run, out) for run in runs_of) if one is not None]
-            whole = [one for one in found if "reason" not in one]
-            first = f"{np.median([losses(one)[0] for one in whole]):.2g}" if whole else "–"
-            cells = [task, str(T), f"{start:.2f}", str(len(found)), first, str(sum(fell(one, 0.9) for one in found))]
-            cells.append(span([one["history"][-1]["spectral_abscissa"] for one in whole], 3))
-            cells.append(str(len(found) - len(whole)))
-            rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows).replace("-0.", "−0.")
+    for task, lengths in records("sweep").items():
+        for T, every in lengths.items():
+            for start in STARTS:
+                found = [one for one in every if one["start"] == start]
+                whole = [one for one in found if "diverged" not in one]
+                first = f"{np.median([losses(one)[0] for one in whole]):.2g}" if whole else "–"
+                cells = [task, str(T), f"{start:.2f}", str(len(found)), first]
+                cells += [str(sum(fell(one, 0.9) for one in found))]
+                cells += [span([abscissae(one)[-1] for one in whole], 3), str(len(found) - len(whole))]
+                rows.append(f"| {' | '.join(cells)} |".replace("-0.", "−0."))
+    return rows
 
 
-def trained(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
+NORMS = {
+    "spectral_abscissa": "s_A",
+    "norm_p": "abs(p)",
+    "norm_q": "‖q‖₂",
+    "norm_W_B": "‖W_B‖₂",
+    "norm_W_C": "‖W_C‖₂",
+    "norm_A": "max abs(A)",
+    "training_loss": "loss",
+}
+"""Columns of the paper's Table 3 by their names in a run's history."""
+
+
+def norm_table(task: str = "imdb", length: int = 350) -> list[str]:
+    """The paper's Table 3: norms while training, the mean over seeds with its 95 % t interval, the loss its median."""
+    found = [one["epochs"] for one in records("experiment1")[task].get(length, []) if "diverged" not in one]
+    rows = [f"| epoch | {' | '.join(NORMS.values())} |", "|---" * (1 + len(NORMS)) + "|"]
+    for epoch in range(min(map(len, found), default=0)):
+        cells = [running.told([one[epoch][name] for one in found], 2) for name in list(NORMS)[:-1]]
+        loss = np.median([one[epoch]["training_loss"] for one in found])
+        rows.append(f"| {epoch + 1} | {' | '.join([*cells, f'{loss:.2g}'])} |".replace("-0.", "−0."))
+    return rows
+
+
+def trained() -> dict[str, dict[int, list[dict[str, Any]]]]:
     """The runs of Experiment 2 without those that diverged."""
-    found: dict[str, dict[int, list[dict[str, Any]]]] = {task: {} for task in LENGTHS}
-    for task, lengths in ended("experiment2", out).items():
-        for T, records in lengths.items():
-            kept = [one for one in records if "reason" not in one]
-            if kept:
-                found[task][T] = kept
-    return found
+    return {
+        task: {T: kept for T, found in lengths.items() if (kept := [one for one in found if "diverged" not in one])}
+        for task, lengths in records("experiment2").items()
+    }
 
 
 def measured(found: list[dict[str, Any]], name: str) -> np.ndarray:
@@ -236,49 +288,33 @@ def measured(found: list[dict[str, Any]], name: str) -> np.ndarray:
     return np.array([[one[part][name] for part in ("train", "test")] for one in found])
 
 
-def unseen(one: dict[str, Any], out: Path) -> float:
-    """The accuracy on 1,000 unseen sequences of majority, a quarter of whose ones became zeros as in training: the test
-    set has none flipped, and so another distribution."""
-    import torch
-
-    import ssmscope
-    from ssmscope.data.sequences import majority
-
-    run: Run = one["run"]
-    fresh, _ = majority(run.length, seed=1000 + run.seed)
-    model = ssmscope.load(run.directory(out).absolute())
-    with torch.no_grad():
-        answers = model.logits(model.encode(ids=fresh.ids.tolist())).argmax(-1)
-    return float((answers.numpy() == fresh.labels).mean())
-
-
-def gap_table(out: Path) -> str:
+def gap_table() -> list[str]:
     """Figure 2 as numbers: accuracies and generalisation gaps by length, then how the gaps change with the length."""
     headings = ("task", "T", "runs", "training accuracy", "test accuracy", "gap in accuracy", "gap in loss")
     headings += ("accuracy, unseen and flipped", "s_A at the end")
     rows = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     slopes = []
-    for task, lengths in trained(out).items():
+    for task, lengths in trained().items():
         for T, found in lengths.items():
             accuracy, loss = measured(found, "accuracy"), measured(found, "cross_entropy")
             numbers = (*accuracy.T, accuracy[:, 0] - accuracy[:, 1], loss[:, 1] - loss[:, 0])
             cells = ["{:.3f} ({:.3f} to {:.3f})".format(*mean(values)) for values in numbers]
-            fresh = np.array([unseen(one, out) for one in found]) if task == "majority" else np.array([])
+            fresh = np.array([one["unseen"] for one in found if "unseen" in one])
             cells.append("{:.3f} ({:.3f} to {:.3f})".format(*mean(fresh)) if len(fresh) else "–")
-            cells.append(span([one["history"][-1]["spectral_abscissa"] for one in found], 3))
+            cells.append(span([one["epochs"][-1]["spectral_abscissa"] for one in found], 3))
             rows.append(f"| {task} | {T} | {len(accuracy)} | {' | '.join(cells)} |")
         each = {seed: slope(lengths, seed) for seed in SEEDS}
         whole = np.array([pair for pair in each.values() if pair is not None])
         if len(whole):
             said = ["{:+.3f} ({:+.3f} to {:+.3f})".format(*mean(column)) for column in whole.T]
             slopes.append(f"{task}, per 100 tokens: gap in accuracy {said[0]}, gap in loss {said[1]}")
-    return "\n".join(rows + ["", *slopes]).replace("-0.", "−0.")
+    return [row.replace("-0.", "−0.") for row in (*rows, "", *slopes)]
 
 
 def slope(lengths: dict[int, list[dict[str, Any]]], seed: int) -> tuple[float, float] | None:
     """By how much one seed's gaps in accuracy and in loss grow per 100 tokens: the least-squares line over the lengths;
     None where a length is missing."""
-    runs_of = {T: [one for one in found if one["run"].seed == seed] for T, found in lengths.items()}
+    runs_of = {T: [one for one in found if one["seed"] == seed] for T, found in lengths.items()}
     if not all(runs_of.values()) or len(runs_of) < 2:
         return None
     gaps = [(measured(found, "accuracy"), measured(found, "cross_entropy")) for found in runs_of.values()]
@@ -291,7 +327,7 @@ def slope(lengths: dict[int, list[dict[str, Any]]], seed: int) -> tuple[float, f
 
 INK, SOFT, GRID = "#1b1f24", "#57606a", "#e6e9ed"
 TRAINING, TEST = "#2065a8", "#d1540a"
-BLUES = ("#a9cfe8", "#6fb0d9", "#4190c8", "#2065a8", "#104a87", "#08306b")
+BLUES = ("#a9cfe8", "#6fb0d9", "#4190c8", "#2f7ab8", "#2065a8", "#104a87", "#08306b")
 
 
 def plain(axes: Any) -> None:
@@ -308,29 +344,31 @@ def heading(figure: Any, title: str, below: str) -> None:
     figure.text(0.2 / width, 1 - 0.52 / height, below, size=8.5, color=SOFT, va="center")
 
 
-def draw_first(out: Path) -> Any:
+def draw_first() -> Any:
     """Training loss and s_A against epochs, a line a run; dashed where the loss did not fall."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    found = ended("experiment1", out)
+    found = records("experiment1")
     figure = Figure(figsize=(9.0, 6.2), facecolor="white")
     number = sum(len(one) for lengths in found.values() for one in lengths.values())
     below = f"selective SSMs of 16 channels and 4 states, {number} runs; dashed: the loss did not fall"
     heading(figure, "Experiment 1: training from an unstable start, s_A = 0.1", below)
-    grid = figure.subplots(2, 2, sharex=True, gridspec_kw=dict(left=0.085, right=0.875, bottom=0.08, top=0.855))
+    grid = figure.subplots(
+        2, len(found), sharex=True, gridspec_kw=dict(left=0.085, right=0.875, bottom=0.08, top=0.855)
+    )
     known = sorted({T for lengths in LENGTHS.values() for T in lengths})
     colours = dict(zip(known, BLUES))
     for column, (task, lengths) in enumerate(found.items()):
         upper, lower = grid[:, column]
-        for T, records in lengths.items():
-            for one in records:
+        for T, group in lengths.items():
+            for one in group:
                 style = dict(color=colours[T], linewidth=1.3, linestyle="-" if fell(one) else (0, (4, 2)))
                 loss, abscissa = losses(one), abscissae(one)
                 upper.plot(range(1, len(loss) + 1), loss, **style)
                 lower.plot(range(len(abscissa)), abscissa, **style)
         upper.set_yscale("log")
-        upper.set_title({"majority": "Majority", "listops": "ListOps"}[task], size=10, color=INK)
+        upper.set_title(TITLES[task], size=10, color=INK)
         lower.axhline(0, color=SOFT, linewidth=1)
         lower.axhline(START, color=SOFT, linewidth=1, linestyle=":")
         lower.set_xlabel("epoch", color=SOFT, size=9)
@@ -346,24 +384,24 @@ def draw_first(out: Path) -> Any:
     return figure
 
 
-def draw_second(out: Path) -> Any:
+def draw_second() -> Any:
     """Training and test accuracy against the length: the mean over seeds with its interval, and every seed."""
     from matplotlib.figure import Figure
 
-    found = trained(out)
+    found = trained()
     figure = Figure(figsize=(9.0, 3.9), facecolor="white")
     number = sum(len(one) for lengths in found.values() for one in lengths.values())
-    below = f"{number} runs of 100 epochs; bars: 95 % bootstrap intervals of the mean over seeds; points: the seeds"
+    below = f"{number} runs; bars: 95 % bootstrap intervals of the mean over seeds; points: the seeds"
     heading(figure, "Experiment 2: accuracy against length, trained from s_A = 0", below)
-    grid = figure.subplots(1, 2, gridspec_kw=dict(left=0.075, right=0.985, bottom=0.13, top=0.77, wspace=0.17))
+    grid = figure.subplots(1, len(found), gridspec_kw=dict(left=0.075, right=0.985, bottom=0.13, top=0.77, wspace=0.17))
     for axes, (task, lengths) in zip(grid, found.items()):
         plain(axes)
         if not lengths:
             continue
         for at, (name, colour, marker) in enumerate((("training", TRAINING, "o"), ("test", TEST, "s"))):
             places, means = [], []
-            for T, records in lengths.items():
-                values = measured(records, "accuracy")[:, at]
+            for T, group in lengths.items():
+                values = measured(group, "accuracy")[:, at]
                 place = T + (2 * at - 1) * max(lengths) / 120  # side by side
                 axes.plot([place] * len(values), values, ".", color=colour, alpha=0.35, markersize=6, linewidth=0)
                 places.append(place)
@@ -371,9 +409,8 @@ def draw_second(out: Path) -> Any:
             value, low, high = np.array(means).T
             bars = dict(color=colour, marker=marker, markersize=4.5, linewidth=1.5, capsize=3)
             axes.errorbar(places, value, yerr=(value - low, high - value), label=name, **bars)
-        classes = {"majority": 2, "listops": 10}[task]
-        axes.axhline(1 / classes, color=SOFT, linewidth=1, linestyle=":", label="chance")
-        axes.set_title({"majority": "Majority", "listops": "ListOps"}[task], size=10, color=INK, loc="left")
+        axes.axhline(1 / CLASSES[task], color=SOFT, linewidth=1, linestyle=":", label="chance")
+        axes.set_title(TITLES[task], size=10, color=INK, loc="left")
         axes.set_xticks(list(lengths))
         axes.set_xlabel("length T in tokens", color=SOFT, size=9)
         axes.set_ylabel("accuracy", color=SOFT, size=9)
@@ -383,7 +420,7 @@ def draw_second(out: Path) -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """A PNG of 64 colours, a third of the size of one of all."""
+    """Save a PNG of 64 colours, a third of the size of one with all colours."""
     import io
 
     from PIL import Image
@@ -393,33 +430,27 @@ def save(figure: Any, path: Path) -> None:
     Image.open(drawn).convert("RGB").quantize(64).save(path, optimize=True)
 
 
-def figures(arguments: argparse.Namespace) -> None:
+def figure(arguments: argparse.Namespace) -> None:
+    """Draw both figures."""
     arguments.to.mkdir(parents=True, exist_ok=True)
-    if any(record(run, arguments.out) is not None for run in runs(("sweep",))):
-        print(f"sweep\n\n{sweep_table(arguments.out)}\n")
-    for name, draw, table in (("experiment1", draw_first, claim_table), ("experiment2", draw_second, gap_table)):
-        if not any(ended(name, arguments.out).values()):
-            print(f"{name}: no run has ended in {arguments.out}")
-            continue
-        save(draw(arguments.out), arguments.to / f"{name}.png")
-        print(f"{name}\n\n{table(arguments.out)}\n")
+    save(draw_first(), arguments.to / "experiment1.png")
+    save(draw_second(), arguments.to / "experiment2.png")
+
+
+def tables(arguments: argparse.Namespace) -> None:
+    """Print the tables of the documentation."""
+    for table in (claim_table, sweep_table, norm_table, gap_table):
+        print(table.__doc__, *table(), sep="\n", end="\n\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True, dest="command")
-    training = commands.add_parser("run", help="train what is not yet there")
-    training.add_argument("--out", type=Path, required=True, help="a directory for the runs")
-    training.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
-    training.add_argument("--minutes", type=float, default=60, help="after these no run is begun")
-    training.add_argument("--processes", type=int, choices=(1, 2), default=1)
-    training.set_defaults(act=run_all)
-    drawing = commands.add_parser("figure", help="draw both figures and print their tables")
-    drawing.add_argument("--out", type=Path, required=True, help="the directory of the runs")
-    drawing.add_argument("--to", type=Path, required=True, help="where the figures are written")
-    drawing.set_defaults(act=figures)
-    arguments = parser.parse_args()
-    arguments.act(arguments)
+    found = running.verbs(__doc__, train, measure, figure, tables)
+    found["train"].add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
+    found["train"].add_argument("--tasks", nargs="+", choices=list(LENGTHS), default=list(LENGTHS))
+    found["train"].add_argument("--cores", type=int, default=1, help="runs at a time, one core each")
+    found["measure"].add_argument("--number", type=int, required=True, help="the run's place in `runs()`")
+    found["figure"].add_argument("--to", type=Path, required=True, help="where the figures are written")
+    running.start(found)
 
 
 if __name__ == "__main__":

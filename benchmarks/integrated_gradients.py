@@ -146,7 +146,7 @@ def _slopes(found: Objective, start: Tensor, end: Tensor, pieces: list[Piece], n
 
 
 def by_scipy(found: Objective, start: Tensor, end: Tensor, text: int) -> np.ndarray:
-    """The same of one text by `scipy.integrate.quad_vec`."""
+    """Compute the reference of one text by `scipy.integrate.quad_vec`."""
     from scipy.integrate import quad_vec
 
     def slopes(place: float) -> np.ndarray:
@@ -167,7 +167,7 @@ class Verdict:
 
 
 def judged(found: Objective, scores: Scores, true: list[np.ndarray | None]) -> Verdict:
-    """What `ig` gives beside the truth."""
+    """Compare `ig` with the truth."""
     verdict = Verdict(len(true), 0, 0.0, 0, 0, 0, scores.steps.tolist())
     for text, expected in enumerate(true):
         if expected is None:
@@ -192,7 +192,7 @@ def judged(found: Objective, scores: Scores, true: list[np.ndarray | None]) -> V
 
 
 class Double(TorchFunctionMode):
-    """Within the context nothing in float64 is made float32."""
+    """Keep float64, within the context, from being made float32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -1,4 +1,4 @@
-"""The questions that waiting.py times, and their peers."""
+"""Items that waiting.py times, and their peers."""
 
 from __future__ import annotations
 

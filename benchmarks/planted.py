@@ -1,4 +1,4 @@
-"""Patching and knockout on models of which we know where the answer stands: trained on tasks that say so.
+"""Patching and knockout on models with a known place of the answer, trained on tasks that determine it.
 
     python benchmarks/planted.py                                    # half an hour on two cores
     python benchmarks/planted.py --tasks induction --models mamba2  # some minutes
@@ -40,12 +40,12 @@ from ssmscope.data.stories import PERSONS, PLACES
 from ssmscope.data.tokens import IGNORED
 
 WIDTH, BATCH = 64, 64
-TWO = dict(head_dim=16, num_heads=8, n_groups=1, state_size=16, chunk_size=16)
+MAMBA2 = dict(head_dim=16, num_heads=8, n_groups=1, state_size=16, chunk_size=16)
 SIZES = dict(hidden_size=WIDTH, expand=2, use_cache=False)
 MODELS: dict[str, Callable[..., torch.nn.Module]] = {
-    "mamba2": lambda **sizes: Mamba2ForCausalLM(Mamba2Config(**SIZES, **TWO, **sizes)),
+    "mamba2": lambda **sizes: Mamba2ForCausalLM(Mamba2Config(**SIZES, **MAMBA2, **sizes)),
     "mamba": lambda **sizes: MambaForCausalLM(MambaConfig(**SIZES, state_size=16, **sizes)),
-    "diff-mamba": lambda **sizes: DiffMambaForCausalLM(DiffMambaConfig(**SIZES, **TWO, **sizes)),
+    "diff-mamba": lambda **sizes: DiffMambaForCausalLM(DiffMambaConfig(**SIZES, **MAMBA2, **sizes)),
 }
 
 
@@ -60,7 +60,7 @@ class Pair(NamedTuple):
     strangers: tuple[Any, ...]
 
     def encoded(self, model: ssmscope.Model) -> Pair:
-        """It in the ids of a model of words."""
+        """Return the pair in the ids of a model of words."""
         ids = [model.encode(" ".join(text)).input_ids[0].tolist() for text in (self.clean, self.corrupted)]
         answers, strangers = (
             tuple(int(model.encode(word).input_ids[0]) for word in each) for each in (self.answers, self.strangers)
@@ -70,7 +70,7 @@ class Pair(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What models learn, and where the answers of pairs stand.
+    """Task that models learn, with known places of the answers of pairs.
 
     Attributes:
         examples: from a seed, the ids and targets of a training and a test set.
@@ -117,7 +117,7 @@ SYMBOLS, DISTINCT, ASKED = 24, 12, 4
 
 def copied(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens that are all different, and then questions: a token of no other use, one of those before, and the token
-    that stood behind it, which is the target."""
+    that followed it, which is the target."""
     rows = np.arange(count)[:, None]
     first = random.permuted(np.tile(np.arange(SYMBOLS), (count, 1)), axis=1)[:, :DISTINCT]
     asked = random.permuted(np.tile(np.arange(DISTINCT - 1), (count, 1)), axis=1)[:, :ASKED]
@@ -227,9 +227,9 @@ def solved(model: ssmscope.Model, pairs: Iterator[Pair], count: int) -> list[Pai
 
 
 def knocked_out(model: ssmscope.Model, pair: Pair) -> list[float]:
-    """Whether the answer is lost with the token's edges to the last one, and whether no other token's edges cost as
-    much; the same of its edges to all later ones; whether it is lost with these and the convolutions' taps; and in what
-    share it is with strangers in the token's place."""
+    """Return whether the answer is lost with the token's edges to the last one, and whether no other token's edges cost
+    as much; the same of its edges to all later ones; whether it is lost with these and the convolutions' taps; and in
+    what share it is with strangers in the token's place."""
     answer, length = pair.answers[0], len(pair.clean)
     steps, each = torch.arange(length), torch.eye(length, dtype=torch.bool)
     last, later = (steps == length - 1).expand(length, -1), steps > steps[:, None]
@@ -246,7 +246,7 @@ def knocked_out(model: ssmscope.Model, pair: Pair) -> list[float]:
 
 
 def measure(model: ssmscope.Model, pairs: Iterator[Pair], count: int) -> tuple[int, list[float]]:
-    """How many of the first pairs the model solves, and what interventions in them come to, in per cent."""
+    """Return how many of the first pairs the model solves, and the effects of interventions in them, in per cent."""
     flips: dict[str, list[bool]] = {"all": [], "before": []}
     of_layers, lost = [], []
     chosen = solved(model, pairs, count)
@@ -312,7 +312,7 @@ def main() -> None:
 
 
 def record(path: str) -> dict[str, Any]:
-    """What is known of a model's training."""
+    """Return the record of a model's training."""
     return json.loads((Path(demos().get(path, Path(path))) / "training.json").read_text())
 
 

@@ -1,4 +1,4 @@
-"""Which explanation finds the reason, where the reason is known? Planted tasks, every architecture, three seeds.
+"""Explanations of answers whose reason is known: which method finds it? Planted tasks, every architecture, three seeds.
 
     python benchmarks/planted_rationales.py train --out runs/planted --cores 8
     python benchmarks/planted_rationales.py table
@@ -32,7 +32,7 @@ LIMIT = 200
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Train and measure what is missing, seed by seed."""
+    """Train and measure the missing runs, seed by seed."""
     done = {(r["task"], r["architecture"], r["seed"]) for r in running.read(RESULTS)}
     jobs = []
     for seed in SEEDS:

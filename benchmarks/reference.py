@@ -1,9 +1,10 @@
-"""The reference runs behind the shipped CIFAR-10, instruct and babi models and the tables in docs/: which are trained,
-and what came out.
+"""The reference runs behind the shipped CIFAR-10, instruct and babi models and the tables in docs/: their training and
+their results.
 
-    python benchmarks/reference.py train cifar10 mad wikitext2 instruct babi --out runs/reference --gpus 4 --minutes 10
+    python benchmarks/reference.py train mad books instruct --out runs/reference --gpus 4 --minutes 10
     python benchmarks/reference.py table
     python benchmarks/reference.py position --out runs/reference --limit 2000
+    python benchmarks/reference.py prompts --out runs/reference --cores 2
 
 Every run is one `analyze train` command, printed as it starts. What came out is a line of
 benchmarks/results/reference.jsonl, from which docs/ has its tables; a run that has one is left out. Runs are divided
@@ -42,16 +43,26 @@ ABLATED = {
 MAD = {
     **{name: name for name in COMPARED},
     **ABLATED,
-    **{f"gfssm-q{q}-k{k}": f"gfssm --state-groups {q} --fir-taps {k}" for q in (1, 2) for k in (1, 4)},
-    "gfssm-q2-k4-without-sink": "gfssm --state-groups 2 --fir-taps 4 --no-prompt",
+    "gfssm": "gfssm --state-groups 2 --fir-taps 4",
+    "gfssm-one-group": "gfssm --state-groups 1 --fir-taps 4",
+    "gfssm-without-filter": "gfssm --state-groups 2 --fir-taps 1",
+    "gfssm-without-sink": "gfssm --state-groups 2 --fir-taps 4 --no-prompt",
     **{f"groupmamba-k{k}": f"groupmamba --k {k}" for k in (2, 4)},
     **{f"groupmamba-k{k}-averaged": f"groupmamba --k {k} --no-cross-attention" for k in (2, 4)},
 }
+GROUPED = {"mamba2": "mamba2", **{name: model for name, model in MAD.items() if name.startswith("groupmamba")}}
+"""GroupMamba's Tables 3 and 4: k by cross-attention, beside the base."""
 TASKS = ("fuzzy-recall", "compression", "associative-recall", "noisy-recall", "selective-copying", "memorization")
 """MAD's; what is ablated is trained on the first two."""
 SEEDS = (0, 1, 2)
 RESULTS = Path(__file__).parent / "results" / "reference.jsonl"
-BASE = "instruct-base-0"
+PROMPTS = RESULTS.with_name("prompts.jsonl")
+ATTACKS = ("stresstest", "checklist", "deepwordbug", "textbugger")
+"""Those of Baleen's Table 4."""
+WAYS = {"ours": "", "promptbench": " --as-promptbench"}
+PROMPTED = {"mamba2": "mamba2", "baleen-e": "baleen-e --beta 0.005", "baleen-b": "baleen-b --beta 0.01"}
+"""Trained further from one Mamba-2 for as long."""
+BASE = "instruct-base-"
 
 
 def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
@@ -61,7 +72,7 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
     if "cifar10" in sets:
         for seed in SEEDS:
             for name in CIFAR if seed == 0 else CIFAR[:3]:
-                on = "" if name == "rwkv" else fused  # its scan is no piece that is compiled
+                on = "" if name == "rwkv" else fused  # its scan is not a piece that is compiled
                 found[f"cifar10-{name}-{seed}"] = f"{name} --data cifar10 --epochs 50{on} --seed {seed}"
     if "mad" in sets:
         sizes = "--layers 4 --width 128 --epochs 30 --batch-size 128 --learning-rate 1e-3"
@@ -74,6 +85,11 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
             for name in COMPARED:
                 options = f"--split validation --epochs 15 --embedding-dropout 0.3 --seed {seed}"
                 found[f"wikitext2-{name}-{seed}"] = f"{name} --data wikitext2 {options}"
+    if "books" in sets:
+        for seed in SEEDS:
+            for name, model in GROUPED.items():
+                options = f"--epochs 4 --precision tf32{fused} --seed {seed}"
+                found[f"books-{name}-{seed}"] = f"{model} --data books {options}"
     if "babi" in sets:
         sizes = "--width 96 --layers 6 --state 32 --head-width 32 --tied --vocabulary 4000"
         recipe = "--prompt-weight 0.2 --epochs 16 --batch-size 128 --saved-as bfloat16"
@@ -82,10 +98,12 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
                 options = f"--length 1000 --filler wikitext2 {sizes} {recipe} --seed {seed}"
                 found[f"babi-{name}-{seed}"] = f"{model} --data babi {options}"
     if "instruct" in sets:
-        found[BASE] = "mamba2 --data instruct"
-        for name in CIFAR[:3]:
-            further = f"--init-from {shlex.quote(str(out / BASE))} --epochs 6 --learning-rate 2e-3"
-            found[f"instruct-{name}-0"] = f"{name} --data instruct {further}"
+        for seed in SEEDS:
+            base = f"{BASE}{seed}"
+            found[base] = f"mamba2 --data instruct --seed {seed}"
+            for name, model in PROMPTED.items():
+                further = f"--init-from {shlex.quote(str(out / base))} --epochs 6 --learning-rate 2e-3 --seed {seed}"
+                found[f"instruct-{name}-{seed}"] = f"{model} --data instruct {further}"
     return found
 
 
@@ -94,8 +112,11 @@ def train(arguments: argparse.Namespace) -> None:
     for name, command in runs(arguments.sets, arguments.gpus > 0, arguments.out).items():
         out = arguments.out / name
         words = ["-m", "ssmscope", "train", *shlex.split(command), "--out", str(out)]
-        needs = frozenset({BASE} if "--init-from" in command else ())
-        done = partial(known.__contains__, name) if name != BASE else (out / "training.json").exists
+        needs = frozenset({f"{BASE}{name[-1]}"} if "--init-from" in command else ())
+        done = partial(known.__contains__, name)
+        if name.startswith(BASE):
+            further = {f"instruct-{arm}-{name[-1]}" for arm in PROMPTED}
+            done = (lambda: True) if further <= known else (out / "training.json").exists
         ended = partial(record, name, out)
         jobs.append(running.Job(name, [words], out.with_suffix(".log"), done, needs, ended))
     gpus = [str(i) for i in range(arguments.gpus)] * arguments.each or [""] * arguments.each
@@ -103,7 +124,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def record(name: str, out: Path, seconds: float) -> None:
-    """Add what came out of a run to the results."""
+    """Add the outcome of a run to the results."""
     found = json.loads((out / "training.json").read_text())
     command = found["command"].rpartition(" --out ")[0]
     kept = {"run": name, "command": command, "seconds": round(seconds), "torch": found["versions"]["torch"]}
@@ -155,21 +176,70 @@ def position(arguments: argparse.Namespace) -> None:
             subprocess.run([sys.executable, "-m", "ssmscope", *command], check=True)
 
 
+def prompts(arguments: argparse.Namespace) -> None:
+    """Attack the prompts of every instruct run (Baleen's Table 4), in our way and in PromptBench's."""
+    known, jobs = {(record["run"], record["way"]) for record in running.read(PROMPTS)}, []
+    for seed in SEEDS:
+        for arm in PROMPTED:
+            for way, option in WAYS.items():
+                name = f"instruct-{arm}-{seed}"
+                model, into = arguments.out / name, arguments.out / name / f"prompts-{way}"
+                options = f"--data sst2 --limit 200 --attacks {','.join(ATTACKS)}{option}"
+                words = ["-m", "ssmscope", "prompts", str(model), *options.split(), "--out", str(into)]
+                done, ended = partial(known.__contains__, (name, way)), partial(_keep_drops, name, way, options, into)
+                jobs.append(running.Job(f"{name} {way}", [words], into.with_suffix(".log"), done, ended=ended))
+    running.run(jobs, [""] * arguments.cores, arguments.minutes)
+
+
+def _keep_drops(name: str, way: str, options: str, into: Path, seconds: float) -> None:
+    found = json.loads((into / "prompts.json").read_text())
+    kept = {"run": name, "way": way, "command": f"analyze prompts {name} {options}", "seconds": round(seconds)}
+    kept |= {"clean": found["average_clean"]["value"], "templates": len(found["templates"])}
+    drops = {attack["name"]: attack["drop"]["value"] for attack in found["attacks"]}
+    running.add(PROMPTS, {**kept, "drops": drops, "fingerprint": found["provenance"]["fingerprint"]})
+
+
+def prompt_table() -> list[str]:
+    """Return the table of docs/robustness.md: clean accuracy and drops in %, mean ± 95 % t interval over seeds, and the
+    Baleens' differences from Mamba-2, seed by seed."""
+    found = {(record["run"], record["way"]): record for record in running.read(PROMPTS)}
+    lines = [f"| | | clean | {' | '.join(ATTACKS)} |", "|---|---|---|" + "---|" * len(ATTACKS)]
+    for way in WAYS:
+        rows = {
+            arm: [
+                [each["clean"], *(100 * each["drops"][attack] for attack in ATTACKS)]
+                for each in (found[f"instruct-{arm}-{seed}", way] for seed in SEEDS)
+            ]
+            for arm in PROMPTED
+        }
+        for arm in ("baleen-e", "baleen-b"):
+            pairs = zip(rows[arm], rows["mamba2"], strict=True)
+            rows[f"{arm} − mamba2"] = [[a - b for a, b in zip(one, other)] for one, other in pairs]
+        for at, (name, values) in enumerate(rows.items()):
+            clean, *drops = zip(*values)
+            cells = [running.told(clean), *(running.told(drop, 1) for drop in drops)]
+            lines.append(f"| {way if at == 0 else ''} | {name} | {' | '.join(cells)} |".replace("| -", "| −"))
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
-    for verb in (train, table, position):
+    for verb in (train, table, position, prompts):
         sub = verbs.add_parser(verb.__name__)
         sub.set_defaults(run=verb)
         if verb is not table:
             sub.add_argument("--out", type=Path, required=True)
         if verb is train:
-            sub.add_argument("sets", nargs="+", choices=["cifar10", "mad", "wikitext2", "instruct", "babi"])
+            sub.add_argument("sets", nargs="+", choices=["cifar10", "mad", "wikitext2", "books", "instruct", "babi"])
             sub.add_argument("--gpus", type=int, default=1)
             sub.add_argument("--each", type=int, default=2, help="runs at a time on a GPU")
-            sub.add_argument("--minutes", type=float, default=600.0)
         if verb is position:
             sub.add_argument("--limit", type=int)
+        if verb is prompts:
+            sub.add_argument("--cores", type=int, default=1, help="runs at a time, one core each")
+        if verb in (train, prompts):
+            sub.add_argument("--minutes", type=float, default=600.0, help="then what runs is cut short")
     arguments = parser.parse_args()
     arguments.run(arguments)
 

@@ -1,4 +1,4 @@
-"""By which layers answers come from which tokens, over many texts: attention knockout on the shipped language models.
+"""Layers by which answers come from tokens, over many texts: attention knockout on the shipped language models.
 
     python benchmarks/roads.py    # some minutes on two cores
 

@@ -33,7 +33,7 @@ class Job:
 
 
 def run(jobs: Iterable[Job], places: Sequence[str], minutes: float) -> None:
-    """Run what is not done, first come first served, one job at a time in each place: the number of a GPU, or the
+    """Run the unfinished jobs, first come first served, one job at a time in each place: the number of a GPU, or the
     empty word for one core. A job waits for those that it needs, and is left out where one of them failed."""
     deadline = time.monotonic() + 60 * minutes
     jobs = list(jobs)
@@ -100,7 +100,7 @@ _adding = threading.Lock()
 
 
 def add(file: Path, record: Mapping[str, Any]) -> None:
-    """One more line of JSON."""
+    """Append one line of JSON."""
     with _adding:
         file.parent.mkdir(exist_ok=True)
         with file.open("a") as lines:

@@ -34,7 +34,7 @@ NODES = 8
 
 
 def digits(result: Any) -> str:
-    """All of a result but when it was made."""
+    """Return a result without its date."""
     found = json.loads(result.to_json())
     found["provenance"].pop("date")
     return json.dumps(found, sort_keys=True)

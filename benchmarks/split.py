@@ -1,7 +1,7 @@
 """A sharded directory over two devices: the same numbers as on one.
 
-    python benchmarks/split.py --into /tmp/split                            # two GPUs, and a GPU beside the CPU
-    python benchmarks/split.py --into /tmp/split --devices cuda:0 cuda:0    # one GPU beside the CPU
+    python benchmarks/split.py --into /tmp/split                            # two GPUs, and a GPU with the CPU
+    python benchmarks/split.py --into /tmp/split --devices cuda:0 cuda:0    # one GPU with the CPU
 
 A model of each family with random weights is saved in shards and loaded whole on the first GPU, in float32, then with
 each `device_map`. Printed is the largest difference from that relative to the largest value, and after a slash that
@@ -51,11 +51,11 @@ def bamba(width: int, layers: int) -> Any:
     return BambaForCausalLM, BambaConfig(**sizes, **heads, **mamba)
 
 
-KINDS: dict[str, Callable[[int, int], Any]] = {"mamba": mamba, "mamba2": mamba2, "bamba": bamba}
+MODELS: dict[str, Callable[[int, int], Any]] = {"mamba": mamba, "mamba2": mamba2, "bamba": bamba}
 
 
 def halves(directory: Path, layers: int, first: Any, second: Any) -> dict[str, Any]:
-    """The first half of the layers and the embeddings on one device, all behind them on another."""
+    """The first half of the layers and the embeddings on one device, all after them on another."""
     model = ssmscope.load(directory)
     base, name = model.module.base_model, model.module.base_model_prefix
     found: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def told(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, required=True, help="where the directories are written")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--width", type=int, default=1536)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--shards", default="500MB", help="the largest size of one")
@@ -133,7 +133,7 @@ def main() -> None:
     print("| model | device_map | parameters | " + " | ".join(names) + " | fingerprint |")
     print("|---|---|---|" + "---|" * len(names) + "---|", flush=True)
     for kind in options.kinds:
-        built, config = KINDS[kind](options.width, options.layers)
+        built, config = MODELS[kind](options.width, options.layers)
         torch.manual_seed(0)
         directory = options.into / kind
         with torch.device(first):

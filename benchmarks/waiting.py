@@ -1,4 +1,5 @@
-"""Time what a user waits for, each beside the peer that a user would take instead, in one run, as a Markdown table.
+"""Time the items that a user waits for, each with the peer that a user would take instead, in one run, as a Markdown
+table.
 
     SSMSCOPE_DATA=… python benchmarks/waiting.py                        # a CPU: models of mamba-130m's width, demos
     python benchmarks/waiting.py --device cuda                          # a GPU: models of 7 billion parameters

@@ -1,4 +1,4 @@
-"""`python -m ssmscope` is `analyze`."""
+"""Run `analyze` as `python -m ssmscope`."""
 
 from ssmscope.cli import main
 

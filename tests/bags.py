@@ -44,7 +44,7 @@ class BagForSequenceClassification(nn.Module):
 
 
 def tokenizer(words: Sequence[str], ending: bool = True) -> PreTrainedTokenizerFast:
-    """Words between spaces, and [CLS] behind them."""
+    """Return a tokenizer of words between spaces, with [CLS] after them."""
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", *words])}
     backend = Tokenizer(token_models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = Whitespace()
@@ -59,7 +59,7 @@ def bag(
     link: Callable[[torch.Tensor], torch.Tensor] = lambda total: total,
     ending: float | None = 0.0,
 ) -> Model:
-    """A bag of these words; `ending` is the weight of the special token behind every text."""
+    """A bag of these words; `ending` is the weight of the special token after every text."""
     table = [0.0, 0.0, ending or 0.0, *weights.values()]
     return Model(BagForSequenceClassification(table, link), tokenizer(list(weights), ending is not None), "bag")
 
@@ -81,5 +81,5 @@ def by_word(values: Mapping[str, float]) -> Callable[[Objective], Scores]:
 
 
 def by_position(goal: Objective) -> Scores:
-    """The later, the less relevant."""
+    """Score tokens by position: the later, the less relevant."""
     return Scores(-torch.arange(goal.batch.mask.shape[1]).float().expand(len(goal), -1))

@@ -13,7 +13,7 @@ Answer = Callable[..., SimpleNamespace]
 
 
 def saved_mamba(directory: Path) -> Path:
-    """A random Mamba with a tokenizer of ten words."""
+    """Save a random Mamba with a tokenizer of ten words."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
@@ -29,7 +29,7 @@ def saved_mamba(directory: Path) -> Path:
 
 
 def without_tokenizer(mamba: Path, directory: Path) -> Path:
-    """The same model without its tokenizer."""
+    """Save the same model without its tokenizer."""
     directory.mkdir()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(mamba / name, directory)
@@ -37,7 +37,7 @@ def without_tokenizer(mamba: Path, directory: Path) -> Path:
 
 
 def refused(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
-    """Runs a command line that must be refused, in the way every refusal has, and returns what the line says."""
+    """Run a command line that must be refused, check the form of the refusal, and return its line."""
 
     def run(*arguments: object) -> str:
         out = tmp_path / "must-not-appear"

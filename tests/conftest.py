@@ -1,4 +1,4 @@
-"""What all tests share: one thread, no colour, no network, and the way to the real data."""
+"""Settings and fixtures of all tests: one thread, no colour, no network, and the way to the real data."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ os.fsync = lambda descriptor: None  # type: ignore[assignment]
 # A run in the background of a shell ignores interrupts, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Until all tests are collected there is little but libraries and tests, which are no garbage.
+# Until all tests are collected there is little but libraries and tests, which are not garbage.
 gc.disable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A folder in which the workers of a run find what one of them made."""
+    """Make a folder in which the workers of a run share what one of them made."""
     if hasattr(config, "workerinput"):
         os.environ["SSMSCOPE_TESTS_SHARED"] = str(Path(config.option.basetemp).parent)
 
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Libraries and tests are no garbage: looking for it among them took a sixth of the time."""
+    """Libraries and tests are not garbage: looking for it among them took a sixth of the time."""
     gc.freeze()
     gc.enable()
     gc.set_threshold(50_000, 20, 100)
@@ -106,7 +106,7 @@ def unpainted() -> Iterator[Any]:
 
 @pytest.fixture
 def painted(unpainted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a test that looks at the files of figures."""
+    """Paint figures, for a test that looks at their files."""
     monkeypatch.setattr("ssmscope.render.pictures.encode_figure", unpainted)
 
 

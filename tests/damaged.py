@@ -105,7 +105,7 @@ def with_field(path: Path, field: tuple[str, ...], value: Any, file: str = "conf
 
 
 def damage_file(file: Path, how: str) -> None:
-    """Replace a file with something that it must not be."""
+    """Replace a file with forbidden content."""
     content = file.read_bytes()
     if how == "missing":
         file.unlink()

@@ -10,7 +10,7 @@ from torch import Tensor
 from ssmscope import ops
 from ssmscope.ops import DeltaRecurrence, Recurrence
 
-KINDS = {
+FORMS = {
     "mamba": (6, 1, 1, 3),
     "mamba, two groups": (6, 1, 2, 3),
     "mamba-2": (6, 4, 2, 5),
@@ -24,7 +24,7 @@ AROUND = ("nothing", "left", "taps", "both")
 
 
 def draw(kind: str, length: int, *, batch: int = 2, seed: int = 0, dtype=torch.float64) -> Recurrence:
-    heads, width, groups, state = KINDS[kind]
+    heads, width, groups, state = FORMS[kind]
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -80,7 +80,7 @@ def means(M: Tensor, groups: int) -> Tensor:
 
 
 def in_cells(mean: Tensor, cells: int) -> Tensor:
-    """The mean over the pairs t ≥ s of every cell, by a product with who belongs where."""
+    """Return the mean over the pairs t ≥ s of every cell, by a product with a membership matrix."""
     length = mean.shape[-1]
     edge = [i * length // cells for i in range(cells + 1)]
     within = torch.tensor([[a <= t < b for t in range(length)] for a, b in itertools.pairwise(edge)]).to(mean)

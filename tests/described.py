@@ -1,4 +1,4 @@
-"""Everything that the views of a result show, as text, and its comparison with what tests/views/recorded holds.
+"""Everything that the views of a result show, as text, and its comparison with tests/views/recorded.
 
 With SSMSCOPE_RECORD=1 the tests record what they see instead; read the difference before it is committed.
 """
@@ -150,7 +150,7 @@ def of_custom(block: Custom) -> Iterator[str]:
 
 
 def printed(shown: Iterable[Any], width: int = 100, **options: Any) -> str:
-    """Return what a terminal in colours gets, with ␛[style] before what has a style."""
+    """Return the output to a terminal in colours, with ␛[style] before styled text."""
     fixed = dict(file=io.StringIO(), width=width, height=50, color_system="truecolor", force_terminal=True)
     console = Console(**{**fixed, "no_color": False, "legacy_windows": False, **options})  # type: ignore[arg-type]
     lines = (line for each in shown for line in console.render_lines(each, pad=False))
@@ -173,7 +173,7 @@ def spread(*shape: int, low: float = 0.0, high: float = 1.0, seed: int = 0) -> n
 
 
 class Drawn:
-    """Estimates and arrays, each with other numbers."""
+    """Estimates and arrays, each with different numbers."""
 
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)

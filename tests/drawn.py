@@ -1,4 +1,4 @@
-"""Where the texts of a figure stand: laid out as matplotlib draws it, but nothing is painted."""
+"""Places of the texts of a figure: laid out as matplotlib draws it, but nothing is painted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small random models of every architecture, and what is often done to the terms of their layers."""
+"""Small random models of every architecture, and common operations on the terms of their layers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def own_output(mixer: nn.Module, u: torch.Tensor) -> torch.Tensor:
-    """What a mixer's own forward pass makes of its input, given what it wants beside that: positions, no mask and no
+    """Return the output of a mixer's own forward pass, with the further arguments it takes: positions, no mask and no
     cache, and no rotations, which it does not read."""
     named = list(inspect.signature(type(mixer).forward).parameters.values())[2:]
     needs = [each.name for each in named if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]

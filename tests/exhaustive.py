@@ -1,4 +1,4 @@
-"""What is tried on everything with SSMSCOPE_EXHAUSTIVE=all, and otherwise on a few that stand for it."""
+"""Cases that are all tried with SSMSCOPE_EXHAUSTIVE=all, and otherwise represented by a few."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fidelity is tested on: a random classifier, its words, and scores that anyone can draw."""
+"""Models and methods for tests of fidelity: a random classifier, its words, and scores drawn at random."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ NOT_TEXT = {
 
 
 def jsonl(base: dict[str, object], field: str) -> dict[str, bytes]:
-    """Lines of JSON with something wrong in or about `field`, behind one line that is right."""
+    """Return lines of JSON with something wrong in or about `field`, after one line that is right."""
 
     def lines(*rows: object) -> bytes:
         return "\n".join(json.dumps(row) for row in (base, *rows)).encode()
@@ -238,7 +238,7 @@ def databases(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def folders(root: Path) -> dict[str, Path]:
-    """Paths that are no regular file."""
+    """Paths that are not regular files."""
     root.mkdir(parents=True, exist_ok=True)
     directory = root / "directory"
     directory.mkdir(exist_ok=True)

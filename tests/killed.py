@@ -1,4 +1,4 @@
-"""Runs that are killed at a point of their way, as a machine that goes down kills them."""
+"""Runs that are killed at some point, as by a machine that goes down."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def killed(script: str, arguments: Sequence[str], state: Path, reached: Callable
 
 
 def killed_training(architecture: str, data: str, out: Path, options: Mapping[str, Any]) -> str:
-    """Kill a training in its second epoch; what it says when it goes on."""
+    """Kill a training in its second epoch; return its output when it continues."""
     state = out / "checkpoint" / "state.pt"
     given = [json.dumps([architecture, data, str(out)]), json.dumps(options)]
     last = killed(TRAIN, given, state, lambda saved: (saved["epoch"], saved["step"]) >= (1, 3))

@@ -1,4 +1,4 @@
-"""Small linear layers and convolutions, and some that compute something else than their weights say."""
+"""Small linear layers and convolutions, and some that compute something other than their weights say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXACT: dict[str, Any] = dict(rtol=1e-12, atol=1e-12)
 
 
 class Scaled(nn.Linear):
-    """Three times what a linear layer gives, plus one."""
+    """Linear layer whose output is multiplied by three, plus one."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 3 * super().forward(x) + 1

@@ -39,7 +39,8 @@ def byte_level(*, trim: bool | None = None, prefix: bool = False, words: bool = 
 
 
 def byte_fallback() -> PreTrainedTokenizerFast:
-    """As Llama's: spaces are ▁, one is put before the text, and unknown characters are their bytes."""
+    """Return a tokenizer as Llama's: spaces are ▁, one is put before the text, and unknown characters are their
+    bytes."""
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz"]
     merges = [("f", "i"), ("l", "m"), ("fi", "lm"), ("▁", "film"), ("o", "k"), ("▁", "ok")]
     names += ["".join(pair) for pair in merges]
@@ -52,7 +53,7 @@ def byte_fallback() -> PreTrainedTokenizerFast:
 
 
 def unigram() -> PreTrainedTokenizerFast:
-    """As T5's: composed characters (NFKC), ▁ before words, and unknown characters."""
+    """Return a tokenizer as T5's: composed characters (NFKC), ▁ before words, and unknown characters."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
@@ -62,7 +63,7 @@ def unigram() -> PreTrainedTokenizerFast:
 
 
 def word_piece() -> PreTrainedTokenizerFast:
-    """As BERT's: lower case, without accents, pieces of words, between [CLS] and [SEP]."""
+    """Return a tokenizer as BERT's: lower case, without accents, pieces of words, between [CLS] and [SEP]."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()

@@ -1,4 +1,4 @@
-"""What the tests of plans share: very small models in directories, and plans that run in this process."""
+"""Helpers of the tests of plans: very small models in directories, and plans that run in this process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import yaml
 from markupsafe import Markup
 
+from ssmscope.api import registry
+from ssmscope.api.inputs import Texts
 from ssmscope.api.results import Result
 from ssmscope.reports.jobs import Jobs, make_jobs
 from ssmscope.reports.plan import Plan, read_plan
@@ -19,7 +21,11 @@ from ssmscope.reports.store import Report
 WORDS = "a good film with bad acting , but great music .".split()
 TEXT = "a good film with bad acting"
 MINIMAL: dict[str, dict[str, Any]] = {
-    **{name: {"text": "a film"} for name in ("heatmap", "attention", "explain", "influence", "lens show", "sanity")},
+    **{
+        name: {"text": "a film"}
+        for name, each in registry.analyses().items()
+        if isinstance(each.reads, Texts) and each.reads.needed
+    },
     "effect": {"before": "a good film", "after": "a bad film"},
     "evaluate": {"tasks": ["wnli"]},
     "generate": {"text": "a film"},
@@ -48,7 +54,7 @@ def tiny_model(directory: Path, seed: int = 0) -> Path:
 
 
 def unpainted(patch: pytest.MonkeyPatch) -> None:
-    """What jobs write has no pictures, whose drawing takes longer than such jobs."""
+    """Leave out the pictures of jobs, whose drawing takes longer than such jobs."""
     patch.setattr(Result, "_drawn", lambda self, suffix: b"a picture")
     patch.setattr("ssmscope.render.html.image_html", lambda picture: Markup('<img alt="" src="data:,">'))
 
@@ -70,7 +76,7 @@ def run(document: Any, root: Path, **options: Any) -> Report:
 
 
 def numbers(root: Path) -> dict[str, Any]:
-    """What the finished results of a report's directory hold, by their place, without dates."""
+    """Return the finished results in a report's directory by their place, without dates."""
     found = {}
     for path in sorted(root.glob("results/*/*.json")):
         document = json.loads(path.read_bytes())

@@ -57,7 +57,7 @@ def language_model(seed: int = 3) -> ssmscope.Model:
 
 
 def answers(model: ssmscope.Model, template: str, words=WORDS, texts=SENTENCES) -> np.ndarray:
-    """Which of the words is likeliest behind the template about each text, (texts,)."""
+    """Return the likeliest of the words after the template about each text, (texts,)."""
     evaluator = Evaluator(model, words=words)
     return evaluator.answers(evaluator.grid([Template(template)], texts))[0]
 

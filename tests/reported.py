@@ -22,7 +22,7 @@ from ssmscope.render.blocks import Picture
 from ssmscope.render.html import image_html
 from ssmscope.render.tokens import visible
 from ssmscope.reports.page import render
-from ssmscope.reports.store import DONE, FAILED, MISSING, Entry, Report
+from ssmscope.reports.store import DONE, FAILED, MISSING, Report, ReportEntry
 
 MODELS = ("demo/sst2-mamba2", "demo/sst2-baleen-e")
 TEXTS = (
@@ -43,8 +43,10 @@ PROVENANCE = {
 }
 
 
-def entry(verb: str, *results: Result, heading: str | None = None, models: Sequence[str] = MODELS[:1], **more) -> Entry:
-    """A finished entry, or with `state` another one."""
+def entry(
+    verb: str, *results: Result, heading: str | None = None, models: Sequence[str] = MODELS[:1], **more
+) -> ReportEntry:
+    """Return an entry, finished unless `state` says otherwise."""
     given = dict(
         command=f"analyze {verb} {' '.join(models)} --text 'it'\"'\"'s <fine>' --out out",
         options={"limit": 4},
@@ -54,15 +56,15 @@ def entry(verb: str, *results: Result, heading: str | None = None, models: Seque
         error=None,
         traceback=None,
     )
-    return Entry(verb=verb, heading=heading or verb, models=tuple(models), results=results, **(given | more))
+    return ReportEntry(verb=verb, heading=heading or verb, models=tuple(models), results=results, **(given | more))
 
 
-def failed(verb: str, error: str, traceback: str, **more) -> Entry:
+def failed(verb: str, error: str, traceback: str, **more) -> ReportEntry:
     return entry(verb, state=FAILED, error=error, traceback=traceback, seconds=None, **more)
 
 
 def shared(make: Callable[[], T]) -> Callable[[], T]:
-    """What it returns, made once in all test workers: the one that comes first writes it down for the others."""
+    """Return the value of a function, made once in all test workers: the first one writes it down for the others."""
 
     @lru_cache(maxsize=1)
     @wraps(make)
@@ -179,5 +181,5 @@ def heatmap(
     return SelectionHeatmap(provenance, tuple(made), score, tuple(range(layers)), 3, True)
 
 
-def report(*entries: Entry, title: str = "A report") -> Report:
+def report(*entries: ReportEntry, title: str = "A report") -> Report:
     return Report(title, entries, PROVENANCE)

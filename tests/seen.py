@@ -1,4 +1,4 @@
-"""How results look on a terminal, and how bright colours are."""
+"""Results as a terminal shows them, and the brightness of colours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 
 
 def render(result: Any, width: int = 100, **options: Any) -> str:
-    """What a terminal shows of a result."""
+    """Return a terminal's view of a result."""
     console = Console(file=io.StringIO(), width=width, force_jupyter=False, **options)
     console.print(result)
     return console.file.getvalue()  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ import ssmscope.architectures  # noqa: F401, which makes our model types known t
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from ssmscope.architectures.read.vim import VimConfig
-from ssmscope.core.known_models import THEIRS
+from ssmscope.core.known_models import TRANSFORMERS_FAMILIES
 
 SMALL_MODELS: dict[str, Callable[[], dict[str, nn.Module]]] = {}
 """The function of every architecture that is installed, by its name."""
@@ -31,7 +31,7 @@ def language_model(kind: str, **options: Any) -> nn.Module:
 
 def small_models(make: Callable[[], dict[str, nn.Module]]) -> Callable[[], dict[str, nn.Module]]:
     """List a function in `SMALL_MODELS`, unless it is named for a family that the installed transformers lacks."""
-    if make.__name__ not in THEIRS or find_spec(f"transformers.models.{make.__name__}") is not None:
+    if make.__name__ not in TRANSFORMERS_FAMILIES or find_spec(f"transformers.models.{make.__name__}") is not None:
         SMALL_MODELS[make.__name__] = make
     return make
 

@@ -1,4 +1,4 @@
-"""Every internal size of the recurrences set small, so that what is cut into pieces is cut on short inputs too."""
+"""Small internal sizes of the recurrences, at which short inputs are cut into pieces too."""
 
 from __future__ import annotations
 

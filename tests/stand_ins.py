@@ -1,4 +1,4 @@
-"""Stand-ins for results, whose numbers can be checked by eye, and what a report says of them.
+"""Stand-ins for results, whose numbers can be checked by eye, and a report's verdicts on them.
 
 A stand-in holds nothing that the kind's class lacks.
 """
@@ -27,7 +27,7 @@ def e(value: float, low: float = NAN, high: float = NAN) -> Estimate:
 
 
 class Stand:
-    """Stands for a result of a kind, with some of what its class has."""
+    """Stand-in for a result of a kind, with some of its class's attributes."""
 
     def __init__(self, kind: str, items: tuple = (), *, model: str = "own", headline: str | None = None, **values):
         importlib.import_module(registry.results()[kind])
@@ -42,7 +42,7 @@ class Stand:
         vars(self).update(values)
 
     def __getattr__(self, name: str) -> Any:
-        """What is not given is the class's own: its verdict, its properties."""
+        """Return an attribute of the class if it is not given: its verdict, its properties."""
         if name == "real" or not hasattr(self.real, name):
             raise AttributeError(name)
         own = inspect.getattr_static(self.real, name)

@@ -16,7 +16,7 @@ COMPILED = ("triton", "tilelang", "selective_scan_cuda", "cutlass", "cuda", "qua
 
 
 class Anything:
-    """Takes any call, item, comparison and sum at import."""
+    """Object that takes any call, item, comparison and sum at import."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 

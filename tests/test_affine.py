@@ -1,4 +1,4 @@
-"""Linear maps, convolutions, norms and embeddings read by what their modules compute."""
+"""Linear maps, convolutions, norms and embeddings read from their modules' outputs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Clipped(nn.Linear):
 
 
 class Mixing(nn.Linear):
-    """What the position before adds makes it no map of every position."""
+    """Layer whose output also depends on the position before, so that it maps no position by itself."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + super().forward(x).roll(1, dims=1)

@@ -30,7 +30,8 @@ from ssmscope.errors import InputError
 
 
 def test_a_constant_with_some_zeros_is_kept():
-    """Of a linear layer, a convolution and a norm; a norm that has none may not add one to a single channel."""
+    """The constant is a linear layer's, a convolution's or a norm's; a norm without one may not add one to a single
+    channel."""
     layer, convolution, norm = linear(), conv(3, True), nn.LayerNorm(6)
     with torch.no_grad():
         for module in (layer, convolution, norm):
@@ -274,7 +275,7 @@ def test_what_a_module_says_as_it_fails():
 
 
 def test_what_is_drawn_while_a_layer_is_tried_leaves_the_generator_as_it_was():
-    """Even where a part of the layer is not in training."""
+    """This holds even if a part of the layer is not in training mode."""
 
     class Drawing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Layers of softmax attention in hybrids: the keys that are read, what is kept of them, and which models continue."""
+"""Layers of softmax attention in hybrids: the keys that are read and kept, and the models that can continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ssmscope.core.mixers import mixers
 
 
 def test_which_keys_a_query_reads():
-    """Real ones of its row that are not after it, nor as far back as a window is long."""
+    """It reads real keys of its row that are neither after it nor outside the window."""
     places = torch.tensor([[1, 2, 3, 4, 5], [0, 1, 2, 0, 3]])
     found = attention_layers._causal(nn.Identity(), places, 3)
     assert found[0, 0].int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
@@ -76,7 +76,7 @@ class BareAttention(nn.Module):
 
 
 def test_which_models_keep_what_they_attend_to():
-    """Those whose attention has a cache and a mask that can be added to; those without attention; none both ways."""
+    """Models whose attention has a cache and a mask that can be added to, or without attention; none both ways."""
     mamba, vim = (mixers(random_example(name))[0] for name in ("mamba", "vim"))
     kept, bare = OwnAttention(), BareAttention()
     for parts, config, expected in (

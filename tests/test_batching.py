@@ -1,4 +1,4 @@
-"""Which texts run together: every one once, of alike length, within the limits."""
+"""Texts that run together: every one once, with others of similar length, within the limits."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_what_is_not_defined():
     assert math.isnan(none.value) and math.isnan(none.low) and str(none) == "not defined"
     some = estimate(np.array([0.5, math.nan, 0.4, 0.6]))
     assert some.value == 0.5 and 0.4 < some.low < some.high < 0.6
-    assert estimate(np.array([9.0, 0.0, 1.0])).high < 1  # the value is no resample
+    assert estimate(np.array([9.0, 0.0, 1.0])).high < 1  # the value is not a resample
     assert str(Estimate(0.0, 0.0, 0.0)) == "0.000" and str(Estimate(0.5, math.nan, math.nan)) == "0.500"
     assert str(Estimate(0.5, 0.25, 1.0)) == "0.500 [0.250, 1.000]" and Estimate(0.5, 0.25, 1.0).times(100).low == 25
 

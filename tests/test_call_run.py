@@ -1,4 +1,4 @@
-"""A call's run: what is loaded and read for each model, what the function receives, and what is written."""
+"""A call's run: loaded models and read inputs, the function's arguments, and the written files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Words(Input):
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What functions receive; models are loaded by name alone."""
+    """Record the arguments of functions; models are loaded by name alone."""
     found: list[Any] = []
 
     def load(name: str, **how: Any) -> Any:
@@ -101,7 +101,7 @@ def declared(received: list[Any], results: Any = None, **declaration: Any) -> No
     del function
 
 
-PLAIN = {"tokenizer": None, "device": "cpu", "dtype": None}
+LOADING = {"tokenizer": None, "device": "cpu", "dtype": None}
 
 
 class TestModels:
@@ -121,7 +121,7 @@ class TestModels:
         monkeypatch.setitem(sys.modules, "ssmscope.joining", joining)
         declared(received, reads=words, pair="joining:join")
         (found,) = Call.of("own thing", ["m", "n"], {"size": 3}, dtype="float64").run()
-        loads = [(name, {**PLAIN, "dtype": "float64"}) for name in "mn"]
+        loads = [(name, {**LOADING, "dtype": "float64"}) for name in "mn"]
         assert received == [
             *loads,
             (["m"], "w once of m", 5, None, None, None),

@@ -1,4 +1,4 @@
-"""Declared analyses and calls of them: what is checked, what the function receives, and how a call is typed."""
+"""Declared analyses and their calls: checks, the function's arguments, and the typed command."""
 
 from __future__ import annotations
 

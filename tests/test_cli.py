@@ -93,9 +93,9 @@ class TestUsage:
             (["heatmap", "m", "--text", "a", "--file", "f"], "--text cannot be combined with --file"),
             (["heatmap", "m", "--text", "a", "--ids", "1"], "--ids cannot be combined with --text"),
             (["heatmap", "m", "--file", "f", "--ids", "1"], "--ids cannot be combined with --text or --file"),
-            (["heatmap", "m", "--ids", "5,x"], "--ids '5,x': 'x' is no whole number"),
-            (["heatmap", "m", "--ids", ""], "'' is no whole number"),
-            (["heatmap", "m", "--ids", "9" * 5000], "is no whole number"),
+            (["heatmap", "m", "--ids", "5,x"], "--ids '5,x': 'x' is not a whole number"),
+            (["heatmap", "m", "--ids", ""], "'' is not a whole number"),
+            (["heatmap", "m", "--ids", "9" * 5000], "is not a whole number"),
             (["heatmap", "m", "--text", "a", "--layers", "0,,2"], "layers is ''; allowed are mean, all or"),
         ],
     )
@@ -145,7 +145,7 @@ class TestFile:
 
 
 class TestModel:
-    """What is no model: nothing runs, nothing is written."""
+    """Models that are none: nothing runs, nothing is written."""
 
     @pytest.fixture
     def rejected(self, refusal: Callable[..., str]) -> Callable[[object], str]:
@@ -222,7 +222,7 @@ class TestModel:
 
 
 class RunsWhenRead:
-    """Pickled, this is an instruction to create a file."""
+    """Object whose pickle is an instruction to create a file."""
 
     def __init__(self, path: str) -> None:
         self.path = path

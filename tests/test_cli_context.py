@@ -1,4 +1,4 @@
-"""`analyze retrieval` and `analyze loss`: their options reach the analyses, and what they print and write."""
+"""`analyze retrieval` and `analyze loss`: options that reach the analyses, printed and written output."""
 
 from __future__ import annotations
 

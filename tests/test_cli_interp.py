@@ -1,4 +1,4 @@
-"""`analyze` with the verbs that look into a model: what they answer, write and refuse."""
+"""`analyze` with the verbs that look into a model: answers, files and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`analyze stability`, `bound`, `checkpoints` and `influence`: their options, and what they print and write."""
+"""`analyze stability`, `bound`, `checkpoints` and `influence`: options, printed and written output."""
 
 from __future__ import annotations
 

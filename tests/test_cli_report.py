@@ -1,4 +1,4 @@
-"""`analyze report` as its users meet it: the page, what is skipped, what fails, and refusals."""
+"""`analyze report` as its users meet it: the page, skipped and failed jobs, and refusals."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ NAMES = [f"demo/sst2-{name}" for name in "baleen-b baleen-e gfssm groupmamba mam
 MIN_ACCURACY = {"imdb": 0.87, "snli": 0.5}
 """The accuracy of the models of other texts; a third of SNLI's pairs are of each class."""
 
-OTHERS = [(f"demo/{data}-{name}", data) for data in MIN_ACCURACY for name in ("baleen-b", "baleen-e", "mamba2")]
+OTHER_DEMOS = [(f"demo/{data}-{name}", data) for data in MIN_ACCURACY for name in ("baleen-b", "baleen-e", "mamba2")]
 
 PIXELS = [f"demo/cifar10-{name}" for name in ("baleen-b", "baleen-e", "gla", "mamba", "mamba2", "rwkv")]
 
@@ -48,7 +48,7 @@ load_text, load_pixels = map(functools.cache, (text.load_text, pixels.load_pixel
 
 
 def last_logits(model: Model, rows: list[list[int]]) -> torch.Tensor:
-    """A language model's logits behind each row of tokens; rows of like lengths are run together."""
+    """Return a language model's logits after each row of tokens; rows of like lengths are run together."""
     found = {}
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for start in range(0, len(rows), 16):
@@ -59,7 +59,7 @@ def last_logits(model: Model, rows: list[list[int]]) -> torch.Tensor:
 
 
 def test_what_is_shipped():
-    assert {*NAMES, *PIXELS, *INSTRUCT, *BABI, *BOOKS, *(name for name, _ in OTHERS)} == set(demos())
+    assert {*NAMES, *PIXELS, *INSTRUCT, *BABI, *BOOKS, *(name for name, _ in OTHER_DEMOS)} == set(demos())
     for name in demos():
         most = 4_400_000 if name in BOOKS else 1_800_000
         assert sum(file.stat().st_size for file in demos()[name].iterdir()) < most
@@ -92,7 +92,7 @@ def test_the_accuracy_is_measured_again(name, real_data):
     assert right / len(table) >= 0.78
 
 
-@pytest.mark.parametrize("name, data", OTHERS)
+@pytest.mark.parametrize("name, data", OTHER_DEMOS)
 def test_the_other_text_classifiers_are_those_of_their_cards(name, data, real_data):
     """On 60 test texts, within 4 standard deviations of the accuracy on all."""
     real_data(data, "test")

@@ -1,4 +1,4 @@
-"""Batches of texts, ids and pixels: where every token and number lies, and what is said of what is none."""
+"""Batches of texts, ids and pixels: the place of every token and number, and the refusals."""
 
 from __future__ import annotations
 
@@ -142,15 +142,15 @@ def test_texts_or_ids(given: Any, texts: Any, rows: Any) -> None:
         ([["a"]], f"text 0 is ['a'] (list), no text; {ADVICE}"),
         ([["a" * 50]], f"text 0 is ['{'a' * 38} (list), no text; {ADVICE}"),
         ([torch.tensor(0.5)], f"text 0 is tensor(0.5000) (Tensor), no text; {ADVICE}"),
-        ([5, "a"], "the given ids hold 'a', which is no token id; ids are whole numbers"),
-        ([5, 2.0], "the given ids hold 2.0, which is no token id; ids are whole numbers"),
-        ([5, None, 0.5], "the given ids hold None, which is no token id; ids are whole numbers"),
-        ([5, True], "the given ids hold True, which is no token id; ids are whole numbers"),
-        ([5, "a" * 50], f"the given ids hold '{'a' * 39}, which is no token id; ids are whole numbers"),
-        ([[5], 5], "row 1 holds 5, which is no list of token ids"),
-        ([[5], [6], "abc"], "row 2 holds 'abc', which is no list of token ids"),
-        ([[5], [6, None]], "row 1 holds None, which is no token id; ids are whole numbers"),
-        ({"input_ids": ["a", "b"]}, "input_ids hold 'a', which is no token id"),
+        ([5, "a"], "the given ids hold 'a', which is not a token id; ids are whole numbers"),
+        ([5, 2.0], "the given ids hold 2.0, which is not a token id; ids are whole numbers"),
+        ([5, None, 0.5], "the given ids hold None, which is not a token id; ids are whole numbers"),
+        ([5, True], "the given ids hold True, which is not a token id; ids are whole numbers"),
+        ([5, "a" * 50], f"the given ids hold '{'a' * 39}, which is not a token id; ids are whole numbers"),
+        ([[5], 5], "row 1 holds 5, which is not a list of token ids"),
+        ([[5], [6], "abc"], "row 2 holds 'abc', which is not a list of token ids"),
+        ([[5], [6, None]], "row 1 holds None, which is not a token id; ids are whole numbers"),
+        ({"input_ids": ["a", "b"]}, "input_ids hold 'a', which is not a token id"),
         *(
             (
                 {"input_ids": [[5, 6], [7, 8]], "attention_mask": mask},
@@ -165,7 +165,7 @@ def test_what_is_neither_text_nor_id(given: Any, said: str) -> None:
 
 
 class TestImages:
-    """Of 2 × 3 pixels of two colours."""
+    """Images of 2 × 3 pixels of two colours."""
 
     IMAGE = torch.arange(12, dtype=torch.uint8).view(6, 2) * 20
 
@@ -222,7 +222,7 @@ class TestImages:
         assert encode_values(self.IMAGE, 2, max_tokens=7).lengths == [7]
 
     def test_patches_overlap(self) -> None:
-        """Of 4 × 5 pixels, patches of 3 × 3 and one apart: two rows of three, each with its pixels row by row."""
+        """Images of 4 × 5 pixels in patches of 3 × 3, one apart: two rows of three, each with its pixels row by row."""
         pixels = torch.arange(40.0).view(1, 20, 2)
         shape, patch = (2, 3), (3, 1)
         assert encoding.image_form(18, shape, patch) == (2, (4, 5))

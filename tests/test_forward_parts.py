@@ -1,4 +1,4 @@
-"""Whose forward pass a module has, whose hooks run, and in which mode its parts are."""
+"""The forward pass of a module, the hooks that run, and the mode of its parts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_innermost_context_decides_and_a_kept_one_is_told():
 
 @pytest.mark.parametrize("names", [("_old_forward",), ("_hf_hook",), ("_old_forward", "_hf_hook")], ids=" and ".join)
 def test_the_forward_pass_beneath_accelerates_is_overridden(names):
-    """Where it has put a hook and kept the pass that it found; else the forward pass itself."""
+    """It is the pass that accelerate found and kept when it put its hook there; else the forward pass itself."""
     module, beneath = layer(), lambda x: 7 * x
     for name in names:
         setattr(module, name, beneath)
@@ -94,7 +94,8 @@ def test_the_forward_pass_beneath_accelerates_is_overridden(names):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_weights_are_constants_for_a_while(bias):
-    """Of linear layers that run their own forward pass on one input, in this thread; their input is none."""
+    """The weights are those of linear layers that run their own forward pass, in this thread; their input is no
+    constant."""
     module, other = nn.Linear(2, 3, bias=bias), layer()
     other.forward = lambda x: nn.functional.linear(x, other.weight)
     x = X.clone().requires_grad_()
@@ -257,7 +258,7 @@ def test_what_is_compiled_in_place_is_named():
 
 @pytest.mark.parametrize("place", ["convolution", "taps", "terms", "input"])
 def test_an_edit_is_no_change_that_a_hook_makes(place):
-    """What is read of a layer is compared with its own forward pass without the edits of the run."""
+    """A layer's terms are compared with its own forward pass without the edits of the run."""
     model = Model(random_example("mamba2"))
     batch = model.encode(ids=[[5, 17, 3, 9, 22, 1], [7, 8, 9]])
 

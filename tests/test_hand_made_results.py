@@ -466,7 +466,7 @@ def test_explanations_are_listed_text_by_text_and_method_by_method() -> None:
     assert [labels for labels, _ in found] == [(at, name) for at in "01" for name in ("ig", "self-retention")]
     missed = "misses 50.0% of f(x) − f(baseline)"
     assert found[0][1] == {"highest scores": "c 0.750 · a 0.500", "strongest against": "b −0.250", "error": missed}
-    assert found[1][1] == {"highest scores": "b 0.500 · c 0.250"}
+    assert found[1][1] == {"highest scores": "b 0.500 · c 0.250", "strongest against": ""}
     assert found[2][1]["highest scores"] == "none" and found[2][1]["strongest against"] == "b −0.750"
     assert found[2][1]["special tokens"].startswith("a −0.500")
     assert first.top(first.attributions[0], 1) == [2] and second.against(second.attributions[1], 3) == []
@@ -490,6 +490,10 @@ def test_scores_of_benchmarks() -> None:
         ("b", "ppl", "12.35", "0", "–"),
     ]
     assert result.headline == "Evaluation of own: acc 0.001 on a, ppl 12.35 on b"
+    panels = [
+        (axes.get_xlabel(), [label.get_text() for label in axes.get_yticklabels()]) for axes in result.figure().axes
+    ]
+    assert panels == [("acc", ["a"]), ("norm", ["a"]), ("ppl", ["b"])]
     assert prose(result)[-1].endswith("A score without a standard error has no interval.")
     assert not prose(replace(result, scores=scores[::2]))[-1].endswith("has no interval.")
     assert result.to_frame().drop(columns="model").values.tolist()[2] == [

@@ -24,7 +24,7 @@ CLASSIFIER, PROMPTED, ASKED, PIXELS = (
 TEXT = ("--text", "a good film")
 LABELLED = ("--limit", "2")
 POISON = ("--data", "fine", "--length", "1", "--sweeps", "1", "--candidates", "1", "--draws", "1", "--no-progress")
-GIVEN: dict[str, tuple[str, ...]] = {
+VERB_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "heatmap": (CLASSIFIER, *TEXT),
     "attention": (CLASSIFIER, *TEXT),
     "explain": (CLASSIFIER, *TEXT, "--methods", "self-retention"),
@@ -67,7 +67,7 @@ READERS: dict[str, tuple[tuple[str, str], ...]] = {
 """The options that take a file, and what kinds of hostile files each gets, by how their names end."""
 MODELS = {"--masked-lm", "--encoder", "--tokenizer", "--init-from"}
 """Options that name models."""
-OTHER = {
+OTHER_FILES = {
     "--out", "--device", "--split", "--text", "--ids", "--before", "--after", "--json", "--progress", "--template",
     "--insert", "--words", "--option", "--methods", "--contrast",
 }  # fmt: skip
@@ -94,7 +94,7 @@ VERBS = dict(verbs())
 TAKEN = [
     (verb, option.opts[0])
     for verb, parameters in VERBS.items()
-    if verb in GIVEN
+    if verb in VERB_ARGUMENTS
     for option in parameters
     if option.opts[0] in READERS and not (verb == "prompts" and option.opts[0] == "--embeddings")
 ]
@@ -106,10 +106,10 @@ def test_no_option_that_takes_a_file_is_forgotten() -> None:
         (verb, option.opts[0])
         for verb, parameters in VERBS.items()
         for option in parameters
-        if option.metavar in named and option.opts[0] not in {*READERS, *MODELS, *OTHER}
+        if option.metavar in named and option.opts[0] not in {*READERS, *MODELS, *OTHER_FILES}
     }
-    assert not forgotten and set(GIVEN) <= set(VERBS)
-    assert {verb for verb, _ in TAKEN} == set(GIVEN)
+    assert not forgotten and set(VERB_ARGUMENTS) <= set(VERBS)
+    assert {verb for verb, _ in TAKEN} == set(VERB_ARGUMENTS)
 
 
 def kinds(option: str, kind: str, folder: Path) -> dict[str, bytes]:
@@ -136,7 +136,7 @@ def kinds(option: str, kind: str, folder: Path) -> dict[str, bytes]:
 
 
 def lenses(root: Path) -> dict[str, Path]:
-    """Directories that are no lens, or a damaged one."""
+    """Directories without a lens, or with a damaged one."""
     found = {}
     files: dict[str, dict[str, bytes]] = {
         "nothing": {},
@@ -171,7 +171,7 @@ def fine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_hostile_file_is_refused_in_one_line_or_read(
     verb: str, option: str, tmp_path: Path, fine: Path, kept: None, analyze: Callable[..., SimpleNamespace]
 ) -> None:
-    base = [str(fine) if each == "fine" else each for each in GIVEN[verb]]
+    base = [str(fine) if each == "fine" else each for each in VERB_ARGUMENTS[verb]]
     if verb in ("train", "lens fit") and option != "--data":
         base += ["--data", str(fine)]
     for name in ("--text", "--template") if option in ("--file", "--image", "--semantic") else ():
@@ -184,7 +184,7 @@ def test_a_hostile_file_is_refused_in_one_line_or_read(
     if option == "--questions":
         for name in ("--tasks", "--lengths"):
             del base[base.index(name) : base.index(name) + 2]
-    part = sorted(GIVEN).index(verb)  # the readers are shared: each verb meets its part of the files
+    part = sorted(VERB_ARGUMENTS).index(verb)  # the readers are shared: each verb meets its part of the files
     others = list(hostile.folders(tmp_path / "paths").values())
     paths = [("", True, path) for path in others[part % min(PART, 2) :: min(PART, 2)]]
     if option == "--cache":

@@ -19,8 +19,8 @@ from ssmscope.interp.sanity import cascading_randomisation
 from ssmscope.probes.influence import influence
 
 IDS = [[5, 17, 3, 9, 22, 1], [7, 8, 9, 4]]
-OTHER = [5, 17, 3, 9, 22, 2]
-SAID = {
+OTHER_IDS = [5, 17, 3, 9, 22, 2]
+OUTPUTS = {
     "explain": lambda model: [
         found.scores
         for text in explain(model, model.encode(ids=IDS), methods=list(METHODS), target=3).texts
@@ -34,7 +34,7 @@ SAID = {
         .select_dtypes("number")
     ),
     "patch": lambda model: (
-        patch(model, clean=IDS[0], corrupted=OTHER, answer=3, contrast=4, method="gradient")
+        patch(model, clean=IDS[0], corrupted=OTHER_IDS, answer=3, contrast=4, method="gradient")
         .to_frame()
         .select_dtypes("number")
     ),
@@ -47,23 +47,23 @@ def module():
 
 
 @pytest.mark.parametrize("without", [torch.inference_mode, torch.no_grad])
-@pytest.mark.parametrize("verb", SAID)
+@pytest.mark.parametrize("verb", OUTPUTS)
 def test_gradients_are_those_outside(module, verb, without):
     model = ssmscope.load(module)
-    expected = [np.asarray(each) for each in SAID[verb](model)]
+    expected = [np.asarray(each) for each in OUTPUTS[verb](model)]
     with without():
-        found = [np.asarray(each) for each in SAID[verb](model)]
+        found = [np.asarray(each) for each in OUTPUTS[verb](model)]
         assert torch.is_inference_mode_enabled() == (without is torch.inference_mode) and not torch.is_grad_enabled()
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_a_model_made_in_inference_mode_is_copied(module):
-    expected = SAID["explain"](ssmscope.load(module))
+    expected = OUTPUTS["explain"](ssmscope.load(module))
     with torch.inference_mode():
         made = copy.deepcopy(module)
         model = ssmscope.load(made)
-        found = SAID["explain"](model)
+        found = OUTPUTS["explain"](model)
     assert model.module is not made and not any(parameter.is_inference() for parameter in model.module.parameters())
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)

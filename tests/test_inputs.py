@@ -1,4 +1,4 @@
-"""Inputs of analyses: what may be given together, how texts and data are read, and what is refused without a model."""
+"""Inputs of analyses: combinations, how texts and data are read, and refusals without a model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ssmscope.core.batching import MAX_TOKENS_PER_ROW
 from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
 from ssmscope.errors import InputError
 
-NONE: dict[str, Any] = dict.fromkeys(("text", "file", "ids", "image", "data", "split", "max_tokens"))
+NO_INPUTS: dict[str, Any] = dict.fromkeys(("text", "file", "ids", "image", "data", "split", "max_tokens"))
 
 
 def refusal(kind: Any, options: dict[str, Any] | None = None, **given: Any) -> str:
     with pytest.raises(InputError) as caught:
-        kind.check({**NONE, **given}, options or {})
+        kind.check({**NO_INPUTS, **given}, options or {})
     return str(caught.value)
 
 
@@ -63,7 +63,7 @@ class Known:
         ({"file": "f", "image": ["i"]}, "--image cannot be combined with --text, --file or --ids"),
         ({"ids": ["1"], "image": ["i"]}, "--image cannot be combined with --text, --file or --ids"),
         ({"text": ["a", "b\ud800"]}, "--text is not valid UTF-8"),
-        ({"ids": ["1,2", "3,x"]}, "--ids '3,x': 'x' is no whole number; write for example --ids 5,17,3"),
+        ({"ids": ["1,2", "3,x"]}, "--ids '3,x': 'x' is not a whole number; write for example --ids 5,17,3"),
         ({"file": "-", "text": ["a"]}, "--text cannot be combined with --file"),
         ({"file": "a.CSV"}, "--file a.CSV is a table, and --file takes lines"),
         ({"file": "a.parquet"}, "--file a.parquet is a table, and --file takes lines"),
@@ -75,35 +75,35 @@ def test_texts_that_are_refused_without_a_model(given: dict[str, Any], said: str
 
 @pytest.mark.parametrize("given", [{"text": ["a"]}, {"file": "-"}, {"ids": ["1,2"]}, {"image": ["x.png"]}])
 def test_one_kind_of_text_is_enough_and_standard_input_is_left_for_the_run(given: dict[str, Any]) -> None:
-    Texts().check({**NONE, **given}, {})
+    Texts().check({**NO_INPUTS, **given}, {})
 
 
 def test_random_sequences_take_the_place_of_texts() -> None:
     drawn = Texts(instead="length")
-    drawn.check(NONE, {"length": 9})
-    drawn.check({**NONE, "text": ["a"]}, {"length": None})
+    drawn.check(NO_INPUTS, {"length": 9})
+    drawn.check({**NO_INPUTS, "text": ["a"]}, {"length": None})
     for name, value in (("text", ["a"]), ("file", "f"), ("file", ""), ("ids", ["1"]), ("image", ["i"])):
         said = refusal(drawn, {"length": 9}, **{name: value})
         assert said == (
             "--length asks for random sequences; it cannot be combined with --text, --file, --ids or --image"
         )
     assert "or --length N for random sequences" in refusal(drawn, {"length": None})
-    Texts(needed=False, instead="length").check(NONE, {"length": None})
-    Texts(needed=False).check(NONE, {})
-    assert "'x' is no whole number" in refusal(Texts(needed=False), ids=["x"])
-    assert Texts(needed=False).read(NONE, {}, []) is None and drawn.read(NONE, {"length": 9}, []) is None
+    Texts(needed=False, instead="length").check(NO_INPUTS, {"length": None})
+    Texts(needed=False).check(NO_INPUTS, {})
+    assert "'x' is not a whole number" in refusal(Texts(needed=False), ids=["x"])
+    assert Texts(needed=False).read(NO_INPUTS, {}, []) is None and drawn.read(NO_INPUTS, {"length": 9}, []) is None
 
 
 def test_labelled_texts_take_the_place_of_texts() -> None:
     told: list[tuple[bool, dict[str, Any]]] = []
     of_data = Texts(data=lambda labelled, **options: told.append((labelled, options)))
-    of_data.check({**NONE, "data": "sst2", "split": "test"}, {"top": 3})
-    of_data.check({**NONE, "text": ["a"]}, {"top": 4})
+    of_data.check({**NO_INPUTS, "data": "sst2", "split": "test"}, {"top": 3})
+    of_data.check({**NO_INPUTS, "text": ["a"]}, {"top": 4})
     assert told == [(True, {"top": 3}), (False, {"top": 4})]
     for name, value in (("text", ["a"]), ("file", "f"), ("ids", ["1"]), ("image", ["i"])):
         assert "--data cannot be combined with" in refusal(of_data, data="sst2", **{name: value})
     assert refusal(of_data, text=["a"], split="test") == "--split needs --data; give that too"
-    Texts().check({**NONE, "text": ["a"], "data": "x", "split": "test"}, {})  # no options of these texts
+    Texts().check({**NO_INPUTS, "text": ["a"], "data": "x", "split": "test"}, {})  # no options of these texts
 
 
 def test_options_of_each_kind_of_input() -> None:
@@ -134,7 +134,7 @@ def test_options_of_each_kind_of_input() -> None:
 
 
 def test_texts_are_encoded_by_the_model() -> None:
-    given = {**NONE, "max_tokens": 5}
+    given = {**NO_INPUTS, "max_tokens": 5}
     read = Texts().read
     nothing = {"ids": None, "values": None, "max_tokens": 5}
     assert read({**given, "text": ["a", "b"]}, {}, [Known()]) == (["a", "b"], nothing)
@@ -145,9 +145,9 @@ def test_texts_are_encoded_by_the_model() -> None:
 
 def test_standard_input_is_read_once_for_several_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\r\nb\n \n\n")))
-    assert Texts().once({**NONE, "file": "-"}) == {**NONE, "text": ["a", "b"]}
+    assert Texts().once({**NO_INPUTS, "file": "-"}) == {**NO_INPUTS, "text": ["a", "b"]}
     for given in ({"file": "f"}, {"text": ["a"]}):
-        assert Texts().once({**NONE, **given}) == {**NONE, **given}
+        assert Texts().once({**NO_INPUTS, **given}) == {**NO_INPUTS, **given}
 
 
 def test_lines_of_a_file(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
     assert whole_numbers(" 5,17 ,-3", "--ids", "1") == [5, 17, -3]
     assert whole_numbers("9" * 18, "--ids", "1") == [10**18 - 1]
     for wrong in ("", "5,", "1.0", "٣", "9" * 19, "+3"):
-        with pytest.raises(InputError, match="is no whole number; write for example --ids 1"):
+        with pytest.raises(InputError, match="is not a whole number; write for example --ids 1"):
             whole_numbers(wrong, "--ids", "1")
 
 
@@ -202,7 +202,7 @@ def test_the_name_of_data(tmp_path: Path) -> None:
 def test_labelled_texts_are_checked_for_every_model(tmp_path: Path) -> None:
     file = tmp_path / "own.csv"
     file.write_text("text,label\na b c,yes\n" + "a " * 9 + "b,no\n")
-    given = {**NONE, "data": str(file), "max_tokens": 20}
+    given = {**NO_INPUTS, "data": str(file), "max_tokens": 20}
     found = Data().read(given, {}, [Known()])
     assert [len(text.split()) for text in found.texts] == [3, 10]
     letters = Known(tokenizer=lambda text, **_: {"input_ids": list(text)})

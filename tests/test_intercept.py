@@ -86,7 +86,7 @@ def test_threads_trace_one_model_as_one_does(name):
 
 
 def test_each_thread_has_its_own_edits():
-    """Places that blocks, mixers and scans are entered by, beside runs that are not edited and other people's."""
+    """Edits enter by blocks, mixers and scans, next to runs without edits and other people's runs."""
     model = Model(example("mamba2"))
     batch = model.encode(ids=[[5, 17, 3, 9, 9, 1, 4, 60]])
 
@@ -173,7 +173,7 @@ def test_a_forward_pass_put_on_a_layer_is_called_and_stays():
     torch.testing.assert_close(found.retention, expected.retention)
     assert len(calls) == 1 and mixer.forward is counting
     mixer.forward = lambda *args, **kwargs: own(*args, **kwargs) * 1.5
-    with pytest.raises(InputError, match="layer 1 that computes something else than the layer"):
+    with pytest.raises(InputError, match="layer 1 that computes something other than the layer"):
         model.trace(ids=[5, 17, 3])
 
 
@@ -372,7 +372,7 @@ def test_weights_damaged_later_are_refused_too():
 
 
 class Capped(Mamba2ForCausalLM):
-    """A head with a multiplier, a bias and a cap behind it, as hybrids have them."""
+    """Head followed by a multiplier, a bias and a cap, as hybrids have them."""
 
     def forward(self, *args, **kwargs):
         run = super().forward(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Fields of several types: which of them a JSON value is read as, and which value fits none."""
+"""Fields of several types: the one as which a JSON value is read, and values that fit none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of a data set with stored parts: their order, what is measured again, and what progress says."""
+"""Batches of a data set with stored parts: their order, repeated measurements, and progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def measured(batch: list[int]) -> dict[str, np.ndarray]:
 
 
 def engine(order: list[int], stop: int | None = None) -> Any:
-    """One that measures the batches in this order of those that are missing, and ends the process after some."""
+    """Engine that measures the missing batches in this order, and ends the process after some."""
 
     def run(model: Any, measure: Any, batches: Any) -> Iterator[Any]:
         for at, place in enumerate(order):

@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 
 from ssmscope.core import known_models as readable
-from ssmscope.core.known_models import OURS, THEIRS, data_set_of, demos, readable_types, training_data
+from ssmscope.core.known_models import (
+    ADDED_FAMILIES,
+    TRANSFORMERS_FAMILIES,
+    data_set_of,
+    demos,
+    readable_types,
+    training_data,
+)
 
 
 def test_shipped_models_are_listed_by_name(tmp_path, monkeypatch):
@@ -34,7 +41,11 @@ def test_the_data_of_a_record_of_training(tmp_path):
 def test_types_of_models_are_ours_and_those_of_the_installed_transformers():
     import transformers
 
-    families = {name for name in THEIRS if hasattr(transformers.models, name)}
+    families = {name for name in TRANSFORMERS_FAMILIES if hasattr(transformers.models, name)}
     text = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
     found = readable_types()
-    assert list(found) == sorted(found) and set(found) == {"ssm-classifier", *OURS, *(text.get(f, f) for f in families)}
+    assert list(found) == sorted(found) and set(found) == {
+        "ssm-classifier",
+        *ADDED_FAMILIES,
+        *(text.get(f, f) for f in families),
+    }

@@ -1,4 +1,4 @@
-"""Parts of layers, traces, edits and heads, by hand: states that are joined, edges that are cut, options told."""
+"""Parts of layers, traces, edits and heads, by hand: states joined, edges cut, options described."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_what_no_layer_remembers_is_unanswerable():
 
 @pytest.mark.parametrize("kind", ["mamba, two groups", "mamba-2", "gla", "delta"])
 def test_what_sources_contribute_to_targets(kind):
-    """In rows and times that begin late, end early, or do not meet, and in another order."""
+    """Rows and times begin late, end early, or do not meet, and come in another order."""
     r = draw(kind, 7, batch=3)
     alpha = ops.attention_reference(r)
     chosen = [
@@ -272,7 +272,7 @@ def test_an_edit_says_where_and_after_which_token():
 
 
 class Wrapped(nn.Module):
-    """A mixer, and what is called around it."""
+    """Mixer that records the calls around it."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()

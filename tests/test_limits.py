@@ -1,4 +1,4 @@
-"""What would run for months or fill the memory is refused before it begins, with an estimate and the limit."""
+"""Work that would run for months or fill the memory is refused first, with an estimate and the limit."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ssmscope.core.batching import MAX_ITEMS_HELD, MAX_TOKENS_READ, refuse_above
 from ssmscope.errors import InputError
 
 CLASSIFIER, ASKED, PROMPTED = "demo/sst2-mamba", "demo/babi-mamba2", "demo/instruct-mamba2"
-MANY = "99999999999"
+HUGE = "99999999999"
 LABELLED = (CLASSIFIER, "--data", "DATA")
 QUESTIONS = (ASKED, "--tasks", "qa1", "--lengths", "0")
 TRAIN = ("mamba2", "--data", "majority", "--no-progress")
 LENS = (PROMPTED, "--data", "TEXT", "--length", "10")
 UNBOUNDED = [
     ("overflow", LABELLED, "--lengths", "99999999", "lengths is 99,999,999; allowed are up to 131,072"),
-    ("overflow", LABELLED, "--lengths", MANY, "allowed are up to"),
-    ("poison", LABELLED, "--candidates", MANY, "candidates is"),
+    ("overflow", LABELLED, "--lengths", HUGE, "allowed are up to"),
+    ("poison", LABELLED, "--candidates", HUGE, "candidates is"),
     ("insertion", LABELLED, "--places", "3000000", "places is 3,000,000; allowed are up to 10,000"),
     ("fidelity", LABELLED, "--steps", "3000000", "steps is 3000000; allowed is a whole number from 1 to 10,000"),
-    ("fidelity", LABELLED, "--random-rankings", MANY, "random_rankings is"),
-    ("fidelity", LABELLED, "--batch-size", MANY, "batch_size is"),
-    ("position", LABELLED, "--batch-size", MANY, "batch_size is"),
-    ("words", (*LABELLED, "--recipe", "hotflip"), "--beam", MANY, "beam is"),
+    ("fidelity", LABELLED, "--random-rankings", HUGE, "random_rankings is"),
+    ("fidelity", LABELLED, "--batch-size", HUGE, "batch_size is"),
+    ("position", LABELLED, "--batch-size", HUGE, "batch_size is"),
+    ("words", (*LABELLED, "--recipe", "hotflip"), "--beam", HUGE, "beam is"),
     ("snr", (ASKED, "--tasks", "qa1"), "--lengths", "3000000", "allowed is a whole number from 0 to 131,072"),
     ("snr", (ASKED, "--tasks", "qa1", "--lengths", "10"), "--examples", "3000000", "would make 90,000,000 words"),
-    ("snr", (ASKED, "--tasks", "qa1", "--lengths", "0"), "--examples", MANY, "examples is"),
-    ("retrieval", (ASKED, "--tasks", "qa1"), "--lengths", MANY, "would have the model read about 9,999,999,999,900"),
+    ("snr", (ASKED, "--tasks", "qa1", "--lengths", "0"), "--examples", HUGE, "examples is"),
+    ("retrieval", (ASKED, "--tasks", "qa1"), "--lengths", HUGE, "would have the model read about 9,999,999,999,900"),
     ("retrieval", QUESTIONS, "--examples", "3000000", "would make 90,000,000 words; allowed are up to 16,777,216"),
     (
         "retrieval",
@@ -39,31 +39,31 @@ UNBOUNDED = [
         "0,9999999",
         "2 contexts of 9,999,999 words would make",
     ),
-    ("retrieval", QUESTIONS, "--examples", MANY, "examples is"),
-    ("stability", (CLASSIFIER,), "--length", MANY, "length is"),
+    ("retrieval", QUESTIONS, "--examples", HUGE, "examples is"),
+    ("stability", (CLASSIFIER,), "--length", HUGE, "length is"),
     (
         "stability",
         (CLASSIFIER,),
         "--samples",
-        MANY,
+        HUGE,
         "tokens; allowed are up to 4,194,304: ask for fewer or shorter ones",
     ),
-    ("influence", (CLASSIFIER,), "--length", MANY, "length is"),
-    ("influence", (CLASSIFIER, "--length", "8"), "--sequences", MANY, "tokens; allowed are up to 4,194,304"),
-    ("influence", (CLASSIFIER, "--length", "8", "--no-exact"), "--probes", MANY, "would have the model read about"),
-    ("lens fit", LENS, "--steps", MANY, "steps is"),
-    ("lens fit", LENS, "--batch-tokens", MANY, "batch_tokens is"),
+    ("influence", (CLASSIFIER,), "--length", HUGE, "length is"),
+    ("influence", (CLASSIFIER, "--length", "8"), "--sequences", HUGE, "tokens; allowed are up to 4,194,304"),
+    ("influence", (CLASSIFIER, "--length", "8", "--no-exact"), "--probes", HUGE, "would have the model read about"),
+    ("lens fit", LENS, "--steps", HUGE, "steps is"),
+    ("lens fit", LENS, "--batch-tokens", HUGE, "batch_tokens is"),
     ("lens fit", (*LENS, "--batch-tokens", "10000"), "--steps", "2000000", "read about 20,000,000,000 tokens"),
-    ("lens fit", LENS[:3], "--length", MANY, "length is"),
+    ("lens fit", LENS[:3], "--length", HUGE, "length is"),
     ("lens fit", LENS, "--learning-rate", "1e308", "learning_rate is"),
     ("lens fit", LENS, "--weight-decay", "1e308", "weight_decay is"),
-    ("train", TRAIN, "--seed", MANY, "seed is 99,999,999,999; allowed are up to 4,294,967,295"),
-    ("train", TRAIN, "--length", MANY, "length is"),
+    ("train", TRAIN, "--seed", HUGE, "seed is 99,999,999,999; allowed are up to 4,294,967,295"),
+    ("train", TRAIN, "--length", HUGE, "length is"),
     ("train", (*TRAIN, "--length", "1000"), "--examples", "1000000", "sequences of 1,000 bits would make"),
     ("train", ("mamba2", "--data", "qa1", "--no-progress", "--length", "5"), "--examples", "3000000", "would make"),
-    ("train", ("mamba2", "--data", "associative-recall", "--no-progress"), "--examples", MANY, "examples is"),
+    ("train", ("mamba2", "--data", "associative-recall", "--no-progress"), "--examples", HUGE, "examples is"),
     *(
-        ("train", TRAIN, f"--{name}", MANY, f"{name.replace('-', '_')} is")
+        ("train", TRAIN, f"--{name}", HUGE, f"{name.replace('-', '_')} is")
         for name in ("width", "layers", "state", "head-width", "expand", "epochs", "batch-size")
     ),
     ("train", (*TRAIN, "--layers", "1000"), "--width", "8192", "parameters; allowed are up to 4,000,000,000"),

@@ -1,4 +1,4 @@
-"""Model and encoding: what goes in, what is refused, what is recorded."""
+"""Model and encoding: inputs, refusals, and records."""
 
 from __future__ import annotations
 
@@ -233,8 +233,8 @@ class TestWhatIsGiven:
             (["a film", b"b"], "text 1 is b'b'"),
             ([["a film"]], "text 0 is \\['a film'\\]"),
             (["a film", 3], "text 1 is 3"),
-            ([3, "a film"], "the given ids hold 'a film', which is no token id"),
-            ([[3], ["a"]], "row 1 holds 'a', which is no token id"),
+            ([3, "a film"], "the given ids hold 'a film', which is not a token id"),
+            ([[3], ["a"]], "row 1 holds 'a', which is not a token id"),
             ([True, False], "text 0 is True"),
             (torch.rand(3), "text 0 is 0\\..*float"),
             ({"input_ids": [[3, 4]], "attention_mask": [[1]]}, "not of the shape of the input_ids"),

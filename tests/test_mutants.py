@@ -1,4 +1,4 @@
-"""Mistakes that `make mutants` tries: which there are, which are left out, and that one takes its function's place."""
+"""Mistakes that `make mutants` tries: the kinds, the exceptions, and the replacement of a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebooks run from the first cell to the last with what ships alone, and show what their texts speak of."""
+"""The notebooks run from first to last cell with the installed package alone, and show what their texts describe."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ CHECKS = {
 
 
 def hook() -> ModuleType | None:
-    """What makes the notebooks pages of the site, which need not be run again for it."""
+    """Return the hook that makes pages of the notebooks, which need not be run again for it."""
     if importlib.util.find_spec("mkdocs") is None:
         return None
     spec = importlib.util.spec_from_file_location("docs_notebooks", ROOT / "docs" / "notebooks.py")
@@ -172,7 +172,7 @@ def read(name: str) -> Any:
 
 
 def shown(cell: Any) -> Any:
-    """What the cell's last line gave."""
+    """Return the output of the cell's last line."""
     results = [each for each in cell.get("outputs", []) if each.output_type == "execute_result"]
     return results[-1].data if results else None
 

@@ -1,4 +1,4 @@
-"""What needs more memory than there is ends in one line, whoever asked for it."""
+"""Work that needs more memory than there is ends in one line, whoever asked for it."""
 
 from __future__ import annotations
 

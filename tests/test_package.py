@@ -31,7 +31,7 @@ print(type(AutoModelForSequenceClassification.from_config(config)).__name__)
 
 
 def python(code: str, warm: Warm = PLAIN) -> str:
-    """What a process prints that has imported nothing, or nothing of transformers and ssmscope."""
+    """Return the output of a process that has imported nothing, or nothing of transformers and ssmscope."""
     done = warm.run(code, cwd="/")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -52,7 +52,7 @@ def python(code: str, warm: Warm = PLAIN) -> str:
     ),
 )
 def test_transformers_knows_our_models(first: str) -> None:
-    """Once ssmscope.architectures is imported, by whatever and in any order."""
+    """It does once ssmscope.architectures is imported, by whatever and in any order."""
     assert python(f"{first}\n{KNOWS_OURS}", TORCH).endswith("SSMForSequenceClassification")
 
 

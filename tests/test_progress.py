@@ -1,4 +1,4 @@
-"""What is said of work that takes long, and how long texts of a data set may be."""
+"""Reports on work that takes long, and the maximum length of a data set's texts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def test_long_work_has_an_estimate(quick, monkeypatch, capsys, worth, estimated)
 
 
 def test_every_line_of_long_work(monkeypatch, capsys):
-    """Of the last task whose end is known; none while a bar is seen, and lines again after it."""
+    """Lines are about the last task whose end is known; there are none while a bar is seen, and lines again after
+    it."""
     now, waited = [50.0], []
     task = lambda *of: SimpleNamespace(**dict(zip(("completed", "total", "description", "time_remaining"), of)))  # noqa: E731
     bars = [
@@ -140,7 +141,7 @@ def test_calls_say_so(monkeypatch, capsys):
 
 
 def test_texts_of_data_have_a_bound(tmp_path, capsys):
-    """That of texts which are given by themselves; a huge one is not even tokenized."""
+    """It is that of texts given by themselves; a huge one is not even tokenized."""
     rows = [{"text": "a film", "label": "positive"}, {"text": "good " * 20_000, "label": "negative"}]
     file = tmp_path / "a.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))

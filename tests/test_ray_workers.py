@@ -240,7 +240,7 @@ class TestFinished:
 
 
 class TestBatches:
-    """What is sent is the measure as it is, without a model."""
+    """Batches sent as the measure alone, without a model."""
 
     BATCHES = [(number,) * (number + 1) for number in range(20)]
 

@@ -15,7 +15,7 @@ from ssmscope.interp.objective import Objective, objective
 
 
 def kept(found: Objective) -> tuple[torch.Tensor, int]:
-    """The gradient, and how many numbers the backward pass keeps beside weights."""
+    """Return the gradient, and how many numbers the backward pass keeps in addition to weights."""
     numbers = 0
 
     def pack(t: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ def test_a_block_runs_again_only_where_one_of_its_tensors_asks_for_a_gradient():
 
 @pytest.mark.parametrize("name", ["mamba", "bamba", "falcon_h1", "rwkv"])
 def test_blocks_are_the_members_of_the_outermost_lists(name):
-    """Those without a mixer too, and no list within a block."""
+    """Blocks without a mixer count too, lists within a block do not."""
     module = random_example(name)
     lists = [part for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
     assert list(stacked(module)) == list(lists[0]) and len(lists[0]) == module.config.num_hidden_layers

@@ -1,4 +1,4 @@
-"""What results have in common: their verdicts, their pictures and pages, and the modules that define them."""
+"""Common parts of results: their verdicts, pictures and pages, and the modules that define them."""
 
 from __future__ import annotations
 

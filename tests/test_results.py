@@ -148,7 +148,7 @@ def packed(data):
     return base64.b64encode(data).decode()
 
 
-GOOD = zlib.compress(b"\0" * 48_000)
+COMPRESSED = zlib.compress(b"\0" * 48_000)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ GOOD = zlib.compress(b"\0" * 48_000)
         {"zlib": "ä"},
         {"zlib": 7},
         {"zlib": packed(b"no zlib")},
-        {"zlib": packed(GOOD[:-1])},
-        {"zlib": packed(GOOD[:-1] + bytes([GOOD[-1] ^ 1]))},
-        {"zlib": packed(GOOD + b"more")},
+        {"zlib": packed(COMPRESSED[:-1])},
+        {"zlib": packed(COMPRESSED[:-1] + bytes([COMPRESSED[-1] ^ 1]))},
+        {"zlib": packed(COMPRESSED + b"more")},
         {"shape": [11_999]},
         {"shape": [12_001]},
         {"shape": [-12_000]},
@@ -183,7 +183,7 @@ GOOD = zlib.compress(b"\0" * 48_000)
 )
 def test_damaged_compressed_arrays_are_refused(tmp_path, provenance, change):
     document = sample(provenance).to_dict()
-    whole = {"dtype": "float32", "shape": [12_000], "zlib": packed(GOOD)}
+    whole = {"dtype": "float32", "shape": [12_000], "zlib": packed(COMPRESSED)}
     document["parts"][0]["values"] = whole
     assert not Result.from_dict(document).parts[0].values.any()
     document["parts"][0]["values"] = {**whole, **change}
@@ -299,7 +299,7 @@ def test_load_refuses_what_is_no_result(tmp_path, provenance):
         Result.load(path)
     document = sample(provenance).to_dict()
     cases = {
-        "is no result": [b"\x89PNG\r\n\xff", b"not json", b""],
+        "is not a result": [b"\x89PNG\r\n\xff", b"not json", b""],
         "not a result": [b"[1, 2]", b"{}", b'{"kind": 3}'],
         "did you mean 'test-sample'": [json.dumps({**document, "kind": "test-sampel"}).encode()],
         "lacks mean": [json.dumps({k: v for k, v in document.items() if k != "mean"}).encode()],
@@ -348,7 +348,7 @@ def test_load_imports_nothing_that_a_file_names(tmp_path, provenance, path):
 
 
 def test_every_kind_is_read_from_the_module_that_defines_it():
-    """What analyses say of their results is where every kind of the package is, and nothing else."""
+    """The table of analyses has every kind of result of the package, and nothing else."""
     defined = {}
     for file in Path(results.__file__).parents[1].rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -404,7 +404,7 @@ def test_numbers_beyond_any_float_and_nesting_without_end_are_refused(tmp_path, 
     with pytest.raises(InputError, match="damaged"):
         Result.load(path)
     path.write_text("[" * 200_000)
-    with pytest.raises(InputError, match="is no result"):
+    with pytest.raises(InputError, match="is not a result"):
         Result.load(path)
     refused = []
     for depth in range(100, 1600, 100):
@@ -474,18 +474,18 @@ def test_arrays_of_texts_say_their_width_in_characters(provenance):
         ({"shape": [11_999]}, "expected 47996 bytes for an array of shape [11999], not more"),
         ({"shape": [12_001]}, "expected 48004 bytes for an array of shape [12001], not only 48000"),
         ({"zlib": 7}, "expected compressed numbers, not 7"),
-        ({"zlib": packed(GOOD) + "\n"}, "Only base64 data is allowed"),
-        ({"zlib": packed(GOOD[:-1])}, "cut off, or followed by something else"),
-        ({"zlib": packed(GOOD + b"more")}, "cut off, or followed by something else"),
+        ({"zlib": packed(COMPRESSED) + "\n"}, "Only base64 data is allowed"),
+        ({"zlib": packed(COMPRESSED[:-1])}, "cut off, or followed by something else"),
+        ({"zlib": packed(COMPRESSED + b"more")}, "cut off, or followed by something else"),
         ({"zlib": packed(b"no zlib" * 100)}, "damaged compressed numbers: "),
-        ({"shape": [10**8]}, f"{len(GOOD)} compressed bytes cannot be read as an array of shape"),
+        ({"shape": [10**8]}, f"{len(COMPRESSED)} compressed bytes cannot be read as an array of shape"),
         ({"dtype": "U4"}, "expected a compressed array of numbers, not of U4"),
         ({"dtype": "object"}, "expected the name of a dtype of numbers or text, not 'object'"),
     ],
 )
 def test_a_damaged_array_is_told_by_what_is_wrong_with_it(provenance, change, said):
     document = sample(provenance).to_dict()
-    document["parts"][0]["values"] = {"dtype": "float32", "shape": [12_000], "zlib": packed(GOOD), **change}
+    document["parts"][0]["values"] = {"dtype": "float32", "shape": [12_000], "zlib": packed(COMPRESSED), **change}
     with pytest.raises(InputError) as raised:
         Result.from_dict(document)
     assert said in str(raised.value)
@@ -556,7 +556,7 @@ def test_json_holds_numbers_of_numpy_as_numbers():
 
 
 def test_a_class_may_be_defined_again_where_it_was(provenance):
-    """As notebooks do, and `importlib.reload`."""
+    """Notebooks do so, and `importlib.reload`."""
     again = type("Sample", (Sample,), {"__module__": Sample.__module__, "__qualname__": "Sample"}, kind="test-sample")
     try:
         assert Result._kinds["test-sample"] is again

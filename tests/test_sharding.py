@@ -73,7 +73,7 @@ def given(engine: Any) -> Iterator[None]:
 
 
 class Workers:
-    """What workers do, in this process: the measure goes through bytes, and the last batch is measured first."""
+    """Workers in this process: the measure is sent as bytes, and the last batch is measured first."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -90,7 +90,7 @@ class Killed(BaseException):
 
 
 def dying(after: int) -> Callable[..., Iterator[Any]]:
-    """An engine that measures so many batches, the last ones."""
+    """Return an engine that measures so many batches, the last ones."""
 
     def engine(model: Model, measure: Any, batches: Any) -> Iterator[Any]:
         yield from parts.here(model, measure, batches[-after:])
@@ -190,7 +190,7 @@ class TestRefusals:
             next(own.module.parameters()).mul_(2)
         with pytest.raises(InputError, match="is not what demo/sst2-mamba2 holds"):
             unpacked(packed(own, len), 1)
-        with pytest.raises(TypeError, match="Linear is no part"):
+        with pytest.raises(TypeError, match="Linear is not part"):
             packed(model, torch.nn.Linear(1, 1).forward)
 
     @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Options read off signatures: what Python code may give beside what can be typed."""
+"""Options read off signatures: values from Python code in addition to typed ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def of_python() -> dict[str, Option]:
 
 
 def a_result() -> object:
-    """Of a class of the package that has the name, as one that was imported after the options were read."""
+    """Return an instance of a class of the package by its name, as if imported after the options were read."""
     return type("Result", (), {"__module__": "ssmscope.api.results"})()
 
 

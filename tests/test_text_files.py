@@ -1,4 +1,4 @@
-"""Files as text and JSON, and the limits on sizes: to their bounds, and what is said beyond them."""
+"""Files as text and JSON, and the limits on sizes: up to the bounds, and the messages beyond them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ssmscope.core import batching, text_files
         ("\ufeffé".encode(), "é"),
         (b"\xff", "f is not UTF-8 text (byte 0); advise"),
         (b"ab\xe9", "f is not UTF-8 text (byte 2); advise"),
-        (b"ab\0c\0", "f is no text: it has a NUL at character 2; advise"),
+        (b"ab\0c\0", "f is not text: it has a NUL at character 2; advise"),
         ("a".encode("utf-16"), "f is not UTF-8 text (it is UTF-16); advise"),
         (b"\xfe\xff\0a", "f is not UTF-8 text (it is UTF-16); advise"),
         ("a".encode("utf-32"), "f is not UTF-8 text (it is UTF-32); advise"),

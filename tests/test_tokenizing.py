@@ -1,4 +1,4 @@
-"""Tokens as the characters of a text that they are of, over many tokenizers; and what fails in a tokenizer."""
+"""Tokens as characters of a text, over many tokenizers; and failures of a tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFas
 
 import ssmscope
 from ssmscope.attacks.offline import textattack
-from ssmscope.attacks.parts import protect
+from ssmscope.attacks.recipes import protect
 from ssmscope.attacks.words.hotflip import read
 from ssmscope.core.encoding import Batch, encode_texts
 from ssmscope.core.model import Model
@@ -165,7 +165,7 @@ def model() -> Model:
 
 
 class TestAnalyses:
-    """What is said of characters of several tokens."""
+    """Analyses of characters of several tokens."""
 
     def test_knockout_by_words_is_that_of_their_positions(self, model):
         text = "Der Müller aß 10€ ok"
@@ -238,15 +238,15 @@ def failing(model: object, cut: object = None, **special: str) -> PreTrainedToke
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
-KNOWN = {"a": 0, "film": 1}
+VOCABULARY = {"a": 0, "film": 1}
 RUNAWAY = pre_tokenizers.Split(Regex("(a+)+c"), "isolated")
 FAILING = {
-    "word level": lambda: failing(models.WordLevel(KNOWN)),
+    "word level": lambda: failing(models.WordLevel(VOCABULARY)),
     "word level, unknown token not in the vocabulary": lambda: failing(
-        models.WordLevel(KNOWN, unk_token="[UNK]"), unk_token="[UNK]"
+        models.WordLevel(VOCABULARY, unk_token="[UNK]"), unk_token="[UNK]"
     ),
-    "word pieces": lambda: failing(models.WordPiece(KNOWN, unk_token="[UNK]")),
-    "byte pairs": lambda: failing(models.BPE(KNOWN, [], unk_token="<unk>"), unk_token="<unk>"),
+    "word pieces": lambda: failing(models.WordPiece(VOCABULARY, unk_token="[UNK]")),
+    "byte pairs": lambda: failing(models.BPE(VOCABULARY, [], unk_token="<unk>"), unk_token="<unk>"),
     "unigram": lambda: failing(models.Unigram([("a", -1.0), ("film", -2.0)])),
 }
 
@@ -257,7 +257,7 @@ class TestFailures:
         tokenizer = FAILING[name]()
         with pytest.raises(InputError) as found:
             tokenize(tokenizer, ["a", "a a", "a zebra a"], add_special_tokens=False)
-        said = "is no symbol of this tokenizer; its symbols are a film" if "level" in name else "does not know"
+        said = "is not a symbol of this tokenizer; its symbols are a film" if "level" in name else "does not know"
         assert str(found.value).startswith("text 2 has 'zebra', which ") and said in str(found.value)
         with pytest.raises(InputError, match="^the prompt has 'zebra'"):
             tokenize(tokenizer, ["zebra"], named="the prompt")

@@ -60,7 +60,7 @@ def test_what_stands_alone(character):
         ("ab   c", [(0, 2), (5, 6)], ["ab", "ĠĠĠc"], ["ab", "   c"]),
         ("ab   c", [(0, 2), (5, 6)], ["ab", "ĠĠc"], ["ab", "  c"]),
         ("ab c", [(0, 3), (3, 4)], ["abĠ", "Ġc"], ["ab ", "c"]),  # the space is shown once
-        ("abxc", [(0, 2), (3, 4)], ["ab", "Ġc"], ["ab", "c"]),  # what is no space is not taken
+        ("abxc", [(0, 2), (3, 4)], ["ab", "Ġc"], ["ab", "c"]),  # what is not a space is not taken
         ("ab  c", [(0, 2), (4, 5)], ["abĠ", "c"], ["ab ", "c"]),
         ("abx c", [(0, 2), (4, 5)], ["abĠ", "c"], ["ab", "c"]),
         ("a b", [(0, 1), (1, 1), (2, 3)], ["a", "Ġ", "b"], ["a", " ", "b"]),
@@ -154,7 +154,7 @@ def test_places_within_a_word(before, after, within):
 
 
 class PanicException(BaseException):
-    """As the tokenizers library raises it."""
+    """Exception as the tokenizers library raises it."""
 
 
 class Broken:
@@ -208,12 +208,12 @@ def fast(model: object, **parts: object) -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("count", [20, 21])
 def test_a_small_vocabulary_is_listed_by_number(count):
-    """In the order of its numbers, and no more than twenty names of it."""
+    """Names are in the order of their numbers, at most twenty of them."""
     names = [f"n{(11 * place) % count}" for place in range(count)]
     model = models.WordLevel({name: place for place, name in enumerate(names)})
     word = "z" * 50
     listed = " ".join(names[:20]) + (" …" if count > 20 else "")
-    said = f"the text has {word[:40]!r}, which is no symbol of this tokenizer; its symbols are {listed}"
+    said = f"the text has {word[:40]!r}, which is not a symbol of this tokenizer; its symbols are {listed}"
     for parts in ({"pre_tokenizer": pre_tokenizers.Whitespace()}, {}):
         text = f"n1 {word}" if parts else word
         assert refusal(tokenize, fast(model, **parts), text) == said

@@ -1,4 +1,4 @@
-"""Training of classifiers: what it learns, how it resumes, what it writes, what it refuses."""
+"""Training of classifiers: accuracy, resuming, files, and refusals."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ssmscope.training import train_model
 from ssmscope.training.architectures import ARCHITECTURES, SIZES
 from ssmscope.training.fitting import parameter_groups, schedule
 
-GOOD = ("lovely", "brilliant", "moving", "funny", "superb")
-BAD = ("awful", "dull", "clumsy", "boring", "stale")
-OTHER = ("the", "film", "a", "story", "about", "two", "friends", "is", "and", "of", "it", "with", "some", "scenes")
-SMALL = {"width": 16, "state": 4, "head_width": 8, "vocabulary": 120, "batch_size": 16, "progress": False}
+PRAISE = ("lovely", "brilliant", "moving", "funny", "superb")
+BLAME = ("awful", "dull", "clumsy", "boring", "stale")
+NEUTRAL = ("the", "film", "a", "story", "about", "two", "friends", "is", "and", "of", "it", "with", "some", "scenes")
+OPTIONS = {"width": 16, "state": 4, "head_width": 8, "vocabulary": 120, "batch_size": 16, "progress": False}
 BACKBONES = {
     **{"mamba": "mamba", "mamba2": "mamba2", "baleen-b": "baleen-mamba2", "baleen-e": "baleen-mamba2"},
     **{"diff-mamba": "diff-mamba", "groupmamba": "groupmamba-mamba2", "gfssm": "gfssm", "gla": "ssm-gla"},
@@ -41,8 +41,8 @@ def write_reviews(path: Path, count: int, seed: int = 0) -> Path:
     draw = random.Random(seed)
     lines = ["text,label"]
     for i in range(count):
-        words = draw.choices(OTHER, k=draw.randint(3, 12))
-        words.insert(draw.randint(0, len(words)), draw.choice((BAD, GOOD)[i % 2]))
+        words = draw.choices(NEUTRAL, k=draw.randint(3, 12))
+        words.insert(draw.randint(0, len(words)), draw.choice((BLAME, PRAISE)[i % 2]))
         lines.append(" ".join(words) + "," + ("bad", "good")[i % 2])
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -69,7 +69,7 @@ def trained(reviews, tmp_path_factory):
         test=reviews["test"],
         epochs=8,
         learning_rate=1e-2,
-        **SMALL,
+        **OPTIONS,
         **GENTLE,
     )
     return out, json.loads((out / "training.json").read_text())
@@ -89,9 +89,10 @@ def assert_same_weights(one, other):
 
 
 def sizes_of(architecture: str) -> dict:
-    """`SMALL` without what the architecture has no use for, and without dropout where its recipe has none."""
+    """Return `OPTIONS` without options that the architecture does not have, and without dropout if its recipe has
+    none."""
     foreign = {name for names in SIZES.values() for name in names} - {*SIZES[ARCHITECTURES[architecture].bases[0]]}
-    return {name: value for name, value in SMALL.items() if name not in foreign}
+    return {name: value for name, value in OPTIONS.items() if name not in foreign}
 
 
 @pytest.mark.parametrize("architecture", few(ARCHITECTURES, "baleen-e", "diff-mamba", "selective"))
@@ -159,7 +160,7 @@ def test_the_card_tells_data_recipe_accuracy_and_command(trained, reviews):
 
 def test_a_given_command_stands_in_the_card(reviews, tmp_path):
     command = "analyze train mamba2 reviews.csv"
-    out = train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, command=command, **SMALL)
+    out = train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, command=command, **OPTIONS)
     record = json.loads((out / "training.json").read_text())
     assert record["command"] == command
     assert record["test"] is None
@@ -171,7 +172,7 @@ def test_a_given_command_stands_in_the_card(reviews, tmp_path):
 def test_the_reading_position_of_a_cut_text_is_the_end_token(reviews, tmp_path):
     long = tmp_path / "long.csv"
     long.write_text("text,label\n" + "".join(f"{('good', 'bad')[i % 2]} {'so ' * 60}{i},{i % 2}\n" for i in range(20)))
-    out = train_model("mamba2", long, tmp_path / "o", epochs=1, max_length=8, **SMALL)
+    out = train_model("mamba2", long, tmp_path / "o", epochs=1, max_length=8, **OPTIONS)
     tokenizer = ssmscope.load(out).tokenizer
     ids = tokenizer("so " * 60, truncation=True)["input_ids"]
     assert len(ids) == 8
@@ -181,13 +182,13 @@ def test_the_reading_position_of_a_cut_text_is_the_end_token(reviews, tmp_path):
 @pytest.mark.parametrize("saved_as", ["float16", "float32"])
 def test_the_stored_type_is_as_asked(saved_as, reviews, tmp_path):
     out = train_model(
-        "mamba2", reviews["validation"], tmp_path / "o", epochs=1, saved_as=saved_as, subword_dropout=0.1, **SMALL
+        "mamba2", reviews["validation"], tmp_path / "o", epochs=1, saved_as=saved_as, subword_dropout=0.1, **OPTIONS
     )
     assert {t.dtype for t in weights(out).values()} == {getattr(torch, saved_as)}
 
 
 def test_mixed_precision_trains(reviews, tmp_path):
-    out = train_model("baleen-b", reviews["validation"], tmp_path / "o", epochs=1, precision="bf16", **SMALL)
+    out = train_model("baleen-b", reviews["validation"], tmp_path / "o", epochs=1, precision="bf16", **OPTIONS)
     assert "precision bf16" in (out / "README.md").read_text()
 
 
@@ -201,7 +202,7 @@ def test_the_callers_generators_are_left_as_they_were(reviews, tmp_path):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **SMALL)
+    train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **OPTIONS)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -249,7 +250,7 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_written(trained, rev
 
 def test_a_killed_run_goes_on_and_ends_with_the_weights_of_an_unbroken_one(reviews, tmp_path, capfd):
     options = {
-        **{k: v for k, v in SMALL.items() if k != "progress"},
+        **{k: v for k, v in OPTIONS.items() if k != "progress"},
         "epochs": 3,
         "subword_dropout": 0.1,
         "saved_as": "float32",
@@ -283,7 +284,7 @@ def test_a_finished_run_is_left_as_it_is(trained, reviews, capsys):
         test=reviews["test"],
         epochs=8,
         learning_rate=1e-2,
-        **{**SMALL, "progress": True},
+        **{**OPTIONS, "progress": True},
         **GENTLE,
         device="cpu",
     )
@@ -294,7 +295,7 @@ def test_a_finished_run_is_left_as_it_is(trained, reviews, capsys):
 
 def test_another_run_in_the_same_directory_is_refused(trained, reviews, tmp_path):
     out, _ = trained
-    given = {"validation": reviews["validation"], "test": reviews["test"], "learning_rate": 1e-2, **SMALL, **GENTLE}
+    given = {"validation": reviews["validation"], "test": reviews["test"], "learning_rate": 1e-2, **OPTIONS, **GENTLE}
     with pytest.raises(InputError, match=r"another epochs \(8, now 9\)"):
         train_model("mamba2", reviews["train"], out, epochs=9, **given)
     with pytest.raises(InputError, match=r"another architecture \(mamba2, now baleen-b\)"):
@@ -307,7 +308,7 @@ def test_another_run_in_the_same_directory_is_refused(trained, reviews, tmp_path
 def test_a_directory_with_other_things_is_refused(reviews, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="holds no training run"):
-        train_model("mamba2", reviews["train"], tmp_path, **SMALL)
+        train_model("mamba2", reviews["train"], tmp_path, **OPTIONS)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -317,12 +318,12 @@ def test_a_damaged_checkpoint_is_refused(reviews, tmp_path, monkeypatch):
 
     monkeypatch.setattr("ssmscope.training.card.save", die)
     with pytest.raises(KeyboardInterrupt):
-        train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **SMALL)
+        train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **OPTIONS)
     state = tmp_path / "o" / "checkpoint" / "state.pt"
     state.write_bytes(state.read_bytes()[:100])
     monkeypatch.undo()
     with pytest.raises(InputError, match="checkpoint .* cannot be read"):
-        train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **SMALL)
+        train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **OPTIONS)
 
 
 # ---- what it refuses
@@ -369,7 +370,7 @@ def test_data_of_one_class_is_refused(tmp_path):
 
 def test_a_loss_that_diverges_is_told(reviews, tmp_path):
     with pytest.raises(InputError, match="the loss is (nan|inf) in epoch 1, .*; lower learning_rate"):
-        train_model("mamba2", reviews["train"], tmp_path / "o", learning_rate=1e30, clip=1e30, warmup=0.0, **SMALL)
+        train_model("mamba2", reviews["train"], tmp_path / "o", learning_rate=1e30, clip=1e30, warmup=0.0, **OPTIONS)
 
 
 # ---- the parts

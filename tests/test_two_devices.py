@@ -1,4 +1,4 @@
-"""What is asked of models of which one half is on another device."""
+"""Questions to models with one half on another device."""
 
 from __future__ import annotations
 

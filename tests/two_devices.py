@@ -1,4 +1,4 @@
-"""Models of which one half is elsewhere, on a machine with a CPU alone: as over two GPUs, but for the speed.
+"""Models with one half on another device, on a machine with a CPU alone: as over two GPUs, but for the speed.
 
     python tests/two_devices.py mamba bamba    # a line of JSON for each order of the devices and each question
 
@@ -105,7 +105,7 @@ class Operations(TorchDispatchMode):
 
 
 class Lists(TorchFunctionMode):
-    """What torch makes tensors of behind the back of the former: lists as values, and as indices."""
+    """List inputs of which torch makes tensors without a call of the former: lists as values, and as indices."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -1,7 +1,7 @@
 """Processes that are forked off one that has imported what they need: an import of transformers takes seconds.
 
-For tests of what a process of its own does, or what is left of it when it is killed. Nothing of ssmscope is imported in
-them before their own code imports it, and in those of `PLAIN` and `TORCH` nothing of transformers.
+For tests of a process of its own, or of its remains when it is killed. Nothing of ssmscope is imported in them before
+their own code imports it, and in those of `PLAIN` and `TORCH` nothing of transformers.
 """
 
 from __future__ import annotations

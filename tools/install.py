@@ -1,4 +1,4 @@
-"""Installs into an environment as pip would, by uv where that can be had: the same packages in a tenth of the time.
+"""Installs into an environment as pip would, by uv where that is available: the same packages in a tenth of the time.
 
     python tools/install.py ENVIRONMENT ARGUMENT…
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def settings(pip: list[str]) -> dict[str, list[str]]:
-    """What pip is configured with, later files and the environment over earlier ones."""
+    """Return pip's configuration, later files and the environment over earlier ones."""
     found = {}
     for line in subprocess.run(
         [*pip, "config", "list"], check=True, capture_output=True, text=True
@@ -27,7 +27,7 @@ def settings(pip: list[str]) -> dict[str, list[str]]:
 
 
 def sources(configured: dict[str, list[str]]) -> list[str]:
-    """uv's options for the same indexes; the best version of all of them counts, as it does for pip."""
+    """Return uv's options for the same indexes; the best version of all of them counts, as it does for pip."""
     options = ["--index-strategy", "unsafe-best-match"]
     for theirs, ours in (
         ("index-url", "--index-url"),
@@ -39,7 +39,7 @@ def sources(configured: dict[str, list[str]]) -> list[str]:
 
 
 def has_uv(python: str) -> bool:
-    """Whether the environment has uv, now at least."""
+    """Return True if the environment has uv, now at least."""
     tries = ["uv", "--version"], ["pip", "install", "--quiet", "uv"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return any(not subprocess.run([python, "-m", *each], **quiet).returncode for each in tries)

@@ -59,7 +59,7 @@ SIZE = re.compile(r"(MAX|STEPS|POSITIONS)_[A-Z_]+")
 
 
 def skipped(node: ast.AST) -> bool:
-    """Return True for what is no computation: messages of errors, docstrings, texts, type checking, sizes of pieces."""
+    """Return True for code that computes nothing: messages of errors, docstrings, texts, type checking, piece sizes."""
     if isinstance(node, ast.Assign) and any(SIZE.fullmatch(called(each) or "") for each in ast.walk(node.value)):
         return True
     if isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal):

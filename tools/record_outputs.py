@@ -48,8 +48,8 @@ ARCHITECTURES = "architectures"
 WITHOUT_OUT = ("models", "serve")
 WITHOUT_FORMATS = (*WITHOUT_OUT, "train", "report", "lens")
 MAX_BYTES = 20_000
-SHORT = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9], [90, 1, 2, 3, 4, 5]]
-LONG = [[(7 * i * i + 3 * i) % 97 for i in range(length)] for length in (300, 170)]
+SHORT_IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9], [90, 1, 2, 3, 4, 5]]
+LONG_IDS = [[(7 * i * i + 3 * i) % 97 for i in range(length)] for length in (300, 170)]
 """Token ids for the small models: a padded batch, and texts longer than the pieces in which scans and sums run."""
 
 
@@ -74,7 +74,7 @@ def read_cases(pages: bool = False) -> dict[str, list[str]]:
 
 
 def record(folder: Path, only: list[str], small: bool) -> None:
-    """Run the cases of these verbs, by default all, and write what they give to `folder`."""
+    """Run the cases of these verbs, by default all, and write their output to `folder`."""
     if not os.environ.get("SSMSCOPE_DATA"):
         sys.exit("set SSMSCOPE_DATA to the folder that holds the data sets (sst2, books, wikitext2, cifar10, …)")
     import ssmscope
@@ -130,7 +130,7 @@ def run(name: str, line: list[str]) -> int | str:
 
 
 def write_words(folder: Path) -> None:
-    """Write the words of each page in a case's folder beside it, as far as its provenance."""
+    """Write the words of each page in a case's folder next to it, as far as its provenance."""
     for page in folder.rglob("*.html"):
         words = Words()
         words.feed(page.read_text())
@@ -179,7 +179,7 @@ def write_inputs(folder: Path) -> None:
 
 
 def record_architectures(folder: Path) -> None:
-    """Write what is computed of every small model, made loud: as initialised, a scan hardly changes the output."""
+    """Write the computations of every small model, made loud: as initialised, a scan hardly changes the output."""
     sys.path.insert(0, str(TESTS))
     import torch
     from loud import loud
@@ -192,7 +192,7 @@ def record_architectures(folder: Path) -> None:
         torch.manual_seed(0)
         for name, module in make().items():
             model, found = ssmscope.Model(loud(module), name=name), {}
-            for size, ids in (("short", SHORT), ("long", LONG)):
+            for size, ids in (("short", SHORT_IDS), ("long", LONG_IDS)):
                 for quantity, compute in compute_terms(model, model.encode(ids=ids), size == "long"):
                     try:
                         found[f"{size} {quantity}"] = as_json(compute())

@@ -1,4 +1,4 @@
-"""Table of all analyses, from which each is imported when it is needed."""
+"""Table of all analyses, each imported when it is first needed."""
 
 from __future__ import annotations
 

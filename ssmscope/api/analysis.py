@@ -81,7 +81,7 @@ class Analysis:
 
     @property
     def module(self) -> str:
-        """Package that declares it."""
+        """Package that declares the analysis."""
         return self.function.__module__
 
     @property
@@ -95,8 +95,8 @@ class Analysis:
         return {} if self.reads is None else self.reads.options
 
     def of_each(self, function: Callable[..., Any], given: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Call the function for one model, or for two, whose results are combined; `given` is the list of models, then
-        the input. Raise InputError for no or more models, or if the input is a batch or trace of one model."""
+        """Call the function on one model, or on two and combine their results; `given` is the list of models, then the
+        input. Raise InputError for any other number of models, or if the input is a batch or trace of one model."""
         models, *rest = given
         if not 1 <= len(models) <= 2:
             raise InputError(f"{self.name} takes one model, or two; {len(models)} were given")
@@ -106,7 +106,7 @@ class Analysis:
         return self.combined(found)
 
     def combined(self, found: Sequence[Any]) -> Any:
-        """Return the only result, or those of two models as one."""
+        """Return a single result as it is, and the results of two models combined into one."""
         if len(found) == 1 or self.pair is None:
             return found[0]
         module, _, name = self.pair.partition(":")
@@ -125,7 +125,7 @@ class Analysis:
         return found
 
     def recorded(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a call as the provenance has them, less the seed and the data, which it has itself."""
+        """Return a call's options as provenance records them: without seed and data, which have fields of their own."""
         shown = {name: option for name, option in self.options.items() if name != "seed" and not option.no_effect}
         shown = {name: each for name, each in shown.items() if each.reads is None or each.reads.kind != "data"}
         return {name.rstrip("_"): plain(options.get(name, each.default)) for name, each in shown.items()}

@@ -101,7 +101,7 @@ def _options(
 
 
 def _chosen(*names: str, **helps: str) -> dict[str, Option]:
-    """Return some of the options of inputs, with other helps where these are given."""
+    """Return some of the options of inputs, with other help texts where these are given."""
     known = options_of(_options)
     return {name: replace(known[name], help=helps.get(name, known[name].help)) for name in names}
 
@@ -154,7 +154,7 @@ class Texts(Input):
             )
 
     def _of_data(self, values: Mapping[str, Any]) -> bool:
-        """Return True if labelled texts are asked for; refuse texts beside them, or `--split` without `--data`."""
+        """Return True if labelled texts are asked for; refuse texts as well, or `--split` without `--data`."""
         given = self.data is not None and values["data"] is not None
         if given and self._any(values):
             raise InputError("--data cannot be combined with --text, --file, --ids or --image; give one of them")
@@ -361,7 +361,7 @@ def texts_of(texts: Sequence[str] | None, file: str | None) -> list[str]:
 
 def lines_of(file: str) -> list[str]:
     """Return the lines of a UTF-8 file; `-` is stdin. Raise InputError if it cannot be read, is a table, is not UTF-8
-    text, is empty, or has an empty line between others, so that texts would be numbered unlike lines."""
+    text, is empty, or has an empty line between others, which would number texts and lines differently."""
     suffix = Path(file).suffix.lower()
     if suffix in TABLES:
         raise InputError(f"--file {file} is a table, and --file takes lines: save its texts one a line in a .txt file")
@@ -382,9 +382,9 @@ def lines_of(file: str) -> list[str]:
 
 
 def whole_numbers(value: str, option: str, example: str) -> list[int]:
-    """Return the whole numbers of a list such as "5,17,3". Raise InputError for any other part, or above 18 digits."""
+    """Parse whole numbers such as "5,17,3". Raise InputError for anything else, or more than 18 digits."""
     parts = [part.strip() for part in value.split(",")]
     wrong = next((part for part in parts if not WHOLE_NUMBER.fullmatch(part)), None)
     if wrong is not None:
-        raise InputError(f"{option} {value!r}: {wrong!r} is no whole number; write for example {option} {example}")
+        raise InputError(f"{option} {value!r}: {wrong!r} is not a whole number; write for example {option} {example}")
     return [int(part) for part in parts]

@@ -164,9 +164,7 @@ class Option:
 
     def _is_object(self, value: Any) -> bool:
         own = {each.__name__ for each in type(value).__mro__ if each.__module__.startswith("ssmscope.")}
-        return any(
-            each.__name__ in own if issubclass(each, Later) else isinstance(value, each) for each in self.objects
-        )
+        return any(one.__name__ in own if issubclass(one, Later) else isinstance(value, one) for one in self.objects)
 
     def read(self, value: Any) -> Any:
         """Convert a value from a command line or a plan to what the function receives. Raise InputError, naming the

@@ -283,7 +283,7 @@ class Result(ABC):
         except OSError as error:
             raise InputError(f"cannot read {where}: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:  # It is not UTF-8 or JSON, or is nested too deeply.
-            raise InputError(f"{where} is no result: expected the .json file that save() wrote") from error
+            raise InputError(f"{where} is not a result: expected the .json file that save() wrote") from error
         try:
             return cls.from_dict(document)
         except InputError as error:
@@ -384,15 +384,15 @@ def save_together(
 
 
 def call_options(**changed: Any) -> dict[str, Any]:
-    """Return the options of the running analysis for its provenance, with those that it has changed or settled."""
+    """Return the running analysis's options for its provenance, updated with those that it has changed or settled."""
     return {**asked.get({}), **changed}
 
 
 def record_provenance(
     source: Mapping[str, Any], *, options: Mapping[str, Any] | None = None, seed: int | None = None, data: Any = None
 ) -> dict[str, Any]:
-    """Return the provenance of a result of `source`, the model as in `Trace.source`, with `options`, by default those
-    of the running analysis (see `call_options`), and the origin of labelled `data`."""
+    """Return a result's provenance: `source` (the model, as in `Trace.source`), `options` (default: those of the
+    running analysis, see `call_options`), and the origin of labelled `data`."""
     origin = {}
     if data is not None:
         about = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
@@ -419,7 +419,7 @@ def now() -> str:
 
 
 def _with_model(to_frame: Callable[[Any], DataFrame]) -> Any:
-    """Wrap a class's `to_frame` to add a column `model`, the first, to tables that have none."""
+    """Wrap a class's `to_frame` to insert a first column `model` into tables that have none."""
 
     @functools.wraps(to_frame)
     def with_model(result: Result) -> DataFrame:

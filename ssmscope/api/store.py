@@ -1,8 +1,8 @@
 """Store of what a run has computed, in an SQLite file from which a later process continues.
 
 Bytes by key suit answers and shards, which are many and small. A report's jobs (`reports.store`) are folders of files
-that users open, and a checkpoint of training is one file that replaces the last: to rename them when they are complete
-is all that a kill asks for.
+that users open, and a checkpoint of training is one file that replaces the last: renaming them once they are complete
+is enough to survive a kill.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def errors_told(file: Path | None) -> Iterator[None]:
-    """Raise errors of the database as an InputError of one line."""
+    """Raise database errors as an InputError of one line."""
     try:
         yield
     except sqlite3.DatabaseError as error:

@@ -45,7 +45,7 @@ class _RecordingStream:
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that it has its old content or the new one, even if the process or the machine dies meanwhile.
+    """Write a file so that it has its old content or the new one, even if the process or machine dies midway.
     Raise OSError if it cannot be written; nothing of it stays."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     with created(path.parent):

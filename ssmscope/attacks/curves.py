@@ -1,4 +1,4 @@
-"""Examples as a model is asked about them, for all attacks that measure accuracy on changed texts."""
+"""Questions to a model about labelled examples, for all attacks that measure accuracy on changed texts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Questions:
 
 
 def check_data(data: Any) -> None:
-    """Raise InputError if data are no labelled texts, or have no example."""
+    """Raise InputError if data are not labelled texts, or have no example."""
     if not isinstance(data, TextData):
         raise InputError(f"data is {type(data).__name__}; allowed are labelled texts (load_text)")
     if not len(data):

@@ -43,7 +43,7 @@ class WordVectors:
 
     @cached_property
     def index(self) -> Mapping[str, int]:
-        """Row of each word, the first of several."""
+        """Row of each word, the first where it occurs several times."""
         return {word: row for row, word in reversed(list(enumerate(self.words)))}
 
 
@@ -67,7 +67,7 @@ def _load_vectors(path: Path, changed: int, size: int) -> WordVectors:
 
 
 def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
-    form = f"{path} is no file of word vectors: an .npz needs the arrays 'words' (n) and 'vectors' (n, size)"
+    form = f"{path} is not a file of word vectors: an .npz needs the arrays 'words' (n) and 'vectors' (n, size)"
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
@@ -121,7 +121,7 @@ def load_synonyms(path: str | Path) -> dict[str, tuple[str, ...]]:
     """Read synonyms by lower-case word from a .json file {word: [words]} or a .csv file of lines `word,synonym`."""
     path = Path(path)
     forms = 'allowed are a .json file {"word": ["synonym", …]} and a .csv file with word,synonym on a line'
-    wrong = f"{path} is no file of synonyms; {forms}"
+    wrong = f"{path} is not a file of synonyms; {forms}"
     if not os.path.isfile(path) or path.suffix not in (".json", ".csv"):
         raise InputError(wrong)
     content = read_text(path, str(path), advice=forms)

@@ -18,8 +18,8 @@ from ssmscope.core.tokenizing import is_within_word
 from ssmscope.data.text import PAIR_SEPARATOR
 
 if TYPE_CHECKING:
-    from ssmscope.attacks.parts import Recipe
     from ssmscope.attacks.prompts.search import Judge
+    from ssmscope.attacks.recipes import Recipe
     from ssmscope.attacks.resources import Encoder, MaskedLM, WordVectors
     from ssmscope.attacks.words.lockstep import Ask
 
@@ -45,7 +45,7 @@ LOOKALIKES: Mapping[str, str] = dict(
 )
 """TextAttack's homoglyphs of small Latin letters, digits, hyphen and apostrophe."""
 MAX_CHANGED_NUMBER = 2**31
-"""Numbers above it stay, because random integers are bounded."""
+"""Largest number that is replaced, because random integers are bounded."""
 UNBOUNDED_CALLS = 2
 """Number of calls of a greedy search before the first word's candidates."""
 
@@ -61,7 +61,7 @@ def word_spans(text: AttackedText) -> list[tuple[int, int]]:
 
 
 def plain_words(text: str) -> set[str]:
-    """Return the words of a text in lower case, split at white space and at everything that is no letter or digit."""
+    """Return the words of a text in lower case, split at white space and at anything but a letter or digit."""
     whole = {re.sub(r"^[\W_]+|[\W_]+$", "", word) for word in text.lower().split()}
     return (whole | set(re.split(r"[\W_]+", text.lower()))) - {""}
 
@@ -110,7 +110,7 @@ class Vectors(AbstractWordEmbedding):
         return float(self.vectors.unit[self._row(a)] @ self.vectors.unit[self._row(b)])
 
     def get_mse_dist(self, a: int | str, b: int | str) -> float:
-        """Return the squared distance of the unit vectors, which TextAttack calls so."""
+        """Return the squared distance of the unit vectors, under TextAttack's name for it."""
         return 2 - 2 * self.get_cos_sim(a, b)
 
     def word2index(self, word: str) -> int:

@@ -84,7 +84,7 @@ def explain() -> list[Status]:
 
 
 def is_in_memory(t: Tensor, device: torch.device) -> bool:
-    """Return True if all that a tensor is can be read from its memory on the device. Subclasses, sparse layouts, lazy
+    """Return True if a tensor is fully described by its memory on the device. Subclasses, sparse layouts, lazy
     negation, forward-mode tangents and torch.func's wrappers (of vmap, grad, jvp) hold more than that, or have no
     memory at all, as empty tensors."""
     if type(t) not in PLAIN_TYPES or t.device != device or t.layout is not torch.strided or t.is_neg():
@@ -102,7 +102,7 @@ def _module(path: str) -> ModuleType:
 
 
 def _missing(path: str, device: torch.device) -> str | None:
-    """Return the reason why an implementation cannot be had on a device, or None; found once."""
+    """Return the reason why an implementation is unavailable on a device, or None; found once."""
     return triton.why_not(device) if path.startswith("triton.") else _module(path).why_not()
 
 
@@ -116,7 +116,7 @@ def _reason(path: str, device: str) -> str | None:
 
 
 def _is_available(operation: str, path: str, device: torch.device) -> bool:
-    """Return True if the implementation can be had; where not, a warning says why, once."""
+    """Return True if the implementation is available; if not, a warning says why, once."""
     reason = _missing(path, device)
     if reason is not None and path not in _warned:
         _warned.add(path)

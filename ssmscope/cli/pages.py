@@ -20,8 +20,8 @@ from ssmscope.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     from ssmscope.reports.jobs import Jobs
     from ssmscope.reports.plan import Plan
-    from ssmscope.reports.running import Engine
-    from ssmscope.reports.store import Entry, Report, Store
+    from ssmscope.reports.running import JobEngine
+    from ssmscope.reports.store import JobStore, Report, ReportEntry
 
 
 def report(
@@ -62,11 +62,11 @@ def report(
 
     from ssmscope.reports.jobs import make_jobs
     from ssmscope.reports.running import run_plan
-    from ssmscope.reports.store import Store
+    from ssmscope.reports.store import JobStore
 
     jobs = make_jobs(chosen)
     if dry_run:
-        _list(chosen, jobs, Store(out), json)
+        _list(chosen, jobs, JobStore(out), json)
         return
     try:
         made = run_plan(chosen, jobs, out, engine=run)
@@ -117,7 +117,7 @@ def _variables(given: Sequence[str], data: str | None) -> dict[str, str]:
     return found
 
 
-def _engine(engine: str, *, address: str | None, workers: int | None, by_batch: bool) -> Engine:
+def _engine(engine: str, *, address: str | None, workers: int | None, by_batch: bool) -> JobEngine:
     check_engine(engine, address=address, workers=workers, by_batch=by_batch or None)
     from ssmscope.reports.running import batches_on_ray, ray_engine, run_locally
 
@@ -148,7 +148,7 @@ def _text(plan: str) -> tuple[str, str]:
 # ---- output
 
 
-def _list(plan: Plan, jobs: Jobs, store: Store, json: bool) -> None:
+def _list(plan: Plan, jobs: Jobs, store: JobStore, json: bool) -> None:
     """Print the jobs with their state and estimated time: the mean of finished jobs of the same verb here."""
     times, rows = store.seconds(), []
     for job in jobs.to_run():
@@ -175,7 +175,7 @@ def _list(plan: Plan, jobs: Jobs, store: Store, json: bool) -> None:
     show(("state", "seconds", "command"), listed, "; ".join(parts), title=plan.title)
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def _row(entry: ReportEntry) -> dict[str, Any]:
     row = {name: getattr(entry, name) for name in ("key", "state", "verb", "models", "command", "seconds")}
     return {**row, "models": list(entry.models)}
 

@@ -74,7 +74,7 @@ def linear_map(
     module: nn.Module, name: str = "the layer", rows: slice | Tensor | None = None
 ) -> Callable[[Tensor, bool], Tensor]:
     """Return a linear layer, or some of its outputs, as a map that omits its constant unless its second argument is
-    true; `name` is the layer's in errors. Raises InputError if it is no affine map of every position of its input."""
+    true; `name` is the layer's in errors. Raises InputError if it does not map every position affinely."""
     chosen = slice(None) if rows is None else rows
     if is_plain(module, nn.Linear):
         weight, bias = module.weight[chosen], None if module.bias is None else module.bias[chosen]
@@ -124,7 +124,7 @@ def _affine_at_zero(module: nn.Module, name: str) -> Tensor:
 
 
 def agrees_with_weight(module: nn.Module) -> bool:
-    """Return True if a linear layer or convolution computes what its weight and bias say, or these are elsewhere."""
+    """Return True if a linear layer or convolution computes what its weight and bias say, or they are absent."""
     kind = nn.Conv1d if isinstance(innermost(module), nn.Conv1d) else nn.Linear
     if is_plain(module, kind):
         return True
@@ -187,6 +187,9 @@ def convolved(
     times as fast with contiguous channels as `conv1d`; compiled, the sum over the taps becomes one kernel."""
     taps, (batch, length, channels) = kernel.shape[1], source.shape
     padded = pad(source, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(source), source], dim=1)
+    if read is None and length == 1:
+        total = (padded * kernel.to(source.dtype).flip(1).mT).sum(1, keepdim=True)
+        return total if bias is None else total + bias
     if read is None and length and not torch.compiler.is_compiling():
         weight = kernel.to(source.dtype).flip(1).expand(channels, -1)[:, None, None]
         return conv2d(padded.mT.unsqueeze(2), weight, bias, groups=channels).squeeze(2).mT
@@ -357,8 +360,8 @@ def described(mixer: nn.Module, parts: Mapping[str, nn.Module]) -> str:
 def same_outcome(
     mixer: nn.Module, parts: Mapping[str, nn.Module], theirs: Compute, ours: Compute, u: Tensor, mask: Tensor | None
 ) -> bool:
-    """Return True if a mixer's own forward pass and what is read of it agree, or its hooks change neither. Compared are
-    outputs at real positions, `mask` (batch, length), and where gradients are enabled, the gradients by this input."""
+    """Return True if a mixer's own forward pass and what is read of it agree, or its hooks change neither. This
+    compares outputs at real positions, `mask` (batch, length), and, where enabled, the gradients by this input."""
     found = [_outcome(compute, mixer, u, mask) for compute in (theirs, ours)]
     if all(map(agree, *found)):
         return True
@@ -370,7 +373,7 @@ def same_outcome(
 
 
 def agree(found: Tensor, expected: Tensor, *, rounding: bool = False) -> bool:
-    """Return True if two ways of computing the same gave the same numbers; with `rounding`, but for the last digits."""
+    """Return True if two ways of computing the same gave the same numbers; with `rounding`, up to the last digits."""
     eps = max(torch.finfo(found.dtype).eps, torch.finfo(torch.float32).eps)  # Many layers compute in float32.
     allowed = 16 * eps if rounding or eps > 1e-5 else 4 * eps**0.5
     apart, size = (found - expected).detach().abs(), expected.detach().abs()

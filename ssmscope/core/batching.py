@@ -1,5 +1,5 @@
-"""Number of tokens that run at once, batches of texts by length, and refusals of work that would fill any memory or
-run for months."""
+"""Number of tokens that run at once, batches of texts by length, and refusals of work that fills any memory or runs for
+months."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MAX_TEXTS = 10**7
 
 
 def tokens_at_once(device: torch.device, kept: float = 0, room: float | None = None, *, width: int = 0) -> int:
-    """Return the number of tokens, padding included, that run together on a device: fewer where so many numbers are
-    `kept` of each, or held by a layer of this `width`, that no more have `room`, by default `MAX_NUMBERS_KEPT`."""
+    """Return the number of tokens, padding included, that run together on a device: fewer if the numbers `kept` per
+    token, or held by a layer of this `width`, would exceed `room` (default `MAX_NUMBERS_KEPT`)."""
     most = TOKENS_AT_ONCE * (1 if device.type == "cpu" else GPU_BATCH_FACTOR)
     kept += LAYER_NUMBERS_PER_WIDTH * width
     room = MAX_NUMBERS_KEPT if room is None else room

@@ -53,9 +53,9 @@ def resampled_sums(
     """Return the sums of the columns over the examples, and below them those over every resample: 1 + `resamples` rows.
 
     A resample draws as many examples as there are, with replacement; a row has one draw for all columns, which keeps
-    measurements on the same examples paired. Percentiles of such resamples are too narrow for few examples: they
-    lack the factor n / (n − 1) of a variance and the tails of Student's t. Below 30 examples a resample draws n − 3 of
-    them, and its sums are scaled to n: to half a draw that gives means the variance s² t² / (z² n), t and z being the
+    measurements on the same examples paired. Percentiles of such resamples are too narrow for few examples: they lack
+    the factor n / (n − 1) of a variance and the tails of Student's t. Below 30 examples a resample draws n − 3 of them,
+    and its sums are scaled to n. Means then have, to within half a draw, the variance s² t² / (z² n), t and z being the
     97.5 % quantiles of Student's t and of the normal distribution, and no resample leaves the range of what is
     measured.
     """

@@ -84,7 +84,7 @@ def cut_convolution(sources: Positions, targets: Positions, *, layers: Numbers =
     """Cut the convolution's edges from source tokens to target tokens: their taps there are zero.
 
     The convolution's outputs at the targets, and everything made of them (x, B, C and, where it is convolved or comes
-    from x, Δ), are those of inputs that are zero at the sources. A token still reads itself. It is exact. Together
+    from x, Δ), are those of inputs that are zero at the sources. A token still reads itself. This is exact. Together
     with `cut_edges`, whose arguments these are, only a token's decay remains: how much it makes the state forget.
     Raises InputError as the run meets a layer without a convolution.
     """

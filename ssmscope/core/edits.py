@@ -1,8 +1,8 @@
 """Interventions: pure functions on a model's layer computations, applied inside one run, in its thread alone.
 
 An `Edit` changes one thing at one place of some layers: the residual stream that a block reads, the mixer's input, its
-convolution's input or taps, its terms, its state after a token, its scans, or its output. Edits compose in the given
-order and leave nothing on the model:
+convolution's input or taps, its terms, its state after a token, its scans, or its output. Edits of one thing compose
+in the given order, others in the order of `PLACES`, and none leaves anything on the model:
 
     with ssmscope.edited(model, [cut_edges([3], [9]), replaced("output", values, [4], layers=[2])]):
         model.logits(batch)
@@ -127,7 +127,7 @@ def edits_of(module: nn.Module) -> tuple[Edit, ...]:
 def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
     """Edit every run of the model within the context, in this thread alone, whoever starts the run.
 
-    Edits are applied in this order where they meet, those of an outer context before. Raises InputError if there is no
+    Edits of one thing are applied in the given order, those of an outer context first. Raises InputError if there is no
     such layer, or one layer has edits of both "state" and "scans", whose scans would be in pieces; as it runs, if the
     model fills a cache, no token comes after an edited state, or a run that ends with one does not keep it.
     """
@@ -244,7 +244,7 @@ class _Layer:
         """Return the mixer's output; the layer runs in pieces between tokens after which states are edited."""
         if not own:
             said = f"a forward pass was put on layer {self.index}, which an edited run cannot keep;"
-            raise InputError(f"{said} take it off")
+            raise InputError(f"{said} remove it")
         reader, u = adapter_for(mixer), self.changed("input", u)
         length = u.shape[1]
         cuts: dict[int, list[Edit]] = {}

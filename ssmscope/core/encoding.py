@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
 
 # These control a terminal or end a string. The upper control characters are allowed: real texts have them where
-# Windows' own quotation marks and dashes were read as Latin-1. Halves of surrogate pairs are no characters at all.
+# Windows' own quotation marks and dashes were read as Latin-1. Halves of surrogate pairs are not characters at all.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
@@ -102,7 +102,7 @@ def encode(model: Model, texts: Any, ids: Any, values: Any, max_tokens: int | No
 
 
 def texts_or_ids(given: Any) -> tuple[list[str] | None, list[list[int]] | None]:
-    """Return texts in any sequence, array, series or generator, or one, as a list; or token ids of one text or of
+    """Return texts (one, or any sequence, array, series or generator of them) as a list; or token ids of one text or of
     several, or a tokenizer's output without its padding, as rows. Raises InputError for anything else."""
     advice = "give a text, a list of texts, token ids, or a tokenizer's output"
     if isinstance(given, str):
@@ -156,9 +156,9 @@ def _is_id(value: Any) -> bool:
 
 def _id_row(row: Any, where: str) -> list[int]:
     if isinstance(row, str) or not isinstance(row, Sequence):
-        raise InputError(f"{where} {row!r:.40}, which is no list of token ids")
+        raise InputError(f"{where} {row!r:.40}, which is not a list of token ids")
     if wrong := [value for value in row if not _is_id(value)]:
-        raise InputError(f"{where} {wrong[0]!r:.40}, which is no token id; ids are whole numbers")
+        raise InputError(f"{where} {wrong[0]!r:.40}, which is not a token id; ids are whole numbers")
     return [int(value) for value in row]
 
 
@@ -166,7 +166,8 @@ def _unpadded(ids: Any, mask: Any) -> list[list[int]]:
     """Return the rows of a tokenizer's output without the padding that its mask declares."""
     texts, rows = texts_or_ids(ids)
     if rows is None:
-        raise InputError(f"input_ids hold {texts[0]!r:.40}, which is no token id" if texts else "no token id was given")
+        wrong = f"input_ids hold {texts[0]!r:.40}, which is not a token id" if texts else "no token id was given"
+        raise InputError(wrong)
     if mask is None:
         return rows
     _, real = texts_or_ids(mask)

@@ -68,7 +68,7 @@ def adapters(module: nn.Module) -> dict[str, Any]:
 
 
 def check_finite(module: nn.Module, name: str) -> None:
-    """Raise InputError if a model is damaged."""
+    """Raise InputError if a weight is not in memory, NaN or infinite."""
     for path, parameter in module.named_parameters():
         if parameter.device.type == "meta":
             said = f"{name}: the weights of {path} are not in memory (offloaded, or on the device meta); load the model"
@@ -105,7 +105,8 @@ def _bytes(value: Tensor, name: str) -> Tensor:
 def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
     """Return a 64-bit hash of the bytes of every tensor, computed on its device and the same on all: Σ word · row's
     factor · column's factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd. A change of one word
-    always shows, of several but for a chance of about 2⁻³². Raises InputError for weights that are not in memory."""
+    always changes the hash; of several, with probability about 1 − 2⁻³². Raises InputError for weights that are not in
+    memory."""
     found: dict[str, int] = {}
     for device in {value.device for value in values.values()}:
         own = {name: value for name, value in values.items() if value.device == device}

@@ -230,6 +230,7 @@ class TokenRuns:
 
     def __init__(self, model: Model, edits: Sequence[Edit], context: Context) -> None:
         self.model, self.around, self.context = model, ExitStack(), context.copy()
+        self.layers = model.num_layers
         self.before: tuple[list[LayerState], list[LayerState]] = [], []
         self.after: tuple[list[LayerState], list[LayerState]] = [], []
         try:
@@ -254,8 +255,7 @@ class TokenRuns:
         return self.context.run(self._run, ids, states)
 
     def _run(self, ids: Tensor, states: States) -> tuple[Tensor, States]:
-        layers = self.model.num_layers
-        self.before[0][:], self.before[1][:] = states[:layers], states[layers:]
+        self.before[0][:], self.before[1][:] = states[: self.layers], states[self.layers :]
         for each in self.after:
             each.clear()
         count_tokens(len(ids))
@@ -281,7 +281,7 @@ class Continuation:
         """Read a token for each text that is still written."""
         new = {token.row: token for token in tokens}
         if not self.edits:
-            self._keep([place for place, row in enumerate(self.rows) if row in new])
+            (self.logits, self.states), self.rows = self.of_texts(list(new), True), list(new)
         active = {row: tuple(edit for edit in self.edits if edit.acts(token)) for row, token in new.items()}
         ids = torch.tensor([new[row].id if row in new else tokens[0].id for row in self.rows], device=self.model.device)
         sets = list(dict.fromkeys(active.values()))
@@ -294,17 +294,13 @@ class Continuation:
         self.logits = torch.cat([logits for logits, _ in found])[chosen.to(ids.device)]
         self.states = gathered(joined([states for _, states in found]), chosen)
 
-    def of_texts(self, rows: Sequence[int]) -> tuple[Tensor, States]:
-        """Return the logits and states of these texts."""
+    def of_texts(self, rows: Sequence[int], states: bool) -> tuple[Tensor, States]:
+        """Return the logits and, if asked for, the states of these texts."""
         if list(rows) == self.rows:
             return self.logits, self.states
-        chosen = torch.tensor([self.rows.index(row) for row in rows], device=self.logits.device)
-        return self.logits[chosen], gathered(self.states, chosen)
-
-    def _keep(self, places: Sequence[int]) -> None:
-        if len(places) < len(self.rows):
-            self.logits, self.states = self.of_texts([self.rows[place] for place in places])
-            self.rows = [self.rows[place] for place in places]
+        place = {row: at for at, row in enumerate(self.rows)}
+        chosen = torch.tensor([place[row] for row in rows], device=self.logits.device)
+        return self.logits[chosen], gathered(self.states, chosen) if states else ()
 
     def _runs(self, edits: tuple[LastingEdit, ...]) -> TokenRuns:
         if edits not in self.runs:
@@ -336,11 +332,11 @@ def written_after(
     going = list(range(len(prompts)))
     try:
         for number in range(max_new_tokens):
-            logits, states = following.of_texts(going)
+            logits, states = following.of_texts(going, keep_states)
             precise = logits if logits.dtype == torch.float64 else logits.float()
             chosen = sampling.choose(precise, None if draws is None else draws[going, number])
             log_p = precise.log_softmax(-1)
-            entropy = -torch.xlogy(log_p.exp(), log_p.exp()).sum(-1)
+            entropy = -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
             numbers = chosen.tolist(), log_p.gather(1, chosen.unsqueeze(1)).squeeze(1).tolist(), entropy.tolist()
             tokens = []
             for row, token, log_probability, spread in zip(going, *numbers):

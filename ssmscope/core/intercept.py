@@ -34,7 +34,7 @@ After = Callable[[nn.Module, Any], Any]
 
 class _Override(NamedTuple):
     module: nn.Module
-    """It is held, so that its id stays its own."""
+    """Overridden module, held so that its id stays its own."""
     handler: Handler
     kept: bool
 
@@ -64,7 +64,7 @@ def _call(handler: Handler, *args: Any, **kwargs: Any) -> Any:
 
 @cache
 def _uncompiled() -> Callable[..., Any]:
-    """Return `_call`, excluded from compilation with all that a handler calls, which asks anew at every call."""
+    """Return `_call`, which looks up its handler at every call, excluded from compilation with all that it calls."""
     return torch.compiler.disable(_call)
 
 
@@ -112,8 +112,8 @@ def _remove(module: nn.Module) -> None:
 def override_forward(handlers: Iterable[tuple[nn.Module, Handler]], *, kept: bool = False) -> Iterator[None]:
     """Run modules through their handlers instead of their forward passes within the context, in this thread alone.
 
-    The innermost context that names a module decides, but those that ask `is_kept` leave the modules of a `kept` one
-    alone. On leaving, and after an error, the modules have their earlier forward passes again.
+    The innermost context that names a module decides, but callers that check `is_kept` leave modules overridden with
+    `kept` alone. On leaving, and after an error, the modules have their earlier forward passes again.
     """
     chosen = list(handlers)
     new = {id(module): _Override(module, handler, kept) for module, handler in chosen}
@@ -305,8 +305,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def check_plain(module: nn.Module, parts: Iterable[nn.Module]) -> None:
-    """Raise InputError if some of all parts of a model were compiled in place, which do not ask who runs them, or are
-    of torch's dynamic quantisation, where a text's numbers depend on the other texts of its batch."""
+    """Raise InputError if any parts of a model were compiled in place, where overrides have no effect, or dynamically
+    quantised by torch, which makes a text's numbers depend on the other texts of its batch."""
     for part in parts:
         compiled = getattr(part, "_compiled_call_impl", None) is not None
         if not compiled and not type(part).__module__.startswith("torch.ao.nn.quantized.dynamic"):

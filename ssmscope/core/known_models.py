@@ -1,5 +1,4 @@
-"""Table of the layers that can be read, from which each one's architecture is imported with its first model, and the
-shipped models.
+"""Table of the readable layers, whose architectures are imported with their first model, and of the shipped models.
 
 Names of modules are below `ssmscope.architectures`, where an architecture is a module as `core.mixers.LayerAdapter`
 says. A release of transformers need not have every family.
@@ -14,34 +13,34 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-THEIRS: Mapping[str, tuple[str, str]] = {
-    "mamba": ("MambaMixer", "read.mamba"),
-    "falcon_mamba": ("FalconMambaMixer", "read.mamba"),
-    "mamba2": ("Mamba2Mixer", "read.mamba2"),
-    "rwkv": ("RwkvBlock", "read.rwkv"),
-    "bamba": ("BambaMixer", "read.mamba2"),
-    "falcon_h1": ("FalconH1Mixer", "read.falcon_h1"),
-    "granitemoehybrid": ("GraniteMoeHybridMambaLayer", "read.mamba2"),
-    "jamba": ("JambaMambaMixer", "read.mamba"),
-    "kimi_linear": ("KimiLinearDeltaAttention", "read.gated_delta"),
-    "lfm2": ("Lfm2ShortConv", "read.lfm2"),
-    "lfm2_moe": ("Lfm2MoeShortConv", "read.lfm2"),
-    "lfm3": ("Lfm3ShortConv", "read.lfm2"),
-    "minimax": ("MiniMaxLightningAttention", "read.minimax"),
-    "nemotron_h": ("NemotronHMamba2Mixer", "read.mamba2"),
-    "olmo_hybrid": ("OlmoHybridGatedDeltaNet", "read.gated_delta"),
-    "qwen3_5": ("Qwen3_5GatedDeltaNet", "read.gated_delta"),
-    "qwen3_5_moe": ("Qwen3_5MoeGatedDeltaNet", "read.gated_delta"),
-    "qwen3_next": ("Qwen3NextGatedDeltaNet", "read.gated_delta"),
-    "recurrent_gemma": ("RecurrentGemmaRecurrentBlock", "read.recurrent_gemma"),
-    "xlstm": ("xLSTMLayer", "read.xlstm"),
-    "zamba": ("ZambaMambaMixer", "read.mamba"),
-    "zamba2": ("Zamba2MambaMixer", "read.mamba2"),
+TRANSFORMERS_FAMILIES: Mapping[str, tuple[str, str]] = {
+    "mamba": ("read.mamba", "MambaMixer"),
+    "falcon_mamba": ("read.mamba", "FalconMambaMixer"),
+    "mamba2": ("read.mamba2", "Mamba2Mixer"),
+    "rwkv": ("read.rwkv", "RwkvBlock"),
+    "bamba": ("read.mamba2", "BambaMixer"),
+    "falcon_h1": ("read.falcon_h1", "FalconH1Mixer"),
+    "granitemoehybrid": ("read.mamba2", "GraniteMoeHybridMambaLayer"),
+    "jamba": ("read.mamba", "JambaMambaMixer"),
+    "kimi_linear": ("read.gated_delta", "KimiLinearDeltaAttention"),
+    "lfm2": ("read.lfm2", "Lfm2ShortConv"),
+    "lfm2_moe": ("read.lfm2", "Lfm2MoeShortConv"),
+    "lfm3": ("read.lfm2", "Lfm3ShortConv"),
+    "minimax": ("read.minimax", "MiniMaxLightningAttention"),
+    "nemotron_h": ("read.mamba2", "NemotronHMamba2Mixer"),
+    "olmo_hybrid": ("read.gated_delta", "OlmoHybridGatedDeltaNet"),
+    "qwen3_5": ("read.gated_delta", "Qwen3_5GatedDeltaNet"),
+    "qwen3_5_moe": ("read.gated_delta", "Qwen3_5MoeGatedDeltaNet"),
+    "qwen3_next": ("read.gated_delta", "Qwen3NextGatedDeltaNet"),
+    "recurrent_gemma": ("read.recurrent_gemma", "RecurrentGemmaRecurrentBlock"),
+    "xlstm": ("read.xlstm", "xLSTMLayer"),
+    "zamba": ("read.mamba", "ZambaMambaMixer"),
+    "zamba2": ("read.mamba2", "Zamba2MambaMixer"),
 }
-"""Class of layers of each of transformers' families, by folder, and the architecture that reads it."""
+"""Architecture that reads each of transformers' families, by folder, and the class of the family's layers."""
 TEXT_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """Model types of families that are not named as their folder."""
-OURS: Mapping[str, tuple[str, ...]] = {
+ADDED_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "baleen-mamba": ("own.baleen", "own.baleen:BaleenMambaMixer"),
     "baleen-mamba2": ("own.baleen", "own.baleen:BaleenMamba2Mixer"),
     "diff-mamba": ("own.diff_mamba", "own.diff_mamba:DiffMambaMixer", "own.diff_mamba:DiffS6Mixer"),
@@ -62,14 +61,14 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "ssm-rwkv7": ("read.rwkv7", "read.rwkv7:RWKV7Mixer"),
     "ssm-vim": ("read.vim", "read.vim:VimMixer"),
 }
-"""Modules with models and architecture of the types that transformers lacks, and the layers' classes they add."""
+"""Architecture, with the models, of each model type that transformers lacks, and the classes of its layers, if new."""
 ROOT = "ssmscope.architectures."
 READERS: Mapping[tuple[str, str], str] = {
     (f"transformers.models.{family}.modeling_{family}", layer): ROOT + reader
-    for family, (layer, reader) in THEIRS.items()
+    for family, (reader, layer) in TRANSFORMERS_FAMILIES.items()
 } | {
     (f"{ROOT}{module}", layer): ROOT + reader
-    for reader, *layers in OURS.values()
+    for reader, *layers in ADDED_FAMILIES.values()
     for module, layer in (each.split(":") for each in layers)
 }
 """Module that reads each class of layers, by the module and name of the class."""
@@ -102,5 +101,5 @@ def readable_types() -> tuple[str, ...]:
     """Return the model types with readable layers, ours and those that the installed transformers has."""
     library = find_spec("transformers")
     families = Path(*(library.submodule_search_locations or [])) / "models" if library is not None else Path()
-    theirs = {TEXT_TYPES.get(name, name) for name in THEIRS if (families / name).is_dir()}
-    return tuple(sorted({"ssm-classifier", *OURS, *theirs}))
+    theirs = {TEXT_TYPES.get(name, name) for name in TRANSFORMERS_FAMILIES if (families / name).is_dir()}
+    return tuple(sorted({"ssm-classifier", *ADDED_FAMILIES, *theirs}))

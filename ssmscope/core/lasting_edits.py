@@ -126,7 +126,7 @@ def frozen_decays(
     for each recurrence, (heads, state) or (heads, 1). What is written stays; a delta rule still removes what it reads.
     """
     given = decays if isinstance(decays, Mapping) else {}
-    values = [decay for each in given.values() for decay in each] if given else [torch.tensor(decays)]
+    values = [decay for each in given.values() for decay in each] if given else [torch.tensor([decays])]
     if any(bool((value < 0).any() | (value > 1).any()) for value in values):
         raise InputError("decays to freeze at are outside 0 to 1")
     own = tuple(given) if given and layers is None else layers

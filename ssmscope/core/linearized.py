@@ -51,7 +51,7 @@ class LinearizedLayer:
         paths: they are summed.
         rest: (batch, length, width), the part of the output that comes through no recurrence; None for none.
         joined: True if the paths share their channels, added before the gate; else each path has its own.
-        rest_map: (u, Σ of the paths' outputs) → `rest`, where that is no constant, as a linear map of both, without
+        rest_map: (u, Σ of the paths' outputs) → `rest`, where that is not a constant, as a linear map of both, without
             constants or, when its third argument is true, with them.
     """
 
@@ -114,7 +114,7 @@ class LinearizedLayer:
     def pooled_attention(
         self, level: str, cells: int, *, groups: int = 1, skip: bool = True, part: str | None = None
     ) -> Float[Tensor, "batch groups cells cells"]:
-        """Return `attention` in cells × cells cells, see `ops.pooled_attention`."""
+        """Return `attention` pooled into `cells` × `cells` cells, see `ops.pooled_attention`."""
         paths = self.chosen(level, part)
         return torch.stack([path.pooled_attention(level, cells, groups=groups, skip=skip) for path in paths]).sum(0)
 
@@ -195,12 +195,12 @@ class _Weighed(Path):
 
 
 def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
-    """Return act(c) / c, σ(c) for SiLU. Raises InputError for an activation that is not 0 at 0: it is no diagonal."""
+    """Return act(c) / c, σ(c) for SiLU. Raises InputError for an activation that is not 0 at 0, and so no diagonal."""
     plain = is_plain(act, type(act)) if isinstance(act, nn.Module) else act is silu
     if plain and (act is silu or isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"):
         return torch.sigmoid(c)
     zero = torch.zeros_like(c[:1], dtype=torch.float64)  # A hook may look at its shape.
     if act(zero).any():
-        raise InputError(f"the activation {act} is not 0 at 0: it is no factor, and the layer no linear map")
+        raise InputError(f"the activation {act} is not 0 at 0: it is no factor, and the layer not a linear map")
     slope = (act(zero + 1e-6) / 1e-6).to(c)
     return torch.where(c == 0, slope, act(c) / torch.where(c == 0, 1, c))

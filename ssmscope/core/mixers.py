@@ -1,4 +1,4 @@
-"""Adapters found by the classes of a model's layers, and runs of these layers through `ops.scan`."""
+"""Adapters, found by a layer's class, and runs of layers through `ops.scan`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def adapter_for(mixer: nn.Module) -> LayerAdapter:
     """Return the adapter that reads this mixer. Raises InputError if there is none."""
     reader = _adapter(mixer)
     if reader is None:
-        raise InputError(f"{type(mixer).__name__} is no layer that can be read; readable are {known_mixers()}")
+        raise InputError(f"{type(mixer).__name__} is not a layer that can be read; readable are {known_mixers()}")
     return reader
 
 
@@ -72,6 +72,8 @@ def _adapter(module: nn.Module) -> LayerAdapter | None:
 
 def _readable_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the readable class that a module is of: its own, or the one it is derived from."""
+    if type(module) in _ADAPTERS:
+        return type(module)
     for kind in type_before_parametrizations(module).__mro__:
         named = kind.__module__, kind.__name__
         if kind not in _ADAPTERS and named in READERS:
@@ -162,10 +164,11 @@ def fast_scan(
     check_plain(module, parts)
     found = mixers(module)
     whole = mask is not None and bool(mask.all())  # Asking in each layer would wait for a GPU.
+    plain: set[int] = set()
     configured = [part for part in parts if "config" in vars(part) or hasattr(type(part), "config")]
     caching = [p for p in configured if "use_cache" in arguments(p) and getattr(p.config, "use_cache", False)]
     handlers = [
-        (mixer, partial(_forward, mixer, index, mask, whole, states, retention, visit))
+        (mixer, partial(_forward, mixer, index, mask, whole, states, retention, visit, plain))
         for index, mixer in enumerate(found)
         if not is_kept(mixer)
     ]
@@ -198,7 +201,7 @@ def arguments(part: nn.Module) -> tuple[str, ...]:
 
 
 def _accepted(mixer: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a mixer's class takes: RWKV's blocks are called with a mask that they do not."""
+    """Return the arguments that a mixer's class takes: RWKV's blocks are called with a mask that they do not take."""
     kind: Any = _readable_class(mixer)
     takes = _parameters(kind)
     every = any(each.kind is each.VAR_KEYWORD for each in takes.values())
@@ -207,7 +210,8 @@ def _accepted(mixer: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def weights_constant(module: nn.Module) -> Iterator[None]:
-    """Treat the weights of linear layers and mixers as constants, in this thread alone, to keep less for gradients."""
+    """Treat the weights of linear layers and mixers as constants, in this thread alone, so that backward passes keep
+    less."""
     parts = [(part, partial(run_linear, part)) for part in module.modules() if type(part) is nn.Linear]
     token = _weights_constant.set(True)
     try:
@@ -232,19 +236,19 @@ def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs:
     return linear(args[0], as_constant(part.weight), None if part.bias is None else as_constant(part.bias))
 
 
-def _forward(mixer, index, mask, whole, states, retention, visit, /, below, *args, **kwargs):
+def _forward(mixer, index, mask, whole, states, retention, visit, plain, /, below, *args, **kwargs):
+    """Run a mixer of the numbers `plain` as it is read; the others are first asked what is put on them."""
     given = dict(zip(arguments(mixer), args)) | kwargs
     u = args[0] if args else kwargs["hidden_states"]
-    kwargs = _accepted(mixer, kwargs)
     if any(given.get(name) is not None for name in CACHES):
         if id(mixer) in _edits.get().outputs:
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
-        return below(*args, **kwargs)
+        return below(*args, **_accepted(mixer, kwargs))
     reader, state = adapter_for(mixer), states[index] if states else None
     mask = None if whole else given.get("attention_mask") if mask is None else mask
-    own = runs_own(mixer, below)
-    if own:
-        check_parts(mixer, u, mask, below, args, kwargs)
+    own = index in plain or runs_own(mixer, below)
+    if own and index not in plain and check_parts(mixer, u, mask, below, args, kwargs):
+        plain.add(index)
     instead = _edits.get().outputs.get(id(mixer))
     if instead is not None:
         result = instead(mixer, u, mask, state, retention, visit, own)
@@ -255,7 +259,9 @@ def _forward(mixer, index, mask, whole, states, retention, visit, /, below, *arg
         visit(index, layer, scans)
     result = reader.output(mixer, layer, scans)
     result = reader.returned(result) if hasattr(reader, "returned") else result
-    return result if own else _checked_output(index, below(*args, **kwargs), result, layer.mask, state)
+    if own:
+        return result
+    return _checked_output(index, below(*args, **_accepted(mixer, kwargs)), result, layer.mask, state)
 
 
 def _unedited() -> Context:
@@ -266,18 +272,19 @@ def _unedited() -> Context:
 
 def check_parts(
     mixer: nn.Module, u: Tensor, mask: Tensor | None, below: Handler, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    """Raise InputError if hooks or forward passes on a mixer's parts make `below`, its own forward pass with these
-    arguments, compute something else than is read of it."""
+) -> bool:
+    """Return True if there are no hooks or forward passes on a mixer's parts. Raise InputError if some make `below`,
+    its own forward pass with these arguments, compute something other than its terms."""
     parts = changed_parts(mixer)
     if not parts and runs_own(mixer, below):
-        return
+        return True
     named = {name: value for name, value in _accepted(mixer, kwargs).items() if name != "hidden_states"}
 
     theirs = lambda v: _unedited().run(below, v, *args[1:], **named)  # noqa: E731
     ours = lambda v: adapter_for(mixer).output(mixer, _unedited().run(terms_of, mixer, v, mask))  # noqa: E731
     if not same_outcome(mixer, parts, theirs, ours, u, mask if mask is not None and mask.ndim == 2 else None):
-        raise InputError(f"{described(mixer, parts)} make it compute something else than is read of it: take them off")
+        raise InputError(f"{described(mixer, parts)} make it compute something other than its terms: remove them")
+    return False
 
 
 def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
@@ -287,12 +294,12 @@ def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
         bare = _unedited().run(terms_of, mixer, layer.u, layer.mask)
         found, real = reader.linearized(mixer, bare), slice(None) if layer.mask is None else layer.mask
         if not agree((found.matvec(found.u) + found.bias)[real], reader.output(mixer, bare)[real]):
-            raise InputError(f"{described(mixer, parts)} make it another map than is read of it: take them off")
+            raise InputError(f"{described(mixer, parts)} make it another map than its terms do: remove them")
     return reader.linearized(mixer, layer)
 
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
-    """Return a mixer's terms, without gradients by its weights within `weights_constant`."""
+    """Return a mixer's terms, without gradients with respect to its weights within `weights_constant`."""
     layer = adapter_for(mixer).compute_terms(mixer, u, mask if mask is None else mask.to(u.device), state)
     if _weights_constant.get():
         held = tuple(replace(r, A=_detached(r.A), D=_detached(r.D)) for r in layer.recurrences)
@@ -305,8 +312,7 @@ def _detached(weight: Tensor | None) -> Tensor | None:
 
 
 Compute = Callable[..., Tensor]
-"""Function from (mixer, u, mask, state, retention, visit, True if its forward pass is its own) to the mixer's output.
-"""
+"""Function from (mixer, u, mask, state, retention, visit, own) to the mixer's output; `own` is as `runs_own` says."""
 
 
 Changes = Mapping[int, Callable[[Tensor], Tensor]]
@@ -355,8 +361,8 @@ def _checked_output(index: int, theirs: Any, ours: Any, mask: Tensor | None, sta
     y, expected = (each[0] if isinstance(each, tuple) else each for each in (theirs, ours))
     real = slice(None) if mask is None else mask
     if state is not None or not agree(y[real], expected[real]):
-        said = f"a forward pass was put on layer {index} that computes something else than the layer,"
-        raise InputError(f"{said} so the layer cannot be read; take it off first")
+        said = f"a forward pass was put on layer {index} that computes something other than the layer,"
+        raise InputError(f"{said} so the layer cannot be read; remove it first")
     return theirs
 
 

@@ -1,4 +1,4 @@
-"""`Model`: text or pixels in; logits, traces and states out."""
+"""`Model`, which turns texts or pixels into logits, traces and states."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Model:
         return self.source_of()
 
     def source_of(self, found: dict[str, int] | None = None) -> dict[str, Any]:
-        """Return `source`, of weights with the versions `found` where these are known."""
+        """Return `source`, computing the weights' versions unless `found` has them."""
         edits, weights = [edit.describe() for edit in edits_of(self.module)], stored_weights(self.module)
         found = versions(weights, adapters(self.module)) if found is None else found
         hashed = self.__dict__.get("_hashed")

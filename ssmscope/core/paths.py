@@ -65,7 +65,7 @@ class OutputMap:
         centred: True if the norm subtracts the mean over the width of each head.
         scale: (batch, length) or a number, each position's factor after the projection, which maps include.
         gate_map: u → the output gate alone, as a linear map of the layer's input with act(z) / z frozen, with constants
-            as in `InputMap.enter`. None without a gate, and for a gate that is no product with z. Maps use neither this
+            as in `InputMap.enter`. None without a gate, and for one that is not a product with z. Maps use neither this
             nor the next two.
         factor: (batch, length, channels), the norm's factor where there is a gate_map: `gate` is both together.
         shift: (channels,) that the norm adds before the gate; times the gate it is in the layer's `rest`.

@@ -1,4 +1,4 @@
-"""Training passes: gradients in the memory of one block, which runs again when its turn comes, and compiled parts.
+"""Training passes that recompute each block for its gradients, in the memory of one block, and run compiled parts.
 
 Only norms and causal convolutions with their activation are compiled, each by itself. A model compiled as a whole has
 had the right loss and wrong gradients, so whoever compiles compares gradients with those of plain torch first, as

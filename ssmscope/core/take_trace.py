@@ -1,4 +1,4 @@
-"""Traces taken: a run of a model whose layers are recorded, and recomputed from their inputs on access."""
+"""Recording of a trace: one run of a model, whose layers are recomputed from their inputs on access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's file as text or as JSON: read whole, or refused in one line."""
+"""Reading of a user's file as text or JSON: whole, or refused in one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 
 def read_text(path: str | os.PathLike[str], named: str, *, advice: str = "save it as UTF-8") -> str:
     """Return the text of a UTF-8 file, without a byte order mark; line ends stay as they are. Raises InputError, with
-    the file as `named` and `advice`, if it cannot be read, is no UTF-8, holds NUL, or is above `MAX_FILE_BYTES`."""
+    the file as `named` and `advice`, if it cannot be read, is not UTF-8, holds NUL, or is above `MAX_FILE_BYTES`."""
     try:
         with open(path, "rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
@@ -52,7 +52,7 @@ def decoded_text(content: bytes, named: str, *, advice: str = "save it as UTF-8"
     except UnicodeDecodeError as error:
         raise InputError(f"{named} is not UTF-8 text (byte {error.start}); {advice}") from error
     if "\0" in text:
-        raise InputError(f"{named} is no text: it has a NUL at character {text.index(chr(0))}; {advice}")
+        raise InputError(f"{named} is not text: it has a NUL at character {text.index(chr(0))}; {advice}")
     return text
 
 

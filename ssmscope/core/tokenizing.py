@@ -35,7 +35,7 @@ class Spelled:
 
 
 def tokenize(tokenizer: Any, texts: str | Sequence[str], *, named: str = "the text", **options: Any) -> Any:
-    """Call a tokenizer on a text, `named` so, or several. Raises InputError with the text and word to blame."""
+    """Call a tokenizer on one text, `named` so in errors, or several. Raises InputError naming the text and word."""
     with failures_told(tokenizer, texts, named):
         return tokenizer(texts, verbose=False, **options)
 
@@ -69,7 +69,7 @@ def _blame(tokenizer: Any, text: str, named: str, error: BaseException) -> str:
     known = tokenizer.backend_tokenizer.get_vocab()
     names = sorted(known, key=known.__getitem__)
     shown = " ".join(names[:20]) + (" …" if len(names) > 20 else "")
-    return f"{named} has {word[:40]!r}, which is no symbol of this tokenizer; its symbols are {shown}"
+    return f"{named} has {word[:40]!r}, which is not a symbol of this tokenizer; its symbols are {shown}"
 
 
 def _unknown_word(tokenizer: Any, text: str) -> str | None:
@@ -129,7 +129,7 @@ def token_texts(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[s
 
 
 def _untrimmed(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the offsets with the spaces that tokens hold: some tokenizers of bytes trim them."""
+    """Return offsets that include the spaces of tokens, which some byte tokenizers trim."""
     found: list[tuple[int, int]] = []
     end = 0
     for (begin, stop), name in zip(offsets, names):

@@ -54,7 +54,7 @@ Earlier = Sequence[LayerState] | None
 
 
 def mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
-    """Return a state, a layer's terms, or anything made of tensors, with every tensor changed."""
+    """Return a state, a layer's terms, or anything made of tensors, with `change` applied to every tensor."""
     again: Any = partial(mapped, change=change)
     if isinstance(record, Tensor):
         return change(record)  # type: ignore[return-value]
@@ -97,7 +97,7 @@ def _stacked(rows: Sequence[Tensor]) -> Tensor:
 
 
 def alone(state: LayerState) -> LayerState:
-    """Return a state whose tensors are no parts of larger ones, which it would keep in memory."""
+    """Return a state whose tensors are not parts of larger ones, which it would keep in memory."""
     return mapped(state, lambda t: t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t)
 
 
@@ -175,7 +175,7 @@ class LayerTrace:
         return survival.half_lives(self.recurrences, per_head=per_head)
 
     def joined(self, each: Sequence[Tensor]) -> Tensor:
-        """Return the layer's value of a quantity (batch, length) given for every recurrence, see `retention`."""
+        """Combine a quantity (batch, length) of every recurrence into the layer's, as `retention` does."""
         stacked = torch.stack(tuple(each))
         return stacked.mean(0) if self.turn is None else stacked.gather(0, self.turn.unsqueeze(0)).squeeze(0)
 

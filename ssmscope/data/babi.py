@@ -56,8 +56,7 @@ class Fact:
 @dataclass(frozen=True)
 class Question:
     """A context, a question about it and its one-word answer. `facts` are the story's sentences in the order of the
-    context, whose rest is filler, and `distractors` other words of the answer's kind in the context, in order of
-    appearance."""
+    context, whose rest is filler, and `distractors` other words of the answer's kind in it, in order of appearance."""
 
     context: str
     question: str
@@ -143,7 +142,7 @@ def questions(
             lies north of …), `qa5` (who gave what to whom), or one of `NEEDLES`.
         length: maximum length of a context without its question, as measured by `count`, by default in words. Whole
             sentences of filler are added while any fits; length 0 gives the facts alone (BABILong's 0k).
-        filler: sentences in their natural order, read in a circle from a random one on; those that name something of
+        filler: sentences in their natural order, read cyclically from a random one on; those that name something of
             the world are left out. By default sentences of a small grammar.
         facts: minimum and maximum number of facts per story (default: `TASKS[task].facts`), drawn uniformly.
         spaced: put a space before the full stops and question marks of our sentences, as WikiText does, so that a word
@@ -254,7 +253,7 @@ def load_questions(path: str | Path) -> QuestionData:
 
     An optional column `distractors` holds other words of the context that might be taken for the answer: a list, in a
     csv or tsv file written as JSON or separated by commas. It may be empty. Raise InputError if the file cannot be
-    read, a column or a value is missing, or distractors are no words or include the answer.
+    read, a column or a value is missing, or distractors are not words or include the answer.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES or not os.path.isfile(path):

@@ -106,7 +106,7 @@ def chosen_tasks(mixture: str | None) -> tuple[str, ...]:
     for name in names:
         if name not in TASKS:
             raise InputError(
-                f"'{name}' is no task of the mixture; choose from {', '.join(TASKS)}, with commas between them"
+                f"'{name}' is not a task of the mixture; choose from {', '.join(TASKS)}, with commas between them"
                 f"{did_you_mean(name, TASKS)}"
             )
     if len({*names}) < len(names):

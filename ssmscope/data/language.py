@@ -43,7 +43,7 @@ def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
         source = LINE_SOURCES[data]
         rows = known_rows(data, source, split or source.default_split)
         texts = list(map(_text, rows))
-        # The hub's files, cut at line ends, may leave an empty last row, which is no line.
+        # The hub's files, cut at line ends, may leave an empty last row, which is not a line.
         return _lines(texts[:-1] if texts[-1] == "" else texts, rows[0].place)
     path = Path(data)
     if os.path.isdir(path):

@@ -299,7 +299,7 @@ def _refuse_odd(length: int) -> None:
 
 
 def _refuse_pairs(length: int, vocabulary: int, noises: int) -> int:
-    """Return the number of keys, one half of the tokens that are no noise."""
+    """Return the number of keys, one half of the tokens that are not noise."""
     refuse_below(4, length=length)
     _refuse_odd(length)
     if vocabulary - noises < 4 or (vocabulary - noises) % 2:

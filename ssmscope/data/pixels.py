@@ -80,7 +80,7 @@ def load_pixels(data: str, split: str | None = None) -> PixelData:
 def load_labelled(
     data: str | Path, split: str | None = None, *, label_names: Sequence[str] | None = None
 ) -> PixelData | TextData:
-    """Load labelled examples for a classifier: images (`load_pixels`), or texts of a known data set or a file
+    """Load labelled examples for a classifier: images (`load_pixels`), or texts of a data set or a file
     (`load_text`)."""
     if data in KNOWN:
         return load_pixels(str(data), split)
@@ -113,7 +113,7 @@ def read_images(
     files: Sequence[str | os.PathLike[str]], channels: int, shape: Sequence[int] | None = None
 ) -> np.ndarray:
     """Read image files as tokens (files, height · width, channels) uint8, in RGB for 3 channels and in grey for 1.
-    Raise InputError if a file cannot be read, is no image, has more than 8 bits per channel, or another size than
+    Raise InputError if a file cannot be read, is not an image, has more than 8 bits per channel, or another size than
     `shape` (height, width), by default that of the first. No image is resized."""
     modes, found = {1: "L", 3: "RGB"}, []
     if channels not in modes:
@@ -159,7 +159,7 @@ def decoded(
     except InputError:
         raise
     except UnidentifiedImageError as error:  # Its message is only the address of a buffer.
-        raise InputError(f"an image of {place} cannot be decoded: it is no image that Pillow can read") from error
+        raise InputError(f"an image of {place} cannot be decoded: it is not an image that Pillow can read") from error
     except (*DECODING_ERRORS, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"an image of {place} cannot be decoded: {first_line(error)}") from error
     height, width = arrays[0].shape[:2]

@@ -32,7 +32,7 @@ def content_of(data_name: str, text: str) -> str:
         return text
     first, separator, second = text.partition(PAIR_SEPARATOR)
     if not separator:
-        raise InputError(f"{text!r:.60} is no pair of sentences of {data_name}; join two by {PAIR_SEPARATOR!r}")
+        raise InputError(f"{text!r:.60} is not a pair of sentences of {data_name}; join two by {PAIR_SEPARATOR!r}")
     left, right = PAIRS[data_name]
     return f"{left}: {first.strip()} {right}: {second.strip()}"
 

@@ -48,8 +48,7 @@ def checked_path(
     what: str = "data",
     one_of: str = "one of ",
 ) -> Path:
-    """Return data as the path of a file. Raise InputError if it is neither a known name nor a file, or a split is
-    given."""
+    """Return data as a file's path. Raise InputError if it is neither a known name nor a file, or a split is given."""
     path = Path(data)
     if path.suffix.lower() not in suffixes and not os.path.exists(path):
         raise InputError(
@@ -167,7 +166,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f'line {number} is not an object such as {{"text": "...", "label": 0}}')
         wrong = no_character(row) if "\\u" in line else None
         if wrong is not None:
-            raise ValueError(f"line {number} has {wrong}, which is no character; remove it")
+            raise ValueError(f"line {number} has {wrong}, which is not a character; remove it")
         rows.append(row)
     return rows
 
@@ -203,12 +202,12 @@ def checked_string(value: str, column: str, row: Row) -> str:
     """Return the value, or raise InputError if it has an invalid character, as parquet files and hubs may."""
     wrong = no_character(value)
     if wrong is not None:
-        raise InputError(f"the {column} of {row.where} has {wrong}, which is no character; remove it")
+        raise InputError(f"the {column} of {row.where} has {wrong}, which is not a character; remove it")
     return value
 
 
 def text_of(row: Row, column: str = "text") -> str:
-    """Return the text in a column unchanged, or "" if there is none; raise InputError if the value is no text."""
+    """Return the text in a column unchanged, or "" if there is none; raise InputError if the value is not text."""
     value = checked_column(row, column)
     if value is None or value != value:
         return ""
@@ -375,7 +374,7 @@ def _checked_span(span: Sequence[Any], length: int, which: str) -> tuple[int, in
 
 
 def _joined_spans(spans: Iterable[tuple[int, int]], whole: str) -> Spans | None:
-    """Sort spans, merge those that overlap or touch, and count from the first character that is no space."""
+    """Sort spans, merge those that overlap or touch, and count from the first character that is not a space."""
     before, end = len(whole) - len(whole.lstrip()), len(whole.strip())
     joined: list[tuple[int, int]] = []
     for start, stop in sorted((max(a - before, 0), min(b - before, end)) for a, b in spans):

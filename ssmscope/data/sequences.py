@@ -83,7 +83,7 @@ def listops(
     rows = [re.sub(r"[()]", " ", text).split() for text in texts]
     unknown = sorted({token for row in rows for token in row if token not in ids})
     if unknown:
-        raise InputError(f"{unknown[0]!r} is no token of ListOps; these are: {' '.join(LISTOPS)}")
+        raise InputError(f"{unknown[0]!r} is not a token of ListOps; these are: {' '.join(LISTOPS)}")
     longest = max(map(len, rows))
     if width is not None and width < longest:
         raise InputError(f"width is {width}, and an expression has {longest} tokens; give at least that")

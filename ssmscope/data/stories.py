@@ -193,8 +193,7 @@ def last_walk(events: list[Event], person: Entity, until: int) -> int:
 
 def which_place(random: np.random.Generator, facts: int) -> Story | None:
     """Draw a story of qa4: places on a grid, each next to an earlier one. The question repeats the words of one fact,
-    so the two sides of the relation must not be confused, and no other place lies in the direction that it asks
-    about."""
+    so the two sides of the relation must not be confused, and no other place lies in the direction asked about."""
     spots = {Entity("place", 0): (0, 0)}
     relations: list[tuple[Entity, str, Entity]] = []
     names = list(DIRECTIONS)
@@ -271,7 +270,7 @@ def besides(others: Sequence[Entity], article: str = "the ") -> Sentence:
 
 
 def one_of_many(random: np.random.Generator, facts: int) -> Story:
-    """Draw things in as many places, one of which is asked for. No two facts share a key or a thing."""
+    """Draw things, each in a place of its own, and ask for one. No two facts share a key or a thing."""
     places, persons = np.unravel_index(random.choice(64, facts, replace=False), (8, 8))
     things = named("object", random.permutation(8)[:facts])
     keys = list(zip(named("place", places), named("person", persons)))

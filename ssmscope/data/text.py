@@ -73,9 +73,7 @@ class TextData:
         """Draw at most `n` examples without replacement; they keep their order."""
         if n < 1:
             raise InputError(f"a sample of {n} examples was asked for; ask for at least 1")
-        if n >= len(self):
-            return self
-        return self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
+        return self if n >= len(self) else self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
 
     def divide(self, share: float, *, seed: int = 0) -> tuple[TextData, TextData]:
         """Split off about `share`, within (0, 1), of the examples; return the rest and the part. Both have every class;

@@ -1,4 +1,4 @@
-"""Rows of token ids: of texts, and as a tree of shared prefixes, with the positions at which a run forks."""
+"""Rows of token ids of texts, their tree of shared prefixes, and the positions at which a run forks."""
 
 from __future__ import annotations
 

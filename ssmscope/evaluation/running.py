@@ -94,7 +94,7 @@ def run_pieces(
     states_at_once: int,
     states: bool = False,
 ) -> None:
-    """Run every piece once, and `read` the logits, and with `states` the states, where rows end. Pieces from whose
+    """Run every piece once and, where rows end, `read` the logits and, with `states`, the states. Pieces from whose
     states others start run level after level, then the others in full batches: of at most `tokens_at_once` tokens with
     padding, and `states_at_once` rows that start from states or keep them."""
     padding = max_batch_padding(model)

@@ -66,9 +66,9 @@ class LabelWords:
 def label_words(model: Model, words: Sequence[str], *, after: str) -> LabelWords:
     """Return the tokens that each class's word adds to a text: those of `after + " " + word` that follow `after`'s.
 
-    No space is added if `after`, the end of the text, ends in white space. Raise InputError if the model is no language
-    model with a tokenizer; a word is empty, has no token or an unknown one, or merges with the text before it; or one
-    class's tokens begin with another's.
+    No space is added if `after`, the end of the text, ends in white space. Raise InputError if the model is not a
+    language model with a tokenizer; a word is empty, has no token or an unknown one, or merges with the text before it;
+    or one class's tokens begin with another's.
     """
     return label_words_after(model, words, [after])[0]
 
@@ -126,8 +126,8 @@ def checked_words(words: Sequence[str]) -> tuple[str, ...]:
 
 class WordMatcher:
     """Matcher that finds the class an answer names: the one whose word comes first as a whole word, ignoring case. Of
-    two words that begin at the same position the longer one counts. Words that differ only in case and white space
-    raise InputError."""
+    two words that begin at the same position the longer one counts. Words that differ only in case or spaces raise
+    InputError."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(" ".join(word.split()).casefold() for word in checked_words(words))
@@ -179,13 +179,13 @@ class LabelTree(NamedTuple):
 
 
 def log_probabilities(logits: Float[Tensor, "rows vocabulary"], tokens: Int[Tensor, "rows next"]) -> Tensor:
-    """Return log P of these next tokens, (rows, next) float64, natural, normalised over the vocabulary in at least
-    float32."""
+    """Return log P of these next tokens, (rows, next) float64, natural, normalised over the vocabulary in float32 or
+    more."""
     precise = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     return precise.gather(1, tokens).double() - precise.logsumexp(1, keepdim=True).double()
 
 
 def padded_tokens(next_tokens: Sequence[Sequence[int]]) -> Int[np.ndarray, "prefixes next"]:
-    """Return tokens as rows of equal length, filled up with the last token of each."""
+    """Return tokens as rows of equal length, padded with the last token of each."""
     longest = max(map(len, next_tokens))
     return np.array([[*each, *[each[-1]] * (longest - len(each))] for each in next_tokens], dtype=np.int64)

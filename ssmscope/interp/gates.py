@@ -24,7 +24,7 @@ TEXTS_JUDGED = 32
 
 
 class GateVariation:
-    """Observer of a model's layers: how much each head's gate, Δ or where there is none 1 − a, varies over all tokens.
+    """Observer of how much each head's gate, Δ or 1 − a where there is no Δ, varies over all tokens.
 
     Layers that never forget (a = 1), as a plain delta rule, have no such gate and are left out.
     """

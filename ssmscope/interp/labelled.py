@@ -22,7 +22,7 @@ def check_classifier(model: Model, data: Any, what: str) -> None:
     """Raise InputError unless the model is a classifier of texts, and data are labelled texts."""
     model.check_classes(what)
     if not model.is_classifier:
-        raise InputError(f"{model.name} is no classifier: {what} needs a predicted class")
+        raise InputError(f"{model.name} is not a classifier: {what} needs a predicted class")
     if model.channels is not None or not isinstance(data, TextData):
         given = "a model of pixels" if model.channels is not None else f"data of {type(data).__name__}"
         raise InputError(f"{given} was given; {what} is measured on classifiers of texts and labelled texts")

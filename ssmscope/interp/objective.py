@@ -264,7 +264,7 @@ class Objective:
 
 @contextmanager
 def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
-    """Within the context a half-precision head gives these ids' logits in float32; an lrp rule for it is kept."""
+    """Compute, within the context, a half-precision head's logits of these ids in float32; its lrp rule is kept."""
     head: Any = None if model.is_classifier else model.module.get_output_embeddings()
     half = type(head) is nn.Linear and head.weight.dtype in (torch.bfloat16, torch.float16) and not is_kept(head)
     if not half or not is_own(head, head.forward):
@@ -306,7 +306,7 @@ def text_generator(objective: Objective, text: int, seed: int) -> np.random.Gene
 
 
 class _Function(nn.Module):
-    """Function of `Objective.function`, of which the model is no part: hooks put on it do not stay."""
+    """Function of `Objective.function`, of which the model is not part: hooks put on it do not stay."""
 
     def __init__(self, objective: Objective, text: int) -> None:
         super().__init__()
@@ -408,7 +408,7 @@ def _tokenized(model: Model, target: str) -> tuple[int, ...]:
     named = f"the target {target!r:.80}"
     found = tuple(tokenize(model.tokenizer, target, named=named, add_special_tokens=False)["input_ids"])
     if not found:
-        raise InputError(f"the target {target!r} has no token")
+        raise InputError(f"the target {target!r} has no token; give a word")
     unknown = getattr(model.tokenizer, "unk_token_id", None)
     if unknown is not None and unknown in found and target != model.tokenizer.unk_token:
         raise InputError(f"the target {target!r} has a word unknown to {model.name}")

@@ -1,5 +1,4 @@
-"""Comparison of two models: the results of one analysis of both on the same texts, and the difference, by token or by
-word."""
+"""Comparison of two models: results of one analysis on the same texts, and their difference by token or word."""
 
 from __future__ import annotations
 
@@ -99,9 +98,7 @@ class Paired(Result, kind="pair"):
                 yield from (each for each in result.blocks() if not (isinstance(each, Prose) and each.kind == "title"))
             return
         yield shown
-        yield Picture(
-            self.figure, self.headline, vector=False, folded=not any(t.pixels is not None for t in shown.texts)
-        )
+        yield Picture(self.figure, self.headline, vector=False, folded=all(t.pixels is None for t in shown.texts))
         yield replace(differences(shown, self.names), brief=TABLE_ROWS)
 
 
@@ -116,7 +113,7 @@ def pair(results: Sequence[Result]) -> Paired:
 
 
 def paired_rows(first: TokenRows, other: TokenRows, names: Sequence[str]) -> TokenRows:
-    """Return every row that both have: the first model's, the other's, and the difference, on one scale."""
+    """Return every row that both results have: the first model's, the other's, and the difference, on one scale."""
     signed = any(row.signed for text in first.texts for row in text.rows)
     both = zip(first.texts, other.texts, strict=True)
     return TokenRows(
@@ -148,7 +145,8 @@ def _text(number: int, first: TokenText, other: TokenText, names: Sequence[str],
 
 
 def _matched(number: int, first: TokenText, other: TokenText) -> list[tuple[TokenRow, TokenRow]]:
-    """Return the rows of the same name; without any, those of the same place, if not of two words' queries."""
+    """Return pairs of rows of the same name; if none, those at one place, unless they are queries of different
+    words."""
     theirs = {row.name: row for row in other.rows}
     named = [(row, theirs[row.name]) for row in first.rows if row.name in theirs]
     placed = list(zip(first.rows, other.rows))
@@ -188,7 +186,7 @@ def _by_word(number: int, first: TokenText, other: TokenText, summed: bool) -> t
 
 
 def _groups(text: TokenText, spans: Sequence[tuple[int, int, str]], cuts: Sequence[int]) -> list[list[int]]:
-    """Return the tokens between two cuts each: those of whole words, as every cut is the end of one."""
+    """Return the tokens between each two cuts: whole words, as every cut is the end of one."""
     groups: list[list[int]] = [[] for _ in cuts[1:]]
     for _, run in groupby(range(len(text.words)), key=lambda at: text.words[at]):
         tokens = list(run)

@@ -1,4 +1,4 @@
-"""Answers of runs, edited or not: their probability, on examples with known answers loss and accuracy, and means."""
+"""Scores of runs, edited or not: the answer's probability; on known answers loss and accuracy; and their means."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class ScoredExamples:
         yield from by_length(self.batch.lengths, self.room, rows=rows)
 
     def measured(self, logits: Tensor, rows: Sequence[int]) -> np.ndarray:
-        """Return (runs, measures) for logits of the last or of all positions; `rows` has each run's example."""
+        """Return the measures (runs, measures) for logits of the last or all positions; `rows` has each run's
+        example."""
         targets = self.targets[list(rows)]
         if targets.ndim == 1:
             logits, targets = logits.unsqueeze(1), targets.unsqueeze(1)

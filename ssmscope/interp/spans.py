@@ -73,7 +73,7 @@ def spelling(batch: Batch | Trace, row: int) -> Spelled:
 
 
 def fold_text(text: str, space: str = " ") -> tuple[str, list[int]]:
-    """Return a text without case and runs of white space, accents apart, and the place of each of its characters."""
+    """Fold a text's case and runs of white space, split off accents, and return it with each character's place."""
     found, places = "", []
     for at, character in enumerate(text):
         if character.isspace():

@@ -5,7 +5,7 @@ A layer is one or several recurrences (Baleen, Eq. 1; Mamba, Gu & Dao 2023, Eq. 
     H_t = a_t ⊙ H_{t-1} + b_t x_tᵀ,        y_t = c_tᵀ H_t + D x_t,
 
 with `heads` independent states of shape (width, state). Mamba-1 has one head of width 1 per channel and a decay per
-(channel, state); Mamba-2 has a few wide heads with one decay each. The delta rule, whose transition is no decay per
+(channel, state); Mamba-2 has a few wide heads with one decay each. The delta rule, whose transition is not a decay per
 state, is `DeltaRecurrence`.
 
 `recurrence` has the terms, `scans` runs them (`ssd`, `wide`, `diagonal`, `delta_rule` by the shape of

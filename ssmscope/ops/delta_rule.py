@@ -130,7 +130,7 @@ def keys_left(
             yield part, rearrange(left[..., before:, :], "b h q n -> b q h n")
 
 
-# ---- attention matrices: the transitions are no decays, so a triangular system per head
+# ---- attention matrices: the transitions are not decays, so a triangular system per head
 
 
 def matrices(r: DeltaRecurrence) -> Float[Tensor, "batch heads t s"]:

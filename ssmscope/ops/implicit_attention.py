@@ -90,7 +90,7 @@ def pooled_attention(
     with the cells, not with the length. Cell i holds the positions from ⌊i · length / cells⌋ on. No gradient
     flows through it.
 
-    Args: as `attention`; there is no mean of absolute values, which are no products of factors. Raises ValueError as
+    Args: as `attention`; there is no mean of absolute values, which are not products of factors. Raises ValueError as
     `attention`, and for cells that are not from 1 to the length.
     """
     check_one_way([recurrence], "a pooled map")

@@ -55,8 +55,8 @@ def whole(
 
 
 def _banded(strict: Tensor, near: list[Tensor]) -> Tensor:
-    """Return matrices (…, length, length) from their strict triangle, which begins as many rows down as there are
-    entries `near` the diagonal but one, and these, (…, length − distance) for distances 0, 1, …"""
+    """Return matrices (…, length, length) from the diagonals `near` the main one, (…, length − distance) for distances
+    0, 1, …, and the strict triangle of the entries farther away, which begins len(near) − 1 rows down."""
     late = len(near) - 1
     out = pad(strict, (0, late, late, 0)) if late else strict
     for i, each in enumerate(near):

@@ -1,7 +1,7 @@
 """Attention matrices in cells: the mean over the causal pairs of a cell, s ≤ t, without the matrix.
 
-Other cells need four numbers of a cell per (head, state): R = Σ_t read_t ∏_{e≤r≤t} a_r from the cell's start e,
-W = Σ_s write_s ∏_{s<r} a_r up to its end, the product of its decays, and, for inputs that spread over several steps,
+Cells off the diagonal need four numbers of a cell per (head, state): R = Σ_t read_t ∏_{e≤r≤t} a_r from the cell's start
+e, W = Σ_s write_s ∏_{s<r} a_r up to its end, the product of its decays, and, for inputs that spread over several steps,
 the writing of the cell before in this one. The cells are then steps of a triangle as single positions are. The part on
 the diagonal is a scan within each cell.
 """

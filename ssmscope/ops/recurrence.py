@@ -1,4 +1,4 @@
-"""Terms of a linear recurrence, as one value that functions on tensors take."""
+"""Terms of a linear recurrence, as one value."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ class DeltaRecurrence(Recurrence):
 
     Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1 or state), `beta` (batch, length, heads), `e` and `r`
     (batch, length, heads, state), both or neither, b where absent. `delta`, `A` and `expected` stay unset. Raises
-    ValueError if shapes disagree, `beta` is missing, one of `e` and `r` is, or the decay is not given as `log_a`.
-    Raises InputError from `log_decay`, as the states do not decay one by one.
+    ValueError if shapes disagree, `beta` or one of `e` and `r` is missing, or the decay is not given as `log_a`. Raises
+    InputError from `log_decay`, as the states do not decay one by one.
     """
 
     log_a: Tensor = None  # type: ignore[assignment]
@@ -189,7 +189,7 @@ class DeltaRecurrence(Recurrence):
         return self.beta
 
     def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
-        raise InputError("a delta rule's transition, a (I − β b bᵀ), mixes the states: it is no decay per state")
+        raise InputError("a delta rule's transition, a (I − β b bᵀ), mixes the states: it is not a decay per state")
 
     def mean_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Return the mean eigenvalue of the transition for start ≤ t < stop, (batch, time, heads)."""

@@ -167,7 +167,7 @@ def _left_from(recurrence: Recurrence, first: int) -> Float[Tensor, "batch momen
 
 
 def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor | None]:
-    """Return the recurrence on what the state has visited after `at`, and these places, None for the first ones."""
+    """Return the recurrence up to `at` in the order of its visits, and their positions, None if these are 0, 1, …"""
     if recurrence.order is None:
         return recurrence if at is None else recurrence.between(0, at + 1), None
     order = recurrence.order
@@ -260,13 +260,13 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
 
 
 def _clock(recurrence: Recurrence, part: slice = slice(0, None)) -> Tensor:
-    """Return what sums to the log-decay of every state, Δ or the log-decay itself, (batch, part, heads, state or 1)."""
+    """Return the summands of every state's log-decay, Δ or the log-decay itself, (batch, part, heads, state or 1)."""
     timed = _timed(recurrence)
     return recurrence.log_decay(part.start, part.stop) if timed is None else timed[0][:, part].unsqueeze(-1)
 
 
 def _windows(clock: Tensor, k: int) -> Tensor:
-    """Return sums over the 2^k positions from each on; those that would reach over the end are not to be used."""
+    """Return the sum over 2^k positions from each one on; those that wrap around the end have no meaning."""
     for i in range(k):
         clock = clock + clock.roll(-(2**i), 1)
     return clock

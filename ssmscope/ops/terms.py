@@ -77,7 +77,7 @@ def mean_over_heads(
 
 
 def _parts(r: Recurrence, start: int, stop: int, at_once: int, shared: bool) -> Iterator[tuple[int, int]]:
-    """Yield the heads start ≤ h < stop as ranges, where `shared` of heads that read one group of b and c."""
+    """Yield ranges of the heads start ≤ h < stop, each, if `shared`, of heads that read one group of b and c."""
     share = r.shape[2] // r.b.shape[2] if shared else stop
     cuts = [start, *range((start // share + 1) * share, stop, share), stop]
     for begin, end in zip(cuts[:-1], cuts[1:]):

@@ -1,4 +1,4 @@
-"""Σ_k R[t, k] (∏_{s<r<t} a[r, k]) W[s, k] for all s < t: matrix products over halves of halves.
+"""Sums Σ_k R[t, k] (∏_{s<r<t} a[r, k]) W[s, k] for all s < t, as matrix products over halves of halves.
 
 Split a stretch of steps at its middle m. The decay from a column s before m to a row t from m on is a product of two,
 from s to m and from m to t, and neither is above 1 where states decay. So what lies below the diagonal block is the
@@ -19,7 +19,7 @@ Steps = Float[Tensor, "maps length k"]
 
 
 def reference(a: Steps, R: Steps, W: Steps) -> Float[Tensor, "maps length length"]:
-    """Compute the sum by its definition, one row at a time."""
+    """Compute the sums by their definition, one row at a time."""
     maps, length, k = a.shape
     out = a.new_zeros(maps, length, length)
     carried = a.new_zeros(maps, length, k)  # W[s] ∏_{s<r<t} a[r]
@@ -31,7 +31,7 @@ def reference(a: Steps, R: Steps, W: Steps) -> Float[Tensor, "maps length length
 
 
 def strict(a: Steps, R: Steps, W: Steps) -> Float[Tensor, "maps length length"]:
-    """Return the sum. Where gradients are asked for, memory grows with length · k · log(length)."""
+    """Return the sums for s < t. Where gradients are asked for, memory grows with length · k · log(length)."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (a, R, W)):
         return _differentiable(a, R, W)
     maps, length, _ = a.shape

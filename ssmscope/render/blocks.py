@@ -33,8 +33,8 @@ class Prose:
 
 @dataclass(frozen=True)
 class Picture:
-    """Figure, described by `alt`, that only views with pictures draw, if `vector` as vector graphics; a `folded` one is
-    shown on request, because another view shows the same."""
+    """Figure, described by `alt`, for views with pictures, `vector` for vector graphics; a `folded` one is shown on
+    request, because another view shows the same."""
 
     draw: Callable[[], Figure]
     alt: str = ""

@@ -47,7 +47,7 @@ MAX_NAMED = 60
 
 @dataclass(frozen=True)
 class Frame:
-    """Wishes of a user for a figure: axes to draw into, a title, and a width, or width and height, in inches."""
+    """User's wishes for a figure: axes to draw into, a title, and a width, or width and height, in inches."""
 
     ax: Axes | None = None
     title: str | None = None
@@ -125,11 +125,12 @@ class Sheet:
         layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.05, wspace=0.02, hspace=0.02)
         self.figure = Figure(figsize=(self.width, self._height or 1.0), layout=layout)
         self.body: Any = self.figure
-        lines = ((own, "large", INK, 3), (below if frame.title != "" else "", "medium", SOFT, 5))
+        lines = ((own, "large", INK, 200), (below if frame.title != "" else "", "medium", SOFT, 420))
         for text, size, colour, most in lines:
             if text:
                 points = font_manager.FontProperties(size=size).get_size_in_points()
-                text = _wrapped(text, int(122 * (self.width - 0.3) / points), most)
+                per_line = max(int(122 * (self.width - 0.3) / points), 12)
+                text = _wrapped(text, per_line, most // per_line + 1)
                 style: dict[str, Any] = dict(x=0.12 / self.width, ha="left", fontsize=size, color=colour)
                 self.body.suptitle(text, **style)
                 self.body = self.body.subfigures()
@@ -141,11 +142,15 @@ class Sheet:
             self.body = self.body.subfigures()
             self._head += 0.1 + 0.19 * math.ceil(len(legend) / columns)
 
-    def take(self, height: float) -> Any:
-        """Make the sheet high enough for a body of so many inches and return the body."""
+    def take(self, height: float, least: float) -> Any:
+        """Make the sheet high enough for a body and return it. Raise InputError for axes, or a height that leaves less
+        than `least` inches."""
         if self.frame.ax is not None:
             said = "ax: this figure has several panels, and axes hold one; call figure() without ax,"
             raise InputError(f"{said} or draw the numbers of to_frame() yourself")
+        if self._height is not None and self._height < self._head + least:
+            more = f"a height of {math.ceil(10 * (self._head + least)) / 10:g} inches or more"
+            raise InputError(f"size is {self.frame.size!r}, too low for this figure; give {more}, or the width alone")
         self.figure.set_size_inches(self.width, self._height or self._head + height)
         return self.body
 
@@ -170,15 +175,17 @@ class Sheet:
             fitting = fitting if len(set(heights)) == 1 else 1
             heights = tuple(np.repeat(heights, across)[: math.ceil(count / fitting)])
             across, widths = fitting, None
-        inches = sum(heights) + AXIS_INCHES * len(heights)
+        axes = AXIS_INCHES * len(heights)
+        body = self.take(sum(heights) + axes, sum(heights) / 4 + axes)
         ratios: dict[str, Any] = dict(height_ratios=heights, width_ratios=widths)
-        return list(map(styled, grid(self.take(inches), count, across, **ratios, **options)))
+        return list(map(styled, grid(body, count, across, **ratios, **options)))
 
-    def parts(self, *heights: float, across: int = 1) -> list[Any]:
-        """Return parts with layouts of their own, row by row; in a narrow figure, one below the other."""
+    def parts(self, *heights: float, across: int = 1, least: float = 0.6) -> list[Any]:
+        """Return parts with layouts of their own, of at least this share of their heights; stacked if narrow."""
         if self.width / across < 1.5 * MIN_PANEL_INCHES:
             heights, across = tuple(np.repeat(heights, across)), 1
-        made = self.take(sum(heights)).subfigures(len(heights), across, squeeze=False, height_ratios=heights)
+        body = self.take(sum(heights), least * sum(heights))
+        made = body.subfigures(len(heights), across, squeeze=False, height_ratios=heights)
         return made.ravel().tolist()
 
 
@@ -203,14 +210,15 @@ def fit_labels(figure: Figure) -> None:
     """Break the titles and labels of a narrow figure's panels into lines."""
     for axes in figure.axes if figure.get_figwidth() < NARROW_INCHES else ():
         place = axes.get_subplotspec()
-        room = int(14 * figure.get_figwidth() / (place.get_gridspec().ncols if place else 1)) - 8
+        rows, columns = place.get_gridspec().get_geometry() if place else (1, 1)
+        room = int(14 * figure.get_figwidth() / columns) - 8
         axes.set_xlabel(textwrap.fill(axes.get_xlabel(), room))
+        axes.set_ylabel(textwrap.fill(axes.get_ylabel(), max(int(14 * figure.get_figheight() / rows) - 8, 8)))
         if len(axes.get_title("left")) > room:
             axes.set_title(textwrap.fill(axes.get_title("left"), room))
 
 
-def _wrapped(text: str, letters_per_line: int, lines: int = 3) -> str:
-    most = max(letters_per_line, 12)
+def _wrapped(text: str, most: int, lines: int = 3) -> str:
     return drawable("\n".join(textwrap.wrap(shorten(visible(text), lines * most - most // 2), most)))
 
 
@@ -344,7 +352,7 @@ def points(
         beside(axes, row, note)
     axes.set_yticks(range(len(names)), [short_name(name, letters) for name in names])
     axes.set_ylim(max(len(names), 1) - 0.4, -0.6)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(5 if matplotlib.rcParams["font.size"] >= FONT_SIZE else 4))
 
 
 def colours_of(stops: Sequence[str], low: float, high: float, count: int = 257) -> ScalarMappable:

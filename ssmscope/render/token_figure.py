@@ -334,7 +334,7 @@ def stack(
     sheet = plot.Sheet(frame, title, "; ".join(filter(None, below)), width=width)
     high = 0.75 if any(ends and stops is SIGNED for stops, ends, _, _ in bars) else 0.55
     every = [Part(high, lambda part: _bars(part, bars, sheet.width)), *parts]
-    for subfigure, part in zip(sheet.parts(*(part.height for part in every)), every):
+    for subfigure, part in zip(sheet.parts(*(part.height for part in every), least=0.9), every):
         part.draw(subfigure)
     return sheet.figure
 

@@ -52,7 +52,7 @@ class TokenMap:
 
 @dataclass(frozen=True, eq=False)
 class MappedText:
-    """Text and its `maps` maps, of which `map` returns the one of a number.
+    """Text with `maps` maps; `map(i)` returns number i.
 
     Attributes:
         queries: (queries,), position of each row of the maps.

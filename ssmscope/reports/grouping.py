@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ssmscope.api.results import Result
 from ssmscope.render.table import Table
 from ssmscope.render.tokens import shorten, visible
-from ssmscope.reports.store import Entry, Report
+from ssmscope.reports.store import Report, ReportEntry
 
 MAX_OPTION_CHARACTERS = 40
 """Maximum length of an option's value in a label."""
@@ -29,7 +29,7 @@ class Group:
     name: str
     heading: str
     verb: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ReportEntry, ...]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -58,13 +58,13 @@ class LabelledResult(NamedTuple):
     """A result, its entry, and the entry's label."""
 
     label: str
-    entry: Entry
+    entry: ReportEntry
     result: Result
 
 
 def groups(report: Report) -> tuple[Group, ...]:
     """Group the report's entries by heading and verb, in the order of the plan."""
-    together: dict[tuple[str, str], list[Entry]] = {}
+    together: dict[tuple[str, str], list[ReportEntry]] = {}
     for entry in report.entries:
         together.setdefault((entry.heading, entry.verb), []).append(entry)
     names = unique_names([heading for heading, _ in together])

@@ -116,8 +116,7 @@ class Answer:
 
 
 class Live:
-    """Language models or text classifiers, with their tokenizers, that analyze typed texts of at most `max_tokens`
-    tokens.
+    """Language models or text classifiers with tokenizers, which analyze typed texts of at most `max_tokens` tokens.
 
     A text whose trace is among the last `TRACES_KEPT` is not run again. Calls from all threads are serialized, because
     a run changes the model's layers while it lasts. Raise InputError for no model, a model of pixels, one without a
@@ -223,9 +222,8 @@ def predictions(model: Model, given: Trace, edited: Trace | None = None) -> Data
     sorted by the probability given the text: name, given, and with an edited text edited and change."""
     import pandas as pd
 
-    rows = [
-        model.probabilities(trace.logits[0].double()).cpu().numpy() for trace in (given, edited) if trace is not None
-    ]
+    traces = [trace for trace in (given, edited) if trace is not None]
+    rows = [model.probabilities(trace.logits[0].double()).cpu().numpy() for trace in traces]
     likeliest = {int(i) for row in rows for i in np.argsort(-row, kind="stable")[:PREDICTIONS_SHOWN]}
     chosen = sorted(likeliest, key=lambda i: (-rows[0][i], i))
     labels = model.labels

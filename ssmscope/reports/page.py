@@ -29,7 +29,7 @@ from ssmscope.render.table import Table
 from ssmscope.render.token_rows import row_kinds, scale_ends
 from ssmscope.render.tokens import shorten, spell_tokens, visible
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, model_names, verdict
-from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, Entry, Report
+from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, Report, ReportEntry
 
 MAX_PROVENANCE_CHARACTERS = 100_000
 """Maximum length of a value of the report's provenance, such as the plan."""
@@ -74,7 +74,7 @@ class Item:
 
     anchor: str
     label: str
-    entry: Entry
+    entry: ReportEntry
     views: tuple[View, ...]
     origin: tuple[tuple[str, str], ...]
 
@@ -123,7 +123,7 @@ def _part(block: Block, anchor: str, headline: str, *, drawn: bool) -> Part:
     return Part(block, anchor, block_html(block, level=4))
 
 
-def _origin(entry: Entry) -> list[tuple[str, str]]:
+def _origin(entry: ReportEntry) -> list[tuple[str, str]]:
     rows = [("key", entry.key)]
     rows += [] if entry.seconds is None else [("took", duration(entry.seconds))]
     rows += [(f"option {name}", value) for name, value in flatten(entry.options)]
@@ -198,9 +198,7 @@ def packed(every: Sequence[tuple[LabelledResult, TokenRows]], links: Links) -> l
                 "scoreName": block.name,
                 "of": block.of,
                 "marked": block.marked,
-                "scales": [
-                    [*scale_ends(block, signed), "around" if signed else "upward"] for signed in row_kinds(block)
-                ],
+                "scales": [[*scale_ends(block, kind), "around" if kind else "upward"] for kind in row_kinds(block)],
                 "rows": [" · ".join(row.name.splitlines()) for row in shown[0].rows] if shown else [],
                 "texts": texts,
                 "every": len(shown),

@@ -320,7 +320,7 @@ class _Reader:
 
 
 def _text(name: str, value: Any, where: str) -> str:
-    """Return the value, or raise InputError if it is no text or blank."""
+    """Return the value, or raise InputError if it is blank or not text."""
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{where}: {name} is {_shown(value)}; give a text")
     return value
@@ -443,7 +443,7 @@ def _scalar(node: yaml.ScalarNode) -> str | bool | None:
     if node.tag not in _SCALARS:
         raise InputError(f"{line} has the tag {node.tag!r}; only plain values are allowed")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError(f"{line} has a character that is no text (U+0000, or half of a pair)")
+        raise InputError(f"{line} has a character that is not text (U+0000, or half of a pair)")
     if node.tag == _PLAIN + "bool":
         return _BOOLEANS.get(text.lower(), text)
     return None if node.tag == _PLAIN + "null" else text

@@ -1,5 +1,5 @@
-"""Execution of a plan, here or on a Ray cluster: finished jobs are skipped, failures recorded, and the report written
-at the end."""
+"""Execution of a plan, here or on a Ray cluster: finished jobs are skipped, failures recorded, the report written
+last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ssmscope.api.writing import locked, write_whole
 from ssmscope.errors import InputError, Unanswerable, as_typed
 from ssmscope.reports.jobs import Job, Jobs
 from ssmscope.reports.plan import Plan
-from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, LOG, Report, Store
+from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, LOG, JobStore, Report
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,16 @@ def _threads(number: int | None) -> Iterator[None]:
 
 # ---- a whole plan
 
-Engine = Callable[[Sequence[Job], Store], Iterator[tuple[Job, Outcome]]]
-"""Function that runs jobs and yields each as it ends, its files in `Store.working`."""
+JobEngine = Callable[[Sequence[Job], JobStore], Iterator[tuple[Job, Outcome]]]
+"""Function that runs jobs and yields each as it ends, its files in `JobStore.working`."""
 
 
-def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine) -> Report:
+def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: JobEngine) -> Report:
     """Run the unfinished jobs of a plan and write its report into `root`: `index.html` and tables of all results. Raise
     InputError if another process uses the directory, it cannot be written to, or the engine cannot start, and OSError
     if the page or the tables cannot be written; finished results stay."""
     with locked(root):
-        store = Store(root)
+        store = JobStore(root)
         missing = [job for job in jobs.to_run() if not store.is_done(job)]
         failures: dict[str, Mapping[str, Any]] = {}
         total = len(missing)
@@ -107,7 +107,7 @@ def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine) -> Report:
     return report
 
 
-def _settle(job: Job, outcome: Outcome, store: Store) -> dict[str, Any] | None:
+def _settle(job: Job, outcome: Outcome, store: JobStore) -> dict[str, Any] | None:
     """Store a job's results; return the record of its failure if it failed or its results cannot be stored."""
     record = {
         "command": job.command,
@@ -160,7 +160,7 @@ def max_models_loaded(jobs: Sequence[Job]) -> int:
     return 1 + max(len(job.call.models) for job in jobs)
 
 
-def run_locally(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
+def run_locally(jobs: Sequence[Job], store: JobStore) -> Iterator[tuple[Job, Outcome]]:
     """Run one job after the other in this process."""
     from ssmscope.architectures.loading.load import ModelCache, cache_models
 
@@ -169,18 +169,18 @@ def run_locally(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcom
             yield job, execute(job, store.working(job.key))
 
 
-def batches_on_ray(address: str | None = None, workers: int | None = None) -> Engine:
+def batches_on_ray(address: str | None = None, workers: int | None = None) -> JobEngine:
     """Return an engine that runs jobs in this process and their batches over data sets on Ray's workers."""
     check_installed()
 
-    def run(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
+    def run(jobs: Sequence[Job], store: JobStore) -> Iterator[tuple[Job, Outcome]]:
         with on_engine(engine="ray", workers=workers, address=address):
             yield from run_locally(jobs, store)
 
     return run
 
 
-def ray_engine(address: str | None = None, workers: int | None = None) -> Engine:
+def ray_engine(address: str | None = None, workers: int | None = None) -> JobEngine:
     """Return an engine whose jobs are tasks of a Ray cluster, restarted elsewhere when their worker or node dies.
 
     Only this process writes to the report's directory: workers send the files of their jobs. They need the package, and
@@ -188,7 +188,7 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> Engine
     is started on this machine and stopped after the run. Raise InputError if Ray is not installed."""
     check_installed()
 
-    def run(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
+    def run(jobs: Sequence[Job], store: JobStore) -> Iterator[tuple[Job, Outcome]]:
         with connected(address, workers) as ray:
             work, setting, able = ray.remote(_work), Setting(max_models_loaded(jobs)), []
             for job in jobs:

@@ -1,4 +1,4 @@
-"""Live page on Python's own HTTP server, which asks nothing of any other host.
+"""Live page on Python's own HTTP server, which contacts no other host.
 
 `GET /` is the page, `POST /NAME` a call of `Live.NAME`, answered by its pieces of HTML. A call passes only if it uses
 the server's own name, comes from no other page, and has arguments of the right types and of bounded size.
@@ -158,7 +158,7 @@ def checked_call(name: str, body: bytes, models: int) -> dict[str, Any]:
 
 def check_origin(headers: Any, hosts: Collection[str] | None, *, page: bool = False) -> None:
     """Raise Refused for a request that uses another name than the server's own (status 400), or comes from another page
-    (403); to the `page` itself any other may link."""
+    (403); any page may link to `page` itself."""
     host = headers.get("Host", "").lower()
     name = re.sub(r":\d+$", "", host)
     if not (name in hosts if hosts is not None else _is_own(name)):

@@ -20,7 +20,7 @@ DONE, FAILED, LEFT_OUT, MISSING = "done", "failed", "left-out", "missing"
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReportEntry:
     """One job of a plan and its outcome: shown names of its models, its shell command, and all results it wrote."""
 
     verb: str
@@ -41,7 +41,7 @@ class Report:
     """All data from which the page and the tables are made; provenance has versions, plan, date and models."""
 
     title: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ReportEntry, ...]
     provenance: Mapping[str, Any]
 
 
@@ -51,7 +51,7 @@ ANSWERS = "answers.sqlite"
 """File of a verb's answers, from which a killed run continues; removed when the job is finished."""
 
 
-class Store:
+class JobStore:
     """Store of results by job key: `results/KEY`, `failed/KEY.json` and, for running jobs, `working/KEY`."""
 
     def __init__(self, root: Path) -> None:
@@ -103,7 +103,7 @@ class Store:
         """Record why a job failed."""
         write_whole(self.failure(job.key), json.dumps(record, indent=2) + "\n")
 
-    def entry(self, job: Job, failure: Mapping[str, Any] | None = None) -> Entry:
+    def entry(self, job: Job, failure: Mapping[str, Any] | None = None) -> ReportEntry:
         """Return the report's entry of a job; `failure` is that of this run, if any."""
         record = self.record(job.key)
         results: tuple[Result, ...] = ()
@@ -121,7 +121,7 @@ class Store:
             name: getattr(job, name) for name in ("verb", "heading", "models", "command", "options", "key")
         }
         told: dict[str, Any] = {name: found.get(name) for name in ("seconds", "error", "traceback")}
-        return Entry(**of_job, state=state, results=results, **told)
+        return ReportEntry(**of_job, state=state, results=results, **told)
 
     def _failed(self, job: Job) -> dict[str, Any] | None:
         try:

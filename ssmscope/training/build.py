@@ -118,7 +118,7 @@ def _check_input(source: Any, train: Any, tokens: Tokens) -> None:
 def _selective(options: Mapping[str, Any], train: Any, tokens: Tokens, labels: Mapping[str, Any], source: Any) -> Any:
     if source is not None:
         if not isinstance(source.module, SelectiveSSMForSequenceClassification):
-            raise InputError(f"{source.name} is no classifier with a selective SSM; init_from needs one")
+            raise InputError(f"{source.name} is not a classifier with a selective SSM; init_from needs one")
         _check_input(source, train, tokens)
         if source.labels != list(labels["label2id"]):
             raise InputError(

@@ -1,4 +1,4 @@
-"""Files of a trained model: its weights, what they score, `training.json` and the model card, `README.md`."""
+"""Files of a trained model: its weights, their scores, `training.json` and the model card, `README.md`."""
 
 from __future__ import annotations
 

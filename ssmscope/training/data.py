@@ -233,7 +233,7 @@ def _texts(options: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _divided(parts: Sequence[Any], options: Mapping[str, Any]) -> Parts:
-    """Return the parts; validation examples are held out from the training ones if there are none of their own."""
+    """Return the parts; if there are no validation examples, they are held out from the training ones."""
     (train, validation, test), seed, share = parts, options["seed"], options["held_out"]
     if validation is None and share:
         train, validation = train.divide(share, seed=seed)

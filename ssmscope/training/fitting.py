@@ -82,12 +82,14 @@ def prior_in(epoch: int, options: Mapping[str, Any], prior: float) -> float:
 
 
 def monitored(module: nn.Module) -> dict[str, float]:
-    """Return numbers to report next to the loss: s_A of a selective SSM, the mean λ of a Differential Mamba."""
-    parts = list(module.modules())
-    abscissas = [m.spectral_abscissa for m in parts if isinstance(m, SelectiveSSM)]
+    """Return numbers to report next to the loss: s_A and the norms of a selective SSM, the mean λ of a Differential
+    Mamba."""
+    found = {}
+    for part in module.modules():
+        if isinstance(part, SelectiveSSM):
+            found = {"spectral_abscissa": part.spectral_abscissa, **part.norms()}
     with torch.no_grad():
-        weights = [float(m.current_lambda()) for m in parts if isinstance(m, Subtraction)]
-    found = {"spectral_abscissa": max(abscissas)} if abscissas else {}
+        weights = [float(m.current_lambda()) for m in module.modules() if isinstance(m, Subtraction)]
     return found | ({"mean_lambda": sum(weights) / len(weights)} if weights else {})
 
 

@@ -18,7 +18,7 @@ from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
 from ssmscope.training.architectures import ANNEALING, GATE_OPTIONS, OWN, SIZES, Architecture, named
 from ssmscope.training.data import QUESTIONS, Data, kind_of, task_options
-from ssmscope.training.recipes import OPTIONS, Allowed, defaults
+from ssmscope.training.options import OPTIONS, Allowed, defaults
 
 TOKENIZER = {"vocabulary": 4000, "lowercase": True}
 """Default tokenizer of texts or instructions for a model trained from scratch."""
@@ -90,7 +90,7 @@ def _check_kind(options: Mapping[str, Any]) -> None:
             raise InputError(f"{name} does not apply to {data}; leave it out")
     for name, declared in OPTIONS.items():
         if options[name] and declared["kinds"] and kind not in declared["kinds"]:
-            raise InputError(f"{name} does not apply to {data}, which is no {' or '.join(declared['kinds'])}")
+            raise InputError(f"{name} does not apply to {data}, which is not {' or '.join(declared['kinds'])}")
     if options["prompt_weight"] and kind == "tokens" and data not in QUESTIONS:
         raise InputError(f"prompt_weight does not apply to {data}, which has no prompts; leave it out")
     least = {"text": 8, "instructions": 259}.get(kind, 2)
@@ -107,7 +107,7 @@ def _check_further(options: Mapping[str, Any], architecture: Architecture, of_mo
     for name in (*refused, *(name for name in gate_options if name not in architecture.own)):
         if options[name] is not None:
             trained = f"{options['architecture']} trained from {options['init_from']}"
-            raise InputError(f"{name} cannot be chosen for {trained}")
+            raise InputError(f"{name} cannot be chosen for {trained}; leave it out")
 
 
 def _settle_model(options: dict[str, Any], architecture: Architecture, recipe: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssmscope.errors import InputError, ran_out_of_memory
-from ssmscope.training.recipes import Recipe, parameters
+from ssmscope.training.options import TrainingOptions, parameters
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ def train_model(
     training.json (all numbers). Training uses AdamW (no decay on biases, norms, A, D and Δ's bias), linear warm-up and
     cosine decay, and gradient clipping. The weights are those of the epoch with the best validation accuracy (ties: the
     lower loss; for language the lowest loss), or of the last epoch without validation examples. Options that are not
-    given come from the recipe of the data's kind (`ssmscope.training.recipes`).
+    given have the defaults of the data's kind (`ssmscope.training.options`).
 
     Args:
         architecture: a key of `ARCHITECTURES`.
@@ -41,7 +41,7 @@ def train_model(
             (csv, tsv, jsonl or parquet with `text` and `label`), or a .txt file for a language model.
         out: the directory; new, empty, or of the same run, which is then continued.
         command: the user's call for the model card; by default the Python call.
-        options: fields of `ssmscope.training.recipes.Recipe`, which says what each is.
+        options: fields of `ssmscope.training.options.TrainingOptions`, which says what each is.
 
     Returns:
         `out`. A finished run is left unchanged.
@@ -50,8 +50,8 @@ def train_model(
         InputError: an option is outside its range, the data cannot be used, `out` holds another run, `init_from` cannot
             become `architecture`, the loss is no longer finite, or memory runs out.
     """
-    recipe = Recipe(**options)
-    given = {"architecture": architecture, "data": data, "out": out, **vars(recipe), "command": command}
+    chosen = TrainingOptions(**options)
+    given = {"architecture": architecture, "data": data, "out": out, **vars(chosen), "command": command}
 
     from ssmscope.core.progress import on_stderr
     from ssmscope.training.data import parts_of
@@ -61,7 +61,7 @@ def train_model(
     parts, tokenizer = parts_of(settled)
     plan = plan_of(settled, parts)
     out = Path(out)
-    console = on_stderr(recipe.progress)
+    console = on_stderr(chosen.progress)
     from ssmscope.training.checkpoint import clear, continued, random_states, restore_random_states, seed_everything
 
     if is_finished(out, plan):
@@ -72,15 +72,15 @@ def train_model(
     import torch
 
     try:
-        where = torch.device(recipe.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        where = torch.device(chosen.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(1, device=where)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device '{recipe.device}' cannot be used here: {str(error).splitlines()[0]}") from error
+        raise InputError(f"device '{chosen.device}' cannot be used here: {str(error).splitlines()[0]}") from error
     before = random_states()
     try:
         with continued(out / CLAIMED):
-            if not is_finished(out, plan):  # Another process may have finished it meanwhile.
-                seed_everything(recipe.seed)
+            if not is_finished(out, plan):  # Another process may have finished it in the meantime.
+                seed_everything(chosen.seed)
                 try:
                     _train(out, settled, parts, tokenizer, plan, where, command or _python_call(given), console)
                 except (MemoryError, RuntimeError) as error:

@@ -23,7 +23,7 @@ IDS = [5, 17, 3, 9, 22]
 
 
 class Saved(NamedTuple):
-    """Where an adapter was saved, and logits of peft's model and of the one that it was made for."""
+    """Path of a saved adapter, logits of peft's model, and those of the model that it was made for."""
 
     folder: Path
     own: torch.Tensor
@@ -109,7 +109,7 @@ def test_lora_in_all_its_forms(tmp_path, name, how):
 
 @pytest.mark.filterwarnings("ignore")
 def test_lora_on_outputs_and_convolutions(tmp_path):
-    """Which peft makes of models that it does not call Mamba; its adapters of convolutions mix channels."""
+    """peft makes such adapters of models that it does not call Mamba; those of convolutions mix channels."""
     module = loud(random_example("gated-deltanet"))
     check(saved(tmp_path / "outputs", module, peft.LoraConfig(r=2, target_modules=["out_proj"])))
     module = loud(random_example("gated-deltanet"))
@@ -120,7 +120,7 @@ def test_lora_on_outputs_and_convolutions(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_lora_on_steps(tmp_path):
-    """transformers 5 leaves it out, and so it is refused there."""
+    """transformers 5 leaves the adapter of the steps out, and so it is refused there."""
     found = saved(tmp_path, loud(random_example("mamba")), peft.LoraConfig(r=2, target_modules=["dt_proj"]))
     if relative(found.own, found.plain) > 1e-6:
         return check(found)
@@ -128,7 +128,7 @@ def test_lora_on_steps(tmp_path):
         logits(found.folder)
 
 
-OTHERS: dict[str, Callable[[], Any]] = {
+OTHER_CONFIGS: dict[str, Callable[[], Any]] = {
     "ADALORA": lambda: peft.AdaLoraConfig(target_modules=["in_proj"], total_step=10, init_r=3, target_r=2),
     "BOFT": lambda: peft.BOFTConfig(target_modules=["in_proj"], boft_block_size=2),
     "C3A": lambda: peft.C3AConfig(target_modules=["out_proj", "in_proj"], block_size=2),
@@ -149,20 +149,20 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "VBLORA": lambda: peft.VBLoRAConfig(target_modules=["in_proj"], r=2, vector_length=2, num_vectors=8),
     "VERA": lambda: peft.VeraConfig(target_modules=["in_proj"], r=2),
 }
-assert {*OTHERS, "LORA"} == {*PEFT_TYPES}
+assert {*OTHER_CONFIGS, "LORA"} == {*PEFT_TYPES}
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", OTHER_CONFIGS)
 def test_other_kinds_of_adapters(tmp_path, kind):
-    check(saved(tmp_path, loud(random_example("mamba2")), OTHERS[kind]()))
+    check(saved(tmp_path, loud(random_example("mamba2")), OTHER_CONFIGS[kind]()))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("saved_as", ["a language model", "a classifier"])
 def test_a_classifiers_adapter_brings_its_head(tmp_path, saved_as, classes):
-    """As peft makes them: of a language model, whose head is new and saved with the adapter alone."""
+    """peft makes a classifier of a language model, whose new head is saved with the adapter alone."""
     module = loud(random_example("jamba"))
     module.save_pretrained(tmp_path / "base")
     module = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=classes)

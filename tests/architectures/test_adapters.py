@@ -1,4 +1,4 @@
-"""A model with adapters that are not merged is read as the merged one is; what cannot be read is refused."""
+"""Models with unmerged adapters are read as the merged ones are; unreadable ones are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IDS = [[5, 17, 3, 9, 22, 1], [7, 8, 9]]
 REFUSED_BY_PEFT = {"mamba", "mamba2", "falcon_mamba"}  # LoRA on their out_proj
 
 LORA = dict(r=3, lora_alpha=6, init_lora_weights=False)
-KINDS: dict[str, dict[str, Any]] = {
+PEFT_OPTIONS: dict[str, dict[str, Any]] = {
     "lora": LORA,
     "lora with dropout": {**LORA, "lora_dropout": 0.3},
     "dora": {**LORA, "use_dora": True},
@@ -49,7 +49,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def plain(name: str) -> Any:
-    """An example in float64 whose head is not the embeddings."""
+    """Return an example in float64 whose head is not the embeddings."""
     module: Any = random_example(name).double().eval()
     head = module.get_output_embeddings()
     if head is not None:
@@ -59,7 +59,8 @@ def plain(name: str) -> Any:
 
 
 def targets(module: Any) -> list[str]:
-    """Embeddings, head and every linear layer that peft, and the newest transformers, let have an adapter."""
+    """Return names of the embeddings, the head and every linear layer that peft and the newest transformers can
+    adapt."""
     kind = module.config.model_type
     names = {name.rpartition(".")[2] for name, part in module.named_modules() if isinstance(part, nn.Linear)}
     names |= {name.rpartition(".")[2] for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
@@ -69,9 +70,9 @@ def targets(module: Any) -> list[str]:
 
 @functools.cache
 def pair(name: str, kind: str = "lora") -> tuple[Model, Model]:
-    """A model with an adapter that is not merged, and the merged one."""
+    """Return a model with an unmerged adapter, and the merged one."""
     module = plain(name)
-    chosen, options = targets(module), KINDS.get(kind, LORA)
+    chosen, options = targets(module), PEFT_OPTIONS.get(kind, LORA)
     torch.manual_seed(1)
     if kind == "loha":
         config = peft.LoHaConfig(r=2, target_modules=[*chosen, "out_proj"], init_weights=False)
@@ -173,7 +174,7 @@ def test_relevance_and_gradients_are_those_of_the_merged_model(name):
     assert not any("forward" in vars(part) for part in adapted.module.modules())
 
 
-@pytest.mark.parametrize("kind", [*list(KINDS)[1:], "two", "loha"])
+@pytest.mark.parametrize("kind", [*list(PEFT_OPTIONS)[1:], "two", "loha"])
 def test_every_kind_of_adapter(kind):
     adapted, merged = pair("mamba2", kind)
     of = [objective(model, model.encode(ids=IDS), target=7) for model in (adapted, merged)]
@@ -186,7 +187,7 @@ def test_every_kind_of_adapter(kind):
 
 @pytest.mark.parametrize("name", ["mamba", "gla", "gated-deltanet", "rwkv"])
 def test_a_bias_that_an_adapter_adds_is_a_constant(name):
-    """Layers without a bias of their own get one: it is no part of any map, and has its relevance."""
+    """Layers without a bias of their own get one: it is not part of any map, and has its relevance."""
     module = plain(name)
     wanted = {"out_proj", "output", "value", "v_proj", "z_proj", "qkv_proj", "in_proj", "up", "down"}
     for index, part in enumerate(module.modules()):
@@ -248,7 +249,7 @@ class Halved(nn.Linear):
 
 @contextmanager
 def changed(name: str, way: str) -> Iterator[tuple[Model, Model]]:
-    """A model with layers that compute something else than their weights say, and one with such weights."""
+    """A model with layers that compute something other than their weights say, and one with such weights."""
     one, other = plain(name), plain(name)
     for mixers in zip(Model(one).mixers, Model(other).mixers, strict=True):
         mine, theirs = mixers
@@ -331,7 +332,7 @@ def test_attention_gradient_asks_nothing_of_the_weights():
 
 
 def refusals(model: Model, of: Any) -> Iterator[str]:
-    """What is said instead of a map, and of relevance."""
+    """Return the messages with which a map and relevance are refused."""
     for ask in (lambda: ssmscope.implicit_attention(model.trace(of.batch)), lambda: lrp(of)):
         with pytest.raises(InputError) as error:
             ask()
@@ -431,7 +432,7 @@ def test_what_saves_or_converts_weights_refuses_adapters(tmp_path):
 
 
 def test_half_precision():
-    """A layer's map is its output to the digits that there are."""
+    """A layer's map equals its output to the precision of the dtype."""
     model, _ = pair("mamba2")
     module = copy.deepcopy(model.module).bfloat16()
     trace = Model(module).trace(ids=IDS)

@@ -16,7 +16,7 @@ from ssmscope.architectures.read.rotary_attention import score_mask
 from ssmscope.errors import InputError
 
 WIDTH = 80
-KNOWN = "layers, num_heads, num_kv_heads, qkv_bias, window_size, rope_theta"
+KNOWN_OPTIONS = "layers, num_heads, num_kv_heads, qkv_bias, window_size, rope_theta"
 
 
 def of_gla(*attention: dict[str, Any], **fields: Any) -> GLAConfig:
@@ -64,8 +64,8 @@ THETA = "attention has qkv_bias, true or false, and rope_theta, a positive numbe
         ({"num_heads": 4, "window_size": 2.0}, unfit(4, 4, 2.0)),
         *(({"num_heads": 4, "rope_theta": value}, THETA) for value in (0, -1.5, math.inf, True, "10")),
         ({"num_heads": 4, "qkv_bias": 1}, THETA),
-        ({}, f"attention has no layers or num_heads; give {KNOWN}"),
-        ({"num_heads": 4, "z": 1, "a": 2}, f"attention has a; give {KNOWN}"),
+        ({}, f"attention has no layers or num_heads; give {KNOWN_OPTIONS}"),
+        ({"num_heads": 4, "z": 1, "a": 2}, f"attention has a; give {KNOWN_OPTIONS}"),
     ],
     ids=str,
 )  # fmt: skip

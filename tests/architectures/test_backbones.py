@@ -30,7 +30,7 @@ from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
 
 IDS = torch.tensor([[3, 9, 17, 4], [5, 1, 2, 8]])
-TWO = dict(vocab_size=30, hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, num_hidden_layers=2)
+MAMBA2 = dict(vocab_size=30, hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, num_hidden_layers=2)
 SIZES: dict[str, dict[str, Any]] = {
     "ssm-gla": dict(vocab_size=30, hidden_size=16, num_heads=4, num_hidden_layers=2),
     "ssm-rwkv7": dict(vocab_size=30, hidden_size=16, num_heads=4, num_hidden_layers=2),
@@ -114,13 +114,13 @@ def test_a_backbone_alone_draws_its_weights():
             check_spread(part.weight, 0.1)
 
 
-OWN = (
+OWN_MODELS = (
     "baleen-mamba", "baleen-mamba2", "diff-mamba", "diff-mamba1", "gfssm", "gfssm-mamba", "groupmamba",
     "groupmamba-mamba2", "selective-ssm", "ssm-vim", "ssm-mamba3", "mamba2attn",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("kind", OWN_MODELS)
 def test_configurations_never_ask_for_a_cache(kind):
     for given in ({}, {"use_cache": True}):
         assert not getattr(CONFIG_MAPPING[kind](**given), "use_cache", False)
@@ -133,7 +133,7 @@ def test_configurations_never_ask_for_a_cache(kind):
 
 def test_options_of_differential_layers_by_default():
     def made(**options):
-        return DiffMambaConfig(**{**TWO, **options})
+        return DiffMambaConfig(**{**MAMBA2, **options})
 
     plain = made()
     assert (plain.scope, plain.differential_layers, plain.normalize, plain.lambda_form) == (
@@ -174,7 +174,7 @@ def test_parts_alone_begin_as_in_a_model():
     torch.manual_seed(0)
     attention = StateAttention(9, averages=False)
     assert torch.equal(attention.W_V, torch.eye(9)) and 0.1 < attention.W_Q.std() < 0.6
-    config = GFSSMConfig(**TWO)
+    config = GFSSMConfig(**MAMBA2)
     grouping = Grouping(config, Mamba2Mixer(config, 0))
     assert torch.equal(grouping.fir, torch.eye(1, 4)) and not grouping.prompt.any()
     assert grouping.prompt.shape == (2, 4, 8, 4)
@@ -182,7 +182,7 @@ def test_parts_alone_begin_as_in_a_model():
     assert (third.D == 1).all() and (third.B_bias == 1).all() and 0.0009 < softplus(third.dt_bias).min()
     delta = DeltaMixer(DeltaNetConfig(hidden_size=16, num_hidden_layers=1))
     assert 0 <= delta.A_log.min() and delta.A_log.max() <= math.log(16) and 0.0009 < softplus(delta.dt_bias).min()
-    mixer = DiffMambaMixer(DiffMambaConfig(**TWO), 1)
+    mixer = DiffMambaMixer(DiffMambaConfig(**MAMBA2), 1)
     assert not mixer.lambda_bar.any() and mixer.current_lambda().item() == pytest.approx(0.5 + mixer.lambda_init)
 
 
@@ -190,7 +190,7 @@ def test_parts_alone_begin_as_in_a_model():
 def test_a_stream_of_half_precision_may_be_wide(wide):
     torch.manual_seed(0)
     options = {"causal": True, "num_heads": 4}
-    config = Mamba2AttnConfig(**TWO, attn_layer_idx=[1], attn_cfg=options, d_intermediate=128, residual_in_fp32=wide)
+    config = Mamba2AttnConfig(**MAMBA2, attn_layer_idx=[1], attn_cfg=options, d_intermediate=128, residual_in_fp32=wide)
     model = Mamba2AttnModel(config).bfloat16().eval()
     with torch.no_grad():
         found = model(IDS, output_hidden_states=True)
@@ -220,7 +220,7 @@ def test_a_vision_mamba_reads_whole_images():
 
 def test_steps_of_a_diff_s6_are_within_their_limits():
     torch.manual_seed(0)
-    mixer = DiffS6Mixer(DiffMambaConfig(**TWO, scope="s6"), 0)
+    mixer = DiffS6Mixer(DiffMambaConfig(**MAMBA2, scope="s6"), 0)
     u, found = 3 * torch.randn(2, 20, 16), {}
     mixer.dt_bias.data.fill_(0.0)
     for limits in ((0.0, math.inf), (0.5, 0.9)):

@@ -22,11 +22,11 @@ from ssmscope.architectures.read import mamba, mamba2
 from ssmscope.core.mixers import mixers
 from ssmscope.errors import InputError
 
-SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)
+SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)
 BASES = {
-    "mamba": lambda: MambaForCausalLM(MambaConfig(**SMALL, state_size=4, time_step_rank=2)),
+    "mamba": lambda: MambaForCausalLM(MambaConfig(**SIZES, state_size=4, time_step_rank=2)),
     "mamba2": lambda: Mamba2ForCausalLM(
-        Mamba2Config(**SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
+        Mamba2Config(**SIZES, state_size=4, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
     ),
 }
 IDS = torch.tensor([[3, 9, 17, 2, 40, 5, 6], [7, 7, 8, 30, 1, 0, 0]])
@@ -210,15 +210,15 @@ def test_as_transformers_models(base, gate, tmp_path):
 
 
 def test_a_cache_is_refused():
-    """It would stay empty, and a run continued from it would silently start anew."""
-    config = baleen.BaleenMamba2Config(**SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="bernoulli")
+    """A cache would stay empty, and a run continued from it would silently start anew."""
+    config = baleen.BaleenMamba2Config(**SIZES, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="bernoulli")
     with pytest.raises(ValueError, match="fills no cache"):
         baleen.BaleenMamba2Model(config).eval()(IDS, use_cache=True)
 
 
 def test_tied_embeddings_are_saved(tmp_path):
     config = baleen.BaleenMamba2Config(
-        **SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="bernoulli", tie_word_embeddings=True
+        **SIZES, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="bernoulli", tie_word_embeddings=True
     )
     model = baleen.BaleenMamba2ForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
@@ -238,7 +238,7 @@ def test_a_base_models_checkpoint_opens_as_a_baleen(base, tmp_path):
 
 
 def test_prior_of_a_classifiers_backbone_is_saved(tmp_path):
-    config = baleen.BaleenMamba2Config(**SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="exponential")
+    config = baleen.BaleenMamba2Config(**SIZES, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="exponential")
     model = SSMForSequenceClassification(SSMClassifierConfig(config))
     prior = model.config.backbone.prior
     assert len(prior) == 2 and all(p > 0 for p in prior)

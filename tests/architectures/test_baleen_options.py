@@ -14,7 +14,7 @@ from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.training.fitting import prior_in
 
-SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)
+SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)
 IDS = torch.tensor([[3, 9, 17, 2, 40, 5, 6], [7, 7, 8, 30, 1, 0, 0]])
 MASK = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
 
@@ -23,9 +23,9 @@ MASK = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
 def base(request):
     torch.manual_seed(0)
     if request.param == "mamba":
-        return loud(MambaForCausalLM(MambaConfig(**SMALL, state_size=4, time_step_rank=2)))
+        return loud(MambaForCausalLM(MambaConfig(**SIZES, state_size=4, time_step_rank=2)))
     sizes = dict(state_size=4, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
-    return loud(Mamba2ForCausalLM(Mamba2Config(**SMALL, **sizes)))
+    return loud(Mamba2ForCausalLM(Mamba2Config(**SIZES, **sizes)))
 
 
 def divergence(model, seed=0, mask=MASK):

@@ -58,7 +58,7 @@ def test_its_gradient_is_that_of_its_values():
 
 
 def test_the_largest_logits_are_in_the_table():
-    """And those beyond are as the largest, p (−1 − ln p) at τ = 1."""
+    """Logits beyond the table are as its largest, p (−1 − ln p) at τ = 1."""
     sizes = torch.tensor([MAX_LOGIT - 0.15, MAX_LOGIT - 0.05, MAX_LOGIT, MAX_LOGIT + 5], dtype=torch.float64)
     exact = -sizes.clamp(max=MAX_LOGIT) + (sizes.clamp(max=MAX_LOGIT) - 1).log()
     assert torch.allclose(mean_log_gate(-sizes, 1.0), exact, rtol=0, atol=1e-9)

@@ -24,12 +24,12 @@ from ssmscope.errors import InputError
 from ssmscope.reports.sources import kind_of
 
 IDS = [5, 17, 3, 9, 22, 1, 60, 61, 5, 17]
-THEIRS = tuple(name for name in EXAMPLES if type(random_example(name)).__module__.startswith("transformers."))
+LIBRARY = tuple(name for name in EXAMPLES if type(random_example(name)).__module__.startswith("transformers."))
 COMMON = {*transformers.PretrainedConfig().to_dict(), "vocab_size", "use_cache"}
 
 
 def others(name: str, value: Any) -> Iterator[Any]:
-    """Values that a field may have in place of its own."""
+    """Return further values of a field."""
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int):
@@ -58,9 +58,9 @@ def rebuilt(module: Any, name: str, value: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", THEIRS)
+@pytest.mark.parametrize("family", LIBRARY)
 def test_logits_follow_the_librarys_whatever_a_field_says(family):
-    """Of every field that shows in no weight's shape."""
+    """Every field is tried that shows in no weight's shape."""
     module = loud(random_example(family))
     own = reference(module)
     tried, seen = set(), set()
@@ -93,7 +93,7 @@ def reference(module: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FEW)
 def test_a_configuration_is_read_whole(tmp_path, name):
-    """As the library reads its file, every field of it."""
+    """Every field is read as the library reads its file."""
     module = random_example(name)
     module.save_pretrained(tmp_path)
     found, expected = ssmscope.load(tmp_path).module.config, type(module.config).from_pretrained(tmp_path)
@@ -104,7 +104,7 @@ def test_a_configuration_is_read_whole(tmp_path, name):
 
 @pytest.mark.parametrize("layout", ["mamba", "mamba2", "diff-mamba"])
 def test_a_configuration_without_architectures(tmp_path, layout):
-    """It is a language model's."""
+    """Such a configuration is a language model's."""
     path = save(layout, tmp_path / "model")
     own = ssmscope.load(path)
     fields = json.loads((path / "config.json").read_text())
@@ -123,7 +123,7 @@ def test_a_configuration_without_architectures(tmp_path, layout):
 SIZES: dict[str, Any] = dict(
     vocab_size=97, hidden_size=16, num_hidden_layers=2, state_size=4, tie_word_embeddings=False
 )
-READ = {
+FOLLOWED = {
     "norm_epsilon": (0.02, dict(layer_norm_epsilon=0.02)),
     "dt_limit": ([0.4, 0.9], dict(time_step_limit=(0.4, 0.9))),
     "chunk_size": (3, dict(chunk_size=3)),
@@ -131,7 +131,7 @@ READ = {
 """Fields that show in no weight's shape and that are followed."""
 IN_HALVES = {"residual_in_fp32": (False, dict(residual_in_fp32=False))}
 """Those that show in half precision alone."""
-FIT = {"d_model", "n_layer", "d_state", "d_conv", "expand", "headdim", "ngroups", "dt_rank", "bias", "conv_bias"}
+SHAPES = {"d_model", "n_layer", "d_state", "d_conv", "expand", "headdim", "ngroups", "dt_rank", "bias", "conv_bias"}
 """Fields that weights of another model do not fit."""
 REFUSED = {
     "tie_embeddings": True, "rms_norm": False, "attn_layer_idx": [1], "d_intermediate": 64, "layer": "Mamba3",
@@ -143,7 +143,7 @@ MAMBA3 = {"rope_fraction", "A_floor", "is_outproj_norm", "decay"}
 
 
 def test_every_field_of_mamba_ssm_is_tried():
-    assert {*READ, *IN_HALVES, *FIT, *REFUSED, *MAMBA3} == {*FIELDS, *SSM_FIELDS}
+    assert {*FOLLOWED, *IN_HALVES, *SHAPES, *REFUSED, *MAMBA3} == {*FIELDS, *SSM_FIELDS}
 
 
 def written(path: Path, second: bool) -> Any:
@@ -167,7 +167,7 @@ def set_field(path: Path, name: str, value: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("second", [False, True], ids=["mamba", "mamba2"])
-@pytest.mark.parametrize("name", [*READ, *IN_HALVES])
+@pytest.mark.parametrize("name", [*FOLLOWED, *IN_HALVES])
 def test_fields_of_mamba_ssm_that_are_followed(tmp_path, name, second):
     if not second and name in ("dt_limit", "chunk_size"):
         pytest.skip("of Mamba-2 alone")
@@ -178,7 +178,7 @@ def test_fields_of_mamba_ssm_that_are_followed(tmp_path, name, second):
         return model.run(model.encode(ids=[IDS])).logits[0].detach().float()
 
     before = logits()
-    value, field = {**READ, **IN_HALVES}[name]
+    value, field = {**FOLLOWED, **IN_HALVES}[name]
     set_field(tmp_path, name, value)
     for ours, theirs in field.items():
         told = getattr(ssmscope.load(tmp_path).config, ours)
@@ -192,7 +192,7 @@ def test_fields_of_mamba_ssm_that_are_followed(tmp_path, name, second):
     assert name == "chunk_size" or relative(logits(), before) > 1e-2
 
 
-@pytest.mark.parametrize("name", sorted([*FIT, *REFUSED]))
+@pytest.mark.parametrize("name", sorted([*SHAPES, *REFUSED]))
 def test_fields_of_mamba_ssm_that_weights_or_layers_do_not_have(tmp_path, name):
     second = name not in ("dt_rank", "attn_layer_idx", "d_intermediate")
     written(tmp_path, second)

@@ -1,4 +1,4 @@
-"""Values and words of configurations: what is allowed, to its bounds, and what is said of the rest."""
+"""Values and words of configurations: what is allowed, to its bounds, and the messages for the rest."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_fields_that_are_allowed(given: dict[str, Any]) -> None:
 
 
 def test_words_of_a_whole_configuration() -> None:
-    """Our configuration classes check the words of their own fields, which are no defaults."""
+    """Our configuration classes check the words of their own fields, which are not defaults."""
     for kind, field in (("baleen-mamba2", "gate"), ("diff-mamba", "lambda_form"), ("ssm-classifier", "dropout")):
         fields.check_fields({"model_type": kind, field: "mine"}, "the model") if field != "dropout" else None
         with pytest.raises(InputError, match="the model says in its config.json that other is 'mine'"):
@@ -168,7 +168,7 @@ def test_types_that_are_unknown(given: dict[str, Any], said: str) -> None:
 
 
 def test_words_that_a_library_would_look_up() -> None:
-    """Known are those of the defaults, of activations and of transformers' tables; names and labels are free."""
+    """Words of the defaults, of activations and of transformers' tables are known; names and labels are free."""
     defaults = {"form": "ours", "inner": [{"kind": "deep"}]}
 
     def said(given: dict[str, Any], texts: tuple[str, ...] = ()) -> str | None:
@@ -224,7 +224,7 @@ def test_objects_are_read_to_a_depth(tmp_path: Any) -> None:
         file.write_text(json.dumps({"a": nested(kind, 30)}))
         assert fields.read_object(file) == {"a": nested(kind, 30)}
         file.write_text(json.dumps({"a": nested(kind, 31)}))
-        assert refusal(fields.read_object, file) == f"{file} is no model configuration: it is nested too deeply"
+        assert refusal(fields.read_object, file) == f"{file} is not a model configuration: it is nested too deeply"
 
 
 def test_objects_that_stand_for_numbers(tmp_path: Any) -> None:
@@ -240,11 +240,11 @@ def test_objects_that_stand_for_numbers(tmp_path: Any) -> None:
     ("content", "said"),
     [
         (None, "cannot be read: No such file or directory"),
-        (b"[1]", "is no model configuration: a JSON object was expected"),
-        (b"{", "is no JSON: Expecting property name enclosed in double quotes"),
-        (b'{"a": "\xff"}', "is no JSON: 'utf-8' codec can't decode"),
-        (b'{"a": "\\ud800"}', "is no JSON: it holds half of a surrogate pair"),
-        (b'{"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "is no model configuration: it is nested too deeply"),
+        (b"[1]", "is not a model configuration: a JSON object was expected"),
+        (b"{", "is not JSON: Expecting property name enclosed in double quotes"),
+        (b'{"a": "\xff"}', "is not JSON: 'utf-8' codec can't decode"),
+        (b'{"a": "\\ud800"}', "is not JSON: it holds half of a surrogate pair"),
+        (b'{"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "is not a model configuration: it is nested too deeply"),
     ],
 )
 def test_files_that_hold_no_object(tmp_path: Any, content: bytes | None, said: str) -> None:

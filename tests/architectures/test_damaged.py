@@ -1,4 +1,4 @@
-"""Models whose files are damaged are refused in one line; what is damaged without consequence is loaded as it is."""
+"""Damaged models are refused in one line; files whose damage has no consequence are loaded as they are."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def saved(tmp_path_factory) -> Callable[[str], tuple[Path, Tensor]]:
 
 @pytest.fixture
 def copied(saved, tmp_path) -> Callable[[str], tuple[Path, Tensor]]:
-    """The same, of a copy that may be damaged."""
+    """Return a copy of `saved` that may be damaged."""
 
     def find(layout: str) -> tuple[Path, Tensor]:
         path, own = saved(layout)
@@ -53,7 +53,7 @@ def copied(saved, tmp_path) -> Callable[[str], tuple[Path, Tensor]]:
 
 
 def answer(path: Path) -> Tensor:
-    """What a directory's model answers; all that every analysis asks of it is asked."""
+    """Return a model's answer from a directory, after asking everything that analyses ask of it."""
     model = ssmscope.load(path)
     assert model.fingerprint and (model.labels is None) == (not model.is_classifier)
     if model.tokenizer is not None:
@@ -64,7 +64,7 @@ def answer(path: Path) -> Tensor:
 
 
 def check(path: Path, own: Tensor, what: object) -> bool:
-    """Whether the model is refused, in one line; otherwise it must answer as before."""
+    """Check that the model is refused in one line or answers as before; return True if it is refused."""
     try:
         found = answer(path)
     except InputError as error:
@@ -74,7 +74,7 @@ def check(path: Path, own: Tensor, what: object) -> bool:
     return False
 
 
-EACH = 12
+VALUES_PER_FIELD = 12
 """Every field meets one in so many of the values, in turn, unless all are tried."""
 
 
@@ -87,7 +87,7 @@ def test_every_field_of_a_configuration(saved, layout):
     try:
         for turn, field in enumerate(f for f in fields(json.loads(whole)) if f[-1] not in COMMON):
             for at, (name, value) in enumerate(VALUES.items()):
-                if not ALL and (at + turn) % EACH or (field[-1], name) == ("layer_norm_epsilon", "zero"):
+                if not ALL and (at + turn) % VALUES_PER_FIELD or (field[-1], name) == ("layer_norm_epsilon", "zero"):
                     continue  # some models do norm without an epsilon
                 with_field(path, field, value)
                 refusals += check(path, own, (field, name))
@@ -108,7 +108,7 @@ FILES = {
 
 @pytest.mark.parametrize("layout, name", [(layout, name) for layout, names in FILES.items() for name in names])
 def test_every_file(copied, layout, name):
-    """Cut, empty, absent, another thing altogether: refused. What reads no such file is not harmed by it."""
+    """Files are cut, empty, absent or something else: refused, except by readers of other files."""
     path, own = copied(layout)
     file = path / name
     content = file.read_bytes()
@@ -246,7 +246,7 @@ def test_a_file_whose_header_asks_for_more_than_it_holds(copied):
     path, _ = copied("mamba")
     header = json.dumps({"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
     (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    with pytest.raises(InputError, match="no complete safetensors file"):
+    with pytest.raises(InputError, match="not a complete safetensors file"):
         ssmscope.load(path)
 
 
@@ -275,7 +275,7 @@ def test_shards(copied):
         ssmscope.load(path)
 
 
-GOOD = {
+SOUND_TENSORS = {
     "embedding.weight": torch.randn(7, 4),
     "SSM.ssm.A": -torch.rand(4, 3),
     "SSM.ssm.W_B": torch.randn(3, 4),
@@ -284,7 +284,7 @@ GOOD = {
     "SSM.ssm.p_delta": torch.zeros(1),
     "SSM.w": torch.randn(4),
 }
-ODD = {
+ODD_TENSORS = {
     "number": torch.tensor(1.0),
     "row": torch.ones(5),
     "nothing": torch.zeros(0),
@@ -301,13 +301,13 @@ ODD = {
 
 def test_state_dicts_of_odd_shapes(tmp_path):
     file = tmp_path / "odd.pth"
-    torch.save(GOOD, file)
+    torch.save(SOUND_TENSORS, file)
     assert ssmscope.load(file).is_classifier
-    for name in GOOD:
-        for odd, value in ODD.items():
-            if value is ODD["nan"] and GOOD[name].shape != value.shape:
-                value = torch.full_like(GOOD[name], torch.nan)
-            torch.save({**GOOD, name: value}, file)
+    for name in SOUND_TENSORS:
+        for odd, value in ODD_TENSORS.items():
+            if value is ODD_TENSORS["nan"] and SOUND_TENSORS[name].shape != value.shape:
+                value = torch.full_like(SOUND_TENSORS[name], torch.nan)
+            torch.save({**SOUND_TENSORS, name: value}, file)
             with pytest.raises(InputError) as caught:
                 ssmscope.load(file)
             assert "\n" not in str(caught.value), (name, odd)
@@ -365,7 +365,7 @@ def test_on_the_command_line(copied, refusal, name, how):
 
 
 def test_an_adapter_needs_its_model(copied):
-    """transformers would pass over it without peft."""
+    """Without peft, transformers would ignore the adapter."""
     path, _ = copied("mamba")
     (path / "adapter_config.json").write_text('{"base_model_name_or_path": "./else", "peft_type": "LORA"}')
     with pytest.raises(InputError, match=r"holds an adapter of './else', which is not there"):
@@ -373,7 +373,7 @@ def test_an_adapter_needs_its_model(copied):
 
 
 def test_a_model_that_cannot_run_is_refused(copied, monkeypatch):
-    """What no shape shows: here a norm without an epsilon."""
+    """No shape shows a norm without an epsilon, so a trial run does."""
     path, _ = copied("mamba")
     with_field(path, ("layer_norm_epsilon",), None)
     with pytest.raises(InputError, match="cannot be run as its config.json describes it.*TypeError|cannot be built"):
@@ -381,7 +381,7 @@ def test_a_model_that_cannot_run_is_refused(copied, monkeypatch):
 
 
 def test_a_guarded_build_leaves_no_hook_and_minds_its_own_thread():
-    """Models that other threads build meanwhile are not counted, and nothing is left behind after an error."""
+    """Models that other threads build at the same time are not counted, and no hook is left after an error."""
     held = stored.Contents({"a": stored.Stored((1,), True)}, 400)
 
     def build():

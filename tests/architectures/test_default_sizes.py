@@ -1,4 +1,4 @@
-"""Fields of our own configurations that nobody gave have the values that their documentation says."""
+"""Fields of our own configurations that are not given have the documented values."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ from ssmscope.errors import InputError
 from ssmscope.ops import delta_rule
 from ssmscope.probes.stability.measure import step_gains
 
-SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=15)
-KINDS = {"gated": True, "plain": False}
-EACH = pytest.mark.parametrize("kind", list(KINDS))
+SIZES = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=15)
+GATED_BY_NAME = {"gated": True, "plain": False}
+EACH_KIND = pytest.mark.parametrize("kind", list(GATED_BY_NAME))
 
 
 def made(kind: str, **options) -> delta.DeltaNetForCausalLM:
     torch.manual_seed(0)
-    return loud(delta.DeltaNetForCausalLM(delta.DeltaNetConfig(**{**SMALL, "gated": KINDS[kind], **options})))
+    return loud(delta.DeltaNetForCausalLM(delta.DeltaNetConfig(**{**SIZES, "gated": GATED_BY_NAME[kind], **options})))
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -96,7 +96,7 @@ def test_long_sequences_are_worked_in_segments(monkeypatch):
 
 
 def test_the_parallel_form_agrees():
-    """As an attention matrix, (QKᵀ ∘ Γ) (I + tril(β KKᵀ ∘ Γ, −1))⁻¹ β, from an empty memory."""
+    """The attention matrix (QKᵀ ∘ Γ) (I + tril(β KKᵀ ∘ Γ, −1))⁻¹ β gives the scan from an empty memory."""
     r, _ = recurrence(D=False)
     b, c = (t.transpose(1, 2) for t in r.by_head())
     total = r.log_a.squeeze(-1).transpose(1, 2).cumsum(-1)
@@ -194,7 +194,7 @@ def first_layer(kind: str, length: int = 19, **options):
     """The first mixer of a random model in float64, and an input."""
     mixer = mixers(made(kind, **options).double())[0]
     torch.manual_seed(1)
-    return mixer, torch.randn(2, length, SMALL["hidden_size"]).double()
+    return mixer, torch.randn(2, length, SIZES["hidden_size"]).double()
 
 
 def own(mixer, u, **arguments) -> torch.Tensor:
@@ -245,7 +245,7 @@ def by_hand(mixer, u: torch.Tensor, mistake: str | None = None) -> torch.Tensor:
     return torch.stack(texts)
 
 
-@EACH
+@EACH_KIND
 @pytest.mark.parametrize("taps", [4, 2])
 def test_the_layer_is_its_definition(kind, taps):
     mixer, u = first_layer(kind, conv_kernel=taps)
@@ -258,7 +258,7 @@ def test_a_wrong_definition_is_seen(mistake):
     assert relative(by_hand(mixer, u, mistake), own(mixer, u)) > 1e-2
 
 
-@EACH
+@EACH_KIND
 def test_padding_writes_nothing_and_holds(kind):
     mixer, u = first_layer(kind)
     mask = torch.ones(2, 19, dtype=torch.bool)
@@ -284,13 +284,13 @@ def test_sizes_and_beginnings_are_as_documented():
     assert 0 <= mixer.A_log.min() and mixer.A_log.exp().max() <= 16
     steps = softplus(mixer.dt_bias)
     assert 0.999e-3 < steps.min() and steps.max() < 0.1001
-    plain = mixers(delta.DeltaNetModel(delta.DeltaNetConfig(**SMALL, gated=False)))[0]
+    plain = mixers(delta.DeltaNetModel(delta.DeltaNetConfig(**SIZES, gated=False)))[0]
     assert {n for n, _ in plain.named_parameters()} == {
         *("qkv_proj.weight", "conv1d.weight", "beta_proj.weight", "head_norm.weight", "out_proj.weight")
     }
 
 
-@EACH
+@EACH_KIND
 def test_training_learns_to_overwrite(kind):
     """Keys 2 and 3 are each given one of the values 8 to 11, key 2 then another one: which one holds?"""
     model = made(kind, vocab_size=16, num_hidden_layers=1, intermediate_size=0, hidden_size=24, value_size=24).train()
@@ -319,7 +319,7 @@ def test_training_learns_to_overwrite(kind):
 )
 def test_impossible_sizes_are_refused(options, message):
     with pytest.raises(InputError, match=message):
-        delta.DeltaNetConfig(**{**SMALL, **options})
+        delta.DeltaNetConfig(**{**SIZES, **options})
 
 
 def test_what_reads_decays_refuses_the_layer():

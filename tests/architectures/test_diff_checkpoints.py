@@ -18,14 +18,14 @@ from ssmscope.architectures.loading.load import load
 from ssmscope.architectures.own import diff_mamba
 from ssmscope.errors import InputError
 
-TWO = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=4)
-TWO.update(num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
+MAMBA2 = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=4)
+MAMBA2.update(num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
 IDS = torch.tensor([[3, 9, 17, 2, 40, 5, 6], [7, 7, 8, 30, 1, 0, 0]])
 
 
 def language_model(**options) -> nn.Module:
     torch.manual_seed(0)
-    return loud(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**{**TWO, **options})))
+    return loud(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**{**MAMBA2, **options})))
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -134,4 +134,4 @@ def test_models_that_the_authors_layout_has_no_form_of(options, tmp_path):
         write_diff_mamba2(language_model(**options), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match="Mamba2ForCausalLM has no form"):
-        write_diff_mamba2(Mamba2ForCausalLM(Mamba2Config(**TWO)), tmp_path / "out")
+        write_diff_mamba2(Mamba2ForCausalLM(Mamba2Config(**MAMBA2)), tmp_path / "out")

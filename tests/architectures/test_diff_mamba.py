@@ -26,16 +26,16 @@ from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
-SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=4)
-TWO = dict(**SMALL, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
-ONE = dict(**SMALL, time_step_rank=2)
+SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=4)
+MAMBA2 = dict(**SIZES, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
+MAMBA = dict(**SIZES, time_step_rank=2)
 IDS = torch.tensor([[3, 9, 17, 2, 40, 5, 6], [7, 7, 8, 30, 1, 0, 0]])
 MASK = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
 
 
 def language_model(**options) -> nn.Module:
     torch.manual_seed(0)
-    return loud(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**{**TWO, **options})))
+    return loud(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**{**MAMBA2, **options})))
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -194,7 +194,7 @@ def test_standard_normal_starts_saturate_the_sigmoid():
         torch.manual_seed(0)
         values, gradients = [], []
         options = dict(vocab_size=8, num_hidden_layers=1, num_heads=4, hidden_size=width, head_dim=width // 2)
-        config = diff_mamba.DiffMambaConfig(**{**TWO, **options, "lambda_std": std, "state_size": 1})
+        config = diff_mamba.DiffMambaConfig(**{**MAMBA2, **options, "lambda_std": std, "state_size": 1})
         with torch.device("meta"):
             mixer = DiffMambaMixer(config, 0)
         mixer.lambda_bar = nn.Parameter(torch.empty(width))
@@ -218,7 +218,7 @@ def test_standard_normal_starts_saturate_the_sigmoid():
 @pytest.mark.parametrize("options", [{}, {"scope": "s6"}, {"lambda_form": "scalar"}, {"lambda_form": "exponential"}])
 def test_a_training_step_moves_lambda(options):
     torch.manual_seed(0)
-    model = diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**{**TWO, **options})).train()
+    model = diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**{**MAMBA2, **options})).train()
     before = diff_mamba.lambdas(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with fast_scan(model):
@@ -239,9 +239,9 @@ def test_a_training_step_moves_lambda(options):
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_diff_s6_with_an_empty_second_recurrence_is_mamba2(normalize):
-    """With C₂ = D₂ = 0 the second recurrence reads nothing: what is left is a Mamba-2 mixer, scaled by 1 − λ_i."""
+    """With C₂ = D₂ = 0 the second recurrence reads nothing: the rest is a Mamba-2 mixer, scaled by 1 − λ_i."""
     (mixer,) = mixers(language_model(num_hidden_layers=1, scope="s6", normalize=normalize))
-    plain = Mamba2Mixer(Mamba2Config(**{**TWO, "num_hidden_layers": 1}), 0)
+    plain = Mamba2Mixer(Mamba2Config(**{**MAMBA2, "num_hidden_layers": 1}), 0)
     inner, n, heads = 32, 4, 4
     with torch.no_grad():
         mixer.D[1] = 0
@@ -335,12 +335,12 @@ def test_parameter_counts_of_the_370m_models(layers, millions):
 )
 def test_wrong_configurations(options, words):
     with pytest.raises(InputError, match=words):
-        diff_mamba.DiffMambaConfig(**{**TWO, **options})
+        diff_mamba.DiffMambaConfig(**{**MAMBA2, **options})
 
 
 def test_diff_s6_is_built_on_mamba2():
     with pytest.raises(InputError, match="DiffMambaConfig"):
-        diff_mamba.DiffMamba1Config(**ONE, scope="s6")
+        diff_mamba.DiffMamba1Config(**MAMBA, scope="s6")
 
 
 # ---- as transformers models
@@ -363,13 +363,13 @@ def test_saved_models_open_in_a_fresh_process(tmp_path):
     torch.manual_seed(0)
     tied = dict(tie_word_embeddings=True)
     models = {
-        "full": diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**TWO, lambda_std=0.2)),
-        "hybrid": diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**TWO, differential_layers="hybrid")),
+        "full": diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**MAMBA2, lambda_std=0.2)),
+        "hybrid": diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**MAMBA2, differential_layers="hybrid")),
         "s6": diff_mamba.DiffMambaForCausalLM(
-            diff_mamba.DiffMambaConfig(**TWO, scope="s6", lambda_form="exponential", normalize=False)
+            diff_mamba.DiffMambaConfig(**MAMBA2, scope="s6", lambda_form="exponential", normalize=False)
         ),
-        "tied": diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**TWO, **tied)),
-        "mamba1": diff_mamba.DiffMamba1ForCausalLM(diff_mamba.DiffMamba1Config(**ONE, **tied)),
+        "tied": diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**MAMBA2, **tied)),
+        "mamba1": diff_mamba.DiffMamba1ForCausalLM(diff_mamba.DiffMamba1Config(**MAMBA, **tied)),
     }
     for kind, model in models.items():
         loud(model).save_pretrained(tmp_path / kind)
@@ -396,7 +396,7 @@ def test_a_cache_is_refused():
 @pytest.mark.parametrize("options", [{"differential_layers": "hybrid"}, {"scope": "s6"}])
 def test_as_a_classifiers_backbone(options, tmp_path):
     torch.manual_seed(0)
-    config = SSMClassifierConfig(diff_mamba.DiffMambaConfig(**TWO, **options), num_labels=3)
+    config = SSMClassifierConfig(diff_mamba.DiffMambaConfig(**MAMBA2, **options), num_labels=3)
     model = loud(SSMForSequenceClassification(config))
     assert type(model.backbone) is diff_mamba.DiffMambaModel
     run = model(IDS, attention_mask=MASK, labels=torch.tensor([0, 2]), output_hidden_states=True)
@@ -429,23 +429,23 @@ def test_what_a_checkpoint_lacks_starts_anew_and_nothing_else(tmp_path):
 
 def test_layers_start_as_transformers_starts_them():
     torch.manual_seed(0)
-    for mixer in mixers(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**TWO))):
+    for mixer in mixers(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**MAMBA2))):
         for m in (mixer.m1, mixer.m2):
             assert ((softplus(m.dt_bias) >= 1e-4) & (softplus(m.dt_bias) <= 0.1)).all()
             torch.testing.assert_close(m.A_log.exp(), torch.arange(1.0, 5))
             assert m.in_proj.weight.std().item() == pytest.approx(0.1, rel=0.2)
-    for mixer in mixers(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**TWO, scope="s6"))):
+    for mixer in mixers(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**MAMBA2, scope="s6"))):
         assert ((softplus(mixer.dt_bias) >= 1e-4) & (softplus(mixer.dt_bias) <= 0.1)).all()
         torch.testing.assert_close(mixer.A_log.exp(), torch.arange(1.0, 5).expand(2, -1))
         assert mixer.in_proj.weight.std().item() == pytest.approx(0.1, rel=0.2)
-    for mixer in mixers(diff_mamba.DiffMamba1ForCausalLM(diff_mamba.DiffMamba1Config(**ONE))):
+    for mixer in mixers(diff_mamba.DiffMamba1ForCausalLM(diff_mamba.DiffMamba1Config(**MAMBA))):
         for m in (mixer.m1, mixer.m2):
             assert ((softplus(m.dt_proj.bias) >= 1e-4) & (softplus(m.dt_proj.bias) <= 0.1)).all()
             assert m.intermediate_size == 16 and m.A_log.shape == (16, 4)
 
 
 def test_biases_of_both_outputs_are_in_the_map() -> None:
-    """With λ, as the outputs themselves are."""
+    """The second mixer's bias has the factor λ, as its output does."""
     config = copy.deepcopy(random_example("diff-mamba").config)
     config.use_bias = True
     model = Model(loud(DiffMambaForCausalLM(config)), name="biased")

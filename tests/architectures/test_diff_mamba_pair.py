@@ -72,7 +72,7 @@ def hooked(module: nn.Module) -> Iterator[None]:
 @pytest.mark.parametrize("options", [{}, {"use_bias": True}, {"use_conv_bias": False}], ids=str)
 @pytest.mark.parametrize("continued", [False, True])
 def test_both_together_are_each_by_itself(part, options, continued):
-    """Outputs, states and all gradients, with padding; and with a hook on a part of one of the two."""
+    """Outputs, states and all gradients agree, with padding and with a hook on a part of one mixer."""
     mixer, before = differential_mixer(**options), state() if continued else None
     u = torch.randn(2, 9, 16).double().requires_grad_()
     inputs = [u, *(p for name, p in mixer.named_parameters() if p.requires_grad)]
@@ -114,7 +114,7 @@ def test_edits_reach_the_convolution_of_the_mixer_that_they_name():
 
 @pytest.mark.parametrize("names", [("silu", "tanh"), ("tanh", "silu"), ("leaky", "leakier"), ("leaky", "leaky")])
 def test_each_convolution_has_its_own_mixers_activation(names, monkeypatch):
-    """Another function, or the same with another slope."""
+    """Activations are other functions, or one function with another slope."""
     for name, slope in (("leaky", 0.1), ("leakier", 0.7)):
         monkeypatch.setitem(ACT2FN, name, (nn.LeakyReLU, {"negative_slope": slope}))
     mixer, u = differential_mixer(), torch.randn(2, 9, 16).double()

@@ -14,7 +14,7 @@ from ssmscope.architectures.own.baleen import convert
 
 
 def finer(module: nn.Module) -> nn.Module:
-    """In float64, with digits that float32 has not."""
+    """Return the model in float64, with digits that float32 lacks."""
     generator = torch.Generator().manual_seed(0)
     module.double()
     with torch.no_grad():

@@ -30,7 +30,7 @@ LINEAR = ("gla", "retnet")
 
 
 def checkpoint(kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A configuration, and random weights by the library's names."""
+    """Return a configuration and random weights by the library's names."""
     config = dict(
         **dict(model_type=kind, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_heads=HEADS, vocab_size=VOCABULARY),
         **dict(intermediate_size=INNER, norm_eps=EPS, conv_size=TAPS, architectures=["ForCausalLM"], attn=None),
@@ -70,7 +70,7 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, t: int, base: float = 10000.0) -> Tensor:
-    """Dimension i of a head with i + d/2, by t base^(−2i/d)."""
+    """Rotate dimension i of a head with i + d/2, by t base^(−2i/d)."""
     half, y = len(x) // 2, torch.zeros_like(x)
     for i in range(half):
         angle = torch.tensor(t * base ** (-2 * i / len(x)), dtype=x.dtype)
@@ -80,7 +80,7 @@ def turned(x: Tensor, t: int, base: float = 10000.0) -> Tensor:
 
 
 def mixed(kind: str, p: dict[str, Tensor], x: Tensor) -> Tensor:
-    """A layer's output from its input (length, width), token by token and head by head."""
+    """Return a layer's output from its input (length, width), token by token and head by head."""
     length, (key, value) = len(x), (size // HEADS for size in SIZES[kind])
     made = {}
     for name in "qkv":

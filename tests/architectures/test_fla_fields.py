@@ -69,8 +69,8 @@ def test_by_default(kind: str, expected: dict[str, Any]) -> None:
         assert config.head_norm == "rms" and getattr(config, "swiglu", True)
 
 
-GIVEN = dict(hidden_size=96, vocab_size=24, num_hidden_layers=2, tie_word_embeddings=True, num_heads=4, norm_eps=1e-3)
-OURS = dict(hidden_size=96, vocab_size=24, num_hidden_layers=2, tie_word_embeddings=True, layer_norm_epsilon=1e-3)
+FIELDS = dict(hidden_size=96, vocab_size=24, num_hidden_layers=2, tie_word_embeddings=True, num_heads=4, norm_eps=1e-3)
+OUR_FIELDS = dict(hidden_size=96, vocab_size=24, num_hidden_layers=2, tie_word_embeddings=True, layer_norm_epsilon=1e-3)
 SPREAD = dict(expand_k=0.5, expand_v=2.0, conv_size=3, allow_neg_eigval=True, intermediate_size=40)
 
 
@@ -105,10 +105,10 @@ SPREAD = dict(expand_k=0.5, expand_v=2.0, conv_size=3, allow_neg_eigval=True, in
     ],
 )  # fmt: skip
 def test_given(kind: str, fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    config = built(model_type=kind, **GIVEN, **fields)
-    assert {name: getattr(config, name) for name in OURS} == OURS
+    config = built(model_type=kind, **FIELDS, **fields)
+    assert {name: getattr(config, name) for name in OUR_FIELDS} == OUR_FIELDS
     assert {name: getattr(config, name) for name in expected} == pytest.approx(expected)
-    assert plan_fla({"model_type": kind, **GIVEN, **fields}, HELD, "m").tied
+    assert plan_fla({"model_type": kind, **FIELDS, **fields}, HELD, "m").tied
 
 
 def test_of_a_mamba_2_by_default() -> None:

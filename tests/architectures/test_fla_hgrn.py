@@ -25,7 +25,7 @@ PROJECTIONS = {"hgrn": "ifgo", "hgrn2": "qfio", "gsa": "qkvfo"}
 
 
 def checkpoint(kind: str, **options) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A configuration, and random weights by the library's names."""
+    """Return a configuration and random weights by the library's names."""
     config = dict(model_type=kind, hidden_size=WIDTH, num_hidden_layers=LAYERS, vocab_size=VOCABULARY, norm_eps=EPS)
     config = {**config, "intermediate_size": INNER, **CONFIGS[kind], **options}
     torch.manual_seed(3)
@@ -49,7 +49,7 @@ def normed(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
 
 
 def mixed(kind: str, p: dict[str, Tensor], x: Tensor, bound: Tensor, mistake: str) -> Tensor:
-    """A layer's output from its input (length, width), token by token."""
+    """Return a layer's output from its input (length, width), token by token."""
     states: list[Tensor] = [torch.zeros(WIDTH).double()] if kind == "hgrn" else []
     size = WIDTH // HEADS
     slots = [(torch.zeros(SLOTS, size).double(), torch.zeros(SLOTS, size).double()) for _ in range(HEADS)]

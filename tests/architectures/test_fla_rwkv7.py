@@ -19,7 +19,7 @@ RANKS = {"decay_low_rank_dim": 5, "a_low_rank_dim": 6, "v_low_rank_dim": 4, "gat
 
 
 def checkpoint(**options) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A configuration, and random weights by the library's names."""
+    """Return a configuration and random weights by the library's names."""
     config = dict(model_type="rwkv7", hidden_size=WIDTH, num_hidden_layers=LAYERS, head_dim=HEAD, vocab_size=VOCABULARY)
     config |= dict(num_heads=WIDTH // HEAD, intermediate_size=INNER, norm_eps=EPS, value_dim=[WIDTH] * LAYERS, **RANKS)
     config |= {**dict(hidden_act="sqrelu", attn=None, norm_first=True, norm_bias=True, fuse_norm=False), **options}
@@ -54,7 +54,7 @@ def normed(x: Tensor, w: dict[str, Tensor], name: str, eps: float = EPS) -> Tens
 
 
 def logits(weights: dict[str, Tensor], unit: float, mistake: str = "") -> Tensor:
-    """Section 4 of the paper, a token, a layer and a head at a time."""
+    """Compute logits by section 4 of the paper, one token, layer and head at a time."""
     w = {name: tensor.double() for name, tensor in weights.items()}
     states = [torch.zeros(WIDTH // HEAD, HEAD, HEAD).double() for _ in range(LAYERS)]
     shown = [[torch.zeros(WIDTH).double()] * 2 for _ in range(LAYERS)]

@@ -73,7 +73,7 @@ def test_an_adapter_that_does_not_fit_is_refused(folders):
     save_file({**held, first: torch.zeros(2, 2)}, weights)
     assert "is damaged, or of another model" in refused(adapter)
     weights.write_bytes(b"no tensors")
-    assert "no complete safetensors file" in refused(adapter)
+    assert "not a complete safetensors file" in refused(adapter)
     weights.unlink()
     assert "without weights: neither adapter_model.safetensors nor adapter_model.bin" in refused(adapter)
     for value, says in ((None, "names no model"), ("nobody-is-here", "is not there"), (str(adapter), "an adapter too")):
@@ -126,7 +126,7 @@ WRAPPED = ("_orig_mod.", "module.", "module._orig_mod.")
 @pytest.mark.parametrize("prefix", WRAPPED)
 @pytest.mark.parametrize("layout", [*LAYOUTS])
 def test_weights_that_were_saved_within_a_wrapper(tmp_path, layout, prefix):
-    """torch.compile's, DataParallel's, and one within the other, in safetensors and pickled."""
+    """Wrappers are torch.compile's, DataParallel's, and one within the other, in safetensors and pickled."""
     path = save(layout, tmp_path / "model")
     model = ssmscope.load(path)
     given = dict(values=torch.rand(4, 3)) if layout == "pixels" else dict(ids=IDS)

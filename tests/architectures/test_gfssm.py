@@ -1,5 +1,5 @@
-"""GFSSM: the layer against its definition and its matrices, the base model at Q = 1, streaming, and what grouping and
-the filter do."""
+"""GFSSM: the layer against its definition and its matrices, the base model at Q = 1, streaming, and the effects of
+grouping and the filter."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
-SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=3)
-ONE = dict(**SMALL, time_step_rank=2)
-TWO = dict(**SMALL, num_heads=4, head_dim=8, n_groups=2, chunk_size=8)
+SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=3)
+MAMBA = dict(**SIZES, time_step_rank=2)
+MAMBA2 = dict(**SIZES, num_heads=4, head_dim=8, n_groups=2, chunk_size=8)
 GROUPED = {
-    "mamba": lambda **options: gfssm.GFSSMMambaForCausalLM(gfssm.GFSSMMambaConfig(**ONE, **options)),
-    "mamba2": lambda **options: gfssm.GFSSMForCausalLM(gfssm.GFSSMConfig(**TWO, **options)),
+    "mamba": lambda **options: gfssm.GFSSMMambaForCausalLM(gfssm.GFSSMMambaConfig(**MAMBA, **options)),
+    "mamba2": lambda **options: gfssm.GFSSMForCausalLM(gfssm.GFSSMConfig(**MAMBA2, **options)),
 }
-PLAIN = {
-    "mamba": (mamba, lambda: MambaForCausalLM(MambaConfig(**ONE))),
-    "mamba2": (mamba2, lambda: Mamba2ForCausalLM(Mamba2Config(**TWO))),
+BASE_MODELS = {
+    "mamba": (mamba, lambda: MambaForCausalLM(MambaConfig(**MAMBA))),
+    "mamba2": (mamba2, lambda: Mamba2ForCausalLM(Mamba2Config(**MAMBA2))),
 }
 BASES = pytest.mark.parametrize("base", list(GROUPED))
 
@@ -47,7 +47,7 @@ def first_layer(base: str, **options):
     mixer = mixers(noisy(GROUPED[base](**options)).double())[0]
     u = torch.randn(2, 19, 16).double()
     with torch.no_grad():
-        return mixer, gfssm.compute_terms(mixer, u), PLAIN[base][0].compute_terms(mixer, u).recurrence
+        return mixer, gfssm.compute_terms(mixer, u), BASE_MODELS[base][0].compute_terms(mixer, u).recurrence
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -123,7 +123,7 @@ def test_the_layer_is_a_matrix(base, groups):
 @BASES
 def test_one_group_without_filter_and_prompt_is_the_base_model(base):
     torch.manual_seed(0)
-    plain = loud(PLAIN[base][1]())
+    plain = loud(BASE_MODELS[base][1]())
     grouped = GROUPED[base](state_groups=1)
     missing, unexpected = grouped.load_state_dict(plain.state_dict(), strict=False)
     assert {name.split(".grouping.")[-1] for name in missing} == {"fir", "prompt"} and not unexpected
@@ -141,7 +141,7 @@ def test_one_group_without_filter_and_prompt_is_the_base_model(base):
 
 @BASES
 def test_retention_is_the_decay_of_the_group_that_a_token_steps(base):
-    """Whatever the number of groups, it is what the base's gates are: held states do not count."""
+    """Retention is that of the base's gates for any number of groups: held states do not count."""
     mixer, layer, recurrence = first_layer(base, state_groups=3)
     with torch.no_grad():
         torch.testing.assert_close(layer.retention(), ops.retention(recurrence))
@@ -266,7 +266,7 @@ class Forecast(nn.Module):
 
     def __init__(self, taps: int) -> None:
         super().__init__()
-        sizes = {**TWO, "num_hidden_layers": 1, "conv_kernel": 1, "state_size": 8}
+        sizes = {**MAMBA2, "num_hidden_layers": 1, "conv_kernel": 1, "state_size": 8}
         self.model = gfssm.GFSSMModel(gfssm.GFSSMConfig(**sizes, state_groups=2, fir_taps=taps))
         self.read, self.write = nn.Linear(1, 16), nn.Linear(16, 1)
 
@@ -317,7 +317,7 @@ def test_groups_are_learnt(base):
 @BASES
 def test_a_base_models_weights_can_be_loaded(base, tmp_path):
     torch.manual_seed(0)
-    plain = loud(PLAIN[base][1]())
+    plain = loud(BASE_MODELS[base][1]())
     plain.save_pretrained(tmp_path)
     kind = type(GROUPED[base]())
     config = kind.config_class.from_dict({**plain.config.to_dict(), "state_groups": 2})
@@ -332,5 +332,5 @@ def test_a_base_models_weights_can_be_loaded(base, tmp_path):
 
 @pytest.mark.parametrize("options", [{"state_groups": 0}, {"fir_taps": 0}, {"state_groups": 1.5}, {"fir_taps": True}])
 def test_impossible_sizes_are_refused(options):
-    with pytest.raises(InputError, match=f"{next(iter(options))} .* integer, 1 or more"):
-        gfssm.GFSSMConfig(**TWO, **options)
+    with pytest.raises(InputError, match=f"{next(iter(options))} .* give one from 1 on"):
+        gfssm.GFSSMConfig(**MAMBA2, **options)

@@ -23,16 +23,16 @@ from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
-SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=4, expand=2, conv_kernel=3, state_size=3)
-ONE = dict(**SMALL, time_step_rank=2)
-TWO = dict(**SMALL, num_heads=4, head_dim=8, n_groups=2, chunk_size=8)
+SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=4, expand=2, conv_kernel=3, state_size=3)
+MAMBA = dict(**SIZES, time_step_rank=2)
+MAMBA2 = dict(**SIZES, num_heads=4, head_dim=8, n_groups=2, chunk_size=8)
 GROUPED = {
-    "mamba": lambda **options: groupmamba.GroupMambaForCausalLM(groupmamba.GroupMambaConfig(**ONE, **options)),
-    "mamba2": lambda **options: groupmamba.GroupMamba2ForCausalLM(groupmamba.GroupMamba2Config(**TWO, **options)),
+    "mamba": lambda **options: groupmamba.GroupMambaForCausalLM(groupmamba.GroupMambaConfig(**MAMBA, **options)),
+    "mamba2": lambda **options: groupmamba.GroupMamba2ForCausalLM(groupmamba.GroupMamba2Config(**MAMBA2, **options)),
 }
-PLAIN = {
-    "mamba": (mamba, lambda: MambaForCausalLM(MambaConfig(**ONE))),
-    "mamba2": (mamba2, lambda: Mamba2ForCausalLM(Mamba2Config(**TWO))),
+BASE_MODELS = {
+    "mamba": (mamba, lambda: MambaForCausalLM(MambaConfig(**MAMBA))),
+    "mamba2": (mamba2, lambda: Mamba2ForCausalLM(Mamba2Config(**MAMBA2))),
 }
 BASES = pytest.mark.parametrize("base", list(GROUPED))
 IDS = [[3, 9, 17, 2, 40, 5, 6, 11, 3], [7, 8, 9], [1, 2, 3, 4, 5]]
@@ -111,7 +111,7 @@ def by_hand(model, ids, k: int, base, *, window=group, **wrong) -> torch.Tensor:
     return model.backbone.norm_f(hidden)
 
 
-WRONG = {
+WRONG_EQUATIONS = {
     "one state too many": dict(window=lambda index, k: range(max(0, index - k), index + 1)),
     "one state too few": dict(window=lambda index, k: range(max(0, index - k + 2), index + 1)),
     "groups that do not slide": dict(window=lambda index, k: range(index // k * k, index + 1)),
@@ -131,7 +131,7 @@ def double_model(base: str, **options):
 def test_the_model_is_its_definition(base, k, monkeypatch):
     model, ids = double_model(base, k=k)
     with torch.no_grad(), TrueFloat64():
-        expected = by_hand(model, ids, k, PLAIN[base][0])
+        expected = by_hand(model, ids, k, BASE_MODELS[base][0])
         assert relative(model.backbone(ids).last_hidden_state, expected) < 1e-11
         for at_once in (1, 2 * 32 * 3 * 4):  # one position at a time; four
             monkeypatch.setattr(groupmamba, "MAX_CPU_STATE_NUMBERS", at_once)
@@ -144,7 +144,7 @@ def test_without_attention_the_states_of_a_group_are_averaged(base, k, tmp_path)
     model, ids = double_model(base, k=k, cross_attention=False)
     assert not [name for name, _ in model.named_parameters() if name.endswith(("W_Q", "W_K"))]
     with torch.no_grad(), TrueFloat64():
-        expected = by_hand(model, ids, k, PLAIN[base][0])
+        expected = by_hand(model, ids, k, BASE_MODELS[base][0])
         assert relative(model.backbone(ids).last_hidden_state, expected) < 1e-11
         trace = Model(model).trace(ids=ids.tolist())
         for number, (mixer, linearized) in enumerate(zip(mixers(model), trace.linearized, strict=True)):
@@ -156,12 +156,12 @@ def test_without_attention_the_states_of_a_group_are_averaged(base, k, tmp_path)
     assert type(model.config).from_pretrained(tmp_path).cross_attention is False
 
 
-@pytest.mark.parametrize(("mistake", "base"), in_turns(WRONG, GROUPED))
+@pytest.mark.parametrize(("mistake", "base"), in_turns(WRONG_EQUATIONS, GROUPED))
 def test_a_wrong_definition_is_seen(base, mistake):
     model, ids = double_model(base, k=2)
     with torch.no_grad(), TrueFloat64():
         own = model.backbone(ids).last_hidden_state
-        assert relative(by_hand(model, ids, 2, PLAIN[base][0], **WRONG[mistake]), own) > 1e-3
+        assert relative(by_hand(model, ids, 2, BASE_MODELS[base][0], **WRONG_EQUATIONS[mistake]), own) > 1e-3
 
 
 @BASES
@@ -172,7 +172,7 @@ def test_gradients_are_those_of_the_definition(base, monkeypatch):
     target = torch.randn(2, 9, 16).double()
     with TrueFloat64():
         found = torch.autograd.grad((model.backbone(ids).last_hidden_state * target).sum(), weights)
-        expected = torch.autograd.grad((by_hand(model, ids, 3, PLAIN[base][0]) * target).sum(), weights)
+        expected = torch.autograd.grad((by_hand(model, ids, 3, BASE_MODELS[base][0]) * target).sum(), weights)
     for a, b in zip(found, expected):
         assert relative(a, b) < 1e-9
 
@@ -180,7 +180,7 @@ def test_gradients_are_those_of_the_definition(base, monkeypatch):
 @BASES
 def test_one_module_alone_is_the_base_model(base):
     torch.manual_seed(0)
-    plain = loud(PLAIN[base][1]())
+    plain = loud(BASE_MODELS[base][1]())
     grouped = GROUPED[base](k=1)
     grouped.load_state_dict(plain.state_dict())  # no parameter is added
     assert grouped.num_parameters() == plain.num_parameters()
@@ -204,12 +204,12 @@ def test_one_module_alone_is_the_base_model(base):
 
 @BASES
 def test_a_module_that_keeps_its_own_state_is_the_base_models(base):
-    """With W_V = 1 and no other states to attend to; with others it is not."""
+    """This holds for W_V = 1 and no other states to attend to, and not with others."""
     mixer = mixers(double_model(base, k=4)[0])[3]
     u = torch.randn(2, 9, 64).double()
     with torch.no_grad():
         nn.init.eye_(mixer.attention.W_V)
-        expected = PLAIN[base][0].output(mixer, PLAIN[base][0].compute_terms(mixer, u[..., -16:]))
+        expected = BASE_MODELS[base][0].output(mixer, BASE_MODELS[base][0].compute_terms(mixer, u[..., -16:]))
         assert relative(mixer(u[..., -16:]), expected) < 1e-12
         assert relative(mixer(u), expected) > 1e-2
 
@@ -239,7 +239,7 @@ def test_the_layer_is_a_matrix(base):
                     kept = one.log_decay(s + 1, t + 1).sum(1).exp()
                     L[:, :, t, s] = (c[:, t] * kept * one.delta[:, s, :, None] * b[:, s]).sum(-1)
             y = y + alpha[..., j] * torch.einsum("bhts,bshp->bthp", L, one.x)
-        made = PLAIN[base][0].output(mixer, layer, (ops.Scan(y, r.x, None),))
+        made = BASE_MODELS[base][0].output(mixer, layer, (ops.Scan(y, r.x, None),))
         assert relative(made, groupmamba.output(mixer, layer)) < 1e-11
 
 
@@ -265,7 +265,7 @@ def test_retention_is_that_of_the_own_module(base):
     model, ids = double_model(base, k=2)
     trace = Model(model).trace(ids=ids.tolist())
     for index, layer in enumerate(trace.layers):
-        own = PLAIN[base][0].compute_terms(mixers(model)[index], layer.u[..., -16:])
+        own = BASE_MODELS[base][0].compute_terms(mixers(model)[index], layer.u[..., -16:])
         torch.testing.assert_close(layer.retention(), own.retention())
         for one, other in zip(layer.borrowed, [trace.layers[index - 1]]):
             torch.testing.assert_close(one.log_decay(), other.recurrence.log_decay())
@@ -278,7 +278,7 @@ def test_fewer_inputs_are_those_of_the_nearest_modules(base):
     with torch.no_grad():
         layer = groupmamba.compute_terms(mixers(model)[3], u)
         wide = groupmamba.compute_terms(mixers(model)[3], torch.cat([u, u[..., :16]], dim=-1))
-        nearest = PLAIN[base][0].compute_terms(mixers(model)[2], u[..., :16]).recurrence
+        nearest = BASE_MODELS[base][0].compute_terms(mixers(model)[2], u[..., :16]).recurrence
         parts = [groupmamba.linearized(mixers(model)[3], each).parts for each in (layer, wide)]
     assert parts == [("own", "1 before"), ("own", "2 before", "1 before")]
     (one,) = layer.borrowed
@@ -414,7 +414,7 @@ def test_the_attention_is_learnt(base):
 @BASES
 def test_a_base_models_weights_can_be_loaded(base, tmp_path):
     torch.manual_seed(0)
-    plain = loud(PLAIN[base][1]())
+    plain = loud(BASE_MODELS[base][1]())
     plain.save_pretrained(tmp_path)
     kind = type(GROUPED[base]())
     config = kind.config_class.from_dict({**plain.config.to_dict(), "k": 4})
@@ -430,6 +430,6 @@ def test_a_base_models_weights_can_be_loaded(base, tmp_path):
 
 @pytest.mark.parametrize("k", [0, -1, 5, 1.5, True, "2"])
 def test_impossible_groups_are_refused(k):
-    for config, sizes in ((groupmamba.GroupMambaConfig, ONE), (groupmamba.GroupMamba2Config, TWO)):
+    for config, sizes in ((groupmamba.GroupMambaConfig, MAMBA), (groupmamba.GroupMamba2Config, MAMBA2)):
         with pytest.raises(InputError, match="integer from 1 .* number of layers, here 4"):
             config(**sizes, k=k)

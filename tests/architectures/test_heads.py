@@ -1,4 +1,4 @@
-"""Classifiers whose logits are no softmax: several labels, of which any may be right, and numbers."""
+"""Classifiers whose logits have no softmax: several labels, of which any may be right, and numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ssmscope.probes.lens import trajectory
 WORDS = [f"w{at}" for at in range(48)]
 TEXTS = ["w5 w1 w17 w3 w9 w20 w2", "w8 w30 w4"]
 SEVERAL, NUMBER = dict(num_labels=4, problem_type="multi_label_classification"), dict(num_labels=1)
-KINDS = {"several": SEVERAL, "number": NUMBER}
+HEADS = {"several": SEVERAL, "number": NUMBER}
 
 
 def of_ssmscope(**head) -> torch.nn.Module:
@@ -156,11 +156,11 @@ NEED_PROBABILITIES = {
 
 
 @pytest.mark.parametrize("verb", NEED_CLASSES)
-@pytest.mark.parametrize("head", KINDS)
+@pytest.mark.parametrize("head", HEADS)
 def test_measures_of_classes_are_refused(make, head, verb):
     said = "own gives (labels of which several may be right|numbers, as a regression does), and .* needs one class"
     with pytest.raises(InputError, match=said):
-        NEED_CLASSES[verb](make(**KINDS[head]))
+        NEED_CLASSES[verb](make(**HEADS[head]))
 
 
 @pytest.mark.parametrize("verb", NEED_PROBABILITIES)

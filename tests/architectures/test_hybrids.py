@@ -1,4 +1,4 @@
-"""Models whose state-space layers stand between others: what the layers are called, and when they are imported."""
+"""Models whose state-space layers stand between others: the layers' names, and when architectures are imported."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from warm import TORCH
 
 import ssmscope
 from ssmscope.architectures.read import recurrent_gemma
-from ssmscope.core.known_models import READERS, THEIRS
+from ssmscope.core.known_models import READERS, TRANSFORMERS_FAMILIES
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
-HYBRIDS = THEIRS.keys() - {"mamba", "falcon_mamba", "mamba2", "rwkv"}
+HYBRIDS = TRANSFORMERS_FAMILIES.keys() - {"mamba", "falcon_mamba", "mamba2", "rwkv"}
 IDS = [5, 17, 3, 9, 22, 1, 4]
 
 
@@ -82,7 +82,7 @@ def test_every_layer_and_reader_of_the_table_exists():
 
 @pytest.mark.parametrize("name", ["granitemoehybrid", "jamba", "qwen3_next"])
 def test_experts_run_in_float64_too(name):
-    """Transformers 5's own grouped products know none."""
+    """The grouped products of transformers 5 have no float64."""
     module = loud(random_example(name))
     model = ssmscope.load(module, dtype="float64")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Models in memory: out of their wrappers, as they are, and never touched."""
+"""Models in memory: taken out of their wrappers, used as they are, and never changed."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ class Own(nn.Module):
 @pytest.mark.parametrize(
     "given, words",
     [
-        (lambda: nn.Linear(2, 2), "Linear is no transformers model"),
-        (lambda: nn.DataParallel(nn.Linear(2, 2)), "Linear within the DataParallel .* is no transformers model"),
+        (lambda: nn.Linear(2, 2), "Linear is not a transformers model"),
+        (lambda: nn.DataParallel(nn.Linear(2, 2)), "Linear within the DataParallel .* is not a transformers model"),
         (Own, "Own cannot be run on token ids"),
-        (lambda: language_model().backbone.layers[0].mixer, "MambaMixer is no transformers model"),
+        (lambda: language_model().backbone.layers[0].mixer, "MambaMixer is not a transformers model"),
         (lambda: language_model().to("meta"), "not in memory .*meta device"),
         (lambda: 5, "a int was given"),
         (lambda: None, "a NoneType was given"),
@@ -152,7 +152,7 @@ def test_weights_that_are_not_finite_any_more():
 
 
 def test_large_weights_are_finite():
-    """Their sum is not."""
+    """Their sum overflows."""
     module = language_model()
     with torch.no_grad():
         module.backbone.layers[0].mixer.in_proj.weight.fill_(3e38)

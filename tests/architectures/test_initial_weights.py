@@ -1,4 +1,4 @@
-"""Weights of new models: spreads, ends and constants as their initialisation says."""
+"""Weights of new models: spreads, ends and constants of their initialisation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def made(kind: str, **options: Any) -> nn.Module:
     return language_model(kind, **{**SIZES, **options})
 
 
-KINDS = ["ssm-gla", "ssm-retnet", "ssm-deltanet", "ssm-rwkv7", "ssm-hgrn2", "ssm-gsa"]
+MODEL_TYPES = ["ssm-gla", "ssm-retnet", "ssm-deltanet", "ssm-rwkv7", "ssm-hgrn2", "ssm-gsa"]
 
 
 def check_parts(module: nn.Module) -> None:
@@ -45,7 +45,7 @@ def check_parts(module: nn.Module) -> None:
     assert tried >= 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_linear_maps_keep_the_size_of_their_input(kind):
     module = made(kind)
     check_parts(module)

@@ -1,4 +1,4 @@
-"""LFM2, whose layers are short convolutions and attention: what can be asked of it, and what has no memory to ask."""
+"""LFM2, whose layers are short convolutions and attention: answered questions, and refused ones about its memory."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_explanations_and_lenses_answer(model):
 
 
 def test_the_usual_methods_are_those_that_can_be_asked(model, capsys):
-    """Those that are named are refused all the same, as above."""
+    """Methods that are named are refused all the same, as above."""
     batch = model.encode(ids=IDS)
     assert ssmscope.explain(model, batch).methods == ("lrp", "gradxinput")
     line = "survival is left out: no layer of short has a recurrent memory, which the method survival is about: its"
@@ -98,6 +98,6 @@ def test_the_usual_methods_are_those_that_can_be_asked(model, capsys):
 @pytest.mark.skipif("lfm2_moe" not in EXAMPLES, reason="transformers 4.57 has no LFM2 with experts")
 def test_relevance_refuses_experts_whose_activation_is_a_function():
     experts = Model(loud(random_example("lfm2_moe")))
-    with pytest.raises(InputError, match="no rule for a Lfm2MoeExperts, whose activation is no module"):
+    with pytest.raises(InputError, match="no rule for a Lfm2MoeExperts, whose activation is not a module"):
         ssmscope.explain(experts, experts.encode(ids=IDS), methods=["lrp"])
     assert ssmscope.explain(experts, experts.encode(ids=IDS)).methods == ("gradxinput",)

@@ -19,24 +19,24 @@ from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
-SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=24)
-KINDS = {
-    "gla": lambda **options: la.GLAForCausalLM(la.GLAConfig(**{**SMALL, "tau": 4.0, "gate_rank": 5, **options})),
-    "retnet": lambda **options: la.RetNetForCausalLM(la.RetNetConfig(**{**SMALL, **options})),
+SIZES = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=24)
+MODELS = {
+    "gla": lambda **options: la.GLAForCausalLM(la.GLAConfig(**{**SIZES, "tau": 4.0, "gate_rank": 5, **options})),
+    "retnet": lambda **options: la.RetNetForCausalLM(la.RetNetConfig(**{**SIZES, **options})),
 }
-EACH = pytest.mark.parametrize("kind", list(KINDS))
+EACH_MODEL = pytest.mark.parametrize("kind", list(MODELS))
 
 
 def made(kind: str, **options):
     torch.manual_seed(0)
-    return loud(KINDS[kind](**options))
+    return loud(MODELS[kind](**options))
 
 
 def first_layer(kind: str, length: int = 19, **options):
     """The first mixer of a random model in float64, and an input."""
     mixer = mixers(made(kind, **options).double())[0]
     torch.manual_seed(1)
-    return mixer, torch.randn(2, length, SMALL["hidden_size"]).double()
+    return mixer, torch.randn(2, length, SIZES["hidden_size"]).double()
 
 
 def own(mixer, u, **arguments) -> torch.Tensor:
@@ -97,7 +97,7 @@ def by_hand(mixer, u: torch.Tensor, mistake: str | None = None) -> torch.Tensor:
     return torch.stack(texts)
 
 
-@EACH
+@EACH_MODEL
 def test_the_layer_is_its_definition(kind):
     mixer, u = first_layer(kind)
     expected = by_hand(mixer, u)
@@ -156,8 +156,8 @@ def test_decays_are_the_papers():
     gate = torch.sigmoid(mixer.decay_out(mixer.decay_in(u)))
     torch.testing.assert_close(r.log_decay().exp().flatten(2) ** mixer.tau, gate)
     torch.manual_seed(0)
-    fresh = mixers(la.GLAForCausalLM(la.GLAConfig(**SMALL)))[0]
-    zero = torch.zeros(1, 1, SMALL["hidden_size"])
+    fresh = mixers(la.GLAForCausalLM(la.GLAConfig(**SIZES)))[0]
+    zero = torch.zeros(1, 1, SIZES["hidden_size"])
     torch.testing.assert_close(fresh.log_decay(zero).exp(), torch.full((1, 1, 3, 4), 0.5 ** (1 / 16)))
 
 
@@ -205,7 +205,7 @@ def test_the_papers_score_normalisations_are_undone_by_the_heads_norm():
     assert relative(normalised, own(mixer, u)) < 1e-6
 
 
-@EACH
+@EACH_MODEL
 def test_padding_writes_nothing_and_holds(kind):
     mixer, u = first_layer(kind)
     mask = torch.ones(2, 19, dtype=torch.bool)
@@ -239,7 +239,7 @@ def test_mixers_have_the_papers_sizes():
 # ---- the models
 
 
-@EACH
+@EACH_MODEL
 def test_without_feed_forward_the_backbone_is_mambas(kind):
     ours = made(kind, intermediate_size=0).backbone.state_dict()
     mambas = MambaModel(MambaConfig(vocab_size=50, hidden_size=12, num_hidden_layers=2)).state_dict()
@@ -248,7 +248,7 @@ def test_without_feed_forward_the_backbone_is_mambas(kind):
     assert any(".mlp." in name for name in made(kind).state_dict())
 
 
-@EACH
+@EACH_MODEL
 def test_the_backbone_by_hand(kind):
     model = made(kind)
     ids = torch.tensor([[3, 9, 17, 4]])
@@ -296,7 +296,7 @@ def test_auto_classes_open_them_in_a_fresh_process(tmp_path):
             torch.testing.assert_close(torch.load(folder / "logits.pt"), model(torch.tensor([[3, 9, 17, 4]])).logits)
 
 
-@EACH
+@EACH_MODEL
 @pytest.mark.parametrize("tied", [True, False])
 def test_save_and_load_keep_every_weight(kind, tied, tmp_path):
     model = made(kind, tie_word_embeddings=tied, intermediate_size=0)
@@ -309,12 +309,12 @@ def test_save_and_load_keep_every_weight(kind, tied, tmp_path):
     assert type(AutoModel.from_pretrained(tmp_path)) is type(model.backbone)
 
 
-@EACH
+@EACH_MODEL
 @pytest.mark.parametrize("fast", [True, False])
 def test_training_learns_to_recall(kind, fast):
     """Tokens 8 to 15 are repeated after token 1: a model without memory cannot say them."""
     torch.manual_seed(0)
-    model = KINDS[kind](vocab_size=16, num_hidden_layers=1, intermediate_size=0).train()
+    model = MODELS[kind](vocab_size=16, num_hidden_layers=1, intermediate_size=0).train()
     adam = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(120):
@@ -346,8 +346,8 @@ def test_training_learns_to_recall(kind, fast):
 )
 def test_impossible_sizes_are_refused(config, options, message):
     with pytest.raises(InputError, match=message):
-        config(**{**SMALL, **options})
+        config(**{**SIZES, **options})
 
 
 def test_a_head_without_rotation_may_be_odd():
-    assert la.RetNetConfig(**{**SMALL, "key_size": 9}, rotary=False).key_size == 9
+    assert la.RetNetConfig(**{**SIZES, "key_size": 9}, rotary=False).key_size == 9

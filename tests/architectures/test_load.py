@@ -22,16 +22,16 @@ from ssmscope.errors import InputError
 
 IDS = [[5, 1, 17, 3, 9, 22, 4], [7, 8, 9]]
 GROUPS = 2 if int(transformers.__version__.split(".")[0]) >= 5 else 1  # see test_groups_before_transformers_5
-SMALL = dict(vocab_size=48, hidden_size=16, num_hidden_layers=2, expand=2)
+SIZES = dict(vocab_size=48, hidden_size=16, num_hidden_layers=2, expand=2)
 
 
 def small(second: bool = False, **more):
     torch.manual_seed(0)
     if second:
         return loud(
-            Mamba2ForCausalLM(Mamba2Config(**SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=GROUPS, **more))
+            Mamba2ForCausalLM(Mamba2Config(**SIZES, state_size=4, num_heads=4, head_dim=8, n_groups=GROUPS, **more))
         )
-    return loud(MambaForCausalLM(MambaConfig(**SMALL, state_size=4, time_step_rank=3, **more)))
+    return loud(MambaForCausalLM(MambaConfig(**SIZES, state_size=4, time_step_rank=3, **more)))
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_mamba_ssm_parts_that_cannot_be_read(change, words, tmp_path):
 
 @pytest.mark.skipif(GROUPS > 1, reason="transformers 5 norms every group by itself, as mamba_ssm does")
 def test_groups_before_transformers_5(tmp_path):
-    """There the gated norm takes all channels together: the logits would not be those of mamba_ssm."""
+    """In transformers 4 the gated norm takes all channels together, and the logits would not be mamba_ssm's."""
     write_mamba_ssm(small(second=True), tmp_path)
     file = tmp_path / "config.json"
     fields = json.loads(file.read_text())
     file.write_text(json.dumps({**fields, "ssm_cfg": {**fields["ssm_cfg"], "ngroups": 2}}))
     with pytest.raises(InputError, match="2 groups of heads.*install transformers 5"):
         ssmscope.load(tmp_path)
-    config = Mamba2Config(**SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=2)
+    config = Mamba2Config(**SIZES, state_size=4, num_heads=4, head_dim=8, n_groups=2)
     with pytest.raises(InputError, match="install transformers 5"):
         write_mamba_ssm(Mamba2ForCausalLM(config), tmp_path)
 
@@ -173,7 +173,7 @@ def test_a_pickle_with_code_is_not_run(tmp_path):
 
 
 def broken(tmp_path, case: str):
-    """A path, and words of the message that loading it must give."""
+    """Return a path and a part of the message that loading it must give."""
     directory = tmp_path / "model"
     if case == "nothing in it":
         directory.mkdir()
@@ -182,21 +182,21 @@ def broken(tmp_path, case: str):
     weights, config = directory / "model.safetensors", directory / "config.json"
     if case == "truncated":
         weights.write_bytes(weights.read_bytes()[:-1000])
-        return directory, "no complete safetensors file"
+        return directory, "not a complete safetensors file"
     if case == "truncated in mamba_ssm's layout":
         other = write_mamba_ssm(small(), tmp_path / "other", safetensors=True)
         file = other / "model.safetensors"
         file.write_bytes(file.read_bytes()[:100])
-        return other, "no complete safetensors file"
+        return other, "not a complete safetensors file"
     if case == "no weights":
         weights.unlink()
         return directory, "weights"
-    if case == "config is no json":
+    if case == "config is not json":
         config.write_text("{")
-        return directory, "is no JSON"
+        return directory, "is not JSON"
     if case == "config is a list":
         config.write_text("[]")
-        return directory, "no model configuration"
+        return directory, "not a model configuration"
     if case == "unknown type":
         config.write_text('{"model_type": "mambo"}')
         return directory, "model type 'mambo' is unknown; did you mean 'mamba'"
@@ -220,7 +220,7 @@ def broken(tmp_path, case: str):
         return tmp_path / "notes.pth", "pickle|checkpoint"
     if case == "an empty file":
         (tmp_path / "empty.pth").write_bytes(b"")
-        return tmp_path / "empty.pth", "no readable PyTorch checkpoint"
+        return tmp_path / "empty.pth", "is not a readable PyTorch checkpoint"
     if case == "a state dict of something else":
         torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
         return tmp_path / "other.pth", "must be a selective SSM's state dict"
@@ -237,7 +237,7 @@ def broken(tmp_path, case: str):
         "truncated",
         "truncated in mamba_ssm's layout",
         "no weights",
-        "config is no json",
+        "config is not json",
         "config is a list",
         "unknown type",
         "other sizes",
@@ -264,7 +264,7 @@ def test_what_is_not_what_it_claims(tmp_path, case):
         ("demo/nothing", "no demo is called"),
         ("nothing", "no file or directory"),
         ("./nothing/here", "no file or directory"),
-        ("nobody/nothing", "no directory here, and the hub"),
+        ("nobody/nothing", "not a directory here, and the hub"),
     ],
 )
 def test_unknown_names(name, words):
@@ -302,8 +302,8 @@ def test_why_the_hub_gave_nothing(monkeypatch):
 
     answered = OSError("404")
     answered.response = object()  # as errors of the hub's library have one where the hub answered
-    assert "it is no directory here, and the hub has no such model;" in fetch(answered)
-    assert "it is no directory here, and the hub is out of reach;" in fetch(OSError("no route to host"))
+    assert "it is not a directory here, and the hub has no such model;" in fetch(answered)
+    assert "it is not a directory here, and the hub is out of reach;" in fetch(OSError("no route to host"))
 
 
 def test_near_demos_are_named():
@@ -389,7 +389,7 @@ def test_parts_beside_a_gpu_are_computed_on_the_cpu(how, monkeypatch):
     """accelerate keeps the weights of parts on the string "cpu" elsewhere, and moves them to the GPU as they run."""
     modeling = pytest.importorskip("accelerate.utils.modeling")
     with torch.device("meta"):
-        empty = MambaForCausalLM(MambaConfig(**{**SMALL, "num_hidden_layers": 4}, state_size=4, time_step_rank=3))
+        empty = MambaForCausalLM(MambaConfig(**{**SIZES, "num_hidden_layers": 4}, state_size=4, time_step_rank=3))
     block = sum(weight.nbytes for weight in empty.backbone.layers[0].parameters())
     room = {0: empty.get_input_embeddings().weight.nbytes + 3 * block, "cpu": 2**30}
     monkeypatch.setattr(modeling, "get_max_memory", lambda given=None: dict(room))
@@ -424,7 +424,7 @@ def test_readable_types():
 
 
 def test_projections_that_were_rescaled_as_they_were_initialised_are_read_as_stored(tmp_path):
-    """transformers 5 divides them once more."""
+    """transformers 5 would divide such projections once more."""
     from transformers import Mamba2Config, Mamba2ForCausalLM
 
     sizes = dict(vocab_size=60, hidden_size=24, num_hidden_layers=4, state_size=6, num_heads=6, head_dim=8, n_groups=2)

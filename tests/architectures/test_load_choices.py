@@ -26,7 +26,7 @@ class Stop(Exception):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The dtype in which each model is to be read, on devices that need not be there."""
+    """Record the dtype in which each model is to be read, on devices that may be absent."""
     found: list[Any] = []
 
     def read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, classes: int | None = None) -> None:

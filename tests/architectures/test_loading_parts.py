@@ -1,4 +1,4 @@
-"""Parts of loading: which layout a directory has, what its fields say by default, where a name leads."""
+"""Parts of loading: the layout of a directory, defaults of its fields, the place that a name leads to."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ SECOND = {
     **{name: value for name, value in FIRST.items() if name != "time_step_rank"},
     **dict(state_size=128, head_dim=64, n_groups=1, num_heads=2, chunk_size=256, time_step_limit=(0.0, float("inf"))),
 }
-GIVEN = dict(residual_in_fp32=False, norm_epsilon=0.01, tie_embeddings=False)
+FIELDS = dict(residual_in_fp32=False, norm_epsilon=0.01, tie_embeddings=False)
 SSM = dict(d_state=7, d_conv=3, expand=4, bias=True, conv_bias=False)
-OURS = dict(
+OUR_FIELDS = dict(
     residual_in_fp32=False, layer_norm_epsilon=0.01, tie_word_embeddings=False, state_size=7, conv_kernel=3, expand=4,
     use_bias=True, use_conv_bias=False,
 )  # fmt: skip
@@ -70,11 +70,11 @@ OURS = dict(
         ({}, FIRST),
         ({"ssm_cfg": None, "attn_cfg": None, "attn_layer_idx": [], "d_intermediate": 0}, FIRST),
         ({"ssm_cfg": {"layer": "Mamba1", "dt_rank": "auto"}}, FIRST),
-        ({**GIVEN, "ssm_cfg": {**SSM, "dt_rank": 5}}, {**FIRST, **OURS, "time_step_rank": 5}),
+        ({**FIELDS, "ssm_cfg": {**SSM, "dt_rank": 5}}, {**FIRST, **OUR_FIELDS, "time_step_rank": 5}),
         ({"ssm_cfg": {"layer": "Mamba2"}}, SECOND),
         (
-            {**GIVEN, "ssm_cfg": {**SSM, "layer": "Mamba2", "headdim": 16, "chunk_size": 9, "dt_limit": [1, 2]}},
-            {**SECOND, **OURS, "head_dim": 16, "num_heads": 16, "chunk_size": 9, "time_step_limit": (1.0, 2.0)},
+            {**FIELDS, "ssm_cfg": {**SSM, "layer": "Mamba2", "headdim": 16, "chunk_size": 9, "dt_limit": [1, 2]}},
+            {**SECOND, **OUR_FIELDS, "head_dim": 16, "num_heads": 16, "chunk_size": 9, "time_step_limit": (1.0, 2.0)},
         ),
         *(
             (
@@ -140,7 +140,7 @@ def test_parts_that_mamba_ssms_layout_may_not_have(fields: dict[str, Any], said:
 def test_fields_of_mamba_ssm_of_another_kind(fields: dict[str, Any], said: str) -> None:
     assert (refusal(plan_mamba_ssm, {"d_model": 64, "n_layer": 3, **fields}, HELD, "m") or "").endswith(said)
     assert refusal(plan_mamba_ssm, {"d_model": 64, "n_layer": 3}, Contents({}, 5), "m") == (
-        "m has no backbone.embedding.weight: these are no weights of mamba_ssm"
+        "m has no backbone.embedding.weight: these are not weights of mamba_ssm"
     )
 
 

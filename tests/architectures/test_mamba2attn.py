@@ -28,7 +28,7 @@ PUBLISHED: dict[str, Any] = {  # of mamba2attn-2.7b, smaller
         **{"out_proj_bias": False, "qkv_proj_bias": False},
     },
 }
-OTHER = {
+OTHER_OPTIONS = {
     "attn_layer_idx": [0, 2],
     "attn_cfg": {
         **{"causal": True, "num_heads": 4, "num_heads_kv": 2, "softmax_scale": 0.7, "rotary_emb_dim": 6},
@@ -38,7 +38,7 @@ OTHER = {
     "tie_embeddings": False,
 }
 UNROTATED = {"attn_layer_idx": [2], "attn_cfg": {"causal": True, "num_heads": 3, "d_conv": 3}}
-KINDS = {"published": PUBLISHED, "other": OTHER, "unrotated": UNROTATED, "mlps": {"d_intermediate": 130}}
+CONFIGS = {"published": PUBLISHED, "other": OTHER_OPTIONS, "unrotated": UNROTATED, "mlps": {"d_intermediate": 130}}
 
 
 def stored(config: dict[str, Any]) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ def stored(config: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def convolved(x: Tensor, w: dict[str, Tensor]) -> Tensor:
-    """Of x (length, channels), one position after the other."""
+    """Convolve x (length, channels), one position after the other."""
     kernel = w["conv1d.weight"][:, 0]
     read = [[(t - j, kernel[:, -1 - j]) for j in range(kernel.shape[1]) if t >= j] for t in range(len(x))]
     return torch.stack([w["conv1d.bias"] + sum(k * x[s] for s, k in each) for each in read])
@@ -148,9 +148,9 @@ def reference(config: dict[str, Any], weights: dict[str, Tensor], ids: list[int]
     return normed(x, wide["backbone.norm_f.weight"]) @ wide["lm_head.weight"].T
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_logits_are_the_references(kind, tmp_path):
-    config = {"d_model": WIDTH, "n_layer": 3, "ssm_cfg": SSM, **KINDS[kind]}
+    config = {"d_model": WIDTH, "n_layer": 3, "ssm_cfg": SSM, **CONFIGS[kind]}
     weights = stored(config)
     theirs = in_memory(config, weights)
     shared = ssmscope.load(theirs)
@@ -170,7 +170,7 @@ def test_logits_are_the_references(kind, tmp_path):
 
 
 def test_a_changed_formula_is_seen(tmp_path):
-    config = {"d_model": WIDTH, "n_layer": 3, "ssm_cfg": SSM, **OTHER}
+    config = {"d_model": WIDTH, "n_layer": 3, "ssm_cfg": SSM, **OTHER_OPTIONS}
     weights = stored(config)
     expected = reference(config, weights, IDS[0])
     for name, value in (("rotary_emb_interleaved", False), ("rotary_emb_base", 60.0), ("softmax_scale", None)):
@@ -200,7 +200,7 @@ def test_a_changed_formula_is_seen(tmp_path):
     ],
 )
 def test_what_cannot_be_read_is_named(change, words):
-    config = {"d_model": WIDTH, "n_layer": 3, "ssm_cfg": SSM, **OTHER}
+    config = {"d_model": WIDTH, "n_layer": 3, "ssm_cfg": SSM, **OTHER_OPTIONS}
     with pytest.raises(InputError, match=words):
         ssmscope.load(in_memory({**config, **change}, stored(config)))
 

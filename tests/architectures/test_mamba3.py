@@ -22,12 +22,12 @@ IDS = [[5, 17, 3, 9, 22, 1, 40], [7, 8, 9]]
 WIDTH, STATE, HEAD = 24, 8, 8
 INNER = 2 * WIDTH
 HEADS = INNER // HEAD
-PLAIN: dict[str, Any] = {"layer": "Mamba3", "d_state": STATE, "headdim": HEAD, "is_mimo": False, "mimo_rank": 4}
-OTHER = {**PLAIN, "ngroups": 3, "rope_fraction": 1.0, "is_outproj_norm": True, "A_floor": 0.8}
-KINDS: dict[str, dict[str, Any]] = {
-    "plain": {"ssm_cfg": PLAIN},
-    "other": {"ssm_cfg": OTHER, "d_intermediate": 130, "tie_embeddings": False},
-    "softplus": {"ssm_cfg": {**PLAIN, "decay": "softplus"}},
+PLAIN_OPTIONS: dict[str, Any] = {"layer": "Mamba3", "d_state": STATE, "headdim": HEAD, "is_mimo": False, "mimo_rank": 4}
+OTHER_OPTIONS = {**PLAIN_OPTIONS, "ngroups": 3, "rope_fraction": 1.0, "is_outproj_norm": True, "A_floor": 0.8}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "plain": {"ssm_cfg": PLAIN_OPTIONS},
+    "other": {"ssm_cfg": OTHER_OPTIONS, "d_intermediate": 130, "tie_embeddings": False},
+    "softplus": {"ssm_cfg": {**PLAIN_OPTIONS, "decay": "softplus"}},
 }
 
 
@@ -109,9 +109,9 @@ def reference(config: dict[str, Any], weights: dict[str, Tensor], ids: list[int]
     return normed(x, wide["backbone.norm_f.weight"]) @ wide["lm_head.weight"].T
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_logits_are_the_references(kind, tmp_path):
-    config = {"d_model": WIDTH, "n_layer": 2, **KINDS[kind]}
+    config = {"d_model": WIDTH, "n_layer": 2, **CONFIGS[kind]}
     weights = stored(config)
     theirs = in_memory(config, weights)
     shared = ssmscope.load(theirs)
@@ -131,17 +131,17 @@ def test_logits_are_the_references(kind, tmp_path):
 
 
 def test_a_changed_formula_is_seen():
-    config = {"d_model": WIDTH, "n_layer": 2, **KINDS["other"]}
+    config = {"d_model": WIDTH, "n_layer": 2, **CONFIGS["other"]}
     weights = stored(config)
     expected = reference(config, weights, IDS[0])
     for name, value in (("decay", "softplus"), ("A_floor", 1e-4)):
-        changed = {**config, "ssm_cfg": {**OTHER, name: value}}
+        changed = {**config, "ssm_cfg": {**OTHER_OPTIONS, name: value}}
         model = ssmscope.load(in_memory(changed, weights))
         assert relative(model.logits(model.encode(ids=IDS[:1]))[0].double(), expected) > 1e-3
 
 
 def test_decays_of_the_first_release_are_told_by_its_class(monkeypatch):
-    config = {"d_model": WIDTH, "n_layer": 1, "ssm_cfg": PLAIN}
+    config = {"d_model": WIDTH, "n_layer": 1, "ssm_cfg": PLAIN_OPTIONS}
     theirs = in_memory(config, stored(config))
     part = theirs.get_submodule("backbone.layers.0.mixer")
     part.__class__ = type("Mamba3", (type(part),), {"__module__": __name__})
@@ -164,9 +164,9 @@ def test_decays_of_the_first_release_are_told_by_its_class(monkeypatch):
     ],
 )
 def test_what_cannot_be_read_is_named(change, words):
-    config = {"d_model": WIDTH, "n_layer": 2, "ssm_cfg": PLAIN}
+    config = {"d_model": WIDTH, "n_layer": 2, "ssm_cfg": PLAIN_OPTIONS}
     with pytest.raises(InputError, match=words):
-        ssmscope.load(in_memory({**config, "ssm_cfg": {**PLAIN, **change}}, stored(config)))
+        ssmscope.load(in_memory({**config, "ssm_cfg": {**PLAIN_OPTIONS, **change}}, stored(config)))
 
 
 def test_a_step_writes_what_two_tokens_give():

@@ -37,7 +37,7 @@ def backbone(name: str = "mamba") -> nn.Module:
 
 
 class Wrapper(nn.Module):
-    """Reads the last of as many positions as it is given, after a norm."""
+    """Module that reads the last of the given positions, after a norm."""
 
     def __init__(self, inner: nn.Module, classes: int = 3):
         super().__init__()
@@ -58,14 +58,14 @@ class First(Wrapper):
 
 
 class Mean(Wrapper):
-    """Of every position, padding or not, and with arguments of its own names."""
+    """Module that reads the mean of every position, padding or not, with arguments of its own names."""
 
     def forward(self, tokens, temperature=2.0):
         return {"loss": None, "logits": self.classify(self.encoder(tokens).last_hidden_state.mean(1)) / temperature}
 
 
 class Attending(Wrapper):
-    """Pools by the softmax of scores, which bends; takes embeddings too."""
+    """Module that pools by the softmax of scores, which is not linear, and also takes embeddings."""
 
     def __init__(self, inner):
         super().__init__(inner)
@@ -77,7 +77,7 @@ class Attending(Wrapper):
 
 
 class Embedding(Wrapper):
-    """Embeds the ids itself, and adds the mean of that to what its backbone makes of it."""
+    """Module that embeds the ids itself, and adds the mean of the embeddings to its backbone's output."""
 
     def __init__(self, inner):
         super().__init__(inner)
@@ -89,7 +89,7 @@ class Embedding(Wrapper):
 
 
 class Within(nn.Module):
-    """The backbone stands deep in it."""
+    """Module with the backbone deep within it."""
 
     def __init__(self, inner):
         super().__init__()
@@ -415,7 +415,7 @@ def test_a_backbone_alone_is_read(name):
 
 
 class Same(nn.Module):
-    """What transformers' classifier computes, written anew."""
+    """Computation of transformers' classifier, written anew."""
 
     def __init__(self, module):
         super().__init__()
@@ -437,7 +437,7 @@ def test_explanations_are_those_of_the_librarys_classifier():
 
 
 class OwnForSequenceClassification(MambaPreTrainedModel):
-    """Named and built as transformers' are, with a head that reads the mean."""
+    """Classifier named and built as transformers' are, with a head that reads the mean."""
 
     def __init__(self, config):
         super().__init__(config)

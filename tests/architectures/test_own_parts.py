@@ -1,4 +1,4 @@
-"""Parts of a model of one's own: which embedding reads the ids, which layer is the head, which arguments it takes."""
+"""Parts of a user's own model: the embedding that reads the ids, the head, and the arguments it takes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_one_number_for_a_text():
 
 
 class Positions(Own):
-    """Other embeddings read other numbers, before and after the ids."""
+    """Module with further embeddings, which read other numbers before and after the ids."""
 
     def __init__(self):
         super().__init__()
@@ -124,7 +124,7 @@ class NoneReads(Positions):
 def test_the_embedding_is_the_first_that_reads_the_ids():
     module = Positions()
     assert own_model(module).get_input_embeddings() is module.table
-    with pytest.raises(InputError, match="^no embedding of NoneReads reads the token ids; a model is read that embeds"):
+    with pytest.raises(InputError, match="^no embedding of NoneReads reads the token ids, as a model that can be read"):
         own_model(NoneReads())
 
 
@@ -197,7 +197,7 @@ def test_the_backbones_configuration_is_not_the_modules():
 
 
 class Sometimes(Own):
-    """Gives logits for texts of one length alone."""
+    """Module that gives logits for texts of one length alone."""
 
     def __init__(self, length: int):
         super().__init__()
@@ -288,7 +288,7 @@ def test_experts_are_plain_in_float64_alone():
 
 
 class Elsewhere(nn.Linear):
-    """A linear map whose weights say that they are on another device."""
+    """Linear map whose weights say that they are on another device."""
 
     told = torch.device("cuda", 1)
 

@@ -1,4 +1,4 @@
-"""RWKV-4: the blocks against the paper's sums, keys of any size, and what transformers does around them."""
+"""RWKV-4: the blocks against the paper's sums, keys of any size, and transformers' rescaling around them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ssmscope.core.mixers import fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 
-SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, rescale_every=0, use_cache=False)
+SIZES = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, rescale_every=0, use_cache=False)
 
 
 def made(**options) -> RwkvForCausalLM:
     torch.manual_seed(0)
-    model = RwkvForCausalLM(RwkvConfig(**{**SMALL, **options}))
+    model = RwkvForCausalLM(RwkvConfig(**{**SIZES, **options}))
     torch.nn.init.normal_(model.get_input_embeddings().weight)
     return loud(model)
 
@@ -31,7 +31,7 @@ def block_and_input(number: int = 0, length: int = 17, **options):
     """A block of a random model in float64, and an input."""
     block = mixers(made(**options).double())[number]
     torch.manual_seed(1)
-    return block, torch.randn(2, length, SMALL["hidden_size"]).double()
+    return block, torch.randn(2, length, SIZES["hidden_size"]).double()
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -346,7 +346,7 @@ def test_a_state_of_another_kind_is_refused():
 def classifier(**options) -> SSMForSequenceClassification:
     torch.manual_seed(0)
     return SSMForSequenceClassification(
-        SSMClassifierConfig(RwkvConfig(**{**SMALL, "vocab_size": 16, **options}), num_labels=2)
+        SSMClassifierConfig(RwkvConfig(**{**SIZES, "vocab_size": 16, **options}), num_labels=2)
     )
 
 
@@ -358,7 +358,7 @@ def test_a_classifier_reads_padding_on_either_side(tmp_path):
         by_embeds = model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask).logits
     torch.testing.assert_close(left, right)
     torch.testing.assert_close(by_embeds[0], left)
-    language = loud(RwkvForCausalLM(RwkvConfig(**SMALL)))
+    language = loud(RwkvForCausalLM(RwkvConfig(**SIZES)))
     with torch.no_grad(), fast_scan(language):
         by_place, by_name = language(ids, mask).logits, language(ids, attention_mask=mask).logits
         alone = language(torch.tensor([[5, 6, 7]])).logits[0]

@@ -1,4 +1,4 @@
-"""The selective SSM's language model beside its classifier: one set of weights, two heads."""
+"""The selective SSM's language model and classifier: one set of weights, two heads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ssmscope.core.mixers import fast_scan
 from ssmscope.core.model import Model
 
 IDS = torch.tensor([[5, 17, 3, 9, 11], [7, 8, 9, 1, 2]])
-SMALL = dict(vocab_size=23, hidden_size=6, state_size=3)
+SIZES = dict(vocab_size=23, hidden_size=6, state_size=3)
 NAMES = ["embedding.weight", "ssm.A", "ssm.W_B", "ssm.W_C", "ssm.q_delta", "ssm.p_delta"]
 
 
 @pytest.fixture
 def language():
     torch.manual_seed(0)
-    model = SelectiveSSMForCausalLM(SelectiveSSMConfig(**SMALL, spectral_abscissa=-0.1)).eval()
+    model = SelectiveSSMForCausalLM(SelectiveSSMConfig(**SIZES, spectral_abscissa=-0.1)).eval()
     nn.init.normal_(model.backbone.ssm.p_delta)
     return model
 
@@ -36,7 +36,7 @@ def language():
 @pytest.fixture
 def classifier():
     torch.manual_seed(1)
-    return SelectiveSSMForSequenceClassification(SelectiveSSMConfig(**SMALL)).eval()
+    return SelectiveSSMForSequenceClassification(SelectiveSSMConfig(**SIZES)).eval()
 
 
 def by_hand(model, ids):
@@ -76,9 +76,9 @@ def test_names_and_heads(language, classifier):
 
 
 def test_a_head_is_drawn_once():
-    """Embedding, SSM, head, in this order: a seed's classifier."""
+    """Embedding, SSM and head are drawn in this order, which gives a seed's classifier."""
     torch.manual_seed(5)
-    model = SelectiveSSMForSequenceClassification(SelectiveSSMConfig(**SMALL, binary=False, num_labels=4))
+    model = SelectiveSSMForSequenceClassification(SelectiveSSMConfig(**SIZES, binary=False, num_labels=4))
     torch.manual_seed(5)
     embedding, _ = nn.Embedding(23, 6), type(model.ssm)(6, 3)
     assert torch.equal(embedding.weight, model.embedding.weight)
@@ -106,12 +106,12 @@ def test_each_opens_the_others_directory(language, classifier, tmp_path):
 
 
 def assert_drawn(head):
-    """Uniform within 1 / √inputs, as a linear map is made."""
+    """Assert that weights are uniform within 1 / √inputs, as a linear map's are."""
     assert 0 < head.weight.abs().max() <= head.in_features**-0.5 and head.weight.unique().numel() == head.weight.numel()
 
 
 def test_a_configuration_makes_a_language_model():
-    made = transformers.AutoModelForCausalLM.from_config(SelectiveSSMConfig(**SMALL, tie_word_embeddings=True))
+    made = transformers.AutoModelForCausalLM.from_config(SelectiveSSMConfig(**SIZES, tie_word_embeddings=True))
     assert type(made) is SelectiveSSMForCausalLM and not made.config.tie_word_embeddings
     assert made.lm_head.weight is not made.backbone.embedding.weight
 

@@ -1,4 +1,4 @@
-"""Models split over devices: which parts go where, and which maps of devices are refused."""
+"""Models split over devices: the place of each part, and refused device maps."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_parts_that_are_not_in_memory_or_on_several_devices() -> None:
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> dict[Any, int]:
-    """Bytes of free memory of each device, for the test to set."""
+    """Free memory of each device in bytes, for the test to set."""
     modeling, free = pytest.importorskip("accelerate.utils.modeling"), dict[Any, int]()
     monkeypatch.setattr(modeling, "get_max_memory", lambda given=None: dict(given or free))
     monkeypatch.setattr("accelerate.utils.get_max_memory", lambda given=None: dict(given or free))

@@ -1,4 +1,4 @@
-"""Nothing of a checkpoint's code runs, and nobody is asked whether it may."""
+"""No code of a checkpoint runs, and nobody is asked whether it may."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tokenizer(PreTrainedTokenizerFast): pass
 
 @pytest.fixture
 def asked(monkeypatch) -> list[str]:
-    """What was asked; the answer is always yes."""
+    """Record the questions asked; the answer is always yes."""
     questions: list[str] = []
 
     def ask(question: str = "") -> str:

@@ -101,7 +101,7 @@ def reference(weights: dict[str, Tensor], image: Tensor, step: int) -> Tensor:
 
 
 def written(path, weights: dict[str, Tensor]):
-    """As the published code saves them, with what else stands there."""
+    """Write them as the published code does, with the other contents of its files."""
     file = path / "vim.pth"
     torch.save({"model": weights, "epoch": 3, "args": argparse.Namespace(lr=0.1), "optimizer": {"state": {}}}, file)
     return file
@@ -143,7 +143,7 @@ def test_logits_are_the_references(form, tmp_path):
     [(64, 6, 64), (60, 5, 41), (32, 7, 32), (50, 3, 50), (50, 2, 50), (217, 8, 1), (224, 4, 224)],
 )
 def test_the_step_is_the_largest_that_a_published_width_gives(size, grid, step):
-    """And not larger than a patch; where none gives one, patches lie side by side."""
+    """The step is at most a patch; if no width gives one, patches are adjacent."""
     plan = plan_vim(stored(size, grid), "m")
     assert plan.build().config.patch == [size, step] and not plan.tied
 
@@ -152,7 +152,7 @@ def test_no_more_layers_than_tensors():
     weights = stored()
     for more, said in (
         (0, None),
-        (1, f"m is no Vim that can be read: it has a layer {len(weights) + 1} and {len(weights) + 1} ten"),
+        (1, f"m is not a Vim that can be read: it has a layer {len(weights) + 1} and {len(weights) + 1} ten"),
     ):
         name = f"layers.{len(weights) + more}.norm.weight"
         found = refusal(plan_vim, {**weights, name: torch.zeros(WIDTH)}, "m")
@@ -170,7 +170,7 @@ def test_a_changed_formula_is_seen(tmp_path):
 
 
 def test_every_layer_is_a_linear_map_of_the_image(model, batch):
-    """Where the class token stands in the middle."""
+    """The class token stands in the middle."""
     trace = model.trace(batch)
     for index, mixer in enumerate(model.mixers):
         layer, linearized = trace.layers[index], trace.linearized[index]
@@ -189,7 +189,7 @@ def test_every_layer_is_a_linear_map_of_the_image(model, batch):
 
 
 def test_survival_is_at_the_class_token(model, batch):
-    """In the states that the class token reads: forwards of the patches above it, backwards of those below."""
+    """The class token reads states forwards of the patches above it, and backwards of those below."""
     layer = model.trace(batch).layers[0]
     found, norms = layer.survival(), []
     for recurrence in layer.recurrences:
@@ -261,7 +261,7 @@ def test_what_can_be_asked(model, batch):
         ({"patch_embed.proj.weight": torch.zeros(WIDTH, 1, 56, 56)}, r"its patches are \(12, 1, 56, 56\)"),
         ({"layers.0.mixer.conv1d.weight": torch.zeros(3)}, r"its layers.0.mixer.conv1d.weight is \(3,\)"),
         ({"head.weight": torch.zeros(0, WIDTH)}, r"its head.weight is \(0, 12\)"),
-        ({"patch_embed.proj.bias": torch.zeros(3)}, r"no Vim that can be read: its patches are \(12, 3, 56, 56\)"),
+        ({"patch_embed.proj.bias": torch.zeros(3)}, r"not a Vim that can be read: its patches are \(12, 3, 56, 56\)"),
         ({"layers.5000000.norm.weight": torch.zeros(WIDTH)}, "a layer 5000000 and"),
         ({"layers.1.norm.bias": torch.zeros(WIDTH)}, "has no place for backbone.layers.1.norm.bias"),
         ({"rope.freqs_cos": torch.zeros(3)}, "has no place for rope.freqs_cos"),

@@ -1,4 +1,4 @@
-"""Files of weights: which are read, what of them, and what is said of the rest."""
+"""Files of weights: those that are read, their contents, and the refusals of the rest."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_which_files_hold_the_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shards", "said"),
     [
-        *((each, "is no index of weights: it must say which file holds which tensor")
+        *((each, "is not an index of weights: it must say which file holds which tensor")
           for each in (None, [], {}, ["y"], "y", 5, {"a": 5}, {"a": "y", "b": None})),
         *(({"a": "y", "b": each, "c": "/"}, f"names {each!r}; allowed are names of files in its directory")
           for each in ("", ".", "..", "a/y", "a\\y", "c:y", "y\0")),
@@ -302,7 +302,7 @@ def test_names_that_do_not_fit_are_told_with_the_fields_that_they_contradict(nam
     assert refusal(stored.check_names, [], [], config, "m") is None
 
 
-FIT = "the weights of m do not fit its configuration:"
+MISFIT = "the weights of m do not fit its configuration:"
 
 
 @pytest.mark.parametrize(
@@ -310,19 +310,19 @@ FIT = "the weights of m do not fit its configuration:"
     [
         ({}, None),
         ({"inner.b.num_batches_tracked": Stored((), True)}, None),
-        ({"inner.a.weight": None, "inner.a.bias": None}, f"{FIT} they lack 2 tensors, the first inner.a.bias"),
+        ({"inner.a.weight": None, "inner.a.bias": None}, f"{MISFIT} they lack 2 tensors, the first inner.a.bias"),
         (
             {"z": Stored((), True), "y": Stored((), True), "x": Stored((), True)},
-            f"{FIT} the model that it describes has no place for 3 tensors, the first x",
+            f"{MISFIT} the model that it describes has no place for 3 tensors, the first x",
         ),
         (
             {"inner.a.weight": Stored((3, 2), True), "inner.a.bias": Stored((5,), True)},
-            f"{FIT} inner.a.weight is 3 × 2, and the model's is 2 × 3",
+            f"{MISFIT} inner.a.weight is 3 × 2, and the model's is 2 × 3",
         ),
-        ({"inner.a.bias": Stored((), True)}, f"{FIT} inner.a.bias is a single number, and the model's is 2"),
+        ({"inner.a.bias": Stored((), True)}, f"{MISFIT} inner.a.bias is a single number, and the model's is 2"),
         (
             {"inner.b.num_batches_tracked": Stored((1,), False)},
-            f"{FIT} inner.b.num_batches_tracked is 1, and the model's is a single number",
+            f"{MISFIT} inner.b.num_batches_tracked is 1, and the model's is a single number",
         ),
         (
             {"inner.a.bias": Stored((2,), False)},
@@ -349,7 +349,7 @@ def test_tied_weights_are_equal() -> None:
     said = "they hold a head other than the embeddings, and config.json says that the two are one"
     assert refusal(stored.check_tied, one, one.clone(), "m") is None
     for other in (one.T.contiguous(), one[:1], one + torch.eye(2, 3)):
-        assert f"{FIT} {said}" in (refusal(stored.check_tied, one, other, "m") or "")
+        assert f"{MISFIT} {said}" in (refusal(stored.check_tied, one, other, "m") or "")
 
 
 def test_a_plan_is_built_in_the_widest_dtype() -> None:

@@ -34,7 +34,7 @@ KERNEL = "someone/kernel"
 
 @pytest.fixture
 def fetched(monkeypatch) -> list[Any]:
-    """The kernels that were asked for of a hub, by a package `kernels` that is there."""
+    """Record the kernels asked of a hub, with an installed package `kernels`."""
     asked: list[Any] = []
 
     def get_kernel(*args: Any, **kwargs: Any) -> ModuleType:
@@ -67,7 +67,7 @@ def refused(call: Any, given: Any) -> str:
 
 
 def small_jamba(path: Path) -> Path:
-    """One with attention, which is what kernels are for."""
+    """Return a Jamba with attention, which uses kernels."""
     random_example("jamba").save_pretrained(path)
     return path
 
@@ -194,7 +194,7 @@ def test_what_every_family_writes_is_known(tmp_path, name):
 
 
 def test_what_published_models_say_is_known():
-    """Fields of config.json and tokenizer_config.json as they are published, shortened."""
+    """Fields are those of published config.json and tokenizer_config.json files, shortened."""
     for fields in (
         {"model_type": "mamba", "ssm_cfg": {}, "torch_dtype": "float32", "time_step_init_scheme": "random"},
         {"model_type": "bamba", "attn_rotary_emb": 64, "rope_scaling": None, "hidden_act": "silu"},
@@ -250,7 +250,7 @@ def test_the_hubs_cache_is_of_links(tmp_path):
 
 
 def test_transformers_is_given_what_was_checked(tmp_path, monkeypatch):
-    """No second reading of config.json, which a file could answer otherwise."""
+    """config.json is not read a second time, when a file could answer otherwise."""
 
     def reads(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("config.json was read by transformers")

@@ -93,7 +93,7 @@ def test_texts_that_the_library_cuts_run_whole():
 
 
 def test_relevance_passes_a_capped_head(module):
-    """Logits that the cap bends: half as large as they would be, and more."""
+    """The cap halves the logits or more."""
     model = Model(module)
     module.config.output_logit_soft_cap = 1.0
     with TrueFloat64():
@@ -107,7 +107,7 @@ def test_relevance_passes_a_capped_head(module):
 @pytest.mark.parametrize(
     "field, value, says",
     [
-        ("gate_soft_cap", None, "gate_soft_cap is None: an xLSTM can be read whose gates are capped, at 40 at most"),
+        ("gate_soft_cap", None, "gate_soft_cap is None: only an xLSTM whose gates are capped at 40 or less can"),
         ("gate_soft_cap", 100.0, "gate_soft_cap is 100"),
         ("weight_mode", "fused", "weight_mode is 'fused'"),
     ],

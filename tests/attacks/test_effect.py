@@ -1,4 +1,4 @@
-"""What a change does inside a model: closed forms on a model that forgets at a known rate, identities on every family,
+"""Effect of a change inside a model: closed forms on a model that forgets at a known rate, identities on every family,
 and views that stay readable and safe."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import torch
 from drawn import labels
 from examples import random_example
-from leaky import leaky
+from fading import fading
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PatchCollection
 from matplotlib.colors import to_hex
@@ -41,7 +41,7 @@ def random_model(name: str) -> ssmscope.Model:
 
 
 def states(words: list[str]) -> np.ndarray:
-    """(tokens, 3): y_t = Σ_s e^(−λ Σ steps behind s) · step_s · u_s of u = (1, weight, …), by its recurrence."""
+    """(tokens, 3): y_t = Σ_s e^(−λ Σ steps after s) · step_s · u_s of u = (1, weight, …), by its recurrence."""
     y, rows = np.zeros(2), []
     for word in words:
         step = STEPS.get(word, 1.0)
@@ -55,7 +55,7 @@ class TestClosedForm:
 
     @pytest.fixture
     def model(self) -> ssmscope.Model:
-        model = leaky(WEIGHTS, decay=DECAY, steps=STEPS)
+        model = fading(WEIGHTS, decay=DECAY, steps=STEPS)
         with torch.no_grad():  # the embedding's third number, which sets the step, is left out of what is read
             model.module.head.weight[:, 2] = 0
         return model
@@ -200,7 +200,7 @@ class TestAlignment:
             assert (np.diff(pairs, axis=0) > 0).all()
 
     def test_what_changed(self):
-        found = attack_effect(leaky(WEIGHTS), before="good a bad b", after="a bad film film b")
+        found = attack_effect(fading(WEIGHTS), before="good a bad b", after="a bad film film b")
         assert found.before.changed.tolist() == [True, False, False, False, False]
         assert found.after.changed.tolist() == [False, False, True, True, False, False]
         assert found.first_changed == 0
@@ -237,19 +237,19 @@ class TestOptions:
     )
     def test_what_is_refused(self, options, says):
         with pytest.raises(InputError, match=says) as caught:
-            attack_effect(leaky(WEIGHTS), **{"before": "good", "after": "bad", **options})
+            attack_effect(fading(WEIGHTS), **{"before": "good", "after": "bad", **options})
         assert "\n" not in str(caught.value)
 
     def test_ids_that_the_model_does_not_have(self):
         with pytest.raises(InputError, match="id 99, outside the model's vocabulary"):
-            of_ids(leaky(WEIGHTS), [3], [99])
+            of_ids(fading(WEIGHTS), [3], [99])
 
     def test_a_model_without_a_tokenizer(self):
         with pytest.raises(InputError, match="has no tokenizer to read texts with; give one, load"):
             attack_effect(random_model("mamba"), before="good", after="bad")
 
     def test_a_damaged_model(self):
-        model = leaky(WEIGHTS)
+        model = fading(WEIGHTS)
         with torch.no_grad():
             model.module.ssm.A[0, 0] = torch.nan
         with pytest.raises(InputError, match="not finite"):
@@ -416,12 +416,26 @@ class TestResult:
         for view in (page, drawn):
             assert ("flat: noise" in view) == flat and f"{lowest:.2f}"[:3] in view
 
+    def test_layers_are_not_clipped(self):
+        """Layers reach beyond the average; every row says its own range, on scales that hold all rows."""
+        model = ssmscope.load("demo/sst2-mamba2")
+        result = attack_effect(model, before="a gripping film .", after="a tedious film .", layers="all")
+        rows = [row for text in result.token_rows().texts for row in text.rows]
+        assert [row.name for row in rows[:4]] == ["retention", "attention", "layer 0 retention", "layer 0 attention"]
+        for kind in ("retention", "attention"):
+            own = [row for row in rows if row.name.endswith(kind)]
+            seen = [row.scores if row.outside is None else row.scores[~row.outside] for row in own]
+            for row, scores in zip(own, seen):
+                assert row.own == (scores.min(), scores.max()) and row.ends == own[0].ends
+            low, high = min(each.min() for each in seen), max(each.max() for each in seen)
+            assert own[0].ends == ((low, high) if kind == "retention" else (0, high))
+
     @pytest.mark.parametrize("words", [1, 5, 20, 57])
     def test_nothing_overlaps_or_leaves_the_sheet(self, words):
         draw = np.random.default_rng(words)
         names = ["a", "b", "film", "good", "bad"]
         text = [names[i] for i in draw.integers(0, 5, words)]
-        result = attack_effect(leaky(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text, "bad", "b"]))
+        result = attack_effect(fading(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text, "bad", "b"]))
         figure = result.figure()
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
@@ -441,7 +455,7 @@ class TestResult:
     def test_a_long_text_is_cut_in_the_figure_only(self):
         text = ["a", "b", "film"] * 360
         result = attack_effect(
-            leaky(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text[:1000], "bad", *text[1000:]])
+            fading(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text[:1000], "bad", *text[1000:]])
         )
         figure = result.figure()
         texts = labels(figure)

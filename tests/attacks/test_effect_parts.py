@@ -1,4 +1,4 @@
-"""Steps of the effect of a change: aligned tokens of long texts, shares of a row, and what counts as the same."""
+"""Steps of the effect of a change: aligned tokens of long texts, shares of a row, and the tolerance of equality."""
 
 from __future__ import annotations
 

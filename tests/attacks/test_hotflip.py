@@ -34,7 +34,7 @@ from ssmscope.data.text import load_text
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template, label_words
 
-PLAIN = Template("{content}")
+TEMPLATE = Template("{content}")
 WORDS = "good bad fine great film movie a the is very dull sad".split()
 
 
@@ -46,7 +46,7 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def classifier() -> ssmscope.Model:
-    """A random one of three classes, in which every position matters."""
+    """Return a random classifier of three classes in which every position matters."""
     torch.manual_seed(0)
     sizes = dict(hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, num_hidden_layers=2)
     backbone = Mamba2Config(vocab_size=16, pad_token_id=0, bos_token_id=0, eos_token_id=0, **sizes)
@@ -132,7 +132,7 @@ def node(text: str) -> module.Node:
 
 
 def flip(model: ssmscope.Model, texts: list[str], labels: list[int], **limits) -> list[module.Search]:
-    return hotflip(model, texts, labels, whole(model).scores, template=PLAIN, limits=Limits(**limits))
+    return hotflip(model, texts, labels, whole(model).scores, template=TEMPLATE, limits=Limits(**limits))
 
 
 class TestSearch:
@@ -250,7 +250,7 @@ class TestSearch:
         limits = Limits(beam=2, candidates=3, flips=2)
         ended = []
         texts = ["awful poor", "dull film plot", "film"]
-        hotflip(model, texts, [0] * 3, scores, template=PLAIN, limits=limits, ended=ended.append)
+        hotflip(model, texts, [0] * 3, scores, template=TEMPLATE, limits=limits, ended=ended.append)
         assert batches == [3, 4] and waves[:2] == [3, 9] and len(waves) == 3 and ended == [1, 2]
 
     def test_a_slow_tokenizer_is_refused(self):
@@ -258,8 +258,8 @@ class TestSearch:
             is_fast = False
 
         model = ssmscope.Model(bag(WEIGHTS).module, Slow(), "slow")
-        with pytest.raises(InputError, match="the slow tokenizer of slow has none"):
-            hotflip(model, ["film"], [0], lambda texts: None, template=PLAIN)
+        with pytest.raises(InputError, match="slow has a slow tokenizer: give a fast one"):
+            hotflip(model, ["film"], [0], lambda texts: None, template=TEMPLATE)
 
 
 # ---- reading and writing
@@ -267,7 +267,7 @@ class TestSearch:
 
 @pytest.fixture(scope="module")
 def marked() -> ssmscope.Model:
-    """A classifier whose tokens of words behind a space begin with Ġ, and some of which are parts of words."""
+    """Return a classifier whose tokens of words after a space begin with Ġ, some of them parts of words."""
     pieces = ["[PAD]", "[UNK]", *"abcdefghijklmnopqrstuvwxyzG'.,", "Ġ"]
     merges = []
     for word in ("Ġgood", "Ġbad", "Ġfilm", "Ġfine", "Ġgo", "od", "film", "fi", "Ġsad", "ing", "Ġthe", "good"):
@@ -293,7 +293,7 @@ class TestTexts:
     def test_words_that_may_be_replaced(self):
         model = ssmscope.load("demo/sst2-mamba2")
         text = "The film isn't a well-made 3 act comedy , stuffy and really , really bad!"
-        node = read(model, text, PLAIN, frozenset({"really", "the"}))
+        node = read(model, text, TEMPLATE, frozenset({"really", "the"}))
         assert [text[start:stop] for start, stop in node.places.values()] == [
             "film",
             "a",
@@ -312,7 +312,7 @@ class TestTexts:
         assert {token: node.text[a:b] for token, (a, b) in node.places.items()} == {3: "the", 4: "dull", 5: "movie"}
 
     def test_a_flip_moves_what_stands_behind_it(self):
-        node = read(speaker(), "good film is bad", PLAIN)
+        node = read(speaker(), "good film is bad", TEMPLATE)
         longer = node.flipped(0, WORDS.index("great") + 2, "great", 1.0).flipped(2, WORDS.index("a") + 2, "a", 2.0)
         assert longer.text == "great film a bad" and longer.estimate == 2
         assert {t: longer.text[a:b] for t, (a, b) in longer.places.items()} == {1: "film", 3: "bad"}
@@ -330,11 +330,11 @@ class TestTexts:
         """In "film" alone "fi" and "ing" are put in the place of a word, and some of these merge with their
         neighbours."""
         vocabulary, texts = Vocabulary.of(marked), ["film good bad", "the sad film.", "film good.film"]
-        nodes = [read(marked, text, PLAIN) for text in texts]
+        nodes = [read(marked, text, TEMPLATE) for text in texts]
         assert [len(node.places) for node in nodes] == [3, 2, 3]
         gradients = loss_gradients(marked, [node.ids for node in nodes], [0, 0, 0], None)
         drawn = [best_flips(marked, node, each, vocabulary, 200) for node, each in zip(nodes, gradients)]
-        offered = offers(marked, nodes, gradients, vocabulary, PLAIN, 70)
+        offered = offers(marked, nodes, gradients, vocabulary, TEMPLATE, 70)
         dropped = 0
         for flips, own in zip(drawn, offered):
             right = [each for each in flips if tuple(marked.tokenizer(each.text)["input_ids"]) == each.ids]
@@ -344,7 +344,7 @@ class TestTexts:
         assert dropped > 0
 
     def test_estimates_of_flips_are_those_of_their_tokens(self, marked):
-        (node,) = [read(marked, "film good bad", PLAIN)]
+        (node,) = [read(marked, "film good bad", TEMPLATE)]
         (gradient,) = loss_gradients(marked, [node.ids], [1], None)
         table = marked.module.get_input_embeddings().weight.detach()
         flips = best_flips(marked, node, gradient, Vocabulary.of(marked), 1000)
@@ -356,16 +356,16 @@ class TestTexts:
 
 
 def asked_and_won(model, texts, labels, candidates: int) -> tuple[int, int]:
-    """How many texts were asked about, and how many answers changed."""
+    """Return the number of texts asked about, and of answers that changed."""
     limits = Limits(candidates=candidates, kept=stopwords()[0])
-    found = hotflip(model, texts, labels, whole(model).scores, template=PLAIN, limits=limits)
+    found = hotflip(model, texts, labels, whole(model).scores, template=TEMPLATE, limits=limits)
     won = sum(int(each.best.scores.argmax()) != label for each, label in zip(found, labels))
     return sum(each.queries for each in found), won
 
 
 @pytest.fixture
 def by_chance(monkeypatch):
-    """From when it is called on, flips are ranked by chance instead of by the gradient."""
+    """Rank flips by chance instead of by the gradient from now on."""
     draw = torch.Generator().manual_seed(0)
 
     def ranked(gradient, old, new):
@@ -399,7 +399,7 @@ class TestAgainstChance:
 
 
 def test_real_reviews(real_data):
-    """On the test split of SST-2 most right answers of a shipped model hang on two or three words."""
+    """On SST-2's test split most right answers of a shipped model depend on two or three words."""
     real_data("sst2", "test")
     data = load_text("sst2", "test").sample(40)
     found = word_attack(ssmscope.load("demo/sst2-mamba2"), data, recipe="hotflip", flips=3)

@@ -1,4 +1,4 @@
-"""HotFlip's parts by hand: what a search keeps of its candidates, and which words may be replaced and inserted."""
+"""HotFlip's parts by hand: the candidates that a search keeps, and the words that may be replaced and inserted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from bags import bag, tokenizer
-from leaky import leaky
+from fading import fading
 from tokenizers import Regex, Tokenizer
 from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Sequence, Split, WhitespaceSplit
@@ -19,7 +19,7 @@ from ssmscope.core.model import Model
 from ssmscope.data.language import byte_tokenizer
 from ssmscope.evaluation import Evaluator, Template, label_words
 
-PLAIN = Template("{content}")
+TEMPLATE = Template("{content}")
 WORDS = "good bad film fine dull".split()
 
 
@@ -89,7 +89,7 @@ class TestSearch:
 
 class TestWords:
     def test_a_character_of_two_tokens_is_no_token(self) -> None:
-        letters = dataclasses.replace(leaky(dict.fromkeys(map(str, range(253)), 0.0)), tokenizer=byte_tokenizer())
+        letters = dataclasses.replace(fading(dict.fromkeys(map(str, range(253)), 0.0)), tokenizer=byte_tokenizer())
         found = read(letters, "a é b B", Template("c {content} d"), frozenset({"b"}))
         assert found.places == {2: (0, 1)} and bytes(found.ids) == "c a é b B d".encode()
 
@@ -99,7 +99,7 @@ class TestWords:
         model = bag(dict.fromkeys([*WORDS, "\u0301"], 0.0))
         marks = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", cls_token="[CLS]")
         model = dataclasses.replace(model, tokenizer=marks)
-        found = read(model, "bad film\u0301 good zebra fine.", PLAIN)
+        found = read(model, "bad film\u0301 good zebra fine.", TEMPLATE)
         assert {found.text[start:stop] for start, stop in found.places.values()} == {"bad", "good"}
 
     def test_a_word_that_is_inserted_is_no_special_one_and_has_an_embedding(self) -> None:
@@ -114,7 +114,7 @@ class TestWords:
     @pytest.mark.parametrize("number", [1, 4, 7, 99])
     def test_the_best_flips_are_those_of_all_places(self, number) -> None:
         model = bag({"good": 3.0, "bad": -4.0, "film": 0.5, "fine": 1.25, "dull": -1.5})
-        given, weights = read(model, "film good dull", PLAIN), dict(zip(WORDS, (3.0, -4.0, 0.5, 1.25, -1.5)))
+        given, weights = read(model, "film good dull", TEMPLATE), dict(zip(WORDS, (3.0, -4.0, 0.5, 1.25, -1.5)))
         gradient = torch.tensor([[-1.0], [-0.5], [2.0], [9.0]])
         ways = [
             (float(gradient[at, 0]) * (weights[word] - weights[old]), at, word)
@@ -132,7 +132,7 @@ class TestWords:
 
 
 def test_answers_of_two_tokens_are_scored_to_their_end() -> None:
-    model = leaky({"good": 1.5, "bad": -1.0, "film": 0.5, "Is": 0.3}, decay=0.4, language=True)
+    model = fading({"good": 1.5, "bad": -1.0, "film": 0.5, "Is": 0.3}, decay=0.4, language=True)
     words, text = ("good film", "bad"), "Is film bad good"
     ids = label_words(model, words, after=text).ids
     row = torch.tensor([model.tokenizer(text)["input_ids"]])

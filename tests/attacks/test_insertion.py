@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bags import LABELS
-from leaky import leaky, log_odds
+from fading import fading, log_odds
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
 
 import ssmscope
@@ -35,7 +35,7 @@ WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a
 
 
 def reviews(n: int = 40, seed: int = 0, words: int = 4) -> TextData:
-    """Texts of so many words, with labels that the words' weights decide but for noise."""
+    """Return texts of so many words, with labels that the words' weights decide up to noise."""
     draw = np.random.default_rng(seed)
     names = list(WEIGHTS)[:6]
     texts = [" ".join(names[i] for i in draw.integers(0, 6, words)) for _ in range(n)]
@@ -51,7 +51,7 @@ def signed(data: TextData, odds: list[float]) -> np.ndarray:
 
 class TestClosedForm:
     def test_a_model_that_forgets_nothing_cares_for_no_place(self):
-        model, data = leaky(WEIGHTS, ending=0.05), reviews()
+        model, data = fading(WEIGHTS, ending=0.05), reviews()
         found = insertion_sweep(model, data, insert=["dull fine", "bad"], places=3)
         clean = signed(data, [log_odds(text.split(), WEIGHTS, ending=0.05) for text in data.texts])
         assert found.clean.value == (clean > 0).mean()
@@ -70,7 +70,7 @@ class TestClosedForm:
     def test_every_place_of_a_model_that_forgets(self, language):
         """A text of four words has five places; which share is which is written out."""
         steps = {"film": 1.7, "dull": 0.6}
-        model, data = leaky(WEIGHTS, decay=0.4, steps=steps, ending=0.15, language=language), reviews()
+        model, data = fading(WEIGHTS, decay=0.4, steps=steps, ending=0.15, language=language), reviews()
         template = dict(template="Is it {content} ?", words=("bad", "good")) if language else {}
         end = dict(decay=0.4, steps=steps, ending=None if language else 0.15)
         places = [0, 0.12, 0.13, 0.5, 0.62, 0.63, 1]
@@ -107,8 +107,8 @@ class TestClosedForm:
 
     @pytest.mark.parametrize(("decay", "share"), [(0.5, 1.0), (-0.5, 0.0)])
     def test_the_hardest_place_is_where_the_memory_is_worst(self, decay, share):
-        """What is read last counts most where states decay, and what is read first where they grow."""
-        model = leaky(WEIGHTS, decay=decay)
+        """The last words count most where states decay, and the first words where they grow."""
+        model = fading(WEIGHTS, decay=decay)
         texts = ["film good a film film", "good film film film a", "fine good film film film"] * 5
         data = text_data("praise", "test", texts, [1] * 15, LABELS)
         found = insertion_sweep(model, data, insert="bad", places=6)
@@ -126,7 +126,7 @@ class TestClosedForm:
             **dict(num_hidden_layers=1, pad_token_id=0, bos_token_id=2, eos_token_id=2),
         )
         config = SSMClassifierConfig(backbone, num_labels=2, id2label=dict(enumerate(LABELS)))
-        module, tokenizer = SSMForSequenceClassification(config), leaky(WEIGHTS).tokenizer
+        module, tokenizer = SSMForSequenceClassification(config), fading(WEIGHTS).tokenizer
         mixer = module.backbone.layers[0].mixer
         with torch.no_grad():
             mixer.A_log.fill_(12.0)
@@ -153,7 +153,7 @@ class TestClosedForm:
 
 
 def ended(n: int, seed: int) -> TextData:
-    """Ten words, of which the last one is the label."""
+    """Return ten words, of which the last one is the label."""
     draw = np.random.default_rng(seed)
     labels = draw.integers(0, 2, n)
     rows = [[*np.array(list(WEIGHTS)[:6])[draw.integers(0, 6, 9)], LABELS[label]] for label in labels]
@@ -161,7 +161,7 @@ def ended(n: int, seed: int) -> TextData:
 
 
 def swept(right: list[list[int]], odds: list[list[float]] | None = None) -> tuple[InsertionSweep, InsertionCurve]:
-    """A sweep of one phrase by hand: what is right when clean, then at each place; and the log-odds."""
+    """Return a sweep of one phrase by hand: right answers when clean and at each place, and log-odds."""
     rows = np.array(right)
     spots = [(place_name(share), share) for share in np.linspace(0, 1, len(rows) - 1).tolist()]
     own = None if odds is None else np.array(odds, dtype=float)
@@ -230,7 +230,7 @@ class TestTexts:
         assert inserted(" a ", "x", 0) == " x a " and inserted(" a ", "x", 1) == " a x "
 
     def test_a_suffix_is_the_text_and_the_phrase(self):
-        """On a shipped model, run plainly."""
+        """A shipped model is run plainly."""
         model = ssmscope.load("demo/sst2-mamba")
         texts = ["a gripping , beautifully acted film .", "dull and far too long .", "i liked it"]
         data = text_data("three", "test", texts, [1, 0, 1], ("negative", "positive"))
@@ -249,7 +249,7 @@ class TestTexts:
         asked = []
         scores = Evaluator.scores
         monkeypatch.setattr(Evaluator, "scores", lambda self, texts: asked.append(list(texts)) or scores(self, texts))
-        insertion_sweep(leaky(WEIGHTS), text_data("d", "all", ["good a", "bad"], [1, 0], LABELS), insert="a", places=2)
+        insertion_sweep(fading(WEIGHTS), text_data("d", "all", ["good a", "bad"], [1, 0], LABELS), insert="a", places=2)
         assert asked == [["good a", "bad", "a good a", "a bad", "good a a", "bad a"]]
 
     def test_white_space_at_the_end_of_a_template(self, monkeypatch):
@@ -258,7 +258,7 @@ class TestTexts:
         asked = []
         scores = Evaluator.scores
         monkeypatch.setattr(Evaluator, "scores", lambda self, texts: asked.extend(texts) or scores(self, texts))
-        model = leaky(WEIGHTS, language=True)
+        model = fading(WEIGHTS, language=True)
         data = text_data("d", "all", ["film", "a"], [1, 0], LABELS)
         found = insertion_sweep(
             model, data, insert=" bad ", places=[1], template="{content} Is it ?\n", words=["bad", "good"]
@@ -279,7 +279,7 @@ class TestTexts:
     )
     def test_white_space_of_a_template_is_no_place(self, template, outside):
         given = dict(insert="bad", places=[0.5], template=template, words=["bad", "good"])
-        found = insertion_sweep(leaky(WEIGHTS, language=True), reviews(), **given)
+        found = insertion_sweep(fading(WEIGHTS, language=True), reviews(), **given)
         assert [place.name for place in found.curves[0].places if place.share is None] == outside
 
 
@@ -417,18 +417,18 @@ class TestOptions:
     )
     def test_what_is_refused(self, options, says):
         with pytest.raises(InputError, match=says) as caught:
-            insertion_sweep(leaky(WEIGHTS), reviews(), **options)
+            insertion_sweep(fading(WEIGHTS), reviews(), **options)
         assert "\n" not in str(caught.value)
 
     def test_data_of_another_kind(self):
-        model, data = leaky(WEIGHTS), reviews()
+        model, data = fading(WEIGHTS), reviews()
         with pytest.raises(InputError, match="data is list; allowed are labelled texts"):
             insertion_sweep(model, [1])
         with pytest.raises(InputError, match=r"reviews \(test\) has no example"):
             insertion_sweep(model, data.take([]))
         with pytest.raises(InputError, match="has no tokenizer"):
             insertion_sweep(dataclasses.replace(model, tokenizer=None), data)
-        with pytest.raises(InputError, match="has the classes cat, dog; leaky tells apart bad, good"):
+        with pytest.raises(InputError, match="has the classes cat, dog; fading tells apart bad, good"):
             insertion_sweep(model, dataclasses.replace(data, label_names=("cat", "dog")))
         backbone = Mamba2Config(
             vocab_size=1, hidden_size=8, num_heads=2, head_dim=8, n_groups=1, state_size=4, num_hidden_layers=1
@@ -438,7 +438,7 @@ class TestOptions:
             insertion_sweep(ssmscope.Model(pixels), data)
 
     def test_a_cache_and_a_limit_change_no_number(self, tmp_path):
-        model, data = leaky(WEIGHTS, decay=0.2), reviews()
+        model, data = fading(WEIGHTS, decay=0.2), reviews()
         options = dict(insert=["a", "bad"], places=4, limit=20, seed=3)
         first = insertion_sweep(model, data, cache=tmp_path / "cache", **options)
         again = insertion_sweep(model, data, cache=tmp_path / "cache", **options)
@@ -447,19 +447,19 @@ class TestOptions:
         assert first.provenance["data"] == sample.provenance["data"] and first.provenance["data"]["examples"] == 20
 
     def test_classes_in_another_order(self):
-        model, data = leaky(WEIGHTS, decay=0.2), reviews()
+        model, data = fading(WEIGHTS, decay=0.2), reviews()
         turned = text_data("reviews", "test", data.texts, [1 - y for y in data.labels], LABELS[::-1])
         assert insertion_sweep(model, turned, places=2).curves == insertion_sweep(model, data, places=2).curves
 
     def test_words_that_the_tokenizer_does_not_know(self):
-        notes = insertion_sweep(leaky(WEIGHTS), reviews(), insert=["good riddance", "a"], places=2).notes
+        notes = insertion_sweep(fading(WEIGHTS), reviews(), insert=["good riddance", "a"], places=2).notes
         assert notes == ("the tokenizer does not know 1 of the 2 tokens of “good riddance”",)
 
 
 class TestResult:
     @pytest.fixture
     def result(self):
-        return insertion_sweep(leaky(WEIGHTS, decay=0.3), reviews(), insert=["dull", "a bad film"], places=5)
+        return insertion_sweep(fading(WEIGHTS, decay=0.3), reviews(), insert=["dull", "a bad film"], places=5)
 
     def test_is_saved_and_read_back(self, result, tmp_path):
         paths = result.save(tmp_path, "insertion")
@@ -502,7 +502,7 @@ class TestResult:
         assert changes[1].get_ydata().tolist() == [p.log_odds_change.value for p in result.curves[1].places]
 
     def test_places_outside_the_content(self):
-        result = insertion_sweep(leaky(WEIGHTS), reviews(), insert="dull", places=3, template="Is {content} ?")
+        result = insertion_sweep(fading(WEIGHTS), reviews(), insert="dull", places=3, template="Is {content} ?")
         figure = result.figure()
         singles = [line.get_xdata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
         assert len(singles) == 2 and singles[0] < 0 and singles[1] > 1
@@ -524,7 +524,7 @@ class TestResult:
 
     def test_of_many_phrases_the_worst_are_shown(self):
         phrases = ["good " * n + "a" for n in range(5)] + ["bad " * n + "a" for n in range(1, 5)]
-        result = insertion_sweep(leaky(WEIGHTS), reviews(), insert=phrases, places=2)
+        result = insertion_sweep(fading(WEIGHTS), reviews(), insert=phrases, places=2)
         kept = sorted(result.curves, key=lambda curve: curve.worst.value)[:MAX_SHOWN_PHRASES]
         assert {curve.phrase for curve in result.shown} == {curve.phrase for curve in kept}
         assert [curve.phrase for curve in result.shown] == [c.phrase for c in result.curves if c in kept]

@@ -1,4 +1,4 @@
-"""Numbers of an insertion sweep against loops, and what is counted and noted of it."""
+"""Numbers of an insertion sweep against loops, its counts and its notes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bags import LABELS
-from leaky import leaky
+from fading import fading
 
 from ssmscope.attacks.insertion import checked_phrases, checked_shares, insertion_sweep
 from ssmscope.attacks.insertion import measure as module
@@ -23,7 +23,7 @@ SPOTS = [("first", None), ("0 %", 0.0), ("50 %", 0.5), ("100 %", 1.0)]
 
 
 class Stopped(Exception):
-    """Carries what a call is given."""
+    """Exception that carries the arguments of a call."""
 
 
 @pytest.mark.parametrize("with_odds", [True, False])
@@ -73,7 +73,7 @@ def test_all_texts_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(batching, "refuse_held", stop)
     data = text_data("own", "all", ["a b", "b", "a a"], [0, 1, 0], LABELS)
     for options, spots in (({}, 4), ({"template": "b {content} ", "words": ["bad", "good"]}, 5)):
-        model = leaky({"a": 1.0, "b": -1.0, "good": 0.1, "bad": 0.2}, language=bool(options))
+        model = fading({"a": 1.0, "b": -1.0, "good": 0.1, "bad": 0.2}, language=bool(options))
         with pytest.raises(Stopped) as caught:
             insertion_sweep(model, data, insert=["a", "b a"], places=4, **options)
         (number, what, advice), more = caught.value.args

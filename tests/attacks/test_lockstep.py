@@ -1,4 +1,4 @@
-"""Searches in lockstep: what they are told, what they draw, and what is left when one of them fails."""
+"""Searches in lockstep: their answers, their random draws, and the state after one of them fails."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def states() -> tuple:
 
 @pytest.fixture
 def unchanged():
-    """Global states and threads are afterwards as they were."""
+    """Check that global states and threads are afterwards as they were."""
     random.seed(3)
     np.random.seed(4)
     before, generator = states(), np.random.get_bit_generator()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from bags import LABELS
 from drawn import said
-from leaky import leaky, log_odds
+from fading import fading, log_odds
 from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
@@ -36,7 +36,7 @@ def reviews() -> TextData:
 
 
 def expected(words: list[str], n: int, bias: float | None = BIAS) -> float:
-    """The log-odds of "good" behind n tokens of filler without weight."""
+    """Return the log-odds of "good" after n tokens of filler without weight."""
     behind = log_odds(words, WEIGHTS, decay=DECAY, ending=None) * math.exp(-DECAY * n)
     return behind if bias is None else math.exp(-DECAY) * behind + bias
 
@@ -44,7 +44,7 @@ def expected(words: list[str], n: int, bias: float | None = BIAS) -> float:
 class TestClosedForm:
     def test_what_is_forgotten_and_when(self):
         """Evidence decays by e^(−λn), and the answer falls to the class of the bias: "awful" at n = 12, "bad" at 18."""
-        model, data, lengths = leaky(WEIGHTS, decay=DECAY, ending=BIAS), reviews(), (1, 8, 12, 16, 18, 40)
+        model, data, lengths = fading(WEIGHTS, decay=DECAY, ending=BIAS), reviews(), (1, 8, 12, 16, 18, 40)
         found = state_overflow(model, data, filler="a b b", lengths=lengths)
         after, before = found.curves
         assert (after.where, before.where) == ("after", "before") and found.chance == 2 / 3
@@ -72,9 +72,9 @@ class TestClosedForm:
         assert found.notes == ("the filler is shorter than the longest length and is repeated",)
 
     def test_of_a_language_model_filler_stands_within_the_template(self):
-        """What stands behind {content} is behind the filler too, and what stands before it is before."""
+        """Text after {content} also follows the filler, and text before it precedes both."""
         weights = {**WEIGHTS, "Is": 1.5, "?": -0.25}
-        model, data = leaky(weights, decay=DECAY, language=True), reviews()
+        model, data = fading(weights, decay=DECAY, language=True), reviews()
         prompt = dict(template="Is it {content} ?", words=["bad", "good"])
         found = state_overflow(model, data, filler="a b", lengths=[2, 5], **prompt)
         filler = ["a", "b", "a", "b", "a"]
@@ -91,7 +91,7 @@ class TestClosedForm:
         assert found.filler == "a b a b a"
 
     def test_one_place_alone_is_the_same_curve(self):
-        model, data = leaky(WEIGHTS, decay=DECAY, ending=BIAS), reviews()
+        model, data = fading(WEIGHTS, decay=DECAY, ending=BIAS), reviews()
         both = state_overflow(model, data, filler="a", lengths=[4, 12])
         for number, where in enumerate(("after", "before")):
             one = state_overflow(model, data, filler="a", lengths=[12, 4, 0], where=where)
@@ -99,7 +99,7 @@ class TestClosedForm:
             assert len(one.figure().axes) == 3 and "before less after" not in str(one)
 
     def test_without_filler_it_is_the_plain_model(self):
-        """On a shipped model, whose tokenizer knows parts of words."""
+        """The tokenizer of this shipped model knows parts of words."""
         model = ssmscope.load("demo/sst2-mamba2")
         texts = ["a gripping , beautifully acted film .", "dull and far too long .", "i liked it"]
         data = text_data("three", "test", texts, [1, 0, 1], ("negative", "positive"))
@@ -147,7 +147,7 @@ class TestFiller:
             assert not fitting or piece == fitting[-1]  # whole words where they fit
 
     def test_a_longer_one_begins_with_a_shorter_one(self):
-        model, data = leaky(WEIGHTS), reviews()
+        model, data = fading(WEIGHTS), reviews()
         found = [
             state_overflow(model, data, lengths=[n], where="after", seed=s) for n, s in ((5, 0), (900, 0), (900, 1))
         ]
@@ -159,17 +159,17 @@ class TestFiller:
 
     def test_comes_from_a_file(self, tmp_path):
         (tmp_path / "filler.txt").write_text("a b\n\nb b\n")
-        found = state_overflow(leaky(WEIGHTS), reviews(), filler=str(tmp_path / "filler.txt"), lengths=[3])
+        found = state_overflow(fading(WEIGHTS), reviews(), filler=str(tmp_path / "filler.txt"), lengths=[3])
         assert found.filler == "a b b" and found.notes == ()
         with pytest.raises(InputError, match="none.txt could not be read"):
-            state_overflow(leaky(WEIGHTS), reviews(), filler=str(tmp_path / "none.txt"))
+            state_overflow(fading(WEIGHTS), reviews(), filler=str(tmp_path / "none.txt"))
         for name, says in (("NONE.TXT", "NONE.TXT could not be read"), ("nowhere/none", "unknown text 'nowhere/none'")):
             with pytest.raises(InputError, match=says):
-                state_overflow(leaky(WEIGHTS), reviews(), filler=name, lengths=[3])
+                state_overflow(fading(WEIGHTS), reviews(), filler=name, lengths=[3])
 
     def test_of_a_known_text(self, real_data, monkeypatch):
         real_data("wikitext2", "test")
-        found = state_overflow(leaky(WEIGHTS), reviews(), filler="wikitext2", lengths=[12])
+        found = state_overflow(fading(WEIGHTS), reviews(), filler="wikitext2", lengths=[12])
         assert len(found.filler.split()) >= 8 and "=" not in found.filler
 
     def test_what_is_added_is_counted(self):
@@ -184,7 +184,7 @@ class TestFiller:
         assert any("filler of 1 tokens adds 0.00 on average after the texts" in note for note in found.notes)
 
     def test_unknown_words_are_noted(self):
-        notes = state_overflow(leaky(WEIGHTS), reviews(), filler="a b zebra b", lengths=[4]).notes
+        notes = state_overflow(fading(WEIGHTS), reviews(), filler="a b zebra b", lengths=[4]).notes
         assert notes == ("the tokenizer does not know 25 % of the filler's tokens",)
 
 
@@ -226,12 +226,12 @@ class TestMeasure:
         assert half_length(exact, chance[:3], lengths).value == 8  # just half is half gone
 
     def test_half_length_in_words(self):
-        point = state_overflow(leaky(WEIGHTS), reviews(), filler="a", lengths=[1024]).curves[0].points
+        point = state_overflow(fading(WEIGHTS), reviews(), filler="a", lengths=[1024]).curves[0].points
         curve = OverflowCurve("after", point, Estimate(1024.0, 0.0, math.inf))
         assert half_name(curve) == "at 1,024 tokens [0, > 1,024]"
 
     def test_intervals_are_paired(self):
-        """Of nested hits the gap between the places varies by the few examples between."""
+        """For nested hits the gap between the places varies by the few examples between."""
         hits = np.arange(400)[None, None] < np.array([[[390], [290]], [[390], [300]]])
         nothing = np.zeros((2, 2, 400))
         given = (np.ones(400, dtype=int), hits.astype(int), nothing, ("after", "before"), (0, 1), nothing[..., 0], 2)
@@ -257,11 +257,11 @@ class TestOptions:
     )
     def test_what_is_refused(self, options, says):
         with pytest.raises(InputError, match=says) as caught:
-            state_overflow(leaky(WEIGHTS), reviews(), **options)
+            state_overflow(fading(WEIGHTS), reviews(), **options)
         assert "\n" not in str(caught.value)
 
     def test_a_cache_and_a_limit_change_no_number(self, tmp_path):
-        model, data = leaky(WEIGHTS, decay=DECAY, ending=BIAS), reviews()
+        model, data = fading(WEIGHTS, decay=DECAY, ending=BIAS), reviews()
         first = state_overflow(model, data, lengths=[4, 30], limit=10, seed=2, cache=tmp_path / "cache")
         again = state_overflow(model, data, lengths=[4, 30], limit=10, seed=2, cache=tmp_path / "cache")
         assert first.curves == again.curves and first.clean == again.clean
@@ -269,7 +269,7 @@ class TestOptions:
 
     def test_nothing_above_chance(self):
         data = dataclasses.replace(reviews(), labels=tuple(1 - y for y in reviews().labels))
-        found = state_overflow(leaky(WEIGHTS, decay=DECAY), data, filler="a", lengths=[4])
+        found = state_overflow(fading(WEIGHTS, decay=DECAY), data, filler="a", lengths=[4])
         assert found.clean.value == 0 and found.curves[0].half_length is None
         assert math.isnan(found.curves[0].points[1].drop.value) and "nan" not in str(found)
         assert any("is not clearly above chance, 0.667" in note for note in found.notes)
@@ -278,7 +278,7 @@ class TestOptions:
         """Growing states: the filler's weight outweighs the evidence, then the next word's outweighs the filler's."""
         weights = {**WEIGHTS, "a": -9.0, "b": 9.0}
         data = text_data("d", "all", ["good"] * 3 + ["bad"], [1, 1, 1, 0], LABELS)
-        found = state_overflow(leaky(weights), data, filler="a b", lengths=[1, 2], where="after")
+        found = state_overflow(fading(weights), data, filler="a b", lengths=[1, 2], where="after")
         assert [point.accuracy.value for point in found.curves[0].points] == [1, 0.25, 1]
         assert "with filler after the text, accuracy is above half again at 2 tokens" in found.notes
 
@@ -286,7 +286,7 @@ class TestOptions:
 class TestResult:
     @pytest.fixture
     def result(self):
-        return state_overflow(leaky(WEIGHTS, decay=DECAY, ending=BIAS), reviews(), filler="a", lengths=[8, 16, 64])
+        return state_overflow(fading(WEIGHTS, decay=DECAY, ending=BIAS), reviews(), filler="a", lengths=[8, 16, 64])
 
     def test_is_saved_and_read_back(self, result, tmp_path):
         paths = result.save(tmp_path, "overflow")

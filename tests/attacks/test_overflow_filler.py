@@ -24,7 +24,7 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.filler import generated
 from ssmscope.errors import InputError
 
-ASKED: Any = SimpleNamespace(contents=("x y", "z"), before="B: ", after=" :A")
+QUESTIONS: Any = SimpleNamespace(contents=("x y", "z"), before="B: ", after=" :A")
 MODEL: Any = SimpleNamespace(tokenizer=None)
 
 
@@ -79,11 +79,11 @@ class TestPieces:
         ],
     )
     def test_a_given_filler_is_repeated_and_cut(self, counted: list[str], given, steps, pieces) -> None:
-        assert pieces_of(ASKED, MODEL, given, steps, 0) == pieces
+        assert pieces_of(QUESTIONS, MODEL, given, steps, 0) == pieces
         assert all(text.startswith("B: x y") and text.endswith(" :A") for text in counted)
 
     def test_a_long_filler_is_tokenized_as_far_as_needed(self, counted: list[str]) -> None:
-        assert pieces_of(ASKED, MODEL, "x " * 1000, (0, 3), 0) == ["", "x x x"]
+        assert pieces_of(QUESTIONS, MODEL, "x " * 1000, (0, 3), 0) == ["", "x x x"]
         assert max(map(len, counted)) < 30
 
     def test_sentences_are_generated_by_the_seed(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,12 +91,12 @@ class TestPieces:
         for seed in (3, 4):
             draw = np.random.default_rng(seed)
             whole = " ".join(each for _ in range(7) for each in generated(draw, 64, spaced=False)).split()
-            assert pieces_of(ASKED, MODEL, None, (5, 1500), seed) == [" ".join(whole[:5]), " ".join(whole[:1500])]
+            assert pieces_of(QUESTIONS, MODEL, None, (5, 1500), seed) == [" ".join(whole[:5]), " ".join(whole[:1500])]
             assert len(whole) > 1500
 
     def test_a_filler_without_a_token_is_refused(self, counted: list[str]) -> None:
         with pytest.raises(InputError, match="the filler 'y y' adds no token to a text"):
-            pieces_of(ASKED, MODEL, "y y", (2,), 0)
+            pieces_of(QUESTIONS, MODEL, "y y", (2,), 0)
 
     def test_a_cut_within_a_word(self) -> None:
         """A longer part of the word can have fewer tokens than a shorter one."""
@@ -109,9 +109,9 @@ class TestPieces:
         assert cut("xx", 1, lambda text: 2 * len(text)) == ""
 
     def test_texts_have_the_filler_within_their_template(self) -> None:
-        assert filled(ASKED, "after", "f g") == ["B: x y f g :A", "B: z f g :A"]
-        assert filled(ASKED, "before", "f g") == ["B: f g x y :A", "B: f g z :A"]
-        assert filled(ASKED, "before", "") == filled(ASKED, "after", "") == ["B: x y :A", "B: z :A"]
+        assert filled(QUESTIONS, "after", "f g") == ["B: x y f g :A", "B: z f g :A"]
+        assert filled(QUESTIONS, "before", "f g") == ["B: f g x y :A", "B: f g z :A"]
+        assert filled(QUESTIONS, "before", "") == filled(QUESTIONS, "after", "") == ["B: x y :A", "B: z :A"]
 
     def test_added_tokens_are_means_over_the_texts(self, counted: list[str]) -> None:
         texts = ["x", "", "xx", "xxx", "xxxx", "x", "x", "xx", "", "x", "xxx", "xxx"]

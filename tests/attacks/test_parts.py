@@ -1,4 +1,4 @@
-"""The parts of attacks: imported without a trace, protecting what they must, and each as its paper defines it."""
+"""The parts of attacks: imported without a trace, protecting the right words, and each as its paper defines it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if importlib.util.find_spec("textattack") is None:
 
 from tiny_bert import save_bert
 
-from ssmscope.attacks import offline, recipes, resources
+from ssmscope.attacks import names, offline, recipes, resources
 from ssmscope.attacks.offline import FUNCTION_WORDS, stopwords, textattack
-from ssmscope.attacks.parts import SUFFIXES, protect, recipe
+from ssmscope.attacks.recipes import SUFFIXES, protect, recipe
 from ssmscope.errors import InputError
 
 textattack()
@@ -52,7 +52,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def script(body: str, home: Path, **environment: str) -> subprocess.CompletedProcess:
-    """A process with an empty home, where nothing of ours or of TextAttack was ever imported."""
+    """Run a process with an empty home, in which nothing of ours or of TextAttack was ever imported."""
     given = {**os.environ, "HOME": str(home), **environment}
     for name in ("TA_CACHE_DIR", "NLTK_DATA", "HF_HOME", "XDG_CACHE_HOME"):
         given.pop(name, None)
@@ -88,7 +88,7 @@ class TestImport:
             assert not os.path.exists(os.environ["TA_CACHE_DIR"]) and "HF_HOME" not in os.environ
             words = package.augmentation.recipes.DEFAULT_CONSTRAINTS[1].stopwords
             assert "the" in words and "film" not in words
-            from ssmscope.attacks.parts import recipe
+            from ssmscope.attacks.recipes import recipe
             recipe("deepwordbug", flavour="prompt")
             """,
             tmp_path,
@@ -197,9 +197,11 @@ class TestProtect:
 
 
 class TestRecipes:
-    def test_what_there_is(self):
-        assert recipes.PROMPT == ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack")
-        assert recipes.WORDS == ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
+    def test_every_name_has_its_suffixes_or_parts(self):
+        prompt, words, built = set(names.PROMPT), set(names.WORDS), set(recipes._BUILDERS)
+        assert SUFFIXES.keys() == names.SUFFIX_PARTS.keys() and SUFFIXES.keys() <= prompt <= built | SUFFIXES.keys()
+        assert words <= built <= prompt | words
+        assert len(prompt) == len(names.PROMPT) and len(words) == len(names.WORDS)
 
     def test_suffixes(self):
         once, other, five = SUFFIXES["stresstest"]
@@ -469,7 +471,7 @@ class TestSynonymFiles:
     )
     def test_broken_files(self, tmp_path, name, content):
         (tmp_path / name).write_text(content)
-        with pytest.raises(InputError, match="is no file of synonyms; allowed are a .json"):
+        with pytest.raises(InputError, match="is not a file of synonyms; allowed are a .json"):
             resources.load_synonyms(tmp_path / name)
 
     def test_empty(self, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from bags import LABELS
 from examples import random_example
-from leaky import leaky
+from fading import fading
 from sklearn.metrics import roc_auc_score
 from transformers import Mamba2Config
 
@@ -65,7 +65,7 @@ def data() -> TextData:
 @pytest.fixture(scope="module")
 def erasing() -> Model:
     """A model that forgets little, but all at "zap", whose step is 40."""
-    return leaky(WEIGHTS, decay=0.1, steps={"zap": 40.0}, ending=0.05)
+    return fading(WEIGHTS, decay=0.1, steps={"zap": 40.0}, ending=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def planted_mamba2() -> Model:
         **dict(num_hidden_layers=1, pad_token_id=0, bos_token_id=2, eos_token_id=2),
     )
     config = SSMClassifierConfig(backbone, num_labels=2, id2label=dict(enumerate(LABELS)))
-    module, tokenizer = SSMForSequenceClassification(config).eval(), leaky(WEIGHTS).tokenizer
+    module, tokenizer = SSMForSequenceClassification(config).eval(), fading(WEIGHTS).tokenizer
     mixer, zap = module.backbone.layers[0].mixer, tokenizer.convert_tokens_to_ids("zap")
     with torch.no_grad():
         table = module.get_input_embeddings().weight
@@ -244,7 +244,7 @@ class TestPlantedTriggers:
         assert result.trigger == (zap,) and result.value > 0.9 > goal([(0,)])[0]
 
     def test_a_word_is_planted(self, data):
-        model = leaky(WEIGHTS, decay=0.1)
+        model = fading(WEIGHTS, decay=0.1)
         result = state_poisoning(model, data, objective="plant", target="good", **{**QUICK, "length": 3})
         own = result.victims[0]
         assert own.attack(FOUND).trigger == "good good good"
@@ -259,8 +259,8 @@ class TestPlantedTriggers:
             gains = goal.gains([(goal.vocabulary.words.index("a"),)], 0)[0]
             return goal.vocabulary.words[int(gains.argmax())]
 
-        assert best(leaky(WEIGHTS), "plant") == "bad"  # the first class
-        assert best(leaky(WEIGHTS), "flip", 0) == "good" and best(leaky(WEIGHTS), "flip", 1) == "bad"
+        assert best(fading(WEIGHTS), "plant") == "bad"  # the first class
+        assert best(fading(WEIGHTS), "flip", 0) == "good" and best(fading(WEIGHTS), "flip", 1) == "bad"
         assert best(erasing, "forget") == "zap"
 
 
@@ -403,7 +403,7 @@ class TestTexts:
         assert 0 < len(before) < len(goal.slots)
 
     def test_a_language_model_within_its_template(self, data):
-        model = leaky({**WEIGHTS, "Is": 0.3, "it": -0.1}, decay=0.1, steps={"zap": 40.0}, language=True)
+        model = fading({**WEIGHTS, "Is": 0.3, "it": -0.1}, decay=0.1, steps={"zap": 40.0}, language=True)
         asking = dict(template="Is {content} it", words=["bad", "good"])
         result = state_poisoning(model, data, **asking, **QUICK)
         assert result.victims[0].attack(FOUND).trigger == "zap"
@@ -423,7 +423,7 @@ class TestTexts:
 
 class TestTransfer:
     def test_a_second_model_under_the_same_triggers(self, erasing, data, found, tmp_path):
-        keeping = leaky(WEIGHTS, decay=0.1, ending=0.05)
+        keeping = fading(WEIGHTS, decay=0.1, ending=0.05)
         result = state_poisoning(erasing, data, transfer=[keeping], cache=tmp_path / "answers", **QUICK)
         own, other = result.victims
         assert own.attack(FOUND).survival == found.victims[0].attack(FOUND).survival
@@ -456,8 +456,8 @@ class TestRefusals:
             state_poisoning(erasing, data, vocabulary=tmp_path / "words.txt", **QUICK)
 
     def test_another_tokenizer(self, erasing, data):
-        with pytest.raises(InputError, match="leaky has another tokenizer than leaky"):
-            state_poisoning(erasing, data, transfer=[leaky({**WEIGHTS, "more": 0.0})], **QUICK)
+        with pytest.raises(InputError, match="fading has another tokenizer than fading"):
+            state_poisoning(erasing, data, transfer=[fading({**WEIGHTS, "more": 0.0})], **QUICK)
 
 
 def test_views_and_files(found, tmp_path):
@@ -487,6 +487,12 @@ def test_views_and_files(found, tmp_path):
     place = answers.columns.index("planted")
     assert [cells[place].found for _, cells in answers.rows[:3]] == [victim.survival, victim.accuracy, None]
     assert found.verdict().startswith("survival 0.") and "after “zap”" in found.verdict()
+    for size, named in (
+        (10, [True, False, False]),
+        (3.3, [True, True, True]),
+    ):  # below each other, every panel is named
+        ticks = [axes.yaxis.get_major_ticks() for axes in found.figure(size=size).axes]
+        assert [all(tick.label1.get_visible() for tick in each) for each in ticks] == named
     compared = StatePoisoning.compare([found, found], [["one"], ["two"]])
     assert len(compared.rows) == 10 and "AUROC, window" in compared.columns
 

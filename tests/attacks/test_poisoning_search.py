@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bags import LABELS
-from leaky import leaky
+from fading import fading
 
 import ssmscope.attacks.poisoning.measure as measuring
 import ssmscope.attacks.poisoning.search as searching
@@ -50,7 +50,7 @@ TRIGGERS = ((0, 5), (3, 3), (6, 1))
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return leaky(WEIGHTS, decay=0.2, steps={"zap": 8.0, "a": 2.0, "bad": 0.5}, ending=0.4)
+    return fading(WEIGHTS, decay=0.2, steps={"zap": 8.0, "a": 2.0, "bad": 0.5}, ending=0.4)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ class TestGoal:
         assert goal.gradients == 36 and goal.runs == 0
 
     def test_a_language_models_gains_are_those_of_its_words(self, data):
-        model = leaky({**WEIGHTS, "Is": 0.3, "it": -0.1}, decay=0.1, language=True)
+        model = fading({**WEIGHTS, "Is": 0.3, "it": -0.1}, decay=0.1, language=True)
         asked, words = questions(model, data, template="Is {content} it", words=["bad", "good"]), Vocabulary.of(model)
         goal = Goal(model, asked, slots_of(model, asked, "a", 1.0, None), words, "plant", 1, "token", 1)
         gains = goal.gains([(words.words.index("a"),)], 0)[0]
@@ -266,12 +266,12 @@ class TestResult:
     def test_its_bar_is_full_at_the_end(self, model, data, monkeypatch):
         bars, bar = [], progress.progress_bar
         monkeypatch.setattr(progress, "progress_bar", lambda console: bars.append(bar(console)) or bars[-1])
-        state_poisoning(model, data, transfer=[leaky(WEIGHTS)], **QUICK)
+        state_poisoning(model, data, transfer=[fading(WEIGHTS)], **QUICK)
         tasks = [(task.description, task.completed, task.total) for task in bars[0].tasks]
         assert tasks == [("searches", 4, 4), ("texts", 10, 10)]
 
     def test_each_model_answers_itself(self, model, data):
-        opposite = leaky({word: -weight for word, weight in WEIGHTS.items()}, ending=-0.4)
+        opposite = fading({word: -weight for word, weight in WEIGHTS.items()}, ending=-0.4)
         other = dataclasses.replace(opposite, name="opposite")
         found = state_poisoning(model, data, transfer=[other], **QUICK)
         alone = state_poisoning(other, data, **QUICK)
@@ -325,18 +325,18 @@ class TestResult:
 
 
 class Stopped(Exception):
-    """Carries what a search is given."""
+    """Exception that carries the arguments of a search."""
 
 
 class TestModels:
     def test_of_another_task_or_without_a_tokenizer(self, model):
-        classes = leaky(WEIGHTS)
+        classes = fading(WEIGHTS)
         classes.module.config.id2label = {0: "bad", 1: "better"}
-        language = dataclasses.replace(leaky(WEIGHTS, language=True), tokenizer=model.tokenizer)
+        language = dataclasses.replace(fading(WEIGHTS, language=True), tokenizer=model.tokenizer)
         for other in (classes, language):
-            with pytest.raises(InputError, match="leaky has other classes than leaky; give a model of the same task"):
-                other_models(model, [leaky(WEIGHTS), other])
-        with pytest.raises(InputError, match="bare has another tokenizer than leaky"):
+            with pytest.raises(InputError, match="fading has other classes than fading; give a model of the same task"):
+                other_models(model, [fading(WEIGHTS), other])
+        with pytest.raises(InputError, match="bare has another tokenizer than fading"):
             other_models(model, [Model(model.module, None, "bare")])
         assert other_models(model, [dataclasses.replace(model, name="same")])[0].name == "same"
         assert other_models(model, ()) == []

@@ -10,7 +10,7 @@ import pytest
 import torch
 from bags import tokenizer
 from examples import random_example
-from leaky import leaky
+from fading import fading
 from tokenizers import Tokenizer, decoders
 from tokenizers import models as token_models
 from tokenizers.normalizers import Replace
@@ -45,7 +45,7 @@ SLOTS = [
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return leaky(dict.fromkeys(WORDS, 0.0))
+    return fading(dict.fromkeys(WORDS, 0.0))
 
 
 def asked(*contents: str, before: str = "", after: str = "") -> SimpleNamespace:
@@ -90,7 +90,7 @@ class TestSlots:
     def test_the_tokens_of_a_span(self, content, span, place, inside):
         words = tokenizer(WORDS)
         words.backend_tokenizer.normalizer = Replace("~", "")
-        model = leaky(dict.fromkeys(WORDS, 0.0))
+        model = fading(dict.fromkeys(WORDS, 0.0))
         model = dataclasses.replace(model, tokenizer=PreTrainedTokenizerFast(tokenizer_object=words.backend_tokenizer))
         given = asked(content, "film" if inside else "a", before="a it ", after=" bad")
         if inside is None:
@@ -102,7 +102,7 @@ class TestSlots:
 
     def test_neighbours_without_a_space_between_are_not_the_trigger(self):
         """Spaces are tokens of their own here, which end and begin where the trigger does."""
-        letters = dataclasses.replace(leaky(dict.fromkeys(map(str, range(253)), 0.0)), tokenizer=byte_tokenizer())
+        letters = dataclasses.replace(fading(dict.fromkeys(map(str, range(253)), 0.0)), tokenizer=byte_tokenizer())
         (slot,) = slots_of(letters, asked("ab c", before="d", after="!"), "x", 0.5, None)
         assert (bytes(slot.before), bytes(slot.after), slot.words) == (b"dab ", b" c!", 1)
         assert slot.span.tolist() == [True] * 4
@@ -117,7 +117,7 @@ class TestVocabulary:
 
     @pytest.fixture
     def cased(self) -> Model:
-        return dataclasses.replace(leaky(dict.fromkeys(self.NAMES[:-1], 0.0)), tokenizer=tokenizer(self.NAMES))
+        return dataclasses.replace(fading(dict.fromkeys(self.NAMES[:-1], 0.0)), tokenizer=tokenizer(self.NAMES))
 
     def test_words_of_letters_in_the_order_of_their_ids(self, cased):
         """The last of the tokenizer's tokens has no embedding."""
@@ -153,7 +153,7 @@ class TestVocabulary:
 
     def test_a_slow_tokenizer_has_no_offsets(self, cased):
         slow = dataclasses.replace(cased, tokenizer=SimpleNamespace(is_fast=False), name="slow")
-        with pytest.raises(InputError, match="the slow tokenizer of slow has none"):
+        with pytest.raises(InputError, match="slow has a slow tokenizer: give a fast one"):
             Vocabulary.of(slow)
 
 

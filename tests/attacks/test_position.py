@@ -154,7 +154,7 @@ def test_noise_and_mean_pixel():
 
 class TestAgainstASlowReference:
     def replaced(self, data, row, replacement, donors, seed):
-        """What each pixel becomes, in 0…1."""
+        """Return the replacement of each pixel, in 0…1."""
         if replacement == "noise":
             return noise_of(row, data.pixels.shape[1:], seed)
         if replacement == "other":
@@ -297,7 +297,7 @@ class TestTexts:
     def test_a_symbol_that_the_model_does_not_have(self):
         model = dataclasses.replace(reader(), tokenizer=symbol_tokenizer(WORDS))
         assert position_bias(model, reviews_of("good film", "bad film")).clean
-        with pytest.raises(InputError, match="'zebra', which is no symbol of this tokenizer"):
+        with pytest.raises(InputError, match="'zebra', which is not a symbol of this tokenizer"):
             position_bias(model, reviews_of("good film", "bad zebra"))
 
     def test_a_region_that_no_donor_reaches(self):
@@ -324,7 +324,7 @@ def named(data):
 
 
 class TestNumbers:
-    """From class ids, without a model."""
+    """Numbers from class ids, without a model."""
 
     def test_by_hand(self):
         labels = np.array([0, 0, 1, 1, 2])
@@ -364,7 +364,8 @@ class TestNumbers:
             assert [one.drop.value for one in means["regions"]] == pytest.approx([1 - a / row[0] for a in row[1:]])
 
     def test_intervals_are_paired(self):
-        """Of two sets of hits as independent draws the drop would vary; of nested ones it varies by the few between."""
+        """For two sets of hits as independent draws the drop would vary; for nested ones it varies by the few
+        between."""
         hits = np.arange(400)[:, None] < np.array([300, 290])
         drop = measure(np.ones(400), hits[:, 0], hits[:, 1:], None, [Region(0, 1)], [], seed=0)["regions"][0].drop
         assert drop.value == pytest.approx(1 / 30) and 0.013 < drop.low < drop.high < 0.056
@@ -424,7 +425,7 @@ class TestOptions:
                 "unknown replacement 'zeroes'; allowed are noise, zeros, mean, other; did you",
             ),
             (dict(regions="0:17"), "region 0:17 is empty or not within 0 to 16"),
-            (dict(window=17), "window 17 is longer than the longest sequence, which has 16 tokens"),
+            (dict(window=17), "window 17 is longer than the longest sequence, of 16 tokens"),
             (dict(stride=2), "a stride was given without a window"),
             (dict(limit=0), "limit is 0; allowed is a whole number from 1 on"),
             (dict(batch_size=0), "batch_size is 0"),
@@ -450,7 +451,7 @@ class TestOptions:
         with pytest.raises(InputError, match=r"planted \(test\) has no example"):
             position_bias(planted, test_images.take(np.arange(0)))
         language = MambaForCausalLM(MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1))
-        with pytest.raises(InputError, match="is no classifier"):
+        with pytest.raises(InputError, match="is not a classifier"):
             position_bias(ssmscope.load(language), reviews())
         with pytest.raises(InputError, match="data is list; allowed are labelled images, texts and sequences"):
             position_bias(planted, [1])
@@ -521,7 +522,7 @@ class TestResult:
             "average with clean": ["0.633 ± 0.153", "", "", ""],
         }
         shown = " ".join(str(made).split())
-        assert "2 windows: the largest drop is 62.5 % [57.5, 67.5] at 4:8, the mean 37.5 %." in shown
+        assert "2 windows: the mean drop is 37.5 %, the largest 62.5 % [57.5, 67.5] at 4:8." in shown
         assert made.headline.endswith(
             "accuracy 0.800 clean, 0.550 on average with pixels of 2 regions replaced by those "
             "of another class, at worst 0.500 at 75%:100%"
@@ -564,13 +565,11 @@ class TestResult:
             worst_windows=(2, 0, 3, 1),
         )
         assert tied.headline.endswith(" of 2 regions replaced by those of another class")
-        assert f"largest drop is {in_percent(first.drop)}, and no window stands out, the mean" in " ".join(
-            str(tied).split()
-        )
+        assert f"%, the largest {in_percent(first.drop)}; no window stands out." in " ".join(str(tied).split())
         some = dataclasses.replace(tied, worst_regions=(1,), worst_windows=(2, 0))
         assert some.headline.endswith(f", at worst {first.accuracy.value:.3f} at 12:16")
         where = f"{result.windows[2].region}, indistinguishable from 1 other"
-        assert f"largest drop is {in_percent(first.drop)} at {where}, the mean" in " ".join(str(some).split())
+        assert f"%, the largest {in_percent(first.drop)} at {where}." in " ".join(str(some).split())
 
     def test_what_is_worst_is_told_by_paired_differences(self):
         """40 and 38 of 200 examples are lost, the same ones but for 2; and of two windows 30 each, other ones."""
@@ -643,7 +642,7 @@ class TestCommand:
             (["--data", "cifar"], "unknown data 'cifar'; give one of cifar10, digits, sst2"),
             ([], "no data; give --data, one of cifar10, digits, sst2"),
             (["--data", "FILE", "--regions", "0:5000"], "region 0:5000 is empty or not within 0 to 11"),
-            (["--data", "FILE", "--regions", "first"], "'first' is no region; write start:stop"),
+            (["--data", "FILE", "--regions", "first"], "'first' is not a region; write start:stop"),
             (["--data", "FILE", "--replacement", "nosie"], "did you mean 'noise'?"),
             (["--data", "FILE", "--window", "0"], "window is '0'; allowed is"),
             (["--data", "FILE", "--limit", "0"], "limit is 0; allowed is a whole number from 1 on"),

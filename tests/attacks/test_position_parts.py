@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bags import tokenizer
-from leaky import leaky
+from fading import fading
 
 from ssmscope.attacks.position import measure as module
 from ssmscope.attacks.position import position_bias
@@ -27,7 +27,7 @@ WORDS = "good bad film a".split()
 
 
 class Stopped(Exception):
-    """Carries what a run is given."""
+    """Exception that carries the arguments of a run."""
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_images_run_in_batches_of_so_many_pixels(monkeypatch, room, size, sizes)
 
 class TestTokens:
     def test_an_id_without_an_embedding(self) -> None:
-        model = leaky(dict.fromkeys(WORDS, 0.0))
+        model = fading(dict.fromkeys(WORDS, 0.0))
         ids = np.array([[1, 2, 3], [6, 0, 4], [5, 1, 2]])
         names = tuple(map(str, range(9)))
         data = SequenceData("bits", "test", ids, np.array([0, 1, 0]), names, ("bad", "good"))
@@ -64,14 +64,14 @@ class TestTokens:
             Tokens(model, data, "zeros", 0)
 
     def test_a_text_without_a_token(self) -> None:
-        model = leaky(dict.fromkeys(WORDS, 0.0))
+        model = fading(dict.fromkeys(WORDS, 0.0))
         data = text_data("own", "all", ["good film", "  ", "bad"], [0, 1, 0], ("bad", "good"))
         with pytest.raises(InputError, match="example 1 of own has no token of its own"):
             Tokens(model, data, "noise", 0)
         assert model.tokenizer("a")["input_ids"] == tokenizer(WORDS)("a")["input_ids"] == [6, 2]
 
     def test_noise_is_told(self) -> None:
-        model, data = leaky({"a": 3.0, "b": 1.0}), text_data("own", "all", ["a b", "b"], [0, 1], ("bad", "good"))
+        model, data = fading({"a": 3.0, "b": 1.0}), text_data("own", "all", ["a b", "b"], [0, 1], ("bad", "good"))
         deviation = float(model.module.get_input_embeddings().weight.detach().std())
         (said,) = Tokens(model, data, "noise", 0).remarks
         assert said == f"noise is N(0, 1) times {deviation:.3g}, the standard deviation of the embedding table"
@@ -186,7 +186,7 @@ class TestRegions:
             ({"regions": "3:3"}, "region 3:3 is empty; write"),
             ({"regions": [(-1, 3)]}, "region -1:3 is empty; write"),
             ({"regions": "0%:101%"}, "region 0%:101% is empty or not within 0 to 100 %"),
-            ({"regions": "0%:5"}, "'0%:5' is no region"),
+            ({"regions": "0%:5"}, "'0%:5' is not a region"),
             ({"regions": "0.5:2"}, "region 0.5:2 is not in whole tokens"),
             ({"regions": "0:2.5"}, "region 0:2.5 is not in whole tokens"),
             ({"regions": "0:2, 0:2"}, "region 0:2 was given twice"),
@@ -207,5 +207,5 @@ class TestRegions:
         for given, length in (("0:3", 2), ([(0, 1), (1, 3)], 2)):
             with pytest.raises(InputError, match="is empty or not within 0 to 2, the tokens of the longest sequence"):
                 regions_of(given, length)
-        with pytest.raises(InputError, match="window 9 is longer than the longest sequence, which has 8 tokens"):
+        with pytest.raises(InputError, match="window 9 is longer than the longest sequence, of 8 tokens"):
             windows_of(9, None, 8)

@@ -1,4 +1,4 @@
-"""What attacks on prompts are given: classifiers, known data, and options."""
+"""Inputs of attacks on prompts: classifiers, known data, and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attacks on prompts look like: the differences between prompts, the table, the picture and the page."""
+"""Views of attacks on prompts: the differences between prompts, the table, the picture and the page."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class TestFrame:
 class TestTerminal:
     def test_what_it_says(self):
         shown = str(attacked())
-        lead = "Prompt attacks on runs/mine: accuracy 0.825 clean, 0.137 under semantic, the worst on average"
+        lead = "Prompt attacks on runs/mine: accuracy 0.825 clean, 0.137 under the worst on average, semantic"
         assert lead in " ".join(shown.split())
         for name in NAMES:
             assert shown.count(f"\n{name} ") >= 1
@@ -189,7 +189,7 @@ class TestTerminal:
             "clean, 0.550 to 0.750 attacked, under no attack clearly lowest"
         )
         some = attacked(2, NAMES[:3], told=(2, 1)).headline
-        assert some.endswith("0.550 under deepwordbug, indistinguishable from 1 other, the worst on average")
+        assert some.endswith("0.550 under the worst on average, deepwordbug, indistinguishable from 1 other")
         assert attacked(2, NAMES[:1]).headline.endswith(" clean, 0.750 under stresstest")
 
     def test_one_template(self):

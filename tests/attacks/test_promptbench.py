@@ -1,4 +1,4 @@
-"""Our attacks on prompts beside PromptBench's own code, on the same model, prompt and examples."""
+"""Our attacks on prompts compared with PromptBench's own code, on the same model, prompt and examples."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from prompted import WORDS, answers, labelled, language_model
 
 from ssmscope.attacks.offline import FUNCTION_WORDS, textattack
-from ssmscope.attacks.parts import SUFFIXES, recipe
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.prompts.search import Judge, drawn_from, searched, with_suffix
+from ssmscope.attacks.recipes import SUFFIXES, recipe
 from ssmscope.evaluation import Evaluator
 
 for package in ("textattack", "promptbench"):
@@ -105,7 +105,7 @@ class TestSuffixes:
     def test_the_same_candidates_behind_a_word(self, name, theirs, model, data_of, monkeypatch):
         their_prompts, their_result = theirs(name, ENDS_IN_A_WORD)
         our_prompts, our_result = ours(model, data_of(ENDS_IN_A_WORD), name, ENDS_IN_A_WORD, monkeypatch)
-        # the space behind a suffix is that before the answer
+        # the space after a suffix is that before the answer
         expected = {prompt.rstrip() for prompt in their_prompts}
         assert set(our_prompts) == expected and len(expected) == 1 + len(SUFFIXES[name])
         (found,) = our_result.attacks[0].prompts
@@ -131,7 +131,7 @@ class TestSuffixes:
 class TestDeepWordBug:
     @pytest.mark.parametrize("template", [ENDS_IN_A_WORD, ENDS_IN_A_MARK])
     def test_the_same_search(self, template, theirs, promptbench, model, data_of, monkeypatch):
-        """Once their first prompt's score is what it says: how much accuracy it costs."""
+        """The searches agree once their first prompt's score is the accuracy that it costs."""
         import nltk
 
         monkeypatch.setattr(nltk.data, "path", [])
@@ -162,7 +162,7 @@ class TestDeepWordBug:
 
 
 class TestAsPromptBench:
-    """With `as_promptbench` nothing of theirs is changed for the comparison."""
+    """Attacks with `as_promptbench`, compared with unchanged PromptBench."""
 
     @pytest.mark.parametrize("template", [ENDS_IN_A_WORD, ENDS_IN_A_MARK])
     @pytest.mark.parametrize("name", ["stresstest", "checklist", "deepwordbug"])
@@ -172,7 +172,7 @@ class TestAsPromptBench:
         monkeypatch.setattr(nltk.data, "path", [])
         their_prompts, their_result = theirs(name, template)
         our_prompts, our_result = ours(model, data_of(template), name, template, monkeypatch, as_promptbench=True)
-        # the space behind a suffix at the very end is that before the answer
+        # the space after a suffix at the very end is that before the answer
         assert set(our_prompts) == {prompt.rstrip() for prompt in their_prompts} and len(set(our_prompts)) > 3
         (found,) = our_result.attacks[0].prompts
         assert found.prompt == their_result["attacked prompt"].rstrip()

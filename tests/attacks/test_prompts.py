@@ -28,11 +28,11 @@ from prompted import (
 from tiny_bert import save_bert
 
 import ssmscope
-from ssmscope.attacks.parts import SUFFIXES, Recipe
 from ssmscope.attacks.prompts import PAPER
 from ssmscope.attacks.prompts import search as prompt_search
 from ssmscope.attacks.prompts.result import measured
 from ssmscope.attacks.prompts.search import Judge, drawn_from, rewritten, tried_all, with_suffix
+from ssmscope.attacks.recipes import SUFFIXES, Recipe
 from ssmscope.core.bootstrap import estimate, resampled_sums
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.text import text_data
@@ -57,7 +57,7 @@ def paper(model, data):
 
 
 def slow_answers(model, prompt: str, texts=SENTENCES, words=WORDS) -> list[int]:
-    """The likeliest word behind each filled prompt, every text with every word run as a whole."""
+    """Return the likeliest word after each filled prompt, every text with every word run as a whole."""
     scores = np.zeros((len(texts), len(words)))
     starts = [
         model.tokenizer(prompt.replace("{content}", text), add_special_tokens=False)["input_ids"] for text in texts
@@ -131,7 +131,7 @@ class TestMeasured:
         assert one.prompts[0].drop.value == pytest.approx(-0.2) and one.worst == 0
 
     def test_intervals_are_paired_over_examples(self):
-        """Of nested hits the drop varies by the few between; independent resamples would give ten times the width."""
+        """For nested hits the drop varies by the few between; independent resamples would give ten times the width."""
         clean, attacked = self.right(0.75, 0.5, examples=400), self.right(0.725, 0.45, examples=400)
         _, _, (one,), _ = self.measure(clean, attacked, seed=4)
         sums = resampled_sums(np.array([*clean, *attacked]).T.astype(float), seed=4)
@@ -141,7 +141,7 @@ class TestMeasured:
         assert one.drop.high - one.drop.low < max(e.drop.high - e.drop.low for e in one.prompts)
 
     def test_the_worst_prompt_is_that_of_the_largest_drop(self):
-        """Not that of the lowest accuracy: a template under which little is right loses less."""
+        """The prompt of lowest accuracy is another: a template under which little is right loses less."""
         _, _, (one,), _ = self.measure(self.right(0.9, 0.2), self.right(0.45, 0.15))
         assert [round(found.accuracy.value, 2) for found in one.prompts] == [0.45, 0.15]
         assert [found.drop.value for found in one.prompts] == pytest.approx([0.5, 0.25]) and one.worst == 0
@@ -200,7 +200,7 @@ class TestSuffixes:
 @needs_textattack
 class TestProtected:
     def test_in_every_prompt_that_is_tried(self, model, data, monkeypatch):
-        """Also the words that deepwordbug would like to change most."""
+        """The words that deepwordbug would most like to change are kept too."""
         template = "Is this content negative, Positive or 'NEGATIVE'? content {content} content"
         tried = []
         real = Evaluator.grid
@@ -274,7 +274,7 @@ class TestZeroAccuracy:
 
 
 def prompt_search_recipe(name: str):
-    from ssmscope.attacks.parts import recipe
+    from ssmscope.attacks.recipes import recipe
 
     return recipe(name, flavour="prompt")
 

@@ -1,10 +1,11 @@
-"""What every recipe runs and leaves out, in words and in parts, with all resources and with none."""
+"""Parts that every recipe runs and leaves out, in words and in objects, with all resources and with none."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,10 @@ if importlib.util.find_spec("textattack") is None:
 
 from tiny_bert import save_bert
 
-from ssmscope.attacks import parts
+from ssmscope.attacks import recipes
+from ssmscope.attacks.names import OPTIONS
 from ssmscope.attacks.offline import textattack
-from ssmscope.attacks.parts import recipe
+from ssmscope.attacks.recipes import recipe
 
 textattack()
 
@@ -41,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "stopwords", lambda: (frozenset({"the"}), "ours"))
+    monkeypatch.setattr(recipes, "stopwords", lambda: (frozenset({"the"}), "ours"))
 
 
 def tagged(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
@@ -159,6 +161,22 @@ def test_what_runs_is_told(monkeypatch, place, name, flavour, given, ran, left_o
     for mark, file in paths.items():
         ran = tuple(part.replace(mark, str(place / file)) for part in ran)
     assert (found.name, found.ran, found.left_out, found.suffixes) == (name, ran, left_out, ())
+
+
+def test_the_options_of_a_recipe_are_the_resources_that_it_reads(monkeypatch, place) -> None:
+    tagged(monkeypatch, True)
+    read = set()
+
+    class Watched(recipes._Resources):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    files = dict(embeddings="vectors.txt", masked_lm="bert", encoder="bert", synonyms="words.json")
+    for name, build in recipes._BUILDERS.items():
+        read.clear()
+        build(Watched(**{option: place / file for option, file in files.items()}), False)
+        assert read & files.keys() == set(OPTIONS.get(name, ())), name
 
 
 def test_the_parts_are_set_as_the_papers_say(monkeypatch, place) -> None:

@@ -1,4 +1,4 @@
-"""Regions and windows: what is read, and what is refused with the length that they must fit."""
+"""Regions and windows: those that are read, and those refused with the length that they must fit."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_shares_are_whole_tokens_and_never_none():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("", "'' is no region; write start:stop in tokens, 0:32, or in percent"),
+        ("", "'' is not a region; write start:stop in tokens, 0:32, or in percent"),
         ([], "no region was given"),
-        ("0-32", "'0-32' is no region"),
-        ("0:32,", "'' is no region"),
-        ("0%:32", "'0%:32' is no region"),
+        ("0-32", "'0-32' is not a region"),
+        ("0:32,", "'' is not a region"),
+        ("0%:32", "'0%:32' is not a region"),
         ("1.5:3", "region 1.5:3 is not in whole tokens"),
         ("3:3", "region 3:3 is empty or not within 0 to 100, the tokens of the longest sequence"),
         ("5:2", "region 5:2 is empty"),
@@ -41,7 +41,7 @@ def test_shares_are_whole_tokens_and_never_none():
         ("90:101", "region 90:101 is empty or not within 0 to 100"),
         ("50%:101%", "region 50%:101% is empty or not within 0 to 100 %"),
         ([(0, 5), "0:5"], "region 0:5 was given twice"),
-        ([(0, 5, 7)], "'0:5:7' is no region"),
+        ([(0, 5, 7)], "'0:5:7' is not a region"),
     ],
 )
 def test_refused_regions(given, says):
@@ -67,7 +67,7 @@ def test_windows():
         ("1.5", None, "window is '1.5'"),
         (-1, None, "window is -1"),
         (4, 0, "stride is 0"),
-        (13, None, "window 13 is longer than the longest sequence, which has 12 tokens"),
+        (13, None, "window 13 is longer than the longest sequence, of 12 tokens"),
         ("120%", None, "window 120% is longer"),
         ("10%", 4, "window 10% and stride 4: give both in tokens or both in percent"),
     ],

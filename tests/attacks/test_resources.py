@@ -91,14 +91,14 @@ class TestSynonyms:
     )
     def test_other_contents(self, tmp_path: Path, name: str, content: str) -> None:
         (tmp_path / name).write_text(content)
-        with pytest.raises(InputError, match="is no file of synonyms; allowed are a .json file"):
+        with pytest.raises(InputError, match="is not a file of synonyms; allowed are a .json file"):
             load_synonyms(tmp_path / name)
-        with pytest.raises(InputError, match="is no file of synonyms"):
+        with pytest.raises(InputError, match="is not a file of synonyms"):
             load_synonyms(tmp_path)
 
 
 class Words:
-    """A tokenizer of letters: a token has its place in the alphabet as id, 0 is padding."""
+    """Tokenizer of letters: a token's id is its place in the alphabet, 0 is padding."""
 
     is_fast, pad_token, eos_token, model_max_length, all_special_ids = True, None, "z", 5, [0, 26]
 
@@ -129,7 +129,7 @@ class Batch(dict):  # type: ignore[type-arg]
 
 
 class Module:
-    """States that are a token's id, and its square; padding has large ones."""
+    """Model whose states are a token's id and its square; padding has large ones."""
 
     device = torch.device("cpu")
 

@@ -41,7 +41,7 @@ def texts(*given: str) -> list[AttackedText]:
 
 
 class Judge:
-    """Four examples, of which a prompt has as many right as it has letters; what it was asked."""
+    """Judge of four examples, of which a prompt has as many right as it has letters; it records the prompts."""
 
     labels = np.arange(4)
 

@@ -1,4 +1,4 @@
-"""The verbs of attacks: what they answer is what Python gives, a killed run continues, and a refusal leaves nothing."""
+"""The verbs of attacks: they answer as Python does, a killed run continues, and a refusal leaves nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def reviews(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def answered(reviews, tmp_path_factory):
-    """Where a verb has written its answer, and what it printed."""
+    """Return where a verb has written its answer, and its printed output."""
 
     @functools.cache
     def of(verb: str) -> tuple[Path, str]:

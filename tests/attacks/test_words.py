@@ -22,9 +22,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
+from ssmscope.attacks.names import OPTIONS, WORDS
 from ssmscope.attacks.offline import textattack
-from ssmscope.attacks.parts import recipe as recipe_of
-from ssmscope.attacks.recipes import OPTIONS, WORDS
+from ssmscope.attacks.recipes import recipe as recipe_of
 from ssmscope.attacks.words import word_attack
 from ssmscope.attacks.words.lockstep import draw_seed, sampled_rows
 from ssmscope.attacks.words.result import AttackedText, WordAttack, changed_words, measure
@@ -86,7 +86,7 @@ def resources(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def precise() -> ssmscope.Model:
-    """In float64, so that the rounding of a batch turns no tie."""
+    """Return the model in float64, so that the rounding of a batch decides no tie."""
     model = ssmscope.load("demo/sst2-mamba2")
     model.module.double()
     return model
@@ -151,14 +151,14 @@ def by_row(found: WordAttack) -> dict[int, AttackedText]:
 
 
 def rounded(example: AttackedText) -> dict:
-    """What does not hang on the rounding of a batch."""
+    """Return the parts that do not depend on the rounding of a batch."""
     return {**vars(example), "before": round(example.before, 4), "after": round(example.after, 4)}
 
 
 @needs_textattack
 class TestSearches:
     def test_an_example_does_not_depend_on_the_others(self, model):
-        """Nor on how many of them are under way, on the limit, or on what was drawn before."""
+        """Neither the number of others under way, nor the limit, nor earlier draws matter."""
         every = by_row(word_attack(model, reviews(), seed=3))
         random.seed(11)
         np.random.seed(12)
@@ -212,7 +212,7 @@ class TestSearches:
 
 
 def asked(monkeypatch) -> list[list[str]]:
-    """The texts of every call of the evaluator from now on."""
+    """Record the texts of every call of the evaluator from now on."""
     waves, scores = [], Evaluator.scores
 
     def kept(evaluator, texts):
@@ -224,7 +224,7 @@ def asked(monkeypatch) -> list[list[str]]:
 
 
 class Stop(Exception):
-    """In the place of a kill."""
+    """Exception in place of a kill."""
 
 
 @needs_textattack

@@ -164,7 +164,7 @@ class TestPage:
         assert page.count("<del>") == 6 * 2 + 2 and "odd one" not in page
 
     def test_long_texts_are_wrapped(self):
-        """Of two rules for the same cell the last holds."""
+        """The last of two rules for the same cell holds."""
         assert STYLE.rindex("pre-wrap") > STYLE.rindex("nowrap")
 
     def test_totals_and_order(self, found):

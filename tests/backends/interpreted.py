@@ -1,4 +1,4 @@
-"""How Triton's kernels are tested: on a GPU, else in triton's interpreter, which runs them on the CPU's tensors."""
+"""Tests of Triton's kernels on a GPU, else in Triton's interpreter, which runs them on the CPU's tensors."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_values_and_gradients(shape, expected):
 
 
 def test_states_of_a_channel_with_one_decay():
-    """Also where decays are 0 or 1, and where only some slabs of channels have them."""
+    """Decays may be 0 or 1, and only some slabs of channels have one decay."""
     terms = draw(2, 100, 130)
     terms["A"][:, 1:] = terms["A"][:, :1]
     terms["delta"][:, ::3] = 0.0

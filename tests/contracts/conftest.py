@@ -12,14 +12,14 @@ from small_pieces import make_small
 
 from ssmscope.core.model import Model
 
-OTHERS = frozenset(
+OTHER_MODELS = frozenset(
     "baleen-e-mamba2 deltanet diff-mamba-hybrid diff-s6 falcon-mamba falcon_h1 gfssm-mamba gla-hybrid granitemoehybrid "
     "groupmamba-mamba2 gsa hgrn hgrn2 lfm2 lfm2_moe lfm3 mamba3 minimax "
     "recurrent_gemma retnet rwkv7 zamba zamba2".split()
 )
 """They are read as one of `examples.FEW` is: like the variants, each is tried on a third of the contracts, and each
 contract on a third of them; with SSMSCOPE_EXHAUSTIVE=all on all."""
-IN_TURNS = sorted(OTHERS | VARIANTS if CONTRACTS else OTHERS)
+IN_TURNS = sorted(OTHER_MODELS | VARIANTS if CONTRACTS else OTHER_MODELS)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -45,6 +45,6 @@ def model(module) -> Model:
 
 @pytest.fixture(autouse=True)
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With SSMSCOPE_SMALL_PIECES=1 whatever is cut into pieces is cut in every contract."""
+    """Cut whatever is worked in pieces in every contract, with SSMSCOPE_SMALL_PIECES=1."""
     if os.environ.get("SSMSCOPE_SMALL_PIECES") == "1":
         make_small(monkeypatch)

@@ -1,4 +1,4 @@
-"""transformers' classifiers of every family that has one: a text beside a longer one is what it is alone."""
+"""transformers' classifiers of every family that has one: a text batched with a longer one is as it is alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_families_are_known():
 
 
 def own(module, text: list[int]) -> torch.Tensor:
-    """The library's logits of a text alone, by embeddings: of these it reads the last, whichever token that is."""
+    """Return the library's logits of a text alone, by embeddings, of which it reads the last, whichever token that
+    is."""
     with torch.no_grad():
         embeddings = module.get_input_embeddings()(torch.tensor([text]))
         return module(inputs_embeds=embeddings, use_cache=False).logits[0]

@@ -27,7 +27,7 @@ NOT = () if int(transformers.__version__.split(".")[0]) >= 5 else ("jamba", "zam
 INTERFACED = [name for name in HYBRIDS if name not in NOT]
 """Hybrids whose attention is run by one of transformers' functions."""
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 2, 2, 40, 1]]
-OTHER = [[50, 7, 31, 9, 22, 1, 4, 60, 61, 62, 5], [71, 18, 9, 2, 2, 40, 1]]
+OTHER_IDS = [[50, 7, 31, 9, 22, 1, 4, 60, 61, 62, 5], [71, 18, 9, 2, 2, 40, 1]]
 """Another beginning, of three tokens at the most."""
 
 
@@ -61,7 +61,7 @@ def brute_force(model: Model, batch, keep: torch.Tensor, level: str = "ssm") -> 
         paths = reader.linearized(mixer, layer).paths if level == "block" else (None,) * 9
         if reader is rwkv:  # a token reads what the one before left
             later = torch.cat([keep[:, 1:], keep[:, -1:]], dim=1)
-            y = attended(layer.recurrence, later, starts[0])  # it has no convolution behind its values
+            y = attended(layer.recurrence, later, starts[0])  # it has no convolution after its values
             return reader.output(mixer, layer, (ops.Scan(y, None, None),))
         if isinstance(layer, groupmamba.GroupTrace) and layer.borrowed:
             weights = groupmamba.attend(mixer, layer).weights
@@ -169,7 +169,7 @@ def test_a_cut_convolution_is_one_of_zeros(module, monkeypatch):
 
 
 def test_maps_of_a_cut_convolution_are_the_layers_own(module):
-    """What is frozen in an edited run is its layers' output, and the block's matrices are what recurrences read."""
+    """The frozen map of an edited run is its layer's output, and the block's matrices are what recurrences read."""
     model = Model(doubled(module))
     batch, kept = model.encode(ids=IDS[:1]), {}
     if not has_convolution(model):
@@ -194,7 +194,7 @@ Mamba-3's next step writes, and in the keys of GSA's slots."""
 
 
 def held_at(place: int) -> Edit:
-    """What a token makes the states forget is a constant."""
+    """Hold constant how much a token makes the states forget."""
 
     def held(r):
         terms = {name: getattr(r, name, None) for name in ("b", "delta", "log_a", "beta", "e", "r")}
@@ -208,7 +208,7 @@ def held_at(place: int) -> Edit:
 
 
 def test_no_other_road_leads_from_a_token(module):
-    """With its edges cut, in states, convolutions and attention, and its decays held, no later token depends on it."""
+    """No later token depends on it once its edges in states, convolutions and attention are cut and its decays held."""
     model = Model(doubled(module))
     unread = (
         attention_modules(model.module).keys() - attention_layers(model.module).keys()
@@ -313,7 +313,7 @@ def test_a_run_patched_with_itself_is_itself(model):
 
 
 def both_ways(model: Model) -> bool:
-    """Whether its layers look ahead, and cannot be run in pieces."""
+    """Return True if layers look ahead, and cannot be run in pieces."""
     return getattr(adapter_for(model.mixers[0]), "BIDIRECTIONAL", False)
 
 
@@ -328,7 +328,7 @@ def test_a_layer_in_pieces_is_the_layer(model):
 
 
 def test_everything_patched_is_the_other_run(model):
-    batch, other = model.encode(ids=IDS), model.encode(ids=OTHER)
+    batch, other = model.encode(ids=IDS), model.encode(ids=OTHER_IDS)
     expected, own = (model.run(each, last_only=True).logits for each in (other, batch))
     assert relative(own, expected) > 1e-4
     kept, states = {}, {}
@@ -465,6 +465,33 @@ def test_edits_compose_in_the_order_in_which_they_are_given(place):
     other = model.run(batch, edits=[add, double]).logits
     torch.testing.assert_close(seen["double"], seen["add"] + 1)
     assert relative(other, both) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["mamba2", "deltanet"])
+def test_edits_of_one_state_compose_in_the_order_in_which_they_are_given(name):
+    """H → 2 H, then H → H + 1, is 2 H + 1, not 2 H + 2; of states after two tokens the earlier is changed first."""
+    model = Model(loud(random_example(name)))
+    batch = model.encode(ids=IDS[:1])
+    seen: dict[str, torch.Tensor] = {}
+
+    def edit(name, change, after=4):
+        def changed(state, site):
+            seen[name] = state.ssm[0]
+            return replace(state, ssm=tuple(map(change, state.ssm)))
+
+        return new_state(after, changed, layers=[1], name=name)
+
+    double, add = edit("double", lambda h: 2 * h), edit("add", lambda h: h + 1)
+    both = model.run(batch, edits=[double, add]).logits
+    torch.testing.assert_close(seen["add"], 2 * seen["double"])
+    with edited(model, double):
+        assert torch.equal(model.run(batch, edits=add).logits, both)
+    other = model.run(batch, edits=[add, double]).logits
+    torch.testing.assert_close(seen["double"], seen["add"] + 1)
+    assert relative(other, both) > 1e-4
+    later = edit("later", lambda h: 3 * h, after=6)
+    turned = [model.run(batch, edits=edits).logits for edits in ([double, later], [later, double])]
+    assert torch.equal(*turned) and relative(turned[0], both) > 1e-4
 
 
 def test_an_edits_key_tells_the_rows_that_it_acts_on():

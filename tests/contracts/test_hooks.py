@@ -1,4 +1,4 @@
-"""Models that somebody watches or changes: what comes is what the model's own forward pass gives, or a refusal.
+"""Models that somebody observes or changes: they give what their own forward pass gives, or a refusal.
 
 Every part of every architecture gets hooks; a refusal names the part.
 """
@@ -28,11 +28,11 @@ from ssmscope.interp.methods.lrp import lrp
 from ssmscope.interp.objective import objective
 
 TEXTS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5, 8, 14, 33, 71, 2], [7, 8, 9]]
-LATE = 14  # behind all that a layer is tried on by itself
+LATE_POSITION = 14  # after all positions of a layer's own trial
 
 
 def own_logits(model: Model, batch: Any) -> Tensor:
-    """Those of the library's own forward pass, at real positions."""
+    """Return the logits of the library's own forward pass, at real positions."""
     without = {} if model.is_classifier else {"use_cache": False}
     with torch.no_grad():
         found = model.module(input_ids=batch.input_ids, attention_mask=batch.mask.long(), **without).logits
@@ -65,9 +65,9 @@ def on_first(change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
 
 
 def doubled_late(t: Tensor) -> Tensor:
-    """Twice what is at a late position, along whichever dimension is as long as the text."""
+    """Double the entries at a late position, along whichever dimension is as long as the text."""
     along = [dim for dim, size in enumerate(t.shape) if size == len(TEXTS[0])]
-    scale = torch.ones(len(TEXTS[0])).index_fill(0, torch.tensor(LATE), 2.0)
+    scale = torch.ones(len(TEXTS[0])).index_fill(0, torch.tensor(LATE_POSITION), 2.0)
     return t * scale.view(-1, *[1] * (t.ndim - 1 - along[0])) if along else t
 
 

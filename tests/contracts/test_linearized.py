@@ -70,7 +70,7 @@ def from_heads(path: Path, left: torch.Tensor | None, taps: torch.Tensor | None,
 
 
 def both(path: Path, level: str, skip: bool = True) -> torch.Tensor:
-    """`matrices`, and that `multiplied` gives the same."""
+    """Return `matrices`, after checking that `multiplied` gives the same."""
     found = matrices(path, level, skip)
     torch.testing.assert_close(multiplied(path, level, skip), found, rtol=1e-9, atol=1e-12)
     return found

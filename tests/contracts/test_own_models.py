@@ -1,4 +1,4 @@
-"""What models that are ours, and no architecture of transformers', must do as those of transformers do."""
+"""Contracts of models that are ours, which transformers' models meet too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ PADDED = torch.tensor([[3, 9, 17, 4], [0, 0, 21, 8]]), torch.tensor([[1, 1, 1, 1
 
 
 def pads(model) -> bool:
-    """Whether padding before a text changes nothing: a mixer of transformers' with biases convolves that of padding."""
+    """Return True if padding before a text changes nothing; transformers' mixers with biases convolve that of
+    padding."""
     return not getattr(model.config, "use_bias", False)
 
 

@@ -1,4 +1,4 @@
-"""A user's own head around the backbone of every architecture: rows of a batch are what the texts are alone."""
+"""A user's own head around the backbone of every architecture: rows of a batch give what the texts give alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_logits_of_a_head_of_ones_own(own):
 
 def test_relevance_of_a_head_of_ones_own(own):
     if type(own.encoder).__name__ == "Lfm2MoeModel":
-        pytest.skip("lrp refuses its experts, whose activation is no module")
+        pytest.skip("lrp refuses its experts, whose activation is not a module")
     model = ssmscope.load(own)
     for text in explain(model, model.encode(ids=TEXTS), methods=("lrp",), target=1).texts:
         assert text.attributions[0].delta < 1e-2 * max(1.0, abs(1 / text.value))

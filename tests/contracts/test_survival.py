@@ -1,4 +1,4 @@
-"""What is left of every token in every architecture's states equals a run that writes at that token alone."""
+"""The rest of every token in every architecture's states equals a run that writes at that token alone."""
 
 from __future__ import annotations
 

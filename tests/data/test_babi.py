@@ -30,7 +30,7 @@ EVENT = re.compile(
 
 
 def histories(context):
-    """Where every person is and every object has been, by walking through the story."""
+    """Return the places of every person and every object, by walking through the story."""
     places, carried, stays = {}, {}, {}
     for person, place, taken, dropped in EVENT.findall(context):
         if place:
@@ -114,7 +114,8 @@ def test_a_solver_that_reads_the_context_finds_exactly_the_answer(task, length, 
 
 
 def completed(needles, elsewhere):
-    """The needles after what else must have happened: somebody came from elsewhere, and took what is dropped later."""
+    """Return the needles after their preconditions: somebody came from elsewhere, and took an object that is dropped
+    later."""
     text = " ".join(needles)
     person = re.search(WHO, text).group()
     dropped = re.findall(rf"(?:put down|dropped|left behind) the {WHAT}", text)
@@ -362,7 +363,7 @@ def test_tokenizers_that_cannot_ask_are_refused():
     data = questions("qa1", length=0, examples=16)
     with pytest.raises(InputError, match="does not know '.*', a word of a fact, question or answer"):
         question_tokens(data, word_tokenizer(data.contexts))
-    with pytest.raises(InputError, match="is no symbol of this tokenizer"):
+    with pytest.raises(InputError, match="is not a symbol of this tokenizer"):
         question_tokens(data, symbol_tokenizer(["0", "1"]))
     letters = train_tokenizer(data.texts, vocabulary=60)
     with pytest.raises(InputError, match="must hold {context} and {question} once each"):

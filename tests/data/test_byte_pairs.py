@@ -12,7 +12,7 @@ TEXTS = [
     "Is this 'positive' or 'negative'?\na moving film , isn't it\nAnswer: positive",
     'Classify: "it \'s a dull story ..." (1999)\nAnswer: negative',
 ]
-ODD = [
+ODD_TEXTS = [
     "Line one\nline two\n\n\tindented  twice , 'quoted' (1,234.5%) -- end: \r\n",
     " leading and trailing  ",
     "h\u043em\u03bfglyphs, na\u00efve e\u0301, a\u200db, \u65e5\u672c\u8a9e \U0001f3ac",
@@ -27,14 +27,14 @@ def tokenizer():
     return train_byte_pairs(TEXTS * 5, vocabulary=340)
 
 
-@pytest.mark.parametrize("text", [*TEXTS, *ODD])
+@pytest.mark.parametrize("text", [*TEXTS, *ODD_TEXTS])
 def test_a_text_is_decoded_as_it_was_but_for_its_case(tokenizer, text) -> None:
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text.lower()
     cased = train_byte_pairs(TEXTS, vocabulary=300, lowercase=False)
     assert cased.decode(cased(text)["input_ids"]) == text
 
 
-@pytest.mark.parametrize("text", [*TEXTS, *ODD])
+@pytest.mark.parametrize("text", [*TEXTS, *ODD_TEXTS])
 def test_no_text_has_a_special_token(tokenizer, text) -> None:
     special = {tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id}
     assert special == set(tokenizer.all_special_ids) == {0, 1, 2}
@@ -68,7 +68,7 @@ def test_the_same_texts_give_the_same_tokenizer_every_time() -> None:
 def test_a_saved_tokenizer_is_the_same(tokenizer, tmp_path) -> None:
     save_tokenizer(tokenizer, tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
-    for text in (*TEXTS, *ODD):
+    for text in (*TEXTS, *ODD_TEXTS):
         one, other = (t(text, return_offsets_mapping=True) for t in (tokenizer, again))
         assert one["input_ids"] == other["input_ids"] and one["offset_mapping"] == other["offset_mapping"]
         assert again.decode(other["input_ids"]) == text.lower()

@@ -48,15 +48,15 @@ MOVIES = {
     "negR_0.txt": "a film about  dogs .\nit is not very good , at all .\n",
     "posR_1.txt": "\n  funny and\u00a0warm ,\tthough long .\ni laughed .",
 }
-ASKED = "What is the sentiment of this review ?"
+QUERY = "What is the sentiment of this review ?"
 
 
 @pytest.fixture
 def movies(tmp_path: Path) -> Path:
     rows = [
-        row("negR_0.txt", "NEG", [evidence("negR_0.txt", 7, 10)], [evidence("negR_0.txt", 11, 13)], query=ASKED),
-        row("posR_1.txt", "POS", [evidence("posR_1.txt", 0, 1), evidence("posR_1.txt", 1, 3)], query=ASKED),
-        row("posR_1.txt", "POS", query=ASKED),
+        row("negR_0.txt", "NEG", [evidence("negR_0.txt", 7, 10)], [evidence("negR_0.txt", 11, 13)], query=QUERY),
+        row("posR_1.txt", "POS", [evidence("posR_1.txt", 0, 1), evidence("posR_1.txt", 1, 3)], query=QUERY),
+        row("posR_1.txt", "POS", query=QUERY),
     ]
     return write(tmp_path / "movies", MOVIES, test=rows, train=rows[:2], val=rows[1:])
 

@@ -224,9 +224,9 @@ class TestChosenTasks:
     @pytest.mark.parametrize(
         ("mixture", "says"),
         [
-            ("sst2,snil", "'snil' is no task of the mixture; choose from sst2, wnli, snli, .* did you mean 'snli'"),
-            ("imdb", "'imdb' is no task of the mixture"),
-            ("", "'' is no task of the mixture"),
+            ("sst2,snil", "'snil' is not a task of the mixture; choose from sst2, wnli, snli, .* did you mean 'snli'"),
+            ("imdb", "'imdb' is not a task of the mixture"),
+            ("", "'' is not a task of the mixture"),
             ("sst2,wnli,sst2", "names a task twice"),
         ],
     )

@@ -47,12 +47,12 @@ def depth(tree):
 
 
 def numbers(tree):
-    """How many values each expression within has."""
+    """Return the number of values of each expression within."""
     return [len(tree) - 1, *(n for v in tree[1:] for n in numbers(v))] if isinstance(tree, list) else []
 
 
 def places(tree):
-    """Where among its neighbours each inner expression stands, from 0 to 1."""
+    """Return the place of each inner expression among its neighbours, from 0 to 1."""
     if not isinstance(tree, list):
         return []
     own = [i / (len(tree) - 2) for i, v in enumerate(tree[1:]) if isinstance(v, list)]
@@ -65,7 +65,7 @@ def shares(values):
 
 
 def distance(one, other):
-    """Total variation: half the sum of differences of the shares."""
+    """Return the total variation: half the sum of differences of the shares."""
     a, b = shares(one), shares(other)
     return sum(abs(a.get(value, 0) - b.get(value, 0)) for value in {*a, *b}) / 2
 
@@ -173,7 +173,7 @@ def test_seeds_and_streams():
 
 
 def test_no_expression_comes_twice():
-    """Of 4 tokens there are 400 expressions only."""
+    """There are only 400 expressions of 4 tokens."""
     train, test = listops_expressions(8, examples=2000, seed=0)
     assert len({*texts_of(train), *texts_of(test)}) == 4000 and train.ids.shape[1] == 12
     assert {size(nested(text)) for text in texts_of(train)} == set(range(4, 13))

@@ -23,7 +23,7 @@ from ssmscope.data.mad import (
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError, did_you_mean
 
-SMALL = dict(train_examples=60, test_examples=40)
+COUNTS = dict(train_examples=60, test_examples=40)
 
 
 def sequences(data):
@@ -49,7 +49,8 @@ def runs(words):
 
 
 def recalled(words):
-    """What follows `words`, given that it is a known value: the last key's value, from the token it has reached."""
+    """Return the continuation of `words`, given that it is a known value: the last key's, from the token it has
+    reached."""
     cut = runs(words)
     begun = cut.pop() if kind(cut[-1][0]) == "v" else ()
     asked = cut.pop()
@@ -75,7 +76,7 @@ def score(data, solver):
 
 
 def recalls_due(words):
-    """Where a known value begins or goes on, by a walk through the sequence."""
+    """Return where a known value begins or goes on, by a walk through the sequence."""
     due, known, key, value = [None] * len(words), {}, (), ()
     for t, word in enumerate(words):
         if kind(word) == "k":
@@ -107,7 +108,7 @@ def recalls_due(words):
     ],
 )
 def test_recall_is_solved_by_a_dictionary_of_what_came_before(generator, options):
-    for part in generator(**SMALL, **options):
+    for part in generator(**COUNTS, **options):
         correct, questions = score(part, recalled)
         assert correct == 1.0 and questions >= len(part)
         for words, targets in sequences(part):
@@ -152,7 +153,7 @@ def test_mqars_keys_come_again_by_a_power_law():
 
 def test_selective_copying_is_solved_in_order():
     for options in ({}, dict(length=9, vocabulary=4, copied=4), dict(length=60, vocabulary=30, copied=5)):
-        for part in selective_copying(**SMALL, **options):
+        for part in selective_copying(**COUNTS, **options):
             asked = options.get("copied", 16)
             assert score(part, copied) == (1.0, len(part) * asked)
             assert ((part.targets != IGNORED).nonzero()[1].reshape(-1, asked) >= part.ids.shape[1] - asked).all()
@@ -188,7 +189,7 @@ def test_the_dictionary_is_of_the_seed_alone():
 
 
 def test_compression_asks_for_every_token_but_the_last():
-    for part in compression(length=7, vocabulary=5, **SMALL):
+    for part in compression(length=7, vocabulary=5, **COUNTS):
         assert isinstance(part, CompressionData)
         for words, targets in sequences(part):
             assert words == [*targets[:-1], "compress"] and targets[-1] is None
@@ -198,7 +199,7 @@ def test_compression_asks_for_every_token_but_the_last():
 @pytest.mark.parametrize("name", GENERATORS)
 def test_draws(name):
     generator = GENERATORS[name]
-    train, test = generator(**SMALL)
+    train, test = generator(**COUNTS)
     assert (len(train), len(test)) == (60, 40) and (train.split, test.split) == ("train", "test")
     assert (
         train.name == test.name == name and train.tokens == test.tokens and len(set(train.tokens)) == len(train.tokens)
@@ -208,7 +209,7 @@ def test_draws(name):
         assert part.ids.shape == part.targets.shape
         assert part.ids.min() >= 0 and part.ids.max() < len(part.tokens)
         assert set(np.unique(part.targets)) <= {IGNORED, *range(len(part.tokens))}
-    again, other = generator(**SMALL), generator(**SMALL, seed=1)
+    again, other = generator(**COUNTS), generator(**COUNTS, seed=1)
     assert [part.fingerprint for part in again] == [train.fingerprint, test.fingerprint]
     assert not {part.fingerprint for part in other} & {train.fingerprint, test.fingerprint}
     fewer = generator(train_examples=7, test_examples=40)
@@ -279,8 +280,8 @@ def test_noise_takes_its_share_of_the_pairs(noise):
 
 
 def test_recall_without_noise_is_associative_recall():
-    plain, _ = associative_recall(vocabulary=16, **SMALL)
-    noiseless, _ = noisy_recall(vocabulary=21, noise_vocabulary=5, noise=0.0, **SMALL)
+    plain, _ = associative_recall(vocabulary=16, **COUNTS)
+    noiseless, _ = noisy_recall(vocabulary=21, noise_vocabulary=5, noise=0.0, **COUNTS)
     assert (plain.ids == noiseless.ids).all() and (plain.targets == noiseless.targets).all()
 
 
@@ -321,8 +322,8 @@ def test_fuzzy_runs_are_uniform_over_all_orders():
 
 @pytest.mark.parametrize("name", ["associative-recall", "fuzzy-recall", "noisy-recall"])
 def test_every_token_asks_for_the_next_one_in_training(name):
-    plain = GENERATORS[name](**SMALL)
-    train, test = GENERATORS[name](**SMALL, every_token=True)
+    plain = GENERATORS[name](**COUNTS)
+    train, test = GENERATORS[name](**COUNTS, every_token=True)
     assert (train.ids == plain[0].ids).all() and (train.targets[:, :-1] == train.ids[:, 1:]).all()
     assert (train.targets[:, -1] == IGNORED).all()
     asked = plain[0].targets != IGNORED
@@ -382,7 +383,7 @@ def test_impossible_sizes_are_refused_in_one_line(name, options, message):
     ],
 )
 def test_the_smallest_sizes_are_drawn(name, options):
-    for part in GENERATORS[name](**SMALL, **options):
+    for part in GENERATORS[name](**COUNTS, **options):
         assert part.ids.shape[1] == options["length"] and (part.targets != IGNORED).any(1).all()
 
 

@@ -47,7 +47,7 @@ def test_what_pillow_refuses_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)
     with pytest.raises(InputError, match="an image of here cannot be decoded: Image size .12 pixels. exceeds limit"):
         decoded([png(RASTER)], "RGB", "here")
-    with pytest.raises(InputError, match="here cannot be decoded: it is no image that Pillow can read"):
+    with pytest.raises(InputError, match="here cannot be decoded: it is not an image that Pillow can read"):
         decoded([b""], "RGB", "here")
 
 

@@ -47,7 +47,7 @@ def test_words_are_in_the_order_of_the_classes():
 
 
 def test_words_of_wnli_against_the_data(real_data, monkeypatch):
-    """What clogs a drain is what has to be removed: this reading of the pronoun is the correct one."""
+    """The thing that clogs a drain is the one to remove: this reading of the pronoun is the correct one."""
     monkeypatch.setenv("SSMSCOPE_DATA", str(real_data("wnli", "train").parents[1]))
     data = load_text("wnli", "train")
     pair = PAIR_SEPARATOR.join(["The drain is clogged with hair. It has to be removed.", "The hair has to be removed."])
@@ -65,7 +65,7 @@ def test_pairs_are_shown_with_their_names():
     assert content_of("snli", pair) == "Premise: A man sleeps. Hypothesis: A man rests."
     assert content_of("sst2", pair) == pair and set(PAIRS) < set(TASK_PROMPTS)
     with pytest.raises(
-        InputError, match="'alone' is no pair of sentences of snli; join two by ' ||| '".replace("|", r"\|")
+        InputError, match="'alone' is not a pair of sentences of snli; join two by ' ||| '".replace("|", r"\|")
     ):
         content_of("snli", "alone")
 

@@ -13,7 +13,7 @@ ROWS = [
     {"context": "Ann is in the hall.\nBo is in the attic.", "question": "Where is Ann?", "answer": "hall"},
     {"context": " Cy has the key, the lamp. ", "question": "What has Cy?", "answer": "key"},
 ]
-OTHERS = [["attic", "cellar"], []]
+DISTRACTORS = [["attic", "cellar"], []]
 
 
 def written(path, rows):
@@ -33,9 +33,9 @@ def written(path, rows):
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 @pytest.mark.parametrize("form", ["list", "json", "commas"])
 def test_every_format_is_read_alike(tmp_path, suffix, form):
-    given = {"list": OTHERS, "json": list(map(json.dumps, OTHERS)), "commas": ["attic, cellar", ""]}[form]
+    given = {"list": DISTRACTORS, "json": list(map(json.dumps, DISTRACTORS)), "commas": ["attic, cellar", ""]}[form]
     if form == "list" and suffix == ".csv":
-        given = list(map(json.dumps, OTHERS))
+        given = list(map(json.dumps, DISTRACTORS))
     rows = [{**row, "distractors": words} for row, words in zip(ROWS, given)]
     data = load_questions(written(tmp_path / f"mine{suffix}", rows))
     assert (data.name, data.split, len(data)) == ("mine", "all", 2)

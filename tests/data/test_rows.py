@@ -1,4 +1,4 @@
-"""Files of rows: whatever is wrong with one is refused in one line, and nothing that is right."""
+"""Files of rows: every fault is refused in one line, and nothing that is right."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_paths_that_are_no_files_are_refused(tmp_path) -> None:
         ("a.csv", "text,label,text\nx,0,y\n", "the column 'text' twice"),
         ("a.jsonl", '{"text": "a", "text": "b", "label": 0}\n', "line 1: it has 'text' twice"),
         ("a.csv", f'text,label\n"{"x" * 140_000}",0\n', "field larger than field limit .*save it as jsonl"),
-        ("a.jsonl", '{"text": "a\\ud800", "label": 0}\n', r"line 1 has \\ud800, which is no character"),
+        ("a.jsonl", '{"text": "a\\ud800", "label": 0}\n', r"line 1 has \\ud800, which is not a character"),
     ],
 )
 def test_it_is_said_what_to_do(tmp_path, name, content, message) -> None:

@@ -42,7 +42,7 @@ def test_listops():
     ]
     with pytest.raises(InputError, match="width is 3, and an expression has 4 tokens"):
         listops(["[SM 1 2 ]"], [3], width=3)
-    with pytest.raises(InputError, match=r"'\[FIRST' is no token of ListOps"):
+    with pytest.raises(InputError, match=r"'\[FIRST' is not a token of ListOps"):
         listops(["[FIRST 1 ]"], [1])
     with pytest.raises(InputError, match="as many of each"):
         listops([], [])

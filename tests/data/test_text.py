@@ -110,7 +110,7 @@ def test_quotes_of_a_plain_tsv_are_a_part_of_the_text(tmp_path):
 
 
 def test_whole_numbers_may_have_a_fraction_in_any_file(tmp_path):
-    """As pandas writes them, where a label was missing once."""
+    """pandas writes such labels where one was missing once."""
     names = ("negative", "positive")
     rows = [("x", "1.0"), ("y", "0.0"), ("z", "1")]
     for suffix in (".csv", ".tsv", ".jsonl", ".parquet"):

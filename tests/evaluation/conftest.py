@@ -1,4 +1,4 @@
-"""What is run, counted."""
+"""Counts of what is run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ssmscope.evaluation.forking import ways_to_fork
 
 @pytest.fixture(autouse=True)
 def forks_wherever_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of models for which a batch more costs nothing beside its tokens: of small ones it costs most."""
+    """Fork as for models for which a batch more costs nothing compared with its tokens: of small ones it costs most."""
     monkeypatch.setattr(evaluator, "plan_pieces", lambda model, rows, **most: next(ways_to_fork(rows, (1,))))
 
 
 @pytest.fixture
 def tokens_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each batch had that was run, padding left out."""
+    """Record the number of tokens of each batch that was run, padding left out."""
     counts: list[int] = []
     run_batch = running.run_batch
 

@@ -31,8 +31,8 @@ def sentences(count: int, shortest: int, longest: int, seed: int = 0) -> list[st
     return [" ".join(draw.choice(FILLING, draw.integers(shortest, longest + 1))) for _ in range(count)]
 
 
-ONE = ("good", "bad", "not")
-MANY = ("good", "bad", "not bad", "not so good", "very good", "very bad is it")
+WORDS = ("good", "bad", "not")
+PHRASES = ("good", "bad", "not bad", "not so good", "very good", "very bad is it")
 TEMPLATES = [
     Template("w1 w2 w3 w4 w5 w6 w7 w8 w9 {content} :"),
     Template("w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16 w17 {content} is it"),
@@ -52,7 +52,8 @@ def slow_likelihoods(
     labels: Sequence[Sequence[int]],
     normalise: bool = False,
 ) -> np.ndarray:
-    """Text by text and class by class, from the logits (length, vocabulary) that `forward` gives of token ids."""
+    """Compute likelihoods text by text and class by class, from the logits (length, vocabulary) that `forward` gives of
+    token ids."""
     scores = np.empty((len(rows), len(labels)))
     for at, row in enumerate(rows):
         for label, ids in enumerate(labels):

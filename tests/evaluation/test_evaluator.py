@@ -9,10 +9,10 @@ from evaluation.slow import (
     CONTENTS,
     FILLING,
     LABELS,
-    MANY,
-    ONE,
+    PHRASES,
     TEMPLATES,
     TEXTS,
+    WORDS,
     labels_of,
     language_model,
     slow_likelihoods,
@@ -39,11 +39,11 @@ def test_likelihoods_are_those_of_the_models_own_forward(name, normalise):
     model = language_model(name, torch.float64)
     texts = TEXTS[::4]
     with TrueFloat64(), torch.no_grad():
-        found = Evaluator(model, words=MANY, normalise=normalise).scores(texts)
+        found = Evaluator(model, words=PHRASES, normalise=normalise).scores(texts)
         slow = slow_likelihoods(
             lambda row: model.module(torch.tensor([row])).logits[0],
             token_rows(model, texts),
-            labels_of(model, MANY),
+            labels_of(model, PHRASES),
             normalise,
         )
     np.testing.assert_allclose(found, slow, rtol=1e-9)
@@ -59,20 +59,20 @@ def test_likelihoods_of_all_next_tokens_sum_to_one():
 @pytest.mark.parametrize("tokens_at_once", [1, 33, None])
 def test_scores_are_in_the_order_of_the_call(tokens_at_once):
     model = language_model("mamba2")
-    evaluator = Evaluator(model, words=MANY, tokens_at_once=tokens_at_once)
+    evaluator = Evaluator(model, words=PHRASES, tokens_at_once=tokens_at_once)
     order = np.random.default_rng(0).permutation(len(TEXTS))
     shuffled = evaluator.scores([TEXTS[at] for at in order] + TEXTS[:3])
     assert (evaluator.asked, evaluator.run) == (len(TEXTS) + 3, len(set(TEXTS)))
     found = evaluator.grid(TEMPLATES, CONTENTS)
-    assert found.shape == (len(TEMPLATES), len(CONTENTS), len(MANY)) and found.dtype == np.float64
+    assert found.shape == (len(TEMPLATES), len(CONTENTS), len(PHRASES)) and found.dtype == np.float64
     assert evaluator.run == len(set(TEXTS)) and evaluator.asked == 2 * len(TEXTS) + 3
     assert (found.reshape(len(TEXTS), -1)[order] == shuffled[: len(TEXTS)]).all()
-    alone = [Evaluator(model, words=MANY).scores([text])[0] for text in TEXTS[::5]]
+    alone = [Evaluator(model, words=PHRASES).scores([text])[0] for text in TEXTS[::5]]
     np.testing.assert_allclose(found.reshape(len(TEXTS), -1)[::5], alone, rtol=1e-5, atol=1e-5)
-    assert evaluator.scores([]).shape == (0, len(MANY)) and evaluator.grid([], CONTENTS).shape == (
+    assert evaluator.scores([]).shape == (0, len(PHRASES)) and evaluator.grid([], CONTENTS).shape == (
         0,
         len(CONTENTS),
-        len(MANY),
+        len(PHRASES),
     )
 
 
@@ -86,7 +86,7 @@ def test_shared_beginnings_are_run_once(tokens_run):
         evaluator.scores(texts)
         return sum(tokens_run)
 
-    one, several = Evaluator(model, words=ONE), Evaluator(model, words=MANY)
+    one, several = Evaluator(model, words=WORDS), Evaluator(model, words=PHRASES)
     for evaluator in (one, several):
         run(evaluator, [f"{start} w80", f"{start} w81"])  # finds out whether it forks
     assert run(one, texts) == 20 + 5 * 3
@@ -96,7 +96,7 @@ def test_shared_beginnings_are_run_once(tokens_run):
     assert run(several, texts) == 20 + 5 * 3 + 5 * 5
 
 
-@pytest.mark.parametrize("words", [ONE, MANY], ids=["one token", "several tokens"])
+@pytest.mark.parametrize("words", [WORDS, PHRASES], ids=["one token", "several tokens"])
 @pytest.mark.parametrize("scoring", ["likelihood", "generated"])
 def test_no_more_states_are_held_than_allowed(monkeypatch, words, scoring):
     model = language_model("rwkv")
@@ -197,7 +197,7 @@ def first_of(words, tokens) -> int:
 
 
 class GateAndTaps(nn.Module):
-    """A Mamba mixer and self-attention beside it."""
+    """Mamba mixer with self-attention next to it."""
 
     def __init__(self, mixer: MambaMixer, width: int) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ def hybrid() -> Model:
 
 
 class TestHybrids:
-    @pytest.mark.parametrize("words", [ONE, MANY], ids=["one token", "several tokens"])
+    @pytest.mark.parametrize("words", [WORDS, PHRASES], ids=["one token", "several tokens"])
     def test_are_run_as_a_whole(self, hybrid, words):
         evaluator = Evaluator(hybrid, words=words)
         assert evaluator.forks
@@ -244,7 +244,7 @@ class TestHybrids:
 
     def test_are_told_from_others_by_short_texts_too(self, hybrid):
         for text in ("w1", "w1 w2 w3", CONTENTS[3]):
-            evaluator = Evaluator(hybrid, words=MANY)
+            evaluator = Evaluator(hybrid, words=PHRASES)
             evaluator.scores([text])
             assert not evaluator.forks
 
@@ -281,11 +281,11 @@ class TestRefused:
         "options, words",
         [
             ({}, "mamba2 is a language model: give the word that it says for each class"),
-            (dict(words=ONE, scoring="likelyhood"), r"unknown scoring 'likelyhood'.*did you mean 'likelihood'\?"),
-            (dict(words=ONE, new_tokens=0), "new_tokens is 0; allowed is a whole number from 1 on"),
-            (dict(words=ONE, tokens_at_once=0), "tokens_at_once is 0"),
+            (dict(words=WORDS, scoring="likelyhood"), r"unknown scoring 'likelyhood'.*did you mean 'likelihood'\?"),
+            (dict(words=WORDS, new_tokens=0), "new_tokens is 0; allowed is a whole number from 1 on"),
+            (dict(words=WORDS, tokens_at_once=0), "tokens_at_once is 0"),
             (dict(words=[]), "give a list with one word for each class"),
-            (dict(words=ONE, scoring="generated", normalise=True), "normalise applies only to likelihoods"),
+            (dict(words=WORDS, scoring="generated", normalise=True), "normalise applies only to likelihoods"),
             (dict(words=["Good", "good"], scoring="generated"), "two classes have the label word 'good'"),
         ],
     )
@@ -296,7 +296,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         "options, words",
         [
-            (dict(words=ONE), "label words is for language models"),
+            (dict(words=WORDS), "label words is for language models"),
             (dict(scoring="generated"), "the scoring 'generated' is for language models"),
             (dict(normalise=True), "normalise applies only to likelihoods"),
         ],
@@ -309,10 +309,10 @@ class TestRefused:
         with pytest.raises(InputError, match="reads pixels; give a model of texts"):
             Evaluator(ssmscope.load("demo/cifar10-mamba2"))
         with pytest.raises(InputError, match="has no tokenizer"):
-            Evaluator(Model(language_model("mamba2").module), words=ONE)
+            Evaluator(Model(language_model("mamba2").module), words=WORDS)
 
     def test_texts(self):
-        evaluator = Evaluator(language_model("mamba2"), words=ONE)
+        evaluator = Evaluator(language_model("mamba2"), words=WORDS)
         with pytest.raises(InputError, match=r"text 1 \(' '\) has no token"):
             evaluator.scores(["w1", " "])
         with pytest.raises(InputError, match="one text was given; give a list of texts"):
@@ -328,4 +328,4 @@ class TestRefused:
             model.mixers[0].D.fill_(torch.nan)
         for fork in (True, False):
             with pytest.raises(InputError, match="mamba2 is damaged: .* of the .* numbers of .* are not finite"):
-                Evaluator(model, words=ONE, fork=fork).scores(["w1 w2", "w3"])
+                Evaluator(model, words=WORDS, fork=fork).scores(["w1 w2", "w3"])

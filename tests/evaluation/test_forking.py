@@ -1,4 +1,4 @@
-"""Where runs fork: on trees made by hand, and that the pieces of random trees are their rows."""
+"""Places where runs fork, on trees made by hand; and pieces of random trees, which are their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an answer ends, and that every text goes on from its own state: with what is said next written down."""
+"""Ends of answers, and continuations of every text from its own state, with each next token written down."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def test_answers_end_where_they_should(steps, from_states, new_tokens):
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"eos_token": tokenizer.convert_ids_to_tokens(END)})
     assert tokenizer.eos_token_id == END
-    model = SimpleNamespace(tokenizer=tokenizer, module=SimpleNamespace(), config=SimpleNamespace(), device="cpu")
+    model = SimpleNamespace(
+        num_layers=1, tokenizer=tokenizer, module=SimpleNamespace(), config=SimpleNamespace(), device="cpu"
+    )
     speaker = Answers(model, new_tokens)
     chosen = np.array([5, 0, 3, 1, 2, 4])
     rows = Rows.of(as_bytes([[number] for number in range(6)]))

@@ -1,5 +1,5 @@
-"""What runs together and at what cost, where chunks begin, which rows are tried, and what a cached score depends on:
-each against a slow count or numbers made by hand."""
+"""Plans of runs: what runs together and at what cost, where chunks begin, which rows are tried, and what a cached score
+depends on: each against a slow count or numbers made by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from evaluation.slow import FILLING, LABELS, MANY, ONE, language_model
+from evaluation.slow import FILLING, LABELS, PHRASES, WORDS, language_model
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
@@ -127,7 +127,7 @@ class TestCosts:
 
 
 class TestChunks:
-    @pytest.mark.parametrize("words", [ONE, MANY, None], ids=["one token", "several tokens", "classes"])
+    @pytest.mark.parametrize("words", [WORDS, PHRASES, None], ids=["one token", "several tokens", "classes"])
     @pytest.mark.parametrize("forking", [True, False])
     def test_are_as_long_as_tokens_and_states_allow(self, monkeypatch, words, forking):
         """Against counts over each chunk's rows: tokens that are not shared with the row before, states where rows part
@@ -137,7 +137,7 @@ class TestChunks:
         asked = Evaluator(model, words=words, fork=forking)
         asked._tree_indices(["w1"])
         asked._tried = True
-        own = 5 if words is MANY else 0  # States within label words.
+        own = 5 if words is PHRASES else 0  # States within label words.
         assert [len(tree.prefixes) - 1 for tree in asked._trees] == [own] * (words is not None)
         draw, sizes = np.random.default_rng(2), set()
         for _ in range(60):
@@ -172,11 +172,11 @@ class TestWhenForkingIsTried:
     @pytest.mark.parametrize(
         ("options", "texts", "tried"),
         [
-            (dict(words=ONE), ["w3", "w1 w2"], False),
-            (dict(words=ONE), [" ".join(FILLING[:9] + (end,)) for end in ("w1", "w2")], True),
-            (dict(words=MANY), ["w3", "w5 w2", "w1 w2"], True),
-            (dict(words=ONE, scoring="generated"), ["w1 w2", "w3"], True),
-            (dict(words=MANY, fork=False), ["w1 w2", "w3"], False),
+            (dict(words=WORDS), ["w3", "w1 w2"], False),
+            (dict(words=WORDS), [" ".join(FILLING[:9] + (end,)) for end in ("w1", "w2")], True),
+            (dict(words=PHRASES), ["w3", "w5 w2", "w1 w2"], True),
+            (dict(words=WORDS, scoring="generated"), ["w1 w2", "w3"], True),
+            (dict(words=PHRASES, fork=False), ["w1 w2", "w3"], False),
         ],
     )
     def test_where_it_would_save_something(self, monkeypatch, options, texts, tried):
@@ -199,7 +199,7 @@ class TestWhenForkingIsTried:
     def test_states_are_limited_where_rows_continue_from_them(self, monkeypatch, continues):
         monkeypatch.setattr(evaluator, "try_resuming", lambda model, rows: (continues, 12))
         monkeypatch.setattr(evaluator, "max_held_states", lambda model, size: 5 * size)
-        found = Evaluator(language_model("mamba2"), words=MANY)
+        found = Evaluator(language_model("mamba2"), words=PHRASES)
         found.scores(["w1 w2"])
         assert found._states_at_once == (60 if continues else evaluator.NO_LIMIT)
 
@@ -207,9 +207,9 @@ class TestWhenForkingIsTried:
 @pytest.mark.parametrize(
     ("name", "options", "kept"),
     [
-        ("mamba2", dict(words=ONE, scoring="generated", new_tokens=2), True),
-        ("mamba2", dict(words=ONE, scoring="generated", new_tokens=2, fork=False), False),
-        ("mamba2", dict(words=MANY), False),
+        ("mamba2", dict(words=WORDS, scoring="generated", new_tokens=2), True),
+        ("mamba2", dict(words=WORDS, scoring="generated", new_tokens=2, fork=False), False),
+        ("mamba2", dict(words=PHRASES), False),
         ("selective-ssm-classes", {}, False),
     ],
 )
@@ -235,7 +235,7 @@ def test_label_words_are_looked_up_by_the_last_word_and_the_space_after_it():
 def test_what_a_model_must_give(monkeypatch):
     model, asked = language_model("mamba2"), []
     monkeypatch.setattr(Model, "check_classes", lambda self, what: asked.append(what))
-    Evaluator(model, words=ONE)
+    Evaluator(model, words=WORDS)
     assert asked == ["an evaluation"]
 
 
@@ -314,16 +314,22 @@ def test_what_a_cached_score_depends_on(monkeypatch):
 
     vocabulary = list(model.tokenizer.get_vocab().items())
     said = dict(words=["w1", "w2"], scoring="generated")
-    every = [key(words=ONE), key("w1 w3", words=ONE), key(words=ONE, normalise=True), key(words=MANY), key(**said)]
+    every = [
+        key(words=WORDS),
+        key("w1 w3", words=WORDS),
+        key(words=WORDS, normalise=True),
+        key(words=PHRASES),
+        key(**said),
+    ]
     every += [key(**said, new_tokens=9), key(words=["w1", "w3"], scoring="generated")]
-    again = [key(words=ONE), key(**said)]
+    again = [key(words=WORDS), key(**said)]
     monkeypatch.setattr(model.tokenizer, "get_vocab", lambda: dict(vocabulary[::-1]))
     assert again == [every[0], every[4]] and key(**said) == every[4]  # in any order
     monkeypatch.setattr(model.tokenizer, "get_vocab", lambda: dict(vocabulary[1:]))
     every += [key(**said)]
     monkeypatch.setattr(evaluator, "__version__", "another")
-    every += [key(words=ONE)]
+    every += [key(words=WORDS)]
     monkeypatch.setattr(type(model), "source", {**model.source, "edits": ["one"]})
-    every += [key(words=ONE)]
+    every += [key(words=WORDS)]
     assert len(set(every)) == len(every) and {len(each) for each in every} == {16}
-    assert key(words=ONE) != key(words=[*ONE[:2], LABELS[3]])
+    assert key(words=WORDS) != key(words=[*WORDS[:2], LABELS[3]])

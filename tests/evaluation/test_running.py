@@ -1,4 +1,4 @@
-"""How much runs together, and how large the states of a row are."""
+"""Sizes of batches that run together, and of the states of a row."""
 
 from __future__ import annotations
 

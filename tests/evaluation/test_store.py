@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluation.slow import FILLING, MANY, ONE, TEXTS, language_model, sentences
+from evaluation.slow import FILLING, PHRASES, TEXTS, WORDS, language_model, sentences
 from warm import TRANSFORMERS
 
 from ssmscope.api import store
@@ -18,11 +18,11 @@ from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, evaluator, running
 from ssmscope.evaluation.forking import as_bytes
 
-SMALL = dict(words=MANY, tokens_at_once=45)
+OPTIONS = dict(words=PHRASES, tokens_at_once=45)
 MORE = [f"{start} {end}" for start in sentences(4, 9, 9, seed=1) for end in sentences(3, 1, 9, seed=2)]
 WAVES = (MORE[::4], TEXTS + MORE, MORE + [" ".join(FILLING[at : at + 12]) for at in range(0, 40, 5)])
 """The second knows some rows from the first, the third from both."""
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 
 
 class Stopped(Exception):
@@ -60,20 +60,20 @@ def watched(monkeypatch):
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch, watched, small_chunks, chunks, fork, states):
     monkeypatch.setattr(running, "MAX_STATE_BYTES", states)
     model = language_model("mamba2")
-    unbroken = Evaluator(model, cache=tmp_path / "unbroken", fork=fork, **SMALL)
+    unbroken = Evaluator(model, cache=tmp_path / "unbroken", fork=fork, **OPTIONS)
     expected = [unbroken.scores(WAVES[0])]
     second = watched(unbroken)
     expected.append(unbroken.scores(WAVES[1]))
     assert len(second) > 4
     expected.append(unbroken.scores(WAVES[2]))
 
-    broken = Evaluator(model, cache=tmp_path / "broken", fork=fork, **SMALL)
+    broken = Evaluator(model, cache=tmp_path / "broken", fork=fork, **OPTIONS)
     broken.scores(WAVES[0])
     watched(broken, chunks)
     with pytest.raises(Stopped):
         broken.scores(WAVES[1])
 
-    again = Evaluator(model, cache=tmp_path / "broken", fork=fork, **SMALL)
+    again = Evaluator(model, cache=tmp_path / "broken", fork=fork, **OPTIONS)
     rest = watched(again)
     for wave, scores in zip(WAVES, expected):
         assert (again.scores(wave) == scores).all()
@@ -82,7 +82,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch, watched, 
     assert again.seconds > broken.seconds > 0
 
 
-@pytest.mark.parametrize("words", [ONE, MANY], ids=["one token", "several tokens"])
+@pytest.mark.parametrize("words", [WORDS, PHRASES], ids=["one token", "several tokens"])
 def test_where_a_chunk_begins_depends_on_no_row_before_it(monkeypatch, words):
     monkeypatch.setattr(evaluator, "BATCHES_PER_CHUNK", 1)
     asked = Evaluator(language_model("mamba2"), words=words)
@@ -100,8 +100,8 @@ def test_where_a_chunk_begins_depends_on_no_row_before_it(monkeypatch, words):
 
 def test_a_stopped_wave_goes_on_in_the_same_process(watched, small_chunks):
     model = language_model("mamba2")
-    expected = Evaluator(model, **SMALL).scores(TEXTS)
-    asked = Evaluator(model, **SMALL)
+    expected = Evaluator(model, **OPTIONS).scores(TEXTS)
+    asked = Evaluator(model, **OPTIONS)
     own = asked._scores
     watched(asked, 2)
     with pytest.raises(Stopped):
@@ -114,12 +114,12 @@ KILLED = """
 import os, signal, sqlite3, sys
 sys.path[:0] = [{tests!r}]
 from evaluation.slow import language_model
-from evaluation.test_store import SMALL, WAVES
+from evaluation.test_store import OPTIONS, WAVES
 from ssmscope.api import store
 from ssmscope.evaluation import Evaluator, evaluator
 
 evaluator.BATCHES_PER_CHUNK = 2
-asked = Evaluator(language_model("mamba2"), cache={cache!r}, **SMALL)
+asked = Evaluator(language_model("mamba2"), cache={cache!r}, **OPTIONS)
 asked.scores(WAVES[0])
 transaction, chunks = store._transaction, []
 
@@ -140,15 +140,15 @@ asked.scores(WAVES[1])
 def test_a_killed_process_leaves_a_file_to_go_on_from(tmp_path, watched, small_chunks, monkeypatch):
     monkeypatch.setattr(evaluator, "plan_pieces", running.plan_pieces)  # as the process has them
     cache = tmp_path / "scores.sqlite"
-    done = TRANSFORMERS.run(KILLED.format(tests=str(HERE.parent), cache=str(cache)), cwd=tmp_path)
+    done = TRANSFORMERS.run(KILLED.format(tests=str(FOLDER.parent), cache=str(cache)), cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
     model = language_model("mamba2")
-    unbroken = Evaluator(model, **SMALL)
+    unbroken = Evaluator(model, **OPTIONS)
     expected = [unbroken.scores(WAVES[0])]
     second = watched(unbroken)
     expected.append(unbroken.scores(WAVES[1]))
-    again = Evaluator(model, cache=cache, **SMALL)
+    again = Evaluator(model, cache=cache, **OPTIONS)
     rest = watched(again)
     assert all((again.scores(wave) == scores).all() for wave, scores in zip(WAVES, expected))
     assert rest == second[2:]
@@ -160,7 +160,7 @@ def test_a_killed_process_leaves_a_file_to_go_on_from(tmp_path, watched, small_c
 class TestCache:
     @pytest.mark.parametrize("scoring", ["likelihood", "generated"])
     def test_nothing_is_run_twice(self, tmp_path, scoring):
-        model, options = language_model("mamba"), dict(words=MANY, scoring=scoring, cache=tmp_path / "scores")
+        model, options = language_model("mamba"), dict(words=PHRASES, scoring=scoring, cache=tmp_path / "scores")
         first = Evaluator(model, **options)
         expected = first.scores(TEXTS[:9])
         again = Evaluator(model, **options)
@@ -176,12 +176,12 @@ class TestCache:
         mamba, mamba2, double = language_model("mamba"), language_model("mamba2"), language_model("mamba2")
         double.module.double()
         asked = [
-            (mamba2, dict(words=ONE)),
-            (mamba, dict(words=ONE)),
-            (double, dict(words=ONE)),
-            (mamba2, dict(words=ONE[::-1])),
-            (mamba2, dict(words=[*ONE[:2], "not bad"])),
-            (mamba2, dict(words=[*ONE[:2], "not bad"], normalise=True)),
+            (mamba2, dict(words=WORDS)),
+            (mamba, dict(words=WORDS)),
+            (double, dict(words=WORDS)),
+            (mamba2, dict(words=WORDS[::-1])),
+            (mamba2, dict(words=[*WORDS[:2], "not bad"])),
+            (mamba2, dict(words=[*WORDS[:2], "not bad"], normalise=True)),
             (mamba2, dict(words=FILLING[:3], scoring="generated")),
             (mamba2, dict(words=FILLING[1:4], scoring="generated")),
             (mamba2, dict(words=FILLING[:3], scoring="generated", new_tokens=40)),
@@ -195,17 +195,17 @@ class TestCache:
 
     def test_scores_are_of_the_weights_as_they_are(self, tmp_path):
         model = language_model("mamba2")
-        asked = Evaluator(model, words=ONE, cache=tmp_path / "scores")
+        asked = Evaluator(model, words=WORDS, cache=tmp_path / "scores")
         before = asked.scores(TEXTS[:3])
         with torch.no_grad():
             model.mixers[0].D.mul_(2)
         after = asked.scores(TEXTS[:3])
         assert asked.run == 6 and (before != after).all()
-        assert (after == Evaluator(model, words=ONE).scores(TEXTS[:3])).all()
+        assert (after == Evaluator(model, words=WORDS).scores(TEXTS[:3])).all()
 
     def test_two_at_a_time(self, tmp_path):
         model = language_model("mamba2")
-        first, second = (Evaluator(model, words=ONE, cache=tmp_path / "scores") for _ in range(2))
+        first, second = (Evaluator(model, words=WORDS, cache=tmp_path / "scores") for _ in range(2))
         expected = first.scores(TEXTS[:5])
         assert (second.scores(TEXTS[:5]) == expected).all() and second.run == 0
         second.scores(TEXTS[5:8])
@@ -228,7 +228,7 @@ class TestFiles:
         for name in ("notes.txt", "other.sqlite"):
             before = (tmp_path / name).read_bytes()
             with pytest.raises(InputError, match=f"{name} is "):
-                Evaluator(language_model("mamba2"), words=ONE, cache=tmp_path / name)
+                Evaluator(language_model("mamba2"), words=WORDS, cache=tmp_path / name)
             assert (tmp_path / name).read_bytes() == before
 
     @pytest.mark.parametrize(
@@ -236,14 +236,14 @@ class TestFiles:
     )
     def test_rows_that_are_damaged(self, tmp_path, damage):
         model, file = language_model("mamba2"), tmp_path / "scores"
-        Evaluator(model, words=ONE, cache=file).scores(TEXTS[:3])
+        Evaluator(model, words=WORDS, cache=file).scores(TEXTS[:3])
         other = sqlite3.connect(file)
-        nan = f"x'{np.array([1.0] + [np.nan] * len(ONE)).tobytes().hex()}'"
+        nan = f"x'{np.array([1.0] + [np.nan] * len(WORDS)).tobytes().hex()}'"
         other.execute(f"UPDATE kept SET value = {damage.format(nan=nan)}")
         other.commit()
         other.close()
         with pytest.raises(InputError, match="malformed rows"):
-            Evaluator(model, words=ONE, cache=file).scores(TEXTS[:3])
+            Evaluator(model, words=WORDS, cache=file).scores(TEXTS[:3])
 
     def test_that_cannot_be(self, tmp_path):
         (tmp_path / "file").touch()

@@ -90,7 +90,7 @@ class TestRows:
             token_rows(model, ["a", ""])
         with pytest.raises(InputError, match=r"the text \('  '\) has no token"):
             token_rows(reading(word_tokenizer(["a b"])), ["  "])
-        with pytest.raises(InputError, match=r"'c', which is no symbol of this tokenizer; its symbols are a b"):
+        with pytest.raises(InputError, match=r"'c', which is not a symbol of this tokenizer; its symbols are a b"):
             token_rows(reading(symbol_tokenizer(["a", "b"])), ["a b c"])
         with pytest.raises(InputError, match=r"the tokenizer gives id 98, outside the vocabulary 0…49 of small"):
             token_rows(reading(byte_tokenizer(), vocabulary=50), ["\t", "a b"])

@@ -1,4 +1,4 @@
-"""A command line run in this process, and all that must hold of how it ends."""
+"""A command line run in this process, and the conditions on how it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TooLong(BaseException):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command line ended."""
+    """End of a command line."""
 
     code: int
     out: str
@@ -127,11 +127,11 @@ def _check_failures(folder: Path) -> None:
 
 
 def _no_number(name: str) -> None:
-    raise AssertionError(f"{name} is no JSON")
+    raise AssertionError(f"{name} is not JSON")
 
 
 def _check_whole(path: Path) -> None:
-    """A file is complete, and nobody's work in progress."""
+    """Check that a file is complete, and no work in progress."""
     inside = path.name
     assert not inside.startswith(".") or path.suffix == ".lock", f"{path} is left over"
     assert path.suffix not in (".tmp", ".part", ".partial"), f"{path} is left over"
@@ -151,7 +151,7 @@ def _check_whole(path: Path) -> None:
 
 
 def told(verb: str, ends: Counter[int]) -> str:
-    """How often command lines of a verb ended in which way."""
+    """Count how often command lines of a verb ended in which way."""
     failed = f", {ends[1]} with failed jobs" * bool(ends[1])
     return f"{verb}: {sum(ends.values())} examples, {ends[0]} answered, {ends[2]} refused{failed}"
 

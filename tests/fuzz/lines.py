@@ -34,7 +34,7 @@ from ssmscope.training import ARCHITECTURES
 WHOLE, NUMBER = {"N", "K", "M"}, {"X", "P"}
 """What stands for a whole number and for any number in the help of an option."""
 
-SHORT: Mapping[str, Mapping[str, str]] = {
+QUICK: Mapping[str, Mapping[str, str]] = {
     "fidelity": {"--steps": "3", "--methods": "gradxinput,self-retention", "--limit": "4"},
     "plausibility": {"--methods": "lrp,self-retention", "--limit": "4"},
     "ablate": {"--limit": "4"},
@@ -93,7 +93,7 @@ MODELS: Mapping[str, Sequence[str]] = {
 LENGTHY = {"--steps", "--epochs", "--examples", "--samples", "--sequences", "--batch-tokens", "--random-rankings"}
 """Options that ask for work in proportion to their number: the more, the longer, and nobody is to be told that."""
 
-GIVEN = ("--text", "--text", "--text", "--ids", "--file", "--image")
+TEXT_OPTIONS = ("--text", "--text", "--text", "--ids", "--file", "--image")
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,7 @@ def lines(draw: st.DrawFn, verb: str, parameters: Sequence[Parameter], world: Wo
     parts: list[tuple[str, Value | None]] = []
     for number, (each, value) in enumerate(chosen):
         wrong = number == flaw or (mood == "wild" and draw(st.booleans()))
-        if wrong and each.name not in SHORT.get(verb, {}) and draw(st.integers(0, 9)) == 0:
+        if wrong and each.name not in QUICK.get(verb, {}) and draw(st.integers(0, 9)) == 0:
             continue  # not given at all
         name = "" if each.positional else each.name
         if each.flags:
@@ -187,13 +187,13 @@ def lines(draw: st.DrawFn, verb: str, parameters: Sequence[Parameter], world: Wo
 
 @st.composite
 def _base(draw: st.DrawFn, verb: str, options: Mapping[str, Parameter], world: World) -> dict[str, Value]:
-    """What a run of the verb needs beside a model, and what keeps it short."""
-    base: dict[str, Value] = dict(SHORT.get(verb, {}))
+    """Return the arguments that a run of the verb needs in addition to a model, and those that keep it short."""
+    base: dict[str, Value] = dict(QUICK.get(verb, {}))
     if verb == "train":
         task = draw(st.sampled_from([*TASKS, *world["labelled"], *world["lines"]]))
         return {**base, "--data": task, **TASKS.get(task, {"--length": "6"} if task in world["lines"] else {})}
     if "--text" in options:
-        name = draw(st.sampled_from(GIVEN))
+        name = draw(st.sampled_from(TEXT_OPTIONS))
         base[name] = draw(plausible(verb, options[name], world))
         if "--length" in options and (name != "--text" or draw(st.booleans())):
             del base[name]
@@ -201,7 +201,7 @@ def _base(draw: st.DrawFn, verb: str, options: Mapping[str, Parameter], world: W
         elif "--length" in base:
             del base["--length"]
     if "--data" in options and verb != "report" and (verb != "heatmap" or draw(st.booleans())):
-        for name in GIVEN if verb == "heatmap" else ():
+        for name in TEXT_OPTIONS if verb == "heatmap" else ():
             base.pop(name, None)
         base["--data"] = draw(plausible(verb, options["--data"], world))
     if {"--template", "--words"} <= set(options) and (verb == "prompts" or draw(st.booleans())):

@@ -17,7 +17,7 @@ import pytest
 import transformers
 from exhaustive import ALL
 from fuzz.judged import TooLong, judge, shown, told
-from fuzz.lines import SHORT, lines, placed, verbs
+from fuzz.lines import QUICK, lines, placed, verbs
 from fuzz.world import World, build
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
@@ -78,5 +78,5 @@ def test_answers_or_refuses(verb: str, part: int, world: World) -> None:
 def test_every_verb_is_fuzzed() -> None:
     assert {"heatmap", "lens fit", "lens show", "train", "report", "serve"} <= set(VERBS)
     options = {name: {each.name for each in parameters} for name, parameters in VERBS.items()}
-    unknown = {name: set(base) for name, base in SHORT.items() if name not in VERBS or not set(base) <= options[name]}
+    unknown = {name: set(base) for name, base in QUICK.items() if name not in VERBS or not set(base) <= options[name]}
     assert not unknown, "these keep no run short: there is no such option"

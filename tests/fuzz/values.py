@@ -1,4 +1,4 @@
-"""Values that a command line is fuzzed with: what an option may mean, and what it never may."""
+"""Values that a command line is fuzzed with: allowed ones, and forbidden ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NASTY = (
     "e\u0301\u0301\u0301", "\x1b[31mred\x1b[0m", "\x07\x08\x7f", "\ufeffbom", "\u2028\u2029", "\udcff", "ok\udc80",
     "𝔘𝔫𝔦", "\U0010ffff", "ﬁlm", "İ", "ß" * 9, "\xad\u200b",
 )  # fmt: skip
-"""Texts that were wrong somewhere, or look as if they might be. A byte that is no UTF-8 reaches Python as a
+"""Texts that were wrong somewhere, or look as if they might be. A byte that is not UTF-8 reaches Python as a
 surrogate."""
 
 ARGUMENT = st.characters(exclude_characters="\0", exclude_categories=["Cs"]) | st.sampled_from("\udc80\udcff")

@@ -1,4 +1,4 @@
-"""What a fuzzed command line can name: very small models of every sort, data files, a lens, a plan."""
+"""Files that a fuzzed command line can name: very small models of every sort, data files, a lens, a plan."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ analyses:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """Directories and files by what they are good for, each kind's first the most useful."""
+    """Directories and files by purpose, each kind's first the most useful."""
 
     root: Path
     kinds: Mapping[str, tuple[str, ...]]

@@ -23,7 +23,7 @@ from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
-from ssmscope.interp import resuming
+from ssmscope.interp import partial_runs
 from ssmscope.interp.ablate import measure
 from ssmscope.interp.ablate.result import Unit
 
@@ -41,7 +41,7 @@ def models():
 
 
 def losses(model, edits=()) -> np.ndarray:
-    """Of every example, by torch's own cross-entropy."""
+    """Compute every example's loss by torch's own cross-entropy."""
     logits = model.run(model.encode(ids=IDS.tolist()), edits=edits).logits.double()
     each = cross_entropy(logits.transpose(1, 2), torch.from_numpy(TARGETS), ignore_index=IGNORED, reduction="none")
     return each.sum(1).numpy() / 8
@@ -109,9 +109,9 @@ def test_a_block_of_rwkv_passes_on_what_enters_it(models):
 def test_layers_below_are_run_once_and_nothing_changes(models, name, monkeypatch):
     model = models[name]
     batch = model.encode(ids=IDS[:1].tolist())
-    assert resuming.resumes(model, batch) == (name != "groupmamba")  # its layers read those before
+    assert partial_runs.can_start_at_layer(model, batch) == (name != "groupmamba")  # its layers read those before
     found = ssmscope.ablate(model, DATA, what="recurrence", by="resample", steps=1)
-    monkeypatch.setattr(measure, "resumes", lambda *_: False)
+    monkeypatch.setattr(measure, "can_start_at_layer", lambda *_: False)
     whole = ssmscope.ablate(model, DATA, what="recurrence", by="resample", steps=1)
     np.testing.assert_allclose(found.harms, whole.harms, rtol=1e-3, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Attention maps as a figure: nothing overlaps, cells and strips are the weights, and what is left out is said."""
+"""Attention maps as a figure: nothing overlaps, cells and strips are the weights, and omissions are stated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exhaustive import few
 from matplotlib.colors import to_hex
 
 from ssmscope.errors import InputError
-from ssmscope.interp.attention import views
+from ssmscope.interp.attention import figure as attention_figure
 from ssmscope.interp.attention.maps import causal, limit, row_limits
 from ssmscope.interp.attention.triangles import strongest_of_blocks
 from ssmscope.render.colours import SIGNED, STEPS, ramp, signed_shades
@@ -51,6 +51,13 @@ def test_nothing_overlaps_or_is_cut_off_in_the_figure(layout):
     figure, texts = drawn(make(LAYOUTS[layout](), make_text(3)))
     assert not overlapping(texts) and not outside(figure, texts)
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["−limit", "0", "limit"]
+
+
+@pytest.mark.parametrize("tokens", [8, 40])
+def test_axes_are_named_below_the_maps_of_a_single_text(tokens):
+    figure, texts = drawn(make(make_text(tokens, maps=2)))
+    assert not overlapping(texts) and not outside(figure, texts)
+    assert [text for text, _ in texts].count("key") == [text for text, _ in texts].count("query") == 2
 
 
 def pictures(figure):
@@ -138,7 +145,7 @@ def test_every_map_has_its_title_and_limits():
 
 
 def test_figures_hold_so_many_maps_and_4_texts_and_say_so(monkeypatch):
-    monkeypatch.setattr(views, "MAPS_PER_FIGURE", 8)
+    monkeypatch.setattr(attention_figure, "MAPS_PER_FIGURE", 8)
     shown = labels(make(make_text(6, maps=10)).figure())
     layers = [text.split(" ±")[0] for text in shown if text.startswith("layer ")]
     assert layers == [f"layer {at}" for at in range(8)] and any("2 more maps" in text for text in shown)

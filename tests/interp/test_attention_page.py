@@ -11,6 +11,7 @@ import pytest
 from attended import HOSTILE, IMAGE, make, make_text
 
 from ssmscope.api.results import TABLE_ROWS
+from ssmscope.interp.attention import figure as attention_figure
 from ssmscope.interp.attention import views
 from ssmscope.interp.attention.maps import limit, mean_map, row_limits, strongest
 from ssmscope.interp.attention.result import AttendedText
@@ -18,7 +19,7 @@ from ssmscope.render import token_maps
 
 
 def data_of(page):
-    """What the script of a page reads, as the script reads it: up to the first thing that closes its element."""
+    """Return the data of a page's script, as the script reads it: up to the first thing that closes its element."""
     (found,) = re.findall(r'<script type="application/json">(.*?)</script', page, flags=re.DOTALL)
     return json.loads(found)
 
@@ -135,7 +136,7 @@ def test_images_are_written_as_pixels_in_their_places():
 
 
 def test_the_table_of_readouts_is_there_and_bounded(monkeypatch):
-    monkeypatch.setattr(views, "MAPS_PER_FIGURE", 2)  # of the picture
+    monkeypatch.setattr(attention_figure, "MAPS_PER_FIGURE", 2)  # of the picture
     text = make_text(9, maps=TABLE_ROWS + 1)
     page = make(text)._repr_html_()
     found = text.maps[1].readouts

@@ -15,8 +15,8 @@ from seen import luminance, render
 
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.errors import InputError
+from ssmscope.interp.attention import figure, triangles
 from ssmscope.interp.attention import result as attention
-from ssmscope.interp.attention import triangles, views
 from ssmscope.interp.attention.maps import causal, limit, mean_map, row_limits, title
 from ssmscope.interp.attention.result import KEYS_PER_QUERY, AttendedText, AttentionMap, ImplicitAttention
 from ssmscope.render import token_maps
@@ -245,5 +245,5 @@ def test_results_without_texts_maps_or_queries_still_show(tmp_path):
 
 
 def test_views_know_their_limits():
-    assert (views.MAPS_PER_FIGURE, views.TEXTS_PER_FIGURE, triangles.MAX_NAMED_IN_SMALL) == (48, 4, 12)
+    assert (figure.MAPS_PER_FIGURE, figure.TEXTS_PER_FIGURE, triangles.MAX_NAMED_IN_SMALL) == (48, 4, 12)
     assert token_maps.MAX_PAGE_WEIGHTS == 8_000_000

@@ -188,7 +188,7 @@ def test_fidelity_takes_them_and_says_what_is_circular(model):
 
 
 def test_what_adds_up_is_said_with_its_error_and_baseline_and_nothing_else_is():
-    """Of the class that the baseline is for too, where f falls towards the text."""
+    """The class that the baseline is for is tried too, where f falls towards the text."""
     model = reader()
     batch = model.encode(["a b c d", "e f"])
     for target in (0, 1, 2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 
@@ -20,7 +21,7 @@ from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanati
 from ssmscope.render import colours as signed
 from ssmscope.render import token_figure
 from ssmscope.render.colours import BLUES, SHADES, ramp
-from ssmscope.render.numbers import number
+from ssmscope.render.numbers import format_range, number
 from ssmscope.render.token_figure import PIXEL_SHADES
 
 WORDS = (
@@ -123,6 +124,43 @@ def test_shades_are_around_zero_where_a_method_is_signed():
     assert shade([4, 1, -2], words=(None, 0, 1)) == ([16, 4, -8], "±4")
     assert shade([-1, 0, 2], "gradcam", (None, 0, 1)) == ([0, 10, 31], "−1.000–2.000")
     assert shade([3, -3], words=(None, None)) == ([16, -16], "±3")
+
+
+FLAT, VARIED = [0.9703, 0.9713, 0.9707, 0.5], [0.91, 0.97, 0.94, 0.5]  # the last token is a special one
+
+
+@pytest.mark.parametrize(
+    ("method", "scores", "flat"),
+    [
+        ("self-retention", FLAT, True),  # the share replaced, 0.0287 to 0.0297, varies by less than a tenth
+        ("self-retention", VARIED, False),
+        ("self-write", [0.0297, 0.0287, 0.0293, 0.5], True),
+        ("survival", [0.25, 0.5, 0.125, 0.125], False),
+        ("gradcam", FLAT, False),
+        ("ig", FLAT, False),
+    ],
+)
+def test_noise_of_the_gates_has_neither_colours_nor_names(method, scores, flat):
+    own = Attribution(method, np.array(scores, dtype=np.float32), None, None, None)
+    text = ExplainedText(("a", " b", " c", " d"), (0, 1, 2, None), "x", 0.5, "x", 0.0, (own,))
+    result = Explanation({"model": "own"}, (text,), (method,), 2)
+    (row,) = result.token_rows().texts[0].rows
+    (line,) = explained.strongest(result)
+    assert (row.remark, row.marked) == (("flat: noise", []) if flat else ("", [int(np.argmax(scores[:3]))]))
+    assert (line.cells["highest scores"].text == "flat: noise") == flat
+    assert (len(set(row.shades().tolist())) == 1) == flat and "d" in line.cells["special tokens"].text
+    if flat:
+        assert row.extent == format_range(float(own.scores.min()), float(own.scores.max()))
+    pixels = dataclasses.replace(text, pixels=np.zeros((1, 3, 3), np.float32))
+    (row,) = dataclasses.replace(result, texts=(pixels,)).token_rows().texts[0].rows
+    assert row.remark == "" and len(set(row.shades().tolist())) > 1  # neighbouring pixels show what is no noise
+
+
+def test_columns_stand_in_one_order_whatever_the_methods():
+    found = [line.cells for line in explained.strongest(make((9,), ("gradcam", "ig")))]
+    assert [list(cells)[:3] for cells in found] == [["highest scores", "strongest against", "special tokens"]] * 2
+    assert found[0]["strongest against"].text == "" != found[1]["strongest against"].text
+    assert "strongest against" not in next(explained.strongest(make((9,), ("gradcam",)))).cells
 
 
 def test_terminal():

@@ -259,13 +259,13 @@ class TestHiding:
         found = run_hidden(
             model, batch, [1, 1], both, fill=replacement_vector(model, "b"), mode="delete", value="logit"
         )
-        assert found == [pytest.approx([0.9]), pytest.approx([0.9])]  # beside a longer text too
+        assert found == [pytest.approx([0.9]), pytest.approx([0.9])]  # batched with a longer text too
         kept = bag({"a": 0.1, "b": 0.9}, ending=0.25)
         assert self.run(kept, "a b", [[1, 1]], mode="delete", replacement="b") == pytest.approx([0.25])
 
     @pytest.mark.parametrize(
         ("replacement", "says"),
-        [("maen", "did you mean 'mean'"), ("a b", "is no token of bag"), ("", "replacement is ''")],
+        [("maen", "did you mean 'mean'"), ("a b", "is not a token of bag"), ("", "replacement is ''")],
     )
     def test_refuses_what_is_no_token(self, replacement, says):
         with pytest.raises(InputError, match=says):

@@ -1,4 +1,4 @@
-"""Fidelity's correlation with what knocking tokens out does."""
+"""Fidelity's correlation with the effects of knocking tokens out."""
 
 from __future__ import annotations
 

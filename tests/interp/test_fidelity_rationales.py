@@ -1,4 +1,4 @@
-"""Fidelity on data with rationales: plausibility stands beside it, the same as alone."""
+"""Fidelity on data with rationales: plausibility is measured too, the same as alone."""
 
 from __future__ import annotations
 

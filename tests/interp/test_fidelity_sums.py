@@ -1,4 +1,4 @@
-"""What fidelity sums up, text by text and over texts, with numbers made up so that each is another one."""
+"""Sums of fidelity, text by text and over texts, of made-up numbers that are all distinct."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_replacements_are_tokens_of_the_model():
     assert replacement_vector(model, "[UNK]").tolist() == [0] and replacement_vector(model, "[PAD]").tolist() == [0]
     assert replacement_vector(model, "mean").item() == pytest.approx(1.25 / 5) and replacement_vector(model, "b") == 1
     for replacement, line in (
-        ("zebra", "replacement 'zebra' is no token of bag; allowed are mean, zero, pad or a token"),
+        ("zebra", "replacement 'zebra' is not a token of bag; allowed are mean, zero, pad or a token"),
         (3, "replacement is 3; allowed are mean, zero, pad or a token"),
     ):
         with pytest.raises(InputError, match=line):

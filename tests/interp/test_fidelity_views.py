@@ -33,7 +33,7 @@ def found() -> Fidelity:
 
 
 class TestHeadline:
-    """The best is named as far as paired differences tell it from others; the random rankings are no method."""
+    """The best is named as far as paired differences tell it from others; the random rankings are not a method."""
 
     def result(self, found: Fidelity, *delta: float, apart: float = 0.01) -> Fidelity:
         """So large ΔA of the three methods and of the random rankings, differences with intervals of ± `apart`."""

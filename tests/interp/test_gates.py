@@ -1,4 +1,4 @@
-"""Whether gates select: the share of heads whose Δ, or 1 − a, varies over tokens, by hand and in what reads them."""
+"""Selectivity of gates: the share of heads whose Δ, or 1 − a, varies over tokens, by hand and in its users."""
 
 from __future__ import annotations
 

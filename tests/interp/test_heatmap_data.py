@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import over_data, selection_heatmap
 from ssmscope.interp.heatmap.over_data import median_half_lives
 from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer, KeptWord
-from ssmscope.interp.heatmap.words import MAX_HALF_LIFE, format_half_life
+from ssmscope.interp.heatmap.words import MAX_HALF_LIFE, format_half_life, shown_words
 from ssmscope.interp.paired import Paired
 from ssmscope.render.blocks import Prose, TokenRows
 from ssmscope.render.figure import COLOURS
@@ -93,7 +95,7 @@ def test_words_are_chosen_by_their_intervals_and_listed_by_their_means():
 
 
 def test_views_show_words_that_are_surely_high_or_low(result):
-    """Of 20 words the first, the last and every third have wide intervals."""
+    """The first, the last and every third of 20 words have wide intervals."""
 
     def word(at: int) -> KeptWord:
         wide = 9.0 if at in (0, 19) or at % 3 == 0 else 0.25
@@ -101,12 +103,12 @@ def test_views_show_words_that_are_surely_high_or_low(result):
 
     many = dataclasses.replace(result, words=tuple(map(word, range(20))))
     high, low = [1, 2, 4, 5, 7, 8, 0, 10, 11, 3], [17, 16, 14, 13, 19]
-    assert sorted(int(each.word[1:]) for each in many.shown_words) == sorted(high + low)
-    means = [each.kept.value for each in many.shown_words]
+    assert sorted(int(each.word[1:]) for each in shown_words(many.words)) == sorted(high + low)
+    means = [each.kept.value for each in shown_words(many.words)]
     assert means == sorted(means, reverse=True) and means[0] == 20
     assert many.verdict().startswith("highest: “w0” 20.000 [11.000, 29.000]")
     ticks = [label.get_text() for label in many.figure().axes[0].get_yticklabels()]
-    assert ticks == [each.word for each in many.shown_words]
+    assert ticks == [each.word for each in shown_words(many.words)]
 
 
 def test_no_word_stands_above_one_with_a_higher_mean(result):
@@ -248,6 +250,28 @@ def test_a_figure_takes_a_size_and_its_letters_stay_readable(result, size):
     assert min(text.get_fontsize() for text in texts_of(figure)) > 6.5
 
 
+def test_a_figure_says_how_high_it_must_be(result):
+    with pytest.raises(InputError, match="too low for this figure; give a height of .* or the width alone") as error:
+        result.figure(size=(3.3, 2.4))
+    least = float(re.search(r"height of ([0-9.]+) inches", str(error.value))[1])
+    with pytest.raises(InputError, match=f"give a height of {least:g} inches"):
+        result.figure(size=(3.3, least - 0.1))
+    figure, texts = drawn(result, size=(3.3, least))
+    assert not overlapping(texts) and not outside(figure, texts)
+
+
+def test_a_narrow_figure_says_all_that_a_wide_one_does(model):
+    result = selection_heatmap(model, "good bad film", score="retention")
+    wide, narrow = (result.figure(size=size) for size in (8, 3.3))
+    assert all("…" not in each for each in labels(narrow)) and labels(wide)[:2] == labels(narrow)[:2]
+
+
+def test_all_texts_name_the_first_words_of_the_table():
+    recorded = Result.load(Path(__file__).parents[1] / "recorded" / "heatmap-data" / "heatmap.json")
+    assert recorded.groups[0].words == tuple(each.word for each in shown_words(recorded.words))[:5]
+    assert "of · and · movie" in str(recorded)
+
+
 def test_a_figure_takes_a_title_but_no_axes_for_several_panels(result):
     assert "My words" in labels(result.figure(title="My words")) and result.headline not in said(
         result.figure(title="")
@@ -309,7 +333,7 @@ def test_a_pictures_curves_are_the_average_and_layers_evenly_apart(result):
     assert parts.get_xlabel() == "tenth of the text" and parts.get_ylabel() == "times an even share"
     assert words.get_xlabel() == "survival, times an even share"
     dots = [line for line in words.lines if line.get_marker() == "o"]
-    shown = made.shown_words
+    shown = shown_words(made.words)
     assert [line.get_xdata()[0] for line in dots] == [each.kept.value for each in shown]
     assert [line.get_color() for line in dots] == [COLOURS[at >= 10] for at in range(15)]
     for few, curves in ((layers[:1], 1), (layers[:2], 3)):  # one layer is the average
@@ -354,6 +378,10 @@ def test_two_models_are_drawn_side_by_side(result, longer):
     assert lives.get_ylabel() == "half-life in tokens" + ", longer ones omitted" * longer
     assert parts.get_ylim()[0] == 0 and (lives.get_xlabel(), parts.get_xlabel()) == ("layer", "tenth of the text")
     assert words.get_xlabel() == parts.get_ylabel() == "times an even share" and lives.get_yscale() == "log"
+    near = [dataclasses.replace(first, by_layer=(layer(0, 42.0), layer(1, half))) for half in (22.0, 31.0)]
+    lives = Paired(result.provenance, tuple(near)).figure().axes[2]
+    shown = [at for at in (*lives.get_yticks(), *lives.get_yticks(minor=True)) if 20 < at < 45]
+    assert [lives.yaxis.get_minor_formatter()(at) for at in shown] == ["30", "40"]
     both = [first, dataclasses.replace(other, timed=0)]  # half-lives are of both or not drawn
     assert len(Paired(result.provenance, tuple(both)).figure().axes) == 2
 

@@ -1,4 +1,4 @@
-"""Heatmaps of texts at the ends of their ranges: what is judged, merged, followed, compared and refused."""
+"""Heatmaps of texts at the ends of their ranges: tokens judged, merged, followed, compared and refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a heatmap sums up over a data set, and its averages of tokens, against loops over made-up numbers."""
+"""Sums of a heatmap over a data set, and its averages of tokens, against loops over made-up numbers."""
 
 from __future__ import annotations
 

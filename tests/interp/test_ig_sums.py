@@ -64,7 +64,7 @@ def from_zero(monkeypatch):
 
 
 def test_pieces_are_halved_until_the_error_is_borne(from_zero):
-    """With one node a piece [a, b] of the path of e³ gives 3 ((a + b) / 2)² (b − a), too little by (b − a)³ / 4."""
+    """A piece [a, b] of the path of e³ with one node gives 3 ((a + b) / 2)² (b − a), too little by (b − a)³ / 4."""
     whole = ig(Cubes([1.0, 2.0]), steps=1, cap=3, tolerance=0.2)
     assert whole.scores.tolist() == [[0.9375, 1.875]] and whole.steps.tolist() == [3]
     assert whole.error.tolist() == [0.2] and whole.converged.tolist() == [True]  # 0.375 of 1.875
@@ -196,7 +196,7 @@ def test_a_default_method_that_does_not_fit_is_left_out_and_said(plain, capsys):
 
 
 def test_what_a_gradient_or_a_memory_does_not_explain(plain, monkeypatch):
-    with pytest.raises(InputError, match="attention-gradient explains one token: a continuation of several is in its"):
+    with pytest.raises(InputError, match="attention-gradient explains one token; give one as target"):
         attention_gradient(objective(plain, plain.encode(ids=TEXTS), target=[[1, 2], [3], [4]]))
     hybrid = Model(random_example("bamba"))
     goal = objective(hybrid, hybrid.encode(ids=TEXTS), target=3)

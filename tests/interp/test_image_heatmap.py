@@ -1,4 +1,4 @@
-"""The selection heatmap of images: maps beside the pixels, from Python and from the command line."""
+"""The selection heatmap of images: maps next to the pixels, from Python and from the command line."""
 
 from __future__ import annotations
 

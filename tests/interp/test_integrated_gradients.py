@@ -1,4 +1,4 @@
-"""Integrated Gradients: what is called converged is right token by token, baselines, and what is said of the cost."""
+"""Integrated Gradients: converged scores are right token by token; baselines; and reports of the cost."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def twin(found):
 
 
 def truth(twin, baseline: str) -> list[np.ndarray]:
-    """In float64, by Gauss–Legendre on pieces of the path that are halved until that changes no token's score on any of
-    them by 1e-5; special tokens stay."""
+    """Compute scores in float64 by Gauss–Legendre on pieces of the path, halved until that changes no token's score on
+    any of them by 1e-5; special tokens stay."""
     nodes, weights = np.polynomial.legendre.leggauss(10)
     end = twin.embeddings()
     start = baseline_embeddings(twin, baseline)

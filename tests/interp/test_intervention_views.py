@@ -132,7 +132,7 @@ class TestKnockout:
         assert result.verdict() == (
             "relative change of the answer's probability of each text: “a” −50.0 % [0.8, 1.2] in all layers, most in "
             "layer 1, head 3 (−60.0 %); “b” 12.5 % [6.8, 7.2] in all layers, most in layer 2, head 0, kept (40.0 %)"
-        )  # a part in all layers is no place
+        )  # a part in all layers is not a place
         assert result.layers == (0, 1, 2)
         many = dict(answers=("yes",) * 5, probability=np.full(5, 0.5), probabilities=np.full((5, 2, 6), 0.5))
         assert len(prose(replace(result, **many))) == 1 + 3 + 1  # of many texts the first three

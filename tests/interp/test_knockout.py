@@ -1,6 +1,8 @@
-"""Knockout by windows, parts and heads: what is cut, what is refused, and what it says where the answer is known."""
+"""Knockout by windows, parts and heads: cut edges, refusals, and the finding where the answer is known."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
@@ -94,7 +96,7 @@ def test_recurrences_are_cut_by_their_numbers(models, name, level):
 
 
 def test_both_roads_of_a_hybrid_are_cut(models):
-    """Layer 1 of three is attention: alone, beside the states of the others, and head by head."""
+    """Layer 1 of three is attention: cut alone, with the states of the others, and head by head."""
     model, last = models["bamba"], len(IDS[0]) - 1
     batch = model.encode(ids=IDS[0])
 
@@ -240,4 +242,7 @@ def test_the_picture_shows_relative_changes():
         ("layer 1", "12.5 %"),
         ("layer 2", "2.0 %"),
     ]
+    small = dataclasses.replace(result, changes=changes * [[[0.002], [1e-9], [0.05], [0]]])
+    (table,) = [block for block in small.blocks() if isinstance(block, Table)]
+    assert [cells[0].value for _, cells in table.rows] == ["−0.100 %", "0.0 %", "0.625 %", "0.0 %"]
     assert table.note.startswith("Relative change of the probability p with edges to “b” cut, p′ / p − 1;")

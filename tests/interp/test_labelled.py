@@ -45,7 +45,7 @@ def test_classifiers_of_texts_alone(images):
     model, language = reader(), Model(random_example("mamba"), name="mine")
     check_classifier(model, texts("a b"), "it")
     for given, data, line in (
-        (language, texts("a"), "mine is no classifier: it needs a predicted class"),
+        (language, texts("a"), "mine is not a classifier: it needs a predicted class"),
         (images, texts("a"), "a model of pixels was given; it is measured on classifiers of texts and labelled texts"),
         (model, PIXELS, "data of PixelData was given; it is measured"),
         (dataclasses.replace(model, tokenizer=None), texts("a"), "no tokenizer"),
@@ -123,7 +123,7 @@ def test_labels_are_matched_by_name_or_by_number():
 
 
 def test_measures_are_means_over_what_is_asked():
-    """Of one answer each, and of several positions of which some are not asked."""
+    """Rows have one answer each, or several positions, some of which are not asked."""
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 4, 7, generator=draw)
     asked: list[list[int]] = [[3, IGNORED, 0, 6], [IGNORED, 2, IGNORED, IGNORED], [6, 5, 4, IGNORED]]

@@ -47,7 +47,7 @@ def values(of: Objective) -> Tensor:
         return of(of.embeddings(), range(len(of)))
 
 
-OTHERS = "gla-hybrid gsa hgrn hgrn2 lfm2 mamba2attn mamba3 minimax recurrent_gemma rwkv7 xlstm".split()
+OTHER_MODELS = "gla-hybrid gsa hgrn hgrn2 lfm2 mamba2attn mamba3 minimax recurrent_gemma rwkv7 xlstm".split()
 LATENT = [name for name in ("kimi_linear", "lfm3") if name in EXAMPLES]
 """Of a release of transformers that has it."""
 
@@ -83,7 +83,7 @@ def test_soft_caps_are_frozen_factors(field):
             torch.testing.assert_close(gradient, weight[0] * (1 - (plain[0] / 2).tanh() ** 2))
 
 
-@pytest.mark.parametrize(("name", "half"), in_turns([*FEW, *OTHERS, *LATENT], [True, False]))
+@pytest.mark.parametrize(("name", "half"), in_turns([*FEW, *OTHER_MODELS, *LATENT], [True, False]))
 def test_relevance_is_conserved(name, half):
     with exact(name) as of:
         found, constants, f = lrp(of, half=half), bias_relevance(of, half=half), values(of)
@@ -121,7 +121,7 @@ def test_what_frozen_layers_say_of_gates_and_of_what_is_beside_them(name):
             layer = adapter_for(mixer).linearized(mixer, terms)
         for path in layer.paths:
             output_map, opening = path.output_map, path.output_map.gate_map
-            assert (opening is not None) == (terms.z is not None and "rwkv" not in name)  # whose gate is no product
+            assert (opening is not None) == (terms.z is not None and "rwkv" not in name)  # whose gate is not a product
             if opening is not None:
                 opened = opening(layer.u, True)
                 assert (
@@ -396,7 +396,7 @@ def test_half_precision(name):
     assert relative(rough, lrp(of).scores) < 0.15
 
 
-# ---- what is left behind, and what has no rule
+# ---- cleaning up, and parts without a rule
 
 
 def state(module: nn.Module) -> list[tuple[object, ...]]:

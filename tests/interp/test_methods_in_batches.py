@@ -20,7 +20,7 @@ from ssmscope.interp.heatmap import over_data, selection_heatmap
 from ssmscope.interp.methods import METHODS, bind_method
 from ssmscope.interp.objective import objective
 
-FEW = {"ig": {"steps": 2, "cap": 6}, "smoothgrad": {"samples": 2}, "occlusion": {"window": 2}}
+FEW_STEPS = {"ig": {"steps": 2, "cap": 6}, "smoothgrad": {"samples": 2}, "occlusion": {"window": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_a_few_tokens_at_a_time_give_the_same_scores(models, method, monkeypatch
     for name in ("mamba2", "bamba") if method.startswith("attention") else ("mamba2",):
         model = models[name]
         goal = objective(model, model.encode(ids=TEXTS), target=[3, 50, 7])
-        explain = bind_method(method, FEW.get(method))
+        explain = bind_method(method, FEW_STEPS.get(method))
         whole = explain(goal).scores
         with monkeypatch.context() as patched:
             patched.setattr(batching, "TOKENS_AT_ONCE", 12)

@@ -1,4 +1,4 @@
-"""The objective: f of embeddings is what the model itself gives, for every kind of target."""
+"""The objective: f of embeddings equals the model's own output, for every kind of target."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_text_targets_of_a_language_model():
         assert objective(model, batch, target="sat").targets == ((2,), (2,))
         assert objective(model, batch, target=["cat sat", "the"]).targets == ((1, 2), (0,))
         assert objective(model, batch, target="sat", contrast="mat").names == ("sat − mat",) * 2
-        with pytest.raises(InputError, match="the target 'dog' has .*(is no symbol of this tokenizer|unknown to)"):
+        with pytest.raises(InputError, match="the target 'dog' has .*(is not a symbol of this tokenizer|unknown to)"):
             objective(model, batch, target="dog")
         with pytest.raises(InputError, match="has no token"):
             objective(model, batch, target=" ")

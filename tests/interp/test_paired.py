@@ -1,4 +1,4 @@
-"""Two models side by side: by token, by word where their tokenizers differ, and how it is asked for."""
+"""Comparison of two models: by token, by word where their tokenizers differ, and on the command line."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_words_of_other_tokens_are_laid_beside(models, spelled):
 
 
 def test_words_that_are_cut_elsewhere_are_put_together(models):
-    """Where one reads "good film" as a word, the other's two words are one."""
+    """If one model reads "good film" as a word, the other's two words are one."""
     joined = tokenizer(("A", "goodfilm", "."))
     apart = Model(random_example("mamba2"), tokenizer(("A", "good", "film", ".")), name="apart")
     together = Model(random_example("mamba2"), joined, name="together")

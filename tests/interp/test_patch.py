@@ -1,4 +1,4 @@
-"""Activation patching: every cell is a run of its own, both ends are the two runs, and what cannot be patched."""
+"""Activation patching: every cell is a run of its own, both ends are the two runs, and refusals."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ssmscope.render.table import Table
 CLEAN, CORRUPTED = [5, 17, 3, 9, 22, 1, 4, 60], [5, 17, 30, 9, 22, 7, 4, 60]
 FIRST, LAST = 2, 7
 NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "gfssm", "rwkv", "retnet", "gated-deltanet", "bamba")
-SOME = ("mamba2", "diff-mamba", "rwkv", "bamba")
-ASKED = dict(answer=3, contrast=8)
+MODELS = ("mamba2", "diff-mamba", "rwkv", "bamba")
+PATCH = dict(answer=3, contrast=8)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def difference(model, ids, edits=()) -> float:
 @pytest.mark.parametrize(("name", "direction"), in_turns(NAMES, ["denoise", "noise"]))
 def test_states(models, name, direction):
     model = models[name]
-    result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, direction=direction, **ASKED)
+    result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, direction=direction, **PATCH)
     base, source = (CORRUPTED, CLEAN) if direction == "denoise" else (CLEAN, CORRUPTED)
     assert result.values.shape == (model.num_layers + 1, LAST, 2)
     assert (result.values[:, :FIRST] == result.base).all()  # before the first difference both runs are one
@@ -67,10 +67,10 @@ def test_states(models, name, direction):
     assert Result.from_dict(result.to_dict()) == result
 
 
-@pytest.mark.parametrize(("site", "name"), in_turns(["output", "residual", "convolution", "head"], SOME))
+@pytest.mark.parametrize(("site", "name"), in_turns(["output", "residual", "convolution", "head"], MODELS))
 def test_other_sites(models, name, site):
     model = models[name]
-    result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site=site, **ASKED)
+    result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site=site, **PATCH)
     kept = {}
     place = "scans" if site == "head" else site
     model.run(model.encode(ids=CLEAN), edits=recorded(place, kept))
@@ -84,7 +84,7 @@ def test_other_sites(models, name, site):
                 column += FIRST
             assert difference(model, CORRUPTED, put) == pytest.approx(result.values[layer, column, 1], **close)
     if site == "residual":
-        result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site=site, positions="last", **ASKED)
+        result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site=site, positions="last", **PATCH)
         assert result.values.shape == (model.num_layers + 1, 1, 2) and result.positions == (LAST,)
 
 
@@ -107,12 +107,12 @@ def test_everything_patched_is_the_other_run(models):
         ("mamba", {"positions": "99"}, "has no positions 99"),
         ("retnet", {"site": "convolution"}, "have no convolution"),
         ("mamba", {"site": "heads"}, "did you mean 'head'"),
-        ("mamba", {"clean": "a b c"}, "is no whole number"),
+        ("mamba", {"clean": "a b c"}, "is not a whole number"),
     ],
 )
 def test_refused(models, name, options, says):
     with pytest.raises(InputError, match=says):
-        ssmscope.patch(models[name], **{"clean": CLEAN, "corrupted": CORRUPTED, **ASKED, **options})
+        ssmscope.patch(models[name], **{"clean": CLEAN, "corrupted": CORRUPTED, **PATCH, **options})
 
 
 def by_hand(metric: str) -> Patching:
@@ -146,7 +146,7 @@ def by_hand(metric: str) -> Patching:
     ],
 )
 def test_what_changes_the_most_is_named_first(metric, verdict, order):
-    """By the change from the run that is patched, not by the value; and never all layers together."""
+    """The change is that from the patched run, not the value; all layers together never count."""
     result = by_hand(metric)
     assert result.verdict() == verdict
     (table,) = [block for block in result.blocks() if isinstance(block, Table)]
@@ -176,13 +176,13 @@ def test_the_verb(tmp_path):
         assert shown.figure() is not None
 
 
-@pytest.mark.parametrize(("site", "name"), in_turns(["state", "output", "residual", "convolution", "head"], SOME))
+@pytest.mark.parametrize(("site", "name"), in_turns(["state", "output", "residual", "convolution", "head"], MODELS))
 def test_attribution_is_the_first_step_towards_the_other_run(models, name, site):
-    """Of a source that is the base and a thousandth of what it is apart, patching is its own gradient."""
+    """For a source that is the base plus a thousandth of their distance, patching is its own gradient."""
     model = models[name]
     with TrueFloat64():
         model = Model(doubled(copy.deepcopy(model.module)), name=name)
-        result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site=site, method="gradient", **ASKED)
+        result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site=site, method="gradient", **PATCH)
         assert not result.is_exact and (name != NAMES[1] or result.figure() is not None)
         place, step, plain = {"head": "scans"}.get(site, site), 1e-5, difference(model, CORRUPTED)
         size = np.abs(result.attributed).max()
@@ -217,12 +217,12 @@ def test_attribution_is_exact_where_the_metric_is_linear(models):
     module = copy.deepcopy(models["mamba2"].module)
     module.backbone.norm_f = torch.nn.Identity()
     model = Model(module.double())
-    result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site="output", method="both", **ASKED)
+    result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site="output", method="both", **PATCH)
     change = result.values[:-1, :, 1] - result.base[1]
     assert result.attributed[-1, LAST] == pytest.approx(
         change[-1, LAST], rel=1e-5
     )  # what the last layer adds at the end
-    assert result.attributed[0, LAST] != pytest.approx(change[0, LAST], rel=1e-3)  # a layer is no linear map
+    assert result.attributed[0, LAST] != pytest.approx(change[0, LAST], rel=1e-3)  # a layer is not a linear map
     exact, near = change[:, FIRST:].ravel(), result.attributed[:, FIRST:].ravel()
     assert result.agreement[0] == pytest.approx(np.corrcoef(exact, near)[0, 1])
     assert (result.attributed[:, :FIRST] == 0).all() and -1 <= result.agreement[1] <= 1
@@ -237,11 +237,11 @@ def test_a_gradient_has_no_probability(models):
 
 @pytest.mark.parametrize("site", ["state", "residual"])
 def test_layers_below_are_not_run_and_nothing_changes(models, site, monkeypatch):
-    asked = dict(clean=CLEAN, corrupted=CORRUPTED, site=site, **ASKED)
+    asked = dict(clean=CLEAN, corrupted=CORRUPTED, site=site, **PATCH)
     for name in ("mamba2", "bamba"):
         found = ssmscope.patch(models[name], **asked)
         with monkeypatch.context() as patched:
-            patched.setattr(measure, "resumes", lambda *_: False)
+            patched.setattr(measure, "can_start_at_layer", lambda *_: False)
             whole = ssmscope.patch(models[name], **asked)
         np.testing.assert_allclose(found.values, whole.values, rtol=1e-4, atol=1e-5)
         assert np.abs(found.values[:-1, FIRST:, 1] - found.base[1]).max() > 1e-3

@@ -19,7 +19,7 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
-from ssmscope.interp import resuming
+from ssmscope.interp import partial_runs
 from ssmscope.interp.ablate import measure as ablating
 from ssmscope.interp.ablate.result import Unit
 from ssmscope.interp.knockout import measure as cutting
@@ -28,7 +28,7 @@ from ssmscope.interp.patch import measure as patching
 from ssmscope.interp.scoring import scored_examples
 
 CLEAN, CORRUPTED = [5, 17, 3, 9, 22, 1, 4, 60], [5, 17, 30, 9, 22, 7, 4, 60]
-ASKED = dict(clean=CLEAN, corrupted=CORRUPTED, answer=3, contrast=8)
+PATCH_OPTIONS = dict(clean=CLEAN, corrupted=CORRUPTED, answer=3, contrast=8)
 SITES = ["state", "output", "head"]
 
 
@@ -44,12 +44,12 @@ def models():
 @pytest.mark.parametrize("site", SITES)
 def test_patching_a_few_runs_at_a_time_changes_nothing(models, site, monkeypatch):
     for name in ("mamba2", "bamba") if site in ("state", "output") else ("mamba2",):
-        whole = ssmscope.patch(models[name], site=site, **ASKED)
+        whole = ssmscope.patch(models[name], site=site, **PATCH_OPTIONS)
         for most in (3 * 8 + 7, 4) if name == "mamba2" else (3 * 8 + 7,):
             with monkeypatch.context() as patched:
                 patched.setattr(batching, "TOKENS_AT_ONCE", most)
                 patched.setattr(patching, "MAX_STATE_ENDS", 2)
-                found = ssmscope.patch(models[name], site=site, **ASKED)
+                found = ssmscope.patch(models[name], site=site, **PATCH_OPTIONS)
             np.testing.assert_allclose(found.values, whole.values, rtol=1e-4, atol=1e-5)
         assert np.ptp(whole.values[..., 1]) > 1e-3 and whole.attributed.shape == (0, 0)
 
@@ -57,10 +57,10 @@ def test_patching_a_few_runs_at_a_time_changes_nothing(models, site, monkeypatch
 @pytest.mark.parametrize("site", SITES)
 def test_chosen_positions_are_those_of_all(models, site):
     model = models["mamba2"]
-    whole = ssmscope.patch(model, site=site, method="both", **ASKED)
-    some = ssmscope.patch(model, site=site, method="both", positions=[5, 1, 3], **ASKED)
-    near = ssmscope.patch(model, site=site, method="gradient", positions=[5, 1, 3], **ASKED)
-    before = ssmscope.patch(model, site=site, method="both", positions="0:2", **ASKED)
+    whole = ssmscope.patch(model, site=site, method="both", **PATCH_OPTIONS)
+    some = ssmscope.patch(model, site=site, method="both", positions=[5, 1, 3], **PATCH_OPTIONS)
+    near = ssmscope.patch(model, site=site, method="gradient", positions=[5, 1, 3], **PATCH_OPTIONS)
+    before = ssmscope.patch(model, site=site, method="both", positions="0:2", **PATCH_OPTIONS)
     assert some.positions == (1, 3, 5) and before.positions == (0, 1)
     assert (before.values == before.base).all() and not before.attributed.any() and np.isnan(before.agreement).all()
     assert some.provenance["options"]["positions"] == "5, 1, 3" and whole.provenance["options"]["positions"] is None
@@ -81,7 +81,7 @@ def test_chosen_positions_are_those_of_all(models, site):
 def test_a_value_that_nothing_reads_has_no_attribution():
     module = loud(random_example("mamba2"))
     module.backbone.layers[0].mixer.register_forward_hook(lambda *given: torch.zeros_like(given[-1]))
-    result = ssmscope.patch(Model(module), site="head", method="both", **ASKED)
+    result = ssmscope.patch(Model(module), site="head", method="both", **PATCH_OPTIONS)
     assert not result.attributed[0].any() and result.attributed[1].all()
     np.testing.assert_allclose(result.values[0, :, 1], result.base[1], rtol=1e-5)
 
@@ -141,7 +141,7 @@ class Bar:
 def test_a_progress_bar_ends_where_it_said(models, site, monkeypatch):
     bar = Bar()
     monkeypatch.setattr("ssmscope.core.progress.progress_bar", lambda: nullcontext(bar))
-    ssmscope.patch(models["mamba2"], site=site, positions="1:6", **ASKED)
+    ssmscope.patch(models["mamba2"], site=site, positions="1:6", **PATCH_OPTIONS)
     assert bar.total == bar.done == {"state": 3 * 4, "output": 3 * 4, "head": 2 * 6}[site]
     steered = Bar()
     monkeypatch.setattr("ssmscope.interp.steer.measure.tokens_that_fit", lambda *_, **__: 3)
@@ -151,16 +151,16 @@ def test_a_progress_bar_ends_where_it_said(models, site, monkeypatch):
     assert steered.total == steered.done == 3 * 2 * 2
 
 
-# ---- runs that resume
+# ---- runs that start at a layer
 
 
-def test_a_run_resumes_below_a_layer_with_the_edits_above(models):
+def test_a_run_starts_at_a_layer_with_the_edits_above(models):
     ran: list[int] = []
-    for name, resumed in (("mamba2", True), ("bamba", True), ("groupmamba", False)):
+    for name, reuse in (("mamba2", True), ("bamba", True), ("groupmamba", False)):
         model = models[name]
         batch = model.encode(ids=[CLEAN, CORRUPTED[:5]])
-        assert resuming.resumes(model, batch) == resumed
-        run = resuming.PlainRun(model, batch, resumed=resumed)
+        assert partial_runs.can_start_at_layer(model, batch) == reuse
+        run = partial_runs.PlainRun(model, batch, reuse=reuse)
         torch.testing.assert_close(run.logits, model.run(batch).logits)
         ran.clear()
         handles = [
@@ -169,11 +169,11 @@ def test_a_run_resumes_below_a_layer_with_the_edits_above(models):
         again = run.again(1, copies=2)
         [handle.remove() for handle in handles]
         torch.testing.assert_close(again, run.logits.repeat(2, 1, 1), rtol=1e-4, atol=1e-5)
-        assert ran == ([1] if resumed else list(range(model.num_layers)))
-    stack, places = resuming._stack(models["bamba"])
+        assert ran == ([1] if reuse else list(range(model.num_layers)))
+    stack, places = partial_runs._stack(models["bamba"])
     assert len(stack) == 3 and places == [0, 2]
     lonely = Model(random_example("selective-ssm-language"))
-    assert not resuming.resumes(lonely, lonely.encode(ids=[CLEAN]))
+    assert not partial_runs.can_start_at_layer(lonely, lonely.encode(ids=[CLEAN]))
 
 
 # ---- knockout

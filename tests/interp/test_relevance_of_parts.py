@@ -99,7 +99,7 @@ def test_a_bias_after_a_gate_has_no_half_rule_nor_has_a_function_any():
     module = Plain()
     module.activation = None
     module.act_fn = gelu
-    with pytest.raises(InputError, match="lrp has no rule for a Plain, whose activation is no module"):
+    with pytest.raises(InputError, match="lrp has no rule for a Plain, whose activation is not a module"):
         part_handlers(module, True)
 
 

@@ -1,4 +1,4 @@
-"""Cascading randomisation: what is randomised when, that the model stays, and which methods notice."""
+"""Cascading randomisation: the order of randomised parts, the unchanged model, and the methods that notice."""
 
 from __future__ import annotations
 

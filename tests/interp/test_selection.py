@@ -1,4 +1,4 @@
-"""The heatmap: survival of a real model, Baleen's Eq. 10 against a slow loop, what stands out, and safe views."""
+"""The heatmap: survival of a real model, Baleen's Eq. 10 against a slow loop, words that stand out, and safe views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of a text: words, positions, and what each of their names is refused for."""
+"""Spans of a text: words and positions, and the refusals of each form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batch_of(*spelled: Spelled, tokens=None, words=None) -> Batch:
 
 
 FRENCH = Spelled(TEXT, OFFSETS)
-SHORT = Spelled("a b", ((0, 1), (2, 3)))
+SHORT_TEXT = Spelled("a b", ((0, 1), (2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ SHORT = Spelled("a b", ((0, 1), (2, 3)))
     ],
 )
 def test_positions(span, places):
-    batch = batch_of(SHORT, FRENCH)
+    batch = batch_of(SHORT_TEXT, FRENCH)
     if places is None:
         with pytest.raises(InputError, match="occurs 2 times in text 2; give positions: it is at 1:3, 6:8$"):
             positions_of(span, batch, 1)
@@ -87,7 +87,7 @@ def test_positions(span, places):
 )
 def test_no_positions(span, line):
     with pytest.raises(InputError, match=line):
-        positions_of(span, batch_of(SHORT, FRENCH), 1)
+        positions_of(span, batch_of(SHORT_TEXT, FRENCH), 1)
     with pytest.raises(InputError, match=line.replace("text 2", "the text")):
         positions_of(span, batch_of(FRENCH))
 
@@ -120,7 +120,7 @@ def test_the_first_tokens_of_a_piece():
 
 
 def test_the_words_at_positions_are_as_the_text_has_them():
-    batch = batch_of(FRENCH, SHORT)
+    batch = batch_of(FRENCH, SHORT_TEXT)
     assert words_at((1, 2), batch) == "CAFÉ" and words_at((3, 4, 5), batch) == "noir, un"
     assert words_at((9,), batch) == "."
     letter = "a\u0301\u0302\u0303"
@@ -143,7 +143,7 @@ def test_ids_are_spelled_by_their_names():
     assert spelling(batch, 0) == Spelled("5 17 3", ((0, 1), (2, 4), (5, 6)))
     assert spelling(batch, 1) == Spelled("unable x", ((0, 2), (2, 6), (7, 8)))
     assert positions_of("17 3", batch) == (1, 2)
-    assert spelling(batch_of(SHORT, FRENCH), 1) == FRENCH
+    assert spelling(batch_of(SHORT_TEXT, FRENCH), 1) == FRENCH
 
 
 def test_spans_are_named_as_they_are_typed():

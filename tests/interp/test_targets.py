@@ -1,4 +1,4 @@
-"""What is explained, as a user names it, and what is said of its cost, in numbers that can be checked by hand."""
+"""Targets of explanation as a user names them, and reports of their cost, in numbers checked by hand."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_relevance_keeps_copies_of_half_precision_weights_too(plain, half, monke
 
 
 def test_a_module_of_ones_own_may_miss_little_of_what_is_added(monkeypatch):
-    """Of 3 − 1 + 2, which f misses by 0.5, what is added is 3 + 1 + 2 + 4.5."""
+    """The terms 3 − 1 + 2, which f misses by 0.5, add up to 3 + 1 + 2 + 4.5 in absolute value."""
 
     class Own:
         lengths, targets, probability = [2], ((1,),), False

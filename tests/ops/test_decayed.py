@@ -1,4 +1,4 @@
-"""Of a long text the first tokens have decayed to nothing, and the last ones have not."""
+"""Long texts whose first tokens have decayed to nothing, and whose last ones have not."""
 
 from __future__ import annotations
 

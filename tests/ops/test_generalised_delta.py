@@ -13,7 +13,7 @@ CLOSE = dict(rtol=1e-10, atol=1e-11)
 
 
 def recurrence(length: int = 37, decays: int = 4, groups: int = 3) -> tuple[ops.DeltaRecurrence, torch.Tensor]:
-    """A random one of 3 heads, width 5, state 4, and a state to start from."""
+    """Return a random recurrence of 3 heads, width 5, state 4, and a state to start from."""
     torch.manual_seed(length)
     b, c = torch.randn(2, 2, length, groups, 4, dtype=torch.float64).unbind()
     e, r = torch.nn.functional.normalize(torch.randn(2, 2, length, 3, 4, dtype=torch.float64), dim=-1).unbind()

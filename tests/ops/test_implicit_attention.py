@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from defined_maps import AROUND, KINDS, channels, draw, in_cells, means, near, surroundings
+from defined_maps import AROUND, FORMS, channels, draw, in_cells, means, near, surroundings
 from exhaustive import ALL, in_turns
 from torch import Tensor
 
@@ -36,7 +36,7 @@ def test_gradients_are_needed_where_a_term_asks_for_one(kind):
 
 
 @pytest.mark.parametrize("length", [1, 2, 13, 37] if ALL else [13])
-@pytest.mark.parametrize(("kind", "around"), in_turns(KINDS, AROUND))
+@pytest.mark.parametrize(("kind", "around"), in_turns(FORMS, AROUND))
 def test_all_forms_are_those_of_the_definition(kind, around, length):
     r = draw(kind, length)
     rows = [length - 1, 0, length // 2]
@@ -75,7 +75,7 @@ def test_no_steps():
     assert ops.attention_reference(r).shape == (2, 6, 0, 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FORMS)
 def test_a_matrix_times_the_input_is_the_output_of_the_scan(kind):
     r = draw(kind, 29)
     if kind.startswith("delta") or r.shape[3] > 1:
@@ -84,7 +84,7 @@ def test_a_matrix_times_the_input_is_the_output_of_the_scan(kind):
     near(torch.einsum("bhts,bshp->bthp", matrix, r.x), ops.scan(r).y)
 
 
-@pytest.mark.parametrize("kind", [k for k, (_, width, *_) in KINDS.items() if width == 1])
+@pytest.mark.parametrize("kind", [k for k, (_, width, *_) in FORMS.items() if width == 1])
 def test_with_what_stands_around_it_too(kind):
     r = draw(kind, 29)
     given = surroundings(r, "both")

@@ -29,10 +29,10 @@ def slowly_decaying(kind: str) -> ops.Recurrence:
     return ops.Recurrence(x, b, c, delta=rate[..., 0], A=A, expected=kind == "mamba expected")
 
 
-KINDS = ("one log-decay per head", "a log-decay per state", "mamba", "mamba expected", "mamba2")
+DECAY_FORMS = ("one log-decay per head", "a log-decay per state", "mamba", "mamba expected", "mamba2")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DECAY_FORMS)
 def test_survival_over_more_than_a_piece_is_that_of_the_runs_that_write_once(kind):
     r = slowly_decaying(kind)
     alone = survival.remaining_reference(r)

@@ -27,7 +27,7 @@ def recurrence(g: torch.Generator) -> ops.Recurrence:
 
 
 def path(g: torch.Generator, name: str = "") -> Path:
-    """One in which everything that can be of a text alone is another one for each text."""
+    """Return a path in which every part that can depend on the text differs between texts."""
     channels = HEADS * WIDTH
     source = normal(g, BATCH, LENGTH, channels)
     return Path(
@@ -172,7 +172,7 @@ def test_pooled_maps_made_of_some_heads_at_a_time(level, cells, monkeypatch):
 
 
 def by_columns(p: Path, level: str, skip: bool) -> Tensor:
-    """Every channel's matrix, (batch, channels, length, length), by what is read of a 1 at one position."""
+    """Return every channel's matrix, (batch, channels, length, length), from the output of a 1 at one position."""
     columns = []
     if not skip:
         p = replace(p, recurrence=replace(p.recurrence, D=None))

@@ -39,11 +39,11 @@ def drawn(kind: str) -> Recurrence:
     return DeltaRecurrence(x, keys[0], c, log_a=log_a, beta=normal(2, LENGTH, heads).sigmoid(), D=D, **more)
 
 
-KINDS = ["channels", "heads", "wide", "delta", "delta by state", "generalised delta"]
+RECURRENCES = ["channels", "heads", "wide", "delta", "delta by state", "generalised delta"]
 
 
 def everything(r: Recurrence) -> dict[str, Tensor]:
-    """Whatever is computed in pieces."""
+    """Compute everything that is worked in pieces."""
     heads, width, state = r.shape[2:]
     initial = torch.linspace(-1, 1, 2 * heads * width * state, dtype=torch.float64).view(2, heads, width, state)
     found = {"retention": ops.retention(r), "write": ops.write(r), "norms": survival.remaining_norms(r)}
@@ -58,7 +58,7 @@ def everything(r: Recurrence) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RECURRENCES)
 def test_small_pieces_change_nothing(kind, monkeypatch):
     r = drawn(kind)
     whole = everything(r)

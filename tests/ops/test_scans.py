@@ -166,7 +166,7 @@ def test_expected_decay_is_the_mean_over_exponential_steps():
     samples = (steps * A).exp()
     error = 5 * samples.std() / samples.numel() ** 0.5
     assert abs(r.log_decay().exp().item() - samples.mean()) < error
-    assert abs(torch.tensor(A * mean).exp() - samples.mean()) > 5 * error  # exp of the mean is no mean
+    assert abs(torch.tensor(A * mean).exp() - samples.mean()) > 5 * error  # exp of the mean is not a mean
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from defined_maps import AROUND, KINDS, channels, draw, in_cells, means, near, surroundings
+from defined_maps import AROUND, FORMS, channels, draw, in_cells, means, near, surroundings
 from small_pieces import make_small
 
 from ssmscope import ops
 from ssmscope.ops import Recurrence, pooled, triangle
 from ssmscope.ops.terms import GateAndTaps
 
-CASES = [(kind, around) for kind in KINDS for around in AROUND]
+CASES = [(kind, around) for kind in FORMS for around in AROUND]
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "in pieces"], autouse=True)
@@ -60,7 +60,7 @@ def test_cells(kind, around):
         near(ops.pooled_attention(r, cells, groups=2, skip=True, **given), in_cells(exact, cells))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("delta")])
+@pytest.mark.parametrize("kind", [kind for kind in FORMS if kind.startswith("delta")])
 def test_cells_of_a_long_delta_rule(kind, monkeypatch):
     r = draw(kind, 11)
     monkeypatch.setattr(pooled, "MAX_EXACT_DELTA_LENGTH", 10)
@@ -72,7 +72,7 @@ def test_cells_of_a_long_delta_rule(kind, monkeypatch):
     near(ops.pooled_attention(narrow, 3, skip=True), in_cells(means(channels(narrow, False), 1), 3))
 
 
-@pytest.mark.parametrize(("kind", "around"), [(kind, around) for kind in KINDS for around in ("nothing", "both")])
+@pytest.mark.parametrize(("kind", "around"), [(kind, around) for kind in FORMS for around in ("nothing", "both")])
 def test_gradients_of_whole_maps_and_of_rows(kind, around):
     r = draw(kind, 5, batch=1)
     names = [name for name in ("b", "c", "delta", "A", "log_a", "D", "beta") if getattr(r, name, None) is not None]
@@ -105,7 +105,7 @@ def test_maps_in_another_order(around, order):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 6, 7, 11, 21])
 def test_gradients_of_the_triangle(length):
-    """Those of any of its three terms alone, from a product for every pair."""
+    """Gradients are those of any of its three terms alone, from a product for every pair."""
     g = torch.Generator().manual_seed(0)
     terms = [torch.rand(2, length, 3, generator=g, dtype=torch.float64) for _ in range(3)]
     weights = torch.rand(2, length, length, generator=g, dtype=torch.float64)
@@ -140,7 +140,7 @@ def test_gates_and_taps_of_one_column():
 @pytest.mark.parametrize("decays", [1, 4])
 @pytest.mark.parametrize("cells", [2, 5])
 def test_cells_of_log_decays_in_heads_of_two_channels(cells, decays):
-    """Of groups that several heads read, and without a step."""
+    """Several heads read one group, and there is no step."""
     g = torch.Generator().manual_seed(0)
     x = torch.zeros(2, 9, 6, 2, dtype=torch.float64)
     b, c = (torch.randn(2, 9, 2, 4, generator=g, dtype=torch.float64) for _ in range(2))

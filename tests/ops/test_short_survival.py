@@ -14,7 +14,7 @@ from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.ops import DeltaRecurrence, Recurrence, survival
 
-KINDS = ("mamba, two groups", "mamba-2", "gla", "delta", "delta, a decay per state")
+RECURRENCES = ("mamba, two groups", "mamba-2", "gla", "delta", "delta, a decay per state")
 CLOSE = dict(rtol=1e-10, atol=1e-12)
 
 
@@ -25,11 +25,11 @@ def pieces(request, monkeypatch):
 
 
 def alone(r: Recurrence) -> torch.Tensor:
-    """What is left of every position, (batch, length, heads, width · state)."""
+    """Return the rest of every position's write, (batch, length, heads, width · state)."""
     return survival.remaining_reference(r).flatten(3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RECURRENCES)
 def test_what_is_left_is_that_of_runs_that_write_once(kind):
     r = draw(kind, 7)
     left, H = alone(r), ops.scan_reference(r).state.flatten(2)
@@ -87,7 +87,7 @@ def test_shares_in_another_order_are_of_what_was_visited_by_then(at):
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RECURRENCES)
 def test_of_nothing_nothing_is_left(kind, per_head):
     r = draw(kind, 4)
     nothing = replace(r, x=torch.zeros_like(r.x))
@@ -99,7 +99,7 @@ def test_of_nothing_nothing_is_left(kind, per_head):
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["decays", "timed", "delta"])
 def test_half_lives_end_where_exactly_half_is_left(kind, steps):
-    """Of a writing of 1 a half is left after so many steps, exactly, and is counted."""
+    """Exactly half of a write of 1 is left after some steps, and counts."""
     one = torch.ones(1, 9, 1, 1, dtype=torch.float64)
     kept = torch.where(torch.arange(9) % steps == 0, 0.5, 1.0).double()  # half of a state decays at every such step
     log_a = kept.log()[None, :, None, None]
@@ -150,7 +150,7 @@ def test_writings_of_negative_steps_have_sizes_too():
 
 @pytest.mark.parametrize("kind", ["timed", "log-decays", "one per head"])
 def test_a_slow_state_outlasts_a_fast_one(kind):
-    """In float32, where all but one state have decayed to nothing, in heads of which one keeps nothing."""
+    """All but one state have decayed to nothing in float32, and one head keeps nothing."""
     length = 200
     g = torch.Generator().manual_seed(0)
     x, b, c = (torch.randn(1, length, 2, size, generator=g, dtype=torch.float64) for size in (3, 2, 2))

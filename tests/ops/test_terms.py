@@ -1,4 +1,4 @@
-"""Terms of recurrences: what is refused, parts of them, and the smallest quantities."""
+"""Terms of recurrences: refusals, parts of them, and the smallest quantities."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from defined_maps import KINDS, draw
+from defined_maps import FORMS, draw
 
 from ssmscope import ops
 from ssmscope.errors import InputError
@@ -19,10 +19,10 @@ def zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(*shape)
 
 
-PLAIN = dict(x=zeros(2, 5, 6, 3), b=zeros(2, 5, 2, 4), c=zeros(2, 5, 2, 4))
-TIMED = dict(PLAIN, delta=zeros(2, 5, 6), A=zeros(6, 4))
-DECAYED = dict(PLAIN, log_a=zeros(2, 5, 6, 4))
-DELTA = dict(PLAIN, log_a=zeros(2, 5, 6, 1), beta=zeros(2, 5, 6))
+TERMS = dict(x=zeros(2, 5, 6, 3), b=zeros(2, 5, 2, 4), c=zeros(2, 5, 2, 4))
+TIMED = dict(TERMS, delta=zeros(2, 5, 6), A=zeros(6, 4))
+DECAYED = dict(TERMS, log_a=zeros(2, 5, 6, 4))
+DELTA = dict(TERMS, log_a=zeros(2, 5, 6, 1), beta=zeros(2, 5, 6))
 KEYS = dict(e=zeros(2, 5, 6, 4), r=zeros(2, 5, 6, 4))
 
 
@@ -172,9 +172,9 @@ def test_states_at_chosen_positions_start_from_the_given_one():
             ops.states(r, outside)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FORMS)
 def test_scans_of_every_kind(kind):
-    """In one run, in two, in none, and of two recurrences together."""
+    """Scans run once, twice, not at all, and for two recurrences together."""
     r, other = draw(kind, 7), draw(kind, 7, seed=1)
     _, _, heads, width, state = r.shape
     H = torch.linspace(-1, 1, 2 * heads * width * state, dtype=torch.float64).view(2, heads, width, state)

@@ -95,7 +95,7 @@ def test_terms_that_are_not_finite_are_refused(monkeypatch, term):
         visits(monkeypatch, [[drawn_layer(6, None), trace]])
 
 
-ONE = LayerTerms(
+LAYER_TERMS = LayerTerms(
     **dict(layer=2, part=0, parts=1, channels=6, state=5, abscissa=-0.3, B_A=2.5, B_x=1.7, B_b=0.6, B_c=3.1),
     **dict(delta_min=0.2, M_delta=1.9, half_range=0.8, log_rho=-0.06),
 )
@@ -104,11 +104,11 @@ ONE = LayerTerms(
 def test_formulas_of_a_layer():
     rho = math.exp(-0.06)
     S1, S2 = sum(rho**t for t in range(7)), sum(t * rho**t for t in range(7))
-    assert ONE.sums(7) == pytest.approx((math.log(S1), math.log(S2)))
-    assert ONE.log_state(7) == pytest.approx(math.log(1.9 * 0.6 * 1.7 * S1))
-    assert ONE.log_output(7) == pytest.approx(math.log(3.1 * 1.9 * 0.6 * 1.7 * S1))
+    assert LAYER_TERMS.sums(7) == pytest.approx((math.log(S1), math.log(S2)))
+    assert LAYER_TERMS.log_state(7) == pytest.approx(math.log(1.9 * 0.6 * 1.7 * S1))
+    assert LAYER_TERMS.log_output(7) == pytest.approx(math.log(3.1 * 1.9 * 0.6 * 1.7 * S1))
     steps = 1.9 ** (2 / 3) * 30 ** (1 / 3) + 0.8 ** (2 / 3)
-    assert ONE.log_capacity(7) == pytest.approx(math.log(1.9 * 1.7 * 0.6 * 3.1 * 2.5 * S2 * steps**1.5))
+    assert LAYER_TERMS.log_capacity(7) == pytest.approx(math.log(1.9 * 1.7 * 0.6 * 3.1 * 2.5 * S2 * steps**1.5))
 
 
 @pytest.mark.parametrize(
@@ -138,15 +138,15 @@ def test_every_number_of_a_bound():
     [(1, 2), (2, 2), (3, 3), (512, 512), (600, 512), (None, 512)],
 )
 def test_random_inputs_are_as_long_as_the_bounds_texts_within_limits(monkeypatch, length, inputs):
-    monkeypatch.setattr(measure, "measure_terms", lambda model, batch: (ONE,))
+    monkeypatch.setattr(measure, "measure_terms", lambda model, batch: (LAYER_TERMS,))
     found = generalization_bound(Model(loud(random_example("mamba"))), length=length, seed=3, lengths=[4, 6])
     assert found.inputs == f"4 random sequences of {inputs} tokens (seed 3)"
     assert found.length == (length or 512)
-    np.testing.assert_allclose(found.curves, [[ONE.log_output(4), ONE.log_output(6)]])
+    np.testing.assert_allclose(found.curves, [[LAYER_TERMS.log_output(4), LAYER_TERMS.log_output(6)]])
 
 
 def test_texts_are_measured_as_they_are(monkeypatch):
-    monkeypatch.setattr(measure, "measure_terms", lambda model, batch: (ONE,))
+    monkeypatch.setattr(measure, "measure_terms", lambda model, batch: (LAYER_TERMS,))
     model = Model(loud(random_example("mamba")))
     for length, expected in ((None, 11), (40, 40)):
         found = generalization_bound(model, model.encode(ids=TEXTS), length=length)

@@ -57,7 +57,7 @@ class TestResult:
 
     def test_words(self, result):
         said = str(result).replace("\n", " ")
-        assert "The bound is vacuous" in said and "which is no upper bound for s_A > 0" in said
+        assert "The bound is vacuous" in said and "which is not an upper bound for s_A > 0" in said
         assert "s_A > 0: a state may grow" in said and "(Eq. 19)" in said
         holds = generalization_bound(make(), length=3, examples=10**12)
         assert not holds.vacuous and "differ by at most" in str(holds) and "with probability 95 %" in str(holds)
@@ -169,7 +169,7 @@ def test_growth_by_the_sign_of_the_abscissa():
     ]
     grows, lower, _ = sentences(0.5, 3.25)[2:]
     assert grows == (
-        "s_A > 0: a state may grow by ln ρ = −0.125 a token, and C by as much. (Eq. 15 prints 0.250, which is no upper "
-        "bound for s_A > 0.)"
+        "s_A > 0: a state may grow by ln ρ = −0.125 a token, and C by as much. (Eq. 15 prints 0.250, which is not an "
+        "upper bound for s_A > 0.)"
     )
     assert lower == "Lower bound on the Rademacher complexity, as printed (Eq. 19): e^3.25."

@@ -80,7 +80,8 @@ def test_scores_are_those_of_a_run_through_transformers(model, data):
     assert accuracy.higher and not perplexity.higher and math.isnan(perplexity.estimate.low)
     assert found.provenance["versions"]["lm-eval"] and f"acc {accuracy.estimate.value:.3f}" in found.verdict()
     assert list(found.to_frame().task) == ["wnli", "own_text"] and "wnli" in found.to_html()
-    assert [label.get_text() for label in found.figure().axes[-1].get_yticklabels()] == ["wnli, acc"]
+    rows = [(axes.get_xlabel(), [label.get_text() for label in axes.get_yticklabels()]) for axes in found.figure().axes]
+    assert rows == [("acc", ["wnli"]), ("word_perplexity", ["own_text"])]
     assert ssmscope.Result.load(found.save(data / "out", "scores")["json"]) == found
 
 

@@ -100,7 +100,7 @@ def plain_capacity(n: dict[str, float], T: int) -> tuple[float, float, dict[str,
 
 
 class TestExponents:
-    """Exponents of C, with constants, beside Table 1's; all other norms are held."""
+    """Exponents of C, with constants, compared with Table 1's; all other norms are held."""
 
     NORMS = Norms(
         **{"channels": 16, "state": 4, "abscissa": 0.0, "p": 0.0, "B_u": 3.0, "B_B": 2.0, "B_C": 2.0, "B_w": 1.5},
@@ -430,7 +430,7 @@ class TestOracles:
             assert (found.capacity.log_printed, found.capacity.log) == pytest.approx(capacities, abs=5e-3)
 
     def test_listops(self, oracle):
-        """With the first class's row of W and the 104 tokens to which the texts are padded; the worst row has more."""
+        """w is the first class's row of W, at the 104 tokens to which the texts are padded; the worst row has more."""
         parts = theorem_model(ssmscope.load(oracle("listops_T100_seed3.pth")))
         assert parts is not None and worst_row(parts, 104) == 8
         first, worst = (capacity(norms_of(parts, row), 104) for row in (0, 8))

@@ -166,7 +166,7 @@ class TestClosedForm:
             assert found.effective_context(share, 0.0) == (k if missed < 3 else math.inf)
 
     def test_layers_alone_and_all_positions(self, leaky):
-        """Of two layers in a row the output is the convolution of both; each alone is its own."""
+        """The output of two layers in a row is the convolution of both; each alone is its own."""
         model = leaky(0.8, 0.6)
         found = influence(model, model.encode(ids=ids(12, 2)), at="layers", positions="all")
         first, second = model.mixers
@@ -213,7 +213,7 @@ LAST = [np.array([10]), np.array([2]), np.array([5])]
 class TestExact:
     @pytest.mark.parametrize("name", HALVES[0])
     def test_the_output_is_autograds_in_float64(self, name):
-        """Of the model's own slow path on one text, against copies of padded texts through the fast scans."""
+        """The model's own slow path on one text is compared with copies of padded texts through the fast scans."""
         model = Model(doubled(example(name).module))
         batch = model.encode(ids=TEXTS)
         with TrueFloat64():
@@ -457,7 +457,7 @@ class TestReach:
 
     @pytest.mark.parametrize("norm", [0.1, 0.3, 0.7, 1 / 3])
     def test_a_share_that_is_just_held_is_held(self, norm):
-        """Of n equal norms k hold k / n, whatever rounding says of their sum."""
+        """k of n equal norms hold k / n, however their sum is rounded."""
         for n in (6, 8, 10, 20, 40, 100):
             row = np.full((1, n), norm)
             found = reach_of("output", [Blocks(np.array([n - 1]), row, 0 * row)], exact=True, noise=FLOAT32)

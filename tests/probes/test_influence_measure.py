@@ -1,4 +1,4 @@
-"""Which products are computed together, norms and their errors from sums made by hand, and notes."""
+"""Products that are computed together, norms and their errors from sums made by hand, and notes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_squares_do_not_underflow():
 
 
 def test_errors_are_those_of_a_mean():
-    """Of the squares 1, 4, 4 and 7, and of 0 four times; the variance of their mean is 6 / 4 / 3."""
+    """The squares are 1, 4, 4 and 7, and four times 0; the variance of their mean is 6 / 4 / 3."""
     squares = np.array([[[1.0, 0.0]], [[4.0, 0.0]], [[4.0, 0.0]], [[7.0, 0.0]]])
     sums = np.stack([squares.sum(0), (squares**2).sum(0)])
     found = _blocks(np.array([1]), sums, Probes(4), 4)

@@ -78,7 +78,8 @@ class TestContext:
         assert found.context[2].tolist() == [1, math.inf, math.inf]  # of 6 it holds 4.5
 
     def test_goes_on_from_a_texts_own_level(self):
-        """Of 1 / (1 − e^−λ) in all, the text's own tokens are those within reach; a level is over its own distances."""
+        """The text's own tokens are those within reach, out of 1 / (1 − e^−λ) in all; a level is over its own
+        distances."""
         norms = [math.exp(-0.3 * d + 0.05 * (-1) ** d) for d in range(8)]
         shorter = [1.1 * norm for norm in norms[:5]]
         found = reach(norms, shorter)

@@ -1,4 +1,4 @@
-"""How alike tokens are: every measure at every place against whole matrices and the model's own forward pass."""
+"""Similarity of tokens: every measure at every place against whole matrices and the model's own forward pass."""
 
 from __future__ import annotations
 

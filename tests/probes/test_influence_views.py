@@ -1,4 +1,4 @@
-"""Influence of every architecture: what is asked for and refused, and its table, terminal view, figure and files."""
+"""Influence of every architecture: options and refusals, its table, terminal view, figure and files."""
 
 from __future__ import annotations
 
@@ -225,6 +225,12 @@ class TestResult:
         assert curve.equals(found.distances("1")) and curve.norm.tolist() == found.layers[1].norm[:, 0].tolist()
         assert (curve.q05 <= curve.q50).all() and (curve.q50 <= curve.q95).all()
         assert (curve.log_norm_low <= curve.log_norm + 1e-12).all()
+
+    def test_a_band_is_named_where_there_is_one(self, model, output):
+        one = influence(model, model.encode(ids=[[1, 2, 3, 4, 5]]))
+        for result, band in ((output, True), (one, False)):
+            texts = labels(result.figure())
+            assert ("5–95 %" in texts) == band and "output, geometric mean" in texts
 
     def test_a_place_that_is_not_there(self, found, output):
         with pytest.raises(InputError, match="there is no 7; allowed are output, 0, 1"):

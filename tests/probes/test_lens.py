@@ -1,4 +1,4 @@
-"""Lenses: the unembedding of every architecture, the residual stream, tuned-lens's own files, and what is refused."""
+"""Lenses: the unembedding of every architecture, the residual stream, tuned-lens's own files, and refusals."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class TestUnembedding:
             SSMUnembed(model)
         handle.remove()
         assert final_norm_of(model) is backbone.norm_f
-        # What runs before the last block is no final norm, and a list without layers is no stack.
+        # What runs before the last block is not a final norm, and a list without layers is not a stack.
         backbone.layers[-1].register_forward_pre_hook(lambda module, inputs: (backbone.second(inputs[0]), None)[1])
         backbone.side = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
         assert final_norm_of(model) is backbone.norm_f and stream_blocks(model) == list(backbone.layers)

@@ -267,7 +267,7 @@ def test_lenses_are_compared_on_the_same_rows():
 
 
 def test_the_record_is_the_last_of_a_lens_files(tmp_path, monkeypatch):
-    """Without it the files of tuned-lens are no lens of ours yet."""
+    """Without it the files of tuned-lens are not yet a lens of ours."""
     (tmp_path / "checkpoint").mkdir()
     moved, replace = [], training.os.replace
     monkeypatch.setattr(training.os, "replace", lambda file, to: moved.append(to) or replace(file, to))

@@ -1,4 +1,4 @@
-"""Fitting a tuned lens: the divergence and its gradient, the loop, a kill in its middle, and what it is worth."""
+"""Fitting a tuned lens: the divergence and its gradient, the loop, a kill in its middle, and its gain."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ class TestFit:
                 torch.testing.assert_close(one, -0.05 * 0.19 * slope * min(1, clip / norm), rtol=1e-3, atol=1e-6)
 
     def test_keeps_the_best_weights(self, language, tmp_path):
-        """With steps much too long nothing is better than the logit lens, which is what is kept."""
+        """With steps much too long nothing is better than the logit lens, which is therefore kept."""
         data = chain(20, 12, seed=7)
         given = {**QUICK, "steps": 40, "look_every": 2, "clip": 1e6, "learning_rate": 1e4}
         out = fit_into(tmp_path / "lens", language, data, **given, patience=3)

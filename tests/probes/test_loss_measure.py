@@ -1,4 +1,4 @@
-"""Which windows run together, which positions a curve has, and which files are rows of documents."""
+"""Windows that run together, positions of a curve, and files that are rows of documents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ssmscope.probes.loss.measure import (
     ("length", "piece", "sizes"), [(30, 20, [5, 2]), (10, 20, [7]), (40, 1000, [2, 2, 2, 1]), (300, 200, [1] * 7)]
 )
 def test_windows_run_in_batches_of_the_tokens_that_suit_the_device(monkeypatch, length, piece, sizes):
-    """Of a window its piece alone runs at a time."""
+    """Only a piece of each window runs at a time."""
     windows, seen = np.arange(7 * (length + 1)).reshape(7, -1), []
 
     def window_losses(model, rows, *, piece):
@@ -60,7 +60,7 @@ def test_files_of_rows_are_told_by_their_suffix(tmp_path):
 def test_documents_that_are_no_texts(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "a"}\n{"text": "a \\ud800"}\n')
-    with pytest.raises(InputError, match=r"line 2 has \\ud800, which is no character"):
+    with pytest.raises(InputError, match=r"line 2 has \\ud800, which is not a character"):
         documents(rows, None)
     for data in ((), ("a", 3), (3,)):
         with pytest.raises(InputError, match="data holds no text, or something that is not a text"):

@@ -120,7 +120,7 @@ class TestAgainstOneAtATime:
             assert 0 < found.right.mean() <= found.among.mean() < 1
 
     def test_rows_of_very_different_lengths_run_together(self):
-        """A row that ends in an early piece leaves the batch; those beside it go on."""
+        """A row that ends in an early piece leaves the batch; the others go on."""
         model = speaker()
         parts = [questions("qa2", length=n, examples=6, filler=FILLER).examples for n in (0, 40, 200, 90)]
         data = QuestionData("qa2", "train", tuple(one for row in zip(*parts) for one in row), TASKS["qa2"].answers)
@@ -206,7 +206,7 @@ class TestKnownAnswers:
         assert by_bytes.provenance["data"]["fingerprint"] != by_words.provenance["data"]["fingerprint"]
 
     def test_logits_that_are_not_finite_give_no_answer(self):
-        """Not even where the token that is not finite is the answer, which is the likeliest to numpy."""
+        """There is none even where the answer's own token is not finite, which numpy takes for the likeliest."""
         model = speaker()
         word = questions("qa1", length=0).candidates[3]
         with torch.no_grad():
@@ -389,7 +389,7 @@ class TestOptions:
             (ssmscope.load("demo/sst2-mamba2"), "is a classifier; give a language model"),
             (Model(model.module, None, "mute"), "mute has no tokenizer"),
             (Model(model.module, word_tokenizer(["other words"]), "m"), "the tokenizer does not know"),
-            (Model(model.module, symbol_tokenizer(["a", "b"]), "m"), "is no symbol of this tokenizer"),
+            (Model(model.module, symbol_tokenizer(["a", "b"]), "m"), "is not a symbol of this tokenizer"),
         ):
             with pytest.raises(InputError) as refused:
                 retrieval(models, lengths=[0], examples=2, **QUIET)
@@ -401,7 +401,7 @@ class TestOptions:
 
 
 def test_notes_are_shares_of_all_tokens():
-    """Of 300 tokens in prompts of 100 and 200, 20 and 30 are unknown to A; to B none is."""
+    """In prompts of 100 and 200 tokens, 20 and 30 are unknown to A, and none to B."""
     tokens, unknown = np.array([[[100.0, 200]]] * 2), np.array([[[0.2, 0.15]], [[0.0, 0]]])
     known = np.zeros((2, 1, 2, 3))
     (note,) = notes_on(["A", "B"], [50, 100], tokens, unknown, known)

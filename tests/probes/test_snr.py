@@ -1,5 +1,5 @@
 """Needle probabilities by layer: the prompts of any tokenizer, readings against slow ones and closed forms, intervals
-and paired differences, and what is refused."""
+and paired differences, and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
 from ssmscope.render.table import Cell, with_interval  # noqa
 
 TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
-MADE = {task: questions(task, length=40, examples=12, split="test") for task in TASKS}
+QUESTIONS = {task: questions(task, length=40, examples=12, split="test") for task in TASKS}
 TEXTS = [text for task in TASKS for text in questions(task, length=100, examples=60).texts]
 WORDS, BYTES, PIECES = word_tokenizer(TEXTS), byte_tokenizer(), train_tokenizer(TEXTS, vocabulary=400)
 QUICK = dict(lengths=40, examples=8)
@@ -60,12 +60,12 @@ def own(*examples: tuple, name: str = "own") -> QuestionData:
     return QuestionData(name, "all", tuple(made), ("x",))
 
 
-WHERE = "Where is Alma ?"
+QUESTION = "Where is Alma ?"
 
 
 def where(answer: str = "attic", distractors: tuple = ("cellar",)) -> tuple:
     context = "Alma went to the attic . Bruno went to the cellar . Clara went to the pantry ."
-    return (context, WHERE, answer, distractors)
+    return (context, QUESTION, answer, distractors)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ class TestPrompts:
         tokenizer = {"words": WORDS, "bytes": BYTES, "pieces": PIECES}[kind]
         reads = small(tokenizer=tokenizer)
         for task in TASKS:
-            data = MADE[task]
+            data = QUESTIONS[task]
             found, trained = prompts_of(reads, data, template), question_tokens(data, tokenizer, template=template)
             for at, (row, example, prompt) in enumerate(zip(found.rows, data.examples, data.prompts(template))):
                 length = int((trained.targets[at] != -100).argmax()) + 1
@@ -107,7 +107,7 @@ class TestPrompts:
         assert found.distractors.tolist() == [first]
 
     def test_unknown_words_of_the_context_are_counted(self, model):
-        data = own(("Zebra <unk> went to the attic quickly .", WHERE, "attic", ("cellar",)))
+        data = own(("Zebra <unk> went to the attic quickly .", QUESTION, "attic", ("cellar",)))
         assert prompts_of(model, data, PROMPT).unknown == 2
         notes = needle_snr(model, questions=data).notes
         assert any(
@@ -137,7 +137,7 @@ class TestPrompts:
         labels = SSMForSequenceClassification(SSMClassifierConfig(backbone, num_labels=2))
         with pytest.raises(InputError, match="is a classifier; a needle is a token that a language model predicts"):
             needle_snr(Model(labels, WORDS), **QUICK)
-        with pytest.raises(InputError, match="is no symbol of this tokenizer"):
+        with pytest.raises(InputError, match="is not a symbol of this tokenizer"):
             needle_snr(small(tokenizer=symbol_tokenizer(["a", "b"])), **QUICK)
         with pytest.raises(InputError, match="'attic' and its distractor 'alcove' begin with the same token"):
             needle_snr(small(tokenizer=BYTES), questions=own(where("attic", ("alcove",))))
@@ -165,7 +165,7 @@ class TestReading:
     def test_is_that_of_one_example_at_a_time(self, model, tuned, monkeypatch):
         monkeypatch.setattr(reading, "tokens_at_once", lambda *_: 150)  # several batches, padded
         lens = randomly_tuned(model) if tuned else logit_lens(model)
-        for data in (MADE["qa2"], MADE["qa4"]):
+        for data in (QUESTIONS["qa2"], QUESTIONS["qa4"]):
             prompts = prompts_of(model, data, PROMPT)
             assert len({len(row) for row in prompts.rows}) > 1
             done: list[int] = []
@@ -276,7 +276,7 @@ class TestMeasures:
         assert math.isnan(none["chance"]) and math.isnan(none["layers"][0].ratio.value)
 
     def test_intervals_hold_the_truth(self):
-        """Of exponential log-probabilities, whose mean probability is 1/2 and whose mean log ratio is 1."""
+        """Log-probabilities are exponential, with mean probability 1/2 and mean log ratio 1."""
         random = np.random.default_rng(0)
         held = np.zeros(2)
         for _ in range(200):
@@ -364,7 +364,7 @@ class TestNeedleSNR:
         assert words.chance == bytes_.chance
 
     def test_the_order_of_the_examples_means_nothing(self, model):
-        data = MADE["qa2"]
+        data = QUESTIONS["qa2"]
         turned = data.take(np.random.default_rng(0).permutation(len(data)))
         one, other = (needle_snr(model, questions=each).curve() for each in (data, turned))
         for a, b in zip(one.layers, other.layers):
@@ -492,7 +492,7 @@ class TestResult:
         ],
     )
     def test_headline_says_how_early(self, result, needles, says):
-        """From the layer on after which it is never below half; of all tasks and the first length."""
+        """It names the layer after which the needle is never below half, for all tasks and the first length."""
 
         def layers(curve, values):
             found = [Estimate(value, value - 0.01, value + 0.01) for value in values]
@@ -557,7 +557,7 @@ class TestResult:
 
 
 def test_places_are_told_apart_by_their_first_byte():
-    """What lets a model of bytes take part."""
+    """Distinct first bytes let a model of bytes take part."""
     assert len({place[0] for place in PLACES}) == len(PLACES)
 
 

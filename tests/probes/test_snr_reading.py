@@ -110,7 +110,7 @@ def test_one_number_that_is_not_finite(lens, monkeypatch, name, value, refused):
 
 
 def test_columns_are_in_the_order_of_the_metrics():
-    """With distractors, without, and where both are alike."""
+    """Examples have distractors, none, or both alike."""
     nan = math.nan
     read = Needles(
         np.log([[0.5], [0.25], [0.125]]), np.log([[0.125], [nan], [0.125]]), np.array([[0.75], [nan], [0.5]]),

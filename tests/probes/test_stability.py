@@ -64,7 +64,7 @@ def log_gains(recurrence: ops.Recurrence, t: int) -> tuple[torch.Tensor, torch.T
 
 
 def reference(model: Model, row: list[int], positions: list[int]) -> list[list[dict]]:
-    """What is measured on one text, a step at a time."""
+    """Measure one text, a step at a time."""
     found = []
     for layer in model.trace(ids=row).layers:
         parts = []
@@ -185,7 +185,7 @@ class TestClosedForms:
         assert one.half_life[0] == pytest.approx(LN2 / softplus(torch.tensor(0.3)).item(), rel=1e-6)
 
     def test_the_largest_gain(self):
-        """Of a state that grows it is that of the largest step, of one that fades that of the smallest."""
+        """It is that of the largest step for a state that grows, and of the smallest for one that fades."""
         model = selective([[0.3, -1.0], [-0.2, -2.0], [0.0, -1.0]])
         nn.init.normal_(model.module.ssm.q_delta)
         batch = model.encode(ids=[[1, 5, 3, 8], [7, 2]])
@@ -275,7 +275,7 @@ class TestClosedForms:
             assert one.possible.tolist() == pytest.approx((0.3 * one.abscissa).tolist())
 
     def test_delta_rules(self):
-        """What is exchanged outright counts as e^−80, and keys that are longer than 1 can make a state grow."""
+        """A direction exchanged outright counts as e^−80, and keys longer than 1 can make a state grow."""
         b = torch.zeros(1, 3, 1, 2)
         b[0, :, 0, 0] = torch.tensor([1.0, 2.0, 0.0])
         terms = dict(x=torch.zeros(1, 3, 1, 1), c=b, log_a=torch.full((1, 3, 1, 1), -0.1))
@@ -368,6 +368,10 @@ class TestBehaviour:
         assert found.counts() == {"stable": 1, "marginal": 1, "unstable": 0}
         said = " ".join(str(found).split())
         assert "(1 stable, 1 marginal). The marginal layer, 1: 1 of 6 states keep half" in said
+        with torch.no_grad():
+            model.mixers[0].A_log[:3] = -12.0
+        said = " ".join(str(stability(model, length=40)).split())
+        assert "The model is marginal in both layers: in layer 0, 3 of 6 states keep half" in said
 
     def test_damaged(self):
         model = example("mamba2")

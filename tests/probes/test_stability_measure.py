@@ -1,4 +1,4 @@
-"""Stability of layers made by hand, a step at a time: gains, norms, limits and what follows from them."""
+"""Stability of layers made by hand, a step at a time: gains, norms, limits and their consequences."""
 
 from __future__ import annotations
 

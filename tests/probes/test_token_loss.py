@@ -234,7 +234,7 @@ class TestWindows:
 
     @pytest.mark.parametrize("newline", [False, True])
     def test_a_line_ends_with_a_newline_or_the_end_of_a_text(self, newline):
-        """Special tokens, which a tokenizer puts around any text, are no token for a newline."""
+        """Special tokens, which a tokenizer puts around any text, do not stand for a newline."""
         names = ["a", "b", "c", "</s>", *(["\n"] if newline else [])]
         tokenizer = Tokenizer(WordLevel({name: at for at, name in enumerate(names)}, unk_token="a"))
         tokenizer.pre_tokenizer = pre_tokenizers.Split(
@@ -252,7 +252,7 @@ class TestWindows:
             assert measuring.windows_of(model, [lines], 2)[0].tolist() == [[1, 2, 0]]
 
     def test_the_last_token_is_asked_for_and_never_missing(self, monkeypatch):
-        """Of 36 tokens a third window of 12 would have no token to ask for at its end."""
+        """A third window of 12 in 36 tokens would have no token to ask for at its end."""
         windows, _ = self.seen(speaker(), [text(35)], monkeypatch, length=12)
         assert windows.shape == (2, 13)
         windows, _ = self.seen(speaker(), [text(36)], monkeypatch, length=12)
@@ -428,7 +428,7 @@ class TestRefusals:
             (ssmscope.load("demo/sst2-mamba2"), "is a classifier"),
             (Model(model.module, None, "mute"), "mute has no tokenizer"),
             (Model(model.module, word_tokenizer([" ".join([*WORDS, *"xyz"])]), "m"), "outside the vocabulary"),
-            (Model(model.module, symbol_tokenizer(["a"]), "m"), "is no symbol"),
+            (Model(model.module, symbol_tokenizer(["a"]), "m"), "is not a symbol"),
         ):
             with pytest.raises(InputError) as refused:
                 token_loss(models, data=[text(50) + " x y z"], length=10, **QUIET)

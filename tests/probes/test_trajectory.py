@@ -1,4 +1,4 @@
-"""Answers by layer: numbers beside tuned-lens's own, what settles where, and the views."""
+"""Answers by layer: numbers compared with tuned-lens's own, the layers at which answers settle, and the views."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class TestTokenRows:
     TEXT = ("[CLS]", " a", " b", " c", " d"), (None, 0, 1, 2, 3)
 
     def spans(self, row, span=None):
-        """Of every token the classes and the level of its colour."""
+        """Return the classes and the colour level of every token."""
         text = TokenText(*self.TEXT, [row], "yes", 0.75, span=span)
         found = re.findall(r'<span class="([^"]*)"(?: data-l="(-?\d+)")?>', str(token_rows.tokens(row, text)))
         return [(set(classes.split()), int(level) if level else None) for classes, level in found]

@@ -1,4 +1,4 @@
-"""The page of a report in a browser: what pointing, choosing and keys do, and that nothing is fetched or goes wrong.
+"""The page of a report in a browser: the effects of pointing, choosing and keys, with nothing fetched and no errors.
 
 Needs playwright and Debian's chromium.
 """

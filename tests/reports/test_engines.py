@@ -19,7 +19,7 @@ from ssmscope.errors import InputError
 from ssmscope.reports import running
 from ssmscope.reports.running import batches_on_ray, ray_engine
 
-SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+NODE_RESOURCES = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 """When a dead node is given up, else after half a minute."""
 
@@ -41,7 +41,7 @@ def plan(models: list[str], *more: Any) -> dict[str, Any]:
 
 
 class TestAWorker:
-    """What a worker does, in this process."""
+    """Work of a worker, in this process."""
 
     @pytest.fixture(autouse=True)
     def own_models(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    head = {**SMALL, "num_cpus": 0, "include_dashboard": False, "_system_config": SOON}
+    head = {**NODE_RESOURCES, "num_cpus": 0, "include_dashboard": False, "_system_config": SOON}
     made = Cluster(initialize_head=True, head_node_args=head)
     try:
         yield made
@@ -127,7 +127,7 @@ def test_a_node_that_dies_takes_no_job_with_it_and_the_numbers_are_those_of_one_
 ) -> None:
     import ray
 
-    first, _ = cluster.add_node(**SMALL), cluster.add_node(**SMALL)
+    first, _ = cluster.add_node(**NODE_RESOURCES), cluster.add_node(**NODE_RESOURCES)
     document = plan(
         models, {"heatmap": {"ids": "99"}, "models": models[:1]}, {"stability": {}, "resources": {"gpus": 1}}
     )

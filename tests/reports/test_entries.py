@@ -27,7 +27,7 @@ from ssmscope.reports.keys import Fingerprints, key_of
 from ssmscope.reports.page import AttentionLink, duration, flatten, items, name_of, packed, shortened
 from ssmscope.reports.plan import read_yaml
 from ssmscope.reports.running import Outcome, execute
-from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, RECORD, Report, Store
+from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, RECORD, JobStore, Report
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def test_seconds_of_finished_jobs_by_verb(tmp_path: Path) -> None:
         folder = tmp_path / "results" / key
         folder.mkdir(parents=True)
         (folder / RECORD).write_text(json.dumps({"files": {}, **record}))
-    found = Store(tmp_path).seconds()
+    found = JobStore(tmp_path).seconds()
     assert found == {"loss": [0.5, 2.0], "bound": [4.0]} and type(found["bound"][0]) is float
 
 
@@ -266,7 +266,7 @@ def job(key: str = "k", models: tuple[str, ...] = ("m",), run: Any = None, threa
 
 
 def test_what_becomes_of_a_job_in_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, one = Store(tmp_path), job()
+    store, one = JobStore(tmp_path), job()
     monkeypatch.setattr(Result, "_drawn", lambda self, suffix: b"a picture")
     assert (store.entry(one).state, store.entry(one).error) == (MISSING, None)
     work = store.working("k")
@@ -361,7 +361,7 @@ def test_a_run_says_what_it_does_and_records_it(
     jobs = Jobs((one, two, three, four), {"m": {"files": "5"}})
     asked: list[str] = []
 
-    def engine(missing: Any, store: Store) -> Any:
+    def engine(missing: Any, store: JobStore) -> Any:
         asked.extend(each.key for each in missing)
         for each in missing:
             if each.key == "one":
@@ -415,10 +415,10 @@ def test_failures_that_cannot_be_recorded_are_in_the_report(
 ) -> None:
     monkeypatch.setattr(running, "_write", lambda report, root: None)
 
-    def full(self: Store, job: Job, record: Any) -> None:
+    def full(self: JobStore, job: Job, record: Any) -> None:
         raise OSError(28, "No space left")
 
-    monkeypatch.setattr(Store, "fail", full)
+    monkeypatch.setattr(JobStore, "fail", full)
     plan = planned({"models": ["m"], "analyses": ["loss"]})
     outcome = Outcome(2.0, "no model", "traceback")
     report = running.run_plan(
@@ -473,9 +473,9 @@ def test_a_plan_is_read_as_plain_values() -> None:
         ("a:\n- !!binary eA==\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:binary'"),
         ("a: 1\nb: 2\na: 3\n", "line 3 of the plan repeats the key 'a'; give it once"),
         ("a: 1\n[b]: 2\n", "line 2 of the plan has a list or mapping as a key"),
-        ('a: "\\0"\n', "line 1 of the plan has a character that is no text"),
-        ('a: "\\uD800"\n', "line 1 of the plan has a character that is no text"),
-        ('"\\uDFFF": a\n', "line 1 of the plan has a character that is no text"),
+        ('a: "\\0"\n', "line 1 of the plan has a character that is not text"),
+        ('a: "\\uD800"\n', "line 1 of the plan has a character that is not text"),
+        ('"\\uDFFF": a\n', "line 1 of the plan has a character that is not text"),
         ("[" * 21 + "a" + "]" * 21, "line 1 of the plan is nested in more than 20 lists and mappings"),
     ],
 )

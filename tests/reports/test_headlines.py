@@ -1,4 +1,4 @@
-"""Headlines, which stand above views, figures and pages: every number of a stand-in is another one."""
+"""Headlines, which stand above views, figures and pages: every number of a stand-in is distinct."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stand_ins import NAN, Stand, e
 
 
 def headline(result: Stand) -> str:
-    """The class's own."""
+    """Return the class's own headline."""
     return result.real.headline.fget(result)
 
 
@@ -167,9 +167,9 @@ class TestPrompts:
         assert headline(self.result((), pwws=NAN)) == f"{start}, no drop defined"
         assert headline(self.result((0,), pwws=0.125)) == f"{start}, 0.675 under pwws"
         two = self.result((1,), pwws=0.125, checklist=0.5)
-        assert headline(two) == f"{start}, 0.300 under checklist, the worst on average"
+        assert headline(two) == f"{start}, 0.300 under the worst on average, checklist"
         three = dict(pwws=0.125, checklist=0.5, stresstest=0.25)
-        assert headline(self.result((1,), **three)) == f"{start}, 0.300 under checklist, the worst on average"
+        assert headline(self.result((1,), **three)) == f"{start}, 0.300 under the worst on average, checklist"
         assert headline(self.result((1, 2, 0), **three)) == (
             f"{start}, 0.300 to 0.675 attacked, under no attack clearly lowest"
         )

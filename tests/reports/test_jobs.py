@@ -1,4 +1,4 @@
-"""Keys of jobs: everything that is asked and every byte that is read is in them, for every verb and option there is."""
+"""Keys of jobs: they hold every option and every byte that is read, for every verb and option there is."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ssmscope.api.inputs import MODEL_KINDS
 from ssmscope.errors import InputError
 from ssmscope.reports.keys import Fingerprints, key_of
 from ssmscope.reports.sources import kind_of
-from ssmscope.reports.store import RECORD, Store, _results
+from ssmscope.reports.store import RECORD, JobStore, _results
 
 VERBS = registry.analyses()
 MODEL = {"model": "m", "files": "0123456789abcdef"}
 
 
 def key(call: Call, **model: Any) -> str:
-    """Files are read anew each time."""
+    """Return the key of a job, reading its files anew."""
     return key_of(call, [{**MODEL, **model}], Fingerprints())
 
 
@@ -96,7 +96,7 @@ def test_every_byte_of_what_is_read_matters(call, tmp_path, monkeypatch):
 
 
 def test_what_names_a_file_is_said_to_read_it():
-    """Else its content would be in no key."""
+    """Otherwise its content would be in no key."""
     paths = {
         (verb, option.name)
         for verb, each in VERBS.items()
@@ -151,7 +151,7 @@ def test_data_that_a_card_names_is_a_data_set_and_no_file(tmp_path):
 
 @pytest.mark.parametrize("name", ["../../outside.json", "/outside.json"])
 def test_a_record_that_names_files_elsewhere_is_of_no_finished_job(tmp_path, name):
-    store = Store(tmp_path)
+    store = JobStore(tmp_path)
     folder = store.finished("0123456789abcdef")
     folder.mkdir(parents=True)
     outside = tmp_path / "outside.json"
@@ -225,7 +225,7 @@ def test_a_kind_is_not_guessed(tmp_path):
 
 
 def test_a_record_is_of_files_that_are_all_as_they_were_written(tmp_path):
-    store = Store(tmp_path)
+    store = JobStore(tmp_path)
     folder = store.finished("0123456789abcdef")
     folder.mkdir(parents=True)
     (folder / RECORD).write_text(json.dumps({"verb": "heatmap", "files": {"a.json": 2, "b.csv": 3}}))

@@ -1,4 +1,4 @@
-"""The page of a report as its parts: what stands in it, that texts stay texts, and what its scripts are given."""
+"""The page of a report in its parts: its contents, texts that stay texts, and the data of its scripts."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class Shown(Result, kind="shown-test"):
 
 
 class TestBlocks:
-    """What a result says of itself, and the page does with it."""
+    """Blocks of a result, and their form on the page."""
 
     @pytest.fixture
     def made(self) -> str:
@@ -391,12 +391,12 @@ def plain(entry):
 
 
 def lines(text: object) -> str:
-    """As many plain lines as a text has, which the page shows as they are."""
+    """Return as many plain lines as a text has, which the page shows unchanged."""
     return "\n".join("x" * (1 + str(text).count("\n")))
 
 
 def unsplit(text: str) -> str:
-    """Without the line breaks in which HTML does not tell one kind from another."""
+    """Return texts without the line breaks whose kinds HTML does not tell apart."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -1,4 +1,4 @@
-"""Plans: what they come to, and one clear sentence for everything that is wrong with them."""
+"""Plans: their calls, and one clear sentence for every fault."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class TestVariables:
         )
 
 
-WRONG = [
+WRONG_PLANS = [
     ({"modles": ["m"]}, "did you mean 'models'?"),
     ({"title": ["x"]}, "title is"),
     ({"variables": ["data"]}, "variables is"),
@@ -218,7 +218,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), [pair for pair in WRONG if pair[1] is not None])
+@pytest.mark.parametrize(("change", "said"), [pair for pair in WRONG_PLANS if pair[1] is not None])
 def test_what_is_wrong_is_said_with_the_nearest_name(change: dict[str, Any], said: str) -> None:
     assert said in refusal({"models": ["m"], "analyses": ["stability"], **change})
 
@@ -244,8 +244,8 @@ class TestYaml:
             ("a: !mine {}", "tag"),
             ("a: !!binary aGk=", "tag"),
             ("? [a]\n: 1", "keys are words"),
-            ('a: "\\0"', "no text"),
-            ('a: "\\uD800"', "no text"),
+            ('a: "\\0"', "that is not text"),
+            ('a: "\\uD800"', "that is not text"),
             ("a: " + "[" * 50 + "]" * 50, "flatten it"),
             ("a: " + "[" * 5000, "flatten it"),
             ("a: &x [*x]", "flatten it"),
@@ -356,7 +356,7 @@ class TestAnyYamlIsAPlanOrRefused:
 
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever would run a verb, load a model or analyse it raises."""
+    """Make everything that would run a verb, load a model or analyse it raise an error."""
 
     def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a plan ran something")

@@ -1,4 +1,4 @@
-"""Where in a plan something is wrong, and how its own values, variables and defaults come together."""
+"""Places of faults in a plan, and the combination of its values, variables and defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running plans: nothing is lost, nothing runs twice, and what fails leaves the rest alone."""
+"""Running plans: nothing is lost, nothing runs twice, and failures leave the rest alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ssmscope.reports import keys as code
 from ssmscope.reports import page as report_page
 from ssmscope.reports import running
 from ssmscope.reports.sources import kind_of
-from ssmscope.reports.store import Store
+from ssmscope.reports.store import JobStore
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of jobs alone: pages and pictures take longer than such jobs."""
+    """Leave out pages and pictures, which take longer than the jobs tested."""
     monkeypatch.setattr(running, "_write", lambda report, root: None)
     unpainted(monkeypatch)
 
@@ -345,7 +345,7 @@ class TestRunning:
         def full(*args: Any, **kwargs: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(Store, record, full)
+        monkeypatch.setattr(JobStore, record, full)
         asked = plan(models[:1], {"heatmap": {"ids": "99"}})
         report = run(asked, tmp_path)
         assert states(report) == (["failed"] * 4 if record == "finish" else ["done"] * 3 + ["failed"])
@@ -362,7 +362,7 @@ class TestRunning:
         (left / ".heatmap-x").mkdir(parents=True)
         (left / ".heatmap-x" / "json").write_text("half")
         (left / "answers.sqlite").write_text("")
-        entry = Store(tmp_path).entry(job)
+        entry = JobStore(tmp_path).entry(job)
         assert (entry.state, entry.error, entry.results) == ("missing", "unfinished", ())
         run(plan(models[:1]), tmp_path)
         names = sorted(path.name for path in (tmp_path / "results" / job.key).iterdir())
@@ -442,7 +442,7 @@ class TestKilled:
 
     def test_nothing_is_lost(self, models, tmp_path, ran, monkeypatch) -> None:
         root, again = tmp_path / "unbroken", tmp_path / "killed"
-        unpainted(monkeypatch)  # nor are pictures looked at that stand in the page and beside it
+        unpainted(monkeypatch)  # nor are the pictures in the page and next to it looked at
         monkeypatch.setattr(pictures, "encode_figure", lambda figure, suffix: b"a picture")
         monkeypatch.setattr(report_page, "image_html", lambda picture: "")
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The served page in a browser, from typing a text to its answers, and that it asks nothing of any other host.
+"""The served page in a browser, from typing a text to its answers, without contact to any other host.
 
 Needs playwright and Debian's chromium.
 """
@@ -106,7 +106,7 @@ def shown_like(piece: str) -> list[str]:
 
 
 def wait_for_heatmap(page, number: int, wanted: list[str], side: str = "given") -> None:
-    """Until the tokens have these tooltips."""
+    """Wait until the tokens have these tooltips."""
     sync.expect(tokens(page, number, side)).to_have_count(len(wanted))
     for at, title in enumerate(wanted):
         sync.expect(tokens(page, number, side).nth(at)).to_have_attribute("title", title)
@@ -299,7 +299,7 @@ def test_light_dark_and_narrow(opened):
 
 
 def contrast(element) -> float:
-    """WCAG's contrast of a text with the first colour behind it."""
+    """Return WCAG's contrast of a text with the first background colour."""
     colours = element.evaluate(
         """e => {
           const ink = getComputedStyle(e).color;

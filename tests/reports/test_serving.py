@@ -1,4 +1,4 @@
-"""Where a page is served, and what its server answers to one request after the other."""
+"""Address of a page, and its server's answers to one request after the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ssmscope.reports.serving import MAX_CALL_BYTES, Server, check_address, star
 
 
 class Stub:
-    """Pieces of a page that name what they are asked."""
+    """Pieces of a page that name their arguments."""
 
     models = tuple(
         SimpleNamespace(name=name, architecture="mamba", is_classifier=True, num_layers=2, layer_numbers=(0, 1))

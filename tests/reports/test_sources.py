@@ -1,4 +1,4 @@
-"""What a plan may name: data, models and files that can be read, told without loading any of them."""
+"""Sources that a plan may name: readable data, models and files, recognised without loading any of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The lines and tables of any kind of result: how long they may be, what a number that is not defined is, where numbers
-come from."""
+"""Lines and tables of any kind of result: their lengths, undefined numbers, and the origin of numbers."""
 
 from __future__ import annotations
 

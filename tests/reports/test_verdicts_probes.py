@@ -1,4 +1,4 @@
-"""What a report says of probes, number by number: a line of the summary, and a table beside others."""
+"""Verdicts of probes in a report, number by number: the summary's line, and the comparison table."""
 
 from __future__ import annotations
 

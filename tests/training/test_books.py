@@ -71,8 +71,8 @@ def test_a_baleen_starts_from_its_weights_and_tokenizer(trained, folder, tmp_pat
 
 
 def test_the_recipe_is_the_datas_own(folder):
+    from ssmscope.training.options import DATA, defaults
     from ssmscope.training.plan import checked
-    from ssmscope.training.recipes import DATA, defaults
     from ssmscope.training.run import train_model as called
 
     given = {name: p.default for name, p in inspect.signature(called).parameters.items()}

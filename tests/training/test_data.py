@@ -1,4 +1,4 @@
-"""Which examples a run trains on, chooses by and tests on."""
+"""Examples that a run trains on, chooses by and tests on."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from ssmscope.training import train_model
 from ssmscope.training.answering import Answers
 from ssmscope.training.card import commands_before
 
-TINY: dict[str, Any] = {"width": 16, "layers": 1, "state": 4, "head_width": 8, "vocabulary": 600, "progress": False}
+OPTIONS: dict[str, Any] = {"width": 16, "layers": 1, "state": 4, "head_width": 8, "vocabulary": 600, "progress": False}
 PLAIN = {
     **{"seed": 0, "batch_size": 8, "precision": "fp32"},
     **dict.fromkeys(
@@ -55,7 +55,7 @@ def trained(folder, tmp_path_factory):
         patch.chdir(out)
         options = {"width": 32, "epochs": 12, "batch_size": 8, "learning_rate": 1e-2}
         undropped = dict.fromkeys(("dropout", "embedding_dropout", "token_dropout", "subword_dropout"), 0.0)
-        train_model("mamba2", "instruct", "base", **{**TINY, **options, **undropped})
+        train_model("mamba2", "instruct", "base", **{**OPTIONS, **options, **undropped})
         line = "train baleen-e --data instruct --init-from base --epochs 1 --beta 0.1 --no-progress --out baleen"
         assert cli.run(line.split()) == 0
     return out
@@ -128,7 +128,7 @@ def test_only_the_answer_is_asked(small, parts) -> None:
 
 
 def read_ids(objective, module, rows) -> torch.Tensor:
-    """What the model is given in a training step."""
+    """Record the ids that the model reads in a training step."""
     seen = []
     handle = module.get_input_embeddings().register_forward_hook(lambda *given: seen.append(given[1][0]))
     try:
@@ -294,7 +294,7 @@ def test_the_head_is_the_embeddings_unless_that_is_not_wanted(trained, tmp_path)
         assert module.get_output_embeddings().weight is module.get_input_embeddings().weight
         assert sum(600 in tensor.shape for tensor in weights.values()) == 1
         assert record["parameters"] == sum(tensor.numel() for tensor in weights.values())
-    options = {**TINY, "mixture": "wnli", "epochs": 1, "tied": False}
+    options = {**OPTIONS, "mixture": "wnli", "epochs": 1, "tied": False}
     out = train_model("mamba2", "instruct", tmp_path / "o", **options)
     size = json.loads((out / "config.json").read_text())["vocab_size"]
     assert sum(size in tensor.shape for tensor in load_file(out / "model.safetensors").values()) == 2
@@ -343,7 +343,7 @@ def test_all_commands_that_led_to_a_model_are_told(tmp_path) -> None:
 
 
 def test_the_card_says_where_a_model_is_at_chance(folder, tmp_path) -> None:
-    out = train_model("mamba2", "instruct", tmp_path / "o", **TINY, epochs=1, learning_rate=1e-9, mixture="wnli")
+    out = train_model("mamba2", "instruct", tmp_path / "o", **OPTIONS, epochs=1, learning_rate=1e-9, mixture="wnli")
     record = json.loads((out / "training.json").read_text())
     word, most = max(record["data"]["test"]["tasks"]["wnli"]["classes"].items(), key=lambda pair: pair[1])
     said = f"On wnli the model is no better than saying '{word}' every time ({most / 9:.4f}). ⏎"
@@ -359,7 +359,7 @@ def test_another_seed_trains_on_other_prompts(parts) -> None:
 
 
 def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, capfd) -> None:
-    given = {**TINY, "mixture": "wnli", "epochs": 2, "batch_size": 2, "checkpoint_minutes": 0.0, "progress": True}
+    given = {**OPTIONS, "mixture": "wnli", "epochs": 2, "batch_size": 2, "checkpoint_minutes": 0.0, "progress": True}
     broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
     said = killed_training("mamba2", "instruct", broken, given)
     for out in (broken, unbroken):
@@ -373,7 +373,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, capfd) -> None:
 
 @pytest.mark.parametrize("architecture", ["gla", "rwkv", "selective", "diff-mamba"])
 def test_other_architectures_read_prompts_too(architecture, tmp_path) -> None:
-    sizes = {name: TINY[name] for name in ("width", "vocabulary", "progress")}
+    sizes = {name: OPTIONS[name] for name in ("width", "vocabulary", "progress")}
     options = {**sizes, "mixture": "wnli", "epochs": 1, "token_dropout": 0.1}
     record = json.loads(
         (train_model(architecture, "instruct", tmp_path / "o", **options) / "training.json").read_text()
@@ -387,7 +387,7 @@ def test_other_architectures_read_prompts_too(architecture, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("mamba2 --data instruct --mixture sst3", "'sst3' is no task of the mixture; .* did you mean 'sst2'"),
+        ("mamba2 --data instruct --mixture sst3", "'sst3' is not a task of the mixture; .* did you mean 'sst2'"),
         ("mamba2 --data instruct --split train", "split does not apply to instruct, a mixture of data sets"),
         ("mamba2 --data instruct --test sst2", "test does not apply to instruct"),
         ("mamba2 --data instruct --length 9", "length does not apply to instruct"),

@@ -1,4 +1,4 @@
-"""Every kind of data, from the call to a directory that works: what is learnt, written and told."""
+"""Every kind of data, from the call to a working directory: accuracy, files and output."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from warm import TRANSFORMERS
 import ssmscope
 from ssmscope.architectures.own.baleen import information_loss
 from ssmscope.data.mad import associative_recall
+from ssmscope.probes.bound.terms import norms_of, theorem_model
 from ssmscope.training import build, train_model
 from ssmscope.training.fitting import monitored
 
-TINY: dict[str, Any] = {"width": 16, "layers": 1, "state": 4, "head_width": 8, "batch_size": 16, "progress": False}
+OPTIONS: dict[str, Any] = {"width": 16, "layers": 1, "state": 4, "head_width": 8, "batch_size": 16, "progress": False}
 WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog")
 
 
@@ -41,13 +42,13 @@ def write_text(path: Path, lines: int = 200, seed: int = 0) -> Path:
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "digits": ("mamba2", {"epochs": 8, "width": 24, "layers": 1, "state": 8, "head_width": 8, "batch_size": 32}),
     "majority": ("selective", {"length": 20, "examples": 300, "epochs": 15}),
-    "associative-recall": ("mamba2", {**TINY, "length": 16, "vocabulary": 8, "examples": 400, "epochs": 8}),
+    "associative-recall": ("mamba2", {**OPTIONS, "length": 16, "vocabulary": 8, "examples": 400, "epochs": 8}),
     "fuzzy-recall": ("mamba", {"width": 16, "layers": 1, "length": 16, "vocabulary": 10, "examples": 100, "epochs": 1}),
-    "compression": ("mamba2", {**TINY, "length": 8, "vocabulary": 6, "examples": 400, "epochs": 2}),
+    "compression": ("mamba2", {**OPTIONS, "length": 8, "vocabulary": 6, "examples": 400, "epochs": 2}),
     "qa1": ("gla", {"width": 16, "layers": 1, "length": 32, "examples": 60, "epochs": 1}),
-    "babi": ("mamba2", {**TINY, "length": 40, "examples": 50, "epochs": 1, "prompt_weight": 0.5}),
-    "words": ("mamba2", {**TINY, "length": 24, "epochs": 5}),
-    "bytes": ("diff-mamba", {**TINY, "unit": "byte", "length": 48, "epochs": 1}),
+    "babi": ("mamba2", {**OPTIONS, "length": 40, "examples": 50, "epochs": 1, "prompt_weight": 0.5}),
+    "words": ("mamba2", {**OPTIONS, "length": 24, "epochs": 5}),
+    "bytes": ("diff-mamba", {**OPTIONS, "unit": "byte", "length": 48, "epochs": 1}),
 }
 
 
@@ -134,17 +135,26 @@ def test_majority_is_learnt_by_the_selective_ssm(trained) -> None:
     assert len({entry["spectral_abscissa"] for entry in record["history"]}) > 1
 
 
+def test_the_last_norms_are_those_of_the_bound(trained) -> None:
+    out, record = run_of(trained, "majority")
+    last = record["history"][-1]
+    norms = norms_of(theorem_model(ssmscope.load(out)), 0)
+    expected = {"p": abs(norms.p), "q": norms.B_q, "W_B": norms.B_B, "W_C": norms.B_C, "A": norms.B_A}
+    assert {name: last[f"norm_{name}"] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert len({round(value, 4) for value in expected.values()}) == 5
+
+
 def test_digits_are_learnt(trained) -> None:
     assert run_of(trained, "digits")[1]["test"]["accuracy"] > 0.5
 
 
 def test_recall_is_learnt(trained) -> None:
-    """Of four values: chance is a quarter."""
+    """There are four values: chance is a quarter."""
     assert run_of(trained, "associative-recall")[1]["test"]["accuracy"] > 2 * 0.25
 
 
 def test_compression_is_better_than_chance(trained) -> None:
-    """Of five symbols; its decoder is read back with the model."""
+    """There are five symbols; the decoder is read back with the model."""
     out, record = run_of(trained, "compression")
     low, _ = record["test"]["interval"]
     assert low > 1.2 / 5
@@ -180,7 +190,7 @@ def test_the_record_is_measured_on_the_stored_weights(trained) -> None:
 
 def test_accuracies_are_those_of_the_directory_though_it_is_named_like_a_demo(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = {**TINY, "length": 8, "vocabulary": 4, "examples": 60, "epochs": 1}
+    options = {**OPTIONS, "length": 8, "vocabulary": 4, "examples": 60, "epochs": 1}
     records = []
     for out in ("demo/sst2-mamba2", "elsewhere"):
         assert train_model("mamba2", "associative-recall", out, **options) == Path(out)
@@ -194,7 +204,7 @@ def test_accuracies_are_those_of_the_directory_though_it_is_named_like_a_demo(tm
 
 @pytest.mark.parametrize(("data", "options"), [("majority", {"length": 12}), ("associative-recall", {"length": 12})])
 def test_beta_holds_the_gates_near_their_prior(data, options, tmp_path) -> None:
-    sizes = {**TINY, "examples": 160, "epochs": 8, "learning_rate": 1e-2, **options}
+    sizes = {**OPTIONS, "examples": 160, "epochs": 8, "learning_rate": 1e-2, **options}
     divergences = []
     for beta in (0.0, 50.0):
         out = train_model("baleen-b", data, tmp_path / f"{beta}", beta=beta, **sizes)

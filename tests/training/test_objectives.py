@@ -278,7 +278,7 @@ class TestScore:
         assert (low, high) == pytest.approx((0.6 - half, 0.6 + half), abs=0.004)
 
     def test_the_bootstrap_divides_the_sums(self) -> None:
-        """Of a ratio: twice as many right as asked for stays 2 in every resample, whatever the examples' sizes."""
+        """A ratio of twice as many right as asked for stays 2 in every resample, whatever the examples' sizes."""
         asked = np.arange(1.0, 30.0)
         assert bootstrap_interval(2 * asked, asked) == pytest.approx((2.0, 2.0))
 

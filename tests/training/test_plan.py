@@ -1,4 +1,4 @@
-"""`analyze train`: which options go with which architecture and task, their defaults, and what is refused."""
+"""`analyze train`: options of each architecture and task, their defaults, and refusals."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from ssmscope import cli
 from ssmscope.errors import InputError
 from ssmscope.training import train_model
+from ssmscope.training.options import RECIPES, SELECTIVE, defaults
 from ssmscope.training.plan import checked
-from ssmscope.training.recipes import RECIPES, SELECTIVE, defaults
 
 RECALL = "--task associative-recall --length 8 --vocabulary 4 --examples 40 --epochs 1 --no-progress".split()
-SMALL = "--width 8 --state 4 --head-width 8".split()
+SIZES = "--width 8 --state 4 --head-width 8".split()
 
 
 @pytest.fixture(autouse=True)
@@ -36,19 +36,19 @@ def settled(architecture: str, data: str, **given) -> dict:
     [
         (
             "diff-mamba",
-            [*SMALL, "--layers", "1", "--scope", "s6", "--no-normalize", "--lambda-form", "scalar"],
+            [*SIZES, "--layers", "1", "--scope", "s6", "--no-normalize", "--lambda-form", "scalar"],
             "diff-mamba",
             {"scope": "s6", "normalize": False, "lambda_form": "scalar"},
         ),
         (
             "groupmamba",
-            [*SMALL, "--k", "2", "--no-cross-attention"],
+            [*SIZES, "--k", "2", "--no-cross-attention"],
             "groupmamba-mamba2",
             {"k": 2, "cross_attention": False},
         ),
         (
             "gfssm",
-            [*SMALL, "--layers", "1", "--state-groups", "2", "--fir-taps", "3", "--no-prompt"],
+            [*SIZES, "--layers", "1", "--state-groups", "2", "--fir-taps", "3", "--no-prompt"],
             "gfssm",
             {"fir_taps": 3, "prompt": False},
         ),
@@ -74,7 +74,7 @@ def test_the_command_line_trains_the_papers_architectures(architecture, own, bac
 
 def test_a_model_of_one_kind_of_question_can_be_asked_as_it_says(capsys) -> None:
     line = "train mamba2 --task needle --length 12 --examples 200 --epochs 1 --layers 1 --no-progress".split()
-    assert cli.run([*line, *SMALL]) == 0
+    assert cli.run([*line, *SIZES]) == 0
     said = capsys.readouterr().out.split("try: analyze ")[1].split()
     assert said == ["retrieval", "runs/needle-mamba2", "--tasks", "needle", "--lengths", "0,500"]
     assert cli.run([*said[:-1], "0,20", "--examples", "8", "--no-progress"]) == 0
@@ -84,7 +84,7 @@ def test_a_model_of_one_kind_of_question_can_be_asked_as_it_says(capsys) -> None
 def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
     Path("words.txt").write_text("a b c d\n" * 30)
     options = ["--epochs", "1", "--length", "8", "--layers", "1", "--no-progress"]
-    assert cli.run(["train", "mamba2", "--data", "words.txt", *SMALL, *options]) == 0
+    assert cli.run(["train", "mamba2", "--data", "words.txt", *SIZES, *options]) == 0
     assert "validation perplexity" in capsys.readouterr().out
     assert sorted(path.name for path in empty_folder.iterdir()) == ["runs", "words.txt"]
     assert Path("runs/words-mamba2/training.json").exists()
@@ -144,7 +144,7 @@ def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
         ("mamba2 --task associative-recall --init-from demo/sst2-mamba2", "demo/sst2-mamba2 is a classifier"),
         (
             "selective --task majority --init-from demo/sst2-mamba2",
-            "is no classifier with a selective SSM",
+            "is not a classifier with a selective SSM",
         ),
     ],
 )

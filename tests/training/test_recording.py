@@ -13,7 +13,7 @@ from ssmscope.training import train_model
 from ssmscope.training.fitting import Fit, Recording, recordable
 from ssmscope.training.objectives import NextTokens, Pixels, Questions, Sequences
 
-SMALL = dict(epochs=2, width=8, layers=1, state=4, head_width=8, batch_size=256, progress=False)
+OPTIONS = dict(epochs=2, width=8, layers=1, state=4, head_width=8, batch_size=256, progress=False)
 
 
 def test_what_can_be_recorded() -> None:
@@ -44,7 +44,7 @@ def test_on_a_cpu_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.Monkey
         raise AssertionError("recorded")
 
     monkeypatch.setattr(Recording, "__init__", fail)
-    out = train_model("mamba2", "digits", tmp_path / "run", **{**SMALL, "epochs": 1}, compile=True, device="cpu")
+    out = train_model("mamba2", "digits", tmp_path / "run", **{**OPTIONS, "epochs": 1}, compile=True, device="cpu")
     assert json.loads((out / "training.json").read_text())["epochs_run"] == 1
 
 
@@ -56,6 +56,6 @@ def test_a_recorded_run_is_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("recorded", "single"):
         if name == "single":
             monkeypatch.setattr(Fit, "_record", lambda self: None)
-        out = train_model(architecture, "digits", tmp_path / name, **SMALL, **annealed, compile=True, device="cuda")
+        out = train_model(architecture, "digits", tmp_path / name, **OPTIONS, **annealed, compile=True, device="cuda")
         losses.append([each["training_loss"] for each in json.loads((out / "training.json").read_text())["history"]])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

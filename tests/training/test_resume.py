@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 
 from ssmscope.training import train_model
 
-TINY: dict[str, Any] = {"width": 8, "layers": 1, "state": 4, "head_width": 8, "epochs": 3, "learning_rate": 1e-2}
+OPTIONS: dict[str, Any] = {"width": 8, "layers": 1, "state": 4, "head_width": 8, "epochs": 3, "learning_rate": 1e-2}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "digits": ("mamba2", {**TINY, "batch_size": 32, "dropout": 0.1, "share": 0.15}),
+    "digits": ("mamba2", {**OPTIONS, "batch_size": 32, "dropout": 0.1, "share": 0.15}),
     "compression": (
         "baleen-b",
-        {**TINY, "embedding_dropout": 0.1, "length": 8, "vocabulary": 6, "examples": 300, "batch_size": 12},
+        {**OPTIONS, "embedding_dropout": 0.1, "length": 8, "vocabulary": 6, "examples": 300, "batch_size": 12},
     ),
 }
 

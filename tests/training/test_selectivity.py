@@ -1,4 +1,4 @@
-"""Whether a model selects, as its card says."""
+"""Selectivity of a model, as its card reports it."""
 
 import json
 import math

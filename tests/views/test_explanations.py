@@ -14,7 +14,7 @@ import torch
 from described import briefly, check, described, of_figure, spread, whole
 
 from ssmscope.errors import InputError
-from ssmscope.interp.attention import views as attention_views
+from ssmscope.interp.attention import figure as attention_figure
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, Scores
 from ssmscope.interp.paired import Paired
 
@@ -135,14 +135,14 @@ def attention_of_queries() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ssmscope.interp.attention.triangles.DOTS_PER_INCH", 3)  # two of nine weights share a dot
         yield next(of_figure(attended.make(attended.make_text(9)).figure()))
-        patch.setattr(attention_views, "MAPS_PER_FIGURE", 3)
+        patch.setattr(attention_figure, "MAPS_PER_FIGURE", 3)
         yield from of_figure(attended.make(rows).figure())
         yield next(of_figure(attended.make(attended.make_text(4, maps=4)).figure()))
     yield from briefly(attended.make(attended.make_text(7, rows=[3]), none))
     yield from briefly(attended.make(attended.make_text(7, rows=[6]), none))
     yield from briefly(attended.make(attended.make_text(7, rows=[3]), attended.make_text(7, rows=[6])))
     for room in (1, 2, 3, 4):
-        yield f"{[attention_views._shown(text, room).about for text in (rows, alone, attended.make_text(5, maps=3))]}"
+        yield f"{[attention_figure._shown(text, room).about for text in (rows, alone, attended.make_text(5, maps=3))]}"
 
 
 def pooled_attention() -> Iterator[str]:

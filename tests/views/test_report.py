@@ -1,4 +1,4 @@
-"""The whole page of a report of hand-made results, and what goes into it."""
+"""The whole page of a report of hand-made results, and its data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRow, Toke
 from ssmscope.render.table import Cell, Line, Table, number_cell, table
 from ssmscope.reports import page
 from ssmscope.reports.grouping import groups
-from ssmscope.reports.store import LEFT_OUT, MISSING, Entry, Report
+from ssmscope.reports.store import LEFT_OUT, MISSING, Report, ReportEntry
 
 TOKENS = ("[CLS]", " A", " won", "der", " <film>", "\n")
 
@@ -81,11 +81,11 @@ def heatmap(model: str, score: str, seed: int) -> SelectionHeatmap:
     return SelectionHeatmap(about, (one,), score, (seed,), 3, False)
 
 
-def entries() -> list[Entry]:
+def entries() -> list[ReportEntry]:
     return [replace(one, key=f"key-{number}") for number, one in enumerate(made_entries())]
 
 
-def made_entries() -> Iterator[Entry]:
+def made_entries() -> Iterator[ReportEntry]:
     for name in ("a", "b"):
         for score in ("survival", "write"):
             made = heatmap(name, score, len(score))
@@ -111,7 +111,7 @@ def made_entries() -> Iterator[Entry]:
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures take most of the time."""
+    """Leave out pictures, which take most of the time."""
     monkeypatch.setattr(Result, "figure", lambda result: Figure())
     monkeypatch.setattr("ssmscope.render.html.data_uri", lambda figure, vector: f"data:{vector}")
 

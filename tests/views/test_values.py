@@ -1,4 +1,4 @@
-"""How numbers, tokens and names are written, at the values where their form changes and beside them."""
+"""Numbers, tokens and names as they are written, at and around the values where their form changes."""
 
 from __future__ import annotations
 

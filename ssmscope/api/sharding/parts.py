@@ -23,13 +23,13 @@ Columns = Mapping[str, np.ndarray]
 """Measurements of one batch: arrays of numbers, booleans or texts by name."""
 Measure = Callable[[Any], Columns]
 """Function that measures a batch, independently of all other batches."""
-Engine = Callable[["Model", Measure, Sequence[tuple[int, Any]]], Iterator[tuple[int, Columns]]]
+BatchEngine = Callable[["Model", Measure, Sequence[tuple[int, Any]]], Iterator[tuple[int, Columns]]]
 """Function that measures numbered batches and yields each number with its part, in any order."""
 
 PARTS = ".parts.sqlite"
 """File, within a result's directory, of its parts until the result is complete."""
 
-engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
+engine: ContextVar[BatchEngine | None] = ContextVar("engine", default=None)
 """Engine that measures batches; None for this process."""
 _keeping: ContextVar[tuple[Store, list[bytes]] | None] = ContextVar("keeping", default=None)
 """Store of the parts, and the keys used."""
@@ -90,8 +90,8 @@ def here(model: Model, measure: Measure, batches: Sequence[tuple[int, Any]]) -> 
 
 @contextmanager
 def keeping(out: Path | None) -> Iterator[None]:
-    """Store parts in a file in the directory `out` until the body ends. They stay if the process is killed, or if
-    workers or a disk fail. If the input is refused, only parts that were there before stay."""
+    """Store parts in a file in the directory `out`, and remove them when the body is done. They stay if the process is
+    killed, or if workers or a disk fail; where the input is refused, a file that the body made is removed."""
     if out is None:
         yield
         return

@@ -102,7 +102,7 @@ def gpu_given() -> int | None:
 
 @contextmanager
 def connected(address: str | None, workers: int | None, *, prepared: bool = False) -> Iterator[Any]:
-    """Connect to Ray or start it (`prepared`: with `RAY_VARIABLES`), and disconnect what was not connected before."""
+    """Connect to Ray or start it (`prepared`: with `RAY_VARIABLES`), and disconnect unless it was connected before."""
     import ray
 
     if ray.is_initialized():
@@ -316,7 +316,7 @@ def packed(model: Model, measure: Measure) -> bytes:
             if id(value) in known:
                 return known[id(value)]
             if isinstance(value, nn.Module):
-                raise TypeError(f"{type(value).__name__} is no part of the model that is measured")
+                raise TypeError(f"{type(value).__name__} is not part of the model that is measured")
             if isinstance(value, torch.Tensor) and value.device.type != "cpu":
                 return "tensor", value.detach().cpu()
             return None

@@ -18,8 +18,7 @@ SPLITS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def check_split(device_map: Any, device: Any, source: Any) -> None:
-    """Raise InputError for an unknown device map, one given with a device or a model in memory, or without
-    accelerate."""
+    """Raise InputError for an unknown device map, or one with a device, a model in memory or no accelerate."""
     if device_map is None:
         return
     if device is not None:

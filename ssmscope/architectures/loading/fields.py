@@ -64,8 +64,8 @@ TOKENIZER_FREE_TEXT_FIELDS = frozenset({
 def check_config(
     fields: Mapping[str, Any], what: str, defaults: Mapping[str, Any], texts: Collection[str] = ()
 ) -> None:
-    """Raise InputError if a config.json of `what` has an unknown word, naming the field. Known are the words of
-    `defaults`, the fields of the model's class, and any in the fields `texts`, which that class checks itself."""
+    """Raise InputError if a config.json of `what` has an unknown word, naming the field. It knows the words of
+    `defaults`, the fields of the model's class, which checks the fields `texts` itself."""
     from transformers.activations import ACT2FN
 
     for path, word in _words(fields):
@@ -121,23 +121,23 @@ DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises InputError if it cannot be read, is no JSON object, or too deep."""
+    """Return the JSON object in a file. Raises InputError if it is unreadable, not an object or too deep."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"), object_hook=_decoded)
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror or error}") from error
     except RecursionError as error:
-        raise InputError(f"{file} is no model configuration: it is nested too deeply") from error
+        raise InputError(f"{file} is not a model configuration: it is nested too deeply") from error
     except ValueError as error:  # This covers JSON, UTF-8 and numbers with thousands of digits.
-        raise InputError(f"{file} is no JSON: {error}") from error
+        raise InputError(f"{file} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise InputError(f"{file} is no model configuration: a JSON object was expected")
+        raise InputError(f"{file} is not a model configuration: a JSON object was expected")
     if _too_deep(found, MAX_NESTING):
-        raise InputError(f"{file} is no model configuration: it is nested too deeply")
+        raise InputError(f"{file} is not a model configuration: it is nested too deeply")
     try:
         json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InputError(f"{file} is no JSON: it holds half of a surrogate pair") from error
+        raise InputError(f"{file} is not JSON: it holds half of a surrogate pair") from error
     return found
 
 
@@ -147,7 +147,7 @@ def _too_deep(value: Any, left: int) -> bool:
 
 
 def _decoded(value: dict[str, Any]) -> Any:
-    """Return an object's fields, or the number that it stands for: transformers 5 writes infinity as an object."""
+    """Return an object's fields, or the number that it encodes: transformers 5 writes infinity as an object."""
     return float(value["__float__"]) if value.get("__float__") in ("Infinity", "-Infinity", "NaN") else value
 
 

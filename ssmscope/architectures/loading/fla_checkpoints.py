@@ -117,14 +117,14 @@ MAMBA2_FIELDS: dict[str, Any] = dict(
 
 
 def is_fla(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Return True if a config.json is flash-linear-attention's; its Mamba-2 is told by the field `norm_eps`."""
+    """Return True if a config.json is flash-linear-attention's; its Mamba-2 is recognised by the field `norm_eps`."""
     kind = config.get("model_type")
     return kind in MODEL_TYPES or (kind == "mamba2" and "norm_eps" in config and "layer_norm_epsilon" not in config)
 
 
 def plan_fla(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
-    """Return the way to a language model of flash-linear-attention's. Raises InputError if a field has a wrong type, or
-    an option is one that our layers do not have (grouped heads, attention in an RWKV-7, a delta rule's gates, …)."""
+    """Plan a language model in flash-linear-attention's layout. Raises InputError if a field has a wrong type, or an
+    option is one that our layers do not have (grouped heads, attention in an RWKV-7, a delta rule's gates, …)."""
     kind = config["model_type"]
     if kind == "mamba2":
         return plan_mamba_ssm(_as_mamba_ssm(config, what), held, what)
@@ -160,7 +160,7 @@ def _as_mamba_ssm(config: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:
-    """Return the options of softmax attention that are read; the library keeps others and does not use them."""
+    """Return the options of softmax attention that the library uses; it stores others without using them."""
     if given is None:
         return []
     found = [given] if isinstance(given, Mapping) else given

@@ -1,4 +1,4 @@
-"""Models in memory, out of their wrappers, copied to another dtype or device, or users' own around a backbone."""
+"""Loading of models in memory: unwrapped, copied to another dtype or device, or a user's module around a backbone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
         raise InputError(f"{what}: give a part of it, or a module around one backbone")
     if own is None:
         within = f" within the {given} that was given" if name != given else ""
-        said = f"{name}{within} is no transformers model and contains none that can be read; give one, such as"
+        said = f"{name}{within} is not a transformers model and contains none that can be read; give one, such as"
         raise InputError(f"{said} MambaForCausalLM, mamba_ssm's MambaLMHeadModel, or a module around such a model")
     return own
 
@@ -87,7 +87,8 @@ def _inner(module: Any) -> nn.Module | None:
 
 
 def converted(module: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> Any:
-    """Return the module, or a copy in this dtype and device that allows gradients. Raises InputError without one."""
+    """Return the module, or a copy in this dtype and device that allows gradients. Raises InputError if copying
+    fails."""
     if all(
         (dtype is None or not t.is_floating_point() or t.dtype == dtype)
         and _same(t.device, device)
@@ -242,7 +243,7 @@ class OwnModel(nn.Module):
             raise InputError(f"{self._name} cannot be run on token ids: {why}; {advice}") from error
         if len(runs) != 1:
             many = f"{self._name} runs {self.path} {len(runs)} times for a text"
-            raise InputError(f"{many}; a model is read that runs its backbone once")
+            raise InputError(f"{many}; only a model that runs it once can be read")
         return found, ids
 
     @property
@@ -260,7 +261,7 @@ class OwnModel(nn.Module):
             ids = self._tried(TRIAL_LENGTHS[0])[1]
         found = [name for name, given in read if given.shape == ids.shape and bool((given == ids).all())]
         if not found:
-            raise InputError(f"no embedding of {self._name} reads the token ids; a model is read that embeds them")
+            raise InputError(f"no embedding of {self._name} reads the token ids, as a model that can be read does")
         return found[0]
 
     def _find_what_it_gives(self) -> LogitsKind:
@@ -345,7 +346,7 @@ def _logits_in(output: Any) -> Tensor | None:
 
 
 def _mapped(output: Any, shape: tuple[int, ...], change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a backbone's output with every tensor of a batch's `shape` (batch, length, …) changed."""
+    """Return a backbone's output with `change` applied to every tensor of a batch's `shape` (batch, length, …)."""
     if isinstance(output, Tensor):
         return change(output) if output.shape[:2] == shape else output
     if isinstance(output, ModelOutput):

@@ -1,4 +1,4 @@
-"""Table of the checkpoint layouts of other projects; what none of them recognises is in transformers' layout."""
+"""Table of the checkpoint layouts of other projects; directories that none recognises are in transformers'."""
 
 from __future__ import annotations
 
@@ -111,22 +111,22 @@ def plan_vim(tensors: Mapping[str, Tensor], what: str) -> stored.Plan:
     sizes = TENSOR_DIMENSIONS | {FIRST_MIXER + name: number for name, number in MIXER_TENSOR_DIMENSIONS.items()}
     for name, dimensions in sizes.items():
         if name not in tensors:
-            raise InputError(f"{what} is no Vim that can be read: it lacks {name}")
+            raise InputError(f"{what} is not a Vim that can be read: it lacks {name}")
         if tensors[name].ndim != dimensions or not tensors[name].numel():
-            raise InputError(f"{what} is no Vim that can be read: its {name} is {tuple(tensors[name].shape)}")
+            raise InputError(f"{what} is not a Vim that can be read: its {name} is {tuple(tensors[name].shape)}")
     shapes = {name: tuple(tensors[name].shape) for name in sizes}
     patch, positions, inner = shapes["patch_embed.proj.weight"], shapes["pos_embed"], shapes[FIRST_MIXER + "A_log"]
     grid = math.isqrt(positions[1] - 1)
     expected = (1, grid**2 + 1, patch[0]), (3, patch[2], patch[2]), patch[:1]
     if (positions, patch[1:], shapes["patch_embed.proj.bias"]) != expected or grid < 2:
-        said = f"{what} is no Vim that can be read: its patches are {patch} and its positions {positions};"
+        said = f"{what} is not a Vim that can be read: its patches are {patch} and its positions {positions};"
         raise InputError(f"{said} square patches of 3 colours, as many across as down, and a class token were expected")
     size = patch[2]
     steps = [(width - size) // (grid - 1) for width in IMAGE_WIDTHS if (width - size) % (grid - 1) == 0]
     step = max((step for step in steps if 1 <= step <= size), default=size)
     depth = 1 + max(int(found[1]) for name in tensors if (found := re.match(r"layers\.(\d{1,9})\.", name)))
     if depth > len(tensors):
-        raise InputError(f"{what} is no Vim that can be read: it has a layer {depth - 1} and {len(tensors)} tensors")
+        raise InputError(f"{what} is not a Vim that can be read: it has a layer {depth - 1} and {len(tensors)} tensors")
     backbone = VimConfig(
         hidden_size=patch[0],
         num_hidden_layers=depth,
@@ -175,7 +175,7 @@ def plan_selective(tensors: Mapping[str, Tensor], what: str) -> stored.Plan:
     expected = {"embedding.weight", *(f"ssm.{part}" for part in ("A", "W_B", "W_C", "q_delta", "p_delta"))}
     if head is None or set(weights) != expected:
         raise InputError(
-            f"{what} is no checkpoint that can be read: a single file must be a selective SSM's state dict with "
+            f"{what} is not a checkpoint that can be read: a single file must be a selective SSM's state dict with "
             f"embedding.weight, ssm.A, ssm.W_B, ssm.W_C, ssm.q_delta, ssm.p_delta and w or W; it holds "
             f"{', '.join(sorted(weights)[:4])}, …; other models are given as directories"
         )

@@ -228,7 +228,7 @@ def locate(name: str) -> Path:
             found = Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.bin"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         why = "the hub has no such model" if getattr(error, "response", None) is not None else "the hub is out of reach"
-        raise InputError(f"no model {_short(name)}: it is no directory here, and {why}{hint}") from error
+        raise InputError(f"no model {_short(name)}: it is not a directory here, and {why}{hint}") from error
     return found
 
 

@@ -44,7 +44,7 @@ def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
     InputError as `plan_mamba_ssm`, and for a model with hooks."""
     what, config = type(model).__name__, dict(vars(model.config))
     if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
-        raise InputError(f"{what} has hooks, of which nothing is known: remove them first")
+        raise InputError(f"{what} has hooks, whose effect is unknown: remove them first")
     weights = _by_our_names(dict(model.named_parameters()))
     held = Contents(headers_of(model.state_dict()), sum(t.nbytes for t in weights.values()))
     third = [sys.modules.get(type(part).__module__) for part in model.modules() if type(part).__name__ == "Mamba3"]
@@ -61,10 +61,10 @@ def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
 
 
 def plan_mamba_ssm(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
-    """Return the way to a language model of Mamba-1, 2 or 3: transformers', or ours for Mamba-3 and for Mamba-2 with
-    attention or MLPs. Raises InputError if a field has a wrong type, or the model has a part that neither
-    transformers' models nor ours have (attention that looks ahead, attention or MLPs with Mamba-1, Mamba-3 with several
-    inputs per head, LayerNorm, a norm before the gate, a skip per channel)."""
+    """Plan a language model of Mamba-1, 2 or 3: transformers', or ours for Mamba-3 and for Mamba-2 with attention or
+    MLPs. Raises InputError if a field has a wrong type, or the model has a part that neither transformers' models nor
+    ours have (attention that looks ahead, attention or MLPs with Mamba-1, Mamba-3 with several inputs per head,
+    LayerNorm, a norm before the gate, a skip per channel)."""
     cfg, attention = (config.get(name) or {} for name in ("ssm_cfg", "attn_cfg"))
     for name, given in (("ssm_cfg", cfg), ("attn_cfg", attention)):
         if not isinstance(given, dict):
@@ -92,7 +92,7 @@ def plan_mamba_ssm(config: Mapping[str, Any], held: Contents, what: str) -> Plan
         check_groups(cfg.get("ngroups", 1), what)
     embeddings = _by_our_names(held.tensors).get("backbone.embeddings.weight")
     if embeddings is None:
-        raise InputError(f"{what} has no backbone.embedding.weight: these are no weights of mamba_ssm")
+        raise InputError(f"{what} has no backbone.embedding.weight: these are not weights of mamba_ssm")
     vocabulary = embeddings.shape[0]  # The file pads it to a multiple of 8 or 16.
     tied = config.get("tie_embeddings", True)
     return Plan(lambda: _mamba_ssm_model(config, cfg, vocabulary), _by_our_names, tied)

@@ -1,4 +1,4 @@
-"""Models in transformers' layout and tokenizers, read by its own classes, and adapters on models, as peft writes them.
+"""Reading of models and tokenizers in transformers' layout by its own classes, and of peft's adapters.
 
 An adapter is put unmerged on the model that it was made for.
 """
@@ -55,8 +55,8 @@ def _rescales(config: Any, asked: bool | None = None) -> bool:
 def read_transformers(
     where: Path, name: str, fields: Mapping[str, Any], dtype: torch.dtype | None, device_map: Any, classes: int | None
 ) -> nn.Module:
-    """Return the model of a directory, with `fields` of its config.json, checked, and `classes` of the head that an
-    adapter gives it. Raises InputError if the files do not fit, or no state-space layer can be read."""
+    """Return the model of a directory, given the checked `fields` of its config.json and the number of `classes` of an
+    adapter's head. Raises InputError if the files do not fit, or no state-space layer can be read."""
     kind = fields["model_type"]
     stored.check_other_layouts(where, name)
     files = stored.weight_files(where)
@@ -133,7 +133,7 @@ def _class_for(architectures: Sequence[str], name: str) -> Any:
 
 
 def _widen(module: nn.Module, files: list[Path]) -> None:
-    """Read the weights again that transformers has rounded to the float32 in which a layer creates them, as A_log."""
+    """Reread the weights, such as A_log, that transformers rounded to the float32 in which layers create them."""
     rounded = {name: t for name, t in module.named_parameters() if t.dtype == torch.float32}
     module.double()
     exact = stored.read_all(files if rounded else ())
@@ -158,7 +158,7 @@ TOKENIZER_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja")
 
 
 def fetched(source: str | os.PathLike[str], files: Collection[str]) -> Path:
-    """Return the directory of that name, or one with the hub's files of these patterns."""
+    """Return the directory of this name, else the one into which the hub's files matching `files` are downloaded."""
     where = Path(source).expanduser()
     return where if where.is_dir() else Path(snapshot_download(str(source), allow_patterns=list(files)))
 

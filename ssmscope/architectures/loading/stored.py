@@ -80,12 +80,12 @@ def _says_what_is_wrong(path: Path) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        raise InputError(f"{path} is no complete safetensors file ({reason(error)})") from error
+        raise InputError(f"{path} is not a complete safetensors file ({reason(error)})") from error
     except pickle.UnpicklingError as error:
         raise InputError(f"{path} is not opened: a pickle may hold tensors only, and this one holds more") from error
     except (*DAMAGE_ERRORS, *UNPICKLABLE, zipfile.BadZipFile) as error:
         told = "" if isinstance(error, IndexError) else f" ({reason(error)})"  # It is about pickle.
-        raise InputError(f"{path} is no readable PyTorch checkpoint{told}; give a model, see ssmscope.load") from error
+        raise InputError(f"{path} is not a readable PyTorch checkpoint{told}; give a model (ssmscope.load)") from error
 
 
 def plain_name(name: str) -> str:
@@ -114,7 +114,7 @@ def _stored_headers(path: Path) -> dict[str, Stored]:
     if path.suffix != ".safetensors":
         return headers_of(_stored_tensors(path, "meta"))
     with _says_what_is_wrong(path), safe_open(path, "pt") as opened:
-        parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118, it is no mapping
+        parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118, it is not a mapping
         floating = {name: part.get_dtype().startswith(("F", "BF")) for name, part in parts.items()}
         return {name: Stored(tuple(part.get_shape()), floating[name]) for name, part in parts.items()}
 
@@ -134,7 +134,7 @@ def weight_files(directory: Path) -> list[Path]:
         if index.exists():
             shards = read_object(index).get("weight_map")
             if not isinstance(shards, dict) or not shards or not all(isinstance(v, str) for v in shards.values()):
-                raise InputError(f"{index} is no index of weights: it must say which file holds which tensor")
+                raise InputError(f"{index} is not an index of weights: it must say which file holds which tensor")
             # Links are allowed: all files in the hub's cache are links.
             if outside := [n for n in shards.values() if n in ("", ".", "..") or set(n) & {"/", "\\", ":", "\0"}]:
                 raise InputError(f"{index} names {outside[0]!r:.100}; allowed are names of files in its directory")
@@ -197,8 +197,8 @@ def contents(files: Collection[Path]) -> Contents:
 
 
 def outline(build: Callable[[], Any], held: Contents, what: str, by: str) -> Any:
-    """Return the model `what` that `build` makes of a configuration in `by`, on the meta device. Raises InputError if
-    it is larger than its files can fill, or cannot be built."""
+    """Build a model on the meta device; errors call it `what` and its configuration `by`. Raises InputError if it is
+    larger than its files can fill, or cannot be built."""
     try:
         with torch.device("meta"), _no_larger(held):
             return build()
@@ -212,8 +212,8 @@ EXTRA_PARTS = 100
 
 @contextmanager
 def _no_larger(held: Contents) -> Iterator[None]:
-    """Let this thread create no more modules, parameters and numbers than the files can fill, within the context. Tied
-    weights are stored once and made twice, and quantised ones hold two numbers in a byte."""
+    """Stop this thread, within the context, from creating more modules, parameters and numbers than the files can fill.
+    Tied weights are stored once and made twice, and quantised ones hold two numbers in a byte."""
     thread = threading.get_ident()
     count = len(held.tensors)
     most = {"tensors": 2 * count + EXTRA_PARTS, "numbers": 4 * held.size, "modules": 20 * count + EXTRA_PARTS}
@@ -258,7 +258,7 @@ def check_fit(module: nn.Module, held: Mapping[str, Stored], what: str) -> None:
 
 
 def check_kinds(module: nn.Module, held: Mapping[str, Stored], what: str) -> None:
-    """Raise InputError for integers in place of floating-point weights, as which they would be used unscaled."""
+    """Raise InputError for integers in place of floating-point weights, which would be used unscaled."""
     base = getattr(module, "base_model_prefix", "")
     for name, tensor in module.state_dict().items():
         found = held.get(name) or held.get(name.removeprefix(f"{base}."))
@@ -267,7 +267,7 @@ def check_kinds(module: nn.Module, held: Mapping[str, Stored], what: str) -> Non
 
 
 def check_tied(head: Tensor, embeddings: Tensor, what: str) -> None:
-    """Raise InputError if a stored head differs from the embeddings that it should share by the configuration."""
+    """Raise InputError if a stored head differs from the embeddings with which the configuration ties it."""
     if head.shape != embeddings.shape or not torch.equal(head, embeddings):
         raise InputError(
             f"the weights of {what} do not fit its configuration: they hold a head other than the embeddings, and "
@@ -287,7 +287,8 @@ def _says(names: Collection[str], config: Any) -> str:
 
 
 class Plan(NamedTuple):
-    """Way to a model: `build` makes it, `translate` names its tensors, and where `tied` its head is the embeddings."""
+    """Plan of a model: `build` makes it, `translate` renames its tensors, `tied` says that its head is the
+    embeddings."""
 
     build: Callable[[], Any]
     translate: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -295,8 +296,8 @@ class Plan(NamedTuple):
 
 
 def built(plan: Plan, tensors: Mapping[str, Tensor], held: Contents, what: str, by: str = "its config.json") -> Any:
-    """Return the model of a plan with a checkpoint's tensors, from files that hold `held`, in their dtype, the widest
-    of several, so that none is rounded. Raises InputError as `outline`, `check_fit` and `check_tied`."""
+    """Return a plan's model with a checkpoint's tensors, whose files hold `held`, in the widest of their dtypes, so
+    that none is rounded. Raises InputError as `outline`, `check_fit` and `check_tied`."""
     weights = plan.translate(tensors)
     check_fit(outline(plan.build, held, what, by), headers_of(weights), what)
     if plan.tied:

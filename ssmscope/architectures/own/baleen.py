@@ -91,7 +91,7 @@ def _table(tau: float) -> tuple[Tensor, Tensor]:
 
 
 def gate_logit(log_keep: Tensor) -> Tensor:
-    """logit(exp(a)) = a − log(1 − exp(a)) for a < 0, without cancellation at either end."""
+    """Return logit(exp(a)) = a − log(1 − exp(a)) for a < 0, without cancellation at either end."""
     a = log_keep.clamp(max=-torch.finfo(log_keep.dtype).tiny)
     return a - torch.log(-torch.expm1(a))
 
@@ -112,7 +112,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def sample_log_gates(log_keep: Tensor, tau: float, samples: str = "hard") -> Tensor:
-    """log A_t for A_t ~ Bernoulli(exp(`log_keep`)), any shape: 0 where kept, −30 where dropped (Baleen-B).
+    """Draw log A_t for A_t ~ Bernoulli(exp(`log_keep`)), any shape: 0 where kept, −30 where dropped (Baleen-B).
 
     The gate is the hard value of σ((logit + logistic noise) / τ), whose gradient it takes. With `soft` samples it is
     that number itself (GSAT, Miao et al. 2022), at least e⁻³⁰, whose mean is not the keep probability (.963 for .99 at
@@ -127,14 +127,14 @@ def sample_log_gates(log_keep: Tensor, tau: float, samples: str = "hard") -> Ten
 
 
 def bernoulli_kl(log_keep: Tensor, prior: float) -> Tensor:
-    """KL(Bernoulli(q) ‖ Bernoulli(prior)) per element, q = exp(`log_keep`) (Baleen, Eq. 7)."""
+    """Return KL(Bernoulli(q) ‖ Bernoulli(prior)) per element, q = exp(`log_keep`) (Baleen, Eq. 7)."""
     a = log_keep.clamp(max=-torch.finfo(log_keep.dtype).tiny)
     log_drop = torch.log(-torch.expm1(a))
     return a.exp() * (a - math.log(prior)) - torch.expm1(a) * (log_drop - math.log1p(-prior))
 
 
 def exponential_kl(delta: Tensor, prior: float | Tensor, form: str = "true") -> Tensor:
-    """Divergence of the time step from its prior, per element (Baleen, Eq. 9).
+    """Return the divergence of the time step from its prior, per element (Baleen, Eq. 9).
 
     `true`: KL(Exp(mean `delta`) ‖ Exp(mean `prior`)) = log(prior / Δ) + Δ / prior − 1. `printed`: Eq. 9 to the letter,
     which is the divergence of exponentials with *rates* Δ and `prior`.
@@ -162,8 +162,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
 
     In training `extras["kl"]` is the layer's divergence from the prior, its mean over states, heads and sequences and
     its mean or sum over positions (`kl_over`), and `mixer.kl` keeps it for the loss. Gates at the first position act on
-    an empty memory: Baleen-B leaves them out. Soft samples have another mean than hard ones, and so other expected
-    gates.
+    an empty memory: Baleen-B leaves them out. Soft samples differ from hard ones in mean, and so in expected gates.
     """
     gate = mixer.baleen  # The model's configuration.
     layer = base_of(mixer).compute_terms(mixer, u, mask, state)
@@ -236,7 +235,7 @@ def anneal_prior(model: nn.Module, prior: float) -> None:
 
 
 def initial_steps(mixer: Any) -> float:
-    """The geometric mean of softplus(bias of Δ) over a mixer's channels or heads: the prior mean λ of Baleen-E."""
+    """Return the geometric mean of softplus(bias of Δ) over a mixer's channels or heads: Baleen-E's prior mean λ."""
     return _initial_steps(mixer).log().mean().exp().item()
 
 
@@ -258,7 +257,7 @@ def fix_prior(model: PreTrainedModel) -> None:
 
 
 class BaleenFields:
-    """A Mamba or Mamba-2 with random gates.
+    """Configuration fields of a Mamba or Mamba-2 with random gates.
 
     Args (in addition to those of `MambaConfig` or `Mamba2Config`):
         gate: `bernoulli` (Baleen-B) or `exponential` (Baleen-E).
@@ -319,8 +318,7 @@ class RandomGates:
 
 
 class BaleenLanguageModel(RandomGates):
-    """Base of the language models: with labels, the loss in training is CE + β · KL (Baleen, Eq. 5). Random gates can
-    have no cache."""
+    """Base of the language models; with labels, the training loss is CE + β · KL (Baleen, Eq. 5)."""
 
     def forward(self, *args, labels=None, use_cache=False, **kwargs):
         result = super().forward(*args, labels=labels, use_cache=False, **kwargs)  # type: ignore[misc]
@@ -340,7 +338,7 @@ AUTO = (BaleenMambaModel, BaleenMambaForCausalLM, BaleenMamba2Model, BaleenMamba
 
 def information_loss(module: nn.Module) -> Tensor | None:
     """Return, and clear, the mean over layers of the last training pass's KL; None if no layer left one. A layer's KL
-    is a mean over states and heads, so β means the same at every size, and a mean or, with `kl_over` "sum", a sum over
+    is a mean over states and heads, so β means the same at every size, and a mean or (`kl_over` "sum") sum over
     positions."""
     found = [m.__dict__.pop("kl") for m in module.modules() if isinstance(m.__dict__.get("kl"), Tensor)]
     return torch.stack(found).mean() if found else None

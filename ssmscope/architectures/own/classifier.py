@@ -93,7 +93,7 @@ class SSMClassifierConfig(PretrainedConfig):
 
 
 class SSMForSequenceClassification(PreTrainedModel):
-    """Backbone, last real position, dropout, linear head.
+    """Classifier: backbone, last real position, dropout, linear head.
 
     With `config.channels` it reads pixels: each is mapped linearly to the backbone's width, and a learnt class token is
     appended, whose position the head reads (Baleen, section 4.3, after ViT).

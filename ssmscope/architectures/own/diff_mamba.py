@@ -39,7 +39,7 @@ SUB_NORM_EPSILON = 1e-5
 
 
 def lambda_init(layer: int) -> float:
-    """λ_i = 0.8 − 0.6 exp(−0.3 (i − 1)) with i = `layer` + 1, layers counted from 0 (Differential Mamba, A.1)."""
+    """Return λ_i = 0.8 − 0.6 exp(−0.3 (i − 1)) with i = `layer` + 1, from layer 0 (Differential Mamba, A.1)."""
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
 
@@ -98,7 +98,7 @@ class Subtraction(nn.Module):
 
 
 class DiffMambaMixer(Subtraction):
-    """(1 − λ_i) N(m₁(u) − λ m₂(u)) with two mixers of transformers, of Mamba-1 or Mamba-2, of expansion 1 (Eq. 21)."""
+    """Mixer (1 − λ_i) N(m₁(u) − λ m₂(u)) of two transformers mixers, of Mamba-1 or Mamba-2, of expansion 1 (Eq. 21)."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx, config.hidden_size)
@@ -114,7 +114,7 @@ class DiffMambaMixer(Subtraction):
 
 
 class DiffS6Mixer(parts.ReadMixer, Subtraction):
-    """A Mamba-2 block with two recurrences over the same x and gate z, subtracted before the gate (Eqs. 13 and 16).
+    """Mamba-2 block with two recurrences over the same x and gate z, subtracted before the gate (Eqs. 13 and 16).
 
     (1 − λ_i) · out_proj(RMSNorm(N(S6₁(x) − λ S6₂(x)) ⊙ SiLU(z))); B, C, Δ, A and D are the recurrences' own. The factor
     1 − λ_i stands at the end, where the gated norm cannot cancel it. (The authors' code gives each recurrence its own x
@@ -312,7 +312,7 @@ def _state_of_each(state: LayerState | None) -> Sequence[LayerState | None]:
 
 
 class DifferentialFields:
-    """A Differential Mamba on Mamba-2, the paper's, or on Mamba-1, with `scope="block"` only.
+    """Configuration fields of a Differential Mamba on Mamba-2, the paper's, or on Mamba-1, with `scope="block"` only.
 
     Args (in addition to those of `Mamba2Config` or `MambaConfig`, which describe the plain layers; the two mixers of a
     differential layer have expansion 1 and as many heads, which are narrower):

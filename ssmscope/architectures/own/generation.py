@@ -117,7 +117,7 @@ class BlocksInTurn:
         self.post_init()  # type: ignore[attr-defined]
 
     def blocks(self, config: Any) -> list[nn.Module]:
-        """Return a new model's blocks, the first first."""
+        """Return a new model's blocks in order."""
         return [self.block_class(config, number) for number in range(config.num_hidden_layers)]
 
     def norm(self, config: Any) -> nn.Module:

@@ -83,15 +83,12 @@ def turns(mask: Tensor | None, batch: int, length: int, groups: int) -> Int[Tens
 
 
 def grouped(recurrence: Recurrence, turn: Int[Tensor, "batch length"], groups: int) -> tuple[Recurrence, ...]:
-    """Return one recurrence per group on the whole time axis: `recurrence`, given by Δ and A, where `turn` is the
-    group's number, and holding its state elsewhere. The first one has the skip D, so that the outputs sum to the
-    layer's."""
+    """Return one recurrence per group over all positions: it steps by the Δ and A of `recurrence` where `turn` is the
+    group's number, and holds its state elsewhere. The first one has the skip D: the outputs sum to the layer's."""
     delta = recurrence.delta
     assert delta is not None
     own = (delta * (turn == group).to(delta).unsqueeze(-1) for group in range(groups))
-    return tuple(
-        replace(recurrence, delta=step, D=recurrence.D if group == 0 else None) for group, step in enumerate(own)
-    )
+    return tuple(replace(recurrence, delta=step, D=None if group else recurrence.D) for group, step in enumerate(own))
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
@@ -148,7 +145,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
 
 
 def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:
-    """Return the state from which a run continues, every row's by its own number of real positions."""
+    """Return the state from which a run continues, given each row's number of real positions."""
     base = replace(layer, reach=mixer.conv_kernel_size).state_after(scans)
     states = torch.stack(base.ssm, dim=1)
     batch, groups = states.shape[:2]
@@ -164,7 +161,7 @@ def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> Group
 
 
 class GroupingFields:
-    """A Mamba or Mamba-2 with grouped states after a filter.
+    """Configuration fields of a Mamba or Mamba-2 with grouped states after a filter.
 
     Args (in addition to those of `MambaConfig` or `Mamba2Config`):
         state_groups: Q, the number of states that take turns. (`n_groups` are Mamba-2's groups of heads that share B
@@ -177,7 +174,7 @@ class GroupingFields:
         super().__init__(**kwargs)
         for name, value in (("state_groups", state_groups), ("fir_taps", fir_taps)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} {value!r} is no number of {name.split('_')[1]}: give an integer, 1 or more")
+                raise InputError(f"{name} {value!r} is not a number of {name.split('_')[1]}: give one from 1 on")
         self.state_groups, self.fir_taps, self.prompt = state_groups, fir_taps, prompt
         self.use_cache = False
 

@@ -108,8 +108,8 @@ def attend(mixer: Any, layer: GroupTrace) -> Attended:
 
 
 class StateAttention(nn.Module):
-    """Matrices W_Q, W_K, W_V (state, state) of a module. One that `averages` the states, as the first module does its
-    own alone, has only W_V."""
+    """Matrices W_Q, W_K, W_V (state, state) of a module. One that `averages` the states, as the first module does,
+    which has only its own, has W_V alone."""
 
     def __init__(self, state: int, averages: bool) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 
 
 def without(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
-    """Return the scan without the `part` of every recurrence, weighted by the attention to it."""
+    """Return the scan without the `part` of every recurrence, each weighted by the attention to it."""
     if not isinstance(layer, GroupTrace) or not layer.borrowed:
         return (scans[0]._replace(y=scans[0].y - part(0, layer.recurrence)),)
     each = [part(j, recurrence) for j, recurrence in enumerate((layer.recurrence, *layer.borrowed))]
@@ -234,10 +234,8 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     if recurrence.D is not None:
         D = recurrence.D if recurrence.D.ndim == 2 else recurrence.D.unsqueeze(-1)
         y = y + D * recurrence.x
-    output_map = base.output_map(mixer, layer, y)
-    output_map = replace(
-        output_map, gate_map=_sliced(output_map.gate_map, len(layer.borrowed) * mixer.hidden_size, None)
-    )
+    output_map, start = base.output_map(mixer, layer, y), len(layer.borrowed) * mixer.hidden_size
+    output_map = replace(output_map, gate_map=_sliced(output_map.gate_map, start, None))
     flat = rearrange(weights, "b t h p j -> j b t (h p)")
     modules = (mixer, *mixer.before[len(mixer.before) - len(layer.borrowed) :])
     traces = (layer, *layer.before)
@@ -257,7 +255,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
         )
         for j, (one, module, trace, start) in enumerate(zip(recurrences, modules, traces, starts))
     ]
-    if recurrence.D is not None:  # The skip is no state, and not attended to.
+    if recurrence.D is not None:  # The skip is not a state, and not attended to.
         paths.append(Path(skip_alone(recurrence, recurrence.D), paths[0].input_map, output_map, name="own"))
     return LinearizedLayer(u, tuple(paths), rest=constant(mixer, "out_proj", u))
 
@@ -340,7 +338,7 @@ class GroupMamba2Block(_GroupBlock, Mamba2Block):
 
 
 class GroupFields:
-    """A Mamba or Mamba-2 whose modules attend to each other's states.
+    """Configuration fields of a Mamba or Mamba-2 whose modules attend to each other's states.
 
     Args (in addition to those of `MambaConfig` or `Mamba2Config`):
         k: number of modules to whose states a module attends, its own included; the paper's default is 2. With 1 it is
@@ -354,7 +352,7 @@ class GroupFields:
         super().__init__(**kwargs)
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.num_hidden_layers:
             raise InputError(
-                f"k {k!r} is no number of modules: give an integer from 1 (the base model) to the number of layers, "
+                f"k {k!r} is not a number of modules: give an integer from 1 (the base model) to the number of layers, "
                 f"here {self.num_hidden_layers} (one group)"
             )
         self.k, self.cross_attention = k, cross_attention
@@ -378,7 +376,7 @@ class Group:
                 block.__class__, mixer.__class__ = GroupMamba2Block, GroupMamba2Mixer
             else:
                 block.__class__, mixer.__class__ = GroupMambaBlock, GroupMambaMixer
-            mixer.before = tuple(found[max(0, len(found) - config.k + 1) :])  # In a tuple they are no parts of it.
+            mixer.before = tuple(found[max(0, len(found) - config.k + 1) :])  # In a tuple they are not parts of it.
             averages = not (found and config.cross_attention)
             mixer.attention = StateAttention(config.state_size, averages) if config.k > 1 else None
             found.append(mixer)
@@ -391,7 +389,7 @@ class Group:
 
 
 class GroupBackbone(Group):
-    """Base of the backbones, which have no cache."""
+    """Base of the backbones, which take no cache."""
 
     def forward(self, *args, cache_params=None, cache=None, use_cache=None, **kwargs):
         """Run the base model without a cache; raise InputError if one is given."""

@@ -44,6 +44,12 @@ class SelectiveSSM(ReadMixer, nn.Module):
         """Largest diagonal entry s_A of the continuous state matrix; below 0 every state decays."""
         return self.A.max().item()
 
+    def norms(self) -> dict[str, float]:
+        """Return |p|, the Euclidean norm of q, the spectral norms of W_B and W_C, and max |A| (Table 3)."""
+        found = {"p": self.p_delta.abs().max(), "q": self.q_delta.norm(), "A": self.A.abs().max()}
+        found |= {"W_B": torch.linalg.matrix_norm(self.W_B, 2), "W_C": torch.linalg.matrix_norm(self.W_C, 2)}
+        return {f"norm_{name}": value.item() for name, value in found.items()}
+
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Honarpisheh et al., Eq. 3)."""
@@ -109,12 +115,12 @@ class _SelectiveSSMPreTrainedModel(PreTrainedModel):
     _is_stateful = True
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a head; every other part does so itself when it is made."""
+        """Initialise a head; all other parts initialise themselves when they are made."""
         if isinstance(module, nn.Linear):
             module.reset_parameters()
 
     def make_head(self, rows: int) -> nn.Linear:
-        """Return a head that `_init_weights` alone draws, also if a directory of weights has another head."""
+        """Return a head that `_init_weights` alone initialises, even if a directory's weights have another head."""
         like = next(self.parameters()).device
         return skip_init(nn.Linear, self.config.hidden_size, rows, bias=False, device=like)
 
@@ -151,7 +157,7 @@ class SelectiveSSMModel(_EmbeddingAndSSM):
         return_dict: bool | None = None,
     ) -> BaseModelOutput | tuple[Tensor, ...]:
         """Return y (batch, length, channels) from `input_ids` (batch, length) or `inputs_embeds` (batch, length,
-        channels), and it alone as `hidden_states`. There is no cache; `use_cache` is passed by transformers."""
+        channels), with y alone as `hidden_states`. There is no cache; `use_cache` is passed by transformers."""
         y = self.outputs(input_ids, attention_mask, inputs_embeds)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states

@@ -1,1 +1,1 @@
-"""Layers of other libraries, one file a family."""
+"""Layers of other libraries, one file per family."""

@@ -103,7 +103,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
 
 
 class DeltaNetConfig(LinearAttentionConfig):
-    """A Gated DeltaNet, or a DeltaNet.
+    """Configuration of a Gated DeltaNet or DeltaNet.
 
     Args (in addition to those of `LinearAttentionConfig`):
         key_size, value_size: of all heads together; by default three quarters of the width, and twice that, which make

@@ -59,7 +59,7 @@ class GatedMixer(parts.ReadMixer, nn.Module, ABC):
     """Name of the third projection of the input, next to f and the values."""
     number = 0
     bounds: tuple[LowerBounds, ...] = ()
-    """Lower bounds of the model, if it has them; in a tuple they are no part of the layer."""
+    """Lower bounds of the model, if it has them; in a tuple they are not part of the layer."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class GatedMixer(parts.ReadMixer, nn.Module, ABC):
     def reads(
         self, u: Tensor, written: Tensor, log_f: Tensor, state: LayerState | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return what reads the state, shaped as log f, and `extras`."""
+        """Return the queries that read the state, shaped as log f, and `extras`."""
 
     def activated(self, o: Tensor) -> Tensor:
         """Return the norm's input for the recurrence's output."""
@@ -169,7 +169,7 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map of its values with f, what reads, SiLU, the gate and the norm frozen."""
+    """Return the layer as a linear map of its values with f, the queries, SiLU, the gate and the norm frozen."""
     value, (scanned,) = parts.projection(mixer, "i_proj"), layer.scan()
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
     factor = parts.rms_factor(mixer.activated(y), mixer.norm.eps) * parts.at_least_float32(mixer.norm.weight)
@@ -218,7 +218,7 @@ class GatedConfig(LinearAttentionConfig):
 
 
 class HGRNConfig(GatedConfig):
-    """An HGRN, see `GatedConfig`: each channel is a head."""
+    """Configuration of an HGRN, see `GatedConfig`: each channel is a head."""
 
     model_type = "ssm-hgrn"
     mixer = HGRNMixer
@@ -228,7 +228,7 @@ class HGRNConfig(GatedConfig):
 
 
 class HGRN2Config(GatedConfig):
-    """An HGRN2, see `GatedConfig`."""
+    """Configuration of an HGRN2, see `GatedConfig`."""
 
     model_type = "ssm-hgrn2"
     mixer = HGRN2Mixer
@@ -238,7 +238,7 @@ class HGRN2Config(GatedConfig):
 
 
 class GSAConfig(GatedConfig):
-    """A GSA, see `GatedConfig`.
+    """Configuration of a GSA, see `GatedConfig`.
 
     Args (in addition to those of `GatedConfig`):
         num_slots: slots per head.

@@ -47,12 +47,10 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with B and C frozen; C opens, B is frozen for relevance too."""
+    """Return the layer as a linear map with B and C frozen. For relevance C is an output gate, and B stays frozen."""
     assert layer.conv_input is not None
     B, width = parts.at_least_float32(layer.extras["B"]), layer.gate.shape[-1]
-    enter_gate, enter = (
-        parts.projection(mixer, "in_proj", slice(start * width, (start + 1) * width)) for start in (1, 2)
-    )
+    enter_gate, enter = (parts.projection(mixer, "in_proj", slice(n * width, (n + 1) * width)) for n in (1, 2))
     kernel = _convolution(mixer, layer.conv_input)
     input_map = parts.convolved_input_map(mixer, layer, None, lambda u, biased: enter(u, biased) * B, kernel=kernel)
     return parts.one_path(mixer, layer, input_map, parts.at_least_float32(layer.gate), gate_map=enter_gate)

@@ -48,8 +48,7 @@ ATTENTION_DEFAULTS: dict[str, Any] = dict(num_kv_heads=None, qkv_bias=False, win
 
 
 class LinearAttentionConfig(PretrainedConfig):
-    """Base of the configurations. A subclass names its `mixer`, and says whether its feed-forward blocks are SwiGLU or
-    GELU.
+    """Base of the configurations. A subclass names its `mixer`, and whether its feed-forward blocks are SwiGLU or GELU.
 
     Args:
         vocab_size, hidden_size, num_hidden_layers, num_heads: tokens, width, layers, heads of a layer.
@@ -63,7 +62,7 @@ class LinearAttentionConfig(PretrainedConfig):
         sizes: the subclass's further sizes by their names.
 
     Raises:
-        InputError: if a size is no positive integer, or the heads cannot share it.
+        InputError: if a size is not a positive integer, or the heads cannot share it.
     """
 
     mixer: ClassVar[type[nn.Module]]
@@ -105,8 +104,8 @@ class LinearAttentionConfig(PretrainedConfig):
             self.attention, self.num_attention_heads = given, given[0]["num_heads"]
 
     def _set_unless_default(self, **fields: Any) -> None:
-        """Set fields that differ from the class's defaults; a configuration's fingerprint is made from its own fields
-        alone."""
+        """Set fields that differ from the class's defaults; the fingerprint is made from a configuration's own
+        fields."""
         for name, value in fields.items():
             if value != getattr(type(self), name):
                 setattr(self, name, value)
@@ -152,7 +151,7 @@ class LinearAttentionConfig(PretrainedConfig):
 
 
 class GLAConfig(LinearAttentionConfig):
-    """A GLA Transformer.
+    """Configuration of a GLA Transformer.
 
     Args (in addition to those of `LinearAttentionConfig`):
         key_size, value_size: of all heads together; by default half the width and the width (GLA, section 4.4).
@@ -182,7 +181,7 @@ class GLAConfig(LinearAttentionConfig):
 
 
 class RetNetConfig(LinearAttentionConfig):
-    """A RetNet.
+    """Configuration of a RetNet.
 
     Args (in addition to those of `LinearAttentionConfig`):
         key_size, value_size: of all heads together; by default the width and twice the width (RetNet, section 3.1).

@@ -66,7 +66,7 @@ def _channel_terms(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _head_terms(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same, B and C (batch, length, heads, state), for a mixer with weights per head."""
+    """Return the terms as `_channel_terms`, B and C (batch, length, heads, state), for weights per head."""
     by_head = rearrange(x, "b t (h p) -> b t h p", h=mixer.n_mamba_heads)
     made = einsum(by_head, mixer.x_proj_weight, "b t h p, h n p -> b t h n")
     step, B, C = made.split(_sizes(mixer), dim=-1)

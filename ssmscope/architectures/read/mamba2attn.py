@@ -26,7 +26,7 @@ from ssmscope.errors import InputError
 
 
 class Mamba2AttnConfig(Mamba2Config):
-    """Mamba-2 with attention and feed-forward parts.
+    """Configuration of Mamba-2 with attention and feed-forward parts.
 
     Args (in addition to those of `Mamba2Config`):
         attn_layer_idx: indices of the layers with attention, from 0.
@@ -160,7 +160,7 @@ class Mamba2AttnModel(BlocksInTurn, _Mamba2AttnPreTrainedModel):
 
 
 class Mamba2AttnForCausalLM(HeadOnBackbone, _Mamba2AttnPreTrainedModel, GenerationMixin):
-    """The backbone and a head on the vocabulary."""
+    """Language model of the backbone and a head on the vocabulary."""
 
     _tied_weights_keys = MAMBA2_TIED
     backbone_class = Mamba2AttnModel

@@ -178,7 +178,7 @@ def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> Mamba
 
 
 class Mamba3Config(Mamba2AttnConfig):
-    """Mamba-3, with attention and feed-forward parts where `Mamba2AttnConfig` says so.
+    """Configuration of Mamba-3, with attention and feed-forward parts where `Mamba2AttnConfig` says so.
 
     Args (in addition to those of `Mamba2AttnConfig`; there is no convolution, and expand · hidden_size / head_dim
     heads):
@@ -236,7 +236,7 @@ class Mamba3Model(_Initialised, Mamba2AttnModel):
 
 
 class Mamba3ForCausalLM(_Initialised, Mamba2AttnForCausalLM):
-    """The backbone and a head on the vocabulary."""
+    """Language model of the backbone and a head on the vocabulary."""
 
     config_class = Mamba3Config
     backbone_class = Mamba3Model

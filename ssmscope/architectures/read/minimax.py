@@ -38,7 +38,7 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 
 
 def returned(output: Tensor) -> tuple[Tensor, None]:
-    """Return the output in the form of the mixer's own forward pass, with a state, which is not read."""
+    """Return the output as the mixer's own forward pass does: with a state, which nothing reads."""
     return output, None
 
 

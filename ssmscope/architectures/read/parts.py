@@ -108,7 +108,7 @@ def convolution(
     mixer: Any, x: Float[Tensor, "batch length channels"], name: str = "conv1d", taps: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`. Raise
-    InputError if it is no depthwise convolution, or the library's mixer ignores its adapter."""
+    InputError if it is not a depthwise convolution, or the library's mixer ignores its adapter."""
     _check_weight_is_all(mixer, name)
     taps = taps or (mixer.taps if hasattr(mixer, "taps") else mixer.conv_kernel_size)
     return depthwise(getattr(mixer, name), x.shape[-1], taps, _named(mixer, name))
@@ -141,9 +141,10 @@ def gate_activation(mixer: Any) -> Activation:
 
 
 def _by_weight(mixer: Any) -> bool:
-    """Return True if a mixer uses the weights and names of parts that others call."""
-    theirs = any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
-    return BY_WEIGHT and theirs and not isinstance(mixer, ReadMixer)
+    """Return True if a mixer multiplies by the weights of its parts instead of calling the parts."""
+    if not BY_WEIGHT or isinstance(mixer, ReadMixer):
+        return False
+    return any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
 
 
 def _check_weight_is_all(mixer: Any, name: str) -> None:
@@ -161,7 +162,7 @@ def _named(mixer: Any, name: str) -> str:
 
 
 def norm_weight(mixer: Any, name: str, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Tensor:
-    """Return the weight of a mixer's norm, in at least float32. Raise InputError if it is no norm of this `kind`."""
+    """Return the weight of a mixer's norm, in at least float32. Raise InputError if it is not a norm of this `kind`."""
     weight = norm_terms(getattr(mixer, name), kind, _named(mixer, name)).weight
     assert weight is not None
     return at_least_float32(weight)
@@ -221,8 +222,8 @@ def one_path(
     added: Tensor | None = None,
     **frozen: Any,
 ) -> LinearizedLayer:
-    """Return a layer of one recurrence as a linear map: the mixer's projection `out` of its output times `gate` and of
-    what is `added` to that; `frozen` are further fields of `OutputMap`."""
+    """Return a layer of one recurrence as a linear map: the projection `out` of `gate` times the recurrence's output,
+    plus that of `added`; `frozen` are further fields of `OutputMap`."""
     u, project = at_least_float32(layer.u), projection(mixer, out)
     output_map = OutputMap(lambda v: project(v, False), gate=gate, **frozen)
     rest = constant(mixer, out, u) if added is None else project(added, True)

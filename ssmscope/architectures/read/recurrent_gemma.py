@@ -1,4 +1,4 @@
-"""RecurrentGemma (Google 2024; Griffin, De et al. 2024): two blocks of RG-LRU, one of local softmax attention, and on.
+"""RecurrentGemma (Google 2024; Griffin, De et al. 2024): two blocks of RG-LRU, one of local attention, repeated.
 
 A channel of RG-LRU has a state of one number, h_t = a_t h_{t−1} + √(1 − a_t²) i_t x_t, a_t = e^{−8 r_t softplus(Λ)},
 with gates r and i of its own head's channels, and x after a convolution without an activation (Griffin, Eqs. 1 to 4).

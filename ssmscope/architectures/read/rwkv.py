@@ -121,8 +121,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
 
 
 def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the block's output (batch, length, width) from its terms: x + W_o (σ(z) ⊙ wkv), then the channel
-    mixing."""
+    """Return the output (batch, length, width) from the terms: x + W_o (σ(z) ⊙ wkv), then the channel mixing."""
     x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
     return x + _channel_mixing(mixer, layer, x)
 
@@ -326,7 +325,7 @@ def reading(module: nn.Module) -> Iterator[None]:
 
     Raises:
         InputError: if a float16 model relies on rescaling, one with adapters would be rescaled, or the model's first
-            forward pass, in another thread, rescaled the weights meanwhile."""
+            forward pass, in another thread, rescaled the weights in between."""
     found = _remember(module)
     for part in found:
         every = part.config.rescale_every

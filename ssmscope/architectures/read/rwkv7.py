@@ -48,7 +48,7 @@ MIN_LOG_DECAY = -math.exp(-0.5)
 
 
 class RWKV7Config(LinearAttentionConfig):
-    """An RWKV-7.
+    """Configuration of an RWKV-7.
 
     Args (in addition to those of `LinearAttentionConfig`, without `attention`):
         decay_rank, rate_rank, value_rank, gate_rank: the inner widths of the low-rank maps of w, a, ν and the gate.
@@ -85,7 +85,7 @@ class RWKV7Config(LinearAttentionConfig):
         ranks = {"decay_rank": decay_rank, "rate_rank": rate_rank, "value_rank": value_rank, "gate_rank": gate_rank}
         super().__init__(sizes=ranks, **kwargs)
         if self.attention:
-            raise InputError("attention: an RWKV-7's blocks have none in addition to their time mixing")
+            raise InputError("attention: an RWKV-7's blocks have none besides their time mixing; leave it out")
         if not self.intermediate_size:
             raise InputError("intermediate_size 0: an RWKV-7 has a channel mixing in every layer; give 1 or more")
 
@@ -143,7 +143,7 @@ class RWKV7Mixer(parts.ReadMixer, nn.Module):
         def norm() -> nn.LayerNorm:
             return nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon, bias=config.norm_bias)
 
-        self.before = before  # In a tuple it is no part of this one.
+        self.before = before  # In a tuple it is not part of this one.
         self.pre_norm = None if before or not config.norm_first else norm()
         self.attn_norm, self.attn = norm(), TimeMixing(config, not before)
         self.ffn_norm, self.ffn = norm(), ChannelMixing(config)
@@ -235,8 +235,8 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
 
 
 def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the block's output (batch, length, width) from its terms: x + W_o (gate ⊙ (norm(o) + bonus v)), then the
-    channel mixing."""
+    """Return the output (batch, length, width) from the terms: x + W_o (gate ⊙ (norm(o) + bonus v)), then the channel
+    mixing."""
     x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
     shown = parts.mask_padding(mixer.ffn_norm(x), layer.mask)
     before = token_before(shown, layer.extras.get("channel_tail"), layer.taps)
@@ -254,8 +254,7 @@ def _after_time_mixing(mixer: RWKV7Mixer, layer: LayerTrace, scans: tuple[Scan, 
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the time mixing as a linear map with all of the transition, r, k̃, ν, the gate and the norms' scales
-    frozen: the memory, and the bonus of the token's own value. The residual stream and the channel mixing are in the
-    rest."""
+    frozen: the memory, and the bonus of the token's own value. Residual stream and channel mixing are in the rest."""
     u, recurrence, norm = parts.at_least_float32(layer.u), layer.recurrence, mixer.attn.g_norm
     (scanned,), gate = layer.scan(), parts.at_least_float32(layer.extras["gate"])
     factor = parts.rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), norm.eps)

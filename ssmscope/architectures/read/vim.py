@@ -137,7 +137,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
 
 
 class VimConfig(PretrainedConfig):
-    """A Vim's backbone.
+    """Configuration of a Vim's backbone.
 
     Args:
         vocab_size, hidden_size, num_hidden_layers: tokens (of a classifier of images, the class token), width, layers.
@@ -147,7 +147,7 @@ class VimConfig(PretrainedConfig):
         layer_norm_epsilon, initializer_range: of the norms; the initial standard deviation of embeddings.
 
     Raises:
-        InputError: if a size is no positive integer.
+        InputError: if a size is not a positive integer.
     """
 
     model_type = "ssm-vim"

@@ -72,11 +72,11 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     cap, heads = mixer.config.gate_soft_cap, mixer.config.num_heads
     if cap is None or not 0 < cap <= MAX_GATE_CAP:
         raise InputError(
-            f"gate_soft_cap is {cap}: an xLSTM can be read whose gates are capped, at {MAX_GATE_CAP:g} at most"
+            f"gate_soft_cap is {cap}: only an xLSTM whose gates are capped at {MAX_GATE_CAP:g} or less can be read"
         )
     if mixer.config.weight_mode != "single":
         raise InputError(
-            f"weight_mode is {mixer.config.weight_mode!r}: an xLSTM can be read with 'single' weights alone"
+            f"weight_mode is {mixer.config.weight_mode!r}: only an xLSTM with 'single' weights can be read"
         )
     mask = parts.as_mask(mask)
     i, f = (cap * torch.tanh(project(u) / cap) for project in (mixer.igate_preact, mixer.fgate_preact))
@@ -101,7 +101,7 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 
 
 def returned(output: Tensor) -> tuple[Tensor, None]:
-    """Return the output in the form of the mixer's own forward pass, whose state is read with a cache alone."""
+    """Return the output as the mixer's own forward pass does, whose state is read only where there is a cache."""
     return output, None
 
 
@@ -132,9 +132,8 @@ def reading(module: nn.Module) -> Iterator[None]:
     """Run texts longer than `max_inference_chunksize`, which transformers cuts, without gradients and with a cache, in
     one piece, in this thread and within the context. Within it, raise InputError if gradients of such a text are asked
     for, which its head cuts off too."""
-    with override_forward(
-        [(part, partial(_backbone, part)) for part in module.modules() if isinstance(part, xLSTMModel)]
-    ):
+    found = [part for part in module.modules() if isinstance(part, xLSTMModel)]
+    with override_forward([(part, partial(_backbone, part)) for part in found]):
         yield
 
 

@@ -21,7 +21,7 @@ DISTANCE = "relative distance of the vectors at the tokens of both texts"
 
 
 def draw(result: AttackEffect, frame: plot.Frame, *, distances: bool = False) -> Figure:
-    """Draw both texts, and below them the distances; or these alone."""
+    """Draw both texts with the distances below them, or the distances alone."""
     if distances:
         sheet = plot.Sheet(frame, DISTANCE, width=9.4)
         _curves(sheet.panels(2.2)[0], result)

@@ -32,9 +32,8 @@ def effect_of(
     """Compute the effect of the change from a batch's first row to its second, with options as in `attack_effect`."""
     trace = model.trace(batch)
     # Retention is defined as 0 for models without a recurrent state, and they have no final states.
-    heatmap = selection_heatmap(
-        model, replace(trace, has_recurrent_state=True), score="retention", layers=layers, top=top
-    )
+    of_all = replace(trace, has_recurrent_state=True)
+    heatmap = selection_heatmap(model, of_all, score="retention", layers=layers, top=top)
     assert isinstance(heatmap, SelectionHeatmap)
     chosen = heatmap.layers
     pairs = aligned(*(batch.input_ids[row, :length].tolist() for row, length in enumerate(batch.lengths)))
@@ -64,7 +63,7 @@ def effect_of(
 
 
 def aligned(before: Sequence[int], after: Sequence[int]) -> np.ndarray:
-    """Return the positions of the tokens that both have, (tokens, 2) int64, increasing in both columns."""
+    """Return the positions of the tokens that both texts have, (tokens, 2) int64, increasing in both columns."""
     blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
     pairs = [(block.a + at, block.b + at) for block in blocks for at in range(block.size)]
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)

@@ -45,12 +45,12 @@ class Side:
 
     @property
     def mean_attention(self) -> np.ndarray:
-        """(tokens,): `attention`, the average over the layers."""
+        """Mean of `attention` over the layers, (tokens,)."""
         return self.attention.mean(0)
 
     @property
     def on_changed(self) -> np.ndarray:
-        """(layers,): the share of the last position's attention on the changed tokens."""
+        """Share of the last position's attention on the changed tokens, (layers,)."""
         return self.attention[:, self.changed].sum(1)
 
     def top(self, k: int) -> list[int]:
@@ -228,15 +228,19 @@ class AttackEffect(Result, kind="effect"):
 
 
 def _text(name: str, side: Side, result: AttackEffect) -> TokenText:
-    rows = list(_rows("", side.text.mean, side.mean_attention, side, result))
-    if result.by_layer:
-        for layer, retention, attention in zip(result.layers, side.text.scores, side.attention):
-            rows += _rows(f"layer {layer} ", retention, attention, side, result)
+    names = ("", *(f"layer {layer} " for layer in result.layers))
+    rows = [row for each in zip(names, *_shown(side, result)) for row in _rows(*each, side, result)]
     about = f"{name} the change"
     if side.changed.any():
         about += f"; {100 * side.on_changed.mean():.1f} % of the attention on changed tokens"
     text = side.text
     return TokenText(text.tokens, text.words, rows, text.answer, text.probability, about=about)
+
+
+def _shown(side: Side, result: AttackEffect) -> tuple[np.ndarray, np.ndarray]:
+    """Return retention and attention (rows, tokens) that are shown: the mean and, if asked for, layers."""
+    text, layers = side.text, slice(None if result.by_layer else 0)
+    return np.vstack([text.mean, *text.scores[layers]]), np.vstack([side.mean_attention, *side.attention[layers]])
 
 
 def _rows(
@@ -248,14 +252,15 @@ def _rows(
     flat, ends = retention_scale(result)
     remark = FLAT_REMARK if flat else ""
     yield TokenRow(f"{name}retention", retention, ends, outside=special, against=changed, remark=remark, own=own)
-    highest = max(float(each.mean_attention.max()) for _, each in result.sides) or 1.0
+    highest = max(float(_shown(each, result)[1].max()) for _, each in result.sides) or 1.0
     top = [at for at in np.argsort(-attention, kind="stable")[: result.size].tolist() if attention[at] > 0]
-    yield TokenRow(f"{name}attention", attention, (0.0, highest), marked=top, against=sorted({*changed} - {*top}))
+    own, against = (float(attention.min()), float(attention.max())), sorted({*changed} - {*top})
+    yield TokenRow(f"{name}attention", attention, (0.0, highest), marked=top, against=against, own=own)
 
 
 def retention_scale(result: AttackEffect) -> tuple[bool, tuple[float, float]]:
     """Return whether the retention of both texts is flat, and the ends of its colours, equal where it is."""
-    ordinary = np.concatenate([side.text.mean[~side.text.special] for _, side in result.sides])
+    ordinary = np.concatenate([_shown(side, result)[0][:, ~side.text.special].ravel() for _, side in result.sides])
     if not ordinary.size:
         return False, (0.0, 0.0)
     if not is_selective(1 - ordinary):

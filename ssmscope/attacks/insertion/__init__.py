@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import REPEATED, Cache, LabelWords, Limit, Metavar, Scoring, Seed, Template
-from ssmscope.attacks.recipes import check_asked
+from ssmscope.attacks.names import check_asked
 from ssmscope.core.batching import refuse_above
 from ssmscope.errors import InputError
 

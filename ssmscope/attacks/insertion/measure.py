@@ -18,7 +18,7 @@ from ssmscope.render.tokens import shorten, visible
 
 
 def inserted(text: str, phrase: str, words: int) -> str:
-    """Insert the phrase after so many words of the text, with single spaces around it."""
+    """Insert the phrase after the first `words` words of the text, with single spaces around it."""
     found = list(re.finditer(r"\S+", text))
     if not words:
         start = found[0].start() if found else 0
@@ -48,8 +48,7 @@ def measure(
     odds: Float[np.ndarray, "spots+1 examples"] | None,
     seed: int,
 ) -> InsertionCurve:
-    """Compute all estimates of a phrase from class ids and log-odds (None for generated answers), the clean texts
-    first."""
+    """Compute a phrase's estimates from class ids and log-odds (None for generated answers), the clean texts first."""
     hits = answers == labels
     clean, right = hits[0], hits[1:]
     columns = [clean[None], right.all(0, keepdims=True), right, (answers[1:] != answers[0]) & clean]

@@ -61,7 +61,7 @@ class InsertionCurve:
 
     @property
     def hardest(self) -> Place:
-        """Place of the lowest accuracy, the first of several."""
+        """Place of the lowest accuracy, the first where several are equal."""
         return self.places[self.hardest_places[0]]
 
     def named(self, places: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import Cache, LabelWords, Limit, Metavar, Range, Reads, Seed, Template
-from ssmscope.attacks.recipes import check_asked
+from ssmscope.attacks.names import check_asked
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:

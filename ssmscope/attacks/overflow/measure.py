@@ -69,8 +69,8 @@ def pieces_of(asked: Questions, model: Model, given: str | None, steps: Sequence
 
 
 def cut(text: str, tokens: int, count: Callable[[str], int]) -> str:
-    """Return the longest beginning of a text, in whole words, that has at most so many tokens by `count`. If it has
-    fewer, the part of the next word that comes closest to the number is added."""
+    """Return the longest beginning of a text, in whole words, with at most `tokens` tokens by `count`. If it has fewer,
+    the part of the next word that comes closest to the number is added."""
     words = text.split(" ")
     number = bisect_right(range(len(words) + 1), tokens, key=lambda n: count(" ".join(words[:n]))) - 1
     piece = " ".join(words[:number])
@@ -99,7 +99,7 @@ def filled(asked: Questions, place: str, piece: str) -> list[str]:
 
 
 def added_tokens(model: Model, texts: Sequence[str], shape: tuple[int, int]) -> Float[np.ndarray, "places lengths"]:
-    """Compute by how many tokens texts (by place, length and example) exceed those of the first length, on average."""
+    """Compute the mean number of tokens by which texts (place, length, example) exceed those of the first length."""
     numbers = _tokens(model, texts).reshape(*shape, -1)
     return (numbers - numbers[:, :1]).mean(-1)
 

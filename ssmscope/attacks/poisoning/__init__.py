@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import Cache, LabelWords, Limit, Metavar, Progress, Range, Reads, Seed, Template
-from ssmscope.attacks.recipes import check_asked
+from ssmscope.attacks.names import check_asked
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def state_poisoning(
     seed: Seed = 0,
     progress: Progress = True,
 ) -> StatePoisoning:
-    """Search one trigger for all texts that makes a model forget, and measure it on held-out texts.
+    """Search for one trigger, the same in all texts, that makes a model forget, and measure it on held-out texts.
 
     The survival of a span is the share of the final states that was written at its tokens, exact in every head, as a
     mean over layers (`Trace.survival`). A trigger stands after the first ⌊place · n + ½⌋ of a text's n words. The

@@ -33,7 +33,7 @@ def draw(result: StatePoisoning, frame: plot.Frame) -> Figure:
         seen.axvline(0.5, color=plot.INK, linewidth=1, linestyle=plot.DASHED)
         for axes in (survival, answers, seen):
             axes.set_xlim(-0.02, 1.02)
-            axes.tick_params(labelleft=axes is survival)
+            axes.tick_params(labelleft=axes.get_subplotspec().is_first_col())  # type: ignore[union-attr]
     return sheet.figure
 
 

@@ -144,7 +144,7 @@ def victim(
     seed: int,
 ) -> Victim:
     """Compute all estimates of one model. `seen` are measurements on the clean texts, then with the triggers of all
-    groups in order; `others` those on other clean texts, which set the detectors' thresholds; `target` is the planted
+    groups in order; `others` those on other clean texts, which set detectors' thresholds; `target` is the planted
     class."""
     clean, texts = seen[0], len(labels)
     counts = resampled_sums(np.eye(texts), seed=seed)

@@ -1,4 +1,4 @@
-"""Triggers in texts, the survival of a text's beginning after one, and the detectors' suspicion.
+"""Memory of texts with triggers: survival of the beginning of a text, and the detectors' suspicion.
 
 Survival and suspicion are computed from ‖R_s(t)‖, the norm left after position t of what a recurrence wrote at s
 (`ssmscope.ops.survival`), summed over the heads of a layer. The text before a trigger is run once, and every trigger
@@ -49,9 +49,7 @@ class Vocabulary:
         """Collect the model's tokens that are words, or a file's lines of one token, without `absent` ones."""
         tokenizer = model.tokenizer
         if not tokenizer.is_fast:
-            raise InputError(
-                f"poison needs the offsets of tokens in a text; the slow tokenizer of {model.name} has none"
-            )
+            raise InputError(f"poison needs the offsets of tokens; {model.name} has a slow tokenizer: give a fast one")
         special = set(tokenizer.all_special_ids)
         if given is None:
             listed = [letters(model, number) for number in sorted(tokenizer.get_vocab().values())]
@@ -88,7 +86,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Slot:
-    """A text (`row` of the questions) with a place for a trigger after so many words, and the token ids on either side.
+    """A text (`row` of the questions) with a place for a trigger after some words, and the token ids on either side.
     `span` is True at the tokens before it whose memory is attacked."""
 
     row: int
@@ -180,8 +178,8 @@ def _quotient(above: Tensor, below: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """Text before a trigger after one run; its `states` are empty if the model cannot continue from them. `least` is
-    each detector's minimum so far."""
+    """Text before a trigger, run once; its `states` are empty if the model cannot continue from them. `least` is each
+    detector's minimum so far."""
 
     slot: Slot
     terms: Terms
@@ -205,8 +203,7 @@ def _lowest(terms: Terms, detector: str, window: int, since: int = 1) -> Float[T
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Survival of the span at the end, mean over layers, and 1 − each detector's minimum (0 for texts too short for
-    it)."""
+    """Survival of the span at the end, mean over layers, and 1 − each detector's minimum (0 for shorter texts)."""
 
     survival: Float[np.ndarray, " triggers"]
     suspicion: dict[str, Float[np.ndarray, " triggers"]]

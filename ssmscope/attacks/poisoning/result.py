@@ -109,7 +109,7 @@ class StatePoisoning(Result, kind="poison"):
 
     @property
     def _own(self) -> tuple[Victim, Poisoned, Poisoned]:
-        """The attacked model, under the trigger found and under random ones."""
+        """Estimates for the attacked model, under the trigger found and under random ones."""
         own = self.victims[0]
         return own, own.attack(FOUND), own.attack("random")
 

@@ -70,7 +70,7 @@ def position_bias(
         batch_size: by default chosen for the device.
 
     Raises:
-        InputError: the model is no classifier or has other inputs or classes, a region or window does not fit, or
+        InputError: the model is not a classifier or has other inputs or classes, a region or window does not fit, or
             "other" is used on data of one class.
     """
     import numpy as np

@@ -60,7 +60,7 @@ def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState
 
 
 class Inputs(ABC):
-    """Examples whose tokens are replaced, of which `lengths` counts those that can be."""
+    """Examples whose tokens are replaced; `lengths` are the numbers of replaceable tokens."""
 
     unit = "tokens"
     what = "texts"
@@ -297,7 +297,7 @@ def replaced_inputs(model: Model, data: Any) -> Callable[..., Pixels | Tokens]:
     """Return the class that replaces tokens in data of this kind."""
     model.check_classes("the position-bias attack")
     if not model.is_classifier:
-        raise InputError(f"{model.name} is no classifier: the position-bias attack measures a classifier's accuracy")
+        raise InputError(f"{model.name} is not a classifier: the position-bias attack measures a classifier's accuracy")
     if not isinstance(data, PixelData | TextData | SequenceData):
         raise InputError(f"data is {type(data).__name__}; allowed are labelled images, texts and sequences")
     if not len(data):

@@ -62,7 +62,7 @@ def _region(part: str | tuple[float, float], length: float) -> Region:
     text = part.strip() if isinstance(part, str) else ":".join(map(str, part))
     found = _BOUNDS.fullmatch(text)
     if found is None or found[2] != found[4]:
-        raise InputError(f"{text!r} is no region; {EXAMPLE}")
+        raise InputError(f"{text!r} is not a region; {EXAMPLE}")
     start, stop, percent = float(found[1]), float(found[3]), found[2] == "%"
     region = Region(start, stop, percent)
     if not percent and not (start.is_integer() and stop.is_integer()):
@@ -80,7 +80,7 @@ def windows_of(window: str | int, stride: str | int | None, length: int) -> tupl
     width, step, percent = _sizes(window, stride)
     end = 100.0 if percent else float(length)
     if width > end:
-        raise InputError(f"window {window} is longer than the longest sequence, which has {length:,} tokens")
+        raise InputError(f"window {window} is longer than the longest sequence, of {length:,} tokens; shorten it")
     starts = [step * at for at in range(math.floor((end - width) / step) + 1)]
     if starts[-1] + width < end - ROUNDING:
         starts.append(end - width)

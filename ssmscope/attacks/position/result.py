@@ -135,8 +135,8 @@ class PositionBias(Result, kind="position"):
             every = sum(not math.isnan(drop.value) for drop in drops)
             where = with_ties([self.windows[at].region for at in self.worst_windows], every)
             yield Prose(
-                f"{counted(len(drops), 'window')}: the largest drop is {in_percent(most)}"
-                f"{f' at {where}' if where else ', and no window stands out'}, the mean {mean:.1f} %."
+                f"{counted(len(drops), 'window')}: the mean drop is {mean:.1f} %, the largest {in_percent(most)}"
+                f"{f' at {where}' if where else '; no window stands out'}."
             )
         yield from closing(self, self.notes)
 

@@ -26,7 +26,7 @@ from ssmscope.api.options import (
     Scoring,
     Seed,
 )
-from ssmscope.attacks.recipes import PROMPT, SEMANTIC, check_asked
+from ssmscope.attacks.names import PROMPT, SEMANTIC, check_asked
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def prompt_attack(
     data: TextData,
     *,
     attacks: Annotated[
-        Sequence[str], f"{', '.join(PROMPT)}, {SEMANTIC}.", OneOf("attacks.recipes:PROMPT", (SEMANTIC,))
+        Sequence[str], f"{', '.join(PROMPT)}, {SEMANTIC}.", OneOf("attacks.names:PROMPT", (SEMANTIC,))
     ] = PAPER,
     template: Annotated[
         str | Sequence[str] | None, "A prompt with {content}; may be repeated. By default those of DATA.", REPEATED

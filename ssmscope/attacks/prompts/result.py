@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import percent, tidy
-from ssmscope.attacks.parts import Recipe
+from ssmscope.attacks.recipes import Recipe
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted, with_ties
@@ -84,8 +84,6 @@ class Cost:
 class PromptAttack(Result, kind="prompts"):
     """Accuracy under clean and attacked prompts, attack by attack and template by template."""
 
-    drawn_by: ClassVar[str] = "views"
-
     templates: tuple[str, ...]
     clean: tuple[Estimate, ...]
     """Accuracy under each template."""
@@ -132,7 +130,7 @@ class PromptAttack(Result, kind="prompts"):
         accuracies = [one.accuracy.value for one in self.attacks if not math.isnan(one.drop.value)]
         if where := with_ties([self.attacks[at].name for at in self.worst], len(accuracies)):
             accuracy = self.attacks[self.worst[0]].accuracy.value
-            return f"{start}, {accuracy:.3f} under {where}" + ", the worst on average" * (len(accuracies) > 1)
+            return f"{start}, {accuracy:.3f} under {'the worst on average, ' * (len(accuracies) > 1)}{where}"
         ends = dict.fromkeys(f"{end:.3f}" for end in (min(accuracies), max(accuracies)))
         return f"{start}, {' to '.join(ends)} attacked, under no attack clearly lowest"
 

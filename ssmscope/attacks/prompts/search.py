@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Int
 
+from ssmscope.attacks.names import SEMANTIC
 from ssmscope.attacks.offline import textattack
-from ssmscope.attacks.parts import Recipe, protect, recipe
-from ssmscope.attacks.recipes import SEMANTIC
+from ssmscope.attacks.recipes import Recipe, protect, recipe
 from ssmscope.attacks.words.lockstep import drawing_from, seeded
 from ssmscope.core.text_files import read_text
 from ssmscope.data.prompts import CONTENT

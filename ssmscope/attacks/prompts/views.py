@@ -1,4 +1,4 @@
-"""Views of attacks on prompts: the figure, and the worst prompts with their changes."""
+"""Views of attacks on prompts: the worst prompts with their changes."""
 
 from __future__ import annotations
 
@@ -10,46 +10,18 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 from rich.text import Text
 
-from ssmscope.attacks.recipes import SEMANTIC
-from ssmscope.render import figure as plot
+from ssmscope.attacks.names import SEMANTIC
 from ssmscope.render.html import grid
 from ssmscope.render.table import Cell, Line, in_percent, table
 from ssmscope.render.worddiff import html_diff, rich_diff
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ssmscope.attacks.prompts.result import PromptAttack, PromptAttacker
 
 UNCHANGED = "no prompt it tried is worse than the template"
 STYLE = """
 .ssmscope .prompt { white-space: pre-wrap; overflow-wrap: anywhere; margin: 2px 0 12px; }
 """
-
-
-def draw(result: PromptAttack, frame: plot.Frame) -> Figure:
-    """Draw a row for each attack and template: the clean accuracy and the attacked one with intervals. The average drop
-    stands next to each attack."""
-    number = len(result.templates)
-    templates = f"{number} templates" if number > 1 else "one template"
-    way = f"measured {'' if result.as_promptbench else 'not '}as PromptBench"
-    clean, worst = plot.handle(0, linestyle="", markerfacecolor="white"), plot.handle(1, linestyle="", marker="o")
-    legend = [(clean, "clean prompt"), (worst, "worst prompt found"), (plot.rule(plot.SOFT), "mean of the clean ones")]
-    sheet = plot.Sheet(frame, f"Prompt attacks on {result.model_name}", plot.data_line(result, templates, way), legend)
-    rows = number * len(result.attacks)
-    (axes,) = sheet.panels(0.2 * rows + 0.1 if number > 1 else 0.3 * rows)
-    names, notes = [], []
-    for index, one in enumerate(result.attacks):
-        drop = "no drop defined" if math.isnan(one.drop.value) else f"drop {in_percent(one.drop)}"
-        names += [f"{one.name}{f' {at}' if number > 1 else ''}" if at == 0 else str(at) for at in range(number)]
-        notes += [drop, *[""] * (number - 1)]
-        if index:
-            axes.axhline(index * number - 0.5, color=plot.GRID, linewidth=0.8)
-    both = (list(result.clean) * len(result.attacks), [each.accuracy for one in result.attacks for each in one.prompts])
-    plot.points(axes, names, *both, markers="oo", notes=notes, zero=False, hollow=(0,))
-    axes.axvline(result.average_clean.value, color=plot.SOFT, linewidth=0.9, linestyle=plot.DASHED, zorder=0)
-    axes.set(xlim=(-0.01, 1.01), xlabel="accuracy")
-    return sheet.figure
 
 
 def _prompts(one: PromptAttacker, result: PromptAttack) -> tuple[str, str]:
@@ -73,7 +45,7 @@ def terminal_prompts(result: PromptAttack) -> Iterator[Text]:
 
 
 def html_prompts(result: PromptAttack) -> str:
-    """Render the same with numbers and, folded away, the templates and the parts of each attack."""
+    """Render the worst prompts with numbers and, folded away, the templates and the parts of each attack."""
     shown = Markup("")
     for one in result.attacks:
         if one.worst is None:
@@ -88,9 +60,8 @@ def html_prompts(result: PromptAttack) -> str:
         head = Markup("<b>{}, template {}</b>: {}").format(one.name, one.worst, numbers)
         shown += Markup('<div>{}</div><p class="prompt">{}</p>').format(head, marked)
     items = Markup("").join(Markup('<li class="prompt">{}</li>').format(template) for template in result.templates)
-    parts = Markup("").join(
-        Markup("<li><b>{}</b>: {}</li>").format(one.name, "; ".join(one.ran)) for one in result.attacks
-    )
+    item = Markup("<li><b>{}</b>: {}</li>")
+    parts = Markup("").join(item.format(one.name, "; ".join(one.ran)) for one in result.attacks)
     templates = Markup('<details><summary>Templates</summary><ol start="0">{}</ol></details>').format(items)
     return shown + templates + Markup("<details><summary>What ran</summary><ul>{}</ul></details>").format(parts)
 
@@ -104,14 +75,9 @@ def by_template(result: PromptAttack) -> str:
         found = (*(each.accuracy for each in one.prompts), one.accuracy)
         accuracies.append(Line((one.name,), dict(zip(columns, map(Cell, found)))))
         values = [each.drop.value for each in one.prompts if not math.isnan(each.drop.value)]
-        spread = len(set(values)) > 1
+        low, high = (min(values), max(values)) if len(set(values)) > 1 else (None, None)
         cells = [
-            Cell(
-                each.drop.times(100),
-                digits=1,
-                best=spread and each.drop.value == min(values),
-                worst=spread and each.drop.value == max(values),
-            )
+            Cell(each.drop.times(100), digits=1, best=each.drop.value == low, worst=each.drop.value == high)
             for each in one.prompts
         ]
         drops.append(Line((one.name,), dict(zip(columns, [*cells, Cell(one.drop.times(100), digits=1)]))))

@@ -29,7 +29,7 @@ from ssmscope.api.options import (
     Seed,
     Template,
 )
-from ssmscope.attacks.recipes import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS, WORDS, check_asked
+from ssmscope.attacks.names import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS, WORDS, check_asked
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def word_attack(
     recipe: Annotated[
         str,
         f"{', '.join(WORDS)}, or {HOTFLIP} (white box).",
-        OneOf("attacks.recipes:WORDS", (HOTFLIP,)),
+        OneOf("attacks.names:WORDS", (HOTFLIP,)),
         Metavar("NAME"),
     ] = "deepwordbug",
     template: Template = None,
@@ -93,8 +93,7 @@ def word_attack(
     """Attack single texts by changed words, with TextAttack's recipes or HotFlip. A killed run continues.
 
     The goal is any class but the true one (untargeted); a text's score is 1 − p(true), p the softmax of the class
-    scores. Texts whose answer is wrong without an attack are skipped. Numbers have 95 % bootstrap intervals over
-    examples.
+    scores. Texts answered wrongly without an attack are skipped. Numbers have 95 % bootstrap intervals over examples.
 
     TextAttack's recipes are deepwordbug (changes of characters), textbugger, pwws and textfooler (synonyms, nearest
     neighbours), bertattack (words of a masked language model) and checklist (contractions, numbers). Each text is
@@ -122,7 +121,7 @@ def word_attack(
     import torch
 
     from ssmscope.api.results import call_options, record_provenance
-    from ssmscope.attacks import offline, parts
+    from ssmscope.attacks import offline, recipes
     from ssmscope.attacks.curves import check_data
     from ssmscope.attacks.words.hotflip import Limits, hotflip
     from ssmscope.attacks.words.lockstep import draw_seed, lockstep, sampled_rows
@@ -141,7 +140,7 @@ def word_attack(
     prompt = Template(CONTENT if template is None else template)
     # A missing resource is reported before the model runs.
     given = {name: own[name] for name in OPTIONS.get(recipe, ())}
-    attack = parts.recipe(recipe, flavour="words", **given) if recipe != HOTFLIP else None
+    attack = recipes.recipe(recipe, flavour="words", **given) if recipe != HOTFLIP else None
     rows = sampled_rows(len(data), limit, seed)
     data, labels = data.take(rows), classes[rows].tolist()
 
@@ -169,7 +168,7 @@ def word_attack(
             from ssmscope.attacks.swaps import search
 
             seeds = [draw_seed(seed, rows[place]) for place in right]
-            guards = (parts.protect(answers, None),) if answers or not all(map(str.isascii, texts)) else ()
+            guards = (recipes.protect(answers, None),) if answers or not all(map(str.isascii, texts)) else ()
             how: dict[str, Any] = dict(recipe=attack, budget=budget, constraints=guards)
             starts = zip(texts, true, clean[right])
             searches = [functools.partial(search, text=t, label=true, clean=row, **how) for t, true, row in starts]

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ssmscope.attacks.recipes import CANDIDATES
+from ssmscope.attacks.names import CANDIDATES
 from ssmscope.attacks.words.result import WORD
 from ssmscope.core.batching import by_length
 from ssmscope.core.mixers import weights_constant
@@ -74,7 +74,7 @@ def hotflip(
     its tokens. `label_ids` are tokens of a language model's word for each class; `ended` receives the number of
     searches that a step ended."""
     if not model.tokenizer.is_fast:
-        raise InputError(f"hotflip needs the offsets of tokens in a text; the slow tokenizer of {model.name} has none")
+        raise InputError(f"hotflip needs the offsets of tokens; {model.name} has a slow tokenizer: give a fast one")
     vocabulary = Vocabulary.of(model, limits.absent)
     clean = [read(model, text, template, limits.kept) for text in texts]
     searches = [Search(label, node, [node]) for label, node in zip(labels, clean)]

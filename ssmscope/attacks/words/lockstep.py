@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ssmscope.attacks.recipes import ACTIVE
+from ssmscope.attacks.names import ACTIVE
 
 R = TypeVar("R")
 A = TypeVar("A")

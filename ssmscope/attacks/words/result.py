@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -100,9 +100,7 @@ class AttackedText:
 
 @dataclass(frozen=True)
 class WordAttack(Result, kind="words"):
-    """Accuracy under an attack on every text, and the text of each that the attack ended with."""
-
-    drawn_by: ClassVar[str] = "views"
+    """Accuracy under an attack on every text, and the text at which each attack ended."""
 
     recipe: str
     labels: tuple[str, ...]

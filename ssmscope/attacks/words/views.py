@@ -1,23 +1,18 @@
-"""Views of attacks on single texts: the figure, and the attacked texts with their changes."""
+"""Views of attacks on single texts: the attacked texts with their changes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 from markupsafe import Markup
 from rich.text import Text
 
 from ssmscope.api.results import TABLE_ROWS
-from ssmscope.render import figure as plot
 from ssmscope.render.tokens import visible
 from ssmscope.render.worddiff import html_diff, rich_diff
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ssmscope.attacks.words.result import AttackedText, WordAttack
 
 MAX_TERMINAL_TEXTS = 5
@@ -25,29 +20,6 @@ STYLE = """
 .ssmscope .texts td { white-space: nowrap; }
 .ssmscope .texts td.text { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 24em; }
 """
-
-
-def draw(result: WordAttack, frame: plot.Frame) -> Figure:
-    """Draw accuracy against the number of words that an attack may change; the dashed line is the clean accuracy."""
-    queries = result.queries.value
-    told = "nothing was attacked" if math.isnan(queries) else f"{queries:.1f} queries per attacked example"
-    ends = [
-        f"{name} {found.value:.3f}" for name, found in (("clean", result.accuracy), ("under attack", result.attacked))
-    ]
-    legend = [(plot.rule(plot.SOFT), ends[0]), (plot.rule(plot.COLOURS[0], "-"), ends[1])]
-    sheet = plot.Sheet(frame, f"{result.recipe} on {result.model_name}", plot.data_line(result, told), legend)
-    (axes,) = sheet.panels(2.6)
-    most = len(result.curve) - 1
-    # Half a step on either side makes the first and the last value visible.
-    edges = np.concatenate([[-0.5], np.arange(most + 1) + 0.5])
-    value, low, high = np.vstack([result.curve, result.curve[-1:]]).T
-    axes.fill_between(edges, low, high, step="post", color=plot.COLOURS[0], alpha=0.2, linewidth=0)
-    axes.step(edges, value, where="post", color=plot.COLOURS[0], linewidth=1.8)
-    axes.axhline(result.accuracy.value, color=plot.SOFT, linewidth=1, linestyle=plot.DASHED)
-    plot.integers(axes.xaxis)
-    axes.set(xlim=(-0.5, most + 0.5), ylim=(0, 1), ylabel="accuracy")
-    axes.set_xlabel("maximum number of changed words (other attacks do not count)")
-    return sheet.figure
 
 
 def terminal_texts(result: WordAttack) -> Iterator[Text]:

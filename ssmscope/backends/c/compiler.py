@@ -21,13 +21,13 @@ from pathlib import Path
 # Contracted products and the absence of errno and traps change no special value: NaN and infinity still propagate.
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
-"""The first of these that work are used."""
+"""Optional compiler flags, of which the first that work are used."""
 COMPILERS = ("cc", "gcc", "clang")
 MAX_COMPILE_SECONDS = 120
 
 
 class Unavailable(Exception):
-    """Error of a kernel that cannot be had; the message says why in one line."""
+    """Error of an unavailable kernel; the message says why in one line."""
 
 
 def load(source: Path) -> ctypes.CDLL:

@@ -25,7 +25,7 @@ MIN_DECAYS_FOR_THREADS = 2**15
 
 
 def why_not() -> str | None:
-    """Return why the kernel cannot be had here, in one line, or None where it can; compiles it on first use."""
+    """Return why the kernel is unavailable here, in one line, or None if it is available; compiles it on first use."""
     found = _library()
     return found if isinstance(found, str) else None
 
@@ -57,7 +57,7 @@ def scan(
     Args:
         initial: H before the first step; zero where it is None.
 
-    Raises MemoryError if there is not enough memory for the work, RuntimeError if the kernel cannot be had.
+    Raises MemoryError if there is not enough memory for the work, RuntimeError if the kernel is unavailable.
     """
     terms = (x, b, c, initial, delta, A)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
@@ -134,7 +134,7 @@ def _address(t: Tensor | None) -> int | None:
 
 @functools.cache
 def _library() -> ctypes.CDLL | str:
-    """Return the compiled kernel with the types of its functions, or the reason why it cannot be had."""
+    """Return the compiled kernel with the types of its functions, or the reason why it is unavailable."""
     try:
         library = compiler.load(SOURCE)
     except compiler.Unavailable as error:
@@ -150,5 +150,5 @@ def _library() -> ctypes.CDLL | str:
 def _kernels() -> ctypes.CDLL:
     found = _library()
     if isinstance(found, str):
-        raise RuntimeError(f"the selective scan's C kernel cannot be had: {found}")
+        raise RuntimeError(f"the selective scan's C kernel is unavailable: {found}")
     return found

@@ -25,7 +25,7 @@ def why_not(device: torch.device) -> str | None:
 
 @functools.cache
 def _trial(device: str) -> str | None:
-    """Return why a first kernel does not compile or run, or None; one stands for all GPUs of the machine."""
+    """Return why a trial kernel does not compile or run, or None; one trial stands for all GPUs of the machine."""
     from ssmscope.backends.triton import trial
 
     try:

@@ -1,8 +1,7 @@
 """Scan of the delta rule, and its sweep from the end, by Triton kernels on a GPU (forward only).
 
-Products have about float32's precision, whatever
-`torch.get_float32_matmul_precision()` says. Chunks begin at the same steps whatever else is in the batch, so batching
-changes no result.
+Products have about float32's precision, whatever `torch.get_float32_matmul_precision()` says. Chunks begin at the same
+steps in every batch, so batching changes no result.
 
 In a chunk of Q steps with keys k_t (the rows of b), Γ[t, s] = ∏_{s<r≤t} a_r is the decay between two steps, Γ_start[t]
 the one from the chunk's start through t, Γ_end[t] the one from t, exclusive, to its end, and
@@ -214,8 +213,7 @@ def tile(at, rows, columns, row_stride):
 @triton.jit
 def decay_by_head(a, k, c, q):
     """Return k Γ kᵀ and c Γ kᵀ (Q, Q), zero for s > t; Γ_start and Γ_end (Q, 1); and the decay through the chunk.
-    Log-decays `a` (Q) are summed in float64, so that the difference of two large sums keeps the digits of a small
-    one."""
+    Log-decays `a` (Q) are summed in float64, so that differences of large sums keep the digits of small ones."""
     sums = tl.cumsum(a.to(tl.float64), axis=0)
     total = tl.sum(a.to(tl.float64), axis=0)
     causal = q[:, None] >= q[None, :]

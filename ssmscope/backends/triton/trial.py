@@ -1,4 +1,4 @@
-"""Smallest of Triton kernels, to see if any compiles and runs here."""
+"""Minimal Triton kernel, which shows whether any compiles and runs here."""
 
 import torch
 import triton

@@ -20,7 +20,7 @@ from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.ablate.result import Ablation, Unit
 from ssmscope.interp.edited_texts import EditedText, edited_texts
-from ssmscope.interp.resuming import PlainRun, resumes
+from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
 from ssmscope.interp.scoring import MEASURES, ScoredExamples, check_heads
 
 What = Literal["head", "layer", "recurrence", "convolution", "gate", "skip"]
@@ -145,7 +145,7 @@ class AblationRuns:
         self.examples, self.part, self.by, self.provenance = examples, part, by, provenance
         self.heads = max((unit.head + 1 for unit in units if unit.head is not None), default=1)
         self.parts = max((unit.part + 1 for unit in units if unit.part is not None), default=1)
-        self.resumes = resumes(examples.model, examples.batch.rows([0]))
+        self.reuse = can_start_at_layer(examples.model, examples.batch.rows([0]))
         self.means = self._means() if by == "mean" else {}
         cycle = np.random.default_rng(seed).permutation(len(examples))
         self.donors = np.empty_like(cycle)
@@ -153,14 +153,15 @@ class AblationRuns:
         self.donors[cycle] = np.roll(cycle, 1)
 
     def single(self, units: Sequence[Unit]) -> tuple[np.ndarray, np.ndarray]:
-        """Return (examples, measures) of the plain run, and (units, examples, measures) of single ablations."""
+        """Return measures of the plain run, (examples, measures), and of single ablations, (units, examples,
+        measures)."""
         examples = self.examples
         plain = np.empty((len(examples), len(MEASURES)))
         found = np.empty((len(units), *plain.shape))
         layers = {unit.layer: [n for n, other in enumerate(units) if other.layer == unit.layer] for unit in units}
 
         def measure(rows: list[int]) -> Columns:
-            base = PlainRun(examples.model, examples.batch.rows(rows), resumed=self.resumes)
+            base = PlainRun(examples.model, examples.batch.rows(rows), reuse=self.reuse)
             own = np.empty((len(units), len(rows), len(MEASURES)))
             values = self._values(rows)
             for layer, numbers in layers.items():
@@ -174,7 +175,7 @@ class AblationRuns:
         return plain, found
 
     def together(self, sets: Sequence[Sequence[Unit]], used: Sequence[int]) -> np.ndarray:
-        """Return (sets, used, measures) of these examples with every unit of a set ablated."""
+        """Return the measures (sets, used, measures) of these examples with every unit of a set ablated."""
         found = np.empty((len(sets), len(used), len(MEASURES)))
         place = {row: number for number, row in enumerate(used)}
 
@@ -223,7 +224,7 @@ class AblationRuns:
         base: PlainRun | None = None,
         layer: int = 0,
     ) -> np.ndarray:
-        """Return (sets, rows, measures), from `layer` on starting from the plain run of these rows."""
+        """Return measures (sets, rows, measures); with `base`, these rows' plain run, runs start from it at `layer`."""
         copies = len(sets)
         values = {key: value.repeat(copies, *[1] * (value.ndim - 1)) for key, value in values.items()}
         own = {key: value for key, value in values.items() if base is None or key[0] == layer}

@@ -20,7 +20,7 @@ MEAN_MAP = "mean of |weight|"
 
 
 def causal(text: AttendedText) -> np.ndarray:
-    """Return (queries, keys) bool: cells with a key that is not after its query, all where queries look ahead."""
+    """Return a mask (queries, keys), True where a key is not after its query; all True where queries look ahead."""
     keys = np.arange(len(text)) if text.edges is None else text.edges[:-1]
     return (keys <= text.queries[:, None]) | text.bidirectional
 
@@ -31,7 +31,7 @@ def limit(map_: AttentionMap, text: AttendedText) -> tuple[float, float]:
 
 
 def row_limits(map_: AttentionMap, text: AttendedText) -> np.ndarray:
-    """Return (queries,), the end of each row's colours on a scale of its own, defined as in `limit`."""
+    """Return the end of each row's own colour scale, (queries,), defined as in `limit`."""
     sinks = [None] * len(map_.values) if map_.sink is None else map_.sink[:, None]
     rows = zip(map_.values, causal(text), sinks)
     return np.array([_end(values[seen], sink)[0] for values, seen, sink in rows], dtype=np.float64)

@@ -235,7 +235,8 @@ def roll_out(
 def absolute_map(
     linearized: LinearizedLayer, level: str, *, signed: bool = False, skip: bool = True
 ) -> tuple[Float[Tensor, "length keys"], Float[Tensor, " length"], bool]:
-    """Return a text's mean of |weight| over channels, or |signed mean|, its state's, and True if it has one."""
+    """Return a text's mean |weight| over channels, or |signed mean|; that of its initial state; and True if it has
+    one."""
     weights = linearized.attention(level, absolute=not signed, skip=skip)[0, 0].abs().float().cpu()
     sink = linearized.sink(level, absolute=not signed)
     column = torch.zeros_like(weights[0]) if sink is None else sink[0, 0].abs().float().cpu()

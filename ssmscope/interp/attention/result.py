@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -34,7 +33,7 @@ KEYS_PER_QUERY = 64
 
 @dataclass(frozen=True)
 class Readouts:
-    """Means over the queries of a map of where the mass |weight| of each row lies; NaN where undefined.
+    """Readouts of a map: where the mass |weight| of each row lies, as means over queries; NaN where undefined.
 
     p(t, s) = |w(t, s)| / Σ_s |w(t, s)|, where the sum has the state before the first token too. Rows without any mass
     are left out.
@@ -104,8 +103,6 @@ class AttendedText(OfTokens):
 class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     """Implicit attention of one or several texts."""
 
-    drawn_by: ClassVar[str] = "views"
-
     texts: tuple[AttendedText, ...]
     level: str
     """"ssm" or "block"; "gradient" for attention × gradient."""
@@ -115,7 +112,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     """Number of tokens that the readouts `recent` and `sink` count."""
 
     def token_rows(self) -> TokenRows:
-        """Return the chosen queries of every text, of whole maps the last one, coloured by what they take."""
+        """Return the chosen queries of every text (of whole maps, the last one), coloured by their weights."""
         from ssmscope.interp.attention.views import query_rows
 
         return query_rows(self)

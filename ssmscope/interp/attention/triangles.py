@@ -60,9 +60,7 @@ class Triangles:
     @property
     def side(self) -> float:
         """Inches of a map without its labels."""
-        if self.named:
-            return float(np.clip(len(self.text.queries) * 0.125, 2.0, 7.0))
-        return self._wanted[1]
+        return float(np.clip(len(self.text.queries) * 0.125, 2.0, 7.0)) if self.named else self._wanted[1]
 
     @property
     def _wanted(self) -> tuple[int, float]:

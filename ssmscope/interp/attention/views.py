@@ -1,4 +1,4 @@
-"""Views of attention maps: the last query's weights over the tokens, readouts, and figures of whole maps."""
+"""Views of attention maps: the last query's weights over the tokens, readouts, and whole maps."""
 
 from __future__ import annotations
 
@@ -22,48 +22,31 @@ from ssmscope.interp.attention.maps import (
     strongest_keys,
     title,
 )
-from ssmscope.interp.attention.triangles import Triangles
 from ssmscope.render.blocks import Block, Picture, TokenRow, TokenRows, TokenText
-from ssmscope.render.colours import SIGNED
 from ssmscope.render.numbers import number
 from ssmscope.render.table import Cell, Line, Table, number_cell, table
-from ssmscope.render.token_figure import (
-    MIN_INCHES,
-    Bar,
-    Columns,
-    Part,
-    chosen_texts,
-    heading,
-    rest_of,
-    stack,
-    text_parts,
-)
 from ssmscope.render.token_maps import MappedText, TokenMap, token_maps
 from ssmscope.render.tokens import short_token
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention
-    from ssmscope.render.figure import Frame
 
-TEXTS_PER_FIGURE, MAPS_PER_FIGURE = 4, 48
-"""Number of texts in one figure, and of maps (or of rows, with chosen queries)."""
 NAMED_KEYS = 5
 """Number of keys of a query that are named."""
 
 
 def query_rows(result: ImplicitAttention) -> TokenRows:
-    """Return the rows of each text's chosen queries, of whole maps the last; of several maps their mean |weight|."""
+    """Return a row for each chosen query of each text (of whole maps, the last); of several maps their mean
+    |weight|."""
     texts, alone = [], True
     for text in result:
         shown = mean_map(text) or next(iter(text.maps), None)
         chosen = [-1] if text.whole or text.edges is not None else range(len(text.queries))
-        rows = [_row(shown, at, text) for at in chosen] if shown is not None else []
+        rows = [row_of(shown, at, text) for at in chosen] if shown is not None else []
         last = len(rows) == 1 and int(text.queries[-1]) == len(text) - 1
         alone &= last or not rows
         about = "; ".join(filter(None, (f"last query: {query_name(text, -1)}" if last else "", span_name(text))))
-        texts.append(_text(text, rows, about))
+        texts.append(text_of(text, rows, about))
     name = "what the last query takes from each token" if alone else "what each chosen query takes from each token"
     marked = f"its {NAMED_KEYS} strongest keys"
     return TokenRows(tuple(texts), "map", "weight", name, marked, ("negative", "positive"))
@@ -89,15 +72,15 @@ def _mapped(text: AttendedText, maps: Sequence[AttentionMap]) -> MappedText:
             found[row].append((key, weight))
         return TokenMap(title(one), one.values, one.sink, *limit(one, text), row_limits(one, text), found)
 
-    return MappedText(_text(text, (), span_name(text)), text.queries, text.edges, seen, len(maps), map_of)
+    return MappedText(text_of(text, (), span_name(text)), text.queries, text.edges, seen, len(maps), map_of)
 
 
-def _text(text: AttendedText, rows: Sequence[TokenRow], about: str) -> TokenText:
+def text_of(text: AttendedText, rows: Sequence[TokenRow], about: str) -> TokenText:
     shown = (text.tokens, text.words, rows, text.answer, text.probability)
     return TokenText(*shown, about=about, span=text.span, pixels=text.pixels)
 
 
-def _row(map_: AttentionMap, row: int, text: AttendedText) -> TokenRow:
+def row_of(map_: AttentionMap, row: int, text: AttendedText) -> TokenRow:
     """Return a row of a map over the tokens, on its own scale; every token of a cell has the cell's weight."""
     query, values = int(text.queries[row]), map_.values[row]
     if text.edges is not None:
@@ -156,48 +139,3 @@ def readouts(result: ImplicitAttention) -> Table:
             f"{result.top - 1} tokens before it, on the first {result.top} and the state before them{off}."
         )
     return table(("text", "map"), lines, note=" ".join(filter(None, (note, coarse_note(result)))))
-
-
-def draw(result: ImplicitAttention, frame: Frame, *, start: int = 0) -> Figure:
-    """Draw up to 48 maps of up to 4 texts, from number `start` on: triangles, or chosen queries over the text."""
-    texts = chosen_texts(result.texts, start, TEXTS_PER_FIGURE)
-    room = MAPS_PER_FIGURE // max(len(texts), 1)
-    shown = [_shown(text, room) for text in texts]
-    triangles = [_triangles(text, room, frame) for text in texts]
-    columns = Columns.fitting(frame, shown)
-    width = max([columns.inches, MIN_INCHES, *(each.inches for each in triangles if each)])
-    parts: list[Part] = []
-    for at, (text, whole) in enumerate(zip(shown, triangles), start=start):
-        found = [heading(at, text, columns), *whole.parts(text, columns)] if whole else text_parts(at, text, columns)
-        parts += found
-    said = ["rows are queries, columns keys"] * any(triangles)
-    said.append(f"limit: the {CLIP_PERCENTILE:g}th percentile of |weight| of each {'map' if any(triangles) else 'row'}")
-    if not any(triangles) and any(text.pixels is None for text in texts):
-        said.append(f"underlined: the {NAMED_KEYS} strongest")
-    if any(each.fold > 1 for each in triangles if each):
-        said.append("several weights share a dot, which shows the strongest of them")
-    named = f"Implicit attention of {result.model_name}: {result.level_name}"
-    bars: list[Bar] = [(SIGNED, None, ("−limit", "limit"), "weight")]
-    below = [heads_name(result), *said, rest_of(len(result), start, len(texts))]
-    return stack(frame, named, below, parts, bars, width)
-
-
-def _whole(text: AttendedText) -> bool:
-    """Return True if a text has whole maps, which are drawn as triangles."""
-    cells = len(text) if text.edges is None else len(text.edges) - 1
-    return len(text.queries) == cells and bool(text.maps)
-
-
-def _triangles(text: AttendedText, room: int, frame: Frame) -> Triangles | None:
-    return Triangles(text, text.maps[:room], frame.sides[0]) if _whole(text) else None
-
-
-def _shown(text: AttendedText, room: int) -> TokenText:
-    """Return the text as figures show it: with a row per map and chosen query, or without rows for whole maps."""
-    whole = _whole(text)
-    rows = [(map_, row) for map_ in text.maps for row in range(len(text.queries))]
-    more = len(text.maps if whole else rows) - room
-    what = ("map" if whole else "row") + "s" * (more > 1)
-    about = "; ".join(filter(None, (span_name(text), f"{more} more {what}; the files have them" if more > 0 else "")))
-    made = [] if whole else [_row(map_, row, text) for map_, row in rows[:room]]
-    return _text(text, made, about or "no maps" * (not rows))

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.interp.gates import READ_BY
+from ssmscope.interp.heatmap.views import FLAT_REMARK
+from ssmscope.interp.heatmap.words import is_selective
 from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import number
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, number_cell, table
@@ -29,6 +32,7 @@ UNSIGNED = frozenset({"gradcam", "attention-rollout", "survival", "self-retentio
 """Methods whose scores have a size and no direction; views colour them from lowest to highest."""
 NAMED = 8
 """Largest number of words of each sign that a table names."""
+AGAINST = "strongest against"
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,12 +249,21 @@ def _text(text: ExplainedText, top: int) -> TokenText:
 def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:
     strongest = [*text.top(each, top), *text.against(each, top)]
     strongest.sort(key=lambda at: (-abs(each.scores[at]), at))
+    flat, seen = is_flat(each, text), ends(each, text)
     # If all tokens were marked, none would stand out.
-    marked = strongest[: min(top, max(int((~text.special).sum()) // 2, 1))]
+    marked = strongest[: 0 if flat else min(top, max(int((~text.special).sum()) // 2, 1))]
     kept, against = ([at for at in marked if (each.scores[at] > 0) == above] for above in (True, False))
     nothing = None if each.scores.any() else np.ones(len(text), dtype=bool)  # Zeros have no rank.
-    said = "; ".join(filter(None, (doubt(each), "every score is 0" * (nothing is not None))))
-    return TokenRow(each.method, each.scores, ends(each, text), each.signed, nothing, kept, against, remark=said)
+    said = "; ".join(filter(None, (doubt(each), "every score is 0" * (nothing is not None), FLAT_REMARK * flat)))
+    used, own = ((sum(seen) / 2,) * 2, seen) if flat else (seen, None)
+    return TokenRow(each.method, each.scores, used, each.signed, nothing, kept, against, remark=said, own=own)
+
+
+def is_flat(each: Attribution, text: ExplainedText) -> bool:
+    """Return True for a score of the gates that varies over a text's ordinary tokens by less than a tenth: noise."""
+    seen = each.scores[~text.special].astype(np.float64)
+    read = each.method in READ_BY and text.pixels is None and each.scores.any()
+    return bool(read) and not is_selective(1 - seen if each.method == "self-retention" else seen)
 
 
 def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:
@@ -292,12 +305,14 @@ def about(text: ExplainedText) -> str:
 def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
     """Yield a row per text and method; in a comparison, with the model's `label`, also what is explained."""
     for at, text in enumerate(result):
+        sides = {"highest scores": text.top} | ({AGAINST: text.against} if {*result.methods} - UNSIGNED else {})
         for each in text.attributions:
             cells = {"of": Cell(text=text.target), "f": number_cell(text.value)} if label else {}
-            sides = {"highest scores": text.top} | ({"strongest against": text.against} if each.signed else {})
+            flat = is_flat(each, text)
             for name, places in sides.items():
+                said = name_scores(text.tokens, each.scores, places(each, result.top)[:NAMED])
                 cells[name] = Cell(
-                    text=name_scores(text.tokens, each.scores, places(each, result.top)[:NAMED]) or "none"
+                    text=said and FLAT_REMARK if flat else said or "none" * (each.signed or name != AGAINST)
                 )
             if text.special.any():
                 cells["special tokens"] = Cell(text=_special(each, text))

@@ -1,4 +1,4 @@
-"""Fidelity of explanations: the effect of hiding the tokens that they name on a model's output."""
+"""Fidelity of explanations: the effect on a model's output of hiding the tokens that they name."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def fidelity_auc(
             a token's embedding. When everything is deleted it is the one token that is left.
 
     Raises:
-        InputError: the model is no classifier of texts, no text of two tokens, or scores or logits that are not finite.
+        InputError: not a classifier of texts, no text of two tokens, or scores or logits that are not finite.
     """
     from fractions import Fraction
 

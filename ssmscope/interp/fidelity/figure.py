@@ -34,7 +34,7 @@ def draw(result: Fidelity, frame: plot.Frame) -> Figure:
     across = min(ACROSS, max(1, int(sheet.width / 1.5)))
     lines = math.ceil(len(result.methods) / across)
     high = plot.ROW_INCHES * len(result.rows) + plot.AXIS_INCHES
-    upper, lower = sheet.parts(high, lines * (CURVE_INCHES + 0.3) + 0.4)
+    upper, lower = sheet.parts(high, lines * (CURVE_INCHES + 0.3) + 0.4, least=0.8)
     axes = plot.styled(upper.subplots())
     colours = [[plot.INK] * len(result.methods) + [plot.SOFT]]
     plot.points(axes, result.rows, [result.estimate(method) for method in result.rows], colours=colours)

@@ -54,7 +54,7 @@ def ranking(scores: Float[np.ndarray, "rankings n"]) -> Int[np.ndarray, "ranking
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """Distinct sets of tokens of one text that rankings ask to hide, and the numbers of those asked."""
+    """Distinct sets of tokens of one text that rankings hide, and for each ranking and share the index of its set."""
 
     sets: Bool[np.ndarray, "sets n"]
     """Over the text's non-special tokens, True where one is hidden."""
@@ -89,13 +89,11 @@ def distinct(sets: Bool[np.ndarray, "asked n"]) -> tuple[list[int], Int[np.ndarr
 
 
 def replacement_vector(model: Model, replacement: str) -> Float[Tensor, " width"]:
-    """Return the embedding that replaces hidden tokens': the table's mean, zeros, or a token's."""
+    """Return the embedding that replaces those of hidden tokens: the table's mean, zeros, or a token's."""
     table = embedding_table(model.module)
     if replacement == "mean":
         return table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table)
-    if replacement == "zero":
-        return torch.zeros_like(table[0])
-    return table[_token(model, replacement)]
+    return torch.zeros_like(table[0]) if replacement == "zero" else table[_token(model, replacement)]
 
 
 def _token(model: Model, replacement: Any) -> int:
@@ -111,7 +109,8 @@ def _token(model: Model, replacement: Any) -> int:
     unknown = tokenizer.unk_token_id is not None and ids == [tokenizer.unk_token_id]
     if len(ids) != 1 or (unknown and replacement != tokenizer.unk_token):
         raise InputError(
-            f"replacement {replacement!r} is no token of {model.name}; allowed are {', '.join(REPLACEMENTS)} or a token"
+            f"replacement {replacement!r} is not a token of {model.name}; allowed are "
+            f"{', '.join(REPLACEMENTS)} or a token"
             f"{did_you_mean(replacement, REPLACEMENTS)}"
         )
     return int(ids[0])

@@ -28,7 +28,7 @@ UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Fidelity(Result, kind="fidelity"):
-    """Effect of hiding the tokens that each method names on the output, text by text and on average."""
+    """Effect on the output of hiding the tokens that each method names, text by text and on average."""
 
     methods: tuple[str, ...]
     measures: tuple[str, ...]
@@ -90,7 +90,7 @@ class Fidelity(Result, kind="fidelity"):
         return f"{found}, {clearly}the best of {len(self.methods)}"
 
     def _best_named(self) -> str:
-        """Name the method of the largest ΔA with those not told from it; "" where there are too many."""
+        """Name the method with the largest ΔA and those indistinguishable from it; "" if these are too many."""
         first = max(self.methods, key=lambda name: self.estimate(name).value)
         alike = [name for name in self.methods if name != first and not self.difference(first, name).low > 0]
         return with_ties([first, *alike], len(self.methods))

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.views import shared_words
-from ssmscope.interp.heatmap.words import SHOWN_HIGHEST
+from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, shown_words
 from ssmscope.render import figure as plot
 from ssmscope.render.figure import line
 from ssmscope.render.numbers import evenly_spaced
@@ -32,7 +32,7 @@ def draw(result: DataHeatmap, frame: plot.Frame) -> Figure:
     step = evenly_spaced(len(chosen), MAX_LAYER_CURVES) if chosen else []
     curves += [(f"layer {chosen[at].number}", chosen[at].tenths) for at in step]
     legend = [(plot.handle(number), name) for number, (name, _) in enumerate(curves)]
-    shown = result.shown_words
+    shown = shown_words(result.words)
     sheet = plot.Sheet(frame, result.headline, plot.data_line(result), legend, width=10.2)
     panels = words_and_parts(sheet, len(shown), bool(result.timed))
     colours = [[plot.COLOURS[0] if at < SHOWN_HIGHEST else plot.COLOURS[1] for at in range(len(shown))]]
@@ -105,7 +105,7 @@ def draw_pair(pair: Paired, frame: plot.Frame) -> Figure:
         for at, result in enumerate(results):
             numbers, found = zip(*((each.number, each.half_life) for each in result.by_layer))
             axes.plot(numbers, found, **plot.look(at))
-        plot.scale_log(axes, "y", base=2)
+        plot.scale_log(axes, "y")
         plot.integers(axes.xaxis, 8)
         longer = any(math.isinf(each.half_life) for result in results for each in result.by_layer)
         axes.set(xlabel="layer", ylabel="half-life in tokens" + ", longer ones omitted" * longer)

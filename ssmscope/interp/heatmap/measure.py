@@ -174,7 +174,7 @@ class TokenAverages:
         self.spread = np.sqrt(within.sum(1) / max(self.count.sum(), 1))
 
     def compared(self, scores: np.ndarray, batch: Batch) -> np.ndarray:
-        """Return what is averaged for scores (layers, batch, length); NaN at special tokens and padding."""
+        """Return the averaged quantity for scores (layers, batch, length); NaN at special tokens and padding."""
         ordinary = np.zeros(scores.shape[1:], dtype=bool)
         for row, words in enumerate(batch.words):
             ordinary[row, : len(words)] = [word is not None for word in words]

@@ -1,4 +1,4 @@
-"""Heatmap over a data set: what is kept of its words, positions and classes. Texts run a batch at a time, and only sums
+"""Heatmap over a data set: what is kept of its words, positions and classes. Texts run batch by batch, and only sums
 are held."""
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ssmscope.interp.heatmap.words import (
     SHOWN_HIGHEST,
     SHOWN_LOWEST,
     is_punctuation,
+    shown_words,
     word_groups,
     word_scores,
     word_text,
@@ -117,7 +118,7 @@ def text_measures(tokens: Sequence[str], words: Sequence[int | None], scores: np
     marks = np.array([is_punctuation(name) for name in names])
     end = np.arange(len(groups)) >= (1 - END_SHARE) * len(groups)
 
-    def held(chosen: np.ndarray) -> float:  # Scores that are no shares have a mean.
+    def held(chosen: np.ndarray) -> float:  # Scores that are not shares have a mean.
         if of == "survival":
             return float(share[chosen].sum())
         return float(share[chosen].mean()) if chosen.any() else np.nan
@@ -136,7 +137,7 @@ def text_measures(tokens: Sequence[str], words: Sequence[int | None], scores: np
 
 
 def half_life_counts(model: Model, batch: Batch) -> dict[str, np.ndarray]:
-    """Return by layer (2, 1 + heads, `MAX_HALF_LIFE` + 1): tokens halved after d tokens, and seen for only d."""
+    """Count by layer, (2, 1 + heads, `MAX_HALF_LIFE` + 1): tokens halved after d tokens, and seen for only d."""
     counts: dict[str, np.ndarray] = {}
 
     def visit(index: int, rows: Sequence[int], layer: LayerTrace) -> None:
@@ -249,12 +250,15 @@ def summarise(
     if not punctuation:
         marks = np.array([is_punctuation(name) for name in names])
         entries = entries[:, ~marks[entries[0].astype(int)]]
+    every = _with_intervals(entries, _chosen(entries, len(names), least, HIGHEST, LOWEST).tolist(), names, total, seed)
     kept = []
     for at, (name, chosen) in enumerate(groups.items()):
         own, size = entries[:, chosen[entries[1].astype(int)]], int(chosen.sum())
-        highest = names[_chosen(own, len(names), min_texts(size), SHOWN_HIGHEST, SHOWN_LOWEST)[:OF_GROUP]].tolist()
+        highest = names[_chosen(own, len(names), min_texts(size), SHOWN_HIGHEST, SHOWN_LOWEST)].tolist()
+        if name == "all":
+            highest = [each.word for each in shown_words(every)]
         means = dict(zip(MEASURES, estimates[width * at : width * (at + 1)]))
-        kept.append(KeptGroup(name, size, **means, words=tuple(highest)))
+        kept.append(KeptGroup(name, size, **means, words=tuple(highest[:OF_GROUP])))
     tenths = estimates[width * len(groups) :]
     counts = np.bincount(entries[0].astype(int), entries[3], minlength=len(names))
     texts = np.bincount(entries[0].astype(int), minlength=len(names))
@@ -266,9 +270,8 @@ def summarise(
         highest = tuple(str(names[word]) for word in order if not np.isnan(score[word]))
         parts = tuple(tenths[TENTHS * (1 + at) : TENTHS * (2 + at)])
         layers.append(KeptLayer(number, float(halves[0]), halves[1:], highest, parts))
-    chosen = _chosen(entries, len(names), least, HIGHEST, LOWEST).tolist()
     return {
-        "words": _with_intervals(entries, chosen, names, total, seed),
+        "words": every,
         "least": least,
         "named": int((texts >= least).sum()),
         "groups": tuple(kept),
@@ -301,9 +304,9 @@ def _groups(model: Model, data: TextData, found: Mapping[str, np.ndarray]) -> tu
 
 
 def _chosen(entries: np.ndarray, words: int, least: int, highest: int, lowest: int) -> np.ndarray:
-    """Return words that occur in enough texts, by falling mean: so many with the highest lower ends of the mean's
-    interval, and so many with the lowest upper ends, so that a rare word is not there by chance. Ends are two standard
-    errors away, over texts."""
+    """Return words that occur in at least `least` texts, by falling mean: the `highest` ones by the lower end of the
+    mean's interval and the `lowest` ones by its upper end, so that rare words are not there by chance. Ends are two
+    standard errors away, over texts."""
     number, _, sums, count = entries
     at = number.astype(int)
     total = np.bincount(at, count, minlength=words)

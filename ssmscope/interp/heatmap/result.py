@@ -13,14 +13,7 @@ import pandas as pd
 from ssmscope.api.results import OverTexts, Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap import views
-from ssmscope.interp.heatmap.words import (
-    SHOWN_HIGHEST,
-    SHOWN_LOWEST,
-    format_half_life,
-    median_half_life,
-    word_groups,
-    word_text,
-)
+from ssmscope.interp.heatmap.words import format_half_life, median_half_life, shown_words, word_groups, word_text
 from ssmscope.render.blocks import OfTokens
 from ssmscope.render.numbers import counted, number_runs
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, with_interval
@@ -107,7 +100,6 @@ class Head:
 class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     """Heatmap of one or several texts. `len`, iteration and `[i]` are over the texts."""
 
-    drawn_by: ClassVar[str] = "views"
     vector: ClassVar[bool] = False
 
     texts: tuple[ScoredText, ...]
@@ -143,6 +135,13 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 
     def token_rows(self) -> TokenRows:
         return views.rows(self)
+
+    def draw(self, frame: Frame, *, start: int = 0) -> Figure:  # type: ignore[override]
+        """Draw every text in the colours of its average, its layers and its heads; long texts as strips over positions,
+        images as maps. One figure holds 8 texts, from number `start` on."""
+        from ssmscope.render.token_figure import draw_rows
+
+        return draw_rows(views.rows(self), self.headline, frame, start=start)
 
     @property
     def summed(self) -> bool:
@@ -279,7 +278,7 @@ class KeptGroup:
     """"all", "class NAME", "answered right" or "answered wrong"."""
     texts: int
     strongest: Estimate
-    """Score of the highest word of a text that is no punctuation."""
+    """Score of the highest word of a text that is not punctuation."""
     punctuation: Estimate
     end: Estimate
     """Score of the last quarter of the words."""
@@ -340,14 +339,6 @@ class DataHeatmap(Result, kind="heatmap-data"):
         return self.score == "survival"
 
     @property
-    def shown_words(self) -> tuple[KeptWord, ...]:
-        """Words that views show, by falling mean: those whose intervals begin highest or end lowest."""
-        upper = sorted(self.words, key=lambda each: -each.kept.low)[:SHOWN_HIGHEST]
-        rest = [each for each in self.words if each not in upper]
-        lower = sorted(rest, key=lambda each: each.kept.high)[:SHOWN_LOWEST]
-        return tuple(each for each in self.words if each in upper or each in lower)
-
-    @property
     def unit(self) -> str:
         """Unit of the scores of words and parts."""
         return "times an even share" if self.survives else self.score
@@ -361,7 +352,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
         if not self.words:
             return f"{self.score} over {counted(self.texts, 'text')}; no word occurs in enough of them"
         unit = f" {self.unit}" * self.survives
-        first, *words = self.shown_words
+        first, *words = shown_words(self.words)
         most = ", ".join(f"“{visible(each.word)}”" for each in words[:2])
         said = f"highest: “{visible(first.word)}” {with_interval(first.kept)}{unit}" + f", then {most}" * bool(most)
         said += f"; lowest: “{visible(words[-1].word)}” {with_interval(words[-1].kept)}" if words else ""

@@ -10,21 +10,18 @@ import numpy as np
 
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_half_life, median_half_life
+from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_half_life, median_half_life, shown_words
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import counted, score_range
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, value_cell
 from ssmscope.render.tokens import short_token, visible
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer, ScoredText, SelectionHeatmap
-    from ssmscope.render.figure import Frame
 
 FLAT_REMARK = "flat: noise"
 IMAGE_REMARK = "hardly selects"
-"""Remark on a flat row of an image; it is drawn all the same, since neighbouring pixels show what is no noise."""
+"""Remark on a flat row of an image; it is drawn all the same, since neighbouring pixels show what is not noise."""
 CONVOLUTION_REMARK = "; in italics, or underlined in orange: the convolution is not yet full"
 
 
@@ -177,14 +174,6 @@ def notes(result: SelectionHeatmap) -> list[str]:
     return found
 
 
-def draw(result: SelectionHeatmap, frame: Frame, *, start: int = 0) -> Figure:
-    """Draw every text in the colours of its average, its layers and its heads; long texts as strips over positions,
-    images as maps. One figure holds 8 texts, from number `start` on."""
-    from ssmscope.render.token_figure import draw_rows
-
-    return draw_rows(rows(result), result.headline, frame, start=start)
-
-
 BRIEF_LAYERS = 6
 """Number of layers in a terminal."""
 NAMED_WORDS = 3
@@ -223,7 +212,7 @@ def data_blocks(result: DataHeatmap) -> Iterator[Block]:
 
 def words(result: DataHeatmap) -> Table:
     lines = []
-    for each in result.shown_words:
+    for each in shown_words(result.words):
         cells = {"score": Cell(each.kept), "texts": Cell(text=f"{each.texts:,}")}
         lines.append(Line((visible(each.word),), {**cells, "times": Cell(text=f"{each.count:,}")}))
     from_both = f"The {SHOWN_HIGHEST} highest and {SHOWN_LOWEST} lowest of" if len(lines) < len(result.words) else "Of"

@@ -7,9 +7,12 @@ import string
 import unicodedata
 from collections.abc import Sequence
 from itertools import chain
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from ssmscope.interp.heatmap.result import KeptWord
 
 Kind = Literal["share", "mean", "z"]
 NOISE_VARIATION = 0.1
@@ -111,3 +114,10 @@ def median_half_life(found: np.ndarray, length: int) -> str:
 def format_half_life(found: float) -> str:
     """Format a half-life over a data set."""
     return f"{found:.0f}" if math.isfinite(found) else f"> {MAX_HALF_LIFE}"
+
+
+def shown_words(words: Sequence[KeptWord]) -> tuple[KeptWord, ...]:
+    """Return the words that views show, in their order: those whose intervals begin highest or end lowest."""
+    upper = sorted(words, key=lambda each: -each.kept.low)[:SHOWN_HIGHEST]
+    lower = sorted((each for each in words if each not in upper), key=lambda each: each.kept.high)[:SHOWN_LOWEST]
+    return tuple(each for each in words if each in upper or each in lower)

@@ -42,9 +42,8 @@ def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
     """Yield the cuts one after another; the first is everything in all layers."""
     roads = roads_of(model)
     layers, last = list(roads), len(roads) - 1
-    windows = [
-        (layers[max(0, at - (window - 1) // 2)], layers[min(last, at + window // 2)]) for at in range(len(layers))
-    ]
+    before, after = (window - 1) // 2, window // 2
+    windows = [(layers[max(0, at - before)], layers[min(last, at + after)]) for at in range(len(layers))]
     yield Cut(layers[0], layers[-1])
     if by == "window":
         yield from (Cut(*ends) for ends in windows)

@@ -11,6 +11,7 @@ import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.render import numbers
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, in_percent, table
 from ssmscope.render.tokens import shorten, visible
@@ -137,4 +138,5 @@ class Knockout(Result, kind="knockout"):
 
 def _percent(found: Estimate) -> Cell:
     ends = found.times(100)
-    return Cell(ends, text=in_percent(found, interval=False))
+    small = 0.001 <= abs(ends.value) < 1
+    return Cell(ends, text=f"{numbers.number(ends.value)} %" if small else in_percent(found, interval=False))

@@ -108,7 +108,7 @@ def output_gradients(
 
 @contextmanager
 def keep_outputs(layers: list[nn.Module], kept: dict[int, Tensor]) -> Iterator[None]:
-    """Within the context `kept` receives the output of each of these layers, by its place, when it has run."""
+    """Store in `kept`, within the context, the output of each of these layers by its place, once it has run."""
 
     def keep(index: int, _: nn.Module, output: Any) -> None:
         kept[index] = output[0] if isinstance(output, tuple) else output

@@ -125,7 +125,7 @@ _Sum = tuple[Tensor, float, float]
 
 
 def _summed(scores: Tensor, error: float, before: float, after: float) -> _Sum:
-    """Sum a text up; `error` is in units of the scores. Where nothing has moved, nothing is missing."""
+    """Sum the pieces of a text; `error` is in units of the scores. Where nothing has moved, nothing is missing."""
     missed, largest = abs(float(scores.sum()) - (after - before)), float(scores.abs().max())
     share = 0.0 if error == 0 else error / max(largest, SMALLEST_DIVISOR)
     return scores, share, 0.0 if missed == 0 else missed / max(abs(after - before), SMALLEST_DIVISOR)
@@ -163,7 +163,7 @@ def _error(pieces: Sequence[_Halved]) -> float:
 
 
 def _worst(pieces: list[_Halved], tolerance: float) -> list[_Halved]:
-    """Return the pieces to be halved, the worst first, without which the others have half of the allowed error."""
+    """Return the pieces to halve, the worst first: as many as leave the others with half of the allowed error."""
     bearable = tolerance * float(_total(pieces).abs().max())
     if _error(pieces) <= bearable:
         return []

@@ -98,7 +98,7 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
     """Return the relevance of every token of an objective's texts (MambaLRP; the rules are in the module's docstring).
 
     `delta` is |Σ relevance + the constants' relevance − f(x)| / |f(x)|, with f(x) from the model itself: rounding, as
-    long as the rules hold for the model. Probabilities and continuations are no logits: their relevance is that of the
+    long as the rules hold for the model. Probabilities and continuations are not logits: their relevance is that of the
     logits weighted by the gradient of f by them; it adds up to no value, and the batch has no `delta`.
 
     Args:
@@ -267,8 +267,8 @@ def _rest_map(one: Tensor, y: Tensor) -> Tensor:
 
 @contextmanager
 def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bool = True) -> Iterator[None]:
-    """Within the context `module` computes what it always does, and its derivatives are relevance: by the input's
-    embeddings, and by `one` (a 1 per row), by which every constant is multiplied. On leaving it is as before."""
+    """Make the derivatives of `module` relevance within the context, without changing its outputs: derivatives by the
+    input's embeddings, and by `one` (a 1 per row), by which every constant is multiplied."""
     found = mixers(module)
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InputError("lrp needs every weight of a layer in memory, and some are offloaded: load the whole model")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from ssmscope.core.intercept import observe, override_forward
-from ssmscope.core.known_models import THEIRS
+from ssmscope.core.known_models import TRANSFORMERS_FAMILIES
 from ssmscope.core.linearized import as_diagonal
 from ssmscope.errors import InputError
 
@@ -31,7 +31,7 @@ Handler = Callable[..., Any]
 
 ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv")
 """Families whose blocks are a mixer, for which `lrp` has the rules."""
-FAMILIES = tuple(f"transformers.models.{name}." for name in THEIRS if name not in ALONE)
+FAMILIES = tuple(f"transformers.models.{name}." for name in TRANSFORMERS_FAMILIES if name not in ALONE)
 LINEAR_CLASSES = re.compile(
     r"(Layer|Block|MLP|Mlp|FeedForward|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|"
     r"ForCausalLM|ForSequenceClassification)$"
@@ -61,12 +61,12 @@ def is_family_block(module: nn.Module) -> bool:
 
 
 def is_family_norm(module: nn.Module) -> bool:
-    """Return True if a module is such a block's norm by the root mean square."""
+    """Return True if a module is the root-mean-square norm of another library's block."""
     return type(module).__module__.startswith(FAMILIES) and type(module).__name__.endswith("RMSNorm")
 
 
 def part_handlers(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler]]:
-    """Return the parts of such a block, itself included, that need a handler, with their handlers."""
+    """Return the parts of another library's block, itself included, that need a handler, with their handlers."""
     parts = dict(module.named_children())
     found: list[tuple[nn.Module, Handler]] = _latent(module, parts) if "kv_b_proj" in parts else []
     found += [(parts[name], _constant) for name in FROZEN_OUTPUTS if name in parts]
@@ -76,7 +76,7 @@ def part_handlers(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handle
         found += [] if activation is None else [(activation, lambda below, c: below(c))]
         return [*found, (module, partial(_through_gated, module, activation or silu, half))]
     if activation is None and any(callable(getattr(module, name, None)) for name in ACTIVATION_NAMES):
-        raise InputError(f"lrp has no rule for a {type(module).__name__}, whose activation is no module")
+        raise InputError(f"lrp has no rule for a {type(module).__name__}, whose activation is not a module")
     if activation is None:
         return found
     gated = any(hasattr(module, name) for name in GATE_NAMES)
@@ -110,7 +110,7 @@ def _latent(attention: Any, parts: dict[str, nn.Module]) -> list[tuple[nn.Module
 
 @contextmanager
 def freeze_soft_caps(module: Any) -> Iterator[None]:
-    """Within the context a soft cap (xLSTM, RecurrentGemma) multiplies the head's logits by a frozen factor."""
+    """Replace, within the context, a soft cap of logits (xLSTM, RecurrentGemma) by a frozen factor."""
     heads = [part for part in module.modules() if hasattr(part, "lm_head")]
     heads = [part for part in heads if any(getattr(part.config, name, None) for name in SOFT_CAP_FIELDS)]
     if not heads:

@@ -1,4 +1,4 @@
-"""Methods of a model's memory and implicit attention, occlusion, and random scores, which any method has to beat."""
+"""Methods of a model's memory and implicit attention, occlusion, and random scores, which every method has to beat."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def survival(objective: Objective) -> Scores:
     """Share of token t in the states after the text's last token, averaged over layers: see
     `ssmscope.ops.survival.shares`.
 
-    It is of the text alone, whatever the target: what the model still has of a token, and not what it makes of it.
+    It depends on the text alone, not on the target: how much of a token the model still has, not how it uses it.
     """
     mask, model = objective.batch.mask, objective.model
     check_survival(model)
@@ -46,7 +46,7 @@ def survival(objective: Objective) -> Scores:
 def self_retention(objective: Objective) -> Scores:
     """E[A_t], the mean of the retention gate over layers, channels (or heads) and states (Baleen, Eq. 10).
 
-    It is of the text alone, whatever the target: the average of `selection_heatmap`.
+    It depends on the text alone, not on the target: the average of `selection_heatmap`.
     """
     objective.model.check_recurrent_state("the method self-retention, or self-write,")
     retention = objective.model.trace(objective.batch, keep_inputs=False).retention.cpu().double().mean(0)
@@ -60,7 +60,7 @@ def self_write(objective: Objective) -> Scores:
 
 
 def occlusion(objective: Objective, *, baseline: str | int | float = "mean", window: int = 1) -> Scores:
-    """score_t = f(e) − f(e with the baseline's embedding at t) (after Zeiler & Fergus, 2014).
+    """Occlusion: score_t = f(e) − f(e with the baseline's embedding at t) (after Zeiler & Fergus, 2014).
 
     Args:
         baseline: embedding of hidden tokens, see `baseline_embeddings`.
@@ -104,7 +104,7 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
     last row of Π_layers (residual · I + (1 − residual) · A), A the absolute value of the signed mean over channels, its
     rows divided by their sums.
 
-    It is of the text alone, whatever the target, and needs whole maps: of at most 8192 tokens.
+    It depends on the text alone, not on the target, and needs whole maps: of at most 8192 tokens.
 
     Args:
         residual: the share of the residual stream, from 0 to 1.
@@ -121,11 +121,11 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
 def attention_gradient(objective: Objective) -> Scores:
     """Attention × gradient: score_s = Σ_layers Σ_t Σ_channels g[t] M[t, s] x[s], M a layer's block-level matrix, x its
     input and g the gradient of f at its output: the columns' sums of the maps of `ssmscope.attention_gradient` (after
-    Chefer et al., 2021), with their signs. No map is made: a column's sum is x[s] (gᵀ M)[s]; but of softmax attention A
-    the A ⊙ ∂f/∂A of its heads are.
+    Chefer et al., 2021), with their signs. A column's sum is x[s] (gᵀ M)[s], without materializing the map; only
+    softmax attention A has A ⊙ ∂f/∂A of its heads.
     """
     if objective.continues:
-        raise InputError("attention-gradient explains one token: a continuation of several is in its maps itself")
+        raise InputError("attention-gradient explains one token; give one as target, not a continuation")
     embeddings = objective.embeddings()
     model = objective.model
     scores = torch.zeros_like(embeddings[..., 0], dtype=torch.promote_types(embeddings.dtype, torch.float32))

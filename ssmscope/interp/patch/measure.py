@@ -1,4 +1,4 @@
-"""Grid of patched runs, from runs that start after what they share, and its approximation by one gradient."""
+"""Grid of patched runs, which start after what they share, and its approximation by one gradient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerState, States, gathered, mapped
 from ssmscope.errors import InputError
 from ssmscope.interp.edited_texts import EditedText, edited_texts
-from ssmscope.interp.resuming import PlainRun, resumes
+from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
 from ssmscope.interp.sanity.measure import spearman
 from ssmscope.interp.scoring import answer_ids, check_heads, probability_and_logit
 
@@ -67,7 +67,7 @@ class PatchRuns:
         self.model, self.base, self.source = model, base, source
         self.layers, self.length = range(model.num_layers), base.input_ids.shape[1]
         tokens = tokens_at_once(model.device, width=model.width)
-        self.resumed, self.at_once = resumes(model, base), max(1, tokens // self.length)
+        self.reuse, self.at_once = can_start_at_layer(model, base), max(1, tokens // self.length)
         both = (base, source)
         self.pair = Batch(
             torch.cat([each.input_ids for each in both]),
@@ -98,7 +98,7 @@ class PatchRuns:
             base, source = (gathered(states, torch.arange(which, 2 * len(places), 2)) for which in (0, 1))
             starts, rows = [place + 1 for place in places], [0] * len(places)
             batch = token_windows(self.base, rows, starts, [self.length] * len(places))
-            run = PlainRun(self.model, batch, base, resumed=self.resumed, last_only=True)
+            run = PlainRun(self.model, batch, base, reuse=self.reuse, last_only=True)
             for layer in layers:
                 own = tuple(source[each] if layer in (each, None) else base[each] for each in self.layers)
                 logits = run.again(layer or 0, states=own + base[len(own) :])  # Attention keeps the base run's.
@@ -158,7 +158,7 @@ class PatchRuns:
         """Return the base run from a token on."""
         states = self.model.run(token_windows(self.base, [0], [0], [start]), last_only=True).states if start else None
         batch = token_windows(self.base, [0], [start], [self.length])
-        return PlainRun(self.model, batch, states, resumed=self.resumed, last_only=True)
+        return PlainRun(self.model, batch, states, reuse=self.reuse, last_only=True)
 
 
 def token_windows(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> Batch:
@@ -194,7 +194,7 @@ def measure(model: Model, logits: Tensor, ids: tuple[int, int]) -> np.ndarray:
 
 
 def attributed(runs: PatchRuns, site: str, positions: Sequence[int], ids: tuple[int, int]) -> np.ndarray:
-    """Return (layers, positions), or (layers, heads): (a_source − a_base) · ∂m/∂a, m the difference of the logits of
+    """Return (a_source − a_base) · ∂m/∂a, (layers, positions) or (layers, heads), m the difference of the logits of
     answer and contrast in the base run (attribution patching, Nanda 2023; Syed et al. 2023, Eq. 2)."""
     kept: tuple[Recorded, Recorded] = ({}, {})
     with torch.no_grad():

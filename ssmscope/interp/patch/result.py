@@ -66,7 +66,7 @@ class Patching(Result, kind="patch"):
 
     @property
     def flipped(self) -> str:
-        """Say which token, or head, is the first that flips the answer: of which the run answers as the other one."""
+        """Name the first token, or head, whose patch flips the answer to the other run's."""
         heads = self.site == "head"
         rows = self.values[-1:] if self.is_exact and not heads else self.values
         cells = np.argwhere((np.sign(rows[..., 1]) == -np.sign(self.base[1])).T)
@@ -120,9 +120,7 @@ class Patching(Result, kind="patch"):
 
     def name(self, row: int, column: int) -> str:
         """Name a cell."""
-        if self.site == "head":
-            return f"layer {row}, head {column}"
-        return f"layer {row}, {self.place(column)}"
+        return f"layer {row}, {f'head {column}' if self.site == 'head' else self.place(column)}"
 
     def place(self, column: int) -> str:
         """Name the token of a column by its position."""
@@ -169,10 +167,8 @@ class Patching(Result, kind="patch"):
             own, ranks = (f"{each:.3f}".replace("-", "−") for each in self.agreement)
             yield Prose(f"Correlation of the gradient's approximation with it: {own} (Pearson), {ranks} (Spearman).")
             yield Picture(partial(self.figure, approximated=True), f"{self.headline}, approximated")
-        lines = [
-            Line((self.name(*cell),), {self.metric_name: short_cell(value)})
-            for cell, value in self.strongest(NAMED_CELLS)
-        ]
+        top = self.strongest(NAMED_CELLS)
+        lines = [Line((self.name(*cell),), {self.metric_name: short_cell(value)}) for cell, value in top]
         into = f"Values of the {names[1]} run in the {names[0]} one; the cells of single layers that change the most."
         yield table(("patched",), lines, note=into)
         yield from text_blocks(self.written, dict(enumerate(names)))

@@ -63,7 +63,7 @@ def plausibility(
         methods: those of `explain`, or functions by name, see there.
 
     Raises:
-        InputError: the model is no classifier of texts, no text has a rationale, a tokenizer that does not say which
+        InputError: the model is not a classifier of texts, no text has a rationale, a tokenizer that does not say which
             characters a token is of, or scores that are not finite.
     """
     from dataclasses import replace

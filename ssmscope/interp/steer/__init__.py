@@ -32,7 +32,7 @@ def check_steer(*, strengths: Sequence[float], vector: Any, layer: int | None, *
     if vector is None and len(texts) < 2:
         raise InputError("no text to steer to or from; give toward=… and away=…, or vector=…")
     if len(set(strengths)) < len(strengths):
-        raise InputError(f"strengths has a number twice: {', '.join(f'{each:g}' for each in strengths)}")
+        raise InputError(f"strengths has a number twice: {', '.join(f'{each:g}' for each in strengths)}; keep one")
 
 
 @analysis(

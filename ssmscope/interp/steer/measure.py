@@ -22,7 +22,7 @@ from ssmscope.core.progress import progress_bar
 from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
 from ssmscope.interp.objective import tokens_that_fit
-from ssmscope.interp.resuming import PlainRun, resumes
+from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
 from ssmscope.interp.scoring import MEASURES, ScoredExamples, means_with_intervals, probability_and_logit
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class SteeredRuns:
         }
 
     def probabilities(self, batch: Batch, ids: Sequence[int]) -> np.ndarray:
-        """Return (directions, strengths, texts), the probabilities of the answers."""
+        """Return the probabilities of the answers, (directions, strengths, texts)."""
         found = np.empty((*self.shape, len(ids)))
         room_here = tokens_that_fit(self.model, every_position=not self.model.is_classifier)
         for which, rows, logits in self._every(batch, list(by_length(batch.lengths, room_here))):
@@ -124,20 +124,20 @@ class SteeredRuns:
         return found
 
     def costs(self, examples: ScoredExamples) -> np.ndarray:
-        """Return (directions, strengths, examples, measures)."""
+        """Return the measures on held-out data, (directions, strengths, examples, measures)."""
         found = np.empty((*self.shape, len(examples), len(MEASURES)))
         for which, rows, logits in self._every(examples.batch, list(examples.batches())):
             found[(*which, rows)] = examples.measured(logits, rows)
         return found
 
     def _every(self, batch: Batch, batches: Sequence[list[int]]) -> Any:
-        """Yield a direction's and strength's numbers, rows that run together, and their logits."""
-        resumed = resumes(self.model, batch.rows([0]))
+        """Yield the indices of a direction and a strength, rows that run together, and their logits."""
+        reuse = can_start_at_layer(self.model, batch.rows([0]))
         with progress_bar() as bar:
             task = bar.add_task("steered runs", total=self.shape[0] * self.shape[1] * len(batches))
             for rows in batches:
                 own = batch.rows(rows)
-                base = PlainRun(self.model, own, resumed=resumed)
+                base = PlainRun(self.model, own, reuse=reuse)
                 for which in np.ndindex(*self.shape):
                     edit = self.edits.get(which)
                     yield which, rows, base.logits if edit is None else base.again(self.layer, edit)

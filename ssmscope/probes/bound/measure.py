@@ -93,9 +93,7 @@ def measure_terms(model: Model, batch: Batch) -> tuple[LayerTerms, ...]:
             found[index][place].add(layer, place, recurrence)
 
     visit_layers(model, batch, see)
-    return tuple(
-        one.terms(layer, place, len(parts)) for layer, parts in enumerate(found) for place, one in enumerate(parts)
-    )
+    return tuple(one.terms(layer, at, len(parts)) for layer, parts in enumerate(found) for at, one in enumerate(parts))
 
 
 class _Extremes:

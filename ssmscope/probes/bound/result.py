@@ -89,9 +89,7 @@ class GeneralizationBound(Result, kind="bound"):
             state = "outside the assumptions" if gap is None else "vacuous" if gap.vacuous else "holds"
             examples = "–" if result.examples is None else f"{result.examples:,}"
             cells = {"bound": Cell(text=state), "m": Cell(text=examples), "T": Cell(text=f"{result.length:,}")}
-            cells["losses differ by at most"] = number_cell(
-                gap.bound if gap is not None and not gap.vacuous else math.nan
-            )
+            cells["losses differ by at most"] = number_cell(gap.bound if gap and not gap.vacuous else math.nan)
             cells["ln C"] = number_cell(math.nan if capacity is None else capacity.log)
             lines.append(Line((label,), cells))
         return table(("model",), lines)
@@ -241,7 +239,7 @@ def _growth(n: Norms, result: GeneralizationBound) -> Iterator[str]:
     else:
         yield (
             f"s_A > 0: a state may grow by ln ρ = {number(n.log_rho)} a token, and C by as much. (Eq. 15 prints "
-            f"{number(n.log_rho_printed)}, which is no upper bound for s_A > 0.)"
+            f"{number(n.log_rho_printed)}, which is not an upper bound for s_A > 0.)"
         )
     if not math.isnan(result.log_lower):
         equation = "19" if n.abscissa > 0 else "20"

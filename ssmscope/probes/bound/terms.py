@@ -96,29 +96,29 @@ class Norms:
 
     @property
     def delta_min(self) -> float:
-        """softplus(p − B_q B_u): no step is smaller."""
+        """Smallest possible step, softplus(p − B_q B_u)."""
         return softplus(self.p - self.B_q * self.B_u)
 
     @property
     def M_delta(self) -> float:
-        """softplus(p + B_q B_u) (Eq. 15): no step is larger."""
+        """Largest possible step, softplus(p + B_q B_u) (Eq. 15)."""
         return softplus(self.p + self.B_q * self.B_u)
 
     @property
     def log_rho(self) -> float:
-        """ln ρ, the largest growth of a state in a step: s_A δ_min for s_A ≤ 0, else s_A M_Δ. Eq. 15 has δ_min at
-        either sign, which is no upper bound for s_A > 0: see `log_rho_printed`."""
+        """Largest growth of a state in a step, ln ρ: s_A δ_min for s_A ≤ 0, else s_A M_Δ. Eq. 15 has δ_min at either
+        sign, which is not an upper bound for s_A > 0: see `log_rho_printed`."""
         return self.abscissa * (self.delta_min if self.abscissa <= 0 else self.M_delta)
 
     @property
     def log_rho_printed(self) -> float:
-        """ln ρ by Eq. 15, s_A ln(1 + e^{p − B_q B_u}), with η = 0."""
+        """Printed value of ln ρ (Eq. 15), s_A ln(1 + e^{p − B_q B_u}), with η = 0."""
         return self.abscissa * self.delta_min
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """ln C at a length: `log` with all constants, `log_printed` by Eq. 14, which hides them in its Õ."""
+    """Capacity as ln C at a length: `log` with all constants, `log_printed` by Eq. 14, which hides them in its Õ."""
 
     log: float
     log_printed: float
@@ -203,7 +203,7 @@ def log_lower_bound(abscissa: float, B_w: float, *, length: int, examples: int) 
 
 @dataclass(frozen=True)
 class LayerTerms:
-    """Terms of the bound in one recurrence of a layer outside the theorem, the largest on the inputs, as
+    """Largest terms of the bound on the inputs, in one recurrence of a layer outside the theorem, as
     `GeneralizationBound.terms` describes them; without a continuous A, s_A and |A| are NaN, without a Δ its half range
     is, and Δ is 1."""
 

@@ -1,21 +1,21 @@
-"""Figure of scores: a point with its interval for each."""
+"""Figure of scores: a panel for each measure, a point with its interval for each task."""
 
 from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from ssmscope.probes.evaluate.result import Benchmarks
+from ssmscope.probes.evaluate.result import Benchmarks, Score
 from ssmscope.render.figure import ROW_INCHES, Frame, Sheet, points
 
 
 def draw(result: Benchmarks, frame: Frame) -> Figure:
-    """Draw the scores between 0 and 1; others, such as perplexities, only if there is nothing else."""
-    shown = [one for one in result.scores if 0 <= one.estimate.value <= 1] or list(result.scores)
-    below = result.intervals.rstrip(".")
-    if len(shown) < len(result.scores):
-        below += "; scores outside 0 to 1 are only in the table"
-    sheet = Sheet(frame, f"Evaluation of {result.model_name}", below)
-    (axes,) = sheet.panels(ROW_INCHES * len(shown))
-    points(axes, [f"{one.task}, {one.measure}" for one in shown], [one.estimate for one in shown], letters=30)
-    axes.set_xlabel("score")
+    """Draw every measure on an axis of its own."""
+    by_measure: dict[str, list[Score]] = {}
+    for one in result.scores:
+        by_measure.setdefault(one.measure, []).append(one)
+    sheet = Sheet(frame, f"Evaluation of {result.model_name}", result.intervals.rstrip("."))
+    panels = sheet.panels(*(ROW_INCHES * len(scores) for scores in by_measure.values()))
+    for axes, (measure, scores) in zip(panels, by_measure.items()):
+        points(axes, [one.task for one in scores], [one.estimate for one in scores], letters=30)
+        axes.set_xlabel(measure)
     return sheet.figure

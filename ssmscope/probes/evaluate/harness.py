@@ -22,8 +22,7 @@ from ssmscope.errors import InputError
 
 @register_model("ssmscope")
 class HarnessModel(HFLM):
-    """Hugging Face model of the harness that runs with our scans, in evaluation mode; its tokenizer needs an end
-    token."""
+    """Hugging Face model of the harness, run with our scans in evaluation mode; its tokenizer needs an end token."""
 
     def __init__(self, pretrained: Model | str, batch_size: int = 16, **options: Any) -> None:
         self.loaded = pretrained if isinstance(pretrained, Model) else load(pretrained)

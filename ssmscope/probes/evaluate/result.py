@@ -38,8 +38,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Benchmarks(Result, kind="evaluate"):
-    """Scores of a model on labelled data or on tasks of lm-evaluation-harness. `len` and iteration are over the
-    scores."""
+    """Scores of a model on labelled data or on tasks of lm-evaluation-harness. `len` and iteration are over scores."""
 
     scores: tuple[Score, ...]
 

@@ -35,7 +35,7 @@ def draw(result: Influence, frame: plot.Frame) -> Figure:
         made = part.subplots(len(panels), 1, squeeze=False, height_ratios=[high for _, high in panels]).ravel()
         for axes, (draw_panel, _) in zip(made, panels):
             draw_panel(plot.styled(axes), result)
-        part.legend(loc="outside lower left", ncols=1 if sheet.width < plot.NARROW_INCHES else 2)
+        part.legend(loc="outside lower left", ncols=1 if sheet.width < plot.NARROW_INCHES else 2, columnspacing=1.2)
     return sheet.figure
 
 
@@ -47,8 +47,8 @@ def _distances(axes: Axes, result: Influence) -> None:
         axes.plot(mean, color=colours.to_rgba(np.array(layer)), linewidth=0.9, alpha=0.85)
     reach = result.output
     distances, curve = np.arange(len(reach.pairs)), _with_band(np.exp(reach.log_norm), result)
-    if not result.layers:
-        low, *_, high = reach.quantiles.T
+    low, *_, high = reach.quantiles.T
+    if not result.layers and (high > low).any():
         axes.fill_between(distances, low, high, color=plot.SOFT, alpha=0.12, linewidth=0, label="5–95 %")
     style: dict[str, Any] = dict(linewidth=1.6 if len(curve) < 300 else 1.0, marker="." if len(curve) < 3 else None)
     plot.line(axes, distances, curve, 0, color=plot.INK, label="output, geometric mean", **style)

@@ -186,7 +186,7 @@ class _Table:
         return found
 
     def means(self, values: Float[np.ndarray, "rows distances"], seed: int) -> Float[np.ndarray, "distances 3"]:
-        """Return the mean over the rows in which it is defined by distance, with its interval over texts."""
+        """Return the mean by distance, over the rows that have one, with its interval over texts."""
         parts = []
         for start in range(0, values.shape[1], RESAMPLED_COLUMNS):
             own = values[:, start : start + RESAMPLED_COLUMNS]

@@ -160,9 +160,8 @@ class Influence(Result, kind="influence"):
         lines = []
         for place in self.similarity.places:
             held = {share: f"{100 * share:.0f} %" for share in SHARES}
-            cells: dict[str, Cell] = dict.fromkeys(
-                ("decay length", "R²", f"last {self.recent}", *held.values()), Cell()
-            )
+            names = ("decay length", "R²", f"last {self.recent}", *held.values())
+            cells: dict[str, Cell] = dict.fromkeys(names, Cell())
             if (reach := reaches.get(place)) is not None:
                 cells |= {"decay length": short_cell(reach.decay.length.value), "R²": _three_decimals(reach.decay.r2)}
                 cells[f"last {self.recent}"] = _three_decimals(reach.recent(self.recent).value)

@@ -69,7 +69,7 @@ def shared_windows(
         same = token_names(other.tokenizer) == token_names(first.tokenizer)
         if not same or not np.array_equal(windows_of(other, documents, length)[0], windows):
             raise InputError(
-                f"{first.name} and {other.name} do not share a tokenizer, so a token of one is no token of the other; "
+                f"{first.name} and {other.name} do not share a tokenizer, so their tokens differ; "
                 "measure them one at a time"
             )
     return windows, left_out

@@ -95,8 +95,7 @@ class SNRDifference:
 
 
 def columns_of(read: Needles) -> Float[np.ndarray, "examples streams columns"]:
-    """Return all metrics, in the order of `METRICS`, then the needle's probability of examples with distractors
-    alone."""
+    """Return all metrics, in the order of `METRICS`, then the needle's probability in examples with distractors."""
     alone = np.isnan(read.distractor)
     needle, apart = np.exp(read.needle), read.needle - read.distractor
     beats = np.where(alone, np.nan, apart > 0)

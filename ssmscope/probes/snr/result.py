@@ -73,8 +73,8 @@ class NeedleSNR(Result, kind="snr"):
         return tuple(dict.fromkeys(curve.length for curve in self.curves))
 
     def curve(self, model: str | None = None, task: str | None = None, length: int | None = None) -> SNRCurve:
-        """Return one curve, by default of the first model, all tasks and the first length; raise InputError if there is
-        none."""
+        """Return a curve, by default of the first model, all tasks and the first length; raise InputError without
+        one."""
         wanted = (model or self.models[0].name, task or self.tasks[0], self.lengths[0] if length is None else length)
         for curve in self.curves:
             if (curve.model, curve.task, curve.length) == wanted:

@@ -231,9 +231,10 @@ def state_norms(layer: LayerTrace, positions: Sequence[int]) -> Tensor:
 
 
 def recorded_limits(mixer: nn.Module, layer: LayerTrace, recurrence: ops.Recurrence, norms: Norms | None) -> Recorded:
-    """Return what follows from a recurrence's weights alone: each head's spectral abscissa s, and its largest possible
-    growth in a step: s Δ at the lower end of Δ for s ≤ 0, and at its upper end for s > 0. Δ is a softplus, from 0 to ∞,
-    unless it is clamped, or bounded by the embeddings' norm, as in a model that the generalisation theorem covers."""
+    """Return the limits that follow from a recurrence's weights alone: each head's spectral abscissa s, and its largest
+    possible growth in a step: s Δ at the lower end of Δ for s ≤ 0, and at its upper end for s > 0. Δ is a softplus,
+    from 0 to ∞, unless it is clamped, or bounded by the embeddings' norm, as in a model that the generalisation theorem
+    covers."""
     if recurrence.A is None:
         if isinstance(mixer, Retention):
             assert recurrence.log_a is not None

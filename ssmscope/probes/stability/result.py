@@ -187,11 +187,12 @@ class Stability(Result, kind="stability"):
 
     def in_words(self) -> str:
         worst = next(layer for layer in self.layers if layer.behaviour == self.behaviour)
-        found = listed(self.counts())
+        found, unit = listed(self.counts()), self.unit.removesuffix("s")
         if "," not in found:
             where = f" in {self._every}" if len(self.layers) > 1 else ""
-            return f"The model is {self.behaviour}{where}: {worst.why}."
-        one = f"The {self.behaviour} {self.unit.removesuffix('s')}"
+            of = f"in {unit} {worst.name}, " * (len({layer.why for layer in self.layers}) > 1)
+            return f"The model is {self.behaviour}{where}: {of}{worst.why}."
+        one = f"The {self.behaviour} {unit}"
         some = one if self.counts()[self.behaviour] == 1 else f"Of the {self.behaviour} {self.unit}"
         return f"The model is {self.behaviour} ({found}). {some}, {worst.name}: {worst.why}."
 

@@ -20,13 +20,13 @@ RELATIVE_TOLERANCE, TOLERANCE = 1e-4, 1e-5
 
 
 class PlainRun:
-    """Plain run of a batch with its `logits`, from whose blocks, if `resumed`, edited runs of its rows start. With
+    """Plain run of a batch with its `logits`; if `reuse`, edited runs of its rows start from its blocks. With
     `states` all of them continue a run, with `last_only` their logits are those at the last positions."""
 
     def __init__(
-        self, model: Model, batch: Batch, states: States | None = None, *, resumed: bool = True, last_only: bool = False
+        self, model: Model, batch: Batch, states: States | None = None, *, reuse: bool = True, last_only: bool = False
     ) -> None:
-        self.model, self.batch, self.states, self.resumed, self.last_only = model, batch, states, resumed, last_only
+        self.model, self.batch, self.states, self.reuse, self.last_only = model, batch, states, reuse, last_only
         self.stack, self.places = _stack(model)
         self._kept: dict[int, Any] = {}
         keep = [(block, lambda part, output: self._kept.update({id(part): output})) for block in self.stack]
@@ -36,11 +36,12 @@ class PlainRun:
     def again(
         self, layer: int = 0, edits: Sequence[Edit] | Edit = (), copies: int = 1, states: States | None = None
     ) -> Tensor:
-        """Return the logits of `copies` of the batch one after another, which differ from it from a layer on."""
+        """Return the logits of `copies` of the batch, in turn, in a run that differs from the plain one from `layer`
+        on."""
         rows = list(range(len(self.batch.tokens))) * copies
         if states is None and self.states is not None:
             states = gathered(self.states, torch.tensor(rows))
-        with edited(self.model, edits), self._below(layer, rows) if self.resumed else nullcontext():
+        with edited(self.model, edits), self._below(layer, rows) if self.reuse else nullcontext():
             return self._forward(self.batch.rows(rows), states)
 
     def _forward(self, batch: Batch, states: States | None) -> Tensor:
@@ -49,7 +50,7 @@ class PlainRun:
 
     @contextmanager
     def _below(self, layer: int, rows: Sequence[int]) -> Iterator[None]:
-        """Within the context the blocks before a state-space layer are not run; `rows` of the batch run together."""
+        """Skip, within the context, the blocks before a state-space layer; `rows` of the batch run together."""
         first = self.places[layer]
         if not first:
             yield
@@ -59,7 +60,7 @@ class PlainRun:
             yield
 
 
-def resumes(model: Model, batch: Batch) -> bool:
+def can_start_at_layer(model: Model, batch: Batch) -> bool:
     """Return True if a model's layers can be run from the residual stream alone: if they stand in one list of blocks,
     and the last layer, run so, gives the logits of the whole run."""
     plain = PlainRun(model, batch)

@@ -1,5 +1,5 @@
 """Models that forget at a known rate: one selective SSM whose output is a sum of its words' weights, each decayed by
-what was read since."""
+the tokens read since."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ssmscope.architectures.own.selective import (
 from ssmscope.core.model import Model
 
 
-def leaky(
+def fading(
     weights: Mapping[str, float],
     *,
     decay: float = 0.0,
@@ -57,7 +57,7 @@ def leaky(
             module.lm_head.weight[3 + names.index("good"), 1] = 1
         else:
             module.head.weight.copy_(torch.tensor([[0.0, 1.0, 0.0]]))
-    return Model(module.eval(), tokenizer(names, ending=not language), "leaky")
+    return Model(module.eval(), tokenizer(names, ending=not language), "fading")
 
 
 STEP = math.log(math.expm1(1))
@@ -71,8 +71,8 @@ def log_odds(
     steps: Mapping[str, float] | None = None,
     ending: float | None = 0.0,
 ) -> float:
-    """The log-odds of "good" behind these words: each word's step · weight, decayed by e^(−decay · step) of every word
-    behind it, the last one [CLS] unless `ending` is None."""
+    """Return the log-odds of "good" after these words: each word's step · weight, decayed by e^(−decay · step) of every
+    word after it, the last one [CLS] unless `ending` is None."""
     total = 0.0
     for word in words:
         step = (steps or {}).get(word, 1.0)

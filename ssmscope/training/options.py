@@ -1,4 +1,4 @@
-"""Recipe of a training run: every option, declared once, and its defaults by the data and the architecture."""
+"""Options of a training run, each declared once, and their defaults by the data and the architecture."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def option(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TrainingOptions:
     """Options of a training run. None stands for the default of the data and the architecture (`defaults`)."""
 
     recipe: Word = option("experiment1 or experiment2 of the selective SSM's paper (Honarpisheh et al., section 5).")
@@ -165,14 +165,14 @@ class Recipe:
     progress: bool = option("show progress on stderr.", default=True)
 
 
-OPTIONS: Mapping[str, Mapping[str, Any]] = {each.name: each.metadata for each in fields(Recipe)}
+OPTIONS: Mapping[str, Mapping[str, Any]] = {each.name: each.metadata for each in fields(TrainingOptions)}
 """Declaration of each option, by name."""
 
 
 def parameters() -> Iterator[inspect.Parameter]:
     """Yield the options as parameters, whose annotations `ssmscope.api.signatures` reads."""
-    hints = typing.get_type_hints(Recipe)
-    for each in fields(Recipe):
+    hints = typing.get_type_hints(TrainingOptions)
+    for each in fields(TrainingOptions):
         kind = Word if str in typing.get_args(hints[each.name]) else hints[each.name]
         marks = (each.metadata["help"], *((Metavar("NAME"),) if kind in (str, Word) else ()))
         hint: Any = Annotated[(kind, *marks)]
