@@ -8,6 +8,7 @@ import pytest
 import torch
 from examples import random_example, relative
 from loud import loud
+from planned import planned
 from safetensors import safe_open
 
 import ssmscope
@@ -96,3 +97,10 @@ def test_files_that_do_not_fit(tmp_path):
         ssmscope.steer(model, model.encode(ids=TEXTS), vector=file, toward=TOWARD)
     with pytest.raises(InputError, match="no text to steer to or from"):
         ssmscope.steer(model, model.encode(ids=TEXTS))
+
+
+@pytest.mark.parametrize("option", ["save", "export"])
+def test_a_plan_writes_no_files_of_its_own(option):
+    options = {"text": "a film", "toward": ["a good film"], "away": ["a bad film"], option: "somewhere"}
+    with pytest.raises(InputError, match=f"the option '{option}' writes a file of its own; give it to steer alone"):
+        planned({"models": ["demo/books-mamba2"], "analyses": [{"steer": options}]})
