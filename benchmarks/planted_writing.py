@@ -101,7 +101,7 @@ def measured(model: ssmscope.Model, random: np.random.Generator, count: int) -> 
     plain = np.array(model.generate(ids=texts.tolist(), max_new_tokens=2 * KEYS, batch_size=count).ids)
     right = (plain == answers(values)).all(1)
     texts, values, plain = texts[right], values[right], plain[right]
-    key = random.integers(1, KEYS, len(texts))
+    key = random.integers(2, KEYS, len(texts))  # The next answer may have been looked up already.
     rows = np.arange(len(texts))
     old = values[rows, key]
     new = KEYS + (old - KEYS + random.integers(1, VALUES, len(texts))) % VALUES
