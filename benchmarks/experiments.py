@@ -38,6 +38,7 @@ START = 0.1
 SWEPT = {"majority": 250, "imdb": 500, "listops": 300}
 STARTS = tuple(round(0.02 * step, 2) for step in range(-5, 6))
 """The lengths, and s_A at the start, of Experiment 1's sweep (B.5)."""
+MEASURES = ("accuracy", "cross_entropy")
 EPOCHS = {("experiment2", "imdb"): 20}
 """Epochs of a recipe on a task, where they are fewer than the paper's."""
 
@@ -134,7 +135,7 @@ def measure(arguments: argparse.Namespace) -> None:
         record = json.loads((arguments.out / "training.json").read_text())
         found = {"command": record["command"].rpartition(" --out ")[0], "epochs": _told(record["history"])}
         found |= {
-            part: {name: record[part][name] for name in ("accuracy", "cross_entropy")} for part in ("train", "test")
+            part: {name: record[part][name] for name in MEASURES} for part in ("train", "test") if record.get(part)
         }
         if run.recipe == "experiment1":
             found["growth"] = growth(run, arguments.out)
@@ -142,6 +143,7 @@ def measure(arguments: argparse.Namespace) -> None:
             found["unseen"] = unseen(run, arguments.out)
         if run.recipe == "experiment2":
             found["epochs"] = found["epochs"][-1:]
+            found.setdefault("train", training_score(run, arguments.out))
     arguments.into.write_text(json.dumps(found))
 
 
@@ -159,6 +161,14 @@ def growth(run: Run, directory: Path) -> float:
 
     (layer,) = ssmscope.stability(ssmscope.load(directory.absolute()), length=run.length, positions=1)
     return run.length * layer.growth.value
+
+
+def training_score(run: Run, directory: Path) -> dict[str, float]:
+    """Accuracy and cross-entropy on the training split, which `train` scores only where it holds no part of it out."""
+    import ssmscope
+
+    scores = ssmscope.evaluate(ssmscope.load(directory.absolute()), data=run.task, split="train").scores
+    return {name: score.estimate.value for name, score in zip(MEASURES, scores, strict=True)}
 
 
 def unseen(run: Run, directory: Path) -> float:
