@@ -143,7 +143,8 @@ def measure(arguments: argparse.Namespace) -> None:
             found["unseen"] = unseen(run, arguments.out)
         if run.recipe == "experiment2":
             found["epochs"] = found["epochs"][-1:]
-            found.setdefault("train", training_score(run, arguments.out))
+            if "train" not in found:
+                found["train"] = score(run, arguments.out, "train")
     arguments.into.write_text(json.dumps(found))
 
 
@@ -163,12 +164,25 @@ def growth(run: Run, directory: Path) -> float:
     return run.length * layer.growth.value
 
 
-def training_score(run: Run, directory: Path) -> dict[str, float]:
-    """Accuracy and cross-entropy on the training split, which `train` scores only where it holds no part of it out."""
-    import ssmscope
+def score(run: Run, directory: Path, split: str) -> dict[str, float]:
+    """Accuracy and cross-entropy on a split of labelled texts, cut as in training, which scores its own split only
+    where it holds no part of it out."""
+    import torch
 
-    scores = ssmscope.evaluate(ssmscope.load(directory.absolute()), data=run.task, split="train").scores
-    return {name: score.estimate.value for name, score in zip(MEASURES, scores, strict=True)}
+    import ssmscope
+    from ssmscope.core.batching import by_length, tokens_at_once
+    from ssmscope.data.batches import encode
+    from ssmscope.data.text import load_text
+
+    model, data = ssmscope.load(directory.absolute()), load_text(run.task, split)
+    ids, labels = encode(data, model.tokenizer, run.length), torch.as_tensor(data.labels)
+    right, loss = 0, 0.0
+    for rows in by_length([len(row) for row in ids], tokens_at_once(model.device)):
+        with torch.no_grad():
+            logits = model.logits(model.encode(ids=[ids[row] for row in rows]))
+        right += int((logits.argmax(-1) == labels[rows]).sum())
+        loss += float(torch.nn.functional.cross_entropy(logits, labels[rows], reduction="sum"))
+    return dict(zip(MEASURES, (right / len(ids), loss / len(ids))))
 
 
 def unseen(run: Run, directory: Path) -> float:
