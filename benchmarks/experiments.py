@@ -38,6 +38,7 @@ START = 0.1
 SWEPT = {"majority": 250, "imdb": 500, "listops": 300}
 STARTS = tuple(round(0.02 * step, 2) for step in range(-5, 6))
 """The lengths, and s_A at the start, of Experiment 1's sweep (B.5)."""
+MEASURES = ("accuracy", "cross_entropy")
 EPOCHS = {("experiment2", "imdb"): 20}
 """Epochs of a recipe on a task, where they are fewer than the paper's."""
 
@@ -134,7 +135,7 @@ def measure(arguments: argparse.Namespace) -> None:
         record = json.loads((arguments.out / "training.json").read_text())
         found = {"command": record["command"].rpartition(" --out ")[0], "epochs": _told(record["history"])}
         found |= {
-            part: {name: record[part][name] for name in ("accuracy", "cross_entropy")} for part in ("train", "test")
+            part: {name: record[part][name] for name in MEASURES} for part in ("train", "test") if record.get(part)
         }
         if run.recipe == "experiment1":
             found["growth"] = growth(run, arguments.out)
@@ -142,6 +143,8 @@ def measure(arguments: argparse.Namespace) -> None:
             found["unseen"] = unseen(run, arguments.out)
         if run.recipe == "experiment2":
             found["epochs"] = found["epochs"][-1:]
+            if "train" not in found:
+                found["train"] = score(run, arguments.out, "train")
     arguments.into.write_text(json.dumps(found))
 
 
@@ -159,6 +162,27 @@ def growth(run: Run, directory: Path) -> float:
 
     (layer,) = ssmscope.stability(ssmscope.load(directory.absolute()), length=run.length, positions=1)
     return run.length * layer.growth.value
+
+
+def score(run: Run, directory: Path, split: str) -> dict[str, float]:
+    """Accuracy and cross-entropy on a split of labelled texts, cut as in training, which scores its own split only
+    where it holds no part of it out."""
+    import torch
+
+    import ssmscope
+    from ssmscope.core.batching import by_length, tokens_at_once
+    from ssmscope.data.batches import encode
+    from ssmscope.data.text import load_text
+
+    model, data = ssmscope.load(directory.absolute()), load_text(run.task, split)
+    ids, labels = encode(data, model.tokenizer, run.length), torch.as_tensor(data.labels)
+    right, loss = 0, 0.0
+    for rows in by_length([len(row) for row in ids], tokens_at_once(model.device)):
+        with torch.no_grad():
+            logits = model.logits(model.encode(ids=[ids[row] for row in rows]))
+        right += int((logits.argmax(-1) == labels[rows]).sum())
+        loss += float(torch.nn.functional.cross_entropy(logits, labels[rows], reduction="sum"))
+    return dict(zip(MEASURES, (right / len(ids), loss / len(ids))))
 
 
 def unseen(run: Run, directory: Path) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable
 
@@ -171,6 +172,8 @@ class TestWhatIsLeft:
 
     def test_after_an_interrupt_while_a_search_runs(self):
         """The signal reaches the waiting caller; the search goes on to where it asks, in its own states."""
+        if sys.gettrace() is not None:
+            pytest.skip("a traced thread of Python 3.11 can spin while a signal waits for the main thread")
         went_on = []
 
         def interrupted(ask):

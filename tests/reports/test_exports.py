@@ -270,3 +270,11 @@ class TestTables:
 )
 def test_a_number_with_its_interval_in_a_picture(found, expected):
     assert table.with_interval(Estimate(*found)) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [([True, None], "flag"), ([True, 2.5], "number"), ([3, None], "number"), ([True, "x"], "text"), ([1, "x"], "text")],
+)
+def test_a_column_of_several_kinds_is_of_the_widest(values, kind):
+    assert exports._kind(pd.Series(values, dtype=object)) == kind

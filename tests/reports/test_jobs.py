@@ -124,6 +124,14 @@ def test_every_file_of_a_model_matters_but_what_tells_of_it(tmp_path):
     assert keys_of(model).isdisjoint(keys)
 
 
+def test_what_lies_deeper_counts_where_a_directory_holds_checkpoints_alone(tmp_path):
+    for place, counts in ((tiny_model(tmp_path / "m"), False), (tmp_path / "checkpoints", True)):
+        (place / "deeper").mkdir(parents=True)
+        before = Fingerprints().of_model(place)
+        (place / "deeper" / "weights.pt").write_bytes(b"more")
+        assert (Fingerprints().of_model(place) != before) == counts
+
+
 def test_an_adapters_model_matters(tmp_path):
     model, adapter = tiny_model(tmp_path / "m"), tmp_path / "adapter"
     adapter.mkdir()

@@ -123,6 +123,10 @@ def test_calls_from_elsewhere_reach_no_model(server, monkeypatch):
     assert asked(server, "POST", "/answer", body, content_type="application/json", host="evil.example")[0] == 400
 
 
+def test_any_page_may_link_to_the_page(server):
+    assert asked(server, "GET", "/", sec_fetch_site="cross-site")[0] == 200
+
+
 def test_more_calls_than_may_wait_are_refused(server, monkeypatch):
     monkeypatch.setattr(server, "room", SimpleNamespace(acquire=lambda blocking: False))
     body = json.dumps(arguments("answer")).encode()
