@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from ssmscope.api.options import Range
 from ssmscope.core.batching import by_length
 from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.render.blocks import Block, Prose
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from ssmscope.core.generation import Generation, GivenEdit
     from ssmscope.core.model import Model
 
-TokensWritten = Annotated[
-    int | None, "Also write so many tokens after each text, without and with the edit.", Range(1, 2**17)
-]
 UNEDITED = "none"
 """Name of the edit of the unedited model."""
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Examples
-from ssmscope.api.options import REPEATED, Limit, Range, Seed
+from ssmscope.api.options import REPEATED, Limit, Range, Seed, TokensWritten
 from ssmscope.errors import InputError
-from ssmscope.interp.edited_texts import TokensWritten
 
 if TYPE_CHECKING:
     from ssmscope.api.inputs import ExampleData

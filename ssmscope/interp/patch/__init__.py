@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
-from ssmscope.api.options import Metavar
+from ssmscope.api.options import Metavar, TokensWritten
 from ssmscope.errors import InputError
-from ssmscope.interp.edited_texts import TokensWritten
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
-from ssmscope.api.options import NO_EFFECT, REPEATED, Limit, Metavar, Range, Reads, Seed
+from ssmscope.api.options import NO_EFFECT, REPEATED, Limit, Metavar, Range, Reads, Seed, TokensWritten
 from ssmscope.errors import InputError
-from ssmscope.interp.edited_texts import TokensWritten
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model, TextsLike
