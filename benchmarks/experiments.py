@@ -157,8 +157,8 @@ def _told(history: list[dict[str, Any]]) -> list[dict[str, float]]:
 
 
 def growth(run: Run, directory: Path) -> float:
-    """By how much the state that grows most grows over a whole sequence, a natural logarithm: T times the mean log-gain
-    that `stability` measures on four random sequences of T tokens."""
+    """Growth of the fastest growing state over a whole sequence, a natural logarithm: T times the mean log-gain that
+    `stability` measures on four random sequences of T tokens."""
     import ssmscope
 
     (layer,) = ssmscope.stability(ssmscope.load(directory.absolute()), length=run.length, positions=1)
@@ -344,8 +344,8 @@ def gap_table() -> list[str]:
 
 
 def slope(lengths: dict[int, list[dict[str, Any]]], seed: int) -> tuple[float, float] | None:
-    """By how much one seed's gaps in accuracy and in loss grow per 100 tokens: the least-squares line over the lengths;
-    None where a length is missing."""
+    """Growth of one seed's gaps in accuracy and in loss per 100 tokens, by a least-squares line over the lengths; None
+    where a length is missing."""
     runs_of = {T: [one for one in found if one["seed"] == seed] for T, found in lengths.items()}
     if not all(runs_of.values()) or len(runs_of) < 2:
         return None
