@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,7 +134,7 @@ def measure(arguments: argparse.Namespace) -> None:
         }
     else:
         record = json.loads((arguments.out / "training.json").read_text())
-        found = {"command": record["command"].rpartition(" --out ")[0], "epochs": _told(record["history"])}
+        found = {"epochs": _told(record["history"])}
         found |= {
             part: {name: record[part][name] for name in MEASURES} for part in ("train", "test") if record.get(part)
         }
@@ -151,13 +152,13 @@ def measure(arguments: argparse.Namespace) -> None:
 def _told(history: list[dict[str, Any]]) -> list[dict[str, float]]:
     """Return the mean training loss of every epoch, with the penalty on answers that are all alike, and the weights'
     norms after it."""
-    kept = [{name: value for name, value in epoch.items() if not name.startswith("validation")} for epoch in history]
-    return [{name: float(f"{value:.6g}") for name, value in epoch.items()} for epoch in kept]
+    wanted = [name for name in NORMS if name in history[0]] if history else []
+    return [{name: float(f"{epoch[name]:.6g}") for name in wanted} for epoch in history]
 
 
 def growth(run: Run, directory: Path) -> float:
-    """By how much the state that grows most grows over a whole sequence, a natural logarithm: T times the mean log-gain
-    that `stability` measures on four random sequences of T tokens."""
+    """Growth of the fastest growing state over a whole sequence, a natural logarithm: T times the mean log-gain that
+    `stability` measures on four random sequences of T tokens."""
     import ssmscope
 
     (layer,) = ssmscope.stability(ssmscope.load(directory.absolute()), length=run.length, positions=1)
@@ -241,8 +242,12 @@ def claim_table() -> list[str]:
                 cells += [str(sum(end < START for end in ends))] * (len(cells) == 3)
                 cells.append(span(ends, 3))
                 cells.append(span([one["growth"] for one in group if "growth" in one], 1))
-            rows.append(f"| {' | '.join(cells)} |".replace("-0.", "−0."))
+            rows.append(with_minus(f"| {' | '.join(cells)} |"))
     return rows
+
+
+def with_minus(row: str) -> str:
+    return re.sub(r"-(?=\d)", "−", row)
 
 
 def span(values: list[float], digits: int) -> str:
@@ -272,7 +277,7 @@ def sweep_table() -> list[str]:
                 cells = [task, str(T), f"{start:.2f}", str(len(found)), first]
                 cells += [str(sum(fell(one, 0.9) for one in found))]
                 cells += [span([abscissae(one)[-1] for one in whole], 3), str(len(found) - len(whole))]
-                rows.append(f"| {' | '.join(cells)} |".replace("-0.", "−0."))
+                rows.append(with_minus(f"| {' | '.join(cells)} |"))
     return rows
 
 
@@ -288,14 +293,17 @@ NORMS = {
 """Columns of the paper's Table 3 by their names in a run's history."""
 
 
+SHOWN_EPOCHS = (1, 2, 4, 7, 10)
+
+
 def norm_table(task: str = "imdb", length: int = 350) -> list[str]:
     """The paper's Table 3: norms while training, the mean over seeds with its 95 % t interval, the loss its median."""
     found = [one["epochs"] for one in records("experiment1")[task].get(length, []) if "diverged" not in one]
     rows = [f"| epoch | {' | '.join(NORMS.values())} |", "|---" * (1 + len(NORMS)) + "|"]
-    for epoch in range(min(map(len, found), default=0)):
-        cells = [running.told([one[epoch][name] for one in found], 2) for name in list(NORMS)[:-1]]
+    for epoch in (epoch - 1 for epoch in SHOWN_EPOCHS if found):
+        cells = [running.told([one[epoch][name] for one in found]) for name in list(NORMS)[:-1]]
         loss = np.median([one[epoch]["training_loss"] for one in found])
-        rows.append(f"| {epoch + 1} | {' | '.join([*cells, f'{loss:.2g}'])} |".replace("-0.", "−0."))
+        rows.append(with_minus(f"| {epoch + 1} | {' | '.join([*cells, f'{loss:.2g}'])} |"))
     return rows
 
 
@@ -332,12 +340,12 @@ def gap_table() -> list[str]:
         if len(whole):
             said = ["{:+.3f} ({:+.3f} to {:+.3f})".format(*mean(column)) for column in whole.T]
             slopes.append(f"{task}, per 100 tokens: gap in accuracy {said[0]}, gap in loss {said[1]}")
-    return [row.replace("-0.", "−0.") for row in (*rows, "", *slopes)]
+    return [with_minus(row) for row in (*rows, "", *slopes)]
 
 
 def slope(lengths: dict[int, list[dict[str, Any]]], seed: int) -> tuple[float, float] | None:
-    """By how much one seed's gaps in accuracy and in loss grow per 100 tokens: the least-squares line over the lengths;
-    None where a length is missing."""
+    """Growth of one seed's gaps in accuracy and in loss per 100 tokens, by a least-squares line over the lengths; None
+    where a length is missing."""
     runs_of = {T: [one for one in found if one["seed"] == seed] for T, found in lengths.items()}
     if not all(runs_of.values()) or len(runs_of) < 2:
         return None
