@@ -141,10 +141,6 @@ def steer(
         raise InputError("a text has one token, after which no state is read; give longer texts, or another site")
     known = known or ControlVector.between(model, toward or (), away or (), site, layer)
     direction = known.direction
-    if save is not None:
-        known.save(save)
-    if export is not None:
-        bake(model, known, export_strength, export)
     written: tuple[EditedText, ...] = ()
     if generate is not None:
         edits = {
@@ -155,6 +151,10 @@ def steer(
     directions = [direction, *(measure.draw_like(direction, generator) for _ in range(random))]
     ids, names = answer_ids(model, batch, answer)
     held_out = measure.held_out_examples(model, data, split, length, limit, seed)
+    if export is not None:
+        bake(model, known, export_strength, export)
+    if save is not None:
+        known.save(save)
     runs = measure.SteeredRuns(model, site, layer, directions, strengths)
     found = runs.probabilities(batch, ids)
     costs = np.empty((len(directions), len(strengths), 0, len(MEASURES)))

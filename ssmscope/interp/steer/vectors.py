@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
+from ssmscope.api.writing import created, write_whole
 from ssmscope.architectures.loading.load import load
 from ssmscope.core.edits import Edit, blocks_of
 from ssmscope.core.model import Model
@@ -57,12 +58,12 @@ class ControlVector:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, with site, layer, norm and source as its metadata."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         about = {"site": self.site, "layer": str(self.layer), "norm": repr(norm(self.direction)), **self.source}
         tensors = {f"{PREFIX}{number}": part.cpu().contiguous() for number, part in enumerate(self.direction)}
         try:
-            save_file(tensors, os.fspath(path), metadata=about)
+            write_whole(Path(path), save(tensors, metadata=about))
         except OSError as error:
             raise InputError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
 
@@ -114,10 +115,31 @@ def bake(model: Model, vector: ControlVector, strength: float, directory: str | 
         InputError: a direction of states or of layer 0, no bias that has this effect, or a directory that exists.
     """
     where = Path(directory)
-    if where.exists():
-        raise InputError(f"{where} exists; give a new directory to export to")
     if vector.site != "residual":
         raise InputError("a state has no bias; export a direction of the residual stream")
+    try:
+        with created(where.parent):
+            where.mkdir()
+            try:
+                if not _bake(model, vector, strength, where):
+                    said = (
+                        f"no bias of the block before layer {vector.layer} of {model.name} adds to the residual stream"
+                    )
+                    raise InputError(
+                        f"{said}, and its configuration has no switch for one; steer it as it runs instead"
+                    )
+            except BaseException:
+                shutil.rmtree(where)
+                raise
+    except FileExistsError as error:
+        raise InputError(f"{where} exists; give a new directory to export to") from error
+    except OSError as error:
+        raise InputError(f"cannot write {where}: {error.strerror or error}") from error
+    return where
+
+
+def _bake(model: Model, vector: ControlVector, strength: float, where: Path) -> bool:
+    """Write the copy into an empty directory. Returns False if no bias has the effect."""
     batch = model.encode(ids=torch.arange(24).remainder(model.vocabulary).view(2, 12))
     steered = model.run(batch, edits=vector.edit(strength)).logits
 
@@ -137,10 +159,8 @@ def bake(model: Model, vector: ControlVector, strength: float, directory: str | 
             about = {"layer": vector.layer, "strength": strength, "norm": norm(vector.direction), **vector.source}
             (where / "control_vector.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
             if same(load(where)):
-                return where
-            shutil.rmtree(where)
-    said = f"no bias of the block before layer {vector.layer} of {model.name} adds to the residual stream"
-    raise InputError(f"{said}, and its configuration has no switch for one; steer it as it runs instead")
+                return True
+    return False
 
 
 def _write(module: Any, where: Path) -> None:
