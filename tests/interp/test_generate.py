@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from examples import random_example
+from examples import EXAMPLES, random_example
 from loud import loud
 
 import ssmscope
@@ -57,6 +57,23 @@ def test_survival_is_that_of_the_states_a_token_is_written_from(models, name):
         np.testing.assert_allclose(text.left, trace.survival()[:, 0].mean(0).numpy(), atol=1e-6)
         np.testing.assert_allclose(text.half_lives, [layer.half_lives()[0].numpy() for layer in trace.layers])
         assert text.kept == pytest.approx(text.left[: len(prompt)].sum())
+
+
+@pytest.mark.parametrize("name", [name for name in ("lfm2", "lfm3") if name in EXAMPLES])
+def test_a_model_without_a_memory_is_explained_without_survival(name, tmp_path):
+    model = Model(loud(random_example(name)), name=name)
+    result = ssmscope.generate(model, model.encode(ids=PROMPTS), max_new_tokens=4)
+    for text, prompt in zip(result, PROMPTS):
+        assert [each.name for each in text.maps] == ["gradxinput"] and text.left is text.half_lives is text.kept is None
+        batch = model.encode(ids=[[*prompt, *map(int, text.tokens[text.first : -1])]])
+        alone = ssmscope.explain(model, batch, methods="gradxinput", target=[[int(text.tokens[-1])]]).attribution()
+        scores = text.maps[0].values[-1, :-1]
+        np.testing.assert_allclose(scores, alone.scores, rtol=1e-3, atol=2e-4 * np.abs(alone.scores).max())
+    assert "states" not in result.verdict() and result.tables()[0].columns == ("p", "entropy", "gradxinput")
+    assert Result.load(result.save(tmp_path, "generate")["json"]) == result
+    for options, what in (({"by_layer": True}, "survival in each layer"), ({"explain": ["survival"]}, "survival")):
+        with pytest.raises(InputError, match=f"has a recurrent memory, which .*{what} is about"):
+            ssmscope.generate(model, model.encode(ids=PROMPTS), max_new_tokens=2, **options)
 
 
 def test_it_writes_as_the_model_does(models):

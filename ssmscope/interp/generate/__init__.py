@@ -73,17 +73,23 @@ def generate(
     Log-probabilities and entropies are in nats, of the model's own distribution: before temperature, top_k and top_p.
 
     Args:
-        explain: names, or functions by name, as `methods` of `explain`; `option` has their options.
+        explain: names, or functions by name, as `methods` of `explain`; `option` has their options. A model without
+            recurrent states, such as LFM2, has no survival: without names it is explained by gradxinput.
 
     Raises:
-        InputError: a model that does not write, options that contradict each other, a contrast of several tokens, or
-            scores that are not finite.
+        InputError: a model that does not write, survival of one without recurrent states, options that contradict each
+            other, a contrast of several tokens, or scores that are not finite.
     """
     from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.core.mixers import memory_of
     from ssmscope.core.model import as_batch
     from ssmscope.interp.generate.measure import written_text
     from ssmscope.interp.generate.result import Writing
 
+    remembers = memory_of(model.module)["has_recurrent_state"]
+    if by_layer:
+        model.check_recurrent_state("survival in each layer")
+    explain = explain or (() if remembers else ("gradxinput",))
     drawn: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     found = model.generate(as_batch(model, texts), max_new_tokens=max_new_tokens, stop=stop or (), **drawn)
     methods = bind_methods(explain, option, model=model, seed=seed) if explain else {}

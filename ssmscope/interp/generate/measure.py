@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ssmscope.architectures.read.parts import at_least_float32
 from ssmscope.core.affine import is_plain
 from ssmscope.core.intercept import evaluating, observe
-from ssmscope.core.mixers import weights_constant
+from ssmscope.core.mixers import memory_of, weights_constant
 from ssmscope.core.model import Model
 from ssmscope.core.recomputing import recomputed
 from ssmscope.core.trace import LayerTrace
@@ -44,16 +44,20 @@ def written_text(
     contrast: int | str | None = None,
     by_layer: bool = False,
 ) -> WrittenText:
-    """Return a text of a generation with its maps: survival, in each layer too if asked for, and those of methods."""
+    """Return a text of a generation with its maps: survival where the model has recurrent states, in each layer too if
+    asked for, and those of methods."""
     given, said = found.prompts.input_ids[row][found.prompts.mask[row]].tolist(), found.written[row]
     ids, words = [*given, *found.ids[row]], list(found.prompts.words[row])
     special = [word is None for word in model.encode(ids=ids).words[0]]
     after = max((word for word in words if word is not None), default=-1) + 1
     words += [None if special[len(given) + token.number] else after + token.number for token in said]
-    shares, lives = survivals(model, ids, len(given))
-    mean = shares.mean(0)
-    maps = [SourceMap("survival", mean[:-1], signed=False)]
-    if by_layer:
+    maps, left, lives = [], None, None
+    remembers = memory_of(model.module)["has_recurrent_state"]
+    if remembers:
+        shares, lives = survivals(model, ids, len(given))
+        mean = shares.mean(0)
+        maps, left = [SourceMap("survival", mean[:-1], signed=False)], mean[-1]
+    if by_layer and remembers:
         maps += [
             SourceMap(f"survival, layer {n}", own[:-1], signed=False) for n, own in zip(model.layer_numbers, shares)
         ]
@@ -61,7 +65,7 @@ def written_text(
     maps += [
         SourceMap(name, attributed(prefixes, name, method), signed=name not in UNSIGNED)
         for name, method in methods.items()
-        if getattr(method, "func", method) is not survival  # It is among the maps.
+        if not remembers or getattr(method, "func", method) is not survival  # It is among the maps.
     ]
     return WrittenText(
         tokens=(*found.prompts.tokens[row], *found.tokens[row]),
@@ -72,7 +76,7 @@ def written_text(
         entropies=np.array(found.entropies[row]),
         ended_by=found.ended_by[row],
         maps=tuple(maps),
-        left=mean[-1],
+        left=left,
         half_lives=lives,
     )
 
@@ -81,8 +85,7 @@ def survivals(
     model: Model, ids: Sequence[int], first: int
 ) -> tuple[Float[np.ndarray, "layers moments tokens"], Float[np.ndarray, "layers tokens"]]:
     """Return every layer's survival of every token in the states from which each token from `first` on is written, and
-    after the last; and the half-lives of all tokens. Raises InputError for a model without recurrent states."""
-    model.check_recurrent_state("survival while it writes")
+    after the last; and the half-lives of all tokens."""
     shape = model.num_layers, len(ids) - first + 1, len(ids)
     shares, lives = np.zeros(shape, dtype=np.float32), np.full(shape[::2], np.nan, dtype=np.float32)
 

@@ -54,11 +54,11 @@ class WrittenText(OfTokens):
     entropies: np.ndarray
     ended_by: str
     maps: tuple[SourceMap, ...]
-    """Survival first."""
-    left: np.ndarray
-    """(tokens,): survival of every token after the last, averaged over layers."""
-    half_lives: np.ndarray
-    """(layers, tokens), in tokens, infinite beyond the text's end."""
+    """Survival first, if the model has recurrent states."""
+    left: np.ndarray | None
+    """(tokens,): survival of every token after the last, averaged over layers; None without recurrent states."""
+    half_lives: np.ndarray | None
+    """(layers, tokens), in tokens, infinite beyond the text's end; None without recurrent states."""
 
     @property
     def written(self) -> range:
@@ -71,9 +71,9 @@ class WrittenText(OfTokens):
         return float(self.log_probabilities.mean())
 
     @property
-    def kept(self) -> float:
-        """Share of the prompt in the states after the last token."""
-        return float(self.left[: self.first].sum())
+    def kept(self) -> float | None:
+        """Share of the prompt in the states after the last token, if there are any."""
+        return None if self.left is None else float(self.left[: self.first].sum())
 
     def strongest(self, number: int, map_: SourceMap, top: int) -> list[int]:
         """Return the positions of a written token's highest scores, ties by position."""
@@ -99,9 +99,9 @@ class Writing(Result, OverTexts[WrittenText], kind="generate"):
     def verdict(self, at: int = 0) -> str:
         count = sum(len(text.written) for text in self)
         mean = np.concatenate([text.log_probabilities for text in self]).mean()
-        kept = np.mean([text.kept for text in self])
+        kept = [text.kept for text in self if text.kept is not None]
         told = f"writes {counted(count, 'token')} at {number(float(mean))} nats a token"
-        return f"{told}; {as_share(float(kept))} of the states at the end is of the prompt"
+        return f"{told}; {as_share(float(np.mean(kept)))} of the states at the end is of the prompt" if kept else told
 
     @classmethod
     def compare(cls, results: Sequence[Writing], labels: Sequence[Sequence[str]]) -> Table:
@@ -110,7 +110,9 @@ class Writing(Result, OverTexts[WrittenText], kind="generate"):
             for at, text in enumerate(result):
                 cells = {"written": Cell(text=text.text), "tokens": short_cell(len(text.written))}
                 cells |= {"nats a token": number_cell(text.likelihood), "entropy": number_cell(text.entropies.mean())}
-                lines.append(Line((label, str(at)), {**cells, "prompt at the end": number_cell(text.kept)}))
+                if text.kept is not None:
+                    cells["prompt at the end"] = number_cell(text.kept)
+                lines.append(Line((label, str(at)), cells))
         return table(("model", "text"), lines)
 
     def to_frame(self) -> pd.DataFrame:
@@ -130,7 +132,9 @@ class Writing(Result, OverTexts[WrittenText], kind="generate"):
     def token_rows(self) -> TokenRows:
         """Return every text coloured by what is left of each token at the end and by its score for all that is written:
         the sum over the written tokens."""
-        name = "survival at the end of the text; scores summed over the written tokens"
+        name = "scores summed over the written tokens"
+        if any(text.left is not None for text in self):
+            name = f"survival at the end of the text; {name}"
         rows = tuple(_text(text, _rows(text, self.top)) for text in self)
         return TokenRows(rows, "map", "score", name, f"the {self.top} strongest; slanted: written", first=12)
 
@@ -154,7 +158,10 @@ def _text(text: WrittenText, rows: Sequence[TokenRow] = ()) -> TokenText:
 
 def _rows(text: WrittenText, top: int) -> list[TokenRow]:
     rows = []
-    for each in (SourceMap("survival at the end", text.left[None], signed=False), *text.maps[1:]):
+    maps = text.maps
+    if text.left is not None:
+        maps = (SourceMap("survival at the end", text.left[None], signed=False), *text.maps[1:])
+    for each in maps:
         scores = each.values.sum(0) if each.signed else each.values.mean(0)
         order = [int(at) for at in np.argsort(-np.abs(scores), kind="stable")[:top] if scores[at]]
         most = float(np.abs(scores).max(initial=0))
@@ -184,18 +191,19 @@ def _tokens(result: Writing) -> Table:
     """Return a row per written token: p, entropy, half-life, and the strongest sources by every map."""
     lines = []
     for at, text in enumerate(result):
-        lives = np.median(text.half_lives, axis=0)
+        lives = None if text.half_lives is None else np.median(text.half_lives, axis=0)
         for place, log_p, entropy in zip(text.written, text.log_probabilities, text.entropies):
             row = place - text.first
             cells = {"p": Cell(text=as_share(float(np.exp(log_p)))), "entropy": short_cell(entropy)}
-            cells["half-life"] = Cell(text=number(float(lives[place])))
+            if lives is not None:
+                cells["half-life"] = Cell(text=number(float(lives[place])))
             for each in text.maps:
                 named = text.strongest(row, each, result.top)
                 cells[each.name] = Cell(text=name_scores(text.tokens, each.values[row], named, 16))
             lines.append(Line((str(at), str(row), short_token(text.tokens[place], 24)), cells))
-    note = (
-        "p and entropy (nats) of the model's own distribution. Half-life: tokens after which half of what the layers "
-        "write at this one is left, the median over layers, ∞ beyond the text's end. Then the earlier tokens of the "
-        "highest share of the states, or score."
-    )
+    note, score = "p and entropy (nats) of the model's own distribution. ", "score"
+    if any(text.half_lives is not None for text in result):
+        note += "Half-life: tokens after which half of what the layers write at this one is left, the median over "
+        note, score = note + "layers, ∞ beyond the text's end. ", "share of the states, or score"
+    note += f"Then the earlier tokens of the highest {score}."
     return table(("text", "number", "token"), lines, note=note)
