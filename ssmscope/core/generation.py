@@ -245,7 +245,7 @@ class TokenRuns:
             self.around.enter_context(edited(self.model, edits))
         self.around.enter_context(evaluating(module))
         self.around.enter_context(fast_scan(module, states=own, visit=collect_states(module, ends)))
-        self.around.enter_context(attending(module, states=attended, keep=kept))
+        self.around.enter_context(attending(module, states=attended, keep=kept, writing=True))
 
     def close(self) -> None:
         self.context.run(self.around.close)

@@ -76,7 +76,7 @@ class ContinuesFromStates:
         keys: list[LayerState] = []
         mask = None if attention_mask is None else attention_mask.bool()
         recurrent = fast_scan(module, mask=mask, states=own, visit=collect_states(module, after))
-        with recurrent, attending(module, mask=mask, states=attended, keep=keys):
+        with recurrent, attending(module, mask=mask, states=attended, keep=keys, writing=True):
             output = run()
         read = input_ids if inputs_embeds is None else inputs_embeds
         left = StateCache((*after, *keys), length + read.shape[1])  # type: ignore[union-attr]
