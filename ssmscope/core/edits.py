@@ -260,10 +260,12 @@ class _Layer:
             try:
                 layer = self.terms(u[:, start:stop], None if mask is None else mask[:, start:stop], state)
                 scans = layer.scan(state, retention=retention)
+                changed = self.changed("scans", scans, trace=layer)
+                scans = tuple(scan._replace(y=other.y) for scan, other in zip(scans, changed))
                 if visit is not None and stop == length:
                     visit(self.index, layer, scans)
                 state = state_after(mixer, layer, scans) if stop < length else state
-                outputs.append(reader.output(mixer, layer, self.changed("scans", scans, trace=layer)))
+                outputs.append(reader.output(mixer, layer, scans))
                 for edit in cuts.get(stop, ()):
                     state = edit.change(state, Site(self.index, mixer, stop))
             finally:
