@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
+
 import numpy as np
 import pytest
 from examples import EXAMPLES, random_example
@@ -117,7 +121,15 @@ def test_views_and_files(tmp_path, painted):
     assert result.tables()[0].rows[0][0] == ("0", "0", result[0].tokens[2].strip())
     assert "sources" in {getattr(block, "name", "") for block in result.blocks()}
     files = result.save(tmp_path, "generate")
-    assert Result.load(files["json"]) == result and "application/json" in files["html"].read_text()
+    page = files["html"].read_text()
+    (island,) = re.findall(r'<script type="application/json">(.*?)</script>', page)
+    shown, first = json.loads(island), result[0]
+    assert shown["query"] == "written token" and "rows are\nwritten tokens, columns all tokens" in page
+    assert [text["queries"] for text in shown["texts"]] == [[*text.written] for text in result]
+    p, entropy, life = math.exp(first.log_probabilities[0]), first.entropies[0], np.median(first.half_lives[:, 2])
+    said = re.fullmatch(r"p ([\d.]+), entropy ([\d.]+) nats, half-life ([\d.]+)", shown["texts"][0]["notes"][0])
+    assert said and [float(each) for each in said.groups()] == pytest.approx([p, entropy, life], rel=1e-2, abs=1e-3)
+    assert Result.load(files["json"]) == result
     assert len(result.figure().axes) >= 4 and len(result.figure(start=1).axes) < len(result.figure().axes)
 
 

@@ -12,11 +12,12 @@ from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, as_share, number_cell, short_cell, table
-from ssmscope.render.token_maps import MappedText, TokenMap, token_maps
+from ssmscope.render.token_maps import MappedText, TokenMap, Words, token_maps
 from ssmscope.render.tokens import name_scores, short_token, shorten, visible
 
 ENDS = {"end": "an end token", "stop": "a stop string", "length": "the maximum length"}
 """What ends a text, in the words of the views."""
+SOURCES = Words("written token", "written tokens", "all tokens", "comes from")
 NAMED_SOURCES = 5
 """Number of a written token's strongest sources that a page names."""
 
@@ -142,7 +143,7 @@ class Writing(Result, OverTexts[WrittenText], kind="generate"):
         yield Prose(self.headline, "title")
         legend = "a written token and what it comes from: what the states hold as it is written (survival), or scores"
         mapped = [_mapped(text) for text in self]
-        yield token_maps(mapped, self.token_rows(), "sources", legend)
+        yield token_maps(mapped, self.token_rows(), "sources", legend, SOURCES)
         yield Picture(self.figure, self.headline, vector=False, folded=all(text.fits for text in mapped))
         yield replace(_tokens(self), brief=TABLE_ROWS)
 
@@ -184,19 +185,35 @@ def _mapped(text: WrittenText) -> MappedText:
         most = one.ends[1]
         return TokenMap(one.name, one.values, None, most, most, np.abs(one.values).max(1), named)
 
-    return MappedText(_text(text), queries, None, positions <= queries[:, None], len(text.maps), map_of)
+    seen = positions <= queries[:, None]
+    return MappedText(_text(text), queries, None, seen, len(text.maps), map_of, _notes(text))
+
+
+def _notes(text: WrittenText) -> list[str]:
+    """Return probability, entropy and half-life of every written token."""
+    found = []
+    for place, log_p, entropy in zip(text.written, text.log_probabilities, text.entropies):
+        said = f"p {as_share(float(np.exp(log_p)))}, entropy {number(float(entropy))} nats"
+        lives = "" if text.half_lives is None else f", half-life {_half_life(text, place)}"
+        found.append(said + lives)
+    return found
+
+
+def _half_life(text: WrittenText, place: int) -> str:
+    """Return the median half-life over layers of what is written at a token."""
+    assert text.half_lives is not None
+    return number(float(np.median(text.half_lives[:, place])))
 
 
 def _tokens(result: Writing) -> Table:
     """Return a row per written token: p, entropy, half-life, and the strongest sources by every map."""
     lines = []
     for at, text in enumerate(result):
-        lives = None if text.half_lives is None else np.median(text.half_lives, axis=0)
         for place, log_p, entropy in zip(text.written, text.log_probabilities, text.entropies):
             row = place - text.first
             cells = {"p": Cell(text=as_share(float(np.exp(log_p)))), "entropy": short_cell(entropy)}
-            if lives is not None:
-                cells["half-life"] = Cell(text=number(float(lives[place])))
+            if text.half_lives is not None:
+                cells["half-life"] = Cell(text=_half_life(text, place))
             for each in text.maps:
                 named = text.strongest(row, each, result.top)
                 cells[each.name] = Cell(text=name_scores(text.tokens, each.values[row], named, 16))
