@@ -130,6 +130,8 @@ def test_views_and_files(tmp_path, painted):
     said = re.fullmatch(r"p ([\d.]+), entropy ([\d.]+) nats, half-life ([\d.]+)", shown["texts"][0]["notes"][0])
     assert said and [float(each) for each in said.groups()] == pytest.approx([p, entropy, life], rel=1e-2, abs=1e-3)
     assert Result.load(files["json"]) == result
+    titles = [axes.get_title(loc="left") or axes.get_title() for axes in result.figure().axes]
+    assert titles[:2] == ["text 0, survival", "text 0, gradxinput"]
     assert len(result.figure().axes) >= 4 and len(result.figure(start=1).axes) < len(result.figure().axes)
 
 

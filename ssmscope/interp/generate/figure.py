@@ -31,7 +31,7 @@ def draw(result: Writing, frame: plot.Frame, *, start: int = 0) -> Figure:
     sheet = plot.Sheet(frame, result.headline, below, width=wide)
     for axes, (at, text, map_) in zip(sheet.panels(*heights), panels):
         _map(axes, text, map_)
-        said = f"{at}   {map_.name}" if len(result) > 1 else map_.name
+        said = f"text {at}, {map_.name}" if len(result) > 1 else map_.name
         axes.set_title(drawable(shorten(visible(said), 60)))
     return sheet.figure
 
