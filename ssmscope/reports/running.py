@@ -135,8 +135,10 @@ def _settle(job: Job, outcome: Outcome, store: JobStore) -> dict[str, Any] | Non
 
 def _write(report: Report, root: Path) -> None:
     from ssmscope.reports import exports, page
+    from ssmscope.reports.scores import report_scores, write_scores
 
     exports.write(report, root)
+    write_scores(report_scores(report), root)
     write_whole(root / "index.html", page.render(report))
 
 

@@ -1,0 +1,300 @@
+"""Scores of results: the numbers that a scorecard, a gate or a model card reads, under one name for each quantity.
+
+A name is dotted and has a bracket for a variant: "accuracy", "position.drop", "words.success[deepwordbug]". Values and
+intervals are those that a verb has recorded; nothing is measured anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.api.jsonable import decode_fields, encode_fields
+from ssmscope.api.results import Result
+from ssmscope.api.writing import write_whole
+from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.errors import InputError
+
+if TYPE_CHECKING:
+    from ssmscope.reports.store import Report
+
+SCORES = "scores.json"
+"""File of a report's scores in its directory."""
+HIGHER, LOWER = "higher", "lower"
+Z = 1.959963984540054
+"""97.5 % quantile of the normal distribution."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of a model with its 95 % interval."""
+
+    name: str
+    model: str
+    """Name that the report shows."""
+    value: float
+    low: float
+    high: float
+    """Ends of the interval; NaN if there is none."""
+    count: int
+    """Number of independent examples; 0 where the number is not a mean over examples."""
+    better: str
+    """ "higher" or "lower"; empty if neither is better."""
+    unit: str
+    """ "%" for a share between 0 and 1, which views show in percent; "nats", "tokens" and so on; empty for a plain
+    number."""
+    examples: np.ndarray | None = None
+    """(examples, 2) in the order of the data: `value` is the sum of the first column divided by that of the second,
+    which is 1 throughout for a mean. None if the number is no such ratio."""
+    example_ids: str = ""
+    """Fingerprint of the examples; scores with the same one are paired. Empty if unknown."""
+
+    @property
+    def estimate(self) -> Estimate:
+        return Estimate(self.value, self.low, self.high)
+
+    @property
+    def has_interval(self) -> bool:
+        return not math.isnan(self.low)
+
+
+def is_paired(one: Score, other: Score) -> bool:
+    """Return True if two scores have per-example values of the same examples."""
+    return (
+        one.examples is not None
+        and other.examples is not None
+        and len(one.examples) == len(other.examples)
+        and one.example_ids == other.example_ids != ""
+    )
+
+
+def resampled(every: Sequence[Score], *, seed: int = 0, resamples: int = 2000) -> np.ndarray:
+    """Return the values of paired scores in the data and below it in resamples of their examples, (1 + resamples,
+    scores); all share their resamples."""
+    columns = [one.examples for one in every if one.examples is not None]
+    sums = resampled_sums(np.concatenate(columns, axis=1), resamples=resamples, seed=seed)
+    return ratio(sums[:, ::2], sums[:, 1::2])
+
+
+def difference(one: Score, other: Score, *, seed: int = 0) -> Estimate:
+    """Return `one` − `other` with its 95 % interval: over resamples of the same examples where both are paired, else
+    from the two intervals, as those of independent numbers. Without an interval of either its ends are NaN."""
+    if is_paired(one, other):
+        rows = resampled((one, other), seed=seed)
+        return estimate(rows[:, 0] - rows[:, 1])
+    value = one.value - other.value
+    # The ends may be at different distances: each direction has its own variance.
+    below = math.hypot(one.value - one.low, other.high - other.value)
+    above = math.hypot(one.high - one.value, other.value - other.low)
+    return Estimate(value, value - below, value + above)
+
+
+# ---- scores of a result
+
+
+def scores(result: Result, models: Sequence[str] = ()) -> list[Score]:
+    """Return the scores of a verb's result; none for a verb without any.
+
+    Args:
+        models: names of the result's models as shown, by default those of the result.
+    """
+    read = READERS.get(result.kind)
+    return [] if read is None else list(read(result, list(models) or _names(result)))
+
+
+def _names(result: Result) -> list[str]:
+    several = getattr(result, "models", None)
+    return list(several) if several else [result.model_name]
+
+
+def _fingerprint(result: Result) -> str:
+    data = result.provenance.get("data")
+    return str(data.get("fingerprint") or "") if isinstance(data, Mapping) else ""
+
+
+def _count(result: Result) -> int:
+    data = result.provenance.get("data")
+    return int(data.get("examples") or data.get("windows") or 0) if isinstance(data, Mapping) else 0
+
+
+class _Maker:
+    """Maker of a result's scores: `model`, number of examples and fingerprint are the result's."""
+
+    def __init__(self, result: Result, model: str) -> None:
+        self.model, self.ids, self.count = model, _fingerprint(result), _count(result)
+
+    def __call__(
+        self,
+        name: str,
+        found: Estimate,
+        better: str,
+        unit: str = "%",
+        *,
+        above: np.ndarray | None = None,
+        below: np.ndarray | None = None,
+        count: int | None = None,
+    ) -> Score:
+        """Make a score; `above` and `below` are the numerators and denominators (1 by default) of its examples."""
+        examples = None
+        if above is not None:
+            ones = np.ones(len(above)) if below is None else below
+            examples = np.stack([above, ones], axis=1).astype(np.float64)
+        number = self.count if count is None else count
+        ids = self.ids if examples is not None else ""
+        return Score(
+            name, self.model, found.value, found.low, found.high, number, better, unit, examples, example_ids=ids
+        )
+
+
+def _evaluate(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    make = _Maker(result, models[0])
+    for one in result.scores:
+        labelled = one.shots is None
+        share = 0 <= one.estimate.value <= 1 and one.measure.startswith(("accuracy", "acc", "exact"))
+        unit = "%" if share else "nats" if one.measure == "cross-entropy" else ""
+        name = one.measure if labelled else f"{one.measure}[{one.task}]"
+        yield make(name, one.estimate, HIGHER if one.higher else LOWER, unit, count=one.examples)
+
+
+def _loss(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    for model, one in zip(models, result.summaries):
+        make = _Maker(result, model)
+        yield make("loss", one.mean, LOWER, result.unit)
+        yield make("loss.slope", one.slope, LOWER, f"{result.unit} per doubling")
+
+
+def _position(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    make = _Maker(result, models[0])
+    kind = "" if result.replacement == "noise" else result.replacement
+    yield make(_named("position.drop", kind), result.average_drop, LOWER)
+    for region in result.regions:
+        yield make(_named("position.drop", kind, region.region), region.drop, LOWER, count=region.examples)
+        if region.success is not None:
+            yield make(_named("position.success", kind, region.region), region.success, LOWER, count=region.examples)
+
+
+def _words(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    make = _Maker(result, models[0])
+    budget = result.provenance["options"].get("budget")
+    variant = (result.recipe, "" if budget is None else f"{budget} queries")
+    right = np.array([one.status != "skipped" for one in result.examples])
+    won = np.array([one.status == "success" for one in result.examples])
+    yield make(_named("words.success", *variant), result.success, LOWER, above=won, below=right, count=int(right.sum()))
+    yield make(_named("words.accuracy", *variant), result.attacked, HIGHER, above=right & ~won)
+
+
+def _prompts(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    make = _Maker(result, models[0])
+    yield make("prompts.clean", result.average_clean, HIGHER)
+    for one in result.attacks:
+        yield make(_named("prompts.drop", one.name), one.drop, LOWER)
+
+
+def _insertion(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    yield _Maker(result, models[0])("insertion.drop", result.worst_drop, LOWER)
+
+
+def _overflow(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    make = _Maker(result, models[0])
+    for curve in result.curves:
+        last = curve.points[-1]
+        yield make(_named("overflow.drop", curve.where, f"{last.tokens} tokens"), last.drop, LOWER)
+
+
+def _poison(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    for victim in result.victims[:1]:
+        make, found = _Maker(result, models[0]), victim.attack("found")
+        held_out = result.texts[2]
+        yield make(_named("poison.survival", result.objective), found.survival, HIGHER, count=held_out)
+        yield make(_named("poison.flipped", result.objective), found.flipped, LOWER, count=held_out)
+        for name, alarm in zip(result.detectors, found.alarms):
+            yield make(_named("poison.auroc", result.objective, name), alarm.auroc, HIGHER, "", count=held_out)
+
+
+def _fidelity(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    make, place = _Maker(result, models[0]), result.measures.index("delta")
+    for number, method in enumerate(result.methods):
+        values = result.values[number, :, place]
+        found = Estimate(*result.estimates[number, place].tolist())
+        known = ~np.isnan(values)
+        each = {"above": np.where(known, values, 0.0), "below": known, "count": len(values)}
+        yield make(_named("fidelity", method), found, HIGHER, "", **each)
+
+
+def _sanity(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    make = _Maker(result, models[0])
+    for method in result.methods:
+        yield make(_named("sanity", method), result.estimate(method, result.parts[-1]), LOWER, "", count=result.texts)
+
+
+def _stability(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    make = _Maker(result, models[0])
+    worst = max(result.layers, key=lambda layer: layer.growth.value)
+    yield make("stability.growth", worst.growth, LOWER, "nats per token", count=result.texts)
+
+
+def _influence(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    make = _Maker(result, models[0])
+    recent = result.output.recent(result.recent)
+    yield make(_named("influence.recent", f"last {result.recent}"), recent, "", count=len(result.lengths))
+
+
+def _named(name: str, *variant: str) -> str:
+    """Return a name with its variant in brackets, parts joined by ", "; the bare name without one."""
+    parts = ", ".join(filter(None, variant))
+    return f"{name}[{parts}]" if parts else name
+
+
+READERS: Mapping[str, Callable[[Any, Sequence[str]], Iterator[Score]]] = {
+    "evaluate": _evaluate,
+    "loss": _loss,
+    "position": _position,
+    "words": _words,
+    "prompts": _prompts,
+    "insertion": _insertion,
+    "overflow": _overflow,
+    "poison": _poison,
+    "fidelity": _fidelity,
+    "sanity": _sanity,
+    "stability": _stability,
+    "influence": _influence,
+}
+"""Function that reads the scores of a result's kind."""
+
+
+# ---- scores of a report
+
+
+def report_scores(report: Report) -> list[Score]:
+    """Return the scores of all results of a report in its order."""
+    return [one for entry in report.entries for result in entry.results for one in scores(result, entry.models)]
+
+
+def write_scores(every: Iterable[Score], directory: str | os.PathLike[str]) -> Path:
+    """Write scores to `scores.json` in a directory, atomically, and return its path."""
+    path = Path(directory, SCORES)
+    document = {"scores": [encode_fields(one) for one in every]}
+    write_whole(path, json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n")
+    return path
+
+
+def read_scores(where: str | os.PathLike[str]) -> list[Score]:
+    """Read the scores of a report from its directory or its `scores.json`. Raise InputError if it has none."""
+    path = Path(where)
+    path = path / SCORES if path.is_dir() else path
+    try:
+        document = json.loads(path.read_bytes())
+        return [decode_fields(one, Score) for one in document["scores"]]
+    except OSError as error:
+        raise InputError(
+            f"there are no scores at {path}: {error.strerror or error}; give the directory of a report that has run"
+        ) from error
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise InputError(f"{path} does not hold a report's scores: {error}") from error
