@@ -141,3 +141,10 @@ def test_what_a_failed_job_would_give_is_undecided(analyze, plan, tmp_path) -> N
     file = plan(analyses=[{"heatmap": {"ids": "99999"}}])
     answer = analyze(file, "--out", tmp_path / "out", "--require", "position.drop <= 0.2")
     assert answer.code == 1 and "analyze: undecided: position.drop <= 0.2: not measured, because a job" in answer.err
+
+
+def test_cards(analyze, plan, tmp_path) -> None:
+    out = tmp_path / "out"
+    assert analyze(plan(require="accuracy >= 0.5"), "--out", out, "--cards").code == 0
+    text = (out / "cards" / "demo-sst2-mamba2.md").read_text()
+    assert "model-index:" in text and "| accuracy \\>= 0.5 | demo/sst2-mamba2 | met | 1.000" in text

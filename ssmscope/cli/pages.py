@@ -50,6 +50,7 @@ def report(
     baseline: Annotated[Path | None, "Earlier report, its directory or scores.json.", Metavar("DIR")] = None,
     strict: Annotated[bool, "An undecided gate counts as missed."] = False,
     github_summary: Annotated[bool, "Append the gates to the file $GITHUB_STEP_SUMMARY."] = False,
+    cards: Annotated[bool, "Write DIR/cards/MODEL.md: each model's card with the results and their metadata."] = False,
     dry_run: Annotated[bool, "List the jobs, their state, and their estimated time."] = False,
     by_batch: Annotated[
         bool, "Let workers share the batches of a job over a data set; by default they share jobs."
@@ -96,6 +97,10 @@ def report(
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues with what is missing") from None
+    if cards:
+        from ssmscope.reports.cards import write_cards
+
+        write_cards(made, out)
     if summary is not None:
         _append(summary, (out / "gates.md").read_text(encoding="utf-8"))
     _answer(made, out, json, strict=strict)
