@@ -155,13 +155,12 @@ class _Maker:
 
 def _evaluate(result: Any, models: Sequence[str]) -> Iterator[Score]:
     make = _Maker(result, models[0])
-    for number, one in enumerate(result.scores):
+    for one in result.scores:
         labelled = one.shots is None
         share = 0 <= one.estimate.value <= 1 and one.measure.startswith(("accuracy", "acc", "exact"))
         unit = "%" if share else "nats" if one.measure == "cross-entropy" else ""
         name = one.measure if labelled else f"{one.measure}[{one.task}]"
-        above = None if result.examples is None else result.examples[:, number]
-        yield make(name, one.estimate, HIGHER if one.higher else LOWER, unit, above=above, count=one.examples)
+        yield make(name, one.estimate, HIGHER if one.higher else LOWER, unit, count=one.examples)
 
 
 def _loss(result: Any, models: Sequence[str]) -> Iterator[Score]:
@@ -174,15 +173,9 @@ def _loss(result: Any, models: Sequence[str]) -> Iterator[Score]:
 def _position(result: Any, models: Sequence[str]) -> Iterator[Score]:
     make = _Maker(result, models[0])
     kind = "" if result.replacement == "noise" else result.replacement
-    right, kept = result.right[:, :1], result.right[:, 1:]
-    used = kept >= 0
-    lost, among = np.where(used, right - kept, 0), right * used
-    # The mean of ratios is one ratio where all have the same denominators.
-    whole = {"above": lost.mean(1), "below": right[:, 0]} if used.all() else {}
-    yield make(_named("position.drop", kind), result.average_drop, LOWER, **whole)
-    for region, above, below in zip(result.regions, lost.T, among.T):
-        name = _named("position.drop", kind, region.region)
-        yield make(name, region.drop, LOWER, above=above, below=below, count=region.examples)
+    yield make(_named("position.drop", kind), result.average_drop, LOWER)
+    for region in result.regions:
+        yield make(_named("position.drop", kind, region.region), region.drop, LOWER, count=region.examples)
         if region.success is not None:
             yield make(_named("position.success", kind, region.region), region.success, LOWER, count=region.examples)
 

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bags import bag, texts
 
-import ssmscope
 from ssmscope.errors import InputError
-from ssmscope.reports.scores import Score, difference, is_paired, read_scores, resampled, scores, write_scores
+from ssmscope.reports.scores import Score, difference, is_paired, read_scores, resampled, write_scores
 
 
 def score(model: str, values: list[float], *, among: list[float] | None = None, ids: str = "abc") -> Score:
@@ -65,21 +63,3 @@ def test_a_file_without_scores_is_refused(tmp_path, text):
         read_scores(tmp_path)
     with pytest.raises(InputError, match="there are no scores at"):
         read_scores(tmp_path / "elsewhere.json")
-
-
-def test_scores_with_examples_are_the_ratios_of_their_sums():
-    model, data = (
-        bag({"good": 2.0, "bad": -1.0, "so": 0.1}),
-        texts(*["bad so good so", "good so so bad", "bad", "good"] * 5),
-    )
-    evaluated = scores(ssmscope.evaluate(model, data, progress=False), ["m"])
-    attacked = scores(ssmscope.position_bias(model, data, regions="0:1,2:4"), ["m"])
-    assert [one.name for one in evaluated] == ["accuracy", "cross-entropy"]
-    # Half of the texts are too short for the second region: the average is no ratio of sums.
-    assert [one.name for one in attacked] == ["position.drop", "position.drop[0:1]", "position.drop[2:4]"]
-    assert attacked[0].examples is None
-    whole = scores(ssmscope.position_bias(model, data, regions="0%:50%,50%:100%"), ["m"])
-    for one in (*evaluated, *attacked[1:], *whole):
-        above, below = one.examples.sum(0)
-        assert one.value == pytest.approx(above / below) and one.example_ids == data.fingerprint
-    assert attacked[2].examples[:, 1].sum() < attacked[1].examples[:, 1].sum()

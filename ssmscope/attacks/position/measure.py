@@ -268,11 +268,9 @@ def measure(
         own |= {"examples": int(usable[:, i].sum()), "left_out": int((~usable[:, i]).sum())}
         results.append(Attacked(**own | {name: estimate(part[:, i]) for name, part in parts.items()}))
     number = len(regions)
-    kept = np.where(usable, attacked == labels[:, None], LEFT_OUT)[:, :number]
     accuracies = np.concatenate([rights / len(labels), accuracy[:, :number]], axis=1)
     return {
         "clean": estimate(accuracies[:, 0]),
-        "right": np.concatenate([right, kept], axis=1).astype(np.int8),
         "regions": tuple(results[:number]),
         "windows": tuple(results[number:]),
         "average": estimate(accuracies[:, 1:].mean(1)),

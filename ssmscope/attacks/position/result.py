@@ -55,8 +55,6 @@ class PositionBias(Result, kind="position"):
     """Tokens of the longest example."""
     width: int | None
     """Pixels per row of an image; None for texts."""
-    right: np.ndarray
-    """(examples, 1 + regions): 1 if the answer is right, when clean and with each region replaced; −1: left out."""
     clean: Estimate
     regions: tuple[Attacked, ...]
     windows: tuple[Attacked, ...]

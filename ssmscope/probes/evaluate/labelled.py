@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
 
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.bootstrap import Estimate, wilson_interval
@@ -22,9 +21,8 @@ from ssmscope.probes.evaluate.result import Score
 
 def labelled_scores(
     model: Model, data: TextData | PixelData, batch_size: int, *, seed: int, progress: bool
-) -> tuple[tuple[Score, Score], Float[np.ndarray, "examples 2"]]:
-    """Return accuracy with Wilson's interval, and cross-entropy in nats with a bootstrap interval over examples; and
-    both for every example."""
+) -> tuple[Score, Score]:
+    """Return accuracy with Wilson's interval, and cross-entropy in nats with a bootstrap interval over examples."""
     if not model.is_classifier:
         raise InputError(f"{model.name} is a language model; give tasks")
     targets = torch.from_numpy(class_ids(model, data)).to(model.device)
@@ -36,14 +34,12 @@ def labelled_scores(
 
     batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
     found = over(model, batches, measure, what="examples" if progress else None)
-    measured = np.concatenate([part["values"] for _, part in found])
-    values = measured[:, [MEASURES.index("accuracy"), MEASURES.index("loss")]]
-    right = int(values[:, 0].sum())
+    values = np.concatenate([part["values"] for _, part in found])
+    right = int(values[:, MEASURES.index("accuracy")].sum())
     accuracy = Estimate(right / len(data), *wilson_interval(right, len(data)))
-    loss = Estimate(*means_with_intervals(values[:, 1:], seed)[0].tolist())
-    name, by_row = f"{data.name} ({data.split})", np.empty_like(values)
-    by_row[order] = values
+    loss = Estimate(*means_with_intervals(values[:, [MEASURES.index("loss")]], seed)[0].tolist())
+    name = f"{data.name} ({data.split})"
     return (
         Score(name, "accuracy", accuracy, True, None, len(data)),
         Score(name, "cross-entropy", loss, False, None, len(data)),
-    ), by_row
+    )

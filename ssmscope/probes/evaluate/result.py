@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pandas as pd
 
 from ssmscope.api.results import Result
@@ -42,8 +41,6 @@ class Benchmarks(Result, kind="evaluate"):
     """Scores of a model on labelled data or on tasks of lm-evaluation-harness. `len` and iteration are over scores."""
 
     scores: tuple[Score, ...]
-    examples: np.ndarray | None = None
-    """(examples, 2): whether a classifier is right, 0 or 1, and its cross-entropy; None for tasks."""
 
     def __len__(self) -> int:
         return len(self.scores)
