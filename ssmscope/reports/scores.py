@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,8 +128,12 @@ def _count(result: Result) -> int:
 class _Maker:
     """Maker of a result's scores: `model`, number of examples and fingerprint are the result's."""
 
-    def __init__(self, result: Result, model: str) -> None:
-        self.model, self.ids, self.count = model, _fingerprint(result), _count(result)
+    def __init__(self, result: Result, model: str, *, rows: Sequence[int] = ()) -> None:
+        """`rows` are the examples that were measured, by default all."""
+        self.model, self.count = model, _count(result)
+        fingerprint = _fingerprint(result)
+        own = f"{fingerprint}-{zlib.crc32(repr(tuple(rows)).encode()):08x}" if rows else fingerprint
+        self.ids = own if fingerprint else ""
 
     def __call__(
         self,
@@ -155,12 +160,12 @@ class _Maker:
 
 def _evaluate(result: Any, models: Sequence[str]) -> Iterator[Score]:
     make = _Maker(result, models[0])
-    for one in result.scores:
-        labelled = one.shots is None
+    for at, one in enumerate(result.scores):
         share = 0 <= one.estimate.value <= 1 and one.measure.startswith(("accuracy", "acc", "exact"))
         unit = "%" if share else "nats" if one.measure == "cross-entropy" else ""
-        name = one.measure if labelled else f"{one.measure}[{one.task}]"
-        yield make(name, one.estimate, HIGHER if one.higher else LOWER, unit, count=one.examples)
+        name = one.measure if one.shots is None else f"{one.measure}[{one.task}]"
+        each = None if result.values is None else result.values[:, at]
+        yield make(name, one.estimate, HIGHER if one.higher else LOWER, unit, above=each, count=one.examples)
 
 
 def _loss(result: Any, models: Sequence[str]) -> Iterator[Score]:
@@ -173,11 +178,21 @@ def _loss(result: Any, models: Sequence[str]) -> Iterator[Score]:
 def _position(result: Any, models: Sequence[str]) -> Iterator[Score]:
     make = _Maker(result, models[0])
     kind = "" if result.replacement == "noise" else result.replacement
-    yield make(_named("position.drop", kind), result.average_drop, LOWER)
-    for region in result.regions:
-        yield make(_named("position.drop", kind, region.region), region.drop, LOWER, count=region.examples)
+    regions = result.regions
+    every: list[Lost | None] = [None] * len(regions)
+    if result.right is not None:
+        every = [_lost(result.right[0], one) for one in result.right[1 : 1 + len(regions)]]
+    yield make(_named("position.drop", kind), result.average_drop, LOWER, **_average(every))
+    for region, lost in zip(regions, every):
+        found = {"count": region.examples, **_average([lost])}
+        yield make(_named("position.drop", kind, region.region), region.drop, LOWER, **found)
         if region.success is not None:
-            yield make(_named("position.success", kind, region.region), region.success, LOWER, count=region.examples)
+            name = _named("position.success", kind, region.region)
+            yield make(name, region.success, LOWER, count=region.examples)
+
+
+WORD_BUDGETS = (1, 2, 4)
+"""Numbers of changed words whose accuracies are scores of an attack on words."""
 
 
 def _words(result: Any, models: Sequence[str]) -> Iterator[Score]:
@@ -186,36 +201,75 @@ def _words(result: Any, models: Sequence[str]) -> Iterator[Score]:
     variant = (result.recipe, "" if budget is None else f"{budget} queries")
     right = np.array([one.status != "skipped" for one in result.examples])
     won = np.array([one.status == "success" for one in result.examples])
+    changed = np.array([one.changed for one in result.examples])
     yield make(_named("words.success", *variant), result.success, LOWER, above=won, below=right, count=int(right.sum()))
+    for most in WORD_BUDGETS:
+        allowed = f"{most} word{'s' * (most > 1)}"
+        found = Estimate(*result.curve[min(most, len(result.curve) - 1)].tolist())
+        withstood = right & ~(won & (changed <= most))
+        yield make(_named("words.accuracy", *variant, allowed), found, HIGHER, above=withstood)
     yield make(_named("words.accuracy", *variant), result.attacked, HIGHER, above=right & ~won)
 
 
 def _prompts(result: Any, models: Sequence[str]) -> Iterator[Score]:
     make = _Maker(result, models[0])
-    yield make("prompts.clean", result.average_clean, HIGHER)
-    for one in result.attacks:
-        yield make(_named("prompts.drop", one.name), one.drop, LOWER)
+    clean = None if result.right is None else result.right[0].mean(0)
+    yield make("prompts.clean", result.average_clean, HIGHER, above=clean)
+    for at, one in enumerate(result.attacks):
+        lost: list[Lost | None] = [None]
+        if result.right is not None:
+            lost = [_lost(*pair) for pair in zip(result.right[0], result.right[1 + at]) if (pair[1] >= 0).all()]
+        yield make(_named("prompts.drop", one.name), one.drop, LOWER, **_average(lost))
 
 
 def _insertion(result: Any, models: Sequence[str]) -> Iterator[Score]:
-    yield _Maker(result, models[0])("insertion.drop", result.worst_drop, LOWER)
+    lost = None if result.right is None else _lost(result.right[0], result.right[1:].all(0))
+    yield _Maker(result, models[0])("insertion.drop", result.worst_drop, LOWER, **_average([lost]))
 
 
 def _overflow(result: Any, models: Sequence[str]) -> Iterator[Score]:
     make = _Maker(result, models[0])
-    for curve in result.curves:
+    for at, curve in enumerate(result.curves):
         last = curve.points[-1]
-        yield make(_named("overflow.drop", curve.where, f"{last.tokens} tokens"), last.drop, LOWER)
+        lost = None if result.right is None else _lost(result.right[at, 0], result.right[at, -1])
+        yield make(_named("overflow.drop", curve.where, f"{last.tokens} tokens"), last.drop, LOWER, **_average([lost]))
+
+
+def _noise(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    make, every = _Maker(result, models[0]), [_lost(result.right[0], one) for one in result.right[1:]]
+    yield make("noise.drop", result.average_drop, LOWER, **_average(every))
+    for level, lost in zip(result.levels, every):
+        yield make(_named("noise.drop", f"{100 * level.rate:g} %"), level.drop, LOWER, **_average([lost]))
 
 
 def _poison(result: Any, models: Sequence[str]) -> Iterator[Score]:
-    for victim in result.victims[:1]:
-        make, found = _Maker(result, models[0]), victim.attack("found")
-        held_out = result.texts[2]
-        yield make(_named("poison.survival", result.objective), found.survival, HIGHER, count=held_out)
-        yield make(_named("poison.flipped", result.objective), found.flipped, LOWER, count=held_out)
-        for name, alarm in zip(result.detectors, found.alarms):
-            yield make(_named("poison.auroc", result.objective, name), alarm.auroc, HIGHER, "", count=held_out)
+    make, victim = _Maker(result, models[0], rows=result.rows), result.victims[0]
+    found, goal, held_out = victim.attack("found"), result.objective, result.texts[2]
+    lost = None if victim.right is None else _lost(victim.right, victim.right * found.right)
+    yield make(_named("poison.survival", goal), found.survival, HIGHER, above=found.survived, count=held_out)
+    yield make(_named("poison.flipped", goal), found.flipped, LOWER, count=held_out, **_average([lost]))
+    for name, alarm in zip(result.detectors, found.alarms):
+        yield make(_named("poison.auroc", goal, name), alarm.auroc, HIGHER, "", count=held_out)
+
+
+Lost = tuple[np.ndarray, np.ndarray]
+"""Numerators and denominators of the examples of a relative drop 1 − accuracy / clean accuracy."""
+
+
+def _lost(clean: np.ndarray, attacked: np.ndarray) -> Lost:
+    """Return the numerators and denominators of a drop; examples at which `attacked` is −1 are left out."""
+    there = attacked >= 0
+    return np.where(there, clean - 1.0 * attacked, 0.0), there * clean.astype(np.float64)
+
+
+def _average(every: Sequence[Lost | None]) -> dict[str, Any]:
+    """Return the numerators and denominators of a mean of drops, as arguments; none if they are not known. Drops over
+    fewer examples than the first has weigh more, which keeps the mean exact."""
+    known = [one for one in every if one is not None]
+    if not known or len(known) < len(every) or any(not below.sum() for _, below in known):
+        return {}
+    most = max(known, key=lambda one: float(one[1].sum()))[1]
+    return {"above": np.mean([above * most.sum() / below.sum() for above, below in known], axis=0), "below": most}
 
 
 def _fidelity(result: Any, models: Sequence[str]) -> Iterator[Score]:
@@ -259,6 +313,7 @@ READERS: Mapping[str, Callable[[Any, Sequence[str]], Iterator[Score]]] = {
     "words": _words,
     "prompts": _prompts,
     "insertion": _insertion,
+    "noise": _noise,
     "overflow": _overflow,
     "poison": _poison,
     "fidelity": _fidelity,
