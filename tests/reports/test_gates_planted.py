@@ -30,8 +30,8 @@ def measured(noise: float = 0.0) -> np.ndarray:
     with torch.no_grad():
         table += noise * table.std() * torch.randn(table.shape, generator=generator)
     result = ssmscope.evaluate(model, load_text("sst2"), batch_size=64, progress=False)
-    assert [each.value for each in scores(result)] == pytest.approx(result.examples.mean(0))
-    return result.examples
+    assert [each.value for each in scores(result)] == pytest.approx(result.values.mean(0))
+    return result.values
 
 
 @pytest.fixture(scope="module")
