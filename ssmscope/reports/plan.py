@@ -16,8 +16,9 @@ from ssmscope.api import registry
 from ssmscope.api.analysis import Analysis, Call
 from ssmscope.api.inputs import MODEL_KINDS
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.reports.requirements import requirement_texts
 
-PLAN_KEYS = ("title", "models", "analyses", "variables")
+PLAN_KEYS = ("title", "models", "analyses", "variables", "require")
 MODEL_KEYS = ("model", "name", "tokenizer", "device", "dtype", "resources")
 ANALYSIS_KEYS = ("name", "models", "matrix", "overrides", "together", "for", "resources")
 RESOURCES = ("cpus", "gpus")
@@ -65,12 +66,13 @@ class PlannedCall:
 
 @dataclass(frozen=True)
 class Plan:
-    """A parsed plan: its calls in order, and the text from which it was read."""
+    """A parsed plan: its calls in order, the text from which it was read, and the requirements as written."""
 
     title: str
     models: tuple[PlannedModel, ...]
     calls: tuple[PlannedCall, ...]
     text: str
+    require: tuple[str, ...] = ()
 
 
 def read_plan(
@@ -105,7 +107,7 @@ def read_plan(
             calls += reader.calls(item, f"analysis {number}", MAX_JOBS - len(calls))
     if not calls:
         raise InputError("every analysis of the plan needs a variable that is not set; give it with --set NAME=VALUE")
-    return Plan(title, tuple(given), tuple(calls), text)
+    return Plan(title, tuple(given), tuple(calls), text, requirement_texts(document.get("require")))
 
 
 # ---- variables
@@ -140,7 +142,7 @@ def _filled(document: dict[str, Any], given: Mapping[str, str]) -> dict[str, Any
         return _UNSET if values[found[1]] is None else values[found[1]]
 
     filled = {key: fill(value) for key, value in document.items() if key != "variables"}
-    missing = next((key for key in ("title", "models") if _has_unset(filled.get(key))), None)
+    missing = next((key for key in ("title", "models", "require") if _has_unset(filled.get(key))), None)
     if missing is not None:
         raise InputError(f"{missing} needs a variable that is not set; give it with --set NAME=VALUE")
     return filled

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,12 @@ from ssmscope.api.results import now, versions
 from ssmscope.api.sharding.workers import MAX_RETRIES, Setting, check_installed, connected, finished, lacking, on_engine
 from ssmscope.api.writing import locked, write_whole
 from ssmscope.errors import InputError, Unanswerable, as_typed
+from ssmscope.reports.gate_files import write_gates
+from ssmscope.reports.gates import report_gates
 from ssmscope.reports.jobs import Job, Jobs
 from ssmscope.reports.plan import Plan
+from ssmscope.reports.requirements import Requirement
+from ssmscope.reports.scores import Score
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, LOG, JobStore, Report
 
 
@@ -81,10 +85,28 @@ JobEngine = Callable[[Sequence[Job], JobStore], Iterator[tuple[Job, Outcome]]]
 """Function that runs jobs and yields each as it ends, its files in `JobStore.working`."""
 
 
-def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: JobEngine) -> Report:
-    """Run the unfinished jobs of a plan and write its report into `root`: `index.html` and tables of all results. Raise
-    InputError if another process uses the directory, it cannot be written to, or the engine cannot start, and OSError
-    if the page or the tables cannot be written; finished results stay."""
+def run_plan(
+    plan: Plan,
+    jobs: Jobs,
+    root: Path,
+    *,
+    engine: JobEngine,
+    requirements: Sequence[Requirement] = (),
+    baseline: Sequence[Score] = (),
+    strict: bool = False,
+) -> Report:
+    """Run the unfinished jobs of a plan and write its report into `root`: `index.html`, tables of all results, and the
+    gates of `requirements`.
+
+    Args:
+        baseline: scores of an earlier report, with which requirements compare.
+        strict: report an undecided gate as a failure.
+
+    Raises:
+        InputError: another process uses the directory, it cannot be written to, the engine cannot start, or, after
+            the report is written without gates, a requirement names what the report does not have.
+        OSError: the page or the tables cannot be written; finished results stay.
+    """
     with locked(root):
         store = JobStore(root)
         missing = [job for job in jobs.to_run() if not store.is_done(job)]
@@ -103,7 +125,15 @@ def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: JobEngine) -> Report
             entries=tuple(store.entry(job, failures.get(job.key)) for job in jobs.every),
             provenance={"date": now(), "versions": _versions(), "models": dict(jobs.models), "plan": plan.text},
         )
+        refusal = None
+        try:
+            report = replace(report, gates=report_gates(report, requirements, baseline))
+        except InputError as error:
+            refusal = error
         _write(report, root)
+        write_gates(report.gates, root, title=report.title, strict=strict)
+    if refusal is not None:
+        raise refusal
     return report
 
 
