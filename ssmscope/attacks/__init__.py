@@ -1,1 +1,1 @@
-"""Attacks on trained models: position, insertion, overflow, typing errors, poisoning, prompts, words, effects of changes."""
+"""Attacks on trained models: position, insertion, overflow, noise, poisoning, prompts, words, effects of changes."""

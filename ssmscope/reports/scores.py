@@ -20,7 +20,7 @@ import numpy as np
 from ssmscope.api.jsonable import decode_fields, encode_fields
 from ssmscope.api.results import Result
 from ssmscope.api.writing import write_whole
-from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 SCORES = "scores.json"
 """File of a report's scores in its directory."""
 HIGHER, LOWER = "higher", "lower"
-Z = 1.959963984540054
-"""97.5 % quantile of the normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -74,27 +72,6 @@ def is_paired(one: Score, other: Score) -> bool:
         and len(one.examples) == len(other.examples)
         and one.example_ids == other.example_ids != ""
     )
-
-
-def resampled(every: Sequence[Score], *, seed: int = 0, resamples: int = 2000) -> np.ndarray:
-    """Return the values of paired scores in the data and below it in resamples of their examples, (1 + resamples,
-    scores); all share their resamples."""
-    columns = [one.examples for one in every if one.examples is not None]
-    sums = resampled_sums(np.concatenate(columns, axis=1), resamples=resamples, seed=seed)
-    return ratio(sums[:, ::2], sums[:, 1::2])
-
-
-def difference(one: Score, other: Score, *, seed: int = 0) -> Estimate:
-    """Return `one` − `other` with its 95 % interval: over resamples of the same examples where both are paired, else
-    from the two intervals, as those of independent numbers. Without an interval of either its ends are NaN."""
-    if is_paired(one, other):
-        rows = resampled((one, other), seed=seed)
-        return estimate(rows[:, 0] - rows[:, 1])
-    value = one.value - other.value
-    # The ends may be at different distances: each direction has its own variance.
-    below = math.hypot(one.value - one.low, other.high - other.value)
-    above = math.hypot(one.high - one.value, other.value - other.low)
-    return Estimate(value, value - below, value + above)
 
 
 # ---- scores of a result
