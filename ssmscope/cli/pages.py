@@ -84,7 +84,7 @@ def report(
     if not requirements and (strict or summary):
         raise InputError(f"{'--strict' if strict else '--github-summary'} is an option of gates; give --require too")
     earlier = [] if baseline is None else read_scores(baseline)
-    check(requirements, [each.name for each in chosen.models], earlier)
+    check(requirements, chosen, earlier)
     jobs = make_jobs(chosen)
     if dry_run:
         _list(chosen, jobs, JobStore(out), json)

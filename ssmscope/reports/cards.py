@@ -76,10 +76,11 @@ def card(report: Report, model: str, own: str = "") -> str:
     except (ValueError, YAMLError) as error:
         raise InputError(f"the metadata of {model}'s card cannot be read: {' '.join(str(error).split())}") from error
     found = list(_eval_results(report, model))
-    known = made.data.eval_results or []
+    data: Any = made.data
+    known = data.eval_results or []
     kept = [each for each in known if all(_subject(each) != _subject(one) for one in found)]
-    made.data.model_name = made.data.model_name or Path(model).name
-    made.data.eval_results = [*kept, *found] or None
+    data.model_name = data.model_name or Path(model).name
+    data.eval_results = [*kept, *found] or None
     before, _, rest = made.text.partition(BEGIN)
     after = rest.partition(END)[2].lstrip("\n")
     made.text = f"{before.rstrip()}\n\n{section(report, model)}" + f"\n{after}" * bool(after)
@@ -139,9 +140,9 @@ def _eval_results(report: Report, model: str) -> Iterator[EvalResult]:
         args |= {"interval": [_rounded(one.low), _rounded(one.high)], "level": 0.95} if one.low < one.high else {}
         yield EvalResult(
             task_type=TASKS.get(kind or "", "other"),
-            dataset_type=(source and source.repository) or data["name"],
+            dataset_type=source.repository if source and source.repository else data["name"],
             dataset_name=data["name"],
-            dataset_config=source and source.configuration,
+            dataset_config=source.configuration if source else None,
             dataset_split=data["split"],
             metric_type=one.name,
             metric_value=_rounded(one.value),

@@ -17,8 +17,9 @@ from ssmscope.core.bootstrap import TAIL, Estimate
 from ssmscope.errors import InputError, did_you_mean, nearest
 from ssmscope.render.numbers import counted
 from ssmscope.reports.intervals import difference, interval
+from ssmscope.reports.plan import Plan
 from ssmscope.reports.requirements import BASELINE, OPERATORS, Requirement
-from ssmscope.reports.scores import HIGHER, LOWER, Score, is_paired, report_scores
+from ssmscope.reports.scores import HIGHER, LOWER, NAMES, Score, is_paired, report_scores
 from ssmscope.reports.store import FAILED, MISSING, Report
 
 MET, MISSED, UNDECIDED = "met", "missed", "undecided"
@@ -85,9 +86,12 @@ def decide(
     return tuple(_decided(each, with_level) for each in read)
 
 
-def check(requirements: Sequence[Requirement], models: Sequence[str], baseline: Sequence[Score] = ()) -> None:
-    """Check requirements before anything runs. Raise InputError if one names a model that is not among the plan's
-    `models`, compares a model with itself, or reads a score that the baseline does not have."""
+def check(requirements: Sequence[Requirement], plan: Plan, baseline: Sequence[Score] = ()) -> None:
+    """Check requirements before anything runs. Raise InputError if one names a model that the plan does not have or a
+    score that none of its verbs has, compares a model with itself, or reads a score that the baseline lacks."""
+    models = [model.name for model in plan.models]
+    names = [name for call in plan.calls for name in NAMES.get(call.call.name, ())]
+    benchmarks = any(call.call.options.get("tasks") for call in plan.calls if call.call.name == "evaluate")
     for one in requirements:
         reference = None if one.reference == BASELINE else one.reference
         for model in filter(None, (one.model, reference)):
@@ -96,6 +100,10 @@ def check(requirements: Sequence[Requirement], models: Sequence[str], baseline: 
                 raise InputError(f"{_told(one)}: there is no model {model!r}; there are {_listed(known, model)}")
         if reference is not None and not {*(models if one.model is None else [one.model])} - {reference}:
             raise InputError(f"{_told(one)} compares {reference} with itself; add another model")
+        name = one.name.partition("[")[0].strip()
+        if name not in names and not benchmarks:
+            has = _listed(list(dict.fromkeys(names)), name) if names else "none"
+            raise InputError(f"{_told(one)}: no verb of the plan has a score {name!r}; the scores are {has}")
         if one.reference == BASELINE:
             _named(one, baseline, "the baseline")
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planned import planned
 from reported import entry, failed
 
 from ssmscope.core.bootstrap import Estimate
@@ -20,6 +21,10 @@ NAN = math.nan
 
 def score(value, model="a", *, name="accuracy", low=NAN, high=NAN, better="higher", examples=None, ids="") -> Score:
     return Score(name, model, value, low, high, 100, better, "", examples, ids)
+
+
+def plan(*models, **options):
+    return planned({"models": list(models), "analyses": [{"evaluate": options}]})
 
 
 def shares(right: int, model="a", *, of=100, ids="same") -> Score:
@@ -147,18 +152,30 @@ class TestRefusals:
             ("accuracy >= 0.5 for demo/b", "no model 'demo/b'; there are demo/a, demo/c; did you mean"),
             ("accuracy no worse than demo/b", "no model 'demo/b'; there are demo/a, demo/c, baseline; did you mean"),
             ("accuracy no worse than demo/a for demo/a", "compares demo/a with itself"),
-            ("acc no worse than baseline", "the baseline has no score 'acc'; it has accuracy"),
+            (
+                "acuracy >= 0.5",
+                "has a score 'acuracy'; the scores are accuracy, cross-entropy; did you mean 'accuracy'?",
+            ),
+            ("cross-entropy no worse than baseline", "the baseline has no score 'cross-entropy'; it has accuracy"),
         ],
     )
     def test_before_anything_runs(self, text, says):
         with pytest.raises(InputError) as refused:
-            check([read_requirement(text)], ["demo/a", "demo/c"], [score(0.5)])
+            check([read_requirement(text)], plan("demo/a", "demo/c"), [score(0.5)])
         assert says in str(refused.value) and str(refused.value).startswith(f"require {text!r}")
 
     def test_a_model_alone_has_no_other_to_compare_with(self):
-        check([read_requirement("accuracy no worse than a")], ["a", "b"])
-        with pytest.raises(InputError, match="compares a with itself; add another model"):
-            check([read_requirement("accuracy no worse than a")], ["a"])
+        check([read_requirement("accuracy no worse than demo/a")], plan("demo/a", "demo/b"))
+        with pytest.raises(InputError, match="compares demo/a with itself; add another model"):
+            check([read_requirement("accuracy no worse than demo/a")], plan("demo/a"))
+
+    def test_benchmarks_have_the_names_of_the_harness(self):
+        wanted = [read_requirement("acc,none[wnli] >= 0.5")]
+        check(wanted, plan("demo/a", tasks="wnli"))
+        with pytest.raises(InputError, match="has a score 'acc,none'; the scores are accuracy, cross-entropy$"):
+            check(wanted, plan("demo/a"))
+        with pytest.raises(InputError, match="no verb of the plan has a score 'acc,none'; the scores are none$"):
+            check(wanted, planned({"models": ["demo/a"], "analyses": [{"heatmap": {"text": "a"}}]}))
 
 
 class TestOfAReport:
