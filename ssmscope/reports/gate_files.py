@@ -91,11 +91,12 @@ def note(gates: Sequence[Gate]) -> str:
     of_level = [gate for gate in gates if gate.requirement.level is not None]
     bounds = " or ".join(f"{100 * (1 - tail):.4g} %" for tail in sorted({gate.tail for gate in of_level}))
     confidence = " or ".join(f"{100 * level:g} %" for level in levels)
-    return (
+    told = (
         f"In brackets: bounds that hold with {bounds} each and decide {counted(len(of_level), 'gate')}, so that with "
-        f"{confidence} none of these is decided wrongly. Without a level the estimate decides; its brackets are the "
-        "95 % interval."
+        f"{confidence} none of these is decided wrongly."
     )
+    others = " Without a level the estimate decides; its brackets are the 95 % interval."
+    return told + others * (len(of_level) < len(gates))
 
 
 def markdown(gates: Sequence[Gate], title: str) -> str:

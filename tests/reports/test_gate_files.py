@@ -53,6 +53,8 @@ def test_the_table_begins_with_what_is_missed():
     cells = [cell.value + cell.interval for cell in table.rows[0][1]]
     assert cells == ["missed", "0.750", "0.800 (other examples)", "−0.050[−0.080, −0.020]"]
     assert "bounds that hold with 97.5 % each and decide 2 gates, so that with 95 % none" in table.note
+    assert "Without a level the estimate decides" in table.note
+    assert gates_table([UNDECIDED]).note.endswith("so that with 95 % none of these is decided wrongly.")
     assert gates_table([MET]).columns == ("state", "score")
     assert gates_table([MET]).note == "The estimate decides; in brackets: the 95 % interval."
 
