@@ -148,4 +148,4 @@ def test_cards(analyze, plan, tmp_path) -> None:
     out = tmp_path / "out"
     assert analyze(plan(require="accuracy >= 0.5"), "--out", out, "--cards").code == 0
     text = (out / "cards" / "demo-sst2-mamba2.md").read_text()
-    assert "model-index:" in text and "| accuracy \\>= 0.5 | demo/sst2-mamba2 | met | 1.000" in text
+    assert "model-index:" in text and "| accuracy \\>= 0.5 | demo/sst2-mamba2 | ✓ met | 1.000" in text

@@ -21,8 +21,9 @@ from ssmscope.render.tokens import visible
 from ssmscope.reports.gates import MET, MISSED, STATES, UNDECIDED, Gate
 
 FILES = ("gates.json", "gates.xml", "gates.md")
-MARKS = {MET: "✅", MISSED: "❌", UNDECIDED: "⚠️"}
-"""Marks of the states in Markdown."""
+MARKS = {MET: "✓", MISSED: "✗", UNDECIDED: "○"}
+EMOJI = {MET: "✅", MISSED: "❌", UNDECIDED: "⚠️"}
+"""Marks of the states in GitHub's Markdown."""
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -67,13 +68,13 @@ def measured(gate: Gate) -> str:
     return f"{number(gate.score.value, 3)}, {change}{brackets(gate.found, 3)} from {number(gate.reference.value, 3)}"
 
 
-def gates_table(gates: Sequence[Gate]) -> Table:
-    """Return a row per gate, those that are missed first."""
+def gates_table(gates: Sequence[Gate], marks: Mapping[str, str] = MARKS) -> Table:
+    """Return a row per gate, those that are missed first, with the mark of its state."""
     columns = ("state", "score", "reference", "difference")
     shown = len(columns) if any(gate.reference is not None for gate in gates) else 2
     rows = []
     for gate in sorted(gates, key=lambda gate: STATES.index(gate.state)):
-        state = Cell(text=gate.state + f": {gate.reason}" * bool(gate.reason))
+        state = Cell(text=f"{marks[gate.state]} {gate.state}" + f": {gate.reason}" * bool(gate.reason))
         cells = [state, Cell(gate.found), Cell(), Cell()]
         if gate.reference is not None:
             kind = "same examples" if gate.paired else "other examples"
@@ -101,11 +102,8 @@ def note(gates: Sequence[Gate]) -> str:
 
 def markdown(gates: Sequence[Gate], title: str) -> str:
     """Return the gates as a section in GitHub's Markdown."""
-    table = to_markdown(gates_table(gates))
-    for state, mark in MARKS.items():
-        table = re.sub(rf"\| {state}(?=[ :])", f"| {mark} {state}", table)
     heading = re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", visible(title))
-    return f"## {heading}\n\n**{gates_headline(gates)}.**\n\n{table}"
+    return f"## {heading}\n\n**{gates_headline(gates)}.**\n\n{to_markdown(gates_table(gates, EMOJI))}"
 
 
 def as_json(gates: Sequence[Gate], title: str) -> str:

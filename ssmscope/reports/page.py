@@ -28,6 +28,7 @@ from ssmscope.render.numbers import format_probability
 from ssmscope.render.table import Table
 from ssmscope.render.token_rows import row_kinds, scale_ends
 from ssmscope.render.tokens import shorten, spell_tokens, visible
+from ssmscope.reports.gate_files import gates_headline, gates_table
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, model_names, verdict
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, Report, ReportEntry
 
@@ -301,6 +302,8 @@ def render(report: Report) -> str:
         counts=_counts(report),
         failures=[(one, item) for one in sections for item in one.items if item.entry.state == FAILED],
         summary=_summary(report, sections),
+        gates=gates_table(report.gates) if report.gates else None,
+        gates_headline=gates_headline(report.gates),
         sections=sections,
         provenance=flatten(report.provenance, most=MAX_PROVENANCE_CHARACTERS),
         scripts=list(map(Markup, scripts)),

@@ -94,7 +94,7 @@ def test_the_section(result):
     assert "`analyze evaluate`): accuracy 0.750 \\[0.301, 0.954\\] on toy (test)\n" in told
     assert "| accuracy | 0.750 [0.301, 0.954] | share | higher | toy (test) | 4 |\n" in told
     assert "| cross-entropy | 0.6735 [" in told and "| nats | lower |" in told
-    assert "**1 gate: 1 missed, 0 met.**" in told and "| accuracy \\>= 0.9 | a\\_b | missed | 0.750" in told
+    assert "**1 gate: 1 missed, 0 met.**" in told and "| accuracy \\>= 0.9 | a\\_b | ✗ missed | 0.750" in told
     assert told.endswith(f"\n\n{END}\n") and "gate" not in section(report, "a_b")
 
 
