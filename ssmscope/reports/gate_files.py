@@ -55,7 +55,12 @@ def is_failure(gate: Gate, *, strict: bool) -> bool:
 def told(gate: Gate) -> str:
     """Describe a gate in one line: requirement, model, number, and why it is undecided."""
     model = f" ({gate.score.model})" if gate.score.model and gate.requirement.model is None else ""
-    return f"{gate.requirement.text}{model}: {'; '.join(filter(None, (measured(gate), gate.reason)))}"
+    return f"{gate.requirement.text}{model}: {'; '.join(filter(None, (measured(gate), reason(gate))))}"
+
+
+def reason(gate: Gate) -> str:
+    """Say why a gate is undecided and how many examples would decide; empty for others."""
+    return gate.reason + f"; about {gate.needed:,} examples would decide" * bool(gate.needed)
 
 
 def measured(gate: Gate) -> str:
@@ -74,7 +79,7 @@ def gates_table(gates: Sequence[Gate], marks: Mapping[str, str] = MARKS) -> Tabl
     shown = len(columns) if any(gate.reference is not None for gate in gates) else 2
     rows = []
     for gate in sorted(gates, key=lambda gate: STATES.index(gate.state)):
-        state = Cell(text=f"{marks[gate.state]} {gate.state}" + f": {gate.reason}" * bool(gate.reason))
+        state = Cell(text=": ".join(filter(None, (f"{marks[gate.state]} {gate.state}", reason(gate)))))
         cells = [state, Cell(gate.found), Cell(), Cell()]
         if gate.reference is not None:
             kind = "same examples" if gate.paired else "other examples"
@@ -135,6 +140,7 @@ def as_record(gate: Gate) -> Mapping[str, Any]:
         "level": requirement.level,
         "tail": gate.tail,
         "examples": score.count,
+        "examples_needed": gate.needed,
     }
 
 

@@ -36,6 +36,7 @@ def test_in_words():
     assert gates_headline([MET]) == "1 gate: 1 met"
     assert told(MET) == "accuracy >= 0.7 (demo/a): 0.750 [0.700, 0.800]"
     assert told(MISSED).endswith("(demo/a): 0.750, −0.050 [−0.080, −0.020] from 0.800")
+    assert told(replace(UNDECIDED, needed=1200)).endswith("; so it is; about 1,200 examples would decide")
     assert told(UNDECIDED).endswith("0.750 [0.690, 0.810]; so it is") and "(b" in told(OTHER)
     assert told(replace(OTHER, reason="why")).endswith("): why")
     named = replace(MET, requirement=read_requirement("accuracy >= 0.7 for demo/a"))
@@ -92,7 +93,7 @@ def test_files(tmp_path):
     assert missed == {
         "requirement": MISSED.requirement.text, "state": "missed", "reason": "", "model": "demo/a", "score": "accuracy",
         "value": 0.75, "reference": 0.8, "paired": False, "found": -0.05, "low": -0.08, "high": -0.02, "level": 0.95,
-        "tail": 0.025, "examples": 200,
+        "tail": 0.025, "examples": 200, "examples_needed": 0,
     }  # fmt: skip
     assert document["gates"][3]["found"] is None
     ElementTree.parse(tmp_path / "gates.xml")

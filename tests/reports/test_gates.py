@@ -11,7 +11,7 @@ from reported import entry, failed
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.reports import gates as module
-from ssmscope.reports.gates import check, decide, report_gates, state_of
+from ssmscope.reports.gates import check, decide, examples_needed, report_gates, state_of
 from ssmscope.reports.requirements import read_requirement
 from ssmscope.reports.scores import Score
 from ssmscope.reports.store import LEFT_OUT, Report
@@ -58,6 +58,25 @@ def test_what_has_no_number_or_no_interval_is_undecided():
     assert state_of(Estimate(0.2, NAN, NAN), "<=", 1, with_bounds=True) == ("undecided", "the score has no interval")
     assert state_of(Estimate(0.2, NAN, NAN), "<=", 1, with_bounds=False) == ("met", "")
     assert states(["accuracy >= 0.5 at 95 %", "accuracy >= 0.5"], [score(0.6)]) == ["undecided", "met"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "needed"),
+    # The bound at 0.3 or 0.05 has to come as near to 0.2 as the limit: (0.1 / 0.04)² or (0.15 / 0.05)² as many.
+    [(0.24, 630), (0.15, 900), (0.2, 0), (0.2 + 1e-5, 0), (0.3, 100), (0.29, 130)],
+)
+def test_how_many_examples_would_decide(limit, needed):
+    assert examples_needed(Estimate(0.2, 0.05, 0.3), limit, 100) == needed
+    assert examples_needed(Estimate(0.2, 0.05, 0.3), limit, 0) == 0
+    assert examples_needed(Estimate(0.2, NAN, NAN), limit, 100) == 0
+
+
+def test_an_undecided_gate_says_so():
+    found = decide(
+        [read_requirement("accuracy >= 0.7 at 95 %"), read_requirement("accuracy >= 0.9 at 95 %")], [shares(76)]
+    )
+    # Of Wilson's interval for 76 of 100 with 1.96 the ends are 0.668 and 0.833: (0.092 / 0.06)² · 100 = 237.
+    assert [(gate.state, gate.needed) for gate in found] == [("undecided", 240), ("missed", 0)]
 
 
 def test_the_bounds_are_one_sided_and_corrected_for_the_gates_with_a_level():
