@@ -90,19 +90,17 @@ def gates_table(gates: Sequence[Gate], marks: Mapping[str, str] = MARKS) -> Tabl
 
 
 def note(gates: Sequence[Gate]) -> str:
-    """Say what the brackets hold."""
-    levels = sorted({gate.requirement.level for gate in gates if gate.requirement.level is not None})
-    if not levels:
+    """Say what the brackets hold, and with which confidence no gate is decided wrongly: 1 − Σ tails."""
+    tails = [gate.tail for gate in gates if gate.requirement.level is not None]
+    if not tails:
         return "The estimate decides; in brackets: the 95 % interval."
-    of_level = [gate for gate in gates if gate.requirement.level is not None]
-    bounds = " or ".join(f"{100 * (1 - tail):.4g} %" for tail in sorted({gate.tail for gate in of_level}))
-    confidence = " or ".join(f"{100 * level:g} %" for level in levels)
+    bounds = " or ".join(f"{100 * (1 - tail):.4g} %" for tail in sorted(set(tails), reverse=True))
     told = (
-        f"In brackets: bounds that hold with {bounds} each and decide {counted(len(of_level), 'gate')}, so that with "
-        f"{confidence} none of these is decided wrongly."
+        f"In brackets: bounds that hold with {bounds} each and decide {counted(len(tails), 'gate')}, so that with "
+        f"{100 * (1 - sum(tails)):.4g} % none of these is decided wrongly."
     )
     others = " Without a level the estimate decides; its brackets are the 95 % interval."
-    return told + others * (len(of_level) < len(gates))
+    return told + others * (len(tails) < len(gates))
 
 
 def markdown(gates: Sequence[Gate], title: str) -> str:

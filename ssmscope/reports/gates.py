@@ -104,7 +104,7 @@ def check(requirements: Sequence[Requirement], plan: Plan, baseline: Sequence[Sc
                 raise InputError(f"{_told(one)}: there is no model {model!r}; there are {_listed(known, model)}")
         if reference is not None and not {*(models if one.model is None else [one.model])} - {reference}:
             raise InputError(f"{_told(one)} compares {reference} with itself; add another model")
-        name = one.name.partition("[")[0].strip()
+        name = one.name.partition("[")[0]
         if name not in names and not benchmarks:
             has = _listed(list(dict.fromkeys(names)), name) if names else "none"
             raise InputError(f"{_told(one)}: no verb of the plan has a score {name!r}; the scores are {has}")

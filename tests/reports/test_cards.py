@@ -95,7 +95,9 @@ def test_the_section(result):
     assert "| accuracy | 0.750 [0.301, 0.954] | share | higher | toy (test) | 4 |\n" in told
     assert "| cross-entropy | 0.6735 [" in told and "| nats | lower |" in told
     assert "**1 gate: 1 missed, 0 met.**" in told and "| accuracy \\>= 0.9 | a\\_b | ✗ missed | 0.750" in told
-    assert told.endswith(f"\n\n{END}\n") and "gate" not in section(report, "a_b")
+    accuracies = [told.index(f"| {name} |") for name in ("accuracy", "cross-entropy")]
+    assert accuracies == sorted(accuracies) and told.count("| accuracy | 0.750") == 2
+    assert told.endswith(f".\n\n{END}\n") and "gate" not in section(report, "a_b")
 
 
 def test_the_models_own_card_is_completed(result):
@@ -111,6 +113,8 @@ def test_the_models_own_card_is_completed(result):
     assert again.count(BEGIN) == 1 and "## Films" not in again and "## Other" in again
     assert again.endswith(f"{END}\n\nMore words.\n") and len(ModelCard(again).data.eval_results) == 3
     assert "# Plain" in card(made(result), "a_b", "# Plain\n") and "\n# a\\_b\n" in card(made(result), "a_b")
+    broken = ModelCard(card(made(result), "a_b", "---\nmodel-index: [{name: x}]\nlicense: mit\n---\n"))
+    assert broken.data.license == "mit" and len(broken.data.eval_results) == 2
     with pytest.raises(InputError, match="the metadata of a_b's card cannot be read"):
         card(made(result), "a_b", "---\n[1\n---\n")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.reports.gate_files import FILES, gates_headline, gates_table, is_failure, junit, told, write_gates
+from ssmscope.reports.gate_files import FILES, gates_headline, gates_table, is_failure, junit, note, told, write_gates
 from ssmscope.reports.gates import Gate
 from ssmscope.reports.requirements import read_requirement
 from ssmscope.reports.scores import Score
@@ -53,13 +53,17 @@ def test_the_table_begins_with_what_is_missed():
     assert cells == ["✗ missed", "0.750", "0.800 (other examples)", "−0.050[−0.080, −0.020]"]
     assert "bounds that hold with 97.5 % each and decide 2 gates, so that with 95 % none" in table.note
     assert "Without a level the estimate decides" in table.note
-    assert gates_table([UNDECIDED]).note.endswith("so that with 95 % none of these is decided wrongly.")
+    strict = replace(UNDECIDED, requirement=read_requirement("accuracy >= 0.7 at 99 %"), tail=0.005)
+    assert "hold with 97.5 % or 99.5 % each and decide 2 gates, so that with 97 % none" in note([strict, UNDECIDED])
+    assert gates_table([UNDECIDED]).note.endswith("1 gate, so that with 97.5 % none of these is decided wrongly.")
     assert gates_table([MET]).columns == ("state", "score")
     assert gates_table([MET]).note == "The estimate decides; in brackets: the 95 % interval."
 
 
 def test_junit():
-    root = ElementTree.fromstring(junit(GATES, "T & <t>", strict=False))
+    text = junit(GATES, "T & <t>", strict=False)
+    assert '" time="0">\n  <testsuite name="demo/a" tests="3" ' in text
+    root = ElementTree.fromstring(text)
     assert root.tag == "testsuites" and root.attrib["name"] == "T & <t>"
     assert {name: root.attrib[name] for name in ("tests", "failures", "errors", "skipped")} == {
         "tests": "4", "failures": "1", "errors": "0", "skipped": "2",
@@ -79,9 +83,9 @@ def test_junit():
 
 
 def test_files(tmp_path):
-    summary = write_gates(GATES, tmp_path, title="A *title*", strict=False)
+    summary = write_gates(GATES, tmp_path, title="A *títle*", strict=False)
     assert summary == (tmp_path / "gates.md").read_text()
-    assert summary.startswith("## A \\*title\\*\n\n**4 gates: 1 missed, 2 undecided, 1 met.**\n\n| requirement |")
+    assert summary.startswith("## A \\*títle\\*\n\n**4 gates: 1 missed, 2 undecided, 1 met.**\n\n| requirement |")
     assert summary.count("| ❌ missed |") == 1 and summary.count("| ⚠️ undecided") == 2 and "| ✅ met |" in summary
     document = json.loads((tmp_path / "gates.json").read_text())
     assert {state: document[state] for state in ("met", "missed", "undecided")} == {
@@ -89,6 +93,7 @@ def test_files(tmp_path):
         "missed": 1,
         "undecided": 2,
     }
+    assert '"title": "A *títle*"' in (tmp_path / "gates.json").read_text()
     missed = document["gates"][1]
     assert missed == {
         "requirement": MISSED.requirement.text, "state": "missed", "reason": "", "model": "demo/a", "score": "accuracy",

@@ -68,6 +68,7 @@ def test_what_has_no_number_or_no_interval_is_undecided():
 def test_how_many_examples_would_decide(limit, needed):
     assert examples_needed(Estimate(0.2, 0.05, 0.3), limit, 100) == needed
     assert examples_needed(Estimate(0.2, 0.05, 0.3), limit, 0) == 0
+    assert examples_needed(Estimate(0.2, 0.05, 0.3), 0.29, 4) == 5
     assert examples_needed(Estimate(0.2, NAN, NAN), limit, 100) == 0
 
 
@@ -211,7 +212,7 @@ class TestOfAReport:
         assert [gate.state for gate in found] == ["undecided", "undecided", "undecided", "undecided"]
         assert [gate.score.name for gate in found] == ["accuracy", "words.success[x]", "accuracy", "accuracy"]
         assert {gate.reason for gate in found[1:]} == {"not measured, because a job failed"}
-        assert found[2].score.model == "b" and found[0].tail == pytest.approx(0.05)
+        assert found[2].score.model == "b" and found[2].score.count == 0 and found[0].tail == pytest.approx(0.05)
 
     @pytest.mark.parametrize("entries", [(), (entry("words", state=LEFT_OUT),)])
     def test_otherwise_it_is_refused(self, monkeypatch, entries):

@@ -108,3 +108,14 @@ class TestOfADifference:
         found = difference(score(base + shift, unit="nats"), score(base, unit="nats"), 0.025)
         half = 1.96 * shift.std() / math.sqrt(300)
         assert (found.low, found.high) == pytest.approx((shift.mean() - half, shift.mean() + half), abs=0.2 * half)
+
+    def test_a_share_and_another_mean_are_drawn_together_too(self):
+        right = np.random.default_rng(4).random(400) < 0.7
+        half = np.where(right, 0.9, 0.2)
+        for one, other, sign in ((right, half, 1), (half, right, -1)):
+            found, change = difference(score(one), score(other), 0.025), sign * (right - half)
+            width = 1.96 * change.std() / 20
+            assert found.value == pytest.approx(change.mean())
+            assert (found.low, found.high) == pytest.approx(
+                (change.mean() - width, change.mean() + width), abs=0.15 * width
+            )

@@ -16,7 +16,7 @@ def test_a_limit():
     assert full.text == "words.success[deepwordbug, 500 queries]≥-1.5e-2 at 97.5 % for runs/my model"
     region = read_requirement("position.drop[0%:10%] < −.5")
     assert (region.name, region.operator, region.limit) == ("position.drop[0%:10%]", "<", -0.5)
-    assert read_requirement("loss > 3 at 90%").level == 0.9
+    assert read_requirement("loss > 3 at 90%").level == 0.9 and read_requirement("loss > 3 at 99.9 %").level == 0.999
 
 
 def test_no_worse_than():
