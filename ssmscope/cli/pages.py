@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def report(
     plan: Annotated[
-        str, typer.Argument(metavar="PLAN", help="A YAML file, or a shipped plan: quick, baleen, diff-mamba.")
+        str, typer.Argument(metavar="PLAN", help="A YAML file, or a shipped plan: quick, audit, baleen, diff-mamba.")
     ],
     *,
     out: Annotated[
@@ -39,6 +39,9 @@ def report(
     data: Annotated[str | None, "The same as --set data=DATA.", Metavar("DATA")] = None,
     set: Annotated[
         Sequence[str] | None, "A variable of the plan; may be repeated.", REPEATED, Metavar("NAME=VALUE")
+    ] = None,
+    budget: Annotated[
+        str | None, "Time for the whole plan, which chooses the sizes of its analyses, such as 10m.", Metavar("TIME")
     ] = None,
     require: Annotated[
         Sequence[str] | None,
@@ -73,11 +76,13 @@ def report(
 
     chosen = read_plan(text, name=name, models=model or (), variables=variables)
 
+    from ssmscope.reports.budget import with_budget
     from ssmscope.reports.gates import check
     from ssmscope.reports.jobs import make_jobs
     from ssmscope.reports.requirements import read_requirements
     from ssmscope.reports.running import run_plan
     from ssmscope.reports.scores import read_scores
+    from ssmscope.reports.sizes import read_budget
     from ssmscope.reports.store import JobStore
 
     requirements = read_requirements([*chosen.require, *(require or ())], baseline=baseline is not None)
@@ -85,6 +90,7 @@ def report(
         raise InputError(f"{'--strict' if strict else '--github-summary'} is an option of gates; give --require too")
     earlier = [] if baseline is None else read_scores(baseline)
     check(requirements, chosen, earlier)
+    chosen = with_budget(chosen if budget is None else replace(chosen, budget=read_budget(budget)))
     jobs = make_jobs(chosen)
     if dry_run:
         _list(chosen, jobs, JobStore(out), json)
@@ -200,7 +206,10 @@ def _list(plan: Plan, jobs: Jobs, store: JobStore, json: bool) -> None:
         entry, known = store.entry(job), times.get(job.verb, [])
         done = entry.state == "done"
         row = _row(replace(entry, seconds=entry.seconds if done else None))
-        rows.append({**row, "estimate": sum(known) / len(known) if known and not done else None})
+        guess = sum(known) / len(known) if known else None
+        more = {} if job.expected is None else {"runs": round(job.expected.runs)}
+        guess = guess if job.expected is None else job.expected.seconds
+        rows.append({**row, "estimate": None if done else guess, **more})
     if json:
         print(json_module.dumps({"title": plan.title, "jobs": rows}, indent=2))
         return
@@ -214,7 +223,11 @@ def _list(plan: Plan, jobs: Jobs, store: JobStore, json: bool) -> None:
     guessed = [guess for guess in left if guess is not None]
     parts = [f"{len(rows)} jobs, {len(rows) - len(left)} done"]
     if guessed:
-        parts.append(f"about {sum(guessed):.0f} s for {len(guessed)}, the mean of finished jobs of the same verb here")
+        whose = "the mean of finished jobs of the same verb here"
+        if plan.budget is not None:
+            runs = sum(row.get("runs", 0) for row in rows)
+            whose = f"about {runs:,} runs of a text on the reference machine, of a budget of {plan.budget:,.0f} s"
+        parts.append(f"about {sum(guessed):.0f} s for {len(guessed)}, {whose}")
     if len(left) > len(guessed):
         parts.append(f"unknown for {len(left) - len(guessed)}: no job of the verb has finished here")
     show(("state", "seconds", "command"), listed, "; ".join(parts), title=plan.title)

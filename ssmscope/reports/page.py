@@ -28,6 +28,7 @@ from ssmscope.render.numbers import format_probability
 from ssmscope.render.table import Table
 from ssmscope.render.token_rows import row_kinds, scale_ends
 from ssmscope.render.tokens import shorten, spell_tokens, visible
+from ssmscope.reports import audit_page
 from ssmscope.reports.gate_files import gates_headline, gates_table
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, model_names, verdict
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, Report, ReportEntry
@@ -295,6 +296,7 @@ def render(report: Report) -> str:
     links = _links(parts, listed)
     sections = [_section(group, own, links) for group, own in zip(parts, listed)]
     blocks = [part.block for own in listed for _, part in _parts(own)]
+    anchors = {item.entry.key: item.anchor for own in reversed(listed) for item in reversed(own)}
     scripts = [file("report.js"), *scripts_of(blocks)]
     page = template("report.html").render(
         report=report,
@@ -302,6 +304,8 @@ def render(report: Report) -> str:
         counts=_counts(report),
         failures=[(one, item) for one in sections for item in one.items if item.entry.state == FAILED],
         summary=_summary(report, sections),
+        opening=audit_page.opening(report, anchors),
+        closing=audit_page.closing(report, anchors),
         gates=gates_table(report.gates) if report.gates else None,
         gates_headline=gates_headline(report.gates),
         sections=sections,

@@ -22,11 +22,12 @@ from ssmscope.api.writing import locked, write_whole
 from ssmscope.errors import InputError, Unanswerable, as_typed
 from ssmscope.reports.gate_files import write_gates
 from ssmscope.reports.gates import report_gates
-from ssmscope.reports.jobs import Job, Jobs
+from ssmscope.reports.hardest import follow_up, hardest
+from ssmscope.reports.jobs import Job, Jobs, make_jobs
 from ssmscope.reports.plan import Plan
 from ssmscope.reports.requirements import Requirement
 from ssmscope.reports.scores import Score
-from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, LOG, JobStore, Report
+from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, LOG, JobStore, Report, ReportEntry
 
 
 @dataclass(frozen=True)
@@ -109,22 +110,17 @@ def run_plan(
     """
     with locked(root):
         store = JobStore(root)
-        missing = [job for job in jobs.to_run() if not store.is_done(job)]
-        failures: dict[str, Mapping[str, Any]] = {}
-        total = len(missing)
-        skipped = len(jobs.to_run()) - total
-        _say(f"{total} job{'s' * (total != 1)} to run" + f", {skipped} done already" * bool(skipped))
-        for number, (job, outcome) in enumerate(engine(missing, store) if missing else (), start=1):
-            failure = _settle(job, outcome, store)
-            if failure is not None:
-                failures[job.key] = failure
-            ended = f"{outcome.seconds:.1f} s" if failure is None else failure["state"].replace("-", " ")
-            _say(f"[{number}/{total}] {job.verb} {' '.join(job.models)}: {ended}")
         report = Report(
             title=plan.title,
-            entries=tuple(store.entry(job, failures.get(job.key)) for job in jobs.every),
+            entries=_entries(jobs, store, engine),
             provenance={"date": now(), "versions": _versions(), "models": dict(jobs.models), "plan": plan.text},
+            baseline=tuple(baseline),
         )
+        if plan.hardest:
+            report = replace(report, hardest=hardest(report, plan.hardest))
+            if (next_ := follow_up(plan, report)) is not None:
+                _say("the hardest examples:")
+                report = replace(report, entries=report.entries + _entries(make_jobs(next_), store, engine))
         refusal = None
         try:
             report = replace(report, gates=report_gates(report, requirements, baseline))
@@ -135,6 +131,22 @@ def run_plan(
     if refusal is not None:
         raise refusal
     return report
+
+
+def _entries(jobs: Jobs, store: JobStore, engine: JobEngine) -> tuple[ReportEntry, ...]:
+    """Run the unfinished jobs and return the entries of all."""
+    missing = [job for job in jobs.to_run() if not store.is_done(job)]
+    failures: dict[str, Mapping[str, Any]] = {}
+    total = len(missing)
+    skipped = len(jobs.to_run()) - total
+    _say(f"{total} job{'s' * (total != 1)} to run" + f", {skipped} done already" * bool(skipped))
+    for number, (job, outcome) in enumerate(engine(missing, store) if missing else (), start=1):
+        failure = _settle(job, outcome, store)
+        if failure is not None:
+            failures[job.key] = failure
+        ended = f"{outcome.seconds:.1f} s" if failure is None else failure["state"].replace("-", " ")
+        _say(f"[{number}/{total}] {job.verb} {' '.join(job.models)}: {ended}")
+    return tuple(store.entry(job, failures.get(job.key)) for job in jobs.every)
 
 
 def _settle(job: Job, outcome: Outcome, store: JobStore) -> dict[str, Any] | None:

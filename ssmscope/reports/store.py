@@ -17,6 +17,8 @@ from ssmscope.reports.jobs import Job
 
 if TYPE_CHECKING:
     from ssmscope.reports.gates import Gate
+    from ssmscope.reports.hardest import Hard
+    from ssmscope.reports.scores import Score
 
 DONE, FAILED, LEFT_OUT, MISSING = "done", "failed", "left-out", "missing"
 """States of an entry: left out if the analysis has no answer for its model, missing if it has not run yet."""
@@ -47,6 +49,10 @@ class Report:
     entries: tuple[ReportEntry, ...]
     provenance: Mapping[str, Any]
     gates: tuple[Gate, ...] = ()
+    baseline: tuple[Score, ...] = ()
+    """Scores of an earlier report, with which this one's are compared."""
+    hardest: tuple[Hard, ...] = ()
+    """The hardest examples, if the plan asks for them."""
 
 
 RECORD = "job.json"
