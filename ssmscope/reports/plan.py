@@ -117,8 +117,8 @@ def read_plan(
             calls += reader.calls(item, f"analysis {number}", MAX_JOBS - len(calls))
     if not calls:
         raise InputError("every analysis of the plan needs a variable that is not set; give it with --set NAME=VALUE")
-    asked: dict[str, Any] = {"budget": read_budget(document.get("budget")), "hardest": read_hardest(document.get("hardest"))}
-    return Plan(title, tuple(given), tuple(calls), text, requirement_texts(document.get("require")), **asked)
+    require, budget = requirement_texts(document.get("require")), read_budget(document.get("budget"))
+    return Plan(title, tuple(given), tuple(calls), text, require, budget, read_hardest(document.get("hardest")))
 
 
 # ---- variables
