@@ -34,5 +34,7 @@ def html_texts(result: NoiseCurve) -> Markup:
         text = Markup(html_diff(each.text, each.typed))
         cells = in_tags("td", (f"{100 * each.rate:g} %", _turn(result, each)))
         rows += Markup('<tr>{}<td class="text">{}</td></tr>').format(cells, text)
-    table = Markup('<div class="wide"><table class="texts"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>')
+    table = Markup(
+        '<div class="wide" tabindex="0"><table class="texts"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    )
     return table.format(in_tags("th", ("letters with an error", "class", "text")), rows)
