@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -81,19 +82,20 @@ def hardest(report: Report, number: int) -> tuple[Hard, ...]:
 
 
 def worst_findings(report: Report) -> tuple[Finding, ...]:
-    """Return the analyses with the largest losses, those whose interval begins highest first, each with its worst model
-    and the first example."""
+    """Return the analyses that surely lose most, by the lower ends of their intervals, which are above 0, each with its
+    worst model and the first example."""
     most: dict[str, tuple[Score, ReportEntry]] = {}
     for entry in report.entries:
         for result in entry.results:
             for one in scores(result, entry.models):
-                if one.better != LOWER or not re.fullmatch(HARMS, one.name) or not one.low == one.low:
+                if one.better != LOWER or not re.fullmatch(HARMS, one.name) or math.isnan(one.low):
                     continue
                 if one.name.startswith("overflow.drop[before"):  # The control.
                     continue
                 if entry.heading not in most or one.low > most[entry.heading][0].low:
                     most[entry.heading] = one, entry
-    order = sorted(most.values(), key=lambda pair: -pair[0].low)[:WORST]
+    surely = [pair for pair in most.values() if pair[0].low > 0]
+    order = sorted(surely, key=lambda pair: -pair[0].low)[:WORST]
     return tuple(Finding(score, entry, next(broken_by(entry), None)) for score, entry in order)
 
 
@@ -123,8 +125,6 @@ def _position(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None
 
 
 def _insertion(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None, str]]:
-    import math
-
     from ssmscope.attacks.insertion.measure import inserted
 
     data = _examples(entry, result)

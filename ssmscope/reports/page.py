@@ -31,6 +31,7 @@ from ssmscope.render.tokens import shorten, spell_tokens, visible
 from ssmscope.reports import audit_page
 from ssmscope.reports.gate_files import gates_headline, gates_table
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, model_names, verdict
+from ssmscope.reports.sketches import sketch
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, Report, ReportEntry
 
 MAX_PROVENANCE_CHARACTERS = 100_000
@@ -270,11 +271,12 @@ def name_of(tokens: Sequence[tuple[bool, str]]) -> str:
 
 
 class SummaryLine(NamedTuple):
-    """Line in a cell of the summary: an entry's verdict on a model, and its anchor."""
+    """Line in a cell of the summary: an entry's verdict on a model, its anchor, and a small picture."""
 
     anchor: str
     state: str
     text: str
+    picture: Markup = Markup("")
 
 
 class Section(NamedTuple):
@@ -373,8 +375,14 @@ def _summary_lines(item: Item, model: str) -> list[SummaryLine]:
         return [SummaryLine(item.anchor, MISSING, item.entry.error or "not run yet")]
     found = [LabelledResult(item.label, item.entry, result) for result in item.entry.results]
     before = item.label.removeprefix(", ".join(item.entry.models)).strip(" ·")
-    lines = [verdict(one, model) for one in found] or ["done, without a result"]
-    return [SummaryLine(item.anchor, DONE, f"{before}: {line}" if before else line) for line in lines]
+    if not found:
+        return [SummaryLine(item.anchor, DONE, "done, without a result")]
+    at = item.entry.models.index(model)
+    return [
+        SummaryLine(item.anchor, DONE, f"{before}: {line}" if before else line, sketch(one.result, at))
+        for one in found
+        for line in [verdict(one, model)]
+    ]
 
 
 def _counts(report: Report) -> str:

@@ -95,6 +95,7 @@ def test_the_worst_are_those_that_surely_lose_most(monkeypatch):
         "words": [("words.success[deepwordbug]", 0.6, 0.5), ("words.accuracy[deepwordbug]", 0.99, 0.98)],
         "overflow": [("overflow.drop[before, 512 tokens]", 0.9, 0.9), ("overflow.drop[after, 512 tokens]", 0.3, 0.2)],
         "accuracy": [("accuracy", 0.9, 0.8)],
+        "insertion": [("insertion.drop", 0.9, -0.01)],
     }
     monkeypatch.setattr(
         hardest, "scores", lambda result, models: [
