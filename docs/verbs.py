@@ -39,6 +39,7 @@ GUIDES = {
     "sanity": "explanations.md",
     "position": "position-bias.md",
     "insertion": "robustness.md",
+    "noise": "robustness.md",
     "overflow": "robustness.md",
     "poison": "robustness.md",
     "prompts": "robustness.md",

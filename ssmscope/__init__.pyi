@@ -11,6 +11,7 @@ from ssmscope.api.results import Result as Result
 from ssmscope.architectures.loading.load import load as load
 from ssmscope.attacks.effect import attack_effect as attack_effect
 from ssmscope.attacks.insertion import insertion_sweep as insertion_sweep
+from ssmscope.attacks.noise import character_noise as character_noise
 from ssmscope.attacks.overflow import state_overflow as state_overflow
 from ssmscope.attacks.poisoning import state_poisoning as state_poisoning
 from ssmscope.attacks.position import position_bias as position_bias

@@ -159,7 +159,7 @@ def test_tables_that_cannot_be_written_are_no_bad_input(analyze, plan, out, monk
 
 class TestRefusals:
     def test_plans(self, analyze, plan, out, tmp_path) -> None:
-        assert "quick, baleen, diff-mamba; did you mean 'quick'?" in refusal(analyze, "quik", "--out", out)
+        assert "quick, audit, baleen, diff-mamba; did you mean 'quick'?" in refusal(analyze, "quik", "--out", out)
         (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xfa")
         assert "not UTF-8" in refusal(analyze, tmp_path / "bytes.yaml", "--out", out)
         (tmp_path / "typo.yaml").write_text("models: [m]\nanalyses: [heatmpa]")

@@ -32,6 +32,7 @@ VERB_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "fidelity": (CLASSIFIER, *LABELLED, "--methods", "self-retention", "--steps", "2"),
     "position": (CLASSIFIER, *LABELLED),
     "insertion": (CLASSIFIER, *LABELLED, "--places", "2"),
+    "noise": (CLASSIFIER, *LABELLED, "--rates", "0.1"),
     "overflow": (CLASSIFIER, "--data", "fine", *LABELLED, "--lengths", "2"),
     "poison": (CLASSIFIER, *POISON),
     "prompts": (PROMPTED, "--data", "fine", *LABELLED, "--words", "bad,good", "--template", "{content} is"),

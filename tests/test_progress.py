@@ -145,7 +145,7 @@ def test_texts_of_data_have_a_bound(tmp_path, capsys):
     rows = [{"text": "a film", "label": "positive"}, {"text": "good " * 20_000, "label": "negative"}]
     file = tmp_path / "a.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    for verb in ("fidelity", "words", "insertion", "overflow", "ablate", "position", "poison", "heatmap"):
+    for verb in ("fidelity", "words", "insertion", "noise", "overflow", "ablate", "position", "poison", "heatmap"):
         assert cli.run([verb, "demo/sst2-mamba2", "--data", str(file)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line == (

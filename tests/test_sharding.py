@@ -43,6 +43,7 @@ ANALYSES: dict[str, Callable[[Model], Any]] = {
     "ablate": lambda model: ssmscope.ablate(model, DATA, by="resample", what="layer"),
     "position": lambda model: ssmscope.position_bias(model, DATA, regions="0%:50%,50%:100%"),
     "position-other": lambda model: ssmscope.position_bias(model, DATA, replacement="other"),
+    "noise": lambda model: ssmscope.noise(model, DATA),
     "overflow": lambda model: ssmscope.state_overflow(model, DATA),
     "loss": lambda _: ssmscope.token_loss(load("demo/instruct-mamba2"), data=list(TEXTS), length=3, progress=False),
     "insertion": lambda model: ssmscope.insertion_sweep(model, DATA),

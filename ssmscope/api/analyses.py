@@ -48,6 +48,7 @@ ANALYSES: Mapping[str, Entry] = {
     "stability": Entry("probes.stability:stability", {"stability": "probes.stability.result"}),
     "effect": Entry("attacks.effect:attack_effect", {"effect": "attacks.effect.result"}),
     "insertion": Entry("attacks.insertion:insertion_sweep", {"insertion": "attacks.insertion.result"}),
+    "noise": Entry("attacks.noise:character_noise", {"noise": "attacks.noise.result"}),
     "overflow": Entry("attacks.overflow:state_overflow", {"overflow": "attacks.overflow.result"}),
     "poison": Entry("attacks.poisoning:state_poisoning", {"poison": "attacks.poisoning.result"}),
     "position": Entry("attacks.position:position_bias", {"position": "attacks.position.result"}),

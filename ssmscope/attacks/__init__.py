@@ -1,1 +1,1 @@
-"""Attacks on trained models: position, insertion, overflow, poisoning, prompts, words, and the effect of a change."""
+"""Attacks on trained models: position, insertion, overflow, noise, poisoning, prompts, words, effects of changes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def report(
     plan: Annotated[
-        str, typer.Argument(metavar="PLAN", help="A YAML file, or a shipped plan: quick, baleen, diff-mamba.")
+        str, typer.Argument(metavar="PLAN", help="A YAML file, or a shipped plan: quick, audit, baleen, diff-mamba.")
     ],
     *,
     out: Annotated[
@@ -39,6 +40,20 @@ def report(
     set: Annotated[
         Sequence[str] | None, "A variable of the plan; may be repeated.", REPEATED, Metavar("NAME=VALUE")
     ] = None,
+    budget: Annotated[
+        str | None, "Time for the whole plan, which chooses the sizes of its analyses, such as 10m.", Metavar("TIME")
+    ] = None,
+    require: Annotated[
+        Sequence[str] | None,
+        "A gate, such as 'accuracy >= 0.8 at 95 %' or 'accuracy no worse than baseline by 0.01 at 95 %'; may be "
+        "repeated.",
+        REPEATED,
+        Metavar("GATE"),
+    ] = None,
+    baseline: Annotated[Path | None, "Earlier report, its directory or scores.json.", Metavar("DIR")] = None,
+    strict: Annotated[bool, "An undecided gate counts as missed."] = False,
+    github_summary: Annotated[bool, "Append the gates to the file $GITHUB_STEP_SUMMARY."] = False,
+    cards: Annotated[bool, "Write DIR/cards/MODEL.md: each model's card with the results and their metadata."] = False,
     dry_run: Annotated[bool, "List the jobs, their state, and their estimated time."] = False,
     by_batch: Annotated[
         bool, "Let workers share the batches of a job over a data set; by default they share jobs."
@@ -48,10 +63,11 @@ def report(
 ) -> None:
     """Run a plan, models × analyses × data, into one page and its tables. A killed run continues.
 
-    An analysis that does not apply to a model is left out, with a note. The exit code is 1 if a job failed; a second
-    run repeats only failed and missing jobs.
+    An analysis that does not apply to a model is left out, with a note. The exit code is 1 if a job failed or a gate is
+    missed; a second run repeats only failed and missing jobs.
     """
     check_writable(out)
+    summary = _step_summary() if github_summary else None
     variables = _variables(set or [], data)
     run = _engine(**engine, by_batch=by_batch)
     text, name = _text(plan)
@@ -60,22 +76,40 @@ def report(
 
     chosen = read_plan(text, name=name, models=model or (), variables=variables)
 
+    from ssmscope.reports.budget import with_budget
+    from ssmscope.reports.gates import check
     from ssmscope.reports.jobs import make_jobs
+    from ssmscope.reports.requirements import read_requirements
     from ssmscope.reports.running import run_plan
+    from ssmscope.reports.scores import read_scores
+    from ssmscope.reports.sizes import read_budget
     from ssmscope.reports.store import JobStore
 
+    requirements = read_requirements([*chosen.require, *(require or ())], baseline=baseline is not None)
+    if not requirements and (strict or summary):
+        raise InputError(f"{'--strict' if strict else '--github-summary'} is an option of gates; give --require too")
+    earlier = [] if baseline is None else read_scores(baseline)
+    check(requirements, chosen, earlier)
+    chosen = with_budget(chosen if budget is None else replace(chosen, budget=read_budget(budget)))
     jobs = make_jobs(chosen)
     if dry_run:
         _list(chosen, jobs, JobStore(out), json)
         return
+    gates: dict[str, Any] = {"requirements": requirements, "baseline": earlier, "strict": strict}
     try:
-        made = run_plan(chosen, jobs, out, engine=run)
+        made = run_plan(chosen, jobs, out, engine=run, **gates)
     except OSError as error:
         print(f"analyze: the page cannot be written: {error.strerror or error}; results stay in {out}", file=sys.stderr)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues with what is missing") from None
-    _answer(made, out, json)
+    if cards:
+        from ssmscope.reports.cards import write_cards
+
+        write_cards(made, out)
+    if summary is not None:
+        _append(summary, (out / "gates.md").read_text(encoding="utf-8"))
+    _answer(made, out, json, strict=strict)
 
 
 def serve(
@@ -148,6 +182,23 @@ def _text(plan: str) -> tuple[str, str]:
 # ---- output
 
 
+def _step_summary() -> Path:
+    name = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not name:
+        raise InputError(
+            "--github-summary needs $GITHUB_STEP_SUMMARY, which GitHub sets in a step; leave it out elsewhere"
+        )
+    return Path(name)
+
+
+def _append(file: Path, text: str) -> None:
+    try:
+        with file.open("a", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(text + "\n")
+    except OSError as error:
+        raise InputError(f"cannot write to $GITHUB_STEP_SUMMARY, {file}: {error.strerror or error}") from error
+
+
 def _list(plan: Plan, jobs: Jobs, store: JobStore, json: bool) -> None:
     """Print the jobs with their state and estimated time: the mean of finished jobs of the same verb here."""
     times, rows = store.seconds(), []
@@ -155,7 +206,10 @@ def _list(plan: Plan, jobs: Jobs, store: JobStore, json: bool) -> None:
         entry, known = store.entry(job), times.get(job.verb, [])
         done = entry.state == "done"
         row = _row(replace(entry, seconds=entry.seconds if done else None))
-        rows.append({**row, "estimate": sum(known) / len(known) if known and not done else None})
+        guess = sum(known) / len(known) if known else None
+        more = {} if job.expected is None else {"runs": round(job.expected.runs)}
+        guess = guess if job.expected is None else job.expected.seconds
+        rows.append({**row, "estimate": None if done else guess, **more})
     if json:
         print(json_module.dumps({"title": plan.title, "jobs": rows}, indent=2))
         return
@@ -169,7 +223,11 @@ def _list(plan: Plan, jobs: Jobs, store: JobStore, json: bool) -> None:
     guessed = [guess for guess in left if guess is not None]
     parts = [f"{len(rows)} jobs, {len(rows) - len(left)} done"]
     if guessed:
-        parts.append(f"about {sum(guessed):.0f} s for {len(guessed)}, the mean of finished jobs of the same verb here")
+        whose = "the mean of finished jobs of the same verb here"
+        if plan.budget is not None:
+            runs = sum(row.get("runs", 0) for row in rows)
+            whose = f"about {runs:,} runs of a text on the reference machine, of a budget of {plan.budget:,.0f} s"
+        parts.append(f"about {sum(guessed):.0f} s for {len(guessed)}, {whose}")
     if len(left) > len(guessed):
         parts.append(f"unknown for {len(left) - len(guessed)}: no job of the verb has finished here")
     show(("state", "seconds", "command"), listed, "; ".join(parts), title=plan.title)
@@ -180,20 +238,29 @@ def _row(entry: ReportEntry) -> dict[str, Any]:
     return {**row, "models": list(entry.models)}
 
 
-def _answer(made: Report, out: Path, json: bool) -> None:
+def _answer(made: Report, out: Path, json: bool, *, strict: bool) -> None:
+    from ssmscope.api.jsonable import encode
+    from ssmscope.reports.gate_files import as_record, gates_headline, is_failure, told
+
     once = {entry.key: entry for entry in made.entries}
     refused = [entry for entry in once.values() if entry.state == "left-out"]
     failed = [entry for entry in once.values() if entry.state not in ("done", "left-out")]
     page = out / "index.html"
     if json:
         jobs = [{**_row(entry), "error": entry.error} for entry in once.values()]
-        print(json_module.dumps({"title": made.title, "page": str(page), "jobs": jobs}, indent=2))
+        gates = {"gates": encode([as_record(gate) for gate in made.gates])} if made.gates else {}
+        print(json_module.dumps({"title": made.title, "page": str(page), "jobs": jobs, **gates}, indent=2))
     else:
         print(f"{made.title}: {len(once) - len(failed) - len(refused)} of {len(once)} jobs done\nPage: {page}")
+        if made.gates:
+            print(gates_headline(made.gates))
     for entry in refused:
         print(f"analyze: left out: {entry.verb}: {entry.error}", file=sys.stderr)
     for entry in failed:
         reason = " ".join((entry.error or "it did not run").split())
         print(f"analyze: failed: {entry.command}: {reason}", file=sys.stderr)
-    if failed:
+    for gate in made.gates:
+        if gate.state != "met":
+            print(f"analyze: {gate.state}: {told(gate)}", file=sys.stderr)
+    if failed or any(is_failure(gate, strict=strict) for gate in made.gates):
         raise typer.Exit(1)

@@ -13,6 +13,10 @@ RESAMPLES = 2000
 MIN_EXAMPLES_FOR_FULL_DRAWS, FEWER_DRAWS = 30, 3
 """Number of examples from which a resample draws as many, and the number by which it draws fewer below that."""
 MAX_DRAWS_HELD = 2_000_000
+TAIL = 0.025
+"""Probability beyond each end of a 95 % interval."""
+Z_95 = 1.959963984540054
+"""97.5 % quantile of the normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,14 @@ def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.divide(above, below, out=np.full(np.broadcast(above, below).shape, np.nan), where=below != 0)
 
 
-def estimate(rows: Float[np.ndarray, " rows"]) -> Estimate:
-    """Return the first row as the value, the 2.5 and 97.5 percentiles of the others as its interval. Resamples in which
-    the number is not defined are left out; a value that is not defined has no interval."""
+def estimate(rows: Float[np.ndarray, " rows"], tail: float = TAIL) -> Estimate:
+    """Return the first row as the value, and as its interval the quantiles `tail` and 1 − `tail` of the others, by
+    default the 2.5 and 97.5 percentiles. Resamples in which the number is not defined are left out; a value that is not
+    defined has no interval."""
     spread = rows[1:][~np.isnan(rows[1:])]
     if math.isnan(rows[0]) or not len(spread):
         return Estimate(float(rows[0]), math.nan, math.nan)
-    low, high = np.quantile(spread, [0.025, 0.975])
+    low, high = np.quantile(spread, [tail, 1 - tail])
     return Estimate(float(rows[0]), float(low), float(high))
 
 
@@ -110,10 +115,10 @@ def resampled_means(
     return ratio(*np.split(sums, 2, axis=1))
 
 
-def wilson_interval(correct: int, total: int) -> tuple[float, float]:
-    """Compute the 95 % score interval of a proportion, (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n) (Wilson 1927),
-    which stays within [0, 1]."""
-    p, z = correct / total, 1.959963984540054
+def wilson_interval(correct: int, total: int, z: float = Z_95) -> tuple[float, float]:
+    """Compute the score interval of a proportion, by default at 95 %,
+    (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n) (Wilson 1927), which stays within [0, 1]."""
+    p = correct / total
     centre, scale = p + z * z / (2 * total), 1 + z * z / total
     spread = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
     # At the ends the two terms cancel up to rounding.

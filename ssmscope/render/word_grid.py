@@ -124,7 +124,7 @@ class WordGrids:
         lines.append(f'<tr class="tokens"><th>token</th>{"".join(f"<td>{name}</td>" for name in named)}</tr>')
         rest = f"{len(columns)} of {len(grid.tokens)} {self.column}s" if len(columns) < len(grid.tokens) else ""
         note = f'<p class="note">{rest}</p>' if rest else ""
-        return f'<section><div class="wide"><table>{"".join(lines)}</table></div>{note}</section>'
+        return f'<section><div class="wide" tabindex="0"><table>{"".join(lines)}</table></div>{note}</section>'
 
     def _cell(self, grid: WordGrid, layer: int, at: int, high: float) -> str:
         where = f"{'position' if self.column == 'token' else 'text'} {grid.numbers[at]}"

@@ -1,6 +1,7 @@
 """Files of a report: one table of everything, tables of each analysis, and every figure.
 
     all.parquet               every row of every result
+    tables/scorecard.*        a row per dimension of robustness, a column per model
     tables/NAME.csv           every row of one analysis, all digits
     tables/NAME.md, .tex      comparison of its models and methods, the best marked, for reading and for papers
     figures/NAME.png, .svg, .pdf
@@ -21,8 +22,12 @@ import numpy as np
 
 from ssmscope.api.writing import write_whole
 from ssmscope.render import pictures
+from ssmscope.render.figure import Frame, framed
 from ssmscope.render.markup import to_latex, to_markdown
+from ssmscope.reports import card_views
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, unique_names
+from ssmscope.reports.scorecard import Scorecard, scorecard
+from ssmscope.reports.scores import report_scores
 from ssmscope.reports.store import Report
 
 if TYPE_CHECKING:
@@ -130,11 +135,40 @@ def _files(report: Report) -> Iterator[tuple[str, bytes]]:
             yield f"tables/{name}.csv", _csv(group, kind)
             yield f"tables/{name}.md", _encoded(to_markdown(table))
             yield f"tables/{name}.tex", _encoded(to_latex(table))
+    card = scorecard(report_scores(report), report.baseline)
+    if card is not None:
+        table = card_views.table(card)
+        yield "tables/scorecard.csv", _encoded(_card_rows(card).to_csv(index=False, lineterminator="\n"))
+        yield "tables/scorecard.md", _encoded(to_markdown(table))
+        yield "tables/scorecard.tex", _encoded(to_latex(table))
+        with framed(Frame()) as frame:
+            figure = card_views.draw(card, frame)
+            for suffix in ("png", "svg", "pdf"):
+                yield f"figures/scorecard.{suffix}", pictures.encode_figure(figure, suffix)
     every = [found for group in groups(report) for found in group.results()]
     for name, found in zip(unique_names([f"{found.entry.heading} {found.label}" for found in every]), every):
         figure = found.result.figure()
         for suffix in ("png", "svg", "pdf"):
             yield f"figures/{name}.{suffix}", pictures.encode_figure(figure, suffix)
+
+
+def _card_rows(card: Scorecard) -> DataFrame:
+    """Return a row per dimension and model with all digits."""
+    import pandas as pd
+
+    columns = ("value", "low", "high")
+    rows = [
+        {
+            **{"dimension": row.heading, "score": row.name, "model": one.score.model, "examples": one.score.count},
+            **{name: getattr(one.score, name) for name in columns},
+            **{f"difference_{name}": getattr(one.difference, name, None) for name in columns},
+            "state": one.state,
+        }
+        for row in card.rows
+        for one in row.entries
+        if one is not None
+    ]
+    return pd.DataFrame(rows)
 
 
 def _csv(group: Group, kind: str) -> bytes:

@@ -12,13 +12,15 @@ from ssmscope.api.inputs import Texts
 from ssmscope.errors import InputError
 from ssmscope.reports.keys import Fingerprints, json_options, key_of
 from ssmscope.reports.plan import Plan, PlannedCall, PlannedModel
+from ssmscope.reports.sizes import Expected
 from ssmscope.reports.sources import check_model, check_sources, kind_of
 
 
 @dataclass(frozen=True)
 class Job:
     """One call to run: its key (16 hex digits of the SHA-256 of everything the result depends on), its models'
-    shown names, the CPUs and GPUs that it needs of a cluster, and torch's `threads`, None for the default."""
+    shown names, the CPUs and GPUs that it needs of a cluster, torch's `threads`, None for the default, and what it
+    is expected to cost, None without a budget."""
 
     key: str
     heading: str
@@ -27,6 +29,7 @@ class Job:
     cpus: float
     gpus: float
     threads: int | None
+    expected: Expected | None = None
 
     @property
     def verb(self) -> str:
@@ -120,4 +123,4 @@ def _job(key: str, planned: PlannedCall, call: Call) -> Job:
     cpus, names = planned.resources.get("cpus"), tuple(model.name for model in planned.models)
     gpus = planned.resources.get("gpus", float(chosen_device(call.device).startswith("cuda")))
     threads = None if cpus is None else max(1, int(cpus))
-    return Job(key, planned.heading, call, names, 1.0 if cpus is None else cpus, gpus, threads)
+    return Job(key, planned.heading, call, names, 1.0 if cpus is None else cpus, gpus, threads, planned.expected)

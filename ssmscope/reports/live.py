@@ -251,7 +251,7 @@ def _prediction(model: Model, given: Trace, edited: Trace | None) -> str:
         if edited is not None:
             cells += f"<td>{_signed(entry['change'])}</td>"
         rows.append(f"<tr>{cells}</tr>")
-    return _piece(f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>')
+    return _piece(f'<div class="wide" tabindex="0"><table><tr>{head}</tr>{"".join(rows)}</table></div>')
 
 
 def _signed(change: float) -> str:

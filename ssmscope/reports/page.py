@@ -28,7 +28,10 @@ from ssmscope.render.numbers import format_probability
 from ssmscope.render.table import Table
 from ssmscope.render.token_rows import row_kinds, scale_ends
 from ssmscope.render.tokens import shorten, spell_tokens, visible
+from ssmscope.reports import audit_page
+from ssmscope.reports.gate_files import gates_headline, gates_table
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, model_names, verdict
+from ssmscope.reports.sketches import sketch
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, Report, ReportEntry
 
 MAX_PROVENANCE_CHARACTERS = 100_000
@@ -268,11 +271,12 @@ def name_of(tokens: Sequence[tuple[bool, str]]) -> str:
 
 
 class SummaryLine(NamedTuple):
-    """Line in a cell of the summary: an entry's verdict on a model, and its anchor."""
+    """Line in a cell of the summary: an entry's verdict on a model, its anchor, and a small picture."""
 
     anchor: str
     state: str
     text: str
+    picture: Markup = Markup("")
 
 
 class Section(NamedTuple):
@@ -294,6 +298,7 @@ def render(report: Report) -> str:
     links = _links(parts, listed)
     sections = [_section(group, own, links) for group, own in zip(parts, listed)]
     blocks = [part.block for own in listed for _, part in _parts(own)]
+    anchors = {item.entry.key: item.anchor for own in reversed(listed) for item in reversed(own)}
     scripts = [file("report.js"), *scripts_of(blocks)]
     page = template("report.html").render(
         report=report,
@@ -301,6 +306,10 @@ def render(report: Report) -> str:
         counts=_counts(report),
         failures=[(one, item) for one in sections for item in one.items if item.entry.state == FAILED],
         summary=_summary(report, sections),
+        opening=audit_page.opening(report, anchors),
+        closing=audit_page.closing(report, anchors),
+        gates=gates_table(report.gates) if report.gates else None,
+        gates_headline=gates_headline(report.gates),
         sections=sections,
         provenance=flatten(report.provenance, most=MAX_PROVENANCE_CHARACTERS),
         scripts=list(map(Markup, scripts)),
@@ -366,8 +375,14 @@ def _summary_lines(item: Item, model: str) -> list[SummaryLine]:
         return [SummaryLine(item.anchor, MISSING, item.entry.error or "not run yet")]
     found = [LabelledResult(item.label, item.entry, result) for result in item.entry.results]
     before = item.label.removeprefix(", ".join(item.entry.models)).strip(" ·")
-    lines = [verdict(one, model) for one in found] or ["done, without a result"]
-    return [SummaryLine(item.anchor, DONE, f"{before}: {line}" if before else line) for line in lines]
+    if not found:
+        return [SummaryLine(item.anchor, DONE, "done, without a result")]
+    at = item.entry.models.index(model)
+    return [
+        SummaryLine(item.anchor, DONE, f"{before}: {line}" if before else line, sketch(one.result, at))
+        for one in found
+        for line in [verdict(one, model)]
+    ]
 
 
 def _counts(report: Report) -> str:

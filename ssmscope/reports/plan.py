@@ -5,21 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from ssmscope.api import registry
 from ssmscope.api.analysis import Analysis, Call
 from ssmscope.api.inputs import MODEL_KINDS
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.reports.plain_yaml import read_yaml
+from ssmscope.reports.requirements import requirement_texts
+from ssmscope.reports.sizes import Expected, Size, read_budget, read_hardest, read_size
 
-PLAN_KEYS = ("title", "models", "analyses", "variables")
+PLAN_KEYS = ("title", "models", "analyses", "variables", "require", "budget", "hardest")
 MODEL_KEYS = ("model", "name", "tokenizer", "device", "dtype", "resources")
-ANALYSIS_KEYS = ("name", "models", "matrix", "overrides", "together", "for", "resources")
+ANALYSIS_KEYS = ("name", "models", "matrix", "overrides", "together", "for", "resources", "size")
 RESOURCES = ("cpus", "gpus")
 REPORT_OPTIONS = ("out", "json", "cache")
 """Options that the report sets itself."""
@@ -37,7 +38,9 @@ _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _UNSET = object()
 
 
-SHIPPED_PLANS = {name: Path(__file__).with_name("plans") / f"{name}.yaml" for name in ("quick", "baleen", "diff-mamba")}
+SHIPPED_PLANS = {
+    name: Path(__file__).with_name("plans") / f"{name}.yaml" for name in ("quick", "audit", "baleen", "diff-mamba")
+}
 """Files of the plans that ship with the package, by name."""
 
 
@@ -63,16 +66,25 @@ class PlannedCall:
     kinds: tuple[str, ...] | None
     call: Call
     resources: Mapping[str, float]
+    size: Size | None = None
+    """What a budget chooses; None if the call's size is given."""
+    expected: Expected | None = None
+    """None without a budget."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A parsed plan: its calls in order, and the text from which it was read."""
+    """A parsed plan: its calls in order, the text from which it was read, and the requirements as written."""
 
     title: str
     models: tuple[PlannedModel, ...]
     calls: tuple[PlannedCall, ...]
     text: str
+    require: tuple[str, ...] = ()
+    budget: float | None = None
+    """Seconds that the whole plan may take; None if no size depends on it."""
+    hardest: int = 0
+    """Number of the hardest examples that are explained after the analyses."""
 
 
 def read_plan(
@@ -107,7 +119,8 @@ def read_plan(
             calls += reader.calls(item, f"analysis {number}", MAX_JOBS - len(calls))
     if not calls:
         raise InputError("every analysis of the plan needs a variable that is not set; give it with --set NAME=VALUE")
-    return Plan(title, tuple(given), tuple(calls), text)
+    require, budget = requirement_texts(document.get("require")), read_budget(document.get("budget"))
+    return Plan(title, tuple(given), tuple(calls), text, require, budget, read_hardest(document.get("hardest")))
 
 
 # ---- variables
@@ -142,7 +155,7 @@ def _filled(document: dict[str, Any], given: Mapping[str, str]) -> dict[str, Any
         return _UNSET if values[found[1]] is None else values[found[1]]
 
     filled = {key: fill(value) for key, value in document.items() if key != "variables"}
-    missing = next((key for key in ("title", "models") if _has_unset(filled.get(key))), None)
+    missing = next((key for key in ("title", "models", "require") if _has_unset(filled.get(key))), None)
     if missing is not None:
         raise InputError(f"{missing} needs a variable that is not set; give it with --set NAME=VALUE")
     return filled
@@ -231,6 +244,7 @@ class _Reader:
             raise InputError(f"{where}: overrides have no meaning with together; leave them out")
         heading = verb.name if fields.get("name") is None else _text("name", fields["name"], where)
         resources = _resources(fields.get("resources"), where)
+        size = read_size(fields.get("size"), verb.options, {*options, *matrix}, where)
         groups = [tuple(chosen)] if together else [(model,) for model in chosen]
         if len(groups) * math.prod(len(values) for values in matrix.values()) > most:
             raise InputError(f"{where}: the plan has more than {MAX_JOBS:,} jobs; split it into several")
@@ -238,7 +252,7 @@ class _Reader:
         for values, group in itertools.product(itertools.product(*matrix.values()), groups):
             every = {**options, **dict(zip(matrix, values)), **overrides.get(group[0].name, {})}
             needs = {**_most(group), **resources}
-            calls.append(PlannedCall(where, heading, group, kinds, _call(verb, group, every, where), needs))
+            calls.append(PlannedCall(where, heading, group, kinds, _call(verb, group, every, where), needs, size))
         return calls
 
     def _verb(self, fields: Mapping[str, Any], where: str) -> Analysis:
@@ -377,73 +391,3 @@ def _shown(value: Any) -> str:
     if value is None or value is _UNSET:
         return "nothing"
     return f"{value!r:.60}" if not isinstance(value, dict) else f"a mapping with {', '.join(value)!r:.60}"
-
-
-# ---- YAML of mappings, lists and texts only
-# Numbers, dates and the like stay text, because every value becomes a command-line argument that its option reads. Only
-# `true`, `false` and null have their own types.
-
-MAX_CHARACTERS = 2_000_000
-"""Maximum length of a plan."""
-MAX_NODES = 100_000
-"""Maximum number of values of a plan; values repeated by aliases count each time."""
-MAX_DEPTH = 20
-"""Maximum nesting of mappings and lists."""
-
-_PLAIN = "tag:yaml.org,2002:"
-_BOOLEANS = {"true": True, "false": False}
-_SCALARS = {_PLAIN + name for name in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")}
-
-
-def read_yaml(text: str) -> Any:
-    """Parse a YAML text to None, a str, a bool, a list, or a dict from str to values. Raise InputError if it is not
-    valid YAML, a key is repeated, a tag asks for anything but plain values, aliases make it too large, or a text has
-    characters that no command line can hold."""
-    if len(text) > MAX_CHARACTERS:
-        raise InputError(f"the plan has {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed")
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except RecursionError as error:
-        raise InputError(f"the plan nests more than {MAX_DEPTH} lists and mappings; flatten it") from error
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # The last two are of escapes beyond Unicode.
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark is not None else ""
-        told = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise InputError(f"the plan is not valid YAML{where}: {told}") from error
-    return None if node is None else _value(node, 0, itertools.count(1))
-
-
-def _value(node: yaml.Node, depth: int, count: Iterator[int]) -> Any:
-    line = f"line {node.start_mark.line + 1} of the plan"
-    if next(count) > MAX_NODES:
-        raise InputError(f"the plan has more than {MAX_NODES:,} values, aliases counted as often as they are used")
-    if depth > MAX_DEPTH:
-        raise InputError(f"{line} is nested in more than {MAX_DEPTH} lists and mappings; flatten it")
-    if isinstance(node, yaml.ScalarNode):
-        return _scalar(node)
-    if node.tag not in (_PLAIN + "seq", _PLAIN + "map"):
-        raise InputError(f"{line} has the tag {node.tag!r}; only plain values are allowed")
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(item, depth + 1, count) for item in node.value]
-    found: dict[str, Any] = {}
-    for key, value in node.value:
-        line = f"line {key.start_mark.line + 1} of the plan"
-        if not isinstance(key, yaml.ScalarNode):
-            raise InputError(f"{line} has a list or mapping as a key; keys are words")
-        _scalar(key)
-        if key.value in found:
-            raise InputError(f"{line} repeats the key {key.value!r:.80}; give it once")
-        found[key.value] = _value(value, depth + 1, count)
-    return found
-
-
-def _scalar(node: yaml.ScalarNode) -> str | bool | None:
-    text: str = node.value
-    line = f"line {node.start_mark.line + 1} of the plan"
-    if node.tag not in _SCALARS:
-        raise InputError(f"{line} has the tag {node.tag!r}; only plain values are allowed")
-    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError(f"{line} has a character that is not text (U+0000, or half of a pair)")
-    if node.tag == _PLAIN + "bool":
-        return _BOOLEANS.get(text.lower(), text)
-    return None if node.tag == _PLAIN + "null" else text

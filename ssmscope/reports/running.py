@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,14 @@ from ssmscope.api.results import now, versions
 from ssmscope.api.sharding.workers import MAX_RETRIES, Setting, check_installed, connected, finished, lacking, on_engine
 from ssmscope.api.writing import locked, write_whole
 from ssmscope.errors import InputError, Unanswerable, as_typed
-from ssmscope.reports.jobs import Job, Jobs
+from ssmscope.reports.gate_files import write_gates
+from ssmscope.reports.gates import report_gates
+from ssmscope.reports.hardest import follow_up, hardest
+from ssmscope.reports.jobs import Job, Jobs, make_jobs
 from ssmscope.reports.plan import Plan
-from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, LOG, JobStore, Report
+from ssmscope.reports.requirements import Requirement
+from ssmscope.reports.scores import Score
+from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, LOG, JobStore, Report, ReportEntry
 
 
 @dataclass(frozen=True)
@@ -81,30 +86,67 @@ JobEngine = Callable[[Sequence[Job], JobStore], Iterator[tuple[Job, Outcome]]]
 """Function that runs jobs and yields each as it ends, its files in `JobStore.working`."""
 
 
-def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: JobEngine) -> Report:
-    """Run the unfinished jobs of a plan and write its report into `root`: `index.html` and tables of all results. Raise
-    InputError if another process uses the directory, it cannot be written to, or the engine cannot start, and OSError
-    if the page or the tables cannot be written; finished results stay."""
+def run_plan(
+    plan: Plan,
+    jobs: Jobs,
+    root: Path,
+    *,
+    engine: JobEngine,
+    requirements: Sequence[Requirement] = (),
+    baseline: Sequence[Score] = (),
+    strict: bool = False,
+) -> Report:
+    """Run the unfinished jobs of a plan and write its report into `root`: `index.html`, tables of all results, and the
+    gates of `requirements`.
+
+    Args:
+        baseline: scores of an earlier report, with which requirements compare.
+        strict: report an undecided gate as a failure.
+
+    Raises:
+        InputError: another process uses the directory, it cannot be written to, the engine cannot start, or, after
+            the report is written without gates, a requirement names what the report does not have.
+        OSError: the page or the tables cannot be written; finished results stay.
+    """
     with locked(root):
         store = JobStore(root)
-        missing = [job for job in jobs.to_run() if not store.is_done(job)]
-        failures: dict[str, Mapping[str, Any]] = {}
-        total = len(missing)
-        skipped = len(jobs.to_run()) - total
-        _say(f"{total} job{'s' * (total != 1)} to run" + f", {skipped} done already" * bool(skipped))
-        for number, (job, outcome) in enumerate(engine(missing, store) if missing else (), start=1):
-            failure = _settle(job, outcome, store)
-            if failure is not None:
-                failures[job.key] = failure
-            ended = f"{outcome.seconds:.1f} s" if failure is None else failure["state"].replace("-", " ")
-            _say(f"[{number}/{total}] {job.verb} {' '.join(job.models)}: {ended}")
         report = Report(
             title=plan.title,
-            entries=tuple(store.entry(job, failures.get(job.key)) for job in jobs.every),
+            entries=_entries(jobs, store, engine),
             provenance={"date": now(), "versions": _versions(), "models": dict(jobs.models), "plan": plan.text},
+            baseline=tuple(baseline),
         )
+        if plan.hardest:
+            report = replace(report, hardest=hardest(report, plan.hardest))
+            if (next_ := follow_up(plan, report)) is not None:
+                _say("the hardest examples:")
+                report = replace(report, entries=report.entries + _entries(make_jobs(next_), store, engine))
+        refusal = None
+        try:
+            report = replace(report, gates=report_gates(report, requirements, baseline))
+        except InputError as error:
+            refusal = error
         _write(report, root)
+        write_gates(report.gates, root, title=report.title, strict=strict)
+    if refusal is not None:
+        raise refusal
     return report
+
+
+def _entries(jobs: Jobs, store: JobStore, engine: JobEngine) -> tuple[ReportEntry, ...]:
+    """Run the unfinished jobs and return the entries of all."""
+    missing = [job for job in jobs.to_run() if not store.is_done(job)]
+    failures: dict[str, Mapping[str, Any]] = {}
+    total = len(missing)
+    skipped = len(jobs.to_run()) - total
+    _say(f"{total} job{'s' * (total != 1)} to run" + f", {skipped} done already" * bool(skipped))
+    for number, (job, outcome) in enumerate(engine(missing, store) if missing else (), start=1):
+        failure = _settle(job, outcome, store)
+        if failure is not None:
+            failures[job.key] = failure
+        ended = f"{outcome.seconds:.1f} s" if failure is None else failure["state"].replace("-", " ")
+        _say(f"[{number}/{total}] {job.verb} {' '.join(job.models)}: {ended}")
+    return tuple(store.entry(job, failures.get(job.key)) for job in jobs.every)
 
 
 def _settle(job: Job, outcome: Outcome, store: JobStore) -> dict[str, Any] | None:
@@ -135,8 +177,10 @@ def _settle(job: Job, outcome: Outcome, store: JobStore) -> dict[str, Any] | Non
 
 def _write(report: Report, root: Path) -> None:
     from ssmscope.reports import exports, page
+    from ssmscope.reports.scores import report_scores, write_scores
 
     exports.write(report, root)
+    write_scores(report_scores(report), root)
     write_whole(root / "index.html", page.render(report))
 
 

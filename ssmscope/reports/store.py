@@ -8,12 +8,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ssmscope.api.results import Result
 from ssmscope.api.writing import write_whole
 from ssmscope.errors import InputError
 from ssmscope.reports.jobs import Job
+
+if TYPE_CHECKING:
+    from ssmscope.reports.gates import Gate
+    from ssmscope.reports.hardest import Hard
+    from ssmscope.reports.scores import Score
 
 DONE, FAILED, LEFT_OUT, MISSING = "done", "failed", "left-out", "missing"
 """States of an entry: left out if the analysis has no answer for its model, missing if it has not run yet."""
@@ -43,6 +48,11 @@ class Report:
     title: str
     entries: tuple[ReportEntry, ...]
     provenance: Mapping[str, Any]
+    gates: tuple[Gate, ...] = ()
+    baseline: tuple[Score, ...] = ()
+    """Scores of an earlier report, with which this one's are compared."""
+    hardest: tuple[Hard, ...] = ()
+    """The hardest examples, if the plan asks for them."""
 
 
 RECORD = "job.json"

@@ -336,6 +336,7 @@ class TestNumbers:
         assert found["clean"].value == 0.8 and one.accuracy.value == 0.6 and one.drop.value == pytest.approx(0.25)
         assert one.flipped.value == 0.5 and one.success.value == 0.5  # the second becomes 1, the fourth 2
         assert (two.examples, two.left_out) == (4, 1) and two.clean.value == 0.75 and two.accuracy.value == 0.5
+        assert found["right"].tolist() == [[1, 1, 1, 1, 0], [1, 0, 1, 0, 1], [1, 1, -1, 0, 0]]
         assert two.drop.value == pytest.approx(1 / 3) and two.flipped.value == two.success.value == pytest.approx(1 / 3)
 
     def test_what_was_wrong_before_is_not_flipped(self):

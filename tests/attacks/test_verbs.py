@@ -24,12 +24,14 @@ needs_textattack = pytest.mark.skipif(
 MODEL = "demo/sst2-mamba2"
 TEMPLATES = ("Review: {content}", "Is it good, or bad? {content}")
 VERBS = {
+    "noise": ("--rates", "0.1"),
     "overflow": ("--lengths", "0,8", "--where", "after"),
     "poison": ("--length", "1", "--sweeps", "1", "--candidates", "2", "--draws", "2", "--penalty", "0"),
     "prompts": ("--attacks", "stresstest", "--template", TEMPLATES[0], "--template", TEMPLATES[1]),
     "words": ("--recipe", "hotflip", "--flips", "1", "--limit", "4"),
 }
 CALLS = {
+    "noise": lambda model, data: ssmscope.noise(model, data, rates=[0.1]),
     "overflow": lambda model, data: ssmscope.state_overflow(model, data, lengths=[0, 8], where="after"),
     "poison": lambda model, data: ssmscope.state_poisoning(
         model, data, length=1, sweeps=1, candidates=2, draws=2, penalty=0
@@ -38,6 +40,7 @@ CALLS = {
     "words": lambda model, data: ssmscope.word_attack(model, data, recipe="hotflip", flips=1, limit=4),
 }
 REFUSED = {  # once the model is loaded
+    "noise": ("--words", "bad,good"),
     "overflow": ("--words", "bad,good"),
     "poison": ("--span", "nowhere"),
     "prompts": ("--template", TEMPLATES[0], "--words", "bad,good"),

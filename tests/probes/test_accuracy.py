@@ -36,6 +36,9 @@ def test_accuracy_and_cross_entropy() -> None:
     assert {(one.task, one.examples, one.shots) for one in found.scores} == {("toy (test)", 4, None)}
     assert found.verdict() == "accuracy 0.750 [0.301, 0.954] on toy (test)"
     assert found.tables()[0].columns == ("value", "examples") and "of accuracy, bootstrap of" in found.to_html()
+    # Texts run by length; their values stand in the order of the data.
+    assert found.values[:, 0].tolist() == [1, 1, 0, 1]
+    assert found.values[:, 1] == pytest.approx([0.1269280, 0.1269280, 2.1269280, 0.3132617], abs=1e-6)
     assert found.provenance["data"]["examples"] == 4 and found.provenance["options"]["batch_size"] == 3
 
 

@@ -19,13 +19,13 @@ from reported import PROVENANCE, entry
 
 from ssmscope.api.results import Result
 from ssmscope.errors import InputError, Unanswerable
-from ssmscope.reports import page, plan, running
+from ssmscope.reports import page, plain_yaml, running
 from ssmscope.reports.exports import everything
 from ssmscope.reports.grouping import LabelledResult, comparison, groups, model_names, verdict
 from ssmscope.reports.jobs import Job, Jobs
 from ssmscope.reports.keys import Fingerprints, key_of
 from ssmscope.reports.page import AttentionLink, duration, flatten, items, name_of, packed, shortened
-from ssmscope.reports.plan import read_yaml
+from ssmscope.reports.plain_yaml import read_yaml
 from ssmscope.reports.running import Outcome, execute
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, RECORD, JobStore, Report
 
@@ -490,12 +490,12 @@ def test_the_limits_of_a_plan_are_reached_and_not_passed(monkeypatch: pytest.Mon
     assert read_yaml("{a: " * 20 + "b" + "}" * 20) == eval("{'a': " * 20 + "'b'" + "}" * 20)
     with pytest.raises(InputError, match="nested in more than 20"):
         read_yaml("{a: " * 21 + "b" + "}" * 21)
-    monkeypatch.setattr(plan, "MAX_NODES", 5)
+    monkeypatch.setattr(plain_yaml, "MAX_NODES", 5)
     assert read_yaml("a: &x [1, 2]\nb: 5\n") == {"a": ["1", "2"], "b": "5"}
     assert read_yaml("a: &x [1]\nb: *x\n") == {"a": ["1"], "b": ["1"]}
     with pytest.raises(InputError, match="more than 5 values, aliases counted"):
         read_yaml("a: &x [1, 2]\nb: *x\n")
-    monkeypatch.setattr(plan, "MAX_CHARACTERS", 5)
+    monkeypatch.setattr(plain_yaml, "MAX_CHARACTERS", 5)
     assert read_yaml("a: 12") == {"a": "12"}
     with pytest.raises(InputError, match="the plan has 6 characters; at most 5 are allowed"):
         read_yaml("a: 123")

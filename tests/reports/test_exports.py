@@ -104,10 +104,10 @@ class TestFiles:
         found = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
         assert found == {path.relative_to(directory).as_posix() for path in paths}
         tables = {name for name in found if name.startswith("tables/")}
-        names = ("what-is-kept", "attention", "stability", "position", "fidelity")
+        names = ("scorecard", "what-is-kept", "attention", "stability", "position", "fidelity")
         assert tables == {f"tables/{name}.{suffix}" for name in names for suffix in ("csv", "md", "tex")}
         figures = [path for path in paths if path.parent.name == "figures"]
-        assert len(figures) == 6 * 3
+        assert len(figures) == 7 * 3
         starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
         assert all(path.read_bytes().startswith(starts[path.suffix[1:]]) for path in figures)
         assert (directory / "figures" / "position-demo-sst2-mamba2-seed-1.pdf").exists()

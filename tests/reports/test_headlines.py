@@ -325,3 +325,12 @@ class TestCheckpoints:
         assert self.names("runs/a/x.pth", "runs/a/x.pth") == ["x.pth", "x.pth"]
         assert self.names("/runs/x.pth", "demo/mamba") == ["/runs/x.pth", "demo/mamba"]
         assert self.names("runs/a/x.pth") == ["x.pth"]
+
+
+class TestNoise:
+    def test_at_the_highest_rate(self) -> None:
+        levels = (of(rate=0.05, accuracy=e(0.75)), of(rate=0.2, accuracy=e(0.5)))
+        result = Stand("noise", clean=e(0.875), levels=levels)
+        assert headline(result) == (
+            "Typing errors on own: accuracy 0.875 clean, 0.500 with errors in 20 % of the letters"
+        )

@@ -24,7 +24,8 @@ from ssmscope.errors import InputError
 from ssmscope.reports import plan as plan_module
 from ssmscope.reports.jobs import make_jobs
 from ssmscope.reports.keys import json_options
-from ssmscope.reports.plan import MAX_NODES, SHIPPED_PLANS, Plan, PlannedCall, read_plan, read_yaml
+from ssmscope.reports.plain_yaml import MAX_NODES, read_yaml
+from ssmscope.reports.plan import SHIPPED_PLANS, Plan, PlannedCall, read_plan
 
 VERBS = registry.analyses()
 OPTIONS = sorted({name for verb in VERBS.values() for name in (*verb.inputs, *verb.options)})

@@ -8,7 +8,7 @@ import pytest
 from planned import planned
 
 from ssmscope.errors import InputError
-from ssmscope.reports.plan import read_yaml
+from ssmscope.reports.plain_yaml import read_yaml
 
 MODELS = ["m", {"model": "runs/n", "name": "n"}]
 

@@ -222,11 +222,11 @@ class TestExplain:
         )
 
     def test_verdict(self) -> None:
-        assert said(self.result([True, None, True, None])) == "ig, self-retention on 2 texts"
-        assert said(self.result([True, None, False, None])) == (
-            "ig, self-retention on 2 texts; 1 of 4 attributions incomplete"
-        )
-        assert said(self.result([True], texts=1)) == "ig, self-retention on 1 text"
+        line = "positive by “a”, “film”"
+        assert said(self.result([True, None, True, None])) == f"{line}; {line} (ig)"
+        assert said(self.result([True, None, False, None])) == f"{line}; {line} (ig); 1 of 4 attributions incomplete"
+        assert said(self.result([True], texts=1)) == f"{line} (ig)"
+        assert said(self.result([True], texts=5)) == f"{line}; {line}; {line}; 2 more (ig)"
 
     def test_table(self) -> None:
         table = beside(self.result([True], texts=1))

@@ -232,3 +232,22 @@ class TestPoison:
             (name, trigger) for name in "ab" for trigger in ("random triggers", "the search")
         ]
         assert [cell.value for cell in table.rows[1][1]] == ["0.500", "0.400", "0.125", "0.750"]
+
+
+class TestNoise:
+    def result(self, *drops: float) -> Stand:
+        levels = tuple(
+            SimpleNamespace(rate=rate, drop=e(drop, drop - 0.05, drop + 0.05)) for rate, drop in zip((0.05, 0.2), drops)
+        )
+        return Stand("noise", levels=levels, average_drop=e(float(np.mean(drops)), 0.1, 0.3), clean=e(0.8, 0.7, 0.9))
+
+    def test_verdict(self) -> None:
+        assert said(self.result(0.1, 0.3)) == (
+            "average drop 20.0 % [10.0, 30.0], 30.0 % with errors in 20 % of the letters"
+        )
+
+    def test_table(self) -> None:
+        table = beside(self.result(0.25, 0.5), self.result(0.125, 0.625))
+        assert table.columns == (
+            "clean accuracy ↑", "drop at 5 %, % ↓", "drop at 20 %, % ↓", "average drop, % ↓",
+        )  # fmt: skip

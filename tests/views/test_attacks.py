@@ -211,6 +211,7 @@ def position(seed: int, **more: Any) -> PositionBias:
     given = dict(provenance=ABOUT, replacement="other", unit="tokens", length=40, width=None, clean=made.estimate())
     given |= dict(regions=regions, windows=windows, average=made.estimate(), average_drop=made.estimate())
     given |= dict(average_with_clean=made.estimate(), spread=0.12345, worst_regions=(2, 1), worst_windows=(3, 1))
+    given |= dict(right=np.ones((5, 1200), dtype=np.int8))
     return PositionBias(**{**given, "notes": ("a note",), **more})
 
 

@@ -135,5 +135,6 @@ def insertion_sweep(
         curves=tuple(curves),
         worst=every.worst,
         worst_drop=every.worst_drop,
+        right=answers == asked.labels,
         notes=tuple(notes_on(model, phrases, answers, clean)),
     )

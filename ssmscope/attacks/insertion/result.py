@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
@@ -80,6 +81,8 @@ class InsertionSweep(Result, kind="insertion"):
     """Accuracy if the attacker chooses phrase and place for each example."""
     worst_drop: Estimate
     notes: tuple[str, ...]
+    right: np.ndarray | None = None
+    """(1 + phrases × places, examples) bool: right answers on the clean texts and with each phrase at each place."""
 
     @property
     def shown(self) -> tuple[InsertionCurve, ...]:

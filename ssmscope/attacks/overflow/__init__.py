@@ -104,5 +104,6 @@ def state_overflow(
         classes=asked.classes,
         **found,
         filler=pieces[-1],
+        right=answers == asked.labels,
         notes=tuple(notes_on(model, given, pieces[-1], found["clean"], found["chance"], found["curves"])),
     )

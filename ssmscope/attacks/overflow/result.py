@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
@@ -62,6 +63,8 @@ class StateOverflow(Result, kind="overflow"):
     filler: str
     """Longest filler that was inserted."""
     notes: tuple[str, ...]
+    right: np.ndarray | None = None
+    """(places, lengths, examples) bool: right answers."""
 
     def verdict(self, at: int = 0) -> str:
         last = [f"{with_interval(curve.points[-1].accuracy)} {curve.where}" for curve in self.curves]

@@ -163,6 +163,7 @@ def state_poisoning(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         detectors=DETECTORS,
         texts=(len(to_search), len(for_thresholds), len(held_out)),
+        rows=tuple(slot.row for slot in held_out),
         vocabulary=len(known),
         victims=tuple(victims),
         cost=cost,

@@ -185,6 +185,8 @@ def victim(
             flipped=estimate(ratio(mean(flipped), right)),
             planted=None if target is None else estimate(planted(own)),
             alarms=tuple(detected),
+            right=np.mean([one.answers == labels for one in own], axis=0),
+            survived=np.mean([one.survival for one in own], axis=0),
         )
         found.append(poisoned)
     return Victim(
@@ -195,6 +197,7 @@ def victim(
         thresholds=tuple(thresholds.values()),
         false_alarms=tuple(estimate(mean([clean.suspicion[each] > limit])) for each, limit in thresholds.items()),
         attacks=tuple(found),
+        right=clean.answers == labels,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
@@ -59,6 +60,10 @@ class Poisoned:
     planted: Estimate | None
     """Share of the texts of other classes that are answered with the planted one; None if none is planted."""
     alarms: tuple[Alarm, ...]
+    right: np.ndarray | None = None
+    """(texts,) share of its triggers under which the answer is right."""
+    survived: np.ndarray | None = None
+    """(texts,) survival, mean over its triggers."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class Victim:
     false_alarms: tuple[Estimate, ...]
     """Share of the clean texts above the threshold, by detector."""
     attacks: tuple[Poisoned, ...]
+    right: np.ndarray | None = None
+    """(texts,) bool: right answers on the clean texts."""
 
     def attack(self, name: str) -> Poisoned:
         return next(each for each in self.attacks if each.name == name)
@@ -102,6 +109,8 @@ class StatePoisoning(Result, kind="poison"):
     """The attacked model, and those to which the triggers were transferred."""
     cost: Cost
     notes: tuple[str, ...]
+    rows: tuple[int, ...] = ()
+    """Place of each held-out text among the examples."""
 
     @property
     def objective(self) -> str:

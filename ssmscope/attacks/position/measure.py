@@ -279,6 +279,9 @@ def measure(
         "spread": float(accuracies[0].std(ddof=1)),
         "worst_regions": lowest(-drops[:, :number]),
         "worst_windows": lowest(-drops[:, number:]),
+        "right": np.concatenate([right, np.where(usable, attacked == labels[:, None], LEFT_OUT)], axis=1).T.astype(
+            np.int8
+        ),
     }
 
 

@@ -70,6 +70,9 @@ class PositionBias(Result, kind="position"):
     defined."""
     worst_windows: tuple[int, ...]
     notes: tuple[str, ...]
+    right: np.ndarray | None = None
+    """(1 + regions + windows, examples) int8: 1 for a right answer when clean and with each region or window replaced,
+    0 for a wrong one, −1 where an example is left out."""
 
     def verdict(self, at: int = 0) -> str:
         if not self.worst_regions:

@@ -130,7 +130,7 @@ def prompt_attack(
     """
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import check_data, own_prompts, questions
-    from ssmscope.attacks.prompts.result import Cost, PromptAttack, measured, notes_on
+    from ssmscope.attacks.prompts.result import Cost, PromptAttack, answered, measured, notes_on
     from ssmscope.attacks.prompts.search import Judge, fixed, recipe_of, rewritten, searched, tried_all
     from ssmscope.core.progress import on_stderr, progress_bar
     from ssmscope.data.prompts import TASK_PROMPTS
@@ -181,6 +181,7 @@ def prompt_attack(
         average_clean=average,
         attacks=per_attack,
         worst=worst,
+        right=answered(clean, right, named),
         cost=Cost(asked.evaluator.asked, asked.evaluator.run, asked.evaluator.seconds),
         notes=tuple(notes_on(clean, asked.labels, candidates, asked.evaluator.words)),
     )

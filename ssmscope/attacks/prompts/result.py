@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Int
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import percent, tidy
@@ -94,6 +95,9 @@ class PromptAttack(Result, kind="prompts"):
     defined."""
     cost: Cost
     notes: tuple[str, ...]
+    right: np.ndarray | None = None
+    """(1 + attacks, templates, examples) int8: 1 for a right answer under each template and under the worst prompt of
+    each attack, 0 for a wrong one, −1 for a template that was not attacked."""
 
     def verdict(self, at: int = 0) -> str:
         defined = [one for one in self.attacks if not math.isnan(one.drop.value)]
@@ -239,6 +243,15 @@ def measured(
         attackers.append(own)
     per_template = tuple(estimate(below[:, at] / examples) for at in range(number))
     return estimate(below.mean(1) / examples), per_template, tuple(attackers), lowest(-np.stack(drops, axis=1))
+
+
+def answered(
+    clean: np.ndarray, right: Mapping[str, Sequence[np.ndarray | None]], names: Sequence[str]
+) -> Int[np.ndarray, "attacks+1 templates examples"]:
+    """Return right answers under the templates and under the worst prompts of the attacks, −1 without a prompt."""
+    missing = np.full(clean.shape[1], -1)
+    every = [[missing if one is None else one for one in right[name]] for name in names]
+    return np.array([clean, *every]).astype(np.int8)
 
 
 def notes_on(

@@ -49,7 +49,9 @@ def html_texts(result: WordAttack, attacked: Sequence[AttackedText]) -> str:
         cells = (each.row, turn, f"{each.before:.3f} → {each.after:.3f}", words, f"{each.queries:,}")
         text = Markup(html_diff(each.text, each.attacked))
         rows += Markup('<tr>{}<td class="text">{}</td></tr>').format(in_tags("td", cells), text)
-    table = '<div class="wide"><table class="texts"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    table = (
+        '<div class="wide" tabindex="0"><table class="texts"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    )
     cut = f'<p class="note">{TABLE_ROWS} of {len(attacked):,} attacked examples.</p>'
     return Markup(table + (cut if len(attacked) > TABLE_ROWS else "")).format(in_tags("th", heads), rows)
 

@@ -33,6 +33,8 @@ UNSIGNED = frozenset({"gradcam", "attention-rollout", "survival", "self-retentio
 NAMED = 8
 """Largest number of words of each sign that a table names."""
 AGAINST = "strongest against"
+MAX_TOLD, TOLD_WORDS = 3, 2
+"""Numbers of texts, and of words of each, that a verdict names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +155,10 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         converged = self.summary()["converged"]
         failed = int((converged == False).sum())  # noqa: E712  # missing counts as neither
         line = f"{', '.join(self.methods)} on {len(self)} text{'s' * (len(self) > 1)}"
+        if len(self) and all(text.pixels is None for text in self):
+            told = [_answer_in_words(text) for text in list(self)[:MAX_TOLD]]
+            more = f"; {len(self) - MAX_TOLD} more" * (len(self) > MAX_TOLD)
+            line = f"{'; '.join(told)}{more} ({self.methods[0]})"
         return f"{line}; {failed} of {len(converged)} attributions incomplete" if failed else line
 
     @classmethod
@@ -295,6 +301,17 @@ def baselines(result: Explanation) -> list[str]:
             most = f" to {max(every):,}" if max(every) > min(every) else ""
             found[f"{method} took {min(every):,}{most} gradients a text."] = None
     return list(found)
+
+
+def _answer_in_words(text: ExplainedText) -> str:
+    """Name what is explained and the words that are strongest for it by the first method."""
+    first = text.attributions[0]
+    words = ", ".join(f"“{visible(text.tokens[at]).strip()}”" for at in text.top(first, TOLD_WORDS))
+    return (
+        f"{shorten(visible(text.target), 32)} by {words}"
+        if words
+        else f"{shorten(visible(text.target), 32)} by no word"
+    )
 
 
 def about(text: ExplainedText) -> str:

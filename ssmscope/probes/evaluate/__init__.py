@@ -103,7 +103,7 @@ def evaluate(
             raise InputError(f"there is nothing to measure {model.name} on; give {wants}")
         data = data if limit is None else data.sample(limit, seed=seed)
         provenance = record_provenance(model.source, seed=seed, data=data)
-        return Benchmarks(provenance, labelled_scores(model, data, batch_size, seed=seed, progress=progress))
+        return Benchmarks(provenance, *labelled_scores(model, data, batch_size, seed=seed, progress=progress))
     from ssmscope.probes.evaluate.measure import measure
 
     language_models(model)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.bootstrap import Estimate, wilson_interval
@@ -21,8 +22,9 @@ from ssmscope.probes.evaluate.result import Score
 
 def labelled_scores(
     model: Model, data: TextData | PixelData, batch_size: int, *, seed: int, progress: bool
-) -> tuple[Score, Score]:
-    """Return accuracy with Wilson's interval, and cross-entropy in nats with a bootstrap interval over examples."""
+) -> tuple[tuple[Score, Score], Float[np.ndarray, "examples 2"]]:
+    """Return accuracy with Wilson's interval and cross-entropy in nats with a bootstrap interval over examples, and
+    both of every example."""
     if not model.is_classifier:
         raise InputError(f"{model.name} is a language model; give tasks")
     targets = torch.from_numpy(class_ids(model, data)).to(model.device)
@@ -39,7 +41,9 @@ def labelled_scores(
     accuracy = Estimate(right / len(data), *wilson_interval(right, len(data)))
     loss = Estimate(*means_with_intervals(values[:, [MEASURES.index("loss")]], seed)[0].tolist())
     name = f"{data.name} ({data.split})"
-    return (
+    scores = (
         Score(name, "accuracy", accuracy, True, None, len(data)),
         Score(name, "cross-entropy", loss, False, None, len(data)),
     )
+    both = [MEASURES.index("accuracy"), MEASURES.index("loss")]
+    return scores, values[np.argsort(order)][:, both]

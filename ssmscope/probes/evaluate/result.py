@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from ssmscope.api.results import Result
@@ -41,6 +42,8 @@ class Benchmarks(Result, kind="evaluate"):
     """Scores of a model on labelled data or on tasks of lm-evaluation-harness. `len` and iteration are over scores."""
 
     scores: tuple[Score, ...]
+    values: np.ndarray | None = None
+    """(examples, scores) on labelled data, in its order; None for tasks."""
 
     def __len__(self) -> int:
         return len(self.scores)

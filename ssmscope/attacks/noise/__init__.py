@@ -1,0 +1,82 @@
+"""Accuracy on texts with typing errors, at growing rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import TEXT_MODELS, Data
+from ssmscope.api.options import Cache, LabelWords, Limit, Range, Seed, Template
+from ssmscope.attacks.names import check_asked
+from ssmscope.errors import InputError
+
+if TYPE_CHECKING:
+    from ssmscope.attacks.noise.result import NoiseCurve
+    from ssmscope.core.model import Model
+    from ssmscope.data.text import TextData
+
+RATES = (0.02, 0.05, 0.1, 0.2, 0.4)
+
+
+def check_rates(*, rates: Sequence[float], **others: Any) -> None:
+    """Raise InputError if a rate is given twice, or `check_asked` does."""
+    if twice := [rate for rate in rates if list(rates).count(rate) > 1]:
+        raise InputError(f"rates names {twice[0]:g} twice; give each once")
+    check_asked(**others)
+
+
+@analysis(
+    "noise",
+    reads=Data("texts"),
+    question="How many typing errors does it stand?",
+    models=TEXT_MODELS,
+    check=check_rates,
+    sharded=True,
+)
+def character_noise(
+    model: Model,
+    data: TextData,
+    *,
+    rates: Annotated[Sequence[float], "Shares of the letters with a typing error.", Range(0, 1)] = RATES,
+    template: Template = None,
+    words: LabelWords = None,
+    limit: Limit = None,
+    cache: Cache = None,
+    seed: Seed = 0,
+) -> NoiseCurve:
+    """Measure accuracy on texts in which a share of the letters has a typing error.
+
+    An error swaps a letter with the next one, leaves it out, doubles it, or takes a neighbouring key, with equal
+    probability. A higher rate has all errors of a lower one, and a text the same errors in every sample of its data.
+    Within a template only the content is changed.
+
+    Every number has a 95 % bootstrap interval over examples, and all share their resamples. A drop is relative,
+    1 − accuracy / clean accuracy.
+
+    Args:
+        template: by default, like the words, the first of a known data set's own (`TASK_PROMPTS`).
+
+    Raises:
+        InputError: a rate given twice, data that do not fit the model, and what `Template` and `Evaluator` refuse.
+    """
+    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.attacks.curves import questions, true_log_odds
+    from ssmscope.attacks.noise.measure import measure, notes_on
+    from ssmscope.attacks.noise.result import NoiseCurve
+    from ssmscope.attacks.noise.typos import with_typos
+
+    steps = tuple(sorted(map(float, rates)))
+    asked = questions(model, data, template=template, words=words, limit=limit, cache=cache, seed=seed)
+    typed = [[with_typos(content, rate, seed) for content in asked.contents] for rate in steps]
+    texts = [asked.before + text + asked.after for row in (asked.contents, *typed) for text in row]
+    scores = asked.evaluator.scores(texts).reshape(1 + len(steps), len(asked.data), len(asked.classes))
+    answers = asked.evaluator.answers(scores)
+    found = measure(asked.labels, answers, true_log_odds(scores, asked.labels), steps, asked.contents, typed, seed)
+    options = call_options(rates=list(steps), **asked.options)
+    return NoiseCurve(
+        provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
+        classes=asked.classes,
+        **found,
+        notes=tuple(notes_on(found["clean"])),
+    )

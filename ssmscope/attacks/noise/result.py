@@ -1,0 +1,122 @@
+"""Result of typing errors: accuracy at each rate, and texts whose answer changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from pandas import DataFrame
+
+from ssmscope.api.results import Result
+from ssmscope.attacks.closing import closing, percent, tidy
+from ssmscope.core.bootstrap import Estimate
+from ssmscope.render.blocks import Block, Custom, Prose
+from ssmscope.render.table import Cell, Line, Table, in_percent, table, value_cell
+
+
+@dataclass(frozen=True)
+class NoiseLevel:
+    """Estimates at one rate."""
+
+    rate: float
+    """Share of the letters with an error."""
+    accuracy: Estimate
+    drop: Estimate
+    """1 − accuracy / clean accuracy."""
+    flipped: Estimate
+    """Share of the examples answered correctly when clean whose answer changes."""
+    log_odds_change: Estimate
+    """Mean change of log p / (1 − p) of the true class, in natural logarithms."""
+
+
+@dataclass(frozen=True)
+class Mistyped:
+    """A text whose right answer changes, at the lowest rate at which it does."""
+
+    row: int
+    """Place among the result's examples, from 0."""
+    rate: float
+    text: str
+    typed: str
+    label: int
+    answer: int
+
+
+@dataclass(frozen=True)
+class NoiseCurve(Result, kind="noise"):
+    """Accuracy of a model on texts with more and more typing errors."""
+
+    classes: tuple[str, ...]
+    clean: Estimate
+    levels: tuple[NoiseLevel, ...]
+    average_drop: Estimate
+    """Mean drop over the rates."""
+    right: np.ndarray
+    """(1 + levels, examples) bool: right answers on the clean texts and at each rate."""
+    mistyped: tuple[Mistyped, ...]
+    """The first texts whose answer changes."""
+    notes: tuple[str, ...]
+
+    def verdict(self, at: int = 0) -> str:
+        most = self.levels[-1]
+        return (
+            f"average drop {in_percent(self.average_drop)}, {in_percent(most.drop, interval=False)} with errors in "
+            f"{100 * most.rate:g} % of the letters"
+        )
+
+    @classmethod
+    def compare(cls, results: Sequence[NoiseCurve], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        less: list[str] = []
+        for result, (label,) in zip(results, labels):
+            cells = {"clean accuracy": Cell(result.clean)}
+            drops = {f"drop at {100 * one.rate:g} %, %": percent(one.drop) for one in result.levels}
+            drops["average drop, %"] = percent(result.average_drop)
+            less += drops
+            lines.append(Line((label,), cells | drops, "all"))
+        note = "Drop: 1 − accuracy with errors in that share of the letters / clean accuracy."
+        return table(("model",), lines, more=["clean accuracy"], less=less, note=note)
+
+    @property
+    def headline(self) -> str:
+        most = self.levels[-1]
+        return (
+            f"Typing errors on {self.model_name}: accuracy {self.clean.value:.3f} clean, {most.accuracy.value:.3f} "
+            f"with errors in {100 * most.rate:g} % of the letters"
+        )
+
+    def to_frame(self) -> DataFrame:
+        """A row for the clean texts, each rate, and the average over the rates. Columns: part ("clean", "rate",
+        "average"), rate, accuracy, drop (relative, in percent), flipped (of the examples right when clean), log_odds
+        (the mean change); the 95 % interval of each is in columns ending in _low and _high."""
+        rows: list[dict[str, Any]] = [{"part": "clean", "accuracy": self.clean}]
+        for one in self.levels:
+            own = {"part": "rate", "log_odds": one.log_odds_change, "drop": one.drop.times(100)}
+            rows.append({**vars(one), **own})
+        rows.append({"part": "average", "drop": self.average_drop.times(100)})
+        return tidy(rows, ["part", "rate", "accuracy", "drop", "flipped", "log_odds"])
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.attacks.noise.views import html_texts, terminal_texts
+        from ssmscope.attacks.words.views import STYLE
+
+        yield from self.opening()
+        yield self._levels_table()
+        if self.mistyped:
+            yield Prose("Texts whose answer changes", "heading")
+            yield Custom(lambda colours: terminal_texts(self), lambda: html_texts(self), STYLE)
+        yield from closing(self, self.notes)
+
+    def _levels_table(self) -> Table:
+        lines = [Line(("clean",), {"accuracy": Cell(self.clean)})]
+        for one in self.levels:
+            cells = {"accuracy": Cell(one.accuracy), "drop in %": percent(one.drop), "flipped": value_cell(one.flipped)}
+            lines.append(Line((f"{100 * one.rate:g} %",), {**cells, "change of log-odds": Cell(one.log_odds_change)}))
+        lines.append(Line(("average",), {"drop in %": percent(self.average_drop)}))
+        note = (
+            "drop: 1 − accuracy / clean accuracy; flipped: share of the texts answered correctly when clean whose "
+            "answer changes."
+        )
+        return replace(table(("letters with an error",), lines), note=note)

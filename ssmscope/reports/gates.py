@@ -1,0 +1,223 @@
+"""Gates: requirements on a report's scores, each met, missed or undecided.
+
+Without a level the estimate decides. With one, `at L %`, a gate is met if the one-sided confidence bound of its number
+lies within the limit, missed if the opposite bound lies beyond it, and otherwise undecided. If m gates have a level, a
+bound leaves out (1 − L) / m. Each gate can be decided wrongly in one direction only, so that with confidence L no gate
+of the report is (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ssmscope.core.bootstrap import TAIL, Estimate
+from ssmscope.errors import InputError, did_you_mean, nearest
+from ssmscope.render.numbers import counted
+from ssmscope.reports.intervals import difference, interval
+from ssmscope.reports.plan import Plan
+from ssmscope.reports.requirements import BASELINE, OPERATORS, Requirement
+from ssmscope.reports.scores import HIGHER, LOWER, NAMES, Score, is_paired, report_scores
+from ssmscope.reports.store import FAILED, MISSING, Report
+
+MET, MISSED, UNDECIDED = "met", "missed", "undecided"
+STATES = (MISSED, UNDECIDED, MET)
+MAX_EXAMPLES_NEEDED = 1_000_000
+"""Number of examples above which none is advised."""
+MAX_NAMES = 8
+"""Maximum number of names listed in a refusal."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A requirement read on one score."""
+
+    requirement: Requirement
+    score: Score
+    state: str
+    """One of `STATES`."""
+    found: Estimate
+    """The number that is compared, the score or its difference from the reference, with the bounds that decide: those
+    of a 95 % interval without a level, else each with `tail` beyond it."""
+    tail: float = TAIL
+    reference: Score | None = None
+    """The score with which it is compared; None for a limit."""
+    reason: str = ""
+    """Why the gate is undecided; empty for others."""
+    needed: int = 0
+    """Examples that would decide, see `examples_needed`; 0 for a gate that is decided, or if unknown."""
+
+    @property
+    def paired(self) -> bool:
+        """True if both scores are of the same examples."""
+        return self.reference is not None and is_paired(self.score, self.reference)
+
+
+class _Read(NamedTuple):
+    """A requirement, a score on which it is read, and the score of its reference."""
+
+    requirement: Requirement
+    score: Score
+    reference: Score | None
+
+
+def report_gates(report: Report, requirements: Sequence[Requirement], baseline: Sequence[Score]) -> tuple[Gate, ...]:
+    """Decide the requirements on a report's scores. One whose score is missing while jobs have failed is undecided.
+    Raise InputError as `decide` does."""
+    scores = report_scores(report)
+    if any(entry.state in (FAILED, MISSING) for entry in report.entries):
+        absent = [one for one in requirements if not _has(one, scores)]
+        kept = decide([one for one in requirements if one not in absent], scores, baseline)
+        return (*kept, *map(_unmeasured, absent))
+    return decide(requirements, scores, baseline)
+
+
+def decide(
+    requirements: Sequence[Requirement], scores: Sequence[Score], baseline: Sequence[Score] = ()
+) -> tuple[Gate, ...]:
+    """Decide every requirement on every model that has its score, or on the model that it names.
+
+    A baseline's score is that of the same model, or of its only model. Scores that occur several times, as over several
+    seeds, are each read, and compared in their order.
+
+    Raises:
+        InputError: there is no such score, of a model or of its reference, or neither side of it is better.
+    """
+    read = [each for one in requirements for each in _read(one, scores, baseline)]
+    with_level = sum(each.requirement.level is not None for each in read)
+    return tuple(_decided(each, with_level) for each in read)
+
+
+def check(requirements: Sequence[Requirement], plan: Plan, baseline: Sequence[Score] = ()) -> None:
+    """Check requirements before anything runs. Raise InputError if one names a model that the plan does not have or a
+    score that none of its verbs has, compares a model with itself, or reads a score that the baseline lacks."""
+    models = [model.name for model in plan.models]
+    names = [name for call in plan.calls for name in NAMES.get(call.call.name, ())]
+    benchmarks = any(call.call.options.get("tasks") for call in plan.calls if call.call.name == "evaluate")
+    for one in requirements:
+        reference = None if one.reference == BASELINE else one.reference
+        for model in filter(None, (one.model, reference)):
+            if model not in models:
+                known = [*models, BASELINE] if model == reference else models
+                raise InputError(f"{_told(one)}: there is no model {model!r}; there are {_listed(known, model)}")
+        if reference is not None and not {*(models if one.model is None else [one.model])} - {reference}:
+            raise InputError(f"{_told(one)} compares {reference} with itself; add another model")
+        name = one.name.partition("[")[0]
+        if name not in names and not benchmarks:
+            has = _listed(list(dict.fromkeys(names)), name) if names else "none"
+            raise InputError(f"{_told(one)}: no verb of the plan has a score {name!r}; the scores are {has}")
+        if one.reference == BASELINE:
+            _named(one, baseline, "the baseline")
+
+
+def _decided(read: _Read, with_level: int) -> Gate:
+    requirement, score, reference = read
+    level = requirement.level
+    tail = TAIL if level is None else round((1 - level) / with_level, 12)
+    found = interval(score, tail) if reference is None else difference(score, reference, tail)
+    operator, limit = _comparison(requirement, score)
+    state, reason = state_of(found, operator, limit, with_bounds=level is not None)
+    needed = examples_needed(found, limit, score.count) if state == UNDECIDED else 0
+    return Gate(requirement, score, state, found, tail, reference, reason, needed)
+
+
+def state_of(found: Estimate, operator: str, limit: float, *, with_bounds: bool) -> tuple[str, str]:
+    """Compare a number with a limit; return its state, and the reason if it is undecided."""
+    holds = OPERATORS[operator]
+    if math.isnan(found.value):
+        return UNDECIDED, "the score is not defined"
+    if not with_bounds:
+        return (MET if holds(found.value, limit) else MISSED), ""
+    if math.isnan(found.low) or math.isnan(found.high):
+        return UNDECIDED, "the score has no interval"
+    worst, best = (found.high, found.low) if operator.startswith("<") else (found.low, found.high)
+    if holds(worst, limit):
+        return MET, ""
+    return (UNDECIDED, "the interval contains the limit") if holds(best, limit) else (MISSED, "")
+
+
+def examples_needed(found: Estimate, limit: float, examples: int) -> int:
+    """Return the number of examples at which the bound between a number and its limit would reach the limit, if the
+    number stays and the distance of the bound falls as 1 / √examples; rounded up to two digits, 0 if unknown."""
+    gap = limit - found.value
+    reach = found.high - found.value if gap > 0 else found.value - found.low
+    if not gap or not reach > 0:
+        return 0
+    needed = examples * (reach / gap) ** 2
+    unit = 10 ** max(math.floor(math.log10(max(needed, 1))) - 1, 0)
+    return math.ceil(needed / unit) * unit if needed <= MAX_EXAMPLES_NEEDED else 0
+
+
+def _comparison(requirement: Requirement, score: Score) -> tuple[str, float]:
+    """Return the operator and the limit of a requirement on this score."""
+    if requirement.reference is None:
+        return requirement.operator, requirement.limit
+    if score.better not in (HIGHER, LOWER):
+        raise InputError(f"{_told(requirement)}: neither side of {score.name} is better; give limits with <= and >=")
+    return (">=", -requirement.limit) if score.better == HIGHER else ("<=", requirement.limit)
+
+
+def _unmeasured(requirement: Requirement) -> Gate:
+    nothing = Estimate(math.nan, math.nan, math.nan)
+    score = Score(requirement.name, requirement.model or "", math.nan, math.nan, math.nan, 0, "", "")
+    return Gate(requirement, score, UNDECIDED, nothing, reason="not measured, because a job failed")
+
+
+# ---- the scores of a requirement
+
+
+def _has(requirement: Requirement, scores: Sequence[Score]) -> bool:
+    asked = {requirement.model, requirement.reference} - {None, BASELINE}
+    own = {each.model for each in scores if each.name == requirement.name}
+    return bool(own) and asked <= own
+
+
+def _read(requirement: Requirement, scores: Sequence[Score], baseline: Sequence[Score]) -> Iterator[_Read]:
+    named = _named(requirement, scores, "the report")
+    models, reference = list(dict.fromkeys(each.model for each in scores)), requirement.reference
+    own = {model: [each for each in named if each.model == model] for model in models}
+    for model in filter(None, (requirement.model, None if reference == BASELINE else reference)):
+        if not own.get(model):
+            raise InputError(f"{_told(requirement)}: {model} has no score {requirement.name}")
+    for model in models if requirement.model is None else [requirement.model]:
+        if reference is None or not own[model]:
+            yield from (_Read(requirement, score, None) for score in own[model])
+        elif model != reference:
+            theirs = own[reference] if reference != BASELINE else _of_baseline(requirement, model, baseline)
+            if len(theirs) != len(own[model]):
+                raise InputError(
+                    f"{_told(requirement)}: {model} has {counted(len(own[model]), 'such score')} and {reference} has "
+                    f"{len(theirs)}; compare reports of one plan"
+                )
+            yield from (_Read(requirement, *both) for both in zip(own[model], theirs))
+
+
+def _of_baseline(requirement: Requirement, model: str, baseline: Sequence[Score]) -> list[Score]:
+    named = _named(requirement, baseline, "the baseline")
+    models = list(dict.fromkeys(each.model for each in baseline))
+    if model not in models and len(models) > 1:
+        raise InputError(f"{_told(requirement)}: the baseline has no model {model!r}; it has {_listed(models, model)}")
+    return [each for each in named if each.model == (model if model in models else models[0])]
+
+
+def _named(requirement: Requirement, scores: Sequence[Score], where: str) -> list[Score]:
+    """Return the scores of the required name. Raise InputError, with the nearest names, if there is none."""
+    found = [each for each in scores if each.name == requirement.name]
+    if not found:
+        names = list(dict.fromkeys(each.name for each in scores))
+        has = f"it has {_listed(names, requirement.name)}" if names else "it has no scores"
+        raise InputError(f"{_told(requirement)}: {where} has no score {requirement.name!r}; {has}")
+    return found
+
+
+def _told(requirement: Requirement) -> str:
+    return f"require {requirement.text!r}"
+
+
+def _listed(names: Sequence[str], asked: str) -> str:
+    """Return the names that exist, of many those that resemble the one asked for."""
+    more = len(names) - MAX_NAMES
+    shown = list(dict.fromkeys([*nearest(asked, names, MAX_NAMES), *names]))[:MAX_NAMES] if more > 0 else names
+    return ", ".join(shown) + f" and {more} more" * (more > 0) + did_you_mean(asked, names)

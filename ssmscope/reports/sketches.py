@@ -1,0 +1,168 @@
+"""Small pictures of results for a report's summary: lines, bars, strips of coloured tokens, and small maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from ssmscope.render.blocks import TokenRow
+from ssmscope.render.colours import BLUES, ramp, signed_shades
+
+WIDTH, HEIGHT, LINE = 120, 26, 8
+"""Size of a picture in pixels, and the height of a strip."""
+MAX_STRIPS, MAX_CELLS = 3, 40
+
+
+def sketch(result: Any, at: int = 0) -> Markup:
+    """Draw a result's small picture; nothing for a kind without one.
+
+    Args:
+        at: number of the model among those of the result.
+    """
+    draw = _SKETCHES.get(result.kind)
+    return Markup("") if draw is None else draw(result, at)
+
+
+# ---- pictures
+
+
+def curve(what: str, *lines: Sequence[float], ends: tuple[float, float] | None = None) -> Markup:
+    """Draw lines over evenly spaced places, the second dashed, on an axis from `ends` or the lowest to the highest."""
+    found = [np.asarray(line, dtype=np.float64) for line in lines]
+    known = np.concatenate([line[np.isfinite(line)] for line in found])
+    if not len(known):
+        return Markup("")
+    low, high = ends or (float(known.min()), float(known.max()))
+    parts = Markup("")
+    for number, line in enumerate(found):
+        places = np.linspace(2, WIDTH - 2, max(len(line), 2))
+        heights = HEIGHT - 3 - (HEIGHT - 6) * (line - low) / (high - low or 1)
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(places, heights) if np.isfinite(y))
+        dashed = Markup(' stroke-dasharray="3 2"') if number else ""
+        parts += Markup('<polyline points="{}"{}/>').format(points, dashed)
+    return _svg(what, HEIGHT, parts)
+
+
+def bars(what: str, values: Sequence[float]) -> Markup:
+    """Draw a bar per value from 0 on, up or down."""
+    numbers = np.nan_to_num(np.asarray(values, dtype=np.float64))
+    low, high = min(0.0, float(numbers.min())), max(0.0, float(numbers.max()))
+    scale, each = (HEIGHT - 4) / (high - low or 1), (WIDTH - 4) / len(numbers)
+    zero = 2 + scale * high
+    parts = Markup('<line x1="2" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(WIDTH - 2, zero, zero)
+    for number, value in enumerate(numbers):
+        top, size = zero - scale * max(value, 0), max(scale * abs(value), 0.5)
+        parts += Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
+            2 + number * each + 0.1 * each, top, 0.8 * each, size
+        )
+    return _svg(what, HEIGHT, parts)
+
+
+def strips(what: str, rows: Sequence[TokenRow]) -> Markup:
+    """Draw a strip of coloured tokens for each row."""
+    parts = Markup("")
+    for number, row in enumerate(rows[:MAX_STRIPS]):
+        colours = signed_shades() if row.signed else ramp(BLUES)
+        shades = row.shades()
+        each = WIDTH / len(shades)
+        for at, shade in enumerate(shades.tolist()):
+            if shade >= 0:
+                parts += _cell(at * each, number * (LINE + 1), each, LINE, colours[shade])
+    return _svg(what, min(len(rows), MAX_STRIPS) * (LINE + 1), parts)
+
+
+def small_map(what: str, values: np.ndarray) -> Markup:
+    """Draw a map of the first rows and columns, white at 0."""
+    shown = np.nan_to_num(values[:MAX_CELLS, :MAX_CELLS].astype(np.float64))
+    colours, most = ramp(BLUES), float(np.abs(shown).max()) or 1.0
+    height = min(2 * HEIGHT, 6 * len(shown))
+    each, line = WIDTH / 2 / shown.shape[1], height / len(shown)
+    parts = Markup("")
+    for (row, column), value in np.ndenumerate(np.abs(shown) / most):
+        if value > 0.02:
+            shade = colours[round(value * (len(colours) - 1))]
+            parts += _cell(column * each, row * line, each, line, shade)
+    return _svg(what, height, parts)
+
+
+def _cell(x: float, y: float, width: float, height: float, colour: str) -> Markup:
+    return Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.2f}" height="{:.2f}" fill="{}"/>').format(
+        x, y, width, height, colour
+    )
+
+
+def _svg(what: str, height: int, parts: Markup) -> Markup:
+    return Markup(
+        '<svg class="sketch" role="img" aria-label="{}" width="{}" height="{}" viewBox="0 0 {} {}">{}</svg>'
+    ).format(what, WIDTH, height, WIDTH, height, parts)
+
+
+# ---- kinds
+
+
+def _tokens(what: str) -> Callable[[Any, int], Markup]:
+    def draw(result: Any, at: int) -> Markup:
+        texts = result.token_rows().texts
+        shown = [text.rows[0] for text in texts if text.pixels is None and len(text.rows)]
+        return strips(what, shown) if shown else Markup("")
+
+    return draw
+
+
+def _attention(result: Any, at: int) -> Markup:
+    values = result.texts[0].maps[0].values
+    return small_map("implicit attention of the first map", values) if values.ndim == 2 else Markup("")
+
+
+def _values(found: Sequence[Any]) -> list[float]:
+    return [one.value for one in found]
+
+
+def _loss(result: Any, at: int) -> Markup:
+    return curve("loss by position", result.curves[at, :, 0])
+
+
+def _insertion(result: Any, at: int) -> Markup:
+    lines = [_values([place.accuracy for place in curve_.places]) for curve_ in result.shown[:2]]
+    return curve("accuracy with the phrase at each place", *lines)
+
+
+_SKETCHES: Mapping[str, Callable[[Any, int], Markup]] = {
+    "heatmap": _tokens("tokens of the first texts by score"),
+    "explain": _tokens("tokens of the first texts by score"),
+    "attention": _attention,
+    "effect": lambda result, at: curve(
+        "distance between the hidden vectors along the text", np.atleast_2d(result.distance)[-1]
+    ),
+    "trajectory": lambda result, at: curve(
+        "probability of the answer by layer", result.texts[0].answer_probability[:, -1], ends=(0.0, 1.0)
+    ),
+    "stability": lambda result, at: curve("norm of the states by position", result.norms[-1, :, 0]),
+    "influence": lambda result, at: curve("share of the influence held by distance", result.output.within[:, 0]),
+    "fidelity": lambda result, at: curve(
+        "output while tokens are hidden, the most relevant and (dashed) the least relevant first",
+        *result.curve[0, :, :, 0],
+    ),
+    "sanity": lambda result, at: curve(
+        "likeness of explanations as weights are randomised", result.estimates[0, :, 0, 0]
+    ),
+    "position": lambda result, at: bars("drop by region", _values([one.drop for one in result.regions])),
+    "words": lambda result, at: curve("accuracy by number of changed words", result.curve[:, 0]),
+    "prompts": lambda result, at: bars("drop by attack", _values([one.drop for one in result.attacks])),
+    "noise": lambda result, at: curve(
+        "accuracy by rate of typing errors", _values([result.clean, *(one.accuracy for one in result.levels)])
+    ),
+    "overflow": lambda result, at: curve(
+        "accuracy by length of the filler",
+        *(_values([point.accuracy for point in one.points]) for one in result.curves),
+    ),
+    "insertion": _insertion,
+    "poison": lambda result, at: bars(
+        "survival under each trigger", _values([one.survival for one in result.victims[0].attacks])
+    ),
+    "loss": _loss,
+}
+"""Function that draws each kind."""

@@ -1,0 +1,136 @@
+"""Scorecards: what is compared with what, which differences hold for all rows together, and the views."""
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ssmscope.render.figure import Frame, framed
+from ssmscope.reports import card_views
+from ssmscope.reports.scorecard import scorecard
+from ssmscope.reports.scores import Score
+
+NAMES = ("accuracy", "position.drop", "noise.drop", "words.accuracy[deepwordbug]", "poison.auroc[forget, window]")
+
+
+def score(name: str, model: str, value: float, half: float = 0.05, *, better: str = "higher", unit: str = "") -> Score:
+    return Score(name, model, value, value - half, value + half, 100, better, unit)
+
+
+def shares(name: str, model: str, right: np.ndarray) -> Score:
+    examples = np.stack([right, np.ones(len(right))], axis=1).astype(float)
+    value = float(right.mean())
+    return Score(name, model, value, value - 0.05, value + 0.05, len(right), "higher", "%", examples, "same")
+
+
+def test_a_model_is_compared_with_the_first():
+    every = [score(name, model, value) for name in NAMES for model, value in (("a", 0.5), ("b", 0.8), ("c", 0.2))]
+    every = [replace(one, better="lower") if one.name == "position.drop" else one for one in every]
+    card = scorecard(every)
+    assert (card.models, card.reference, card.compared) == (("a", "b", "c"), "a", 10)
+    assert [row.name for row in card.rows] == [NAMES[at] for at in (0, 1, 3, 2, 4)]
+    for row in card.rows:
+        first, better, worse = row.entries
+        assert first.difference is None and first.state == "" and row.references[0] is None
+        assert better.difference.value == pytest.approx(0.3) and worse.difference.value == pytest.approx(-0.3)
+        states = ("better", "worse") if row.name != "position.drop" else ("worse", "better")
+        assert (better.state, worse.state) == states
+
+
+def test_fewer_than_three_dimensions_are_no_card():
+    every = [score(name, "a", 0.5) for name in NAMES]
+    assert scorecard(every[:2]) is None and scorecard(every[:3]) is not None
+    assert scorecard([replace(one, name="other") for one in every]) is None
+
+
+def test_a_baseline_is_the_reference_of_every_model():
+    every = [score(name, model, 0.5) for name in NAMES for model in ("a", "b")]
+    earlier = [score(name, "a", 0.9) for name in NAMES]
+    card = scorecard(every, earlier)
+    assert card.reference == "the earlier report" and card.compared == 10
+    assert all(entry.state == "worse" for row in card.rows for entry in row.entries)
+    both = [*earlier, *(score(name, "c", 0.1) for name in NAMES)]
+    assert [entry.state for entry in scorecard(every, both).rows[0].entries] == ["worse", ""]
+
+
+def test_holm_reads_from_the_surest_on():
+    """With m = 5 and σ of a difference 0.05 √2 / 1.96, the surest needs z = 2.58, the next 2.50, then 2.39."""
+    sigma = 0.05 * math.sqrt(2) / 1.959964
+    found = {}
+    for zs in ((2.6, 2.52, 2.42, 0.1, 0.1), (2.6, 2.52, 2.3, 2.3, 0.1), (2.5, 2.5, 2.5, 2.5, 2.5)):
+        every = [score(name, "a", 0.5) for name in NAMES]
+        every += [score(name, "b", 0.5 + z * sigma) for name, z in zip(NAMES, zs)]
+        rows = {row.name: row.entries[1].holds for row in scorecard(every).rows}
+        found[zs] = [rows[name] for name in NAMES]
+    assert list(found.values()) == [[True] * 3 + [False] * 2, [True] * 2 + [False] * 3, [False] * 5]
+
+
+def test_by_chance_hardly_any_difference_is_marked():
+    """In 200 cards of two equal models on the same examples, at most 5 % mark anything: 18 with 99 % confidence."""
+    random, marked = np.random.default_rng(0), 0
+    for _ in range(200):
+        every = [shares(name, model, random.random(150) < 0.7) for name in NAMES for model in ("a", "b")]
+        marked += any(entry.state for row in scorecard(every).rows for entry in row.entries)
+    assert marked <= 18
+
+
+def test_a_planted_loss_is_marked():
+    random, marked = np.random.default_rng(1), 0
+    for _ in range(50):
+        every = []
+        for name in NAMES:
+            right = random.random(400) < 0.8
+            lost = right & ~(random.random(400) < 0.2) if name == "noise.drop" else right
+            every += [shares(name, "a", right), shares(name, "b", lost)]
+        states = {row.name: row.entries[1].state for row in scorecard(every).rows}
+        marked += states["noise.drop"] == "worse"
+        assert all(state == "" for name, state in states.items() if name != "noise.drop")
+    assert marked == 50
+
+
+def test_axes_of_shares_are_alike_and_others_fit():
+    every = [score("accuracy", "a", 0.5, unit="%"), score("position.drop", "a", -0.05, 0.1, unit="%")]
+    card = scorecard([*every, score("loss", "a", 3.0, 0.5)])
+    ends = {row.name: row.ends for row in card.rows}
+    assert ends["accuracy"] == (0.0, 1.0)
+    assert ends["loss"] == pytest.approx((2.5 - 0.08, 3.5 + 0.08))
+    low, high = ends["position.drop"]
+    assert low < -0.15 and high > 0.05
+
+
+def views():
+    every = [score(name, model, value, unit="%") for name in NAMES for model, value in (("<a>", 0.5), ("b", 0.8))]
+    return scorecard([one for one in every if (one.name, one.model) != ("noise.drop", "b")])
+
+
+def test_the_page_says_what_the_picture_shows():
+    html = str(card_views.html(views()))
+    assert "&lt;a&gt;" in html and "<a>" not in html
+    assert html.count("<svg") == 9 and html.count("not measured") == 1
+    assert html.count('aria-hidden="true"') == 9
+    assert html.count("▲ better by 30.0 % [22.9, 37.1]") == 4
+    assert html.count('class="reference"') == 4 and html.count('class="interval"') == 9
+    place = re.search(r'<circle cx="([\d.]+)"', html)
+    assert float(place[1]) == 5 + 122 * 0.5
+    assert 'scope="row">Clean answers <small>accuracy ↑</small>' in html
+    assert "hold at 95 % for all 4 together (Holm)" in html
+
+
+def test_the_table_has_both_models_and_the_difference():
+    table = card_views.table(views())
+    assert table.columns == ("<a>", "b", "b − reference")
+    labels, cells = table.rows[0]
+    assert labels == ("Clean answers", "accuracy ↑")
+    assert [cell.text for cell in cells] == ["50.0 % [45.0, 55.0]", "80.0 % [75.0, 85.0]", "▲ 30.0 % [22.9, 37.1]"]
+
+
+def test_the_figure_has_a_panel_per_model():
+    with framed(Frame()) as frame:
+        figure = card_views.draw(views(), frame)
+    assert [axes.get_title("left") for axes in figure.axes] == ["<a>", "b"]
+    told = [text.get_text() for text in figure.axes[1].texts]
+    assert told[0] == "▲ 80.0 % [75.0, 85.0]" and len(told) == 4
+    dots = [line for line in figure.axes[1].lines if line.get_marker() == "o"]
+    assert [line.get_xdata()[0] for line in dots] == pytest.approx([0.8] * 4)

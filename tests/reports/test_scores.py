@@ -1,0 +1,96 @@
+"""Scores of results: values as recorded, pairing of the same examples, and the file of a report's scores."""
+
+import inspect
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ssmscope
+from ssmscope.data.text import text_data
+from ssmscope.errors import InputError
+from ssmscope.reports.scores import NAMES, READERS, Score, is_paired, read_scores, scores, write_scores
+
+
+def score(model: str, values: list[float], *, among: list[float] | None = None, ids: str = "abc") -> Score:
+    below = np.ones(len(values)) if among is None else np.array(among)
+    examples = np.stack([np.array(values), below], axis=1)
+    value = float(examples[:, 0].sum() / examples[:, 1].sum())
+    return Score("words.success", model, value, value - 0.1, value + 0.2, len(values), "lower", "%", examples, ids)
+
+
+def test_scores_of_the_same_examples_are_paired():
+    one, other = score("a", [1, 0, 1]), score("b", [0, 0, 1])
+    assert is_paired(one, other) and not is_paired(one, replace(other, example_ids="other"))
+    assert not is_paired(replace(one, example_ids=""), replace(other, example_ids=""))
+    assert not is_paired(one, replace(other, examples=None))
+
+
+def test_written_scores_are_read_back(tmp_path):
+    every = [score("a", [0.1, 0.2, 1 / 3]), Score("loss", "b", 1.5, math.nan, math.nan, 0, "", "nats")]
+    write_scores(every, tmp_path)
+    for where in (tmp_path, tmp_path / "scores.json"):
+        first, second = read_scores(where)
+        assert np.array_equal(first.examples, every[0].examples) and first.estimate == every[0].estimate
+        assert replace(first, examples=None) == replace(every[0], examples=None)
+        assert second.name == "loss" and math.isnan(second.low) and not second.has_interval
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"scores": [{"name": "a"}]}', "\udcff"])
+def test_a_file_without_scores_is_refused(tmp_path, text):
+    (tmp_path / "scores.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(InputError, match="does not hold a report's scores"):
+        read_scores(tmp_path)
+    with pytest.raises(InputError, match="there are no scores at"):
+        read_scores(tmp_path / "elsewhere.json")
+
+
+TEXTS = (
+    "A gripping, beautifully acted film with a moving end.",
+    "Dull and overlong; the plot never starts.",
+    "It made me laugh, and then it made me think.",
+    "A waste of a fine cast.",
+    "Awful.",
+    "The quiet last scene moved me to tears.",
+    "Wooden acting, flat jokes, lovely music.",
+    "A thin plot, but a wonderful cast and a warm heart.",
+)
+DATA = text_data("own", "test", TEXTS, (1, 0, 1, 0, 0, 1, 0, 1), ("negative", "positive"))
+MEASURED = {
+    "evaluate": lambda model: ssmscope.evaluate(model, DATA, progress=False),
+    "position": lambda model: ssmscope.position(model, DATA, regions=["0:2", "4:6"]),
+    "position other": lambda model: ssmscope.position(model, DATA, replacement="other"),
+    "words": lambda model: ssmscope.words(model, DATA, recipe="hotflip", progress=False),
+    "insertion": lambda model: ssmscope.insertion(model, DATA, places=3),
+    "overflow": lambda model: ssmscope.overflow(model, DATA, lengths=[64]),
+    "noise": lambda model: ssmscope.noise(model, DATA, rates=[0.1, 0.4]),
+    "poison": lambda model: ssmscope.poison(
+        model, DATA, train=2, length=2, draws=2, candidates=2, sweeps=1, objective="flip", progress=False
+    ),
+    "fidelity": lambda model: ssmscope.fidelity(model, DATA, methods=["gradxinput"], steps=4),
+    "prompts": lambda model: ssmscope.prompts(
+        model, DATA, attacks=["stresstest"], template=["Is it good? {content}", "Review: {content}"], progress=False
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", MEASURED)
+def test_the_examples_of_a_score_give_its_value(verb):
+    """Also where a region of the last two tokens, 4:6, is beyond the text "Awful."."""
+    found = scores(MEASURED[verb](ssmscope.load("demo/sst2-mamba2", dtype="float32")))
+    known = [one for one in found if one.examples is not None and not math.isnan(one.value)]
+    assert known and len({one.name for one in found}) == len(found)
+    for one in known:
+        above, below = one.examples.sum(0)
+        assert above / below == pytest.approx(one.value, abs=1e-6), one.name
+        assert one.example_ids and one.low <= one.value <= one.high
+    assert {one.model for one in found} == {"demo/sst2-mamba2"}
+
+
+def test_every_kind_names_its_scores():
+    for kind, reader in READERS.items():
+        written = re.findall(r'(?:make|_named|\])\)?\("([\w.-]+)"', inspect.getsource(reader))
+        assert set(written) <= set(NAMES[kind]) and (kind == "evaluate" or set(written) == set(NAMES[kind]))
+    assert set(NAMES) == set(READERS)
