@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
+PYTHONS ?= $(PYTHON)
 EXAMPLES ?= 2000
 PARTS ?= 10
 SAMPLE ?= 200
@@ -37,7 +38,7 @@ NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 TRITON = triton==3.6.0 "numpy<2.4"
 KERNELS = $(wildcard tests/backends/test_triton_*.py)
 
-.PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-exhaustive docs mutants clean
+.PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-install test-exhaustive docs mutants clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-mamba2 --text "$(TEXT)" --out demo-output
@@ -79,6 +80,10 @@ test-transformers4: $(VENV)/.dev
 test-transformers5: $(VENV)-transformers5/.dev
 	$(VENV)-transformers5/bin/python -c "import transformers; print('transformers', transformers.__version__)"
 	$(THREADS) SSMSCOPE_EXHAUSTIVE=$${SSMSCOPE_EXHAUSTIVE:-contracts} $(VENV)-transformers5/bin/pytest -q $(SPREAD) $(ON_5)
+
+# The wheel and the source distribution, installed into an empty environment of each of PYTHONS.
+test-install: $(VENV)/.dev
+	SSMSCOPE_INSTALL="$(PYTHONS)" $(VENV)/bin/pytest -q tests/test_install.py
 
 # All with every model, pair of options and value, where they try some that stand for them: it takes an hour.
 test-exhaustive: export SSMSCOPE_EXHAUSTIVE = all
