@@ -32,6 +32,7 @@ GUIDES = {
     "patch": "interventions.md",
     "ablate": "interventions.md",
     "steer": "interventions.md",
+    "generate": "generation.md",
     "explain": "explanations.md",
     "fidelity": "explanations.md",
     "plausibility": "explanations.md",

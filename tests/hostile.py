@@ -195,6 +195,32 @@ VECTORS = {
     "beyond": b"good 1e999 1\n",
 }
 
+
+def directions() -> Iterator[tuple[str, bytes]]:
+    """Files that are no control vectors, or of another model."""
+    import torch
+    from safetensors.torch import save
+
+    fits, about = {"direction.0": torch.ones(64)}, {"site": "residual", "layer": "0"}
+    whole = save(fits, about)
+    yield "cut", whole[:-9]
+    yield "header-length", struct.pack("<Q", 2**40) + whole[8:]
+    yield "header", struct.pack("<Q", 9) + b"[" * 9
+    yield "no-metadata", save(fits)
+    yield "no-tensors", save({}, about)
+    yield "other-names", save({"weight": torch.ones(64)}, about)
+    yield "gap", save({"direction.1": torch.ones(64)}, about)
+    yield "width", save({"direction.0": torch.ones(1)}, about)
+    yield "matrix", save({"direction.0": torch.ones(64, 1)}, about)
+    yield "two", save({f"direction.{at}": torch.ones(64) for at in range(2)}, about)
+    yield "zero-sized", save({"direction.0": torch.ones(0)}, about)
+    yield "nan", save({"direction.0": torch.full((64,), float("nan"))}, about)
+    yield "flags", save({"direction.0": torch.ones(64, dtype=torch.bool)}, about)
+    for key, values in {"site": ("logits", ""), "layer": ("999", "-1", "1.5", "9" * 5000)}.items():
+        for value in values:
+            yield f"{key}-{value[:9]}", save(fits, {**about, key: value})
+
+
 SYNONYMS = {
     "deep": b"[" * DEEP,
     "null": b"null",

@@ -28,6 +28,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     },
     "effect": {"before": "a good film", "after": "a bad film"},
     "evaluate": {"tasks": ["wnli"]},
+    "generate": {"text": "a film"},
     "knockout": {"text": "a film", "from": ["film"]},
     "patch": {"clean": "a good film", "corrupted": "a bad film"},
     "steer": {"text": "a film", "toward": ["a good film"], "away": ["a bad film"]},

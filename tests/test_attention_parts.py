@@ -7,11 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from examples import random_example
+from loud import loud
 from torch import nn
 
 from ssmscope.core import attention_layers
 from ssmscope.core.attention_layers import AttentionState, keeps_caches, runs_in_two_pieces
+from ssmscope.core.generation import Continuation, Written
 from ssmscope.core.mixers import mixers
+from ssmscope.core.model import Model
+from ssmscope.core.trace import gathered, mapped, tensors
 
 
 def test_which_keys_a_query_reads():
@@ -48,6 +52,45 @@ def test_a_cache_puts_earlier_keys_first_and_forgets_padding():
     assert torch.equal(after.values, values[:, :, :3].transpose(1, 2)) and after.conv is None
     fresh = attention_layers._Cache(None)
     assert fresh.update(new, -new)[0] is new and fresh.tail is None
+
+
+def test_states_of_a_text_that_is_written_share_their_keys():
+    model = Model(loud(random_example("bamba")))
+    steps = model.generate_stream(ids=[[5, 17, 3], [9, 2]], max_new_tokens=40, keep_states=True)
+    states, kept = [], []
+    for step in steps:
+        states.append(step.states)
+        kept.append(mapped(step.states, torch.clone))
+    keys = [state[-1].keys for state in states]
+    assert [t.shape[1] for t in keys] == list(range(3, 43))
+    places = [t.data_ptr() for t in keys]
+    assert len(set(places)) == 5 and places == sorted(places, key=places.index)  # Room for 8, 18, 38 and 78.
+    pairs = list(zip(tensors(sum(states, ())), tensors(sum(kept, ()))))
+    assert pairs and all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_who_continues_second_from_a_state_copies_its_keys():
+    model = Model(loud(random_example("bamba")))
+    prompt, said = model.encode(ids=[[5, 17, 3]]), [[7, 9], [8, 1]]
+    following = Continuation(model, model.run(prompt, last_only=True))
+    following.read([Written(0, 0, 4, "", 0.0, 0.0)])
+    first, found = (following.logits, following.states), []
+    for text in said:
+        branch = Continuation(model, first)
+        for number, token in enumerate(text):
+            branch.read([Written(0, number, token, "", 0.0, 0.0)])
+        found.append(branch)
+    for text, branch in zip(said, found):
+        alone = model.run(model.encode(ids=[[5, 17, 3, 4, *text]]), last_only=True)
+        torch.testing.assert_close(branch.logits, alone.logits, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(branch.states[-1].keys, alone.states[-1].keys, atol=1e-5, rtol=1e-4)
+    rooms = [branch.states[-1].room for branch in found]
+    assert rooms[0] is first[1][-1].room is not rooms[1] and gathered(first[1], torch.tensor([0]))[-1].room is None
+    with torch.inference_mode():
+        found[0].read([Written(0, 0, 4, "", 0.0, 0.0)])
+    found[0].read([Written(0, 0, 4, "", 0.0, 0.0)])
+    for each in (following, *found):
+        each.close()
 
 
 def test_numbers_of_the_layers_of_attention():

@@ -323,10 +323,11 @@ def test_layers_in_pieces_say_where_they_are():
     assert len(found.states) == len(plain.states) == model.num_layers
     for ours, own in zip(found.states, plain.states):
         torch.testing.assert_close(ours.ssm[0], own.ssm[0], rtol=1e-4, atol=1e-6)
-    for after, refused in ((0, False), (4, False), (5, True), (-1, True)):
+    for after, refused in ((0, False), (4, False), (5, True), (-1, False)):
         edit = new_state(after, lambda state, site: state, name="own")
         said = refusal(model.run, batch, edits=edit)
-        assert said == (f"own: no token comes after token {after} of 6; allowed are 0 to 4" if refused else None)
+        allowed = "allowed are 0 to 4, and −1 for the end of a run that keeps states"
+        assert said == (f"own: no token comes after token {after} of 6; {allowed}" if refused else None)
     both = [new_state(1, lambda state, site: state), recorded("scans", {})]
     assert refusal(model.run, batch, edits=both).startswith(
         "layer 0: a state and its scans cannot be edited in one run"

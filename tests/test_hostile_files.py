@@ -23,6 +23,7 @@ CLASSIFIER, PROMPTED, ASKED, PIXELS = (
 )
 TEXT = ("--text", "a good film")
 LABELLED = ("--limit", "2")
+TOWARD = ("--toward", "a good film", "--away", "a bad film")
 POISON = ("--data", "fine", "--length", "1", "--sweeps", "1", "--candidates", "1", "--draws", "1", "--no-progress")
 VERB_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "heatmap": (CLASSIFIER, *TEXT),
@@ -41,6 +42,7 @@ VERB_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "stability": (CLASSIFIER,),
     "influence": (CLASSIFIER, "--no-exact"),
     "train": ("mamba2", "--epochs", "1", "--width", "8", "--layers", "1", "--state", "4", "--no-progress"),
+    "steer": (CLASSIFIER, *TEXT, "--limit", "2", "--random", "1", "--strengths", "1"),
     "lens fit": (PROMPTED, "--steps", "1", "--length", "4", "--batch-tokens", "8"),
     "lens show": (PROMPTED, *TEXT),
 }
@@ -63,10 +65,13 @@ READERS: dict[str, tuple[tuple[str, str], ...]] = {
     "--vocabulary": ((".txt", "lines"),),
     "--cache": ((".sqlite", "database"),),
     "--lens": (("", "lens"),),
+    "--vector": (("", "direction"),),
 }
 """The options that take a file, and what kinds of hostile files each gets, by how their names end."""
 MODELS = {"--masked-lm", "--encoder", "--tokenizer", "--init-from"}
 """Options that name models."""
+WRITTEN = {"--save", "--export"}
+"""Options that name a file or a directory to write."""
 OTHER_FILES = {
     "--out", "--device", "--split", "--text", "--ids", "--before", "--after", "--json", "--progress", "--template",
     "--insert", "--words", "--option", "--methods", "--contrast",
@@ -106,7 +111,7 @@ def test_no_option_that_takes_a_file_is_forgotten() -> None:
         (verb, option.opts[0])
         for verb, parameters in VERBS.items()
         for option in parameters
-        if option.metavar in named and option.opts[0] not in {*READERS, *MODELS, *OTHER_FILES}
+        if option.metavar in named and option.opts[0] not in {*READERS, *MODELS, *OTHER_FILES, *WRITTEN}
     }
     assert not forgotten and set(VERB_ARGUMENTS) <= set(VERBS)
     assert {verb for verb, _ in TAKEN} == set(VERB_ARGUMENTS)
@@ -132,6 +137,7 @@ def kinds(option: str, kind: str, folder: Path) -> dict[str, bytes]:
         "synonyms": lambda: {**hostile.SYNONYMS, **text},
         "database": lambda: dict(hostile.databases(folder)),
         "lens": lambda: {},
+        "direction": lambda: {**dict(hostile.directions()), **text},
     }[kind]()
 
 
@@ -174,6 +180,8 @@ def test_a_hostile_file_is_refused_in_one_line_or_read(
     base = [str(fine) if each == "fine" else each for each in VERB_ARGUMENTS[verb]]
     if verb in ("train", "lens fit") and option != "--data":
         base += ["--data", str(fine)]
+    if verb == "steer" and option != "--vector":
+        base += TOWARD
     for name in ("--text", "--template") if option in ("--file", "--image", "--semantic") else ():
         if name in base:
             del base[base.index(name) : base.index(name) + 2]
@@ -208,3 +216,19 @@ def test_a_hostile_file_is_refused_in_one_line_or_read(
             assert answer.err.startswith("analyze: ") and answer.err.count("\n") == 1 and not answer.out
             assert set(tmp_path.rglob("*")) == before, (name, path)
     assert refused > len(paths) / 2
+
+
+@pytest.mark.parametrize("option", sorted(WRITTEN))
+def test_where_nothing_can_be_written_is_refused_in_one_line(
+    option: str, tmp_path: Path, kept: None, analyze: Callable[..., SimpleNamespace]
+) -> None:
+    base = ["steer", PROMPTED, *VERB_ARGUMENTS["steer"][1:], *TOWARD, "--layer", "1"]
+    places = hostile.folders(tmp_path / "paths")
+    before = set(tmp_path.rglob("*"))
+    for name in ("directory", "long", "below-a-file", *(["dangling", "loop"] if option == "--export" else [])):
+        answer = analyze(*base, option, places[name], "--out", tmp_path / "new" / "out")
+        assert answer.code == 2 and answer.err.startswith("analyze: ") and answer.err.count("\n") == 1, (name, answer)
+        assert set(tmp_path.rglob("*")) == before, name
+    answer = analyze(*base, option, places["absent"], "--answer", "nothing like it", "--out", tmp_path / "new" / "out")
+    assert answer.code == 2 and set(tmp_path.rglob("*")) == before, answer
+    assert analyze(*base, option, places["absent"], "--out", tmp_path / "out").code == 0 and places["absent"].exists()

@@ -44,6 +44,7 @@ SHOWN = {
         "knockout": "Knockout",
         "hybrid": "Knockout",
     },
+    "while-it-writes": {"written": "Writing"},
     "differential-and-plain": {"snr": "NeedleSNR", "retrieval": "Retrieval", "loss": "TokenLoss"},
 }
 """The cells that end in a result, and its class."""
@@ -147,7 +148,19 @@ def finds_the_layer_that_holds_the_answer(cells: Any) -> None:
     assert "most in layer 5, attention (−9" in printed(cells["which-road"])
 
 
+def writes_what_the_edits_make_of_it(cells: Any) -> None:
+    assert "of the states at the end is of the prompt" in printed(cells["kept"])
+    assert len(printed(cells["stream"]).splitlines()) == 8
+    plain, *edited = (re.search(r"(-\S+)  (.*)", line).groups() for line in printed(cells["edits"]).splitlines())  # type: ignore[union-attr]
+    assert len(edited) == 4 and all(float(said) < float(plain[0]) and text != plain[1] for said, text in edited)
+    places = re.findall(r"layer (\d): Clara is in the (\w+), Bob in the (\w+)", printed(cells["fact"]))
+    assert places == [(str(layer), "attic" if layer == 3 else "library", "cellar") for layer in range(6)]
+    lowest, _, _, whales, _ = printed(cells["steered"]).splitlines()
+    assert "open open open open" in lowest and "whale" in whales
+
+
 CHECKS = {
+    "while-it-writes": writes_what_the_edits_make_of_it,
     "where-does-this-fact-come-from": finds_the_layer_that_holds_the_answer,
     "look-into-a-model": shows_a_rationale_and_a_verdict,
     "are-explanations-faithful": tells_methods_apart_from_random,

@@ -26,6 +26,7 @@ ANALYSES: Mapping[str, Entry] = {
     "attention": Entry("interp.attention:implicit_attention", {"attention": "interp.attention.result", **PAIR}),
     "explain": Entry("interp.explain:explain", {"explain": "interp.explain.result", **PAIR}),
     "fidelity": Entry("interp.fidelity:fidelity_auc", {"fidelity": "interp.fidelity.result"}),
+    "generate": Entry("interp.generate:generate", {"generate": "interp.generate.result"}),
     "heatmap": Entry(
         "interp.heatmap:selection_heatmap",
         {"heatmap": "interp.heatmap.result", "heatmap-data": "interp.heatmap.result", **PAIR},

@@ -329,6 +329,9 @@ Layers = Annotated[
 ]
 Top = Annotated[int, "Number of tokens named.", Range(1)]
 Seed = Annotated[int, "Random seed.", Range(0)]
+TokensWritten = Annotated[
+    int | None, "Also write so many tokens after each text, without and with the edit.", Range(1, 2**17)
+]
 Limit = Annotated[int | None, "Maximum number of examples, sampled with the seed.", Range(1)]
 BatchSize = Annotated[int | None, "Number of examples per batch.", Range(1)]
 Progress = Annotated[bool, "Show progress on stderr.", NO_EFFECT]

@@ -2,7 +2,8 @@
 
 The library's own code runs the layers: it asks a cache for the keys and values to attend to, and adds a mask to its
 scores. This module provides both: the cache puts a state's keys and values before the run's own, and the mask lets a
-query read the keys of its row that are not after it. A state is never changed.
+query read the keys of its row that are not after it. A state is never changed; while a model writes, new keys are put
+into the room after those of the state.
 """
 
 from __future__ import annotations
@@ -37,11 +38,50 @@ Change = Callable[[int, nn.Module, Tensor], Tensor]
 @dataclass(frozen=True, eq=False)
 class AttentionState(LayerState):
     """State from which a layer of softmax attention continues: its `keys` and `values` (batch, keys, heads, width),
-    rotated if the layer rotates them, and their `places` (batch, keys) in the text, counted from 1; 0 at padding."""
+    rotated if the layer rotates them, and their `places` (batch, keys) in the text, counted from 1; 0 at padding. Keys
+    and values may be those at the beginning of a `room`."""
 
     keys: Tensor
     values: Tensor
     places: Tensor
+    room: Room | None = None
+
+    def __post_init__(self) -> None:
+        if self.room is not None and not self.room.begins_with(self.keys):  # They were copied elsewhere.
+            object.__setattr__(self, "room", None)
+
+
+class Room:
+    """Keys and values of a text that is written, (batch, heads, room, width), with room for as many again.
+
+    The states of the text share it: each one's are the first, which nothing changes. From every state one run continues
+    in here, the first that asks; others copy it."""
+
+    def __init__(self, before: AttentionState, keys: Tensor, values: Tensor) -> None:
+        count = before.keys.shape[1]
+        most = 2 * (count + keys.shape[2])
+        self.keys, self.values = (t.new_empty(*t.shape[:2], most, t.shape[3]) for t in (keys, values))
+        self.keys[:, :, :count] = before.keys.transpose(1, 2)
+        self.values[:, :, :count] = before.values.transpose(1, 2)
+        self.taken: dict[int, object] = {}
+
+    def begins_with(self, keys: Tensor) -> bool:
+        """Return True if a state's keys are the first of these."""
+        return keys.data_ptr() == self.keys.data_ptr() and keys.shape[0] == self.keys.shape[0]
+
+    def takes(self, count: int, keys: Tensor) -> bool:
+        """Return True, for the caller alone, if these keys can be put after the first `count`."""
+        mine = object()
+        kind = (self.keys.dtype, self.keys.device) == (keys.dtype, keys.device)
+        writable = torch.is_inference_mode_enabled() or not self.keys.is_inference()
+        fits = kind and writable and count + keys.shape[2] <= self.keys.shape[2]
+        return fits and self.taken.setdefault(count, mine) is mine
+
+    def put(self, count: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put keys and values after the first `count` and return all of them."""
+        end = count + keys.shape[2]
+        self.keys[:, :, count:end], self.values[:, :, count:end] = keys, values
+        return self.keys[:, :, :end], self.values[:, :, :end]
 
 
 def attention_modules(module: nn.Module) -> dict[str, nn.Module]:
@@ -114,17 +154,19 @@ def attending(
     states: Earlier = None,
     keep: list[LayerState] | None = None,
     see: Callable[[int, Tensor], None] | None = None,
+    writing: bool = False,
 ) -> Iterator[None]:
     """Continue a model's attention layers from `states`, one for each, and put those after the run into `keep`, within
     the context and in this thread alone. `mask` (batch, length) bool is True at real positions, all by default;
-    `see` is called with a layer's number and its weights (batch, heads, queries, keys), computed only for it."""
+    `see` is called with a layer's number and its weights (batch, heads, queries, keys), computed only for it. With
+    `writing` the states have a `Room`, so that runs of few tokens do not copy all earlier keys."""
     change = _changes.get().get(id(module))
     asked = any(each is not None for each in (states, keep, change, see))
     layers = list(attention_layers(module).values()) if asked else []
     if not layers:
         yield
         return
-    run = _Run(layers, mask, states, keep, change, see)
+    run = _Run(layers, mask, states, keep, change, see, writing)
     with ExitStack() as around:
         around.enter_context(observe(before=[(module.base_model, run.begin)]))
         parts = {id(part): part for part in layers}.values()
@@ -140,6 +182,7 @@ class _Run:
     keep: list[LayerState] | None
     change: Change | None
     see: Callable[[int, Tensor], None] | None
+    writing: bool = False
     called: dict[int, int] = field(default_factory=dict)
     """Number of calls of each layer, by its id: it tells which of its depths is next."""
 
@@ -161,7 +204,7 @@ class _Run:
         time = self.called.get(id(part), 0)
         self.called[id(part)] = time + 1
         number, hidden = depths[time % len(depths)], named["hidden_states"]
-        state = None if self.states is None else self.states[number]
+        state = self.states[number] if self.states else None
         assert state is None or isinstance(state, AttentionState)
         mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
         real = mask.to(hidden.device)
@@ -176,7 +219,7 @@ class _Run:
             reads = reads if self.change is None else self.change(number, part, reads)
             least = torch.finfo(hidden.dtype).min
             named["attention_mask"] = torch.zeros_like(reads, dtype=hidden.dtype).masked_fill(~reads, least)
-        after = _Cache(state)
+        after = _Cache(state, self.writing)
         output = (below if self.see is None else _eager(part))(**{**named, str(_name_of_cache(part)): after})
         if self.see is not None:
             self.see(number, output[1])
@@ -201,22 +244,34 @@ class _Cache:
     """Cache of the keys and values to attend to, (batch, heads, keys, width). A layer with a convolution before them
     finds its last inputs in `tail`, (batch, taps − 1, channels), and puts those after the run there."""
 
-    def __init__(self, before: AttentionState | None) -> None:
-        self.before = before
+    def __init__(self, before: AttentionState | None, writing: bool = False) -> None:
+        self.before, self.writing = before, writing
         self.tail = None if before is None else before.conv
+        self.room: Room | None = None
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        if self.before is not None:
-            keys = torch.cat([self.before.keys.transpose(1, 2).to(keys), keys], dim=2)
-            values = torch.cat([self.before.values.transpose(1, 2).to(values), values], dim=2)
+        before = self.before
+        if before is not None and self.writing and not (keys.requires_grad or before.keys.requires_grad):
+            count = before.keys.shape[1]
+            self.room = before.room
+            if self.room is None or not self.room.takes(count, keys):
+                self.room = Room(before, keys, values)
+                self.room.takes(count, keys)
+            keys, values = self.room.put(count, keys, values)
+        elif before is not None:
+            keys = torch.cat([before.keys.transpose(1, 2).to(keys), keys], dim=2)
+            values = torch.cat([before.values.transpose(1, 2).to(values), values], dim=2)
         self.keys, self.values = keys, values
         return keys, values
 
     def state(self, places: Tensor) -> LayerState:
-        """Return the state after the run, without columns that are padding in every row."""
+        """Return the state after the run, in a whole text without columns that are padding in every row."""
+        keys, values = (t.transpose(1, 2) for t in (self.keys, self.values))
+        if self.room is not None:
+            tail = None if self.tail is None else self.tail.clone()
+            return AttentionState(tail, (), keys, values, places, self.room)
         real = places.any(0)
-        keys, values = (t.transpose(1, 2)[:, real] for t in (self.keys, self.values))
-        return alone(AttentionState(self.tail, (), keys, values, places[:, real]))
+        return alone(AttentionState(self.tail, (), keys[:, real], values[:, real], places[:, real]))
 
 
 def _causal(part: nn.Module, places: Tensor, queries: int) -> Tensor:

@@ -46,7 +46,8 @@ convolution: the causal convolution's input, (batch, length, channels).
 taps: mask of the tokens that every position of the convolution (or of RWKV's token shifts) reads, its own first,
     (batch, length, taps) bool.
 terms: the `LayerTrace`.
-state: the `LayerState` after token `after`, from which the later tokens continue.
+state: the `LayerState` after token `after`, from which the later tokens continue; after −1 that of each text's end,
+    from which a later run continues, or what the model writes.
 scans: a `Scan` for each recurrence; their states are not read again.
 output: the mixer's output, (batch, length, width).
 attention: mask of the keys that every query of a layer of softmax attention reads, (batch, heads or 1, queries, keys)
@@ -81,7 +82,7 @@ class Edit:
         change: function from the value at the place, and its site, to the value that the run goes on with; it changes
             no tensor in place.
         layers: the layers in which it acts; None for all.
-        after: for "state" alone, the token, counted from 0, after which the state is changed.
+        after: for "state" alone, the token, counted from 0, after which the state is changed; −1 for each text's last.
         options: arguments that it was made with, for the provenance.
         key: identifier that differs between edits with different effects.
 
@@ -128,7 +129,7 @@ def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
 
     Edits of one thing are applied in the given order, those of an outer context first. Raises InputError if there is no
     such layer, or one layer has edits of both "state" and "scans", whose scans would be in pieces; as it runs, if the
-    model fills a cache, or no token comes after an edited state.
+    model fills a cache, no token comes after an edited state, or a run that ends with one does not keep it.
     """
     module, found = model.module, mixers(model.module)
     new = (edits,) if isinstance(edits, Edit) else tuple(edits)
@@ -143,14 +144,16 @@ def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
     instead: dict[int, Compute] = {}
     conv_inputs: dict[int, Callable[[Tensor], Tensor]] = {}
     taps: dict[int, Callable[[Tensor], Tensor]] = {}
+    ends: dict[int, Callable[[LayerState], LayerState]] = {}
     blocks: list[tuple[nn.Module, Before]] = []
     for index, (mixer, block) in enumerate(zip(found, blocks_of(module))):
         layer = _Layer(index, mixer, tuple(edit for edit in every if edit.acts_in(index)))
-        if layer.at("state") and layer.at("scans"):
+        if layer.between() and layer.at("scans"):
             raise InputError(f"layer {index}: a state and its scans cannot be edited in one run; edit one of them")
         instead[id(mixer)] = layer.compute
         conv_inputs |= layer.of_convolutions("convolution")
         taps |= layer.of_convolutions("taps")
+        ends |= {id(mixer): layer.end} if len(layer.at("state")) > len(layer.between()) else {}
         own = replace(layer, edits=tuple(edit for edit in new if edit.acts_in(index)))
         if own.at("residual"):  # Those of an outer context are on the block already.
             blocks.append((block, own.enter))
@@ -163,7 +166,7 @@ def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
     token = _active.set(MappingProxyType({**_active.get(), id(module): every}))
     try:
         with ExitStack() as around:
-            around.enter_context(computed_by(Edits(instead, conv_inputs, taps)))
+            around.enter_context(computed_by(Edits(instead, conv_inputs, taps, ends)))
             around.enter_context(observe(before=blocks))
             around.enter_context(fast_scan(module))
             if attention:
@@ -198,6 +201,16 @@ class _Layer:
 
     def at(self, place: Place) -> list[Edit]:
         return [edit for edit in self.edits if edit.place == place]
+
+    def between(self) -> list[Edit]:
+        """Return the edits of states after which the same run goes on."""
+        return [edit for edit in self.at("state") if edit.after != -1]
+
+    def end(self, state: LayerState) -> LayerState:
+        """Return the state with which a run ends."""
+        for edit in self.at("state"):
+            state = edit.change(state, Site(self.index, self.mixer)) if edit.after == -1 else state
+        return state
 
     def changed(self, place: Place, value: Any, **more: Any) -> Any:
         for edit in self.at(place):
@@ -235,11 +248,11 @@ class _Layer:
         reader, u = adapter_for(mixer), self.changed("input", u)
         length = u.shape[1]
         cuts: dict[int, list[Edit]] = {}
-        for edit in self.at("state"):
+        for edit in self.between():
             assert edit.after is not None
             if not 0 <= edit.after < length - 1:
                 said = f"{edit.name}: no token comes after token {edit.after} of {length};"
-                raise InputError(f"{said} allowed are 0 to {length - 2}")
+                raise InputError(f"{said} allowed are 0 to {length - 2}, and −1 for the end of a run that keeps states")
             cuts.setdefault(edit.after + 1, []).append(edit)
         outputs, ends = [], [*sorted(cuts), length]
         for start, stop in zip([0, *ends], ends):
@@ -247,10 +260,12 @@ class _Layer:
             try:
                 layer = self.terms(u[:, start:stop], None if mask is None else mask[:, start:stop], state)
                 scans = layer.scan(state, retention=retention)
+                changed = self.changed("scans", scans, trace=layer)
+                scans = tuple(scan._replace(y=other.y) for scan, other in zip(scans, changed))
                 if visit is not None and stop == length:
                     visit(self.index, layer, scans)
                 state = state_after(mixer, layer, scans) if stop < length else state
-                outputs.append(reader.output(mixer, layer, self.changed("scans", scans, trace=layer)))
+                outputs.append(reader.output(mixer, layer, scans))
                 for edit in cuts.get(stop, ()):
                     state = edit.change(state, Site(self.index, mixer, stop))
             finally:
@@ -321,7 +336,8 @@ def replaced(
 def new_state(
     after: int, change: Callable[[LayerState, Site], LayerState], *, layers: Sequence[int] | None = None, name: str = ""
 ) -> Edit:
-    """Change the state after token `after`, counted from 0; later tokens continue from it. The layer runs in pieces."""
+    """Change the state after token `after`, counted from 0; later tokens continue from it. The layer runs in pieces,
+    but for −1, the end of each text, from which a later run or what is written continues."""
     return Edit(name or "state replaced", "state", change, None if layers is None else tuple(layers), after)
 
 

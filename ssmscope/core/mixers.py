@@ -72,6 +72,8 @@ def _adapter(module: nn.Module) -> LayerAdapter | None:
 
 def _readable_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the readable class that a module is of: its own, or the one it is derived from."""
+    if type(module) in _ADAPTERS:
+        return type(module)
     for kind in type_before_parametrizations(module).__mro__:
         named = kind.__module__, kind.__name__
         if kind not in _ADAPTERS and named in READERS:
@@ -122,13 +124,14 @@ def check_causal(module: nn.Module, what: str) -> None:
 
 
 def collect_states(module: nn.Module, into: list[LayerState], visit: Visit | None = None) -> Visit:
-    """Return a `Visit` that calls `visit` and then puts the mixer's state after the run into a list."""
+    """Return a `Visit` that calls `visit` and then puts the mixer's state after the run, edited, into a list."""
     found = mixers(module)
 
     def keep(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
         if visit is not None:
             visit(index, layer, scans)
-        into.append(alone(state_after(found[index], layer, scans)))
+        state, end = state_after(found[index], layer, scans), _edits.get().ends.get(id(found[index]))
+        into.append(alone(state if end is None else end(state)))
 
     return keep
 
@@ -151,20 +154,21 @@ def fast_scan(
     """Run the model's mixers through `ops.scan` within the context, in this thread alone, in training too.
 
     A forward pass that was put on a mixer (accelerate's hooks) is called as before. Caches are off within the context
-    unless a call asks for one; such a call (as in generation) takes the model's own path. The run continues from
-    `states`, one per mixer; with `retention` the map is summed inside the scans; `visit` is called with each mixer's
-    index, terms and scans. The `mask` (batch, length) bool, True at real positions, is by default the one that the
-    model hands to its mixers. Raises InputError if parts of the model were compiled in place, and, as it runs, if a
-    forward pass put on a mixer computes something else than the mixer.
+    unless a call asks for one; such a call takes the model's own path. The run continues from `states`, one per mixer,
+    looked up as the model runs; with `retention` the map is summed inside the scans; `visit` is called with each
+    mixer's index, terms and scans. The `mask` (batch, length) bool, True at real positions, is by default the one that
+    the model hands to its mixers. Raises InputError if parts of the model were compiled in place, and, as it runs, if
+    a forward pass put on a mixer computes something else than the mixer.
     """
     parts = list(module.modules())
     check_plain(module, parts)
     found = mixers(module)
     whole = mask is not None and bool(mask.all())  # Asking in each layer would wait for a GPU.
+    plain: set[int] = set()
     configured = [part for part in parts if "config" in vars(part) or hasattr(type(part), "config")]
     caching = [p for p in configured if "use_cache" in arguments(p) and getattr(p.config, "use_cache", False)]
     handlers = [
-        (mixer, partial(_forward, mixer, index, mask, whole, states and states[index], retention, visit))
+        (mixer, partial(_forward, mixer, index, mask, whole, states, retention, visit, plain))
         for index, mixer in enumerate(found)
         if not is_kept(mixer)
     ]
@@ -232,19 +236,19 @@ def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs:
     return linear(args[0], as_constant(part.weight), None if part.bias is None else as_constant(part.bias))
 
 
-def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args, **kwargs):
+def _forward(mixer, index, mask, whole, states, retention, visit, plain, /, below, *args, **kwargs):
+    """Run a mixer of the numbers `plain` as it is read; the others are first asked what is put on them."""
     given = dict(zip(arguments(mixer), args)) | kwargs
     u = args[0] if args else kwargs["hidden_states"]
-    kwargs = _accepted(mixer, kwargs)
     if any(given.get(name) is not None for name in CACHES):
         if id(mixer) in _edits.get().outputs:
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
-        return below(*args, **kwargs)
-    reader = adapter_for(mixer)
+        return below(*args, **_accepted(mixer, kwargs))
+    reader, state = adapter_for(mixer), states[index] if states else None
     mask = None if whole else given.get("attention_mask") if mask is None else mask
-    own = runs_own(mixer, below)
-    if own:
-        check_parts(mixer, u, mask, below, args, kwargs)
+    own = index in plain or runs_own(mixer, below)
+    if own and index not in plain and check_parts(mixer, u, mask, below, args, kwargs):
+        plain.add(index)
     instead = _edits.get().outputs.get(id(mixer))
     if instead is not None:
         result = instead(mixer, u, mask, state, retention, visit, own)
@@ -255,7 +259,9 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
         visit(index, layer, scans)
     result = reader.output(mixer, layer, scans)
     result = reader.returned(result) if hasattr(reader, "returned") else result
-    return result if own else _checked_output(index, below(*args, **kwargs), result, layer.mask, state)
+    if own:
+        return result
+    return _checked_output(index, below(*args, **_accepted(mixer, kwargs)), result, layer.mask, state)
 
 
 def _unedited() -> Context:
@@ -266,18 +272,19 @@ def _unedited() -> Context:
 
 def check_parts(
     mixer: nn.Module, u: Tensor, mask: Tensor | None, below: Handler, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    """Raise InputError if hooks or forward passes on a mixer's parts make `below`, its own forward pass with these
-    arguments, compute something other than its terms."""
+) -> bool:
+    """Return True if there are no hooks or forward passes on a mixer's parts. Raise InputError if some make `below`,
+    its own forward pass with these arguments, compute something other than its terms."""
     parts = changed_parts(mixer)
     if not parts and runs_own(mixer, below):
-        return
+        return True
     named = {name: value for name, value in _accepted(mixer, kwargs).items() if name != "hidden_states"}
 
     theirs = lambda v: _unedited().run(below, v, *args[1:], **named)  # noqa: E731
     ours = lambda v: adapter_for(mixer).output(mixer, _unedited().run(terms_of, mixer, v, mask))  # noqa: E731
     if not same_outcome(mixer, parts, theirs, ours, u, mask if mask is not None and mask.ndim == 2 else None):
         raise InputError(f"{described(mixer, parts)} make it compute something other than its terms: remove them")
+    return False
 
 
 def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
@@ -312,11 +319,13 @@ Changes = Mapping[int, Callable[[Tensor], Tensor]]
 
 
 class Edits(NamedTuple):
-    """Functions of an edited run by the mixer's id: its output, its convolution's input, and the taps that are used."""
+    """Functions of an edited run by the mixer's id: its output, its convolution's input, the taps that are used, and
+    the state with which the run ends."""
 
     outputs: Mapping[int, Compute] = MappingProxyType({})
     conv_inputs: Changes = MappingProxyType({})
     taps: Changes = MappingProxyType({})
+    ends: Mapping[int, Callable[[LayerState], LayerState]] = MappingProxyType({})
 
 
 _edits: ContextVar[Edits] = ContextVar("edits", default=Edits())  # noqa: B039
@@ -325,7 +334,8 @@ _edits: ContextVar[Edits] = ContextVar("edits", default=Edits())  # noqa: B039
 @contextmanager
 def computed_by(edits: Edits) -> Iterator[None]:
     """Compute mixers (by their id) with these functions in `fast_scan`, within the context and in this thread alone."""
-    token = _edits.set(Edits(*({**old, **new} for old, new in zip(_edits.get(), edits))))
+    every: Any = ({**old, **new} for old, new in zip(_edits.get(), edits))
+    token = _edits.set(Edits(*every))
     try:
         yield
     finally:

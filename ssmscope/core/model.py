@@ -17,6 +17,7 @@ from ssmscope.core.attention_layers import IMPLEMENTATIONS, attending, keeps_cac
 from ssmscope.core.edits import Edit, edited, edits_of
 from ssmscope.core.encoding import Batch, as_images, encode, last_positions
 from ssmscope.core.fingerprint import adapters, check_finite, fingerprint, versions
+from ssmscope.core.generation import Generation, GivenEdit, Sampling, Step, Stop, Writer
 from ssmscope.core.heads import LogitsKind, gives, own_logits
 from ssmscope.core.intercept import evaluating, out_of_inference
 from ssmscope.core.mixers import Visit, collect_states, fast_scan, known_mixers, memory_of, mixers, stored_weights
@@ -222,6 +223,8 @@ class Model:
         """Run the module in evaluation mode through `fast_scan` within the context. On leaving, `keep` has the states
         after the run: those of the state-space layers, then those of softmax attention. Raises InputError as
         `fast_scan`, and if `states` are given to a model that cannot continue from states."""
+        if keep is None and any(edit.after == -1 for edit in edits_of(self.module)):
+            raise InputError("a state at the end of a run is edited, which this run does not keep; use run or generate")
         if states is not None and not self.continues:
             said = f"{self.name} cannot continue from its states: a part that reads earlier tokens keeps no state, or"
             raise InputError(f"{said} attention is neither {' nor '.join(IMPLEMENTATIONS)}; run the whole text")
@@ -249,6 +252,67 @@ class Model:
         with changed, self.running(mask=batch.mask, states=states, keep=after), torch.no_grad():
             logits = self.forward(batch, last_only=last_only)
         return Run(logits, tuple(after))
+
+    @out_of_inference()
+    def generate(
+        self,
+        texts: Texts | Batch = None,
+        *,
+        ids: Ids = None,
+        max_new_tokens: int = 64,
+        edits: GivenEdit | Sequence[GivenEdit] = (),
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: Stop = (),
+        batch_size: int | None = None,
+        keep_states: bool = False,
+    ) -> Generation:
+        """Continue texts: the model reads each once, and then one written token at a time from its states.
+
+        A text's tokens do not depend on the texts beside it, drawn ones neither, and are chosen from its own last real
+        position. A text ends with an end token of the model's generation settings or tokenizer, with a stop string, or
+        after `max_new_tokens`.
+
+        Args:
+            edits: what the layers compute is changed in the prompt's run, where positions count, and with
+                `while_writing` in the runs that read written tokens, see `ssmscope.core.lasting_edits`. "state" edits
+                after −1 change the state at each run's end. Those of a context around, `edited`, act in every run.
+            temperature, top_k, top_p: with temperature 0 the likeliest token is chosen, else one is drawn.
+            seed: random seed; with the same one, a prompt is continued in the same way, its copies in others.
+            stop: strings that end a text, or a function from its written ids to True if they do.
+            batch_size: texts that are written together, 32 by default; with edits all are, as these may have values
+                for every text.
+            keep_states: keep the states before each text's last token is read.
+
+        Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that does not write: a
+        classifier, one that reads both ways, cannot continue from states, or has no positions for so many tokens.
+        """
+        batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        return Writer(self, edits, stop, sampling, max_new_tokens, keep_states).generate(batch, batch_size)
+
+    @out_of_inference()
+    def generate_stream(
+        self,
+        texts: Texts | Batch = None,
+        *,
+        ids: Ids = None,
+        max_new_tokens: int = 64,
+        edits: GivenEdit | Sequence[GivenEdit] = (),
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: Stop = (),
+        keep_states: bool = False,
+    ) -> Iterator[Step]:
+        """Return an iterator over the steps of `generate`, whose arguments and errors it shares. All texts are written
+        together; closing the iterator ends the writing."""
+        batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        return Writer(self, edits, stop, sampling, max_new_tokens, keep_states).stream(batch)
 
     @property
     def continues(self) -> bool:

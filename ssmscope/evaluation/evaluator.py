@@ -23,7 +23,7 @@ from ssmscope.core.trace import States
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.forking import Rows, as_bytes, token_rows, whole_rows
 from ssmscope.evaluation.running import (
-    GreedyDecoder,
+    Answers,
     Read,
     max_batch_tokens,
     max_held_states,
@@ -97,10 +97,10 @@ class Evaluator:
         self.asked, self.run, self.seconds = 0, 0, 0.0
         self._normalise = normalise
         self._settings: dict[str, object] = {"version": __version__}
-        self._generator: tuple[GreedyDecoder, WordMatcher] | None = None
+        self._generator: tuple[Answers, WordMatcher] | None = None
         if scoring == "generated":
             assert self.words is not None
-            self._generator = GreedyDecoder(model, new_tokens), WordMatcher(self.words)
+            self._generator = Answers(model, new_tokens), WordMatcher(self.words)
             vocabulary = _digest(sorted(model.tokenizer.get_vocab().items())).hexdigest()
             self._settings |= {"words": self._generator[1].words, "new_tokens": new_tokens, "vocabulary": vocabulary}
         elif self.words is not None:
@@ -259,8 +259,8 @@ class Evaluator:
             if self._generator is None:
                 found[ends] = logits.double().cpu().numpy()
                 return
-            decoder, matcher = self._generator
-            labels = [matcher(answer) for answer in decoder.answers(ids, ends, logits, states)]
+            answers, matcher = self._generator
+            labels = [matcher(answer) for answer in answers.after(ids, ends, logits, states)]
             found[ends] = [[number == label for number in range(found.shape[1])] for label in labels]
 
         self._run_rows(ids, read, states=self._forking and self._generator is not None)

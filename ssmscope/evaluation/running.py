@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from ssmscope.core.attention_layers import AttentionState
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
+from ssmscope.core.generation import Continuation, Ends, Written, written_after
 from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model, Run
 from ssmscope.core.trace import LayerState, States, gathered, joined, size
@@ -182,43 +183,42 @@ def try_resuming(model: Model, rows: Rows) -> tuple[bool, int]:
     return bool(((found - expected).abs().amax(-1) <= allowed * spread).all()), each
 
 
-class GreedyDecoder:
-    """Greedy decoding of at most `new_tokens` tokens after a text. An answer stops at the tokenizer's end token, or at
-    a line break after its first word. Of equally likely tokens the one with the lowest id is taken."""
+class Answers:
+    """Greedy answers of at most `new_tokens` tokens after a text. An answer stops at an end token, or at a line break
+    after its first word. Of equally likely tokens the one with the lowest id is taken."""
 
     def __init__(self, model: Model, new_tokens: int) -> None:
         self.model, self.new_tokens = model, new_tokens
-        self.end = getattr(model.tokenizer, "eos_token_id", None)
+        self.ends = Ends.of(model, lambda said: "\n" in self._text(said))
 
-    def answers(self, rows: Rows, chosen: Int[np.ndarray, " ends"], logits: Tensor, states: States = ()) -> list[str]:
+    def after(self, rows: Rows, chosen: Int[np.ndarray, " ends"], logits: Tensor, states: States = ()) -> list[str]:
         """Generate the answers after these rows from the logits (ends, vocabulary) and the states there; without states
         every step runs whole rows."""
-        said: list[list[int]] = [[] for _ in chosen]
-        going = list(range(len(chosen)))
-        for step in range(self.new_tokens):
-            tokens = logits.argmax(-1).tolist()
-            for at, token in zip(going, tokens):
-                said[at].append(token)
-            places = [place for place, at in enumerate(going) if not self._finished(said[at])]
-            going = [going[place] for place in places]
-            if step + 1 == self.new_tokens or not going:
-                break
-            if states:
-                if len(places) < len(tokens):
-                    states = gathered(states, torch.tensor(places, device=logits.device))
-                ids = np.array([[said[at][-1]] for at in going])
-                found = run_batch(self.model, ids, np.ones_like(ids, dtype=bool), states, keep=True)
-                logits, states = found.logits, found.states
-            else:
-                whole = [[*rows.ids[rows.starts[chosen[at]] : rows.starts[chosen[at] + 1]], *said[at]] for at in going]
-                longer = Rows(np.concatenate(whole), np.cumsum([0, *map(len, whole)]))
-                every = np.arange(len(longer))
-                logits = run_batch(self.model, *longer.padded(every, np.zeros_like(every), longer.lengths)).logits
+        texts = [rows.ids[rows.starts[row] : rows.starts[row + 1]].tolist() for row in chosen]
+        following = Continuation(self.model, (logits, states)) if states else Rereading(self.model, texts, logits)
+        said: list[list[int]] = [[] for _ in texts]
+        for step in written_after(following, texts, self.ends, max_new_tokens=self.new_tokens):
+            for token in step.written:
+                said[token.row].append(token.id)
         return [self._text(ids).partition("\n")[0] for ids in said]
 
-    def _text(self, ids: list[int]) -> str:
+    def _text(self, ids: Sequence[int]) -> str:
         """Return the answer from its first word on, without the end token."""
-        return self.model.tokenizer.decode(ids, skip_special_tokens=True).lstrip()
+        return self.ends.decode(ids).lstrip()
 
-    def _finished(self, ids: list[int]) -> bool:
-        return ids[-1] == self.end or "\n" in self._text(ids)
+
+class Rereading(Continuation):
+    """Logits of texts as they are written by a model that cannot continue: every step runs whole texts."""
+
+    def __init__(self, model: Model, texts: Sequence[Sequence[int]], logits: Tensor) -> None:
+        super().__init__(model, (logits, ()))
+        self.texts = [[*text] for text in texts]
+
+    def read(self, tokens: Sequence[Written]) -> None:
+        self.rows = [token.row for token in tokens]
+        for token in tokens:
+            self.texts[token.row].append(token.id)
+        whole = [self.texts[row] for row in self.rows]
+        longer = Rows(np.concatenate(whole), np.cumsum([0, *map(len, whole)]))
+        every = np.arange(len(longer))
+        self.logits = run_batch(self.model, *longer.padded(every, np.zeros_like(every), longer.lengths)).logits

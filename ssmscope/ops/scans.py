@@ -10,7 +10,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.backends.shapes import Memory
+from ssmscope.backends.shapes import Inputs, Memory
 from ssmscope.ops import delta_rule, diagonal, ssd, wide
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, scan_in_order
 
@@ -74,7 +74,9 @@ def scan(recurrence: Recurrence, initial: Memory | None = None, *, retention: bo
         retention: also return the mean of a_t over heads and states, (batch, length); no gradient flows through it.
     """
     r, kept = recurrence, None
-    if isinstance(r, DeltaRecurrence):
+    if r.shape[1] == 1 and not retention and is_plain_step(r):
+        y, final = one_step(r, _start(r, initial))
+    elif isinstance(r, DeltaRecurrence):
         y, final = delta_rule.scan(r.log_a, r.beta, r.b, r.c, r.x, _start(r, initial), r.e, r.r)
         kept = r.mean_decay().detach().mean(-1) if retention else None
     elif r.one_decay_per_head:
@@ -94,6 +96,29 @@ def scan(recurrence: Recurrence, initial: Memory | None = None, *, retention: bo
     else:
         y, final, kept = diagonal.scan(r, initial, retention=retention)
     return Scan(with_skip(y, r.x, r.D), final, kept)
+
+
+def is_plain_step(r: Recurrence) -> bool:
+    """Return True if `one_step` serves the terms: without gradients, of one type that is no half."""
+    return not torch.is_grad_enabled() and r.x.dtype == r.b.dtype and r.x.dtype in (torch.float32, torch.float64)
+
+
+def one_step(r: Recurrence, H: Memory) -> tuple[Inputs, Memory]:
+    """Return outputs without the skip and the state after a single step from H, by the definition, without gradients:
+    few operations, the large ones in place."""
+    batch, _, heads, width, state = r.shape
+    groups = r.b.shape[2]
+    log_a = r.log_a if isinstance(r, DeltaRecurrence) else r.log_decay()
+    a = log_a.exp().reshape(batch, heads, 1, -1)
+    H = (a.mul_(H) if a.numel() == H.numel() else a * H).contiguous()
+    if isinstance(r, DeltaRecurrence):
+        e, along = (t.reshape(batch, heads, state) for t in r.removal())
+        found = H @ e.unsqueeze(-1) * r.beta.reshape(batch, heads, 1, 1)
+        H.addcmul_(found, along.unsqueeze(2), value=-1)
+    by_group = H.view(batch, groups, heads * width // groups, state)
+    by_group.addcmul_(r.written.reshape(*by_group.shape[:3], 1), r.b.reshape(batch, groups, 1, state))
+    y = by_group @ r.c.reshape(batch, groups, state, 1)
+    return y.view(batch, 1, heads, width), H
 
 
 def scan_all(
@@ -134,7 +159,8 @@ def with_skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
     """Return y_t + D x_t, for (batch, length, heads, width) and `D` (heads,) or (heads, width)."""
     if D is None:
         return y
-    D = D.repeat_interleave(x.shape[3]) if D.ndim == 1 else D.flatten()  # torch adds rows of channels faster.
+    width = x.shape[3]
+    D = D.repeat_interleave(width) if D.ndim == 1 and width > 1 else D.flatten()  # torch adds rows of channels faster.
     return torch.addcmul(y.flatten(2), x.flatten(2), D).view(y.shape)
 
 

@@ -121,6 +121,51 @@ def shares(
     return left / torch.where(whole > 0, whole, 1)
 
 
+@torch.no_grad()
+def shares_from(recurrences: Sequence[Recurrence], first: int) -> Float[Tensor, "batch moments length"]:
+    """Return `shares` after each position from `first` on: one sweep, a transition of all that is left a position."""
+    length = recurrences[0].shape[1]
+    if any(r.order is not None for r in recurrences):
+        return torch.stack([shares(recurrences, at=at) for at in range(first, length)], dim=1)
+    left = sum(_left_from(part, first) for r in recurrences for part in _head_parts(r))
+    assert isinstance(left, Tensor)
+    whole = left.sum(2, keepdim=True)
+    return left / torch.where(whole > 0, whole, 1)
+
+
+def _head_parts(recurrence: Recurrence) -> Iterator[Recurrence]:
+    """Yield the recurrence in parts of its heads whose keys a CPU's cache holds."""
+    batch, length, heads, _, state = recurrence.shape
+    device = recurrence.x.device.type
+    step = max(1, MAX_DECAYS_HELD.get(device, MAX_DECAYS_HELD["cuda"]) // max(1, batch * length * state))
+    whole = isinstance(recurrence, DeltaRecurrence) or step >= heads
+    yield from [recurrence] if whole else (recurrence.of_heads(at, at + step) for at in range(0, heads, step))
+
+
+def _left_from(recurrence: Recurrence, first: int) -> Float[Tensor, "batch moments length"]:
+    """Return Σ ‖R_s‖ over the heads after each position from `first` on."""
+    batch, length, heads, _, state = recurrence.shape
+    written, own = _written_norms(recurrence), by_head(recurrence.b, heads)
+    keys = recurrence.b.new_zeros(batch, length, heads, state)
+    for part, found in _keys_left(recurrence.between(0, first + 1)):
+        keys[:, part] = found
+    decays = not isinstance(recurrence, DeltaRecurrence)
+    if decays:  # Squares decay too, and sum over the states the fastest with contiguous heads.
+        keys, own = (each.square().mT.contiguous() for each in (keys, own))
+    left = written.new_zeros(batch, length - first, length)
+    for at in range(first, length):
+        if at > first:
+            if isinstance(recurrence, DeltaRecurrence):
+                keys[:, :at] = _removed(recurrence, keys[:, :at], slice(at, at + 1))
+            else:
+                keys[:, :at] *= (2 * recurrence.log_decay(at, at + 1)).exp().mT.contiguous()
+            keys[:, at] = own[:, at]
+        now = keys[:, : at + 1]
+        norms = now.sum(2).sqrt_() if decays else torch.linalg.vector_norm(now, dim=-1)
+        left[:, at - first, : at + 1] = norms.mul_(written[:, : at + 1]).sum(2)
+    return left
+
+
 def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor | None]:
     """Return the recurrence up to `at` in the order of its visits, and their positions, None if these are 0, 1, …"""
     if recurrence.order is None:
@@ -184,8 +229,13 @@ def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
     """Return the keys of the positions s after the transition at s + lag."""
     if not isinstance(recurrence, DeltaRecurrence):
         return keys * recurrence.log_decay(lag).exp()
-    (e, r), beta = (t[:, lag:] for t in recurrence.removal()), recurrence.beta[:, lag:, :, None]
-    keys = recurrence.log_a[:, lag:].exp() * keys
+    return _removed(recurrence, keys, slice(lag, None))
+
+
+def _removed(recurrence: DeltaRecurrence, keys: Tensor, at: slice) -> Tensor:
+    """Return keys after a delta rule's transitions at these positions, a (k − β (k · e) r)."""
+    (e, r), beta = (t[:, at] for t in recurrence.removal()), recurrence.beta[:, at, :, None]
+    keys = recurrence.log_a[:, at].exp() * keys
     return keys - beta * (keys * e).sum(-1, keepdim=True) * r
 
 

@@ -50,6 +50,19 @@ class TokenMap:
     strongest: Sequence[Sequence[tuple[int, float]]]
 
 
+@dataclass(frozen=True)
+class Words:
+    """Words of a page for a row of a map, for rows and columns, and for that which a pointed token shows."""
+
+    query: str
+    rows: str
+    columns: str
+    shown: str
+
+
+ATTENTION = Words("query", "queries", "keys", "attends to")
+
+
 @dataclass(frozen=True, eq=False)
 class MappedText:
     """Text with `maps` maps; `map(i)` returns number i.
@@ -58,6 +71,7 @@ class MappedText:
         queries: (queries,), position of each row of the maps.
         edges: first positions of the cells, and the length; None where keys are tokens.
         seen: (queries, keys) bool, the keys that each query can read.
+        notes: what else is said of each query.
     """
 
     text: TokenText
@@ -66,6 +80,7 @@ class MappedText:
     seen: np.ndarray
     maps: int
     map: Callable[[int], TokenMap]
+    notes: Sequence[str] | None = None
 
     @property
     def fits(self) -> bool:
@@ -78,12 +93,14 @@ class MappedText:
         return set(self.queries.tolist()) if self.edges is None else set(range(len(self.text.tokens)))
 
 
-def token_maps(texts: Sequence[MappedText], rows: TokenRows, name: str, legend: str) -> TokenMaps:
+def token_maps(
+    texts: Sequence[MappedText], rows: TokenRows, name: str, legend: str, words: Words = ATTENTION
+) -> TokenMaps:
     """Return the block of texts with maps of weights called `name`, whose `legend` says how they are made: `rows` in a
     terminal, the maps on a page."""
     return TokenMaps(
         lambda colours: token_rows.terminal(rows, colours),
-        lambda: fragment(texts, legend),
+        lambda: fragment(texts, legend, words),
         token_rows.style() + template_text("token_maps.css"),
         template_text("token_maps.js"),
         tokens=[each.text.tokens for each in texts],
@@ -91,15 +108,15 @@ def token_maps(texts: Sequence[MappedText], rows: TokenRows, name: str, legend: 
     )
 
 
-def fragment(texts: Sequence[MappedText], legend: str) -> str:
+def fragment(texts: Sequence[MappedText], legend: str, words: Words = ATTENTION) -> str:
     """Return the HTML of texts with as many of their maps as fit, as data."""
     data = [_data(text, count) if count else None for text, count in zip(texts, _maps_that_fit(texts))]
     colours = {"light": signed_shades(SIGNED), "dark": signed_shades(SIGNED_ON_DARK)}
-    packed = json.dumps({"steps": STEPS, **colours, "texts": data})
+    packed = json.dumps({"steps": STEPS, "query": words.query, **colours, "texts": data})
     sections = [_section(at, text, own) for at, (text, own) in enumerate(zip(texts, data))]
     # A "<" in the data could close the element that holds it.
     island = Markup(packed.replace("<", "\\u003c"))
-    return html.template("token_maps.html").render(legend=legend, texts=sections, data=island)
+    return html.template("token_maps.html").render(legend=legend, words=words, texts=sections, data=island)
 
 
 def _maps_that_fit(texts: Sequence[MappedText]) -> list[int]:
@@ -146,7 +163,8 @@ def _tokens(text: MappedText) -> Iterator[dict[str, Any]]:
 def _data(text: MappedText, count: int) -> dict[str, Any]:
     edges = None if text.edges is None else text.edges.tolist()
     maps = [_packed(text.map(number), text.seen) for number in range(count)]
-    return {"length": len(text.text.tokens), "queries": text.queries.tolist(), "edges": edges, "maps": maps}
+    found = {"length": len(text.text.tokens), "queries": text.queries.tolist(), "edges": edges, "maps": maps}
+    return found if text.notes is None else {**found, "notes": list(text.notes)}
 
 
 def _packed(map_: TokenMap, seen: np.ndarray) -> dict[str, Any]:

@@ -23,6 +23,8 @@ ANALYSIS_KEYS = ("name", "models", "matrix", "overrides", "together", "for", "re
 RESOURCES = ("cpus", "gpus")
 REPORT_OPTIONS = ("out", "json", "cache")
 """Options that the report sets itself."""
+WRITING_OPTIONS = ("save", "export")
+"""Options that write files outside the results."""
 LOADING_OPTIONS = ("tokenizer", "device", "dtype")
 """Options that say how models are loaded."""
 
@@ -265,6 +267,8 @@ class _Reader:
             name = f"{name}_" if f"{name}_" in known else name  # `from` is `from_` in Python.
             if name in REPORT_OPTIONS:
                 raise InputError(f"{where}: the option {key!r} is set by the report itself; leave it out")
+            if name in WRITING_OPTIONS and name in known:
+                raise InputError(f"{where}: the option {key!r} writes a file of its own; give it to {verb.name} alone")
             if name not in known:
                 has = f"it has {', '.join(known)}{did_you_mean(name, known)}"
                 raise InputError(f"{where}: {verb.name} has no option {key!r:.80}; {has}")

@@ -12,6 +12,8 @@ from loud import loud
 from transformers import AutoModel, AutoModelForCausalLM
 
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.architectures.own.generation import CACHE
+from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
 
 LANGUAGE = [
@@ -36,15 +38,36 @@ def language(request):
     return loud(random_example(request.param))
 
 
-def test_generation_runs_the_whole_sequence(language):
+@pytest.mark.parametrize("way", [{}, {"do_sample": True}, {"num_beams": 3}], ids=["greedy", "drawn", "beams"])
+def test_transformers_generates_from_states(language, way):
+    """Every token is read once, and the logits are those of the whole text."""
     language.generation_config.eos_token_id = None
     ids, mask = PADDED
-    made = language.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0)
-    assert made.shape == (2, 8)
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "output_logits": True, **way}
+    read = []
+    with observe(before=[(language.base_model, lambda _, args, kwargs: read.append(args[0].shape[1]))]):
+        made = language.generate(ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **options)
+    assert read == [4, 1, 1, 1] and made.sequences.shape == (2, 8)
     for row, start in ((0, 0), (1, 2))[: 1 + pads(language)]:
-        for n in range(4, 8):
-            with torch.no_grad():
-                assert language(made[row : row + 1, start:n]).logits[0, -1].argmax() == made[row, n]
+        with torch.no_grad():
+            logits = language(made.sequences[row : row + 1, start:]).logits[0, -5:-1]
+        if "num_beams" in way:
+            scores = logits.log_softmax(-1).gather(1, made.sequences[row, 4:, None]).mean()
+            torch.testing.assert_close(made.sequences_scores[row], scores)
+            continue
+        assert relative(torch.stack(made.logits)[:, row], logits) < 1e-5
+        assert way or logits.argmax(-1).tolist() == made.sequences[row, 4:].tolist()
+
+
+def test_a_cache_goes_on_where_it_ended(language):
+    ids, mask = PADDED
+    with torch.no_grad():
+        whole = language(ids, attention_mask=mask).logits
+        first = language(ids[:, :3], attention_mask=mask[:, :3], use_cache=True)
+        second = language(ids[:, 3:], **{CACHE: first[CACHE]})
+    assert first[CACHE].length == 3 and second[CACHE].length == 4
+    assert relative(torch.cat([first.logits, second.logits], dim=1)[0], whole[0]) < 1e-5
+    assert not pads(language) or relative(second.logits[1], whole[1, 3:]) < 1e-5
 
 
 def test_auto_classes_open_what_was_saved(language, tmp_path):

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from ssmscope.core import generation
 from ssmscope.core.model import Run
 from ssmscope.core.trace import LayerState
 from ssmscope.data.language import byte_tokenizer
 from ssmscope.evaluation import running
 from ssmscope.evaluation.forking import Rows, as_bytes
-from ssmscope.evaluation.running import GreedyDecoder
+from ssmscope.evaluation.running import Answers
 
 SCRIPTS = ["good film", "\n\n bad\nnever said", " \n \nso", "", "no\n", "and on and on"]
 END = 200
@@ -25,20 +26,22 @@ def steps(monkeypatch) -> list[int]:
     are its state."""
     rows: list[int] = []
 
-    def run_batch(model, ids, mask, states=None, *, keep=False):
+    def run_batch(model, ids, mask):
+        """Whole rows: their first token is the script's number."""
         assert mask.shape == ids.shape
-        if states is None:  # whole rows: their first token is the script's number
-            assert not keep
-            script, at = torch.from_numpy(ids[:, 0]), torch.from_numpy(mask.sum(1) - 1)
-        else:
-            assert keep and ids.shape[1] == 1 and mask.all()
-            script, at = states[0].ssm[0][:, 0], states[0].ssm[0][:, 1] + 1
-            for which, place, token in zip(script.tolist(), at.tolist(), ids[:, 0].tolist()):
-                assert next_byte(which, place - 1) == token  # every row goes on from what it has said itself
         rows.append(len(ids))
-        return Run(logits_of(script, at), (LayerState(None, (torch.stack([script, at], 1),)),))
+        return Run(logits_of(torch.from_numpy(ids[:, 0]), torch.from_numpy(mask.sum(1) - 1)), ())
+
+    def run_token(model, ids, states):
+        script, at = states[0].ssm[0][:, 0], states[0].ssm[0][:, 1] + 1
+        for which, place, token in zip(script.tolist(), at.tolist(), ids.tolist()):
+            assert next_byte(which, place - 1) == token  # every row goes on from what it has said itself
+        rows.append(len(ids))
+        return logits_of(script, at), (LayerState(None, (torch.stack([script, at], 1),)),)
 
     monkeypatch.setattr(running, "run_batch", run_batch)
+    monkeypatch.setattr(generation.TokenRuns, "_enter", lambda runs, edits: None)
+    monkeypatch.setattr(generation.TokenRuns, "_run", run_token)
     return rows
 
 
@@ -60,12 +63,15 @@ def test_answers_end_where_they_should(steps, from_states, new_tokens):
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"eos_token": tokenizer.convert_ids_to_tokens(END)})
     assert tokenizer.eos_token_id == END
-    speaker = GreedyDecoder(SimpleNamespace(tokenizer=tokenizer), new_tokens)
+    model = SimpleNamespace(
+        num_layers=1, tokenizer=tokenizer, module=SimpleNamespace(), config=SimpleNamespace(), device="cpu"
+    )
+    speaker = Answers(model, new_tokens)
     chosen = np.array([5, 0, 3, 1, 2, 4])
     rows = Rows.of(as_bytes([[number] for number in range(6)]))
     start = torch.zeros(6, dtype=torch.long)
     states = (LayerState(None, (torch.stack([torch.from_numpy(chosen), start], 1),)),) if from_states else ()
-    found = speaker.answers(rows, chosen, logits_of(torch.from_numpy(chosen), start), states)
+    found = speaker.after(rows, chosen, logits_of(torch.from_numpy(chosen), start), states)
     expected = {
         1: ["a", "g", "", "", "", "n"],
         4: ["and ", "good", "", "b", "", "no"],

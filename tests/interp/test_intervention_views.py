@@ -257,8 +257,8 @@ class TestPatching:
         assert not near.is_exact and "Approximated by a gradient, to first order: attribution patching." in prose(near)
         assert not any("Correlation of" in said for said in prose(near))
         long = replace(self.result(), clean=("x" * 25, "b", "c", "d"), corrupted=("x" * 25, "b", "c", "d"))
-        assert long._name(1, 0) == f"layer 1, 0 “{'x' * 9}…{'x' * 10}”"
-        assert only._name(1, 2) == "layer 1, head 2"
+        assert long.name(1, 0) == f"layer 1, 0 “{'x' * 9}…{'x' * 10}”"
+        assert only.name(1, 2) == "layer 1, head 2"
 
     def test_its_frame(self):
         frame = self.result().to_frame()

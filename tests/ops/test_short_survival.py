@@ -188,3 +188,12 @@ def test_keys_of_parts_of_any_size(kind):
     rounded = replace(r, D=None, **{n: t.float() for n in names if (t := getattr(r, n)) is not None})
     found = survival.remaining_norms(rounded).double()
     torch.testing.assert_close(found, alone(r).norm(dim=-1), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("first", [0, 3, 6])
+@pytest.mark.parametrize("kinds", [("mamba, two groups",), ("mamba-2", "gla"), ("delta", "gla")], ids=" and ".join)
+def test_shares_of_a_sweep_are_those_after_each_position(kinds, first):
+    rs = [draw(kind, 7, seed=seed) for seed, kind in enumerate(kinds)]
+    found = survival.shares_from(rs, first)
+    expected = torch.stack([survival.shares(rs, at=at) for at in range(first, 7)], dim=1)
+    torch.testing.assert_close(found, expected, **CLOSE)

@@ -16,6 +16,7 @@ from stand_ins import BEST, INTERVALS, NAN, Stand, beside, e, found, said, shown
 from ssmscope import load, patch
 from ssmscope.api import registry
 from ssmscope.api.results import Result
+from ssmscope.interp.generate.result import SourceMap, Writing, WrittenText
 from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
 from ssmscope.render.table import MAX_COMPARED_ROWS
 from ssmscope.reports.grouping import verdict
@@ -317,6 +318,26 @@ class TestSteer:
         )
         table = beside(result)
         assert table.columns == ("strength", "probability", "random", "held-out accuracy")
+
+
+class TestGenerate:
+    def text(self, kept: float) -> Any:
+        nothing = SourceMap("survival", np.zeros((2, 4), np.float32), signed=False)
+        left = np.array([kept, 0.0, 1 - kept, 0.0], np.float32)
+        shown = dict(tokens=(" a", " b", " c", " d"), words=(0, 1, 2, 3), first=2, text=" c d", maps=(nothing,))
+        log_p, lives = np.array([-1.0, -2.0]), np.ones((3, 4), np.float32)
+        numbers = dict(log_probabilities=log_p, entropies=np.array([0.5, 1.0]), left=left, half_lives=lives)
+        return WrittenText(**shown, **numbers, ended_by="length")
+
+    def test_both(self) -> None:
+        one = Writing({"model": "own"}, (self.text(0.25),), top=3)
+        assert said(one) == "writes 2 tokens at −1.50 nats a token; 0.250 of the states at the end is of the prompt"
+        both = Writing({"model": "own"}, (self.text(0.25), self.text(0.75)), top=3)
+        assert said(both) == "writes 4 tokens at −1.50 nats a token; 0.500 of the states at the end is of the prompt"
+        assert one.headline == "Writing of own: “c d”" and both.headline == "Writing of own: “c d” and 1 more text"
+        table = beside(both)
+        assert table.columns == ("written", "tokens", "nats a token", "entropy", "prompt at the end")
+        assert shown(table)[1] == ("a", "1", " c d", "2", "−1.500", "0.7500", "0.7500")
 
 
 class TestHeatmapData:

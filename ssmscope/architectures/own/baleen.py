@@ -318,8 +318,7 @@ class RandomGates:
 
 
 class BaleenLanguageModel(RandomGates):
-    """Base of the language models; with labels, the training loss is CE + β · KL (Baleen, Eq. 5). Random gates can have
-    no cache."""
+    """Base of the language models; with labels, the training loss is CE + β · KL (Baleen, Eq. 5)."""
 
     def forward(self, *args, labels=None, use_cache=False, **kwargs):
         result = super().forward(*args, labels=labels, use_cache=False, **kwargs)  # type: ignore[misc]

@@ -1,7 +1,9 @@
-"""Base classes of our own language models: output and loss, and generation without a cache."""
+"""Base classes of our own language models: output and loss, and a cache of states for transformers' `generate`."""
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,21 +16,90 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from ssmscope.architectures.read import mamba, mamba2
+from ssmscope.core.attention_layers import attending
+from ssmscope.core.mixers import collect_states, fast_scan, mixers
+from ssmscope.core.trace import LayerState, States, gathered
 
 MAMBA2_TIED = Mamba2ForCausalLM._tied_weights_keys or ["lm_head.weight"]
 """Tied weights, which transformers 4 leaves empty for Mamba-2, and then cannot save a model with tied embeddings."""
 
 
-class WholeSequences:
-    """Mixin before a transformers language model that makes `generate` pass all tokens on and no cache."""
+CACHE = next(
+    name
+    for name in ("cache", "past_key_values")
+    if name in inspect.signature(transformers.GenerationMixin.prepare_inputs_for_generation).parameters
+)
+"""Name under which transformers' `generate` keeps a cache: `cache` from 5.24 on."""
 
-    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+
+class StateCache:
+    """Cache of a model that continues from states: those of its layers after `length` tokens, padding included."""
+
+    def __init__(self, states: States, length: int) -> None:
+        self.states, self.length = states, length
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the states of these rows, one or several times each, as a beam search asks."""
+        self.states = gathered(self.states, beam_idx)
+
+
+class ContinuesFromStates:
+    """Mixin before a transformers language model that returns a `StateCache` where `use_cache` is set, and continues
+    from one. Its `generate` reads every token once, whatever the configuration says of caches."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        past_key_values: StateCache | None = None,
+        cache: StateCache | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        given = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds, "labels": labels, **kwargs}
+        given |= {"output_hidden_states": output_hidden_states, "return_dict": return_dict}
+        run = partial(super().forward, input_ids, use_cache=False, **given)  # type: ignore[misc]
+        before = past_key_values if cache is None else cache
+        if before is None and not use_cache:
+            return run()
+        module: Any = self
+        states, length = ((), 0) if before is None else (before.states, before.length)
+        own, attended = states[: len(mixers(module))], states[len(mixers(module)) :]
+        after: list[LayerState] = []
+        keys: list[LayerState] = []
+        mask = None if attention_mask is None else attention_mask.bool()
+        recurrent = fast_scan(module, mask=mask, states=own, visit=collect_states(module, after))
+        with recurrent, attending(module, mask=mask, states=attended, keep=keys, writing=True):
+            output = run()
+        read = input_ids if inputs_embeds is None else inputs_embeds
+        left = StateCache((*after, *keys), length + read.shape[1])  # type: ignore[union-attr]
+        if isinstance(output, tuple):
+            return *output, left
+        output[CACHE] = left
+        return output
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, inputs_embeds=None, **kwargs):
+        known = kwargs.get(CACHE)
+        known = known if isinstance(known, StateCache) else None  # Older releases make one of their own first.
+        start = 0 if known is None else known.length
+        mask = None if attention_mask is None else attention_mask[:, start:]
+        if inputs_embeds is not None and not start:
+            return {"inputs_embeds": inputs_embeds, "attention_mask": mask, "use_cache": True}
+        ids = input_ids[:, start:] if inputs_embeds is None else input_ids[:, -1:]
+        return {"input_ids": ids, "attention_mask": mask, CACHE: known, "use_cache": True}
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, *args, **kwargs):
         mask = model_kwargs.get("attention_mask")
         if mask is not None:
             model_kwargs["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=-1)
+        model_kwargs[CACHE] = outputs[CACHE]
         return model_kwargs
 
 
@@ -95,9 +166,7 @@ class BlocksInTurn:
         return result if return_dict is not False else result.to_tuple()
 
 
-class HeadOnBackbone(WholeSequences):
-    """Mixin before a transformers model that makes it a language model of `backbone` and `lm_head`."""
-
+class _HeadOnBackbone:
     backbone_class: Any
     backbone: PreTrainedModel
     lm_head: nn.Module
@@ -146,6 +215,10 @@ class HeadOnBackbone(WholeSequences):
         return result if return_dict is not False else result.to_tuple()
 
 
+class HeadOnBackbone(ContinuesFromStates, _HeadOnBackbone):
+    """Mixin before a transformers model that makes it a language model of `backbone` and `lm_head`."""
+
+
 def base_of(mixer: Any) -> Any:
     """Return the architecture, `mamba` or `mamba2`, that reads the base of a mixer."""
     return mamba if isinstance(mixer, MambaMixer) else mamba2
@@ -160,5 +233,5 @@ def variant(base: str, name: str, model_type: str, fields: type, backbone: type,
     own = {**module, "config_class": config}
     model = type(f"{name}Model", (backbone, getattr(transformers, f"{base}Model")), own)
     own |= {"backbone_class": model} | ({"_tied_weights_keys": MAMBA2_TIED} if base == "Mamba2" else {})
-    bases = (WholeSequences, language, getattr(transformers, f"{base}ForCausalLM"))
+    bases = (ContinuesFromStates, language, getattr(transformers, f"{base}ForCausalLM"))
     return config, model, type(f"{name}ForCausalLM", bases, own)

@@ -389,7 +389,7 @@ class Group:
 
 
 class GroupBackbone(Group):
-    """Base of the backbones, which have no cache."""
+    """Base of the backbones, which take no cache."""
 
     def forward(self, *args, cache_params=None, cache=None, use_cache=None, **kwargs):
         """Run the base model without a cache; raise InputError if one is given."""

@@ -24,8 +24,11 @@ from ssmscope.ops import Recurrence, Scan
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Mamba, Algorithm 2)."""
-    mask, projected, rows = parts.as_mask(mask), mixer.in_proj(u), _rows(mixer)
-    conv_input, z = projected[..., rows[0]], projected[..., rows[1]]
+    mask, projected = parts.as_mask(mask), mixer.in_proj(u)
+    if hasattr(mixer, "x_proj_weight"):
+        conv_input, z = (projected[..., rows] for rows in _rows(mixer))
+    else:  # Contiguous halves, whose gradients are joined without filling up each with zeros.
+        conv_input, z = projected.chunk(2, dim=-1)
     x, around = parts.convolve(
         mixer, conv_input, parts.convolution(mixer, conv_input), mask, state, parts.activation(mixer)
     )

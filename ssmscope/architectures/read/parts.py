@@ -142,8 +142,9 @@ def gate_activation(mixer: Any) -> Activation:
 
 def _by_weight(mixer: Any) -> bool:
     """Return True if a mixer multiplies by the weights of its parts instead of calling the parts."""
-    theirs = any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
-    return BY_WEIGHT and theirs and not isinstance(mixer, ReadMixer)
+    if not BY_WEIGHT or isinstance(mixer, ReadMixer):
+        return False
+    return any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
 
 
 def _check_weight_is_all(mixer: Any, name: str) -> None:

@@ -54,10 +54,12 @@ EMPTY_LOG_WEIGHT = -1e30
 @dataclass(frozen=True, eq=False)
 class RwkvState(LayerState):
     """State from which a block continues. `conv` is the last input of the time mixing, `channel` (batch, 1, width) that
-    of the channel mixing, `log_weight` (batch, channels) float64 the ℓ of the mean in `ssm`."""
+    of the channel mixing, `log_weight` (batch, channels) float64 the ℓ of the mean in `ssm`, and `late` (batch, 1,
+    channels) the change of the last output by edits of the scan, which the next token reads."""
 
     channel: Tensor
     log_weight: Tensor
+    late: Tensor
 
 
 def log_weights(
@@ -114,7 +116,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
         "decay": torch.exp(-w),
     }
     if isinstance(state, RwkvState):
-        extras["channel_tail"] = state.channel
+        extras |= {"channel_tail": state.channel, "late": state.late}
     initial = state.ssm if state is not None else None
     around = {"conv_input": x, "conv_tail": tail, "taps": taps, "z": z, "initial": initial, "extras": extras}
     return LayerTrace(u, (recurrence,), mask, reach=2, **around)
@@ -253,7 +255,17 @@ def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> RwkvS
     """Return the state from which a run continues after this block."""
     shown = parts.mask_padding(mixer.ln2(_after_time_mixing(mixer, layer, scans)), layer.mask)
     channel = last_inputs(shown, 2, layer.extras.get("channel_tail"), layer.mask)
-    return RwkvState(**vars(layer.state_after(scans)), channel=channel, log_weight=layer.extras["log_weight"][:, -1])
+    late = last_inputs(scans[0].y.squeeze(-1), 2, _read_first(layer), layer.mask)
+    late = late - rearrange(scans[0].state, "b c 1 1 -> b 1 c")
+    log_weight = layer.extras["log_weight"][:, -1]
+    return RwkvState(**vars(layer.state_after(scans)), channel=channel, log_weight=log_weight, late=late)
+
+
+def _read_first(layer: LayerTrace) -> Tensor | None:
+    """Return the memory that the first token reads, (batch, 1, channels), None if it is empty."""
+    if layer.initial is None:
+        return None
+    return rearrange(layer.initial[0], "b c 1 1 -> b 1 c") + layer.extras["late"]
 
 
 def _stream(mixer: Any, u: Tensor) -> Tensor:
@@ -274,8 +286,7 @@ def mixed_with_before(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
 def _after_time_mixing(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> Tensor:
     (scanned,) = scans
     p, v = scanned.y.squeeze(-1), layer.recurrence.x.squeeze(-1)
-    first = None if layer.initial is None else rearrange(layer.initial[0], "b c 1 1 -> b 1 c")
-    wkv = torch.lerp(v, parts.delayed(p, first), torch.sigmoid(layer.extras["bonus"]))
+    wkv = torch.lerp(v, parts.delayed(p, _read_first(layer)), torch.sigmoid(layer.extras["bonus"]))
     gated = torch.sigmoid(layer.gate) * wkv.to(layer.gate.dtype)
     return _stream(mixer, layer.u) + mixer.attention.output(gated) * _rescaling(mixer)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Examples
-from ssmscope.api.options import Limit, Range, Seed
+from ssmscope.api.options import REPEATED, Limit, Range, Seed, TokensWritten
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,12 +16,21 @@ if TYPE_CHECKING:
     from ssmscope.interp.ablate.result import Ablation
 
 
+def check_ablate(*, by: str, generate: int | None, prompt: object, **_: object) -> None:
+    """Raise InputError for a prompt that is not continued, or texts with other examples' values."""
+    if prompt is not None and generate is None:
+        raise InputError("prompt is a text to continue; give generate, the number of tokens, too")
+    if generate is not None and by == "resample":
+        raise InputError("what is written has no other example whose values it could get; give by mean or zero")
+
+
 @analysis(
     "ablate",
     reads=Examples(),
     question="What can it do without?",
     models=(TEXT_CLASSIFIER, PIXEL_CLASSIFIER, LANGUAGE_MODEL),
     dtype="float32",
+    check=check_ablate,
     sharded=True,
 )
 def ablate(
@@ -40,6 +50,12 @@ def ablate(
         Literal["loss", "accuracy", "probability"], "Measure of the right answer that defines importance."
     ] = "loss",
     steps: Annotated[int, "Number of steps of the curve of parts ablated together.", Range(1, 1000)] = 12,
+    generate: TokensWritten = None,
+    prompt: Annotated[
+        Sequence[str | Sequence[int]] | None,
+        "Text to continue with generate; may be repeated. Default the first half of the first example.",
+        REPEATED,
+    ] = None,
     limit: Limit = None,
     seed: Seed = 0,
 ) -> Ablation:
@@ -61,6 +77,9 @@ def ablate(
     ablate layers or recurrences. A layer is a mixer, whose output is replaced; of RWKV it is a block, with its
     channel mixing, and what entered it passes on.
 
+    With `generate` prompts are also continued, without and with the most harmful part ablated, at every token that is
+    read or written, and with all parts that can go alone.
+
     Args:
         data: labelled examples of a classifier; of a language model rows of tokens, `ssmscope.data.tokens.TokenData`.
 
@@ -68,6 +87,8 @@ def ablate(
         InputError: data of another kind than the model reads, fewer than two examples, heads that are single channels,
             or a part that the model's layers do not have.
     """
+    from dataclasses import replace
+
     import numpy as np
 
     from ssmscope.api.results import record_provenance
@@ -94,7 +115,7 @@ def ablate(
     together = runs.together(sets, halves[1].tolist()).reshape(2, len(counts), len(halves[1]), len(MEASURES))
     first, other = map(len, halves)
     notes = (f"the curve's order is that of {first:,} examples, its values are those of the other {other:,}",)
-    return Ablation(
+    result = Ablation(
         provenance=provenance,
         what=what,
         by=by,
@@ -107,3 +128,4 @@ def ablate(
         curves=means_with_intervals(together.transpose(2, 0, 1, 3), seed),
         notes=notes,
     )
+    return result if generate is None else replace(result, written=runs.written(result, prompt, generate))

@@ -11,12 +11,15 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from ssmscope.api.inputs import one_text
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.edits import Edit, Place, Site, blocks_of
 from ssmscope.core.encoding import Batch
+from ssmscope.core.lasting_edits import while_writing
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.ablate.result import Unit
+from ssmscope.interp.ablate.result import Ablation, Unit
+from ssmscope.interp.edited_texts import EditedText, edited_texts
 from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
 from ssmscope.interp.scoring import MEASURES, ScoredExamples, check_heads
 
@@ -186,6 +189,26 @@ class AblationRuns:
         for rows, part in over(self.examples.model, batches, measure, provenance=self.provenance, what=what):
             found[:, [place[row] for row in rows]] = part["together"]
         return found
+
+    def written(self, result: Ablation, prompts: Sequence[Any] | None, tokens: int) -> tuple[EditedText, ...]:
+        """Return what is written after prompts without ablation, and with the most harmful unit, and all that can go
+        alone, ablated."""
+        model, first = self.examples.model, self.examples.batch.rows([0])
+        given = [one_text(model, prompt) for prompt in prompts or ()]
+        ids = [batch.input_ids[0].tolist() for batch in given] or [
+            first.input_ids[0, : -(-first.lengths[0] // 2)].tolist()
+        ]
+        sets = {result.units[result.ranked[0]].name: [result.units[result.ranked[0]]]}
+        if result.can_go:
+            sets[f"all {len(result.can_go)} that can go"] = [result.units[number] for number in result.can_go]
+        edits = {
+            f"without {name}": [
+                while_writing(edit, prompt=True)
+                for edit in self.part.ablated(self.means, chosen_of([own], len(ids), self.heads, self.parts))
+            ]
+            for name, own in sets.items()
+        }
+        return edited_texts(model, model.encode(ids=ids), edits, tokens)
 
     def _chunks(self, numbers: Sequence[int], rows: Sequence[int]) -> Iterator[list[int]]:
         longest = max(self.examples.batch.lengths[row] for row in rows)

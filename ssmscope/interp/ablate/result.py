@@ -10,6 +10,7 @@ import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.interp.edited_texts import EditedText, text_blocks
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted
@@ -56,6 +57,8 @@ class Ablation(Result, kind="ablate"):
     """(2, counts, measures, 3): on the other half the mean with the first units of `order` ablated, and with as many in
     an order drawn at random."""
     notes: tuple[str, ...] = ()
+    written: tuple[EditedText, ...] = ()
+    """Continuations of prompts, without and with parts ablated, where they were asked for."""
 
     @property
     def measure(self) -> int:
@@ -146,3 +149,4 @@ class Ablation(Result, kind="ablate"):
             f"{self.metric} lies below {NEGLIGIBLE_HARM}. Where another part's contains 0, more examples would decide."
         )
         yield table(("ablated",), lines, most=NAMED_PARTS, note=note)
+        yield from text_blocks(self.written)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
-from ssmscope.api.options import Metavar
+from ssmscope.api.options import Metavar, TokensWritten
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def patch(
     contrast: Annotated[
         int | str | None, "Class or next token of the corrupted text; default the predicted one.", Metavar("NAME")
     ] = None,
+    generate: TokensWritten = None,
 ) -> Patching:
     """Patch activations of the run on one text into the run on another, cell by cell.
 
@@ -79,11 +80,16 @@ def patch(
     patching to first order and misses what saturates: "both" has its correlation with the exact grid, over all cells
     from the first token that differs on. All layers together have no approximation.
 
+    With `generate` both texts are also continued, and the patched one with the cell of a single layer that changes the
+    most, and with all layers patched there: the patch is in the prompt alone, and felt from there on.
+
     Raises:
         InputError: texts of different length, that are the same or have no token in common, one answer of both, an
             answer of several tokens, positions that are not there, a convolution in a model that has none, heads that
             are single channels, or the probability as the metric of the method "gradient".
     """
+    from dataclasses import replace
+
     import numpy as np
 
     from ssmscope.api.inputs import one_text
@@ -132,7 +138,7 @@ def patch(
     texts = [text if isinstance(text, str) else list(text) for text in (clean, corrupted)]
     where = None if positions is None else span_name(positions)
     options = call_options(clean=texts[0], corrupted=texts[1], positions=where)
-    return Patching(
+    result = Patching(
         provenance=record_provenance(model.source, options=options),
         clean=pair[0].tokens[0],
         corrupted=pair[1].tokens[0],
@@ -148,3 +154,10 @@ def patch(
         attributed=approximate,
         agreement=agree,
     )
+    if generate is None:
+        return result
+    (row, cell), _ = result.strongest(1)[0]
+    edits = {result.name(row, cell): runs.edit(site, chosen, row, cell)}
+    if site != "head":
+        edits[f"all layers, {result.place(cell)}"] = runs.edit(site, chosen, None, cell)
+    return replace(result, written=patching.written(runs, edits, generate))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerState, States, gathered, mapped
 from ssmscope.errors import InputError
+from ssmscope.interp.edited_texts import EditedText, edited_texts
 from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
 from ssmscope.interp.sanity.measure import spearman
 from ssmscope.interp.scoring import answer_ids, check_heads, probability_and_logit
@@ -137,6 +139,21 @@ class PatchRuns:
                 edit = replaced(place, values, rows=dict.fromkeys(patched if layer is None else [layer], rows))
                 yield [(layer, each) for each in own], run.again(layer or 0, edit, len(own))
 
+    def edit(self, site: str, positions: Sequence[int], layer: int | None, column: int) -> Edit:
+        """Return the patch of one cell, or of all layers at its token."""
+        own = None if layer is None else [layer]
+        if site == "state":
+            states: dict[int, LayerState] = {}
+            put = partial(_first, states)
+            self.model.run(self.source, edits=new_state(positions[column], put), last_only=True)
+            return new_state(positions[column], put, layers=own)
+        kept: dict[Any, Tensor] = {}
+        self.model.run(self.source, edits=recorded(PLACES[site], kept), last_only=True)
+        if site == "head":
+            return replaced("scans", kept, positions, layers=own, heads=[column])
+        patched = sorted({key[0] if isinstance(key, tuple) else key for key in kept})
+        return replaced(PLACES[site], kept, [positions[column]], layers=own or patched)
+
     def _plain(self, start: int) -> PlainRun:
         """Return the base run from a token on."""
         states = self.model.run(token_windows(self.base, [0], [0], [start]), last_only=True).states if start else None
@@ -161,6 +178,13 @@ def token_windows(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends
 def _first(kept: dict[int, LayerState], state: LayerState, site: Site) -> LayerState:
     """Return the first state that a layer had, which `kept` keeps."""
     return kept.setdefault(site.layer, state)
+
+
+def written(runs: PatchRuns, edits: Mapping[str, Edit], tokens: int) -> tuple[EditedText, ...]:
+    """Return what is written after the patched text, without and with edits, and, as text 1, after the other."""
+    own = edited_texts(runs.model, runs.base, {name: [edit] for name, edit in edits.items()}, tokens)
+    (other,) = edited_texts(runs.model, runs.source, {}, tokens)
+    return (*own, replace(other, prompt=1))
 
 
 def measure(model: Model, logits: Tensor, ids: tuple[int, int]) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ssmscope.api.results import Result
+from ssmscope.interp.edited_texts import EditedText, text_blocks
 from ssmscope.render.blocks import Block, Picture, Prose
 from ssmscope.render.numbers import number
 from ssmscope.render.table import Cell, Line, Table, short_cell, table
@@ -56,6 +57,8 @@ class Patching(Result, kind="patch"):
     where it was not requested."""
     agreement: tuple[float, float]
     """Pearson's and Spearman's correlation of `attributed` with the change by patching; NaN without both."""
+    written: tuple[EditedText, ...] = ()
+    """Continuations, where asked for: of the patched text (0), without and with patches, and of the other (1)."""
 
     @property
     def headline(self) -> str:
@@ -70,7 +73,7 @@ class Patching(Result, kind="patch"):
         if not len(cells):
             return f"flipped by no {'head' if heads else 'token'}"
         column, row = cells[0]
-        return f"flipped first {f'by {self._name(row, column)}' if heads else f'at token {self._place(column)}'}"
+        return f"flipped first {f'by {self.name(row, column)}' if heads else f'at token {self.place(column)}'}"
 
     @property
     def asked(self) -> str:
@@ -104,10 +107,10 @@ class Patching(Result, kind="patch"):
         return found if metric == "difference" else (found - self.base[1]) / (self.other[1] - self.base[1])
 
     def verdict(self, at: int = 0) -> str:
-        (row, column), value = self._top(1)[0]
-        return f"most in {self._name(row, column)}: {number(value)} ({self.metric_name})"
+        (row, column), value = self.strongest(1)[0]
+        return f"most in {self.name(row, column)}: {number(value)} ({self.metric_name})"
 
-    def _top(self, count: int) -> list[tuple[tuple[int, int], float]]:
+    def strongest(self, count: int) -> list[tuple[tuple[int, int], float]]:
         """Return the cells of single layers that change the most."""
         plain = {"probability": self.base[0], "difference": self.base[1], "normalised": 0.0}[self.metric]
         found = self.effects()[: self.layers]
@@ -115,10 +118,12 @@ class Patching(Result, kind="patch"):
         places = zip(*np.unravel_index(order, found.shape))
         return [((int(row), int(column)), float(found[row, column])) for row, column in places]
 
-    def _name(self, row: int, column: int) -> str:
-        return f"layer {row}, {f'head {column}' if self.site == 'head' else self._place(column)}"
+    def name(self, row: int, column: int) -> str:
+        """Name a cell."""
+        return f"layer {row}, {f'head {column}' if self.site == 'head' else self.place(column)}"
 
-    def _place(self, column: int) -> str:
+    def place(self, column: int) -> str:
+        """Name the token of a column by its position."""
         return f"{self.positions[column]} “{self.token(column, 20)}”"
 
     def token(self, column: int, width: int) -> str:
@@ -145,8 +150,8 @@ class Patching(Result, kind="patch"):
     def compare(cls, results: Sequence[Patching], labels: Sequence[Sequence[str]]) -> Table:
         lines = []
         for result, (label,) in zip(results, labels):
-            (row, column), value = result._top(1)[0]
-            cells = {"most in": Cell(text=result._name(row, column)), result.metric_name: short_cell(value)}
+            (row, column), value = result.strongest(1)[0]
+            cells = {"most in": Cell(text=result.name(row, column)), result.metric_name: short_cell(value)}
             lines.append(Line((label, result.site), cells))
         return table(("model", "site"), lines)
 
@@ -162,7 +167,8 @@ class Patching(Result, kind="patch"):
             own, ranks = (f"{each:.3f}".replace("-", "−") for each in self.agreement)
             yield Prose(f"Correlation of the gradient's approximation with it: {own} (Pearson), {ranks} (Spearman).")
             yield Picture(partial(self.figure, approximated=True), f"{self.headline}, approximated")
-        top = self._top(NAMED_CELLS)
-        lines = [Line((self._name(*cell),), {self.metric_name: short_cell(value)}) for cell, value in top]
+        top = self.strongest(NAMED_CELLS)
+        lines = [Line((self.name(*cell),), {self.metric_name: short_cell(value)}) for cell, value in top]
         into = f"Values of the {names[1]} run in the {names[0]} one; the cells of single layers that change the most."
         yield table(("patched",), lines, note=into)
+        yield from text_blocks(self.written, dict(enumerate(names)))

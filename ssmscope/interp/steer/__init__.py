@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
-from ssmscope.api.options import REPEATED, Limit, Metavar, Range, Reads, Seed
+from ssmscope.api.options import NO_EFFECT, REPEATED, Limit, Metavar, Range, Reads, Seed, TokensWritten
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,8 +23,13 @@ if TYPE_CHECKING:
 STRENGTHS = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
 
-def check_strengths(*, strengths: Sequence[float], **_: object) -> None:
-    """Raise InputError if a strength is given twice."""
+def check_steer(*, strengths: Sequence[float], vector: Any, layer: int | None, **given: Any) -> None:
+    """Raise InputError if a strength is given twice, or the direction not once."""
+    texts = [name for name in ("toward", "away") if given[name]]
+    if vector is not None and (texts or layer is not None):
+        raise InputError(f"the vector's file has its direction and layer; leave {(*texts, 'layer')[0]} out")
+    if vector is None and len(texts) < 2:
+        raise InputError("no text to steer to or from; give toward=… and away=…, or vector=…")
     if len(set(strengths)) < len(strengths):
         raise InputError(f"strengths has a number twice: {', '.join(f'{each:g}' for each in strengths)}; keep one")
 
@@ -34,18 +40,24 @@ def check_strengths(*, strengths: Sequence[float], **_: object) -> None:
     question="Can its answers be steered, and at what cost?",
     models=(TEXT_CLASSIFIER, TOKEN_CLASSIFIER, LANGUAGE_MODEL, TOKEN_MODEL),
     dtype="float32",
-    check=check_strengths,
+    check=check_steer,
 )
 def steer(
     model: Model,
     texts: TextsLike,
     *,
     toward: Annotated[
-        Sequence[str | Sequence[int]],
+        Sequence[str | Sequence[int]] | None,
         "Text to steer towards; may be repeated. Token ids for a model without a tokenizer.",
         REPEATED,
-    ],
-    away: Annotated[Sequence[str | Sequence[int]], "Text to steer away from; may be repeated.", REPEATED],
+    ] = None,
+    away: Annotated[Sequence[str | Sequence[int]] | None, "Text to steer away from; may be repeated.", REPEATED] = None,
+    vector: Annotated[
+        str | Path | None,
+        "File of a control vector, in place of texts; its site and layer count.",
+        Reads("file"),
+        Metavar("FILE"),
+    ] = None,
     site: Annotated[
         Literal["residual", "state"],
         "Value that the direction is added to: a block's input (the residual stream), at every token, or the layer's "
@@ -66,6 +78,17 @@ def steer(
     length: Annotated[int, "Tokens per row of a language model's text.", Range(2, 2**17)] = 128,
     limit: Limit = 200,
     random: Annotated[int, "Number of random directions of the same norm.", Range(1, 1000)] = 5,
+    generate: TokensWritten = None,
+    save: Annotated[
+        str | Path | None, "File to write the control vector to, as safetensors.", NO_EFFECT, Metavar("FILE")
+    ] = None,
+    export: Annotated[
+        str | Path | None,
+        "New directory for a copy of the model with the direction, times export-strength, in its weights.",
+        NO_EFFECT,
+        Metavar("DIR"),
+    ] = None,
+    export_strength: Annotated[float, "Strength in the exported copy.", Range(-1000, 1000), NO_EFFECT] = 1.0,
     seed: Seed = 0,
 ) -> Steering:
     """Steer answers by a direction that is added at a layer, in several strengths.
@@ -80,24 +103,35 @@ def steer(
     (Gaussian, each scaled to the same norm); both have a mean with a 95 % bootstrap interval over texts or examples,
     paired: a direction that does no more than random ones of its size steers nothing.
 
+    With `generate` every text is also continued, unedited and with every strength: the direction is added at each token
+    that is read or written; of a state, after the first token alone, and felt from there on.
+
     Args:
+        save, vector: a control vector in its file, `ssmscope.interp.steer.vectors`.
+        export: a bias of the block before the layer has the direction, see `bake`.
         data: examples themselves may be given; without any, and where the model's own are not known, costs are left
             out.
 
     Raises:
         InputError: a layer that the model does not have, texts whose means are the same, an answer of several tokens, a
-            text of one token with the site "state", or strengths that are given twice.
+            text of one token with the site "state", strengths that are given twice, a vector of another width, or an
+            export that no bias can hold.
     """
     import numpy as np
     import torch
 
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.core.model import as_batch
+    from ssmscope.interp.edited_texts import EditedText, edited_texts
     from ssmscope.interp.scoring import MEASURES, answer_ids, scored_examples
     from ssmscope.interp.steer import measure
     from ssmscope.interp.steer.result import Steering
+    from ssmscope.interp.steer.vectors import ControlVector, bake
 
     batch, strengths = as_batch(model, texts), tuple(map(float, strengths))
+    known = None if vector is None else ControlVector.load(vector, model)
+    if known is not None:
+        site, layer = known.site, known.layer
     layer = model.num_layers // 2 if layer is None else layer
     if layer >= model.num_layers:
         raise InputError(f"there is no layer {layer}; {model.name} has the layers 0 to {model.num_layers - 1}")
@@ -105,17 +139,28 @@ def steer(
         model.check_recurrent_state("a state")
     if site == "state" and min(batch.lengths) < 2:
         raise InputError("a text has one token, after which no state is read; give longer texts, or another site")
-    direction = measure.mean_difference(model, toward, away, site, layer)
+    known = known or ControlVector.between(model, toward or (), away or (), site, layer)
+    direction = known.direction
+    written: tuple[EditedText, ...] = ()
+    if generate is not None:
+        edits = {
+            f"strength {each:g}".replace("-", "−"): measure.lasting(known.edit(each)) for each in strengths if each
+        }
+        written = edited_texts(model, batch, edits, generate)
     generator = torch.Generator().manual_seed(seed)
     directions = [direction, *(measure.draw_like(direction, generator) for _ in range(random))]
     ids, names = answer_ids(model, batch, answer)
     held_out = measure.held_out_examples(model, data, split, length, limit, seed)
+    if export is not None:
+        bake(model, known, export_strength, export)
+    if save is not None:
+        known.save(save)
     runs = measure.SteeredRuns(model, site, layer, directions, strengths)
     found = runs.probabilities(batch, ids)
     costs = np.empty((len(directions), len(strengths), 0, len(MEASURES)))
     if held_out is not None:
         costs = runs.costs(scored_examples(model, held_out))
-    options = call_options(layer=layer, strengths=list(strengths))
+    options = call_options(site=site, layer=layer, strengths=list(strengths))
     return Steering(
         provenance=record_provenance(model.source, options=options, seed=seed, data=held_out),
         site=site,
@@ -128,4 +173,5 @@ def steer(
         by_direction=found.mean(-1),
         costs=measure.summarise(costs, seed) if costs.size else np.empty((3, len(strengths), 0, 3)),
         classifies=model.is_classifier,
+        written=written,
     )

@@ -16,6 +16,7 @@ from ssmscope.api.inputs import known_data, load_examples, one_text
 from ssmscope.core.batching import by_length
 from ssmscope.core.edits import Edit, Site, new_state, recorded
 from ssmscope.core.encoding import Batch
+from ssmscope.core.lasting_edits import LastingEdit, while_writing
 from ssmscope.core.model import Model
 from ssmscope.core.progress import progress_bar
 from ssmscope.core.trace import LayerState
@@ -49,8 +50,6 @@ def mean_difference(model: Model, toward: Sequence[Any], away: Sequence[Any], si
     """Return the mean of one side's texts minus the other's: of the stream at their ends, or of the states."""
     means = []
     for texts in (toward, away):
-        if not texts:
-            raise InputError("no text to steer to or from; give toward=… and away=…")
         every = [_behind(model, one_text(model, text), site, layer) for text in texts]
         means.append([torch.stack(parts).mean(0) for parts in zip(*every)])
     found = tuple(first - second for first, second in zip(*means))
@@ -93,6 +92,11 @@ def steering_edit(site: str, layer: int, direction: Direction, strength: float) 
     if site == "state":
         return new_state(0, state, layers=[layer], name="state steered")
     return Edit("residual steered", "residual", stream, (layer,), options={"strength": strength})
+
+
+def lasting(edit: Edit) -> list[Edit | LastingEdit]:
+    """Return an edit as it acts while a model writes: of the stream at every token, of a state once, in the prompt."""
+    return [edit] if edit.place == "state" else [while_writing(edit, prompt=True)]
 
 
 class SteeredRuns:

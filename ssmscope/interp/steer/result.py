@@ -10,6 +10,7 @@ import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.interp.edited_texts import EditedText, text_blocks
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number
@@ -39,6 +40,8 @@ class Steering(Result, kind="steer"):
     costs: np.ndarray
     """(3, strengths, measures, 3) on the held-out data; without held-out data no measure."""
     classifies: bool
+    written: tuple[EditedText, ...] = ()
+    """Continuations of the texts, unedited and with each strength, where they were asked for."""
 
     @property
     def metric(self) -> str:
@@ -130,3 +133,4 @@ class Steering(Result, kind="steer"):
             lines.append(Line((f"{strength:g}".replace("-", "−"),), cells))
         over = ["texts"] * (len(self.answers) > 1) + ["held-out examples"] * self.has_costs
         yield table(("strength",), lines, note=f"Intervals: bootstrap over {' and over '.join(over)}." if over else "")
+        yield from text_blocks(self.written)

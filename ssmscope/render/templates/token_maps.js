@@ -123,12 +123,12 @@
         .filter(([s]) => s > -2);
       const bold = document.createElement("b");
       bold.textContent = name(cell);
-      const kept = pinned === null ? "" : " (kept)";
+      const kept = (pinned === null ? "" : " (kept)") + (text.notes ? ` · ${text.notes[row]}` : "");
       const list = strongest.map(([s, value]) => `${of(s)} ${short(value)}`).join(", ");
       const exact = new Map(strongest).get(key);
       const pointed = key === null || key > cell ? ""
         : ` · ${name(key)}: ${exact === undefined ? `≈ ${short(weight(row, key))}` : short(exact)}`;
-      told.replaceChildren("query ", bold, `${kept}${pointed} · strongest: ${list}`);
+      told.replaceChildren(`${data.query} `, bold, `${kept}${pointed} · strongest: ${list}`);
     }
 
     function look(row, key = null) {

@@ -1,0 +1,431 @@
+"""Text written token by token: each run reads one token and continues from the states of the run before.
+
+A token goes the same road through a layer as a whole text does (`Model.run`), so whatever edits a run can edit it while
+the model writes; see `ssmscope.core.lasting_edits`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ssmscope.core.attention_layers import attending, attention_layers
+from ssmscope.core.batching import by_length, tokens_at_once
+from ssmscope.core.edits import Edit, edited
+from ssmscope.core.encoding import Batch
+from ssmscope.core.heads import own_logits
+from ssmscope.core.intercept import evaluating
+from ssmscope.core.lasting_edits import LastingEdit
+from ssmscope.core.mixers import check_causal, collect_states, fast_scan
+from ssmscope.core.progress import count_tokens
+from ssmscope.core.trace import LayerState, States, gathered, joined
+from ssmscope.errors import InputError
+
+if TYPE_CHECKING:
+    from ssmscope.core.model import Model
+
+ROWS_AT_ONCE = 32
+"""Texts that are written together, by default."""
+EXTRA_TOKENS_DECODED = 8
+"""Tokens decoded to look for a stop string, beyond four for each of its characters (their bytes)."""
+
+EndedBy = Literal["end", "stop", "length"]
+Stop = str | Sequence[str] | Callable[[Sequence[int]], bool]
+"""Strings, any of which ends a text, or a function from the ids written so far to True if they end it."""
+GivenEdit = Edit | LastingEdit
+
+
+class Written(NamedTuple):
+    """Token written after text number `row`, the `number`-th from 0: its `id`, its characters, log P of it and the
+    entropy of the model's distribution, both natural and before temperature, `top_k` and `top_p`; and what ended its
+    text, if that ended with it: the end token, a stop string, or the maximum length."""
+
+    row: int
+    number: int
+    id: int
+    token: str
+    log_probability: float
+    entropy: float
+    ended_by: EndedBy | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of writing.
+
+    Attributes:
+        number: number of the tokens, from 0.
+        written: a token for each text that had not ended.
+        logits: (texts, vocabulary), from which the tokens were chosen.
+        states: where they were asked for, the states that the logits came from: those before the tokens are read.
+    """
+
+    number: int
+    written: tuple[Written, ...]
+    logits: Tensor
+    states: States | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """Texts that a model wrote.
+
+    Attributes:
+        prompts: the texts that they continue.
+        texts: what was written, up to a stop string and without end tokens; ids for a model without a tokenizer.
+        written: each text's tokens, all of them.
+        states: where they were asked for, those before each text's last token is read; `Model.run` on these tokens
+            continues from them.
+    """
+
+    prompts: Batch
+    texts: tuple[str, ...]
+    written: tuple[tuple[Written, ...], ...]
+    states: States | None = None
+
+    @property
+    def ids(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(token.id for token in row) for row in self.written)
+
+    @property
+    def tokens(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(token.token for token in row) for row in self.written)
+
+    @property
+    def log_probabilities(self) -> tuple[tuple[float, ...], ...]:
+        """Log P of every written token under the model, edited as it was."""
+        return tuple(tuple(token.log_probability for token in row) for row in self.written)
+
+    @property
+    def entropies(self) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(token.entropy for token in row) for row in self.written)
+
+    @property
+    def ended_by(self) -> tuple[EndedBy, ...]:
+        return tuple(row[-1].ended_by or "length" for row in self.written)
+
+    def batch(self, model: Model) -> Batch:
+        """Return prompts with what was written after them, as the model reads it in one run."""
+        whole = [[*row, *said] for row, said in zip(prompt_ids(self.prompts), self.ids)]
+        return model.encode(ids=whole)
+
+
+def prompt_ids(batch: Batch) -> list[list[int]]:
+    """Return the ids of a batch's texts without padding."""
+    return [ids[real].tolist() for ids, real in zip(batch.input_ids, batch.mask)]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Choice of the next token: the likeliest with `temperature` 0, else drawn from the softmax of the logits divided
+    by it, of which `top_k` tokens count, or the likeliest that together have the probability `top_p`."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise InputError(f"temperature is {self.temperature}; allowed are numbers from 0 on")
+        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
+            raise InputError("top_k and top_p are for drawing tokens; give a temperature above 0 too, e.g. 1")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"top_k is {self.top_k}; allowed are whole numbers from 1 on")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError(f"top_p is {self.top_p}; allowed are numbers above 0, up to 1")
+
+    def draws(self, prompts: Sequence[Sequence[int]], steps: int) -> Float[np.ndarray, "texts steps"] | None:
+        """Draw a number from 0 to 1 for every token of every text, from the seed, the prompt's ids and, of equal
+        prompts, the text's number among them: a text's tokens do not depend on the others."""
+        if self.temperature == 0:
+            return None
+        copies: Counter[tuple[int, ...]] = Counter()
+        rows = []
+        for ids in map(tuple, prompts):
+            rows.append(np.random.default_rng([self.seed, copies[ids], *ids]).random(steps))
+            copies[ids] += 1
+        return np.stack(rows)
+
+    def choose(
+        self, logits: Float[Tensor, "texts vocabulary"], draws: Float[np.ndarray, " texts"] | None
+    ) -> Int[Tensor, " texts"]:
+        """Return a token for each row: of equally likely ones the one with the lowest id."""
+        if draws is None:
+            return logits.argmax(-1)
+        from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+        none: Any = None
+        scores = logits / self.temperature
+        if self.top_k is not None:
+            scores = TopKLogitsWarper(min(self.top_k, scores.shape[-1]))(none, scores)
+        if self.top_p is not None:
+            scores = TopPLogitsWarper(self.top_p)(none, scores)
+        up_to = scores.double().softmax(-1).cumsum(-1)
+        drawn = torch.from_numpy(draws).to(up_to.device).unsqueeze(-1) * up_to[:, -1:]
+        return torch.searchsorted(up_to, drawn, right=True).squeeze(-1).clamp(max=scores.shape[-1] - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """What ends a text: one of the `ids` of end tokens, or `stop`."""
+
+    tokenizer: Any
+    ids: frozenset[int]
+    stop: tuple[str, ...] | Callable[[Sequence[int]], bool] = ()
+
+    @classmethod
+    def of(cls, model: Model, stop: Stop) -> Ends:
+        """Return the end tokens of a model's generation settings and `stop`. Settings that do not name the tokenizer's
+        end token are the library's defaults, and only the tokenizer's counts."""
+        settings = getattr(model.module, "generation_config", None) or model.config
+        ids, own = getattr(settings, "eos_token_id", None), getattr(model.tokenizer, "eos_token_id", None)
+        ids = [each for each in (ids if isinstance(ids, list | tuple) else [ids]) if each is not None]
+        ids = ids if model.tokenizer is None or own in ids else [own] * (own is not None)
+        stops = stop if callable(stop) else (stop,) if isinstance(stop, str) else tuple(stop)
+        if not callable(stops):
+            if stops:
+                model.check_tokenizer("stop strings")
+            if not all(stops):
+                raise InputError("a stop string is empty; leave it out")
+        return cls(model.tokenizer, frozenset(ids), stops)
+
+    def ended_by(self, said: Sequence[int]) -> EndedBy | None:
+        """Return what ends a text with the last of these ids, if it does."""
+        if said[-1] in self.ids:
+            return "end"
+        if callable(self.stop):
+            return "stop" if self.stop(said) else None
+        if not self.stop:
+            return None
+        near = self.decode(said[-(4 * max(map(len, self.stop)) + EXTRA_TOKENS_DECODED) :])
+        return "stop" if any(each in near for each in self.stop) else None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def text(self, prompt: Sequence[int], said: Sequence[int]) -> str:
+        """Return what these ids add to the prompt's text, up to a stop string."""
+        if self.tokenizer is None:
+            return " ".join(map(str, said))
+        before, whole = self.decode(prompt), self.decode([*prompt, *said])
+        text = whole[len(before) :] if whole.startswith(before) else self.decode(said)
+        found = [] if callable(self.stop) else [text.find(each) for each in self.stop]
+        return text[: min((at for at in found if at >= 0), default=len(text))]
+
+
+class TokenRuns:
+    """Runs of one token a text, from states and under the same edits: what one run has in common with the next is
+    prepared once. They run in a copy of the caller's context, as the caller goes on in between."""
+
+    def __init__(self, model: Model, edits: Sequence[Edit], context: Context) -> None:
+        self.model, self.around, self.context = model, ExitStack(), context.copy()
+        self.layers = model.num_layers
+        self.before: tuple[list[LayerState], list[LayerState]] = [], []
+        self.after: tuple[list[LayerState], list[LayerState]] = [], []
+        try:
+            self.context.run(self._enter, edits)
+        except BaseException:
+            self.close()
+            raise
+
+    def _enter(self, edits: Sequence[Edit]) -> None:
+        module, (own, attended), (ends, kept) = self.model.module, self.before, self.after
+        if edits:
+            self.around.enter_context(edited(self.model, edits))
+        self.around.enter_context(evaluating(module))
+        self.around.enter_context(fast_scan(module, states=own, visit=collect_states(module, ends)))
+        self.around.enter_context(attending(module, states=attended, keep=kept, writing=True))
+
+    def close(self) -> None:
+        self.context.run(self.around.close)
+
+    def __call__(self, ids: Int[Tensor, " texts"], states: States) -> tuple[Tensor, States]:
+        """Return the logits after these tokens, (texts, vocabulary), and the states."""
+        return self.context.run(self._run, ids, states)
+
+    def _run(self, ids: Tensor, states: States) -> tuple[Tensor, States]:
+        self.before[0][:], self.before[1][:] = states[: self.layers], states[self.layers :]
+        for each in self.after:
+            each.clear()
+        count_tokens(len(ids))
+        with torch.no_grad():
+            logits = own_logits(self.model.module, {"input_ids": ids.unsqueeze(1)}, None)[:, 0].to(self.model.device)
+        return self.model.checked(logits), tuple(sum(self.after, []))
+
+
+class Continuation:
+    """Logits and states of texts as they are written, under edits that come and go, in the context in which it is made.
+
+    Texts that ended are left out of the next run, but with edits, which may have values for every text: there their
+    last token is read again and nothing of it is used.
+    """
+
+    def __init__(self, model: Model, run: tuple[Tensor, States], edits: Sequence[LastingEdit] = ()) -> None:
+        self.model, self.edits, self.context = model, tuple(edits), copy_context()
+        self.logits, self.states = run
+        self.rows = list(range(len(self.logits)))  # Texts of the batch.
+        self.runs: dict[tuple[LastingEdit, ...], TokenRuns] = {}
+
+    def read(self, tokens: Sequence[Written]) -> None:
+        """Read a token for each text that is still written."""
+        new = {token.row: token for token in tokens}
+        if not self.edits:
+            (self.logits, self.states), self.rows = self.of_texts(list(new), True), list(new)
+        active = {row: tuple(edit for edit in self.edits if edit.acts(token)) for row, token in new.items()}
+        ids = torch.tensor([new[row].id if row in new else tokens[0].id for row in self.rows], device=self.model.device)
+        sets = list(dict.fromkeys(active.values()))
+        found = [self._runs(each)(ids, self.states) for each in sets]
+        if len(found) == 1:
+            ((self.logits, self.states),) = found
+            return
+        number = {each: at * len(self.rows) for at, each in enumerate(sets)}
+        chosen = torch.tensor([place + number[active.get(row, sets[0])] for place, row in enumerate(self.rows)])
+        self.logits = torch.cat([logits for logits, _ in found])[chosen.to(ids.device)]
+        self.states = gathered(joined([states for _, states in found]), chosen)
+
+    def of_texts(self, rows: Sequence[int], states: bool) -> tuple[Tensor, States]:
+        """Return the logits and, if asked for, the states of these texts."""
+        if list(rows) == self.rows:
+            return self.logits, self.states
+        place = {row: at for at, row in enumerate(self.rows)}
+        chosen = torch.tensor([place[row] for row in rows], device=self.logits.device)
+        return self.logits[chosen], gathered(self.states, chosen) if states else ()
+
+    def _runs(self, edits: tuple[LastingEdit, ...]) -> TokenRuns:
+        if edits not in self.runs:
+            self.runs[edits] = TokenRuns(self.model, [each.edit for each in edits], self.context)
+        return self.runs[edits]
+
+    def close(self) -> None:
+        for runs in self.runs.values():
+            runs.close()
+
+
+GREEDY = Sampling()
+
+
+def written_after(
+    following: Continuation,
+    prompts: Sequence[Sequence[int]],
+    ends: Ends,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling = GREEDY,
+    draws: Float[np.ndarray, "texts steps"] | None = None,
+    keep_states: bool = False,
+) -> Iterator[Step]:
+    """Yield what a model writes after prompts, at whose ends `following` is. With `sampling` above temperature 0 the
+    `draws` are its own."""
+    decode = lru_cache(maxsize=4096)(lambda i: str(i) if ends.tokenizer is None else ends.tokenizer.decode([i]))
+    said: list[list[int]] = [[] for _ in prompts]
+    going = list(range(len(prompts)))
+    try:
+        for number in range(max_new_tokens):
+            logits, states = following.of_texts(going, keep_states)
+            precise = logits if logits.dtype == torch.float64 else logits.float()
+            chosen = sampling.choose(precise, None if draws is None else draws[going, number])
+            log_p = precise.log_softmax(-1)
+            entropy = -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
+            numbers = chosen.tolist(), log_p.gather(1, chosen.unsqueeze(1)).squeeze(1).tolist(), entropy.tolist()
+            tokens = []
+            for row, token, log_probability, spread in zip(going, *numbers):
+                said[row].append(token)
+                ended = ends.ended_by(said[row]) or ("length" if number + 1 == max_new_tokens else None)
+                tokens.append(Written(row, number, token, decode(token), log_probability, spread, ended))
+            yield Step(number, tuple(tokens), logits, states if keep_states else None)
+            tokens = [token for token in tokens if token.ended_by is None]
+            if not tokens:
+                return
+            going = [token.row for token in tokens]
+            following.read(tokens)
+    finally:
+        following.close()
+
+
+def check_writes(model: Model, batch: Batch, max_new_tokens: int) -> None:
+    """Raise InputError if a model does not write, or not so much after these texts."""
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens is {max_new_tokens}; allowed are whole numbers from 1 on")
+    if model.gives != "next tokens":
+        kind = "has no head" if model.gives == "nothing" else "is a classifier"
+        raise InputError(f"{model.name} {kind} and writes nothing; give a language model")
+    check_causal(model.module, "writing")
+    if not model.continues:
+        said = f"{model.name} cannot continue from its states, which writing needs; load it with attention that is"
+        raise InputError(f"{said} eager or sdpa, or, if it is already, use the library's own generate")
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max(batch.lengths)
+    if most is not None and attention_layers(model.module) and longest + max_new_tokens > most:
+        said = f"{model.name} has positions for {most:,} tokens, and the longest prompt has {longest:,}:"
+        raise InputError(f"{said} ask for at most {max(0, most - longest):,} new tokens, or shorten it")
+
+
+class Writer:
+    """Writing of a model under edits, each of which acts in the prompt's run or in later ones; the arguments and errors
+    are those of `Model.generate`."""
+
+    def __init__(
+        self,
+        model: Model,
+        edits: GivenEdit | Sequence[GivenEdit],
+        stop: Stop,
+        sampling: Sampling,
+        max_new_tokens: int,
+        keep_states: bool,
+    ) -> None:
+        every = [edits] if isinstance(edits, Edit | LastingEdit) else list(edits)
+        self.lasting = [edit for edit in every if isinstance(edit, LastingEdit)]
+        self.at_prompt = [e.edit if isinstance(e, LastingEdit) else e for e in every if getattr(e, "prompt", True)]
+        self.model, self.sampling, self.ends = model, sampling, Ends.of(model, stop)
+        self.max_new_tokens, self.keep_states = max_new_tokens, keep_states
+
+    def stream(self, batch: Batch, draws: Float[np.ndarray, "texts steps"] | None = None) -> Iterator[Step]:
+        """Return an iterator over the steps in which the texts of a batch are continued together."""
+        check_writes(self.model, batch, self.max_new_tokens)
+        prompts, steps = prompt_ids(batch), self.max_new_tokens
+        draws = self.sampling.draws(prompts, steps) if draws is None else draws
+        following = Continuation(self.model, self._read(batch), self.lasting)
+        how: dict[str, Any] = {"sampling": self.sampling, "draws": draws, "keep_states": self.keep_states}
+        return written_after(following, prompts, self.ends, max_new_tokens=steps, **how)
+
+    def generate(self, batch: Batch, batch_size: int | None) -> Generation:
+        """Return what is written after the texts of a batch, `batch_size` of them at a time."""
+        check_writes(self.model, batch, self.max_new_tokens)
+        count, prompts = len(batch.tokens), prompt_ids(batch)
+        draws = self.sampling.draws(prompts, self.max_new_tokens)
+        said: list[list[Written]] = [[] for _ in prompts]
+        last: dict[int, States] = {}
+        at_once = count if self.at_prompt or self.lasting else batch_size or ROWS_AT_ONCE
+        for rows in by_length(batch.lengths, 1, size=at_once):
+            rows = list(range(count)) if at_once == count else rows
+            for step in self.stream(batch.rows(rows), None if draws is None else draws[rows]):
+                for place, token in enumerate(step.written):
+                    said[rows[token.row]].append(token._replace(row=rows[token.row]))
+                    if token.ended_by is not None and step.states is not None:
+                        last[rows[token.row]] = gathered(step.states, torch.tensor([place]))
+        texts = tuple(self.ends.text(prompt, [token.id for token in row]) for prompt, row in zip(prompts, said))
+        states = joined([last[row] for row in range(count)]) if last else None
+        return Generation(batch, texts, tuple(map(tuple, said)), states)
+
+    def _read(self, batch: Batch) -> tuple[Tensor, States]:
+        """Return the logits at the prompts' ends and the states there, of long prompts in parts."""
+        if self.at_prompt:  # They may have values for every text.
+            return self.model.run(batch, last_only=True, edits=self.at_prompt)
+        parts = [*by_length(batch.lengths, tokens_at_once(self.model.device, width=self.model.width))]
+        runs = [self.model.run(batch.rows(rows), last_only=True) for rows in parts]
+        if len(runs) == 1 and parts[0] == list(range(len(batch.tokens))):
+            return runs[0]
+        place = torch.tensor(sum(parts, [])).argsort()
+        logits = torch.cat([run.logits for run in runs])
+        return logits[place.to(logits.device)], gathered(joined([run.states for run in runs]), place)

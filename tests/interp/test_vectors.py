@@ -1,0 +1,106 @@
+"""Control vectors: what a file gives back, and models that are steered by a bias."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from examples import random_example, relative
+from loud import loud
+from planned import planned
+from safetensors import safe_open
+
+import ssmscope
+from ssmscope.core.model import Model
+from ssmscope.errors import InputError
+from ssmscope.interp.steer.measure import norm
+from ssmscope.interp.steer.vectors import ControlVector, bake
+
+TOWARD, AWAY, TEXTS = [[5, 17, 3], [9, 22, 1, 4]], [[60, 2, 7]], [[7, 8, 9, 2, 40], [30, 2, 7]]
+
+
+def model_of(name: str) -> Model:
+    return Model(loud(random_example(name)), name=name)
+
+
+@pytest.mark.parametrize("site", ["residual", "state"])
+def test_a_file_steers_as_the_texts_do(site, tmp_path):
+    model, file = model_of("mamba2"), tmp_path / "vector.safetensors"
+    options = dict(strengths=[-1, 2], random=2, answer=3, generate=3)
+    made = ssmscope.steer(
+        model, model.encode(ids=TEXTS), toward=TOWARD, away=AWAY, site=site, layer=1, save=file, **options
+    )
+    with safe_open(file, "pt") as opened:
+        about = opened.metadata()
+    assert (about["site"], about["layer"], about["fingerprint"]) == (site, "1", model.fingerprint)
+    assert float(about["norm"]) == pytest.approx(made.norm) and json.loads(about["toward"]) == TOWARD
+    read = ssmscope.steer(model, model.encode(ids=TEXTS), vector=file, **options)
+    assert (read.probability == made.probability).all() and read.written == made.written
+    assert (read.site, read.layer, read.norm) == (site, 1, made.norm)
+    vector = ControlVector.load(file, model)
+    assert vector.source["model"] == "mamba2" and norm(vector.direction) == made.norm
+
+
+@pytest.mark.parametrize(
+    "name", ["mamba", "mamba2", "mamba-with-biases", "groupmamba", "baleen-b-mamba2", "bamba", "xlstm", "zamba2"]
+)
+def test_a_bias_steers_as_the_edit_does(name, tmp_path):
+    model = model_of(name)
+    vector = ControlVector.between(model, TOWARD, AWAY, "residual", 1)
+    where = bake(model, vector, -1.5, tmp_path / "baked")
+    batch = model.encode(ids=TEXTS)
+    plain, steered = (model.run(batch, edits=edits).logits for edits in ((), vector.edit(-1.5)))
+    assert relative(ssmscope.load(where).run(batch).logits, steered) < 1e-5 < 1e-2 < relative(plain, steered)
+    assert (model.run(batch).logits == plain).all()  # the model itself is as before
+    assert json.loads((where / "control_vector.json").read_text())["strength"] == -1.5
+
+
+def test_the_command_exports_a_shipped_model(analyze, tmp_path):
+    line = "--text", "The old man", "--toward", "I am glad.", "--away", "I am sad.", "--layer", "3", "--limit", "2"
+    where = tmp_path / "glad"
+    options = "--strengths", "3", "--random", "1", "--export", where, "--export-strength", "3", "--generate", "6"
+    answer = analyze("steer", "demo/books-mamba2", *line, *options)
+    assert answer.code == 0 and "strength 3" in answer.out
+    model = ssmscope.load(where)
+    (text,) = model.generate("The old man", max_new_tokens=6).texts
+    assert f"strength 3  {text.strip()}" in " ".join(answer.out.split(" ")).replace("\n", " ")
+    assert analyze("steer", "demo/books-mamba2", *line, *options).err.count("exists") == 1
+
+
+def test_where_there_is_no_bias(tmp_path):
+    for name, site, layer, says in (
+        ("gla", "residual", 1, "no bias of the block before layer 1 of gla"),
+        ("mamba", "residual", 0, "layer 0 reads the embeddings"),
+        ("mamba2", "state", 1, "a state has no bias"),
+    ):
+        model = model_of(name)
+        with pytest.raises(InputError, match=says):
+            bake(model, ControlVector.between(model, TOWARD, AWAY, site, layer), 1.0, tmp_path / name)
+        assert not (tmp_path / name).exists()
+
+
+def test_files_that_do_not_fit(tmp_path):
+    model, file = model_of("mamba2"), tmp_path / "vector.safetensors"
+    ControlVector("residual", 1, (torch.ones(5, dtype=torch.float64),)).save(file)
+    with pytest.raises(InputError, match="has a direction of the shape"):
+        ControlVector.load(file, model)
+    ControlVector("residual", 9, (torch.ones(model.width, dtype=torch.float64),)).save(file)
+    with pytest.raises(InputError, match="of residual 9; mamba2 has the layers 0 to 1"):
+        ControlVector.load(file, model)
+    file.write_bytes(b"nothing")
+    with pytest.raises(InputError, match="cannot read"):
+        ControlVector.load(file, model)
+    with pytest.raises(InputError, match="cannot read"):
+        ControlVector.load(tmp_path / "absent", model)
+    with pytest.raises(InputError, match="leave toward out"):
+        ssmscope.steer(model, model.encode(ids=TEXTS), vector=file, toward=TOWARD)
+    with pytest.raises(InputError, match="no text to steer to or from"):
+        ssmscope.steer(model, model.encode(ids=TEXTS))
+
+
+@pytest.mark.parametrize("option", ["save", "export"])
+def test_a_plan_writes_no_files_of_its_own(option):
+    options = {"text": "a film", "toward": ["a good film"], "away": ["a bad film"], option: "somewhere"}
+    with pytest.raises(InputError, match=f"the option '{option}' writes a file of its own; give it to steer alone"):
+        planned({"models": ["demo/books-mamba2"], "analyses": [{"steer": options}]})
