@@ -113,12 +113,13 @@ def table_lines() -> list[str]:
     lines = [f"| | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for arm in ARMS:
         rows = [found[arm, seed] for seed in SEEDS]
-        lines.append(f"| {arm} | {' | '.join(running.told([row[name] for row in rows]) for name in names)} |")
+        cells = (running.told([row[name] for row in rows]) for name in names)
+        lines.append(running.with_minus(f"| {arm} | {' | '.join(cells)} |"))
     for arm in ARMS:
         if arm != "gfssm":
             pairs = [(found[arm, seed], found["gfssm", seed]) for seed in SEEDS]
             cells = (running.told([one[name] - other[name] for one, other in pairs]) for name in names)
-            lines.append(f"| {arm} − gfssm | {' | '.join(cells)} |")
+            lines.append(running.with_minus(f"| {arm} − gfssm | {' | '.join(cells)} |"))
     return lines
 
 

@@ -1,27 +1,32 @@
 """Facts written into the state while a model writes, in models of which we know what they will say.
 
-    python benchmarks/planted_writing.py                            # some minutes on a core
-    python benchmarks/planted_writing.py --models mamba2 --seeds 0 --json results/planted-writing.jsonl
+    python benchmarks/planted_writing.py                                # some ten minutes on a core
+    python benchmarks/planted_writing.py --models mamba2 --seeds 0
 
 A model reads pairs of a key and a value in any order and then writes them in the order of the keys: what it writes next
-is known, and each value is recalled. Once it has written the first pair, one fact that it has not come to is exchanged:
-to the states of all layers is added what distinguishes the states of two other prompts, which have the same keys in the
-same places, other values, and for this key the one value or the other. That answer must become the other value, and no
-other answer may change. The states are those of when these prompts, too, have written their first pair ("fact"), or
-those of the text's own two versions when the fact has just passed the convolutions ("at its place"): what a model moves
-after that is not in them. A Gaussian direction that is in every layer as long is added in place of the first.
+is known, and each value is recalled. While it writes, one fact that it has not come to is exchanged: to the states of
+all layers is added what distinguishes the states of two other prompts, which have the same keys in the same places,
+other values, and for this key the one value or the other, once as much has been written after them. That answer must
+become the other value, and no other answer may change. A Gaussian direction that is as long in every layer is added in
+its place.
+
+The fact is written after two pairs, when no convolution's tail holds a token of the prompt. After one pair the tails
+still hold what the prompt's last token has read, and it may not be in a state yet: there the fact is written into the
+states alone, and into the states and the tails. Prompts are drawn apart from those of the training.
+
+Each model's result is a line of benchmarks/results/planted-writing.jsonl and is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import running
 import torch
 from planted import MODELS
 from torch import Tensor
@@ -29,17 +34,18 @@ from torch.nn.functional import cross_entropy
 
 import ssmscope
 from ssmscope.core.edits import Site, new_state
-from ssmscope.core.lasting_edits import while_writing
+from ssmscope.core.lasting_edits import LastingEdit, while_writing
 from ssmscope.core.trace import LayerState
 
+RESULTS = Path(__file__).parent / "results" / "planted-writing.jsonl"
 KEYS, VALUES = 6, 8
 SIGN = KEYS + VALUES
 """The token after the pairs; keys are the first tokens, values come next."""
 BATCH = 64
-REACH = 3
-"""Tokens that a convolution reads before its own: a fact is in the state once so many have come after it."""
-FIRST = 2
-"""Tokens that are written before the fact is."""
+PAIRS = 2
+"""Written pairs after which the fact is written: four tokens, one more than a convolution's tail holds."""
+SEEDS = range(6)
+PROMPTS = 500
 
 
 def prompts(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -82,91 +88,133 @@ def trained(name: str, seed: int, steps: int) -> ssmscope.Model:
     return model
 
 
-def after_fact(model: ssmscope.Model, texts: np.ndarray, places: np.ndarray) -> list[LayerState]:
-    """The states of all layers when the value of each text's fact, at `places`, has passed the convolutions."""
-    cut = [text[: place + 1 + REACH].tolist() for text, place in zip(texts, np.broadcast_to(places, len(texts)))]
-    return list(model.run(model.encode(ids=cut), last_only=True).states)
-
-
-def added(differences: list[tuple[Tensor, ...]]) -> Any:
-    def change(state: LayerState, site: Site) -> LayerState:
-        return replace(state, ssm=tuple(H + d for H, d in zip(state.ssm, differences[site.layer])))
-
-    return while_writing(new_state(-1, change, name="fact written"), start=FIRST - 1, stop=FIRST)
-
-
 def measured(model: ssmscope.Model, random: np.random.Generator, count: int) -> dict[str, Any]:
-    """Shares of solved prompts whose answer became the other value, and of their other answers that changed."""
+    """Return what a fact changes in the solved prompts, written after PAIRS pairs into all layers or into one, beside
+    random directions, and after one pair into the states alone and with the convolutions' tails."""
     texts, values = prompts(random, count)
-    plain = np.array(model.generate(ids=texts.tolist(), max_new_tokens=2 * KEYS, batch_size=count).ids)
+    plain = said(model, texts)
     right = (plain == answers(values)).all(1)
-    texts, values, plain = texts[right], values[right], plain[right]
-    key = random.integers(2, KEYS, len(texts))  # The next answer may have been looked up already.
-    rows = np.arange(len(texts))
-    old = values[rows, key]
-    new = KEYS + (old - KEYS + random.integers(1, VALUES, len(texts))) % VALUES
-    places = (texts[:, : 2 * KEYS : 2] == key[:, None]).argmax(1) * 2 + 1
-    donors = np.where((texts >= KEYS) & (texts < SIGN), KEYS + random.integers(0, VALUES, texts.shape), texts)
-    first = (texts[:, : 2 * KEYS : 2] == 0).argmax(1) * 2 + 1
-    facts, own = (
-        exchanged(
-            model, np.concatenate([each, [[0, value] for value in each[rows, first]]], axis=1), places, old, new, at
-        )
-        for each, at in ((donors, texts.shape[1] + FIRST), (texts, places))
-    )
-    generator = torch.Generator().manual_seed(int(random.integers(2**31)))
-    drawn = [tuple(like(d, generator) for d in each) for each in facts]
+    texts, plain = texts[right], plain[right]
+    layers = len(model.run(model.encode(ids=texts[:1].tolist()), last_only=True).states)
     found: dict[str, Any] = {"prompts": count, "solved": float(right.mean())}
-    asked = np.zeros_like(plain, dtype=bool)
-    asked[rows, 2 * key + 1] = True
-    for name, differences in (("fact", facts), ("at its place", own), ("random", drawn)):
-        made = model.generate(ids=texts.tolist(), max_new_tokens=2 * KEYS, edits=added(differences))
-        said = np.array(made.ids)
-        found[f"{name}: becomes the other value"] = float((said[asked] == new).mean())
-        found[f"{name}: changes"] = float((said[asked] != old).mean())
-        found[f"{name}: other answers change"] = float((said != plain)[:, FIRST:][~asked[:, FIRST:]].mean())
+    for pairs in (PAIRS, 1):
+        key = random.integers(pairs + 1, KEYS, len(texts))  # The next answer may have been looked up already.
+        old = plain[np.arange(len(texts)), 2 * key + 1]
+        new = KEYS + (old - KEYS + random.integers(1, VALUES, len(texts))) % VALUES
+        donors = np.where((texts >= KEYS) & (texts < SIGN), KEYS + random.integers(0, VALUES, texts.shape), texts)
+        fact = exchanged(model, donors, key, old, new, pairs)
+        if pairs == PAIRS:
+            drawn = [like(each, torch.Generator().manual_seed(layer)) for layer, each in enumerate(fact)]
+            edits = {"fact": added(fact, pairs), "random": added(drawn, pairs)}
+            edits |= {f"layer {layer}": added(fact, pairs, layers=(layer,)) for layer in range(layers)}
+        else:
+            edits = {"early": added(fact, pairs), "early, with tails": added(fact, pairs, tails=True)}
+        for name, edit in edits.items():
+            found[name] = changed(said(model, texts, edit), plain, key, new, pairs)
     return found
 
 
+def said(model: ssmscope.Model, texts: np.ndarray, *edits: LastingEdit) -> np.ndarray:
+    return np.array(model.generate(ids=texts.tolist(), max_new_tokens=2 * KEYS, edits=edits).ids)
+
+
 def exchanged(
-    model: ssmscope.Model, texts: np.ndarray, places: np.ndarray, old: np.ndarray, new: np.ndarray, at: Any
-) -> list[tuple[Tensor, ...]]:
-    """What the states have more, `at` these places, of texts with the new value than of those with the old one."""
+    model: ssmscope.Model, texts: np.ndarray, key: np.ndarray, old: np.ndarray, new: np.ndarray, pairs: int
+) -> list[LayerState]:
+    """Return what the states of all layers have more, after so many written pairs, with each text's new value."""
+    rows = np.arange(len(texts))[:, None]
+    places = (texts[:, : 2 * KEYS : 2, None] == np.arange(KEYS)).argmax(1) * 2 + 1  # of each key's value
     found = []
     for value in (new, old):
         versions = texts.copy()
-        versions[np.arange(len(texts)), places] = value
-        found.append(after_fact(model, versions, at))
-    return [tuple(a - b for a, b in zip(one.ssm, two.ssm)) for one, two in zip(*found)]
+        versions[rows[:, 0], places[rows[:, 0], key]] = value
+        written = answers(versions[rows, places])[:, : 2 * pairs]
+        batch = model.encode(ids=np.concatenate([versions, written], axis=1).tolist())
+        found.append(model.run(batch, last_only=True).states)
+    return [LayerState(one.conv - two.conv, tuple(a - b for a, b in zip(one.ssm, two.ssm))) for one, two in zip(*found)]
 
 
-def like(difference: Tensor, generator: torch.Generator) -> Tensor:
-    """Gaussian directions of the same norm, for every text."""
-    drawn = torch.randn(difference.shape, generator=generator)
-    norms = (t.flatten(1).norm(dim=1).view(-1, *[1] * (t.ndim - 1)) for t in (difference, drawn))
-    return drawn * next(norms) / next(norms)
+def added(
+    differences: list[LayerState], pairs: int, layers: tuple[int, ...] | None = None, tails: bool = False
+) -> LastingEdit:
+    """Add to the states, and to the convolutions' tails, when the last token of so many pairs has been read."""
+
+    def change(state: LayerState, site: Site) -> LayerState:
+        more = differences[site.layer]
+        ssm = tuple(H + difference for H, difference in zip(state.ssm, more.ssm))
+        return replace(state, ssm=ssm, conv=state.conv + more.conv if tails else state.conv)
+
+    edit = new_state(-1, change, layers=layers, name="fact written")
+    return while_writing(edit, start=2 * pairs - 1, stop=2 * pairs)
 
 
-def lines(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    for name in options.models:
-        for seed in options.seeds:
-            model = trained(name, seed, options.steps)
-            yield {"model": name, "seed": seed, **measured(model, np.random.default_rng([seed, 1]), options.examples)}
+def like(difference: LayerState, generator: torch.Generator) -> LayerState:
+    """Return a Gaussian direction for every text, of the norm of its states' difference in this layer."""
+    drawn = [torch.randn(each.shape, generator=generator) for each in difference.ssm]
+    scale = norm(difference.ssm) / norm(drawn)
+    return LayerState(difference.conv, tuple(each * scale.view(-1, *[1] * (each.ndim - 1)) for each in drawn))
+
+
+def norm(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.flatten(1) for part in parts], dim=1).norm(dim=1)
+
+
+def changed(made: np.ndarray, plain: np.ndarray, key: np.ndarray, new: np.ndarray, pairs: int) -> dict[str, float]:
+    """Return the shares of answers that became the new value and that changed, and of the other answers still to come
+    that changed."""
+    rows, at = np.arange(len(made)), 2 * key + 1
+    differ = made != plain
+    others = differ.copy()
+    others[rows, at] = False
+    return {
+        "becomes the other value": float((made[rows, at] == new).mean()),
+        "changes": float(differ[rows, at].mean()),
+        "others change": float(others[:, 2 * pairs + 1 :: 2].sum() / (len(made) * (KEYS - pairs - 1))),
+    }
+
+
+NAMES = {"mamba2": "Mamba-2", "mamba": "Mamba", "diff-mamba": "Diff-Mamba"}
+COLUMNS = {
+    "becomes the other value": ("fact", "becomes the other value"),
+    "other answers change": ("fact", "others change"),
+    "random: answer changes": ("random", "changes"),
+    "random: others change": ("random", "others change"),
+    "in layer 0 alone": ("layer 0", "becomes the other value"),
+    "in layer 1 alone": ("layer 1", "becomes the other value"),
+    "after one pair": ("early", "becomes the other value"),
+    "after one pair, with tails": ("early, with tails", "becomes the other value"),
+}
+
+
+def docs_table() -> list[str]:
+    """Return what facts change, in per cent, the lowest and the highest of the seeds."""
+    rows = ["| | solved | " + " | ".join(COLUMNS) + " |", "|---" * (2 + len(COLUMNS)) + "|"]
+    for name in MODELS:
+        own = [each for each in running.read(RESULTS) if each["model"] == name]
+        cells = [[each["solved"] for each in own], *([each[a][b] for each in own] for a, b in COLUMNS.values())]
+        rows += [f"| {NAMES[name]} | {' | '.join(map(spread, cells))} |"] * bool(own)
+    return rows
+
+
+def spread(shares: Sequence[float]) -> str:
+    low, high = (f"{100 * share:.1f}" for share in (min(shares), max(shares)))
+    return low if low == high else f"{low} – {high}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["mamba2", "mamba"], choices=MODELS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--examples", type=int, default=500)
-    parser.add_argument("--json", type=Path, help="File to which every line is added.")
     options = parser.parse_args()
-    for line in lines(options):
-        print(json.dumps(line), flush=True)
-        if options.json:
-            with options.json.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+    done = {(each["model"], each["seed"]) for each in running.read(RESULTS)}
+    for name in options.models:
+        for seed in (each for each in options.seeds if (name, each) not in done):
+            model = trained(name, seed, options.steps)
+            found = measured(model, np.random.default_rng([seed, 2]), PROMPTS)
+            running.add(RESULTS, {"model": name, "seed": seed, **found})
+            print(name, seed, found["fact"], flush=True)
+    print("\n".join(docs_table()))
 
 
 if __name__ == "__main__":

@@ -149,19 +149,27 @@ def table(arguments: argparse.Namespace) -> None:
         each = ", ".join(f"{a:.4f}" for a in accuracies)
         size, epochs = records[0]["parameters"], records[0]["epochs"]
         print(f"| {name} | {size:,} | {epochs} | {each} | {running.told(accuracies)} | {running.told(losses)} |")
-    print()
-    print(*mad_table(), sep="\n")
+    for lines in (mad_table(), gfssm_table()):
+        print("", *lines, sep="\n")
 
 
 def mad_table() -> list[str]:
-    """Return the table of MAD's tasks in docs/differential-mamba.md: accuracy, mean ± 95 % t interval over seeds."""
-    found, names = groups(), [*COMPARED, *ABLATED]
+    """Return the table of MAD's tasks in docs/differential-mamba.md."""
+    return accuracies(*COMPARED, *ABLATED)
+
+
+def gfssm_table() -> list[str]:
+    """Return the table of MAD's tasks in docs/gfssm.md."""
+    return accuracies("mamba2", *(name for name in MAD if name.startswith("gfssm")))
+
+
+def accuracies(*names: str) -> list[str]:
+    """Test accuracy on MAD's tasks, mean ± 95 % t interval over seeds."""
+    found = groups()
     rows = [f"| model | {' | '.join(TASKS)} |", "|---" * (1 + len(TASKS)) + "|"]
     for name in names:
         cells = [[each["accuracy"] for each in found.get(f"{task}-{name}", [])] for task in TASKS]
-        told = [running.told(cell) if len(cell) == len(SEEDS) else "" for cell in cells]
-        if any(told):
-            rows.append(f"| {name} | {' | '.join(told)} |")
+        rows.append(f"| {name} | {' | '.join(running.told(cell) if len(cell) > 1 else '' for cell in cells)} |")
     return rows
 
 

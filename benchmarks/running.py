@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -144,3 +145,8 @@ def start(found: Mapping[str, argparse.ArgumentParser]) -> None:
     """Run the verb that the command line names."""
     arguments = found[""].parse_args()
     arguments.run(arguments)
+
+
+def with_minus(row: str) -> str:
+    """Write negative numbers with a minus sign instead of a hyphen."""
+    return re.sub(r"-(?=\d)", "−", row)

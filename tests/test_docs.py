@@ -246,8 +246,12 @@ def run(root: Path, code: str, *arguments: str) -> str:
         ("reference", "mad_table", "differential-mamba", "| mamba2 | 0.887 ± 0.070 |"),
         ("baleen_texts", "position_table", "position-bias", "| sst2 | mamba2 warm | 0.782 ± 0.010 | 1.1 ± 3.0 |"),
         ("baleen_texts", "docs_table", "explanations", "| sst2 | mamba2 | 0.792 ± 0.027 | 1.00 | 10.2 ± 24.4 |"),
+        ("reference", "gfssm_table", "gfssm", "| mamba2 | 0.887 ± 0.070 |"),
+        ("gfssm", "table_lines", "gfssm", "| mamba2 | 5.214 ± 0.057 |"),
         ("experiments", "norm_table", "stability", "| 1 | 0.001 ± 0.013 |"),
+        ("experiments", "slope_table", "stability", "| majority | 0.004 ± 0.008 |"),
         ("sst2_rationales", "docs_table", "explanations", "| `lrp` | 0.57 [0.50, 0.63] |"),
+        ("planted_writing", "docs_table", "generation", "| Mamba-2 | 99.8 – 100.0 | 96.4 – 100.0 | 0.0 – 0.4 |"),
     ],
 )
 def test_a_table_of_a_page_is_what_was_measured(
