@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
+PYTHONS ?= $(PYTHON)
 EXAMPLES ?= 2000
 PARTS ?= 10
 SAMPLE ?= 200
@@ -37,7 +38,7 @@ NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 TRITON = triton==3.6.0 "numpy<2.4"
 KERNELS = $(wildcard tests/backends/test_triton_*.py)
 
-.PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-exhaustive docs mutants clean
+.PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-install test-beside-others test-exhaustive docs mutants clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-mamba2 --text "$(TEXT)" --out demo-output
@@ -80,6 +81,14 @@ test-transformers5: $(VENV)-transformers5/.dev
 	$(VENV)-transformers5/bin/python -c "import transformers; print('transformers', transformers.__version__)"
 	$(THREADS) SSMSCOPE_EXHAUSTIVE=$${SSMSCOPE_EXHAUSTIVE:-contracts} $(VENV)-transformers5/bin/pytest -q $(SPREAD) $(ON_5)
 
+# The wheel and the source distribution, installed into an empty environment of each of PYTHONS.
+test-install: $(VENV)/.dev
+	SSMSCOPE_INSTALL="$(PYTHONS)" $(VENV)/bin/pytest -q tests/test_install.py
+
+# The guide for people who come from other libraries, in environments of these; they cannot all be installed together.
+test-beside-others: $(VENV)-beside/.dev $(VENV)-inseq/.dev
+	for place in $(VENV)-beside $(VENV)-inseq; do $(THREADS) $$place/bin/pytest -q tests/test_beside_others.py || exit 1; done
+
 # All with every model, pair of options and value, where they try some that stand for them: it takes an hour.
 test-exhaustive: export SSMSCOPE_EXHAUSTIVE = all
 test-exhaustive:
@@ -110,9 +119,15 @@ $(VENV)-triton/.dev: pyproject.toml constraints.txt | $(VENV)-triton/bin/python
 	$(PYTHON) tools/install.py $(VENV)-triton --quiet -c $(VENV)-triton/constraints.txt -e ".[dev]" $(TRITON)
 	touch $@
 
+$(VENV)-beside/.dev: OTHERS = transformer-lens==4.3.0 nnsight==0.8.1
+$(VENV)-inseq/.dev: OTHERS = inseq==0.7.1
+$(VENV)-beside/.dev $(VENV)-inseq/.dev: %/.dev: pyproject.toml | %/bin/python
+	$(PYTHON) tools/install.py $* --quiet -e . $(OTHERS) "torch<2.14" "transformers>=5,<6" beartype hypothesis pytest
+	touch $@
+
 %/bin/python:
 	$(PYTHON) -c "import sys; sys.version_info >= (3, 10) or sys.exit('ssmscope needs Python 3.10 or newer, this is ' + sys.version + '; try: make PYTHON=python3.12')"
 	$(PYTHON) -m venv $* || { rm -rf $*; echo "python's venv module is missing; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(VENV)-transformers5 $(VENV)-triton demo-output build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-transformers5 $(VENV)-triton $(VENV)-beside $(VENV)-inseq demo-output build dist .mypy_cache .pytest_cache .ruff_cache

@@ -20,7 +20,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 _HOMES = {name: home for home, name in re.findall(r"^from (\S+) import (\w+)", _NAMES, re.MULTILINE)}

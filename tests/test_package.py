@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from exhaustive import few
 from warm import PLAIN, TORCH, Warm
 
@@ -110,6 +111,56 @@ def test_there_is_one_version() -> None:
     assert "version =" not in (ROOT / "pyproject.toml").read_text().partition("[project]")[2].partition("[tool")[0]
     if (ROOT / "pyproject.toml").exists():
         assert importlib.metadata.version("ssmscope") == ssmscope.__version__
+
+
+def test_the_citation_is_of_this_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == ssmscope.__version__ and cited["title"] == "ssmscope"
+    assert {"cff-version", "message", "authors", "license", "abstract"} <= set(cited)
+    assert all({"type", "title", "authors"} <= set(paper) for paper in cited["references"])
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\d+\.\d+\.\d+)", changes, re.MULTILINE)[0] == ssmscope.__version__
+
+
+def test_addresses_of_the_project_are_in_its_readme() -> None:
+    """Nothing is invented: whoever follows a link of the package index finds what the README names too."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    addresses = importlib.metadata.metadata("ssmscope").get_all("Project-URL") or []
+    assert not [each for each in addresses if each.partition(", ")[2] not in readme]
+
+
+def test_the_code_for_assistants_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    assert len(page.splitlines()) <= 90
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code, names := {})
+    assert names["again"].to_frame().equals(names["heatmap"].to_frame())
+    cells = re.findall(r"^\|[^|]*\| (.*) \|$", page, re.MULTILINE)
+    assert {verb for cell in cells for verb in re.findall(r"`([\w ]+)`", cell)} == {*ANALYSES, "report", "serve"}
+
+
+BROUGHT = {"huggingface_hub": "transformers", "markupsafe": "jinja2", "nltk": "textattack"}
+"""Packages that are imported, and the declared one that cannot be without them."""
+NAMES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
+OPTIONAL = {"accelerate", "lm-eval", "peft", "ray", "scikit-learn", "textattack", "triton"}
+"""Packages of extras, or of the user's, which are asked for before they are imported."""
+
+
+def test_what_is_imported_is_declared_and_nothing_else() -> None:
+    found = set()
+    for file in (ROOT / "ssmscope").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found |= {name.partition(".")[0] for name in names}
+    found -= {*sys.stdlib_module_names, "ssmscope", ""}
+    assert set(BROUGHT) <= found
+    packages = {BROUGHT.get(name, NAMES.get(name, name)).replace("_", "-") for name in found}
+    declared = importlib.metadata.requires("ssmscope") or []
+    core = {re.split(r"[<=>;\[ ]", line)[0].lower() for line in declared if "extra ==" not in line}
+    # captum's attributions are looked up by name.
+    assert packages | {"captum"} == core | OPTIONAL
 
 
 def test_constraints_pin_every_dependency() -> None:

@@ -8,7 +8,6 @@ import inspect
 import os
 import shlex
 import sys
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -195,14 +194,15 @@ def declared(function: Callable[..., None], more: Mapping[str, Option] | None = 
     Args:
         more: options in place of its `**options`.
     """
-    hints = typing.get_type_hints(function, include_extras=True)
+    signed = inspect.signature(function, eval_str=True).parameters
     options: dict[str, Option] = {}
     parameters: list[inspect.Parameter] = []
-    typers = [name for name, hint in hints.items() if not isinstance(getattr(hint, "__metadata__", ("",))[0], str)]
+    marks = {name: getattr(each.annotation, "__metadata__", ("",))[0] for name, each in signed.items()}
+    typers = [name for name, mark in marks.items() if not isinstance(mark, str)]
     own = options_of(function, without=typers)
-    for each in inspect.signature(function).parameters.values():
+    for each in signed.values():
         if each.name in typers:
-            parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]))
+            parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         else:
             found = {each.name: own[each.name]} if each.name in own else dict(more or {})
             options |= found

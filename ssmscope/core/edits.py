@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,14 +30,17 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ssmscope.core.attention_layers import attention_changed, attention_layers
-from ssmscope.core.intercept import Before, observe
+from ssmscope.core.attention_layers import attention_changed, attention_layers, attention_modules
+from ssmscope.core.intercept import After, Before, observe
 from ssmscope.core.mixers import Compute, Edits, adapter_for, computed_by, fast_scan, mixers, state_after, terms_of
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ops.recurrence import check_one_way
 
-Place = Literal["residual", "input", "convolution", "taps", "terms", "state", "scans", "output", "attention"]
+Place = Literal[
+    "residual", "input", "convolution", "taps", "terms", "state", "scans", "output", "attention", "attention-output",
+    "feed-forward",
+]  # fmt: skip
 PLACES: tuple[str, ...] = get_args(Place)
 """Places of edits, in the order of a layer's run, with the value that an edit's function changes:
 
@@ -52,7 +56,13 @@ scans: a `Scan` for each recurrence; their states are not read again.
 output: the mixer's output, (batch, length, width).
 attention: mask of the keys that every query of a layer of softmax attention reads, (batch, heads or 1, queries, keys)
     bool. Its layers, `attention_layers`, are counted separately; keys of states come before the run's own.
+attention-output, feed-forward: the output of a layer of softmax attention, or of a feed-forward part or experts,
+    (batch, length, width). `block_parts` counts them, each kind separately.
 """
+BLOCK_PLACES: tuple[Place, ...] = ("attention-output", "feed-forward")
+"""Places outside the state-space layers."""
+FEED_FORWARD = re.compile(r"(MLP|Mlp|FeedForward|FFN|MoE|Moe|MoeBlock|MOE|Experts)$")
+"""Names of the classes of feed-forward parts, and of experts with their router."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,11 +145,13 @@ def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
     new = (edits,) if isinstance(edits, Edit) else tuple(edits)
     every = (*edits_of(module), *new)
     attention = [edit for edit in every if edit.place == "attention"]
+    outputs = {place: block_parts(module, place) for place in BLOCK_PLACES if place in {edit.place for edit in every}}
     for edit in every:
-        known = len(attention_layers(module) if edit in attention else found)
+        known = len(attention_layers(module) if edit in attention else outputs.get(edit.place, found))
         absent = [layer for layer in edit.layers or () if not 0 <= layer < known]
         if absent:
-            which = f"the layers 0 to {known - 1}" if known else "no layers of softmax attention"
+            lacks = "feed-forward parts" if edit.place == "feed-forward" else "layers of softmax attention"
+            which = f"the layers 0 to {known - 1}" if known else f"no {lacks}"
             raise InputError(f"{edit.name}: there is no layer {absent[0]}; the model has {which}")
     instead: dict[int, Compute] = {}
     conv_inputs: dict[int, Callable[[Tensor], Tensor]] = {}
@@ -167,7 +179,7 @@ def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
     try:
         with ExitStack() as around:
             around.enter_context(computed_by(Edits(instead, conv_inputs, taps, ends)))
-            around.enter_context(observe(before=blocks))
+            around.enter_context(observe(before=blocks, after=_of_outputs(new, outputs)))
             around.enter_context(fast_scan(module))
             if attention:
                 around.enter_context(attention_changed(module, change))
@@ -186,6 +198,34 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
         numbered = [at for at, part in enumerate(parts) if part.isdigit()]
         found.append(named[".".join(parts[: numbered[-1] + 1])] if numbered else mixer)
     return found
+
+
+def block_parts(module: nn.Module, place: Place) -> dict[str, nn.Module]:
+    """Return the parts of a model's blocks whose output is this place's value, each once, by name and in order."""
+    if place == "attention-output":
+        return {name: part for name, part in module.named_modules() if part in {*attention_modules(module).values()}}
+    inside = {id(part) for mixer in mixers(module) for part in mixer.modules()}
+    found: dict[str, nn.Module] = {}
+    for name, part in module.named_modules():
+        if FEED_FORWARD.search(type(part).__name__) and id(part) not in inside:
+            found[name] = part
+            inside |= {id(own) for own in part.modules()}
+    return found
+
+
+def _of_outputs(edits: Sequence[Edit], parts: Mapping[Place, Mapping[str, nn.Module]]) -> list[tuple[nn.Module, After]]:
+    def changed(own: Sequence[Edit], number: int, part: nn.Module, output: Any) -> Any:
+        value, *others = output if isinstance(output, tuple) else (output,)
+        for edit in own:
+            value = edit.change(value, Site(number, part, _starts.get()))
+        return (value, *others) if isinstance(output, tuple) else value
+
+    found = [
+        (part, partial(changed, [edit for edit in edits if edit.place == place and edit.acts_in(number)], number))
+        for place, own in parts.items()
+        for number, part in enumerate(own.values())
+    ]
+    return [(part, change) for part, change in found if change.args[0]]
 
 
 _starts: ContextVar[int] = ContextVar("start", default=0)

@@ -13,29 +13,37 @@ from ssmscope.errors import InputError
 from ssmscope.render.tokens import spell_tokens
 
 POSITIONS = re.compile(r"(-?\d{1,9})(?::(-?\d{1,9}))?", re.ASCII)
+LIST = re.compile(rf"\s*{POSITIONS.pattern}\s*(,\s*{POSITIONS.pattern}\s*)*", re.ASCII)
+EXAMPLES = "positions such as 3, 3:5 or 3,7, or last"
 
 Span = str | int | slice | Sequence[int]
 """Name of a span; in Python positions may be numbers too."""
 
 
 def positions_of(span: Span, batch: Batch, row: int = 0) -> tuple[int, ...]:
-    """Return the positions of a span's tokens in one text of a batch: "last"; a position, "3", or from one to before
-    another, "3:5", counted from the end where negative (also as a number, a slice or a list of numbers); or words that
-    occur once in the text, whole, whichever their case: all tokens that have a part of a character of them."""
+    """Return the positions of a span's tokens in one text of a batch: "last"; a position, "3", from one to before
+    another, "3:5", or several of these, "3,7:9", counted from the end where negative (also as a number, a slice or a
+    list of numbers); or words that occur once in the text, whole, whichever their case: all tokens that have a part of
+    a character of them."""
     length = len(batch.tokens[row])
     which = f"text {row + 1}" if len(batch.tokens) > 1 else "the text"
     if not isinstance(span, str):
         return _numbered(span, length, which)
     if span.strip() == "last":
         return (length - 1,)
-    numbers = POSITIONS.fullmatch(span.strip())
-    if numbers:
-        first, stop = (int(n) + length if n[0] == "-" else int(n) for n in numbers.groups("0"))
-        stop = first + 1 if numbers[2] is None else stop
-        if not 0 <= first < stop <= length:
-            raise InputError(f"{which} has no positions {span}; it has the tokens 0 to {length - 1}")
-        return tuple(range(first, stop))
+    if LIST.fullmatch(span):
+        return tuple(sorted({place for part in span.split(",") for place in _range(part.strip(), length, which)}))
     return _of_words(span, spelling(batch, row), which)
+
+
+def _range(span: str, length: int, which: str) -> range:
+    numbers = POSITIONS.fullmatch(span)
+    assert numbers is not None
+    first, stop = (int(n) + length if n[0] == "-" else int(n) for n in numbers.groups("0"))
+    stop = first + 1 if numbers[2] is None else stop
+    if not 0 <= first < stop <= length:
+        raise InputError(f"{which} has no positions {span}; it has the tokens 0 to {length - 1}")
+    return range(first, stop)
 
 
 def _numbered(span: int | slice | Sequence[int], length: int, which: str) -> tuple[int, ...]:
@@ -89,14 +97,14 @@ def _of_words(span: str, spelled: Spelled, which: str) -> tuple[int, ...]:
     text, places = fold_text(spelled.text)
     wanted = fold_text(span.strip())[0]
     if not wanted:
-        raise InputError("a span is empty; give words of the text, positions such as 3 or 3:5, or last")
+        raise InputError(f"a span is empty; give words of the text, {EXAMPLES}")
     found = [
         spelled.tokens(places[match.start()], places[match.end() - 1] + 1)
         for match in re.finditer(re.escape(wanted), text)
         if not is_within_word(text, match.start()) and not is_within_word(text, match.end())
     ]
     if not found:
-        raise InputError(f"{which} has no words {span!r:.80}; give words of it, positions such as 3 or 3:5, or last")
+        raise InputError(f"{which} has no words {span!r:.80}; give words of it, {EXAMPLES}")
     if len(found) > 1:
         at = ", ".join(f"{place[0]}:{place[-1] + 1}" for place in found[:5] if place)
         raise InputError(f"{span!r:.80} occurs {len(found)} times in {which}; give positions: it is at {at}")

@@ -16,7 +16,7 @@ from ssmscope.architectures.own import groupmamba
 from ssmscope.architectures.read import parts, rwkv, rwkv7
 from ssmscope.core.attention_layers import attention_layers, attention_modules
 from ssmscope.core.cuts import contribution, cut_attention, cut_convolution, cut_edges
-from ssmscope.core.edits import PLACES, Edit, edited, new_state, recorded, replaced
+from ssmscope.core.edits import BLOCK_PLACES, PLACES, Edit, block_parts, edited, new_state, recorded, replaced
 from ssmscope.core.intercept import override_forward
 from ssmscope.core.linearized import OutputMap, Path
 from ssmscope.core.mixers import adapter_for, memory_of
@@ -382,6 +382,8 @@ def test_nothing_is_left_behind(model):
         if place in ("convolution", "taps") and model.run(batch).states[0].conv is None:
             continue
         if (place == "attention" and not attention_layers(model.module)) or (place == "state" and both_ways(model)):
+            continue
+        if place in BLOCK_PLACES and not block_parts(model.module, place):
             continue
         with pytest.raises(RuntimeError, match="in the middle"), edited(model, edit):
             model.logits(batch)

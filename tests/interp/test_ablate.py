@@ -204,3 +204,53 @@ def test_the_verb(tmp_path):
     together = result.together()
     assert together["ablated"].tolist() == [0, 1] * 2
     assert (tmp_path / "out" / "ablate.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "zeroed"),
+    [
+        ("bamba", "attention", "model.layers.1.self_attn.o_proj"),
+        ("bamba", "feed-forward", "model.layers.1.feed_forward.down_proj"),
+        ("granitemoehybrid", "feed-forward", "model.layers.1.shared_mlp.output_linear"),
+        ("granitemoehybrid", "feed-forward", "model.layers.1.block_sparse_moe."),  # the experts with their router
+        ("mamba2attn", "feed-forward", "backbone.layers.1.mlp.fc2"),
+    ],
+)
+def test_a_part_outside_the_recurrences_is_its_output(models, name, what, zeroed):
+    """Ablated to zero it is the model whose last projection there is zero, and only that part is named so."""
+    model = models.get(name) or Model(loud(random_example(name)), name=name)
+    module = copy.deepcopy(model.module)
+    with torch.no_grad():
+        for parameter in module.get_submodule(zeroed.rstrip(".")).parameters():
+            parameter.zero_()
+    expected = losses(Model(module)).mean() - losses(model).mean()
+    result = ssmscope.ablate(model, DATA, what=what, by="zero", steps=1)
+    short = zeroed.split(".")[-2]
+    called = f"{what} of block 1{f' ({short})' if what == 'feed-forward' else ''}"
+    (at,) = (number for number, unit in enumerate(result.units) if unit.name == called)
+    assert abs(expected) > 1e-3 and result.harm(at).value == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert len({unit.name for unit in result.units}) == len(result.units)
+    assert not [part for part in model.module.modules() if part._forward_hooks]
+
+
+def test_means_of_parts_outside_are_put_in(models):
+    model, kept = models["bamba"], {}
+
+    def keep(value, site):
+        kept[site.layer] = value
+        return value
+
+    model.run(model.encode(ids=IDS.tolist()), edits=Edit("kept", "feed-forward", keep))
+    put = Edit("mean", "feed-forward", lambda y, site: kept[1].mean((0, 1), keepdim=True).expand_as(y), layers=(1,))
+    result = ssmscope.ablate(model, DATA, what="feed-forward", by="mean", steps=1)
+    assert result.harm(1).value == pytest.approx((losses(model, put) - losses(model)).mean(), rel=1e-3, abs=1e-5)
+    with pytest.raises(InputError, match="no layer 7; the model has the layers 0 to"):
+        losses(model, Edit("far", "feed-forward", keep, layers=(7,)))
+
+
+def test_models_without_such_parts_are_refused(models):
+    for what, place in (("attention", "attention-output"), ("feed-forward", "feed-forward")):
+        with pytest.raises(InputError, match=f"the layers of mamba2 have no {what}; ablate another part"):
+            ssmscope.ablate(models["mamba2"], DATA, what=what)
+        with pytest.raises(InputError, match="the model has no (feed-forward parts|layers of softmax attention)"):
+            losses(models["mamba2"], Edit("none", place, lambda y, site: y, layers=(0,)))

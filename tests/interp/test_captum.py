@@ -43,6 +43,21 @@ def test_a_hidden_token_is_occlusion(explained):
     assert theirs.baseline == "the mean embedding" and theirs.delta is None
 
 
+def test_fixed_steps_are_captums(explained):
+    """The nodes of both are Gauss and Legendre's: scores are equal to rounding, whether converged or not."""
+    for steps in (1, 4, 50):
+        theirs = bind_method("captum:IntegratedGradients", {"n_steps": steps, "method": "gausslegendre"})(explained)
+        ours = bind_method("ig", {"fixed": steps})(explained)
+        torch.testing.assert_close(ours.scores, theirs.scores.to(ours.scores), rtol=1e-4, atol=1e-5)
+        assert ours.steps.tolist() == [3 * steps] * len(TEXTS)
+        assert f"{steps} fixed steps, with an error of {100 * float(ours.error.max()):.2g} %" in ours.note
+    exact = bind_method("ig", {"tolerance": 1e-4})(explained)
+    for steps in (2, 6):
+        ours = bind_method("ig", {"fixed": steps})(explained)
+        off = (ours.scores - exact.scores).abs().amax(1) / ours.scores.abs().amax(1)
+        assert bool((off <= 1.5 * ours.error).all()) and bool((off > 0.003).any())
+
+
 def test_integrated_gradients_are_ours(model):
     explained = objective(model, model.encode("Gripping, but long."))
     theirs = bind_method("captum:IntegratedGradients", {"n_steps": 300, "method": "gausslegendre"})(explained)

@@ -14,6 +14,7 @@ from examples import random_example
 import ssmscope
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
+from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings, baseline_name, singularity_note
 from ssmscope.interp.explain import explain
 from ssmscope.interp.explain.result import doubt
@@ -301,3 +302,16 @@ def test_places_on_a_path_are_not_rounded_to_half_precision():
     path = integrated._Path(SimpleNamespace(lengths=[24], meter=None), start, end, 12)
     assert torch.equal(path.points([0], [0.503]), (0.503 * end.float()).bfloat16())
     assert path.points([0], [0.503]).ne(path.points([0], [0.5])).any()
+
+
+def test_steps_of_explain_are_those_of_integrated_gradients(demo):
+    found = explain(demo, TEXTS[:1], methods="ig,lrp", steps=5, option={"ig": {"baseline": "mean"}})
+    expected = ig(objective(demo, demo.encode(TEXTS[:1])), fixed=5, baseline="mean")
+    np.testing.assert_allclose(found[0].attributions[0].scores, expected.scores[0].numpy(), atol=1e-6)
+    assert found.summary()["steps"].tolist()[0] == 15 and "5 fixed steps" in found[0].attributions[0].note
+    with pytest.raises(InputError, match="which is not among the methods; name ig$"):
+        explain(demo, TEXTS[:1], steps=5)
+    with pytest.raises(InputError, match="are one thing; give one of them$"):
+        explain(demo, TEXTS[:1], methods="ig", steps=5, option={"ig": {"fixed": 5}})
+    with pytest.raises(InputError, match="^fixed is 0"):
+        ig(objective(demo, demo.encode(TEXTS[:1])), fixed=0)

@@ -96,7 +96,8 @@ def prompt_attack(
     cache: Cache = None,
     progress: Progress = True,
 ) -> PromptAttack:
-    """Attack the prompt with PromptBench's attacks and measure the performance drop rate. A killed run continues.
+    """Attack the prompt with PromptBench's attacks, whose words TextAttack changes, and measure the performance drop
+    rate. A killed run continues.
 
     An attack changes a template around its `{content}`, measures candidates on all examples, and ends at the prompt of
     lowest accuracy that it found; the drop is PDR = 1 − accuracy / clean accuracy (Baleen, Table 4). The placeholder

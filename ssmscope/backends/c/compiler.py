@@ -82,7 +82,7 @@ def _compile(compiler: list[str], source: Path, directory: Path, stem: str) -> c
         for optional in OPTIONAL_FLAGS:
             command = [*compiler, *FLAGS, *optional, str(source.resolve()), "-o", str(made)]
             done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=MAX_COMPILE_SECONDS, cwd=work
+                command, capture_output=True, encoding="utf-8", errors="replace", timeout=MAX_COMPILE_SECONDS, cwd=work
             )
             complaint = done.stderr
             if done.returncode or not made.exists():

@@ -38,9 +38,10 @@ def ablate(
     data: ExampleData,
     *,
     what: Annotated[
-        Literal["head", "layer", "recurrence", "convolution", "gate", "skip"],
+        Literal["head", "layer", "recurrence", "convolution", "gate", "skip", "attention", "feed-forward"],
         "Part to ablate: heads' outputs, mixers' outputs, a recurrence's output with all heads, convolutions' inputs, "
-        "output gates before their activation, or the skip D x.",
+        "output gates before their activation, the skip D x, or the outputs of a hybrid's softmax attention or of "
+        "feed-forward parts.",
     ] = "head",
     by: Annotated[
         Literal["zero", "mean", "resample"],
@@ -75,7 +76,8 @@ def ablate(
 
     A head is a group of channels with one decay, as in Mamba-2; where heads are single channels, as in most Mambas,
     ablate layers or recurrences. A layer is a mixer, whose output is replaced; of RWKV it is a block, with its
-    channel mixing, and what entered it passes on.
+    channel mixing, and what entered it passes on. Softmax attention and feed-forward parts, experts included, are
+    ablated block by block; a module that several blocks share is ablated in all of them.
 
     With `generate` prompts are also continued, without and with the most harmful part ablated, at every token that is
     read or written, and with all parts that can go alone.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ssmscope.api.inputs import one_text
 from ssmscope.api.sharding.parts import Columns, over
-from ssmscope.core.edits import Edit, Place, Site, blocks_of
+from ssmscope.core.edits import Edit, Place, Site, block_parts, blocks_of
 from ssmscope.core.encoding import Batch
 from ssmscope.core.lasting_edits import while_writing
 from ssmscope.core.model import Model
@@ -23,8 +23,10 @@ from ssmscope.interp.edited_texts import EditedText, edited_texts
 from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
 from ssmscope.interp.scoring import MEASURES, ScoredExamples, check_heads
 
-What = Literal["head", "layer", "recurrence", "convolution", "gate", "skip"]
-PLACES: dict[str, Place] = {"layer": "output", "convolution": "convolution", "gate": "terms"}
+What = Literal["head", "layer", "recurrence", "convolution", "gate", "skip", "attention", "feed-forward"]
+OUTSIDE: dict[str, Place] = {"attention": "attention-output", "feed-forward": "feed-forward"}
+"""Places of parts outside the state-space layers."""
+PLACES: dict[str, Place] = {"layer": "output", "convolution": "convolution", "gate": "terms", **OUTSIDE}
 """Places of parts that are not among the outputs of scans."""
 
 Key = tuple[int, int]
@@ -53,6 +55,8 @@ class Part:
             if self.what == "layer":
                 u = entered[layer] if layer in self.whole else 0
                 return u + change((layer, 0), value - u)
+            if self.what in OUTSIDE:
+                return change((layer, 0), value)
             if self.what == "convolution":
                 return change((layer, site.part), value)
             if self.what == "gate":
@@ -107,17 +111,28 @@ def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
     kept: dict[Key, Tensor] = {}
     model.run(batch, edits=part.recorded(kept), last_only=True)
     if not kept:
-        lacks = {"convolution": "convolution", "gate": "output gate", "skip": "skip D x"}[part.what]
+        lacks = {"convolution": "convolution", "gate": "output gate", "skip": "skip D x"}.get(part.what, part.what)
         raise InputError(f"the layers of {model.name} have no {lacks}; ablate another part")
     if part.what == "head":
         heads = {layer: value.shape[2] for (layer, _), value in kept.items()}
         check_heads(model, max(heads.values()), "ablate layers or another part")
         return [Unit(layer, head=head) for layer, count in sorted(heads.items()) for head in range(count)]
+    if part.what in OUTSIDE:
+        names = list(block_parts(model.module, OUTSIDE[part.what]))
+        return [Unit(number, called=_in_block(part.what, names[number])) for number, _ in sorted(kept)]
     if part.what != "recurrence":
         return [Unit(layer) for layer in sorted({layer for layer, _ in kept})]
     trace = model.trace(batch)
     several = {layer: trace.linearized[layer].parts for layer, number in kept if number}
     return [Unit(layer, number, several[layer][number] if layer in several else "") for layer, number in sorted(kept)]
+
+
+def _in_block(what: str, name: str) -> str:
+    """Name a part by its block, as "attention of block 5", and by itself where a block has several."""
+    parts = name.split(".")
+    numbered = next((at for at, each in enumerate(parts) if each.isdigit()), None)
+    block = f" of block {parts[numbered]}" if numbered is not None else ""
+    return f"{what}{block}{f' ({parts[-1]})' if what == 'feed-forward' else ''}"
 
 
 def chosen_of(sets: Sequence[Sequence[Unit]], copies: int, heads: int, parts: int) -> dict[int, Tensor]:
@@ -166,7 +181,8 @@ class AblationRuns:
             values = self._values(rows)
             for layer, numbers in layers.items():
                 for chosen in self._chunks(numbers, rows):
-                    own[chosen] = self._run(rows, [[units[number]] for number in chosen], values, base, layer)
+                    sets, whole = [[units[number]] for number in chosen], self.part.what in OUTSIDE
+                    own[chosen] = self._run(rows, sets, values, None if whole else base, layer)
             return {"plain": examples.measured(base.logits, rows), "single": own}
 
         what = f"{len(units)} ablations, examples"

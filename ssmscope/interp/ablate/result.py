@@ -24,7 +24,8 @@ BY = {"zero": "zero", "mean": "its mean over the data", "resample": "its value i
 
 @dataclass(frozen=True)
 class Unit:
-    """Ablated unit: a whole layer, one recurrence (with its name, where there are several), or one head."""
+    """Ablated unit: a whole layer, one recurrence (with its name, where there are several), one head, or a part outside
+    the state-space layers, named by its block and counted among its kind."""
 
     layer: int
     part: int | None = None
@@ -33,6 +34,8 @@ class Unit:
 
     @property
     def name(self) -> str:
+        if self.called and self.part is None:
+            return self.called
         of = f", head {self.head}" if self.head is not None else f", {self.called}" * bool(self.called)
         return f"layer {self.layer}{of}"
 
@@ -67,7 +70,8 @@ class Ablation(Result, kind="ablate"):
 
     @property
     def many(self) -> str:
-        return "skips D x" if self.what == "skip" else f"{self.what}s"
+        irregular = {"skip": "skips D x", "attention": "attention layers", "feed-forward": "feed-forward parts"}
+        return irregular.get(self.what, f"{self.what}s")
 
     def harm(self, unit: int, metric: str | None = None) -> Estimate:
         """Return the harm to the metric: the loss's rise, accuracy's or probability's fall."""

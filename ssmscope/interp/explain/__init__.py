@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Texts
-from ssmscope.api.options import REPEATED, Metavar, Seed, Top
-from ssmscope.interp.methods import MethodOptions, Methods, check_methods
+from ssmscope.api.options import REPEATED, Metavar, Range, Seed, Top
+from ssmscope.errors import InputError
+from ssmscope.interp.methods import MethodOptions, Methods, check_methods, method_names
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model, TextsLike
     from ssmscope.interp.explain.result import Explanation
+
+
+def check_explain(*, methods: Any, steps: int | None, option: Any, **given: object) -> None:
+    """Raise InputError for methods and options that do not fit, or steps without Integrated Gradients."""
+    check_methods(methods=methods, option=option, **given)
+    if steps is not None and "ig" not in method_names(methods):
+        raise InputError("steps are those of Integrated Gradients, which is not among the methods; name ig")
+    if steps is not None and "fixed" in (option or {}).get("ig", {}):
+        raise InputError("steps and the option ig.fixed are one thing; give one of them")
 
 
 @analysis(
@@ -21,7 +31,7 @@ if TYPE_CHECKING:
     question="Which tokens does an answer rest on?",
     pair="interp.paired:pair",
     dtype="float32",  # Gradients need the precision.
-    check=check_methods,
+    check=check_explain,
 )
 def explain(
     model: Model,
@@ -36,6 +46,11 @@ def explain(
     ] = None,
     contrast: Annotated[int | str | None, "Class or token whose logit is subtracted.", Metavar("NAME")] = None,
     top: Top = 5,
+    steps: Annotated[
+        int | None,
+        "Fixed number of steps of Integrated Gradients, as captum's n_steps; by default as many as it takes.",
+        Range(1, 100_000),
+    ] = None,
     option: MethodOptions = None,
     seed: Seed = 0,
 ) -> Explanation:
@@ -64,6 +79,8 @@ def explain(
     from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import Meter, last_logits, objective
 
+    if steps is not None:
+        option = {**(option or {}), "ig": {**(option or {}).get("ig", {}), "fixed": steps}}
     named = bind_methods(methods, option, model=model, seed=seed)
     batch = as_batch(model, texts)
     logits = last_logits(model, batch)

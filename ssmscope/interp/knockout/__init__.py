@@ -27,7 +27,7 @@ def knockout(
     *,
     from_: Annotated[
         Sequence[str | int | list[int] | slice],
-        "Sources of the cut edges: words of the text, positions (3 or 3:5) or last; may be repeated.",
+        "Sources of the cut edges: words of the text, positions (3, 3:5 or 3,7) or last; may be repeated.",
         REPEATED,
         Metavar("SPAN"),
     ],
@@ -101,7 +101,7 @@ def knockout(
     if roads != "states" and by != "window":
         raise InputError(f"the convolution is cut in windows of layers; leave out by {by!r} or roads {roads!r}")
     if not sources:
-        raise InputError("from_ is empty; give words of the text, positions such as 3 or 3:5, or last")
+        raise InputError("from_ is empty; give words of the text, positions such as 3, 3:5 or 3,7, or last")
     targets = [positions_of(to, batch, text) for text in range(count)]
     spans = [[positions_of(span, batch, text) for text in range(count)] for span in sources]
     names, goal = [span_name(span) for span in sources], span_name(to)

@@ -27,6 +27,7 @@ def ig(
     steps: int = 12,
     tolerance: float = 0.01,
     cap: int = 1500,
+    fixed: int | None = None,
 ) -> Scores:
     """Integrated Gradients: score_t = Σ_d (e − e')_{t,d} ∫₀¹ ∂f/∂e_{t,d}(e' + α (e − e')) dα (Sundararajan et al.,
     2017, Eq. 1).
@@ -40,8 +41,8 @@ def ig(
         max_t Σ_pieces |whole_t − halves_t| ≤ tolerance · max_t |score_t|   and
         Σ_pieces |Σ_t halves_t − (f(end) − f(beginning))| ≤ tolerance · max_t |score_t|,
 
-    or until the cap is reached. The scores are those of the halves. Half precision rounds f and its gradients, and more
-    nodes do not help against that.
+    or until the cap is reached. The scores are those of the halves; with `fixed` those of the whole path. Half
+    precision rounds f and its gradients, and more nodes do not help against that.
 
     Args:
         baseline: e', see `baseline_embeddings`. A path from where norms are singular (zero; the mean of a small model)
@@ -52,12 +53,17 @@ def ig(
         steps: nodes of the quadrature of a piece.
         tolerance: a text has converged when both errors are within this share of its largest |score|.
         cap: the most evaluations of the gradient for a text. Below 3 · steps nothing is checked and nothing converges.
+        fixed: one quadrature with so many nodes on the whole path, as captum's `n_steps`, in place of `steps` and
+            `cap`. Twice as many gradients more give its error, from both halves of the path.
     """
     check_whole("steps", steps, 1)
     check_number("tolerance", tolerance, 0)
     check_whole("cap", cap, 1)
     if not isinstance(special, bool):
         raise InputError(f"special is {special!r}; allowed is true or false")
+    if fixed is not None:
+        check_whole("fixed", fixed, 1)
+        steps, cap = fixed, 3 * fixed
     if cap < steps:
         raise InputError(f"cap is {cap}, fewer gradients than the {steps} steps of one quadrature; raise it")
     end = objective.embeddings()
@@ -71,13 +77,20 @@ def ig(
     lowest, highest = objective.values(start).tolist(), objective.values(end).tolist()
     texts = range(len(objective))
     once = path.integrated([_Piece(text, 0.0, 1.0, lowest[text], highest[text]) for text in texts])
-    if not checked:
+    if fixed is not None:
+        pairs = list(zip(path.halved(once), lowest, highest))
+        found = [_summed(each.whole.scores, _error([each]), *change) for each, *change in pairs]
+        used = [3 * steps] * len(objective)
+    elif not checked:
         unknown = [math.inf if path.difference[text].any() else 0.0 for text in texts]
         found = [_summed(once[text].scores, unknown[text], lowest[text], highest[text]) for text in texts]
         used = [steps] * len(objective)
     else:
         found, used = _refined(path, once, steps, tolerance, cap)
     scores, errors, deltas = zip(*found)
+    notes = [singularity_note(objective, start)]
+    if fixed is not None:
+        notes.append(f"{fixed} fixed steps, with an error of {100 * max(errors):.2g} % of a text's largest score")
     return Scores(
         torch.stack(scores).to(path.difference),
         delta=torch.tensor(deltas, dtype=torch.float64),
@@ -85,7 +98,7 @@ def ig(
         converged=torch.tensor([error <= tolerance for error in errors]),
         error=torch.tensor(errors, dtype=torch.float64),
         baseline=baseline_name(objective, baseline),
-        note=singularity_note(objective, start),
+        note="; ".join(filter(None, notes)),
     )
 
 

@@ -47,7 +47,7 @@ def patch(
     ] = "normalised",
     positions: Annotated[
         str | int | list[int] | slice | None,
-        "Words, positions (3 or 3:5) or last; default all tokens.",
+        "Words, positions (3, 3:5 or 3,7) or last; default all tokens.",
         Metavar("SPAN"),
     ] = None,
     method: Annotated[

@@ -95,7 +95,8 @@ def fit_lens(
     checkpoint_minutes: Annotated[float, "Maximum minutes between checkpoints.", Range(0), NO_EFFECT] = 5.0,
     progress: Progress = True,
 ) -> LensFit:
-    """Fit a tuned lens to a model's own answers, layer by layer. A killed run continues.
+    """Fit a tuned lens, an object of the package tuned-lens, to a model's own answers, layer by layer. A killed run
+    continues.
 
     Writes to `out` config.json and params.pt in the format of the package tuned-lens (`ssmscope.load_lens`, or
     tuned-lens with an unembedding, reads both), and lens.json, the `LensFit`, with its table, figure and page.
@@ -159,7 +160,7 @@ def trajectory(
         Metavar("NAME"),
     ] = "answer_probability",
 ) -> Trajectory:
-    """Show the model's answers after each layer, token by token.
+    """Show the model's answers after each layer, token by token, by the logit lens or a lens of the package tuned-lens.
 
     Layer i is the input of block i, 0 the embeddings; after the last block (i = L) comes the model itself. With q_i the
     lens's distribution and p = q_L the model's: entropy −Σ q_i log q_i, cross-entropy −log q_i(next token) and
