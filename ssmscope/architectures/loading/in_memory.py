@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import ModelOutput, SequenceClassifierOutput
 
 from ssmscope.architectures.loading.mamba_checkpoints import of_mamba_ssm
+from ssmscope.architectures.loading.multimodal import language_model_of
 from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, reason
 from ssmscope.core.heads import LogitsKind, given_by, is_sequence_classifier
 from ssmscope.core.intercept import active_override, evaluating, observe, override_forward
@@ -27,9 +28,10 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
     """Return the model that can be read in a module.
 
     That is a transformers model, within `torch.compile`'s, DataParallel's or peft's wrapper too; transformers' form of
-    a model of mamba_ssm's, with the same parameters; or an `OwnModel` around any other module with a backbone and
-    around a backbone without a head. The adapters of an unmerged PeftModel stay part of its layers. Raises InputError
-    if there is no such model, its weights are not in memory, or its wrapper changes what it computes; and as
+    a model of mamba_ssm's, or the language model of a multimodal one, with the same parameters; or an `OwnModel` around
+    any other module with a backbone and around a backbone without a head. The adapters of an unmerged PeftModel stay
+    part of its layers. Raises InputError if there is no such model, its weights are not in memory, or its wrapper
+    changes what it computes; and as `language_model_of` and
     `own_model`.
     """
     given, module = type(module).__name__, unwrapped(module)
@@ -41,6 +43,7 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
         where = f"{absent} is on the meta device"
         raise InputError(f"the weights of {name} are not in memory ({where}): load the model without offloading")
     if backbone is None and isinstance(module, PreTrainedModel):
+        module = language_model_of(module)
         known = module.get_output_embeddings() is not None
         if is_sequence_classifier(module):
             known = type(module).forward.__module__.startswith(("transformers.", "ssmscope."))
