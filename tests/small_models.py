@@ -84,6 +84,15 @@ def baleen() -> dict[str, nn.Module]:
 
 
 @small_models
+def comba() -> dict[str, nn.Module]:
+    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
+    return {
+        "comba": language_model("ssm-comba", **small),
+        "comba-uncorrected": language_model("ssm-comba", **small, output_correction=False, conv_kernel=3),
+    }
+
+
+@small_models
 def delta() -> dict[str, nn.Module]:
     small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
     sizes = dict(key_size=12, value_size=15, intermediate_size=0, tie_word_embeddings=False)
@@ -160,6 +169,15 @@ def hgrn() -> dict[str, nn.Module]:
     for name in ("hgrn", "hgrn2"):
         nn.init.normal_(models[name].backbone.lower_bounds.weight)
     return models
+
+
+@small_models
+def kimi_delta() -> dict[str, nn.Module]:
+    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
+    return {
+        "kda": language_model("ssm-kda", **small),
+        "kda-bounded": language_model("ssm-kda", **small, lower_bound=-5.0),
+    }
 
 
 @small_models
