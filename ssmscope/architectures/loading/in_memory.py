@@ -17,6 +17,7 @@ from transformers.modeling_outputs import ModelOutput, SequenceClassifierOutput
 
 from ssmscope.architectures.loading.mamba_checkpoints import of_mamba_ssm
 from ssmscope.architectures.loading.multimodal import language_model_of
+from ssmscope.architectures.loading.quantised import dequantised
 from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, reason
 from ssmscope.core.heads import LogitsKind, given_by, is_sequence_classifier
 from ssmscope.core.intercept import active_override, evaluating, observe, override_forward
@@ -38,6 +39,7 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
     name = type(module).__name__
     if name == "MambaLMHeadModel" and type(module).__module__.startswith("mamba_ssm."):
         module = of_mamba_ssm(module)
+    module = dequantised(module)
     absent = next((n for n, t in [*module.named_parameters(), *module.named_buffers()] if t.is_meta), None)
     if absent is not None:
         where = f"{absent} is on the meta device"

@@ -62,7 +62,8 @@ def load(
 ) -> Model:
     """Load a trained state-space model for analysis.
 
-    A model in memory is used itself and left unchanged, or a deep copy in another dtype or device. A compiled, parallel
+    A model in memory is used itself and left unchanged, or a deep copy in another dtype or device, or with dequantised
+    weights. A compiled, parallel
     or adapted model is taken out of its wrapper (`torch.compile`, `DataParallel`, peft's); the adapters of a PeftModel
     stay active. Any module around a backbone loads, too: its own forward pass, which takes token ids first or as
     `input_ids`, gives the logits, and each text's are those of the text alone, whatever its head does with padding. A
