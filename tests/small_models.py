@@ -84,6 +84,15 @@ def baleen() -> dict[str, nn.Module]:
 
 
 @small_models
+def comba() -> dict[str, nn.Module]:
+    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
+    return {
+        "comba": language_model("ssm-comba", **small),
+        "comba-uncorrected": language_model("ssm-comba", **small, output_correction=False, conv_kernel=3),
+    }
+
+
+@small_models
 def delta() -> dict[str, nn.Module]:
     small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
     sizes = dict(key_size=12, value_size=15, intermediate_size=0, tie_word_embeddings=False)
@@ -160,6 +169,15 @@ def hgrn() -> dict[str, nn.Module]:
     for name in ("hgrn", "hgrn2"):
         nn.init.normal_(models[name].backbone.lower_bounds.weight)
     return models
+
+
+@small_models
+def kimi_delta() -> dict[str, nn.Module]:
+    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
+    return {
+        "kda": language_model("ssm-kda", **small),
+        "kda-bounded": language_model("ssm-kda", **small, lower_bound=-5.0),
+    }
 
 
 @small_models
@@ -264,6 +282,22 @@ def vim() -> dict[str, nn.Module]:
 
 
 @small_models
+def bailing_hybrid() -> dict[str, nn.Module]:
+    sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=3, num_attention_heads=3)
+    kinds = dict(layer_types=["linear_attention", "full_attention", "linear_attention"], head_dim=6)
+    latent = dict(kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=6, num_key_value_heads=3)
+    experts = dict(first_k_dense_replace=1, moe_intermediate_size=16, num_experts_per_tok=2, num_local_experts=4)
+    groups = dict(n_group=1, topk_group=1, pad_token_id=0, eos_token_id=0, initializer_range=0.05)
+    options = {**sizes, **kinds, **latent, **experts, **groups}
+    return {
+        "bailing_hybrid": with_smaller_decays(language_model("bailing_hybrid", **options)),
+        "bailing_hybrid-unbounded": with_smaller_decays(
+            language_model("bailing_hybrid", **options, kda_safe_gate=False)
+        ),
+    }
+
+
+@small_models
 def bamba() -> dict[str, nn.Module]:
     sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=3, attn_layer_indices=[1])
     heads = dict(num_attention_heads=2, num_key_value_heads=2, mamba_n_heads=6, mamba_d_head=8, mamba_d_state=6)
@@ -323,6 +357,15 @@ def kimi_linear() -> dict[str, nn.Module]:
         initializer_range=0.05,
     )
     return {"kimi_linear": with_smaller_decays(module)}
+
+
+@small_models
+def lara_mini() -> dict[str, nn.Module]:
+    sizes = {name: value for name, value in DELTA_SIZES.items() if name not in ("intermediate_size", "layer_types")}
+    kinds = ["linear_attention", "full_attention", "linear_attention", "sliding_attention"]
+    experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16)
+    sizes = {**sizes, "num_hidden_layers": 4, "layer_types": kinds, "sliding_window": 4, "eos_token_id": 0}
+    return {"lara_mini": with_smaller_decays(language_model("lara_mini", **sizes, **experts))}
 
 
 @small_models

@@ -21,11 +21,15 @@ IDS = [5, 17, 3, 9, 22, 1, 4, 60]
 VOCABULARY, WIDTH, LAYERS, HEADS, INNER, EPS, TAPS = 67, 24, 2, 3, 40, 1e-2, 3  # an epsilon that is seen
 CONFIGS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(head_dim=4, expand_v=1.5, allow_neg_eigval=True, num_v_heads=None),
+    "gated_deltaproduct": dict(head_dim=4, expand_v=1.5, use_forget_gate=True, num_householder=1),
+    "kda": dict(head_dim=4, expand_v=1.5, allow_neg_eigval=True),
+    "comba": dict(head_dim=4, expand_v=1.5),
     "delta_net": dict(expand_k=0.5, expand_v=1.0, tie_word_embeddings=True),
     "gla": dict(expand_k=0.5, expand_v=1.0, fuse_norm=True),
     "retnet": dict(expand_k=1.0),
 }
-SIZES = {"gated_deltanet": (12, 18), "delta_net": (12, 24), "gla": (12, 24), "retnet": (24, 48)}
+GATED_DELTA = ("gated_deltanet", "gated_deltaproduct", "kda", "comba")
+SIZES = {**dict.fromkeys(GATED_DELTA, (12, 18)), "delta_net": (12, 24), "gla": (12, 24), "retnet": (24, 48)}
 LINEAR = ("gla", "retnet")
 
 
@@ -49,9 +53,15 @@ def checkpoint(kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     else:
         shapes |= {f"attn.{n}_conv1d.weight": (size, 1, TAPS) for n, size in (("q", key), ("k", key), ("v", value))}
         shapes |= {"attn.o_norm.weight": (value // HEADS,), "attn.b_proj.weight": (HEADS, WIDTH)}
-    if kind != "delta_net":
+    if kind == "kda":
+        shapes |= {"attn.f_proj.0.weight": (6, WIDTH), "attn.f_proj.1.weight": (12, 6), "attn.A_log": (HEADS,)}
+        shapes |= {"attn.g_proj.0.weight": (6, WIDTH), "attn.g_proj.1.weight": (18, 6), "attn.g_proj.1.bias": (18,)}
+        shapes["attn.dt_bias"] = (12,)
+    elif kind != "delta_net":
         shapes["attn.g_proj.weight"] = (value, WIDTH)
-    if kind == "gated_deltanet":
+    if kind == "comba":
+        shapes |= {"attn.decay": (HEADS,), "attn.D": (HEADS,)}
+    if kind in GATED_DELTA and kind != "kda":
         shapes |= {"attn.a_proj.weight": (HEADS, WIDTH), "attn.A_log": (HEADS,), "attn.dt_bias": (HEADS,)}
     torch.manual_seed(3)
     weights = {
@@ -79,7 +89,7 @@ def turned(x: Tensor, t: int, base: float = 10000.0) -> Tensor:
     return y
 
 
-def mixed(kind: str, p: dict[str, Tensor], x: Tensor) -> Tensor:
+def mixed(kind: str, p: dict[str, Tensor], x: Tensor, bound: float | None = None) -> Tensor:
     """Return a layer's output from its input (length, width), token by token and head by head."""
     length, (key, value) = len(x), (size // HEADS for size in SIZES[kind])
     made = {}
@@ -106,15 +116,26 @@ def mixed(kind: str, p: dict[str, Tensor], x: Tensor) -> Tensor:
                 gate = x[t] @ p["gk_proj.0.weight"].T @ p["gk_proj.1.weight"].T + p["gk_proj.1.bias"]
                 S = (logsigmoid(gate).view(HEADS, key)[h] / 16).exp()[:, None] * S + torch.outer(b, v[t, h])
             else:
-                a, b = (each / (each.square().sum() + 1e-6).sqrt() for each in (a, b))
-                beta = (2 if kind == "gated_deltanet" else 1) * torch.sigmoid(x[t] @ p["b_proj.weight"][h])
-                if kind == "gated_deltanet":
+                looked_up = b
+                if kind == "comba":
+                    looked_up = b * torch.sigmoid(p["decay"][h])
+                    a = a - p["D"][h] * looked_up
+                a, b, looked_up = (each / (each.square().sum() + 1e-6).sqrt() for each in (a, b, looked_up))
+                beta = (2 if kind in ("gated_deltanet", "kda") else 1) * torch.sigmoid(x[t] @ p["b_proj.weight"][h])
+                if kind == "kda":
+                    step = x[t] @ p["f_proj.0.weight"].T @ p["f_proj.1.weight"].T + p["dt_bias"]
+                    step, rate = step.view(HEADS, key)[h], p["A_log"][h].exp()
+                    g = -rate * softplus(step) if bound is None else bound / (1 + (-rate * step).exp())
+                    S = g.exp()[:, None] * S
+                elif kind in GATED_DELTA:
                     S = S * (-p["A_log"][h].exp() * softplus(x[t] @ p["a_proj.weight"][h] + p["dt_bias"][h])).exp()
-                S = S + beta * torch.outer(b, v[t, h] - b @ S)
+                S = S + beta * torch.outer(b, v[t, h] - looked_up @ S)
             outputs[t, h] = (a * key**-0.5) @ S
     o = normed(outputs, p["g_norm_swish_gate.weight" if kind in LINEAR else "o_norm.weight"]).reshape(length, -1)
-    if kind != "delta_net":
-        o = o * silu(x @ p["g_proj.weight"].T)
+    if kind == "kda":
+        o = o * torch.sigmoid(x @ p["g_proj.0.weight"].T @ p["g_proj.1.weight"].T + p["g_proj.1.bias"])
+    elif kind != "delta_net":
+        o = o * (torch.sigmoid if kind == "comba" else silu)(x @ p["g_proj.weight"].T)
     return o @ p["o_proj.weight"].T
 
 
@@ -134,7 +155,12 @@ def attended(p: dict[str, Tensor], x: Tensor, o: dict[str, Any]) -> Tensor:
     return torch.stack(rows) @ p["o_proj.weight"].T
 
 
-def logits(kind: str, weights: dict[str, Tensor], attending: list[dict[str, Any]] | None = None) -> Tensor:
+def logits(
+    kind: str,
+    weights: dict[str, Tensor],
+    attending: list[dict[str, Any]] | None = None,
+    bound: float | None = None,
+) -> Tensor:
     w = {name: tensor.double() for name, tensor in weights.items()}
     x = w["model.embeddings.weight"][IDS]
     for layer in range(LAYERS):
@@ -142,7 +168,7 @@ def logits(kind: str, weights: dict[str, Tensor], attending: list[dict[str, Any]
         own = {name.removeprefix("attn."): tensor for name, tensor in p.items() if name.startswith("attn.")}
         options = next((each for each in attending or [] if layer in each["layers"]), None)
         u = normed(x, p["attn_norm.weight"])
-        x = x + (mixed(kind, own, u) if options is None else attended(own, u, options))
+        x = x + (mixed(kind, own, u, bound) if options is None else attended(own, u, options))
         inner = normed(x, p["mlp_norm.weight"])
         gate, up = (inner @ p[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         x = x + (silu(gate) * up) @ p["mlp.down_proj.weight"].T
@@ -165,6 +191,17 @@ def test_logits_are_those_of_the_definition(kind, tmp_path):
     for name in [each for each in weights if each.endswith("mlp.gate_proj.weight")]:  # as stored before 2025
         weights[name] = torch.cat([weights[name], weights.pop(name.replace("gate_proj", "up_proj"))])
     assert torch.equal(ssmscope.load(saved(tmp_path, config, weights), dtype="float64").logits(batch), found)
+
+
+def test_a_lower_bound_of_decays(tmp_path):
+    config, weights = checkpoint("kda")
+    given = {**config, "safe_gate": True, "lower_bound": -3.0}
+    model = ssmscope.load(saved(tmp_path, given, weights), dtype="float64")
+    found, expected = model.logits(model.encode(ids=IDS))[0], logits("kda", weights, bound=-3.0)
+    assert relative(found, expected) < 1e-9 and relative(found, logits("kda", weights)) > 1e-3
+    for bound in (0.0, 1, "low", True, -100):
+        with pytest.raises(InputError, match="lower_bound is .*; allowed is null, or a negative number"):
+            ssmscope.load(saved(tmp_path, {**config, "lower_bound": bound}, weights))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -197,6 +234,9 @@ def test_what_our_layers_do_not_have_is_refused(tmp_path):
         ("gla", {"attn": {"layers": [2], "num_heads": 2}}, "attention has the layers .2.: give a list, .* from 0 to 1"),
         ("gla", {"attn": {"layers": [1], "num_heads": 5}}, "attention has 5 heads, .* share the width, 24, in pairs"),
         ("gated_deltanet", {"num_v_heads": 6}, "num_v_heads is 6; allowed is None"),
+        ("gated_deltaproduct", {"num_householder": 2}, "num_householder is 2; allowed is 1"),
+        ("gated_deltaproduct", {"use_forget_gate": None}, "use_forget_gate is false; allowed is True"),
+        ("comba", {"use_output_gate": False}, "use_output_gate is false; allowed is True"),
         ("delta_net", {"use_gate": True}, "use_gate is true; allowed is False"),
         ("gla", {"feature_map": "relu"}, "feature_map is 'relu'; allowed is None"),
         ("gla", {"norm_eps": "small"}, "norm_eps is 'small'; allowed is a number"),
@@ -231,6 +271,9 @@ def test_mamba2_is_transformers_with_its_own_fields(tmp_path):
     [
         ("gated_deltanet", dict(num_heads=6, key_size=1536, value_size=3072, gated=True, head_norm_epsilon=256e-6)),
         ("gated_deltanet", dict(conv_kernel=4, largest_beta=1.0, intermediate_size=5632, layer_norm_epsilon=1e-6)),
+        ("gated_deltaproduct", dict(num_heads=6, key_size=1536, value_size=3072, gated=True, largest_beta=1.0)),
+        ("kda", dict(num_heads=16, key_size=2048, value_size=2048, lower_bound=None, head_norm_epsilon=128e-6)),
+        ("comba", dict(num_heads=6, value_size=3072, inner_decay=True, output_correction=True)),
         ("delta_net", dict(num_heads=16, key_size=2048, value_size=2048, gated=False, head_norm_epsilon=128e-6)),
         ("gla", dict(num_heads=4, key_size=1024, value_size=2048, head_norm="rms", tau=16.0, gate_rank=16)),
         ("retnet", dict(num_heads=8, key_size=2048, value_size=4096, intermediate_size=2816, head_norm="rms")),
@@ -243,7 +286,10 @@ def test_mamba2_is_transformers_with_its_own_fields(tmp_path):
 )
 def test_fields_that_are_not_given_are_the_librarys_defaults(kind, expected):
     fields = {**COMMON_FIELDS, **TYPE_DEFAULTS[kind]}
-    assert (fields["hidden_size"], fields["num_hidden_layers"]) == (2048, 21 if kind == "gated_deltanet" else 24)
+    assert (fields["hidden_size"], fields["num_hidden_layers"]) == (
+        2048,
+        21 if kind in ("gated_deltanet", "gated_deltaproduct", "comba") else 24,
+    )
     with torch.device("meta"):
         made = _BUILDERS[kind]({**fields, "attention": [], "num_hidden_layers": 1, "vocab_size": 8}, kind)
     assert {name: getattr(made.config, name) for name in expected} == pytest.approx(expected)

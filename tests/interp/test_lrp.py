@@ -48,7 +48,7 @@ def values(of: Objective) -> Tensor:
 
 
 OTHER_MODELS = "gla-hybrid gsa hgrn hgrn2 lfm2 mamba2attn mamba3 minimax recurrent_gemma rwkv7 xlstm".split()
-LATENT = [name for name in ("kimi_linear", "lfm3") if name in EXAMPLES]
+LATENT = [name for name in ("bailing_hybrid", "kimi_linear", "lara_mini", "lfm3") if name in EXAMPLES]
 """Of a release of transformers that has it."""
 
 

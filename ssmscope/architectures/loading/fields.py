@@ -168,10 +168,18 @@ def check_fields(fields: Mapping[str, Any], what: str) -> None:
             check_fields(value, what)
         elif name in defaults and value is not None:
             check_value(name, value, defaults[name], what)
+    if (text := _language_fields(fields)).get("model_type") in known:
+        check_fields(text, what)
     # Configuration classes of ours check their own fields.
     ours = [each for each in transformers.CONFIG_MAPPING[kind].__mro__ if each.__module__.startswith("ssmscope.")]
     texts = {name for each in ours for name in (*inspect.signature(each.__init__).parameters, *vars(each))}
     check_config(fields, what, declared, texts)
+
+
+def _language_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a multimodal model's language model; empty without one."""
+    found = fields.get("text_config") or fields.get("llm_config")
+    return found if isinstance(found, dict) else {}
 
 
 def _declared(kind: str) -> dict[str, Any]:
@@ -244,8 +252,9 @@ def check_depth(fields: Mapping[str, Any], tensors: int, what: str) -> None:
         value = fields.get(name)
         if isinstance(value, int | float) and value > tensors:
             raise refused(what, name, value, f"no more than there are tensors in the weights, {tensors}")
-    if isinstance(fields.get("backbone"), dict):
-        check_depth(fields["backbone"], tensors, what)
+    for within in (fields.get("backbone"), _language_fields(fields)):
+        if isinstance(within, dict) and within:
+            check_depth(within, tensors, what)
 
 
 def _all_words(value: Any) -> bool:

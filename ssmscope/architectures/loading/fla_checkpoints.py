@@ -1,6 +1,7 @@
 """Checkpoints in flash-linear-attention's layout.
 
-Gated DeltaNet, DeltaNet, GLA, RetNet, RWKV-7, HGRN, HGRN2 and GSA become our models, Mamba-2 becomes transformers'.
+Gated DeltaNet, DeltaNet, KDA, Comba, GLA, RetNet, RWKV-7, HGRN, HGRN2 and GSA become our models, Mamba-2 becomes
+transformers'. A GatedDeltaProduct of one step a token is a Gated DeltaNet; of several, it is refused.
 
 Our models have options for what differs from the papers: heads of GLA and RetNet are normalised by their root
 mean square, with one weight; RetNet's feed-forward parts are SwiGLU; β may reach 2; q and k are divided by √(‖·‖² +
@@ -26,8 +27,10 @@ from ssmscope.architectures.loading.fields import check_value, refused
 from ssmscope.architectures.loading.mamba_checkpoints import plan_mamba_ssm
 from ssmscope.architectures.loading.stored import Contents, Plan
 from ssmscope.architectures.read import hgrn
+from ssmscope.architectures.read.comba import CombaConfig, CombaForCausalLM
 from ssmscope.architectures.read.delta import DeltaNetConfig, DeltaNetForCausalLM
 from ssmscope.architectures.read.gated_delta import UNIT_EPSILON
+from ssmscope.architectures.read.kimi_delta import KimiDeltaConfig, KimiDeltaForCausalLM
 from ssmscope.architectures.read.linear_attention import (
     ATTENTION_DEFAULTS,
     GLAConfig,
@@ -38,19 +41,38 @@ from ssmscope.architectures.read.linear_attention import (
 from ssmscope.architectures.read.rwkv7 import RWKV7Config, RWKV7ForCausalLM
 from ssmscope.errors import InputError
 
-MODEL_TYPES = ("gated_deltanet", "delta_net", "gla", "retnet", "rwkv7", "hgrn", "hgrn2", "gsa")
+MODEL_TYPES = (
+    *(
+        "gated_deltanet",
+        "gated_deltaproduct",
+        "delta_net",
+        "kda",
+        "comba",
+        "gla",
+        "retnet",
+        "rwkv7",
+        "hgrn",
+        "hgrn2",
+        "gsa",
+    ),
+)
 """Model types that can be read, without Mamba-2."""
 COMMON_FIELDS: dict[str, Any] = dict(
     hidden_size=2048, num_hidden_layers=24, num_heads=4, vocab_size=32000, hidden_ratio=4.0, norm_eps=1e-6,
     conv_size=4, tie_word_embeddings=False, expand_k=1.0, expand_v=1.0, allow_neg_eigval=False,
 )  # fmt: skip
 """Fields of a config.json that are read, with their defaults."""
-DELTA_TYPES = ("gated_deltanet", "delta_net")
+DELTA_TYPES = ("gated_deltanet", "gated_deltaproduct", "delta_net", "kda", "comba")
 """Types whose q, k and v have one projection in our models."""
 GATED_TYPES = ("hgrn", "hgrn2", "gsa")
 TYPE_DEFAULTS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(num_hidden_layers=21, num_heads=6, head_dim=256, expand_v=2.0),
+    "gated_deltaproduct": dict(num_hidden_layers=21, num_heads=6, head_dim=256, expand_v=2.0, use_forget_gate=False),
     "delta_net": dict(num_heads=16),
+    "kda": dict(num_heads=16, head_dim=128),
+    "comba": dict(
+        num_hidden_layers=21, num_heads=6, head_dim=256, expand_v=2.0, use_inner_decay=True, use_output_correction=True
+    ),
     "gla": dict(expand_k=0.5),
     "retnet": dict(expand_v=2.0, num_heads=8, hidden_ratio=2.0),
     "rwkv7": dict(
@@ -63,6 +85,9 @@ TYPE_DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FIXED_OPTIONS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(use_gate=True, use_short_conv=True, num_v_heads=None),
+    "gated_deltaproduct": dict(use_output_gate=True, use_short_conv=True, use_forget_gate=True, num_householder=1),
+    "kda": dict(use_short_conv=True, num_v_heads=None),
+    "comba": dict(use_output_gate=True, use_short_conv=True, num_v_heads=None),
     "delta_net": dict(
         use_gate=False, use_short_conv=True, use_beta=True, use_output_norm=True, qk_norm="l2", qk_activation="silu"
     ),
@@ -80,7 +105,7 @@ FIXED_OPTIONS: dict[str, dict[str, Any]] = {
         use_short_conv=False, elementwise_affine=True, num_kv_heads=None, feature_map="swish", expand_k=1, expand_v=1,
     ),
 }  # fmt: skip
-"""Options that can be read with these values alone."""
+"""Options that can be read with these values alone: the library's defaults, unless `TYPE_DEFAULTS` has others."""
 PART_NAMES = {
     r"^model\.": "backbone.",
     r"\.attn_norm\.": ".norm.",
@@ -90,6 +115,10 @@ PART_NAMES = {
     r"^backbone\.lower_bounds$": "backbone.lower_bounds.weight",
     r"\.mixer\.o_proj\.": ".mixer.out_proj.",
     r"\.mixer\.g_proj\.": ".mixer.z_proj.",
+    r"\.mixer\.z_proj\.0\.": ".mixer.z_in.",
+    r"\.mixer\.z_proj\.1\.": ".mixer.z_proj.",
+    r"\.mixer\.f_proj\.0\.": ".mixer.decay_in.",
+    r"\.mixer\.f_proj\.1\.": ".mixer.decay_proj.",
     r"\.mixer\.a_proj\.": ".mixer.decay_proj.",
     r"\.mixer\.b_proj\.": ".mixer.beta_proj.",
     r"\.mixer\.gk_proj\.0\.": ".mixer.decay_in.",
@@ -132,11 +161,15 @@ def plan_fla(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
     fields = {**known, **{name: value for name, value in config.items() if value is not None}}
     for name, default in known.items():
         check_value(name, fields[name], default, what)
+    bound = fields.get("lower_bound")
+    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int | float) or not -80 < bound < 0):
+        raise refused(what, "lower_bound", bound, "null, or a negative number above -80")
     fields["attention"] = _attention(config.get("attn"), kind, what)
     for name, default in {"attnres_block_size": None, "hidden_act": "swish", **FIXED_OPTIONS[kind]}.items():
         # As many value heads as heads are the default, also where they are written out.
-        if config.get(name, default) not in (default, fields["num_heads"] if name.endswith("_heads") else default):
-            raise refused(what, name, config[name], repr(default))
+        given = fields[name] if name in TYPE_DEFAULTS[kind] else config.get(name, default)
+        if given not in (default, fields["num_heads"] if name.endswith("_heads") else default):
+            raise refused(what, name, given, repr(default))
     sizes = config.get("value_dim")
     if kind == "rwkv7" and {*(sizes if isinstance(sizes, list) else [sizes])} - {None, fields["hidden_size"]}:
         raise refused(what, "value_dim", sizes, f"hidden_size, {fields['hidden_size']}, in every layer")
@@ -185,11 +218,18 @@ def _size(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _delta(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
-    gated, heads, width = kind == "gated_deltanet", fields["num_heads"], fields["hidden_size"]
+    gated, heads, width = kind != "delta_net", fields["num_heads"], fields["hidden_size"]
     key = fields["head_dim"] * heads if gated else int(width * fields["expand_k"])
     value = heads * int(fields["head_dim"] * fields["expand_v"]) if gated else int(width * fields["expand_v"])
-    config = DeltaNetConfig(
+    own: dict[str, Any] = {}
+    if kind == "kda":
+        own["lower_bound"] = fields.get("lower_bound")
+    elif kind == "comba":
+        own = {name: fields[f"use_{name}"] for name in ("inner_decay", "output_correction")}
+    configure, model = DELTA_MODELS.get(kind, (DeltaNetConfig, DeltaNetForCausalLM))
+    config = configure(
         **_size(fields),
+        **own,
         key_size=key,
         value_size=value,
         conv_kernel=fields["conv_size"],
@@ -198,7 +238,7 @@ def _delta(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
         unit_epsilon=UNIT_EPSILON,
         largest_beta=2.0 if fields["allow_neg_eigval"] else 1.0,
     )
-    return DeltaNetForCausalLM(config)
+    return model(config)
 
 
 def _linear(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
@@ -240,6 +280,10 @@ def _gated(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
     return hgrn.HGRN2ForCausalLM(hgrn.HGRN2Config(**{**sizes, "num_heads": width // each, "head_norm_epsilon": 1e-5}))
 
 
+DELTA_MODELS: dict[str, tuple[Any, Any]] = {
+    "kda": (KimiDeltaConfig, KimiDeltaForCausalLM),
+    "comba": (CombaConfig, CombaForCausalLM),
+}
 RWKV7_RANKS = {"decay_rank": "decay", "rate_rank": "a", "value_rank": "v", "gate_rank": "gate"}
 """Our names of the inner widths of RWKV-7's low-rank maps, with the prefixes of theirs."""
 _BUILDERS: dict[str, Callable[[Mapping[str, Any], str], PreTrainedModel]] = {

@@ -16,6 +16,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import ModelOutput, SequenceClassifierOutput
 
 from ssmscope.architectures.loading.mamba_checkpoints import of_mamba_ssm
+from ssmscope.architectures.loading.multimodal import language_model_of
+from ssmscope.architectures.loading.quantised import dequantised
 from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, reason
 from ssmscope.core.heads import LogitsKind, given_by, is_sequence_classifier
 from ssmscope.core.intercept import active_override, evaluating, observe, override_forward
@@ -27,20 +29,23 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
     """Return the model that can be read in a module.
 
     That is a transformers model, within `torch.compile`'s, DataParallel's or peft's wrapper too; transformers' form of
-    a model of mamba_ssm's, with the same parameters; or an `OwnModel` around any other module with a backbone and
-    around a backbone without a head. The adapters of an unmerged PeftModel stay part of its layers. Raises InputError
-    if there is no such model, its weights are not in memory, or its wrapper changes what it computes; and as
+    a model of mamba_ssm's, or the language model of a multimodal one, with the same parameters; or an `OwnModel` around
+    any other module with a backbone and around a backbone without a head. The adapters of an unmerged PeftModel stay
+    part of its layers. Raises InputError if there is no such model, its weights are not in memory, or its wrapper
+    changes what it computes; and as `language_model_of` and
     `own_model`.
     """
     given, module = type(module).__name__, unwrapped(module)
     name = type(module).__name__
     if name == "MambaLMHeadModel" and type(module).__module__.startswith("mamba_ssm."):
         module = of_mamba_ssm(module)
+    module = dequantised(module)
     absent = next((n for n, t in [*module.named_parameters(), *module.named_buffers()] if t.is_meta), None)
     if absent is not None:
         where = f"{absent} is on the meta device"
         raise InputError(f"the weights of {name} are not in memory ({where}): load the model without offloading")
     if backbone is None and isinstance(module, PreTrainedModel):
+        module = language_model_of(module)
         known = module.get_output_embeddings() is not None
         if is_sequence_classifier(module):
             known = type(module).forward.__module__.startswith(("transformers.", "ssmscope."))

@@ -18,7 +18,7 @@ from torch import nn
 from ssmscope.architectures.loading import stored
 from ssmscope.architectures.loading.device_map import check_split
 from ssmscope.architectures.loading.fields import check_fields, read_object
-from ssmscope.architectures.loading.in_memory import OwnModel, cast, converted, readable
+from ssmscope.architectures.loading.in_memory import cast, converted, readable, unwrapped
 from ssmscope.architectures.loading.layouts import layout_of, read_state_dict
 from ssmscope.architectures.loading.pretrained import (
     base_of,
@@ -62,7 +62,8 @@ def load(
 ) -> Model:
     """Load a trained state-space model for analysis.
 
-    A model in memory is used itself and left unchanged, or a deep copy in another dtype or device. A compiled, parallel
+    A model in memory is used itself and left unchanged, or a deep copy in another dtype or device, or with dequantised
+    weights. A compiled, parallel
     or adapted model is taken out of its wrapper (`torch.compile`, `DataParallel`, peft's); the adapters of a PeftModel
     stay active. Any module around a backbone loads, too: its own forward pass, which takes token ids first or as
     `input_ids`, gives the logits, and each text's are those of the text alone, whatever its head does with padding. A
@@ -95,8 +96,8 @@ def load(
     if isinstance(source, nn.Module):
         with quiet():
             module = readable(source, backbone)
-        own = module.module if isinstance(module, OwnModel) else module
-        name = getattr(getattr(own, "config", None), "_name_or_path", "") or type(own).__name__
+        given = unwrapped(source)
+        name = getattr(getattr(given, "config", None), "_name_or_path", "") or type(given).__name__
         return Model(converted(module, wanted, place), _tokenizer(tokenizer, None), name)
     if backbone is not None:
         raise InputError("backbone is the name of a part of a model in memory; leave it out, or give a module")

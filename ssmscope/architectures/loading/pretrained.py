@@ -31,6 +31,7 @@ from ssmscope.architectures.loading.fields import (
     shown,
 )
 from ssmscope.architectures.loading.in_memory import OwnModel, readable
+from ssmscope.architectures.loading.multimodal import language_model_of
 from ssmscope.core.known_models import readable_types
 from ssmscope.core.mixers import mixers
 from ssmscope.errors import InputError
@@ -82,12 +83,15 @@ def read_transformers(
         raise
     except stored.DAMAGE_ERRORS as error:
         raise InputError(f"{what} cannot be built from its config.json ({stored.reason(error)})") from error
+    if auto is transformers.AutoModelForCausalLM and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        auto = transformers.AutoModelForImageTextToText
     empty = stored.outline(lambda: auto.from_config(config, trust_remote_code=False), held, what, "its config.json")
     if not mixers(empty):
         said = f"{name} is a {type(empty).__name__}, which has no state-space layer that can be read;"
         raise InputError(f"{said} these types can: {', '.join(readable_types())}")
     stored.check_kinds(empty, held.tensors, name)
     try:
+        config = empty.config  # That of the language model alone, where transformers has one for a multimodal type.
         rescales = _rescales(config, asked=False)
         where_to: dict[str, Any] = {}
         if device_map is not None:
@@ -115,7 +119,7 @@ def read_transformers(
     _check_head(module, files, held.tensors, name)
     if dtype == torch.float64:
         _widen(module, files)
-    return OwnModel(module, "") if auto is transformers.AutoModel else module
+    return OwnModel(module, "") if auto is transformers.AutoModel else language_model_of(module)
 
 
 def _class_for(architectures: Sequence[str], name: str) -> Any:

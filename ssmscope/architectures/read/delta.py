@@ -25,7 +25,7 @@ from torch.nn.functional import normalize, rms_norm, silu, softplus
 from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.gated_delta import unit
 from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, family
-from ssmscope.core.linearized import LinearizedLayer
+from ssmscope.core.linearized import InputMap, LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import DeltaRecurrence, Scan
 
@@ -60,43 +60,76 @@ class DeltaMixer(parts.ReadMixer, nn.Module):
         nn.init.uniform_(self.dt_bias, math.log(math.expm1(1e-3)), math.log(math.expm1(1e-1)))
 
 
+def convolved_heads(
+    mixer: Any, u: Tensor, mask: Tensor | None, state: LayerState | None
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """Return q, k and v (batch, length, heads, width) after the convolution and SiLU, not normalised and zero at
+    padding, and the convolution's fields of a `LayerTrace`."""
+    qkv = mixer.qkv_proj(u)
+    convolved, around = parts.convolve(mixer, qkv, parts.convolution(mixer, qkv), mask, state, silu)
+    heads = [
+        rearrange(parts.at_least_float32(t), "b t (h n) -> b t h n", h=mixer.num_heads)
+        for t in convolved.split(mixer.sizes, dim=-1)
+    ]
+    return heads, around
+
+
+def log_decay(mixer: Any, u: Tensor) -> Tensor:
+    """Return ln α = −e^A softplus(W_α u + b), (batch, length, heads)."""
+    step = softplus(parts.at_least_float32(mixer.decay_proj(u)) + parts.at_least_float32(mixer.dt_bias))
+    return -parts.at_least_float32(mixer.A_log).exp() * step
+
+
+def beta_of(mixer: Any, u: Tensor) -> Tensor:
+    """Return β, (batch, length, heads)."""
+    return mixer.largest_beta * torch.sigmoid(parts.at_least_float32(mixer.beta_proj(u)))
+
+
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. At padding keys are zero, so that such a token exchanges nothing, whatever its β."""
     mask = parts.as_mask(mask)
-    qkv = mixer.qkv_proj(u)
-    convolved, around = parts.convolve(mixer, qkv, parts.convolution(mixer, qkv), mask, state, silu)
-    q, k, v = (
-        rearrange(parts.at_least_float32(t), "b t (h n) -> b t h n", h=mixer.num_heads)
-        for t in convolved.split(mixer.sizes, dim=-1)
-    )
-    beta = mixer.largest_beta * torch.sigmoid(parts.at_least_float32(mixer.beta_proj(u)))
+    (q, k, v), around = convolved_heads(mixer, u, mask, state)
+    beta = beta_of(mixer, u)
     log_a = torch.zeros_like(beta)
     if mixer.decay_proj is not None:
-        step = softplus(parts.at_least_float32(mixer.decay_proj(u)) + parts.at_least_float32(mixer.dt_bias))
-        log_a = parts.mask_padding(-parts.at_least_float32(mixer.A_log).exp() * step, mask)
+        log_a = parts.mask_padding(log_decay(mixer, u), mask)
     q, k = ((normalize(t, dim=-1) if not mixer.unit_epsilon else unit(t, mixer.unit_epsilon)) for t in (q, k))
     recurrence = DeltaRecurrence(x=v, b=k, c=q, log_a=log_a.unsqueeze(-1), beta=beta)
     z = mixer.z_proj(u) if mixer.z_proj is not None else None
     return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
+def normed_heads(mixer: Any, y: Tensor, u: Tensor) -> Tensor:
+    """Return each head's output by its root mean square, (batch, length, value size), in the dtype of `u`."""
+    norm = mixer.head_norm
+    o = rms_norm(y, norm.normalized_shape, norm.weight.to(y.dtype), norm.eps)
+    return rearrange(o, "b t h p -> b t (h p)").to(u.dtype)
+
+
 def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
-    norm = mixer.head_norm
-    o = rms_norm(scanned.y, norm.normalized_shape, norm.weight.to(scanned.y.dtype), norm.eps)
-    o = rearrange(o, "b t h p -> b t (h p)").to(layer.u.dtype)
+    o = normed_heads(mixer, scanned.y, layer.u)
     return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
+
+
+def frozen_norm(mixer: Any, layer: LayerTrace) -> Tensor:
+    """Return the factor of the heads' norms, (batch, length, value size)."""
+    norm, (scanned,) = mixer.head_norm, layer.scan()
+    factor = parts.rms_factor(scanned.y, norm.eps) * parts.at_least_float32(norm.weight)
+    return rearrange(factor, "b t h p -> b t (h p)")
+
+
+def values_map(mixer: Any, layer: LayerTrace) -> InputMap:
+    """Return the map of the layer's input to v."""
+    values = slice(sum(mixer.sizes[:2]), sum(mixer.sizes))
+    return parts.convolved_input_map(mixer, layer, silu, parts.projection(mixer, "qkv_proj", values), values)
 
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
-    norm, (scanned,) = mixer.head_norm, layer.scan()
-    factor = parts.rms_factor(scanned.y, norm.eps) * parts.at_least_float32(norm.weight)
-    factor = rearrange(factor, "b t h p -> b t (h p)")
-    values = slice(sum(mixer.sizes[:2]), sum(mixer.sizes))
-    input_map = parts.convolved_input_map(mixer, layer, silu, parts.projection(mixer, "qkv_proj", values), values)
-    return parts.one_path(mixer, layer, input_map, **parts.gated_by(mixer, layer, factor))
+    gated = parts.gated_by(mixer, layer, frozen_norm(mixer, layer))
+    return parts.one_path(mixer, layer, values_map(mixer, layer), **gated)
 
 
 # ---- the models

@@ -1,5 +1,5 @@
-"""Gated delta rule of other libraries' hybrids: Qwen3-Next (Qwen 2025), Qwen3.5 (Qwen 2026), OLMo-hybrid (Ai2 2026),
-and Kimi-Linear (Zhang et al. 2025).
+"""Gated delta rule of other libraries' hybrids: Qwen3-Next (Qwen 2025), Qwen3.5 and its kin (Lara-mini, Qwen4-Exp),
+OLMo-hybrid (Ai2 2026), and Kimi's delta attention (Kimi Linear, Zhang et al. 2025; Ling 3.0).
 
     S_t = α_t S_{t−1} (I − β_t k_t k_tᵀ) + β_t v_t k_tᵀ,        o_t = S_t q_t / √d,
 
@@ -9,8 +9,9 @@ mean square, gated by SiLU(z_t), and projected. The rule is that of `delta`.
 
 Qwen3-Next has one projection for q, k, v and z, one head of keys after another, Qwen3.5 others for z, β and α, and
 OLMo-hybrid one for every term; its β is up to 2, which makes eigenvalues of the transition negative, where
-`linear_allow_neg_eigval` is set. Kimi-Linear has a decay per channel of the keys, α_t = exp(−e^A softplus(W₂ W₁ x_t +
-b)), and gates by σ(z_t). Attention and experts are run by the model itself.
+`linear_allow_neg_eigval` is set. Kimi's has a decay per channel of the keys, α_t = exp(−e^A softplus(a_t + b)), or one
+with a lower bound, exp(m σ(e^A (a_t + b))) with m < 0, and gates by σ(z_t), as some Qwen4-Exp do; a_t and z_t are W₂ W₁
+x_t, in Ling 3.0 W x_t. Attention, experts and hyper-connections are run by the model itself.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ from ssmscope.ops import DeltaRecurrence, Scan
 
 UNIT_EPSILON = 1e-6
 """ε under the root of the length of q and k, as in transformers and flash-linear-attention."""
+SIGMOID_GATED_NORMS = (
+    "BailingHybridRMSNormGated",
+    "Glm5NextTextRMSNormGated",
+    "KimiLinearRMSNormGated",
+    "Qwen4ExpTextRMSNormGated",
+)
+"""Norms in transformers that compute RMSNorm(o) ⊙ σ(z)."""
 
 
 class Projected(NamedTuple):
@@ -55,14 +63,16 @@ def _projected(mixer: Any, u: Tensor) -> Projected:
         return Projected(mixer.in_proj_qkv(u), mixer.in_proj_z(u), mixer.in_proj_a(u), mixer.in_proj_b(u).sigmoid())
     qkv = torch.cat([mixer.q_proj(u), mixer.k_proj(u), mixer.v_proj(u)], dim=-1)
     if _is_kimi(mixer):
-        z, a = mixer.g_b_proj(mixer.g_a_proj(u)), mixer.forget_gate.f_b_proj(mixer.forget_gate.f_a_proj(u))
+        forget = mixer.forget_gate
+        a = forget.f_proj(u) if hasattr(forget, "f_proj") else forget.f_b_proj(forget.f_a_proj(u))
+        z = mixer.g_proj(u) if hasattr(mixer, "g_proj") else mixer.g_b_proj(mixer.g_a_proj(u))
         return Projected(qkv, z, a, mixer.b_proj(u).sigmoid())
     beta = mixer.b_proj(u).sigmoid() * (2.0 if mixer.allow_neg_eigval else 1.0)
     return Projected(qkv, mixer.g_proj(u), mixer.a_proj(u), beta)
 
 
 def _entering(mixer: Any) -> list[Callable[[Tensor, bool], Tensor]]:
-    """Return the maps of the layer's input to v and, except for Kimi-Linear's, to z."""
+    """Return the maps of the layer's input to v and, unless that is a product of two, to z."""
     if hasattr(mixer, "in_proj_qkvz"):
         each = mixer.num_v_heads // mixer.num_k_heads * mixer.head_v_dim
         places = torch.arange(mixer.in_proj_qkvz.out_features).view(mixer.num_k_heads, -1)
@@ -89,17 +99,23 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     key, value = [mixer.head_dim] * 2 if _is_kimi(mixer) else [mixer.head_k_dim, mixer.head_v_dim]
     q, k, v = parts.at_least_float32(convolved).split(sizes, dim=-1)
     q, k = (unit(rearrange(t, "b t (h n) -> b t h n", n=key)) for t in (q, k))
-    step = softplus(parts.at_least_float32(projected.a) + parts.at_least_float32(rates.dt_bias))
     rate = parts.at_least_float32(rates.A_log).exp().flatten()
-    step = rearrange(step, "b t (h n) -> b t h n", h=len(rate))
+    step = parts.at_least_float32(projected.a) + parts.at_least_float32(rates.dt_bias)
+    log_a = _log_decay(rates, rearrange(step, "b t (h n) -> b t h n", h=len(rate)), rate.unsqueeze(-1))
     recurrence = DeltaRecurrence(
         x=rearrange(v, "b t (h p) -> b t h p", p=value),
         b=k,
         c=q * key**-0.5,
-        log_a=parts.mask_padding(-rate.unsqueeze(-1) * step, mask),
+        log_a=parts.mask_padding(log_a, mask),
         beta=parts.at_least_float32(projected.beta),
     )
     return LayerTrace(u, (recurrence,), mask=mask, z=projected.z, **around)
+
+
+def _log_decay(rates: Any, step: Tensor, rate: Tensor) -> Tensor:
+    """Return ln α = −e^A softplus(a + b), or m σ(e^A (a + b)) with a lower bound m, from a + b and e^A."""
+    bound = rates.lower_bound if getattr(rates, "safe_gate", False) else getattr(rates, "safe_gate_lower_bound", None)
+    return -rate * softplus(step) if bound is None else bound * torch.sigmoid(rate * step)
 
 
 def unit(t: Tensor, eps: float = UNIT_EPSILON) -> Tensor:
@@ -108,7 +124,7 @@ def unit(t: Tensor, eps: float = UNIT_EPSILON) -> Tensor:
 
 
 def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z)), or σ(z)."""
+    """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z)), or with σ(z)."""
     (scanned,) = layer.scan() if scans is None else scans
     norm, out = _named(mixer)
     z = rearrange(layer.gate, "b t (h p) -> b t h p", p=scanned.y.shape[-1])
@@ -117,17 +133,19 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
 
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
+    """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen. A gate
+    σ(z) is no product with z and stays frozen for relevance, too."""
     (norm, out), (scanned,) = _named(mixer), layer.scan()
     z, kind = parts.at_least_float32(layer.gate), type(innermost(getattr(mixer, norm)))
-    known = not _is_kimi(mixer) or kind.__name__ == "KimiLinearRMSNormGated"
+    opened = getattr(innermost(getattr(mixer, norm)), "activation", "silu")
+    known = kind.__name__ in SIGMOID_GATED_NORMS if opened == "sigmoid" else opened == "silu"
     weight = parts.norm_weight(mixer, norm, kind if known else ())
     factor = parts.rms_factor(scanned.y, getattr(mixer, norm).variance_epsilon) * weight
     factor = rearrange(factor, "b t h p -> b t (h p)")
     enter, *enter_gate = _entering(mixer)
     values = slice(-z.shape[-1], None)
     input_map = parts.convolved_input_map(mixer, layer, parts.activation(mixer, silu), enter, values)
-    if _is_kimi(mixer):
+    if opened == "sigmoid":
         return parts.one_path(mixer, layer, input_map, torch.sigmoid(z) * factor, out)
     gate_map = parts.opened_by(enter_gate[0], silu, z)
     return parts.one_path(mixer, layer, input_map, factor * silu(z), out, gate_map=gate_map, factor=factor)
