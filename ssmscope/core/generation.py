@@ -336,8 +336,9 @@ def written_after(
             precise = logits if logits.dtype == torch.float64 else logits.float()
             chosen = sampling.choose(precise, None if draws is None else draws[going, number])
             log_p = precise.log_softmax(-1)
-            entropy = -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
-            numbers = chosen.tolist(), log_p.gather(1, chosen.unsqueeze(1)).squeeze(1).tolist(), entropy.tolist()
+            chosen_log_p = log_p.gather(1, chosen.unsqueeze(1)).squeeze(1)
+            entropy = -torch.linalg.vecdot(log_p.exp(), log_p.clamp_(min=torch.finfo(log_p.dtype).min))
+            numbers = chosen.tolist(), chosen_log_p.tolist(), entropy.tolist()
             tokens = []
             for row, token, log_probability, spread in zip(going, *numbers):
                 said[row].append(token)

@@ -71,8 +71,12 @@ def causal_convolution(
 ) -> Float[Tensor, "batch length channels"]:
     """Compute a depthwise causal convolution, act(Σ_j weight_j x_{t − taps + 1 + j} + bias). `tail` holds the taps − 1
     inputs before the first position (default zeros), and `taps` says which inputs are read, x_t first (default all)."""
-    kernel = as_constant(weight)[:, 0].flip(-1).to(x.dtype)
-    bias = None if bias is None else as_constant(bias).to(x.dtype)
+    kernel, bias = as_constant(weight)[:, 0].to(x.dtype), None if bias is None else as_constant(bias).to(x.dtype)
+    if x.shape[1] == 1 and tail is not None and taps is None:  # A written token: few operations.
+        y = (torch.cat([tail.to(x), x], dim=1) * kernel.mT).sum(1, keepdim=True)
+        y = y if bias is None else y + bias
+        return y if act is None else act(y)
+    kernel = kernel.flip(-1)
     return convolved(x, kernel, tail, taps, bias) if act is None else _activated(act, x, kernel, tail, taps, bias)
 
 
