@@ -7,9 +7,9 @@
         --prompt 2048 --new 128 --batches 1 8 64                        # Differential Mamba, Figure 9
 
 Both write the same number of tokens after the same prompts, in turns and in one process, after a call of each that is
-not counted; the table has medians. Each is timed with one written token too, so that the rate of writing alone is known.
-With --own the models are the package's own types. With --lengths one text is written up to so many tokens, and every
-doubling of its length is a line: the seconds of a token there.
+not counted; the table has medians. Each is timed with one written token too, for the rate of writing alone. With --own
+the models are the package's own types. With --lengths one text is written up to so many tokens, and every doubling of
+its length is a line: the seconds of a token there. --draw FILE draws these from benchmarks/results/generation.jsonl.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ssmscope.training.build import language_model
 
 VOCABULARY = 50280
 WARM_UP_TOKENS = 4
+RESULTS = Path(__file__).parent / "results" / "generation.jsonl"
 
 
 def own_model(name: str, options: argparse.Namespace) -> Any:
@@ -129,6 +130,25 @@ def lengths(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 begun, started, ends = now, written, 2 * ends
 
 
+def draw(path: Path) -> None:
+    """Draw the milliseconds of a token over the length of the text, a line for each type and device."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.add_subplot()
+    found = [line for line in map(json.loads, RESULTS.open()) if "length" in line]
+    for shape, device in dict.fromkeys((line["shape"], line["device"]) for line in found):
+        lines = [line for line in found if (line["shape"], line["device"]) == (shape, device)]
+        times = [1000 * line["seconds a token"] for line in lines]
+        axes.plot([line["length"] for line in lines], times, marker="o", label=f"{shape}, {device.split(',')[0]}")
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens in the text")
+    axes.set_ylabel("ms for each written token")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
 def shown(line: dict[str, Any]) -> str:
     if "length" in line:
         return f"| {line['shape']} | {line['length']:,} | {1000 * line['seconds a token']:.2f} |"
@@ -152,7 +172,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--lengths", type=int, help="Length up to which one text is written.")
     parser.add_argument("--json", type=Path, help="File to which every measurement is added as a line.")
+    parser.add_argument("--draw", type=Path, help="Picture to draw of seconds by length.")
     options = parser.parse_args()
+    if options.draw:
+        return draw(options.draw)
     torch.set_num_threads(THREADS)
     device = torch.cuda.get_device_name() if options.device == "cuda" else machine()
     whole = ("rows", "ssmscope", "writing alone", "transformers", "writing alone", "same tokens")

@@ -26,7 +26,7 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import own_logits
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.lasting_edits import LastingEdit
-from ssmscope.core.mixers import check_causal, collect_states, fast_scan
+from ssmscope.core.mixers import check_causal, collect_states, fast_scan, weights_prepared
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.trace import LayerState, States, gathered, joined
 from ssmscope.errors import InputError
@@ -244,6 +244,7 @@ class TokenRuns:
         if edits:
             self.around.enter_context(edited(self.model, edits))
         self.around.enter_context(evaluating(module))
+        self.around.enter_context(weights_prepared())
         self.around.enter_context(fast_scan(module, states=own, visit=collect_states(module, ends)))
         self.around.enter_context(attending(module, states=attended, keep=kept))
 
