@@ -2,11 +2,14 @@
 
     python benchmarks/generation.py                                     # a CPU: mamba-130m's and mamba2-130m's shape
     python benchmarks/generation.py --device cuda --shapes falcon codestral --dtype bfloat16
-    python benchmarks/generation.py --lengths 16384 --shapes mamba2-130m --json runs/lengths.jsonl
+    python benchmarks/generation.py --lengths 16384 --shapes baleen-e --layers 4 --json runs/lengths.jsonl
+    python benchmarks/generation.py --device cuda --own mamba2 diff-mamba-hybrid diff-mamba --layers 48 --width 1024 \\
+        --prompt 2048 --new 128 --batches 1 8 64                        # Differential Mamba, Figure 9
 
 Both write the same number of tokens after the same prompts, in turns and in one process, after a call of each that is
-not counted; the table has medians. With --lengths one text is written up to so many tokens, and every doubling of its
-length is a line: the seconds of a token there.
+not counted; the table has medians. Each is timed with one written token too, for the rate of writing alone. With --own
+the models are the package's own types. With --lengths one text is written up to so many tokens, and every doubling of
+its length is a line: the seconds of a token there. --draw FILE draws these from benchmarks/results/generation.jsonl.
 """
 
 from __future__ import annotations
@@ -20,40 +23,61 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from shapes import SHAPES
 from timing import THREADS, machine
 
 import ssmscope
+from ssmscope.training.architectures import OWN, Tokens
+from ssmscope.training.build import language_model
 
 VOCABULARY = 50280
-PROMPT = 16
+WARM_UP_TOKENS = 4
+RESULTS = Path(__file__).parent / "results" / "generation.jsonl"
+
+
+def own_model(name: str, options: argparse.Namespace) -> Any:
+    """Return a random model of one of the package's own types."""
+    torch.manual_seed(0)
+    state = 16 if name == "mamba" else 128
+    sizes = dict(width=options.width, layers=options.layers or 24, state=state, head_width=64, expand=2, tied=True)
+    given = {"architecture": name.removesuffix("-hybrid"), "base": "mamba2", **sizes}
+    if name.endswith("-hybrid"):
+        given["differential_layers"] = "hybrid"
+    module = language_model({**dict.fromkeys((*OWN, "decays")), **given}, Tokens(VOCABULARY), None)
+    return module.eval().requires_grad_(False).to(options.device, getattr(torch, options.dtype))
 
 
 def model_of(shape: str, options: argparse.Namespace) -> Any:
-    """A random model of a shape, with a whole vocabulary where the shape has a small one."""
+    """Return a random model of a shape, with a whole vocabulary where the shape has a small one."""
+    if shape not in SHAPES:
+        return own_model(shape, options)
     kind, config = SHAPES[shape]()
     config.vocab_size = max(config.vocab_size, VOCABULARY)
+    config.num_hidden_layers = options.layers or config.num_hidden_layers
+    config.initializer_range = 0.02
     if hasattr(config, "chunk_size"):
         config.chunk_size = 32  # By default transformers pads a prompt to 256 tokens.
     torch.manual_seed(0)
     with torch.device(options.device):
-        torch.set_default_dtype(getattr(torch, options.dtype))
-        module = kind(config).eval()
-        torch.set_default_dtype(torch.float32)
-    module.generation_config.eos_token_id = None
+        module = kind._from_config(config, dtype=getattr(torch, options.dtype)).eval()
+    module.requires_grad_(False).generation_config.eos_token_id = None
     return module
 
 
-def ways(module: Any, prompts: torch.Tensor, new: int) -> dict[str, Callable[[], Any]]:
-    """Calls that write `new` tokens after each prompt."""
+def ways(module: Any, prompts: torch.Tensor, own: bool) -> dict[str, Callable[[int], Any]]:
+    """Return calls that write so many tokens after each prompt."""
     model = ssmscope.load(module)
     batch, mask = model.encode(ids=prompts.tolist()), torch.ones_like(prompts)
 
-    def theirs() -> Any:
+    def theirs(new: int) -> Any:
         options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
-        return module.generate(prompts, attention_mask=mask, **options)[:, prompts.shape[1] :]
+        return module.generate(prompts, attention_mask=mask, **options)[:, prompts.shape[1] :].tolist()
 
-    return {"ssmscope": lambda: model.generate(batch, max_new_tokens=new).ids, "transformers": theirs}
+    def ours(new: int) -> Any:
+        return model.generate(batch, max_new_tokens=new, batch_size=len(prompts)).ids
+
+    return {"ssmscope": ours} if own else {"ssmscope": ours, "transformers": theirs}
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -66,42 +90,72 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def rates(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Tokens a second, for each shape and batch."""
-    for shape in options.shapes:
+    """Yield tokens a second, for each shape and batch, of the whole call and of the tokens after the first."""
+    for shape in options.own or options.shapes:
         module = model_of(shape, options)
         for rows in options.batches:
-            prompts = torch.randint(1, 1000, (rows, PROMPT), device=options.device)
-            calls = ways(module, prompts, options.new)
-            agree = torch.tensor(calls["ssmscope"]()).eq(calls["transformers"]().cpu()).float().mean().item()
-            spent: dict[str, list[float]] = {name: [] for name in calls}
+            prompts = torch.randint(1, 1000, (rows, options.prompt), device=options.device)
+            calls = ways(module, prompts, bool(options.own))
+            warm = [torch.tensor(call(WARM_UP_TOKENS)) for call in calls.values()]
+            spent: dict[str, dict[int, list[float]]] = {name: {1: [], options.new: []} for name in calls}
             for _ in range(options.repeats):
                 for name, call in calls.items():
-                    spent[name].append(seconds(call))
-            found = {name: rows * options.new / statistics.median(each) for name, each in spent.items()}
-            yield {"shape": shape, "rows": rows, "tokens a second": found, "same tokens": agree, "seconds": spent}
+                    for new, each in spent[name].items():
+                        each.append(seconds(lambda: call(new)))  # noqa: B023
+            line = {"shape": shape, "rows": rows, "prompt": options.prompt, "new": options.new}
+            for name, by_new in spent.items():
+                first, whole = (statistics.median(each) for each in by_new.values())
+                rate = {"whole": rows * options.new / whole, "writing": rows * (options.new - 1) / (whole - first)}
+                line[name] = {**rate, "first token": first, "seconds": list(by_new.values())}
+            yield {**line, "same tokens": warm[0].eq(warm[-1]).float().mean().item()}
+        del module, calls
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
 
 
 def lengths(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Seconds a token of one text, at each doubling of its length."""
-    for shape in options.shapes:
+    """Yield seconds a token of one text, at each doubling of its length."""
+    for shape in options.own or options.shapes:
         model = ssmscope.load(model_of(shape, options))
-        begun, ends = time.perf_counter(), 2 * PROMPT
-        new = options.lengths - PROMPT
-        started = PROMPT
-        for step in model.generate_stream(ids=[list(range(1, PROMPT + 1))], max_new_tokens=new):
-            written = PROMPT + step.number + 1
-            if written == ends or written == options.lengths:
+        prompt = [list(range(1, options.prompt + 1))]
+        model.generate(ids=prompt, max_new_tokens=WARM_UP_TOKENS)
+        started, ends = options.prompt + 1, 2 * options.prompt
+        for step in model.generate_stream(ids=prompt, max_new_tokens=options.lengths - options.prompt):
+            written = options.prompt + step.number + 1
+            if written == started:
+                begun = time.perf_counter()
+            elif written in (ends, options.lengths):
                 now = time.perf_counter()
                 yield {"shape": shape, "length": written, "seconds a token": (now - begun) / (written - started)}
                 begun, started, ends = now, written, 2 * ends
 
 
+def draw(path: Path) -> None:
+    """Draw the milliseconds of a token over the length of the text, a line for each type and device."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.add_subplot()
+    found = [line for line in map(json.loads, RESULTS.open()) if "length" in line]
+    for shape, device in dict.fromkeys((line["shape"], line["device"]) for line in found):
+        lines = [line for line in found if (line["shape"], line["device"]) == (shape, device)]
+        times = [1000 * line["seconds a token"] for line in lines]
+        axes.plot([line["length"] for line in lines], times, marker="o", label=f"{shape}, {device.split(',')[0]}")
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens in the text")
+    axes.set_ylabel("ms for each written token")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
 def shown(line: dict[str, Any]) -> str:
     if "length" in line:
         return f"| {line['shape']} | {line['length']:,} | {1000 * line['seconds a token']:.2f} |"
-    rates = line["tokens a second"]
-    same = f"{line['same tokens']:.3f}"
-    return f"| {line['shape']} | {line['rows']} | {rates['ssmscope']:.1f} | {rates['transformers']:.1f} | {same} |"
+    cells = [f"{line['shape']} | {line['rows']}"]
+    for name in ("ssmscope", "transformers"):
+        cells.append(f"{line[name]['whole']:.1f} | {line[name]['writing']:.1f}" if name in line else " | ")
+    return f"| {' | '.join(cells)} | {line['same tokens']:.3f} |"
 
 
 def main() -> None:
@@ -109,21 +163,30 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--shapes", nargs="+", default=["mamba-130m", "mamba2-130m"], choices=SHAPES)
+    parser.add_argument("--own", nargs="+", help="The package's own types, by their names in `analyze train`.")
+    parser.add_argument("--layers", type=int, help="Number of layers, by default the shape's, 24 of own types.")
+    parser.add_argument("--width", type=int, default=768, help="Width of own types.")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
+    parser.add_argument("--prompt", type=int, default=16, help="Tokens of each prompt.")
     parser.add_argument("--new", type=int, default=64, help="Tokens written after each prompt.")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--lengths", type=int, help="Length up to which one text is written.")
     parser.add_argument("--json", type=Path, help="File to which every measurement is added as a line.")
+    parser.add_argument("--draw", type=Path, help="Picture to draw of seconds by length.")
     options = parser.parse_args()
+    if options.draw:
+        return draw(options.draw)
     torch.set_num_threads(THREADS)
     device = torch.cuda.get_device_name() if options.device == "cuda" else machine()
-    head = ("length", "ms a token") if options.lengths else ("rows", "ssmscope", "transformers", "same tokens")
+    whole = ("rows", "ssmscope", "writing alone", "transformers", "writing alone", "same tokens")
+    head = ("length", "ms a token") if options.lengths else whole
     print(f"{device}, {options.dtype}\n\n| shape | {' | '.join(head)} |\n|{'---|' * (len(head) + 1)}", flush=True)
     for line in (lengths if options.lengths else rates)(options):
         print(shown(line), flush=True)
         if options.json:
             with options.json.open("a") as lines:
-                lines.write(json.dumps({**line, "device": device, "dtype": options.dtype}) + "\n")
+                where = {"device": device, "dtype": options.dtype, "transformers version": transformers.__version__}
+                lines.write(json.dumps({**line, **where, "layers": options.layers}) + "\n")
 
 
 if __name__ == "__main__":

@@ -187,9 +187,6 @@ def convolved(
     times as fast with contiguous channels as `conv1d`; compiled, the sum over the taps becomes one kernel."""
     taps, (batch, length, channels) = kernel.shape[1], source.shape
     padded = pad(source, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(source), source], dim=1)
-    if read is None and length == 1:
-        total = (padded * kernel.to(source.dtype).flip(1).mT).sum(1, keepdim=True)
-        return total if bias is None else total + bias
     if read is None and length and not torch.compiler.is_compiling():
         weight = kernel.to(source.dtype).flip(1).expand(channels, -1)[:, None, None]
         return conv2d(padded.mT.unsqueeze(2), weight, bias, groups=channels).squeeze(2).mT

@@ -26,7 +26,7 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import own_logits
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.lasting_edits import LastingEdit
-from ssmscope.core.mixers import check_causal, collect_states, fast_scan
+from ssmscope.core.mixers import check_causal, collect_states, fast_scan, weights_prepared
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.trace import LayerState, States, gathered, joined
 from ssmscope.errors import InputError
@@ -244,6 +244,7 @@ class TokenRuns:
         if edits:
             self.around.enter_context(edited(self.model, edits))
         self.around.enter_context(evaluating(module))
+        self.around.enter_context(weights_prepared())
         self.around.enter_context(fast_scan(module, states=own, visit=collect_states(module, ends)))
         self.around.enter_context(attending(module, states=attended, keep=kept, writing=True))
 
@@ -336,8 +337,9 @@ def written_after(
             precise = logits if logits.dtype == torch.float64 else logits.float()
             chosen = sampling.choose(precise, None if draws is None else draws[going, number])
             log_p = precise.log_softmax(-1)
-            entropy = -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
-            numbers = chosen.tolist(), log_p.gather(1, chosen.unsqueeze(1)).squeeze(1).tolist(), entropy.tolist()
+            chosen_log_p = log_p.gather(1, chosen.unsqueeze(1)).squeeze(1)
+            entropy = -torch.linalg.vecdot(log_p.exp(), log_p.clamp_(min=torch.finfo(log_p.dtype).min))
+            numbers = chosen.tolist(), chosen_log_p.tolist(), entropy.tolist()
             tokens = []
             for row, token, log_probability, spread in zip(going, *numbers):
                 said[row].append(token)

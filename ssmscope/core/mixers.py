@@ -10,7 +10,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from ssmscope.core.known_models import READERS
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone
 from ssmscope.errors import InputError
+
+R = TypeVar("R")
 
 CACHES = ("cache_params", "past_key_values", "cache", "state")
 """Names of the caches that mixers and attention layers continue from and fill; transformers calls all of them `cache`
@@ -227,6 +229,31 @@ _weights_constant: ContextVar[bool] = ContextVar("constant", default=False)
 def as_constant(weight: Tensor) -> Tensor:
     """Return a weight, detached within `weights_constant`."""
     return weight.detach() if _weights_constant.get() else weight
+
+
+@contextmanager
+def weights_prepared() -> Iterator[None]:
+    """Compute what is `prepared` from mixers' weights once, within the context and in this thread alone; mixers must
+    stay as they are."""
+    token = _prepared.set({})
+    try:
+        yield
+    finally:
+        _prepared.reset(token)
+
+
+_prepared: ContextVar[dict[tuple[Any, ...], Any] | None] = ContextVar("prepared", default=None)
+
+
+def prepared(mixer: nn.Module, compute: Callable[..., R], *args: Any) -> R:
+    """Return compute(mixer, *args), which depends on the mixer's weights alone; as it was found before within
+    `weights_prepared`."""
+    found, key = _prepared.get(), (compute, mixer, *args)
+    if found is None:
+        return compute(mixer, *args)
+    if key not in found:
+        found[key] = compute(mixer, *args)
+    return found[key]
 
 
 def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:

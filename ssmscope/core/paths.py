@@ -114,10 +114,14 @@ class Path:
         y = rearrange(y, "b t h p -> b t (h p)")
         return y if self.weight is None else y * self.weight
 
+    def gated(self, y: Channels) -> Channels:
+        """Return gate ⊙ y, the input of the output map's projection."""
+        y = self._centred(y)
+        return y if self.output_map.gate is None else y * self.output_map.gate
+
     def finish(self, y: Channels) -> Float[Tensor, "batch length width"]:
         """Return project(gate ⊙ y)."""
-        y = self._centred(y)
-        return self.output_map.project(y if self.output_map.gate is None else y * self.output_map.gate)
+        return self.output_map.project(self.gated(y))
 
     def shown(self, y: Channels) -> Channels:
         """Return the output gate's input: y, with the norm's factor and shift where there is a norm."""

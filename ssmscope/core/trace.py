@@ -38,6 +38,8 @@ def last_inputs(
 ) -> Float[Tensor, "batch before channels"]:
     """Return the last taps − 1 inputs of a convolution up to each row's last real position, after `before` or zeros."""
     before = before if before is not None else x.new_zeros(x.shape[0], taps - 1, x.shape[2])
+    if mask is None and x.shape[1] == 1:  # Nothing to cut off, which would be kept in memory.
+        return torch.cat([before[:, 1:].to(x.dtype), x], dim=1)
     x = torch.cat([before.to(x.dtype), x], dim=1)
     if mask is None:
         return x[:, x.shape[1] - (taps - 1) :]

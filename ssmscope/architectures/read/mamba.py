@@ -18,6 +18,7 @@ from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMi
 
 from ssmscope.architectures.read import parts
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.mixers import prepared
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -33,15 +34,22 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
         mixer, conv_input, parts.convolution(mixer, conv_input), mask, state, parts.activation(mixer)
     )
     step, B, C = _head_terms(mixer, x) if hasattr(mixer, "x_proj_weight") else _channel_terms(mixer, x)
+    A, D = prepared(mixer, _rates)
     recurrence = Recurrence(
         x=parts.at_least_float32(x).unsqueeze(-1),
         b=parts.at_least_float32(B),
         c=parts.at_least_float32(C),
         delta=parts.mask_padding(softplus(parts.at_least_float32(step)), mask),
-        A=-parts.at_least_float32(mixer.A_log).exp().flatten(0, -2),
-        D=parts.at_least_float32(mixer.D).flatten(),
+        A=A,
+        D=D,
     )
     return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
+
+
+def _rates(mixer: Any) -> tuple[Tensor, Tensor]:
+    """Return A (channels, state) and D (channels,)."""
+    A = -parts.at_least_float32(mixer.A_log).exp()
+    return A.flatten(0, -2), parts.at_least_float32(mixer.D).flatten()
 
 
 def _rows(mixer: Any) -> tuple[slice, slice]:

@@ -22,6 +22,7 @@ from torch.nn.functional import silu, softplus
 
 from ssmscope.architectures.read import parts
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.mixers import prepared
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -44,7 +45,7 @@ def terms(
     xBC, around = parts.convolve(
         mixer, conv_input, parts.convolution(mixer, conv_input), mask, state, parts.activation(mixer)
     )
-    delta = softplus(parts.at_least_float32(step) + parts.at_least_float32(mixer.dt_bias)).clamp(*limits)
+    delta = softplus(parts.at_least_float32(step) + prepared(mixer, _rates)[0]).clamp(*limits)
     recurrence = recurrence_of(mixer, parts.at_least_float32(xBC), parts.mask_padding(delta, mask))
     return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
@@ -53,14 +54,21 @@ def recurrence_of(mixer: Any, xBC: Tensor, delta: Tensor) -> Recurrence:
     """Return the layer's recurrence from x, B and C, (batch, length, channels), and Δ, (batch, length, heads)."""
     per_group = mixer.n_groups * mixer.ssm_state_size
     x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
+    _, A, D = prepared(mixer, _rates)
     return Recurrence(
         x=rearrange(x, "b t (h p) -> b t h p", h=mixer.num_heads),
         b=rearrange(B, "b t (g n) -> b t g n", g=mixer.n_groups),
         c=rearrange(C, "b t (g n) -> b t g n", g=mixer.n_groups),
         delta=delta,
-        A=-parts.at_least_float32(mixer.A_log).exp().unsqueeze(-1),
-        D=parts.at_least_float32(mixer.D),
+        A=A,
+        D=D,
     )
+
+
+def _rates(mixer: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Δ's bias (heads,), A (heads, 1) and D (heads,)."""
+    bias, A_log, D = (parts.at_least_float32(t) for t in (mixer.dt_bias, mixer.A_log, mixer.D))
+    return bias, -A_log.exp().unsqueeze(-1), D
 
 
 def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

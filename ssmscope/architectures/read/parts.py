@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 
 from ssmscope.core.affine import agrees_with_weight, convolved, depthwise, innermost, linear_map, norm_terms, offset
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
-from ssmscope.core.mixers import adapter_for, as_constant, conv_tap_mask, edit_conv_input
+from ssmscope.core.mixers import adapter_for, as_constant, conv_tap_mask, edit_conv_input, prepared
 from ssmscope.core.recomputing import compilable
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
@@ -71,8 +71,12 @@ def causal_convolution(
 ) -> Float[Tensor, "batch length channels"]:
     """Compute a depthwise causal convolution, act(Σ_j weight_j x_{t − taps + 1 + j} + bias). `tail` holds the taps − 1
     inputs before the first position (default zeros), and `taps` says which inputs are read, x_t first (default all)."""
-    kernel = as_constant(weight)[:, 0].flip(-1).to(x.dtype)
-    bias = None if bias is None else as_constant(bias).to(x.dtype)
+    kernel, bias = as_constant(weight)[:, 0].to(x.dtype), None if bias is None else as_constant(bias).to(x.dtype)
+    if x.shape[1] == 1 and tail is not None and taps is None:  # A written token: few operations.
+        y = (torch.cat([tail.to(x), x], dim=1) * kernel.mT).sum(1, keepdim=True)
+        y = y if bias is None else y + bias
+        return y if act is None else act(y)
+    kernel = kernel.flip(-1)
     return convolved(x, kernel, tail, taps, bias) if act is None else _activated(act, x, kernel, tail, taps, bias)
 
 
@@ -109,9 +113,13 @@ def convolution(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`. Raise
     InputError if it is not a depthwise convolution, or the library's mixer ignores its adapter."""
+    return prepared(mixer, _convolution, x.shape[-1], name, taps)
+
+
+def _convolution(mixer: Any, channels: int, name: str, taps: int | None) -> tuple[Tensor, Tensor | None]:
     _check_weight_is_all(mixer, name)
     taps = taps or (mixer.taps if hasattr(mixer, "taps") else mixer.conv_kernel_size)
-    return depthwise(getattr(mixer, name), x.shape[-1], taps, _named(mixer, name))
+    return depthwise(getattr(mixer, name), channels, taps, _named(mixer, name))
 
 
 GATED_NORMS = (
@@ -126,13 +134,17 @@ GATED_NORMS = (
 
 def step_projection(mixer: Any, step: Tensor) -> Tensor:
     """Return Δ before its softplus for a Mamba's mixer. Raise InputError if that ignores an adapter of `dt_proj`."""
-    _check_weight_is_all(mixer, "dt_proj")
+    prepared(mixer, _check_weight_is_all, "dt_proj")
     return mixer.dt_proj(step)
 
 
 def activation(mixer: Any, otherwise: Activation | None = None) -> Activation:
     """Return the activation after a mixer's convolution, by default its `act`; transformers 5 looks it up by name."""
-    return ACT2FN[mixer.activation] if _by_weight(mixer) else otherwise or mixer.act
+    return prepared(mixer, _named_activation) if _by_weight(mixer) else otherwise or mixer.act
+
+
+def _named_activation(mixer: Any) -> Activation:
+    return ACT2FN[mixer.activation]
 
 
 def gate_activation(mixer: Any) -> Activation:

@@ -191,16 +191,16 @@ def through_layer(
             unmoved = sum(_read(path, nothing, True) for path in paths)
         y = sum(_read(path, u, False) for path in paths) + constant * unmoved
         path, output_map = paths[0], paths[0].output_map
-        output = path.finish(y)
+        inner = path.gated(y)
         if half and output_map.gate_map is not None:
             with torch.no_grad():
                 shut = output_map.gate_map(nothing, True)
                 shown = path.shown(y.detach())
             opened = output_map.gate_map(u, False) + constant * shut
-            output = (output + output_map.project(shown * opened)) / 2
+            inner = (inner + shown * opened) / 2
             if output_map.shift is not None and rest is not None:  # Half of what the norm adds goes with the gate.
                 rest = rest - output_map.project(output_map.shift * opened.detach()) / 2
-        outputs.append(output)
+        outputs.append(output_map.project(inner))
     total = torch.stack(outputs).sum(0)
     if layer.rest_map is not None:
         with torch.no_grad():
