@@ -305,13 +305,9 @@ def baselines(result: Explanation) -> list[str]:
 
 def _answer_in_words(text: ExplainedText) -> str:
     """Name what is explained and the words that are strongest for it by the first method."""
-    first = text.attributions[0]
+    first, target = text.attributions[0], shorten(visible(text.target.strip() or text.target), 32)
     words = ", ".join(f"“{visible(text.tokens[at]).strip()}”" for at in text.top(first, TOLD_WORDS))
-    return (
-        f"{shorten(visible(text.target), 32)} by {words}"
-        if words
-        else f"{shorten(visible(text.target), 32)} by no word"
-    )
+    return f"{target} by {words or 'no word'}"
 
 
 def about(text: ExplainedText) -> str:
