@@ -247,6 +247,7 @@ def run(root: Path, code: str, *arguments: str) -> str:
         ("baleen_texts", "position_table", "position-bias", "| sst2 | mamba2 warm | 0.782 ± 0.010 | 1.1 ± 3.0 |"),
         ("baleen_texts", "docs_table", "explanations", "| sst2 | mamba2 | 0.792 ± 0.027 | 1.00 | 10.2 ± 24.4 |"),
         ("experiments", "norm_table", "stability", "| 1 | 0.001 ± 0.013 |"),
+        ("generation", "docs_table", "generation", "| mamba-130m | 1 | 18.6 | 18.3"),
         ("sst2_rationales", "docs_table", "explanations", "| `lrp` | 0.57 [0.50, 0.63] |"),
     ],
 )
