@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 import transformers
-from shapes import SHAPES
 from timing import THREADS, machine
 
 import ssmscope
@@ -50,8 +49,10 @@ def own_model(name: str, options: argparse.Namespace) -> Any:
 
 def model_of(shape: str, options: argparse.Namespace) -> Any:
     """Return a random model of a shape, with a whole vocabulary where the shape has a small one."""
+    from shapes import SHAPES
+
     if shape not in SHAPES:
-        return own_model(shape, options)
+        return own_model(shape, options)  # Raises InputError for an unknown name.
     kind, config = SHAPES[shape]()
     config.vocab_size = max(config.vocab_size, VOCABULARY)
     config.num_hidden_layers = options.layers or config.num_hidden_layers
@@ -137,16 +138,28 @@ def draw(path: Path) -> None:
     figure = Figure(figsize=(6, 3), layout="constrained")
     axes = figure.add_subplot()
     found = [line for line in map(json.loads, RESULTS.open()) if "length" in line]
-    for shape, device in dict.fromkeys((line["shape"], line["device"]) for line in found):
-        lines = [line for line in found if (line["shape"], line["device"]) == (shape, device)]
+    for shape, width, device in dict.fromkeys((line["shape"], line["width"], line["device"]) for line in found):
+        lines = [line for line in found if (line["shape"], line["width"], line["device"]) == (shape, width, device)]
         times = [1000 * line["seconds a token"] for line in lines]
-        axes.plot([line["length"] for line in lines], times, marker="o", label=f"{shape}, {device.split(',')[0]}")
+        label = f"{shape}, {lines[0]['layers']} layers of width {width}, {device.split(',')[0]}"
+        axes.plot([line["length"] for line in lines], times, marker="o", label=label)
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens in the text")
     axes.set_ylabel("ms for each written token")
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
+
+
+def docs_table() -> list[str]:
+    """Return the rows of a page's table: tokens a second of both, of the whole call and of writing alone."""
+    head = ("", "texts", "ssmscope", "transformers", "ssmscope, writing alone", "transformers, writing alone")
+    rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for line in map(json.loads, RESULTS.open()):
+        if "transformers" in line:
+            both = [f"{line[name][what]:.3g}" for what in ("whole", "writing") for name in ("ssmscope", "transformers")]
+            rows.append(f"| {line['shape']} | {line['rows']} | {' | '.join(both)} |")
+    return rows
 
 
 def shown(line: dict[str, Any]) -> str:
@@ -162,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--shapes", nargs="+", default=["mamba-130m", "mamba2-130m"], choices=SHAPES)
+    parser.add_argument("--shapes", nargs="+", default=["mamba-130m", "mamba2-130m"])
     parser.add_argument("--own", nargs="+", help="The package's own types, by their names in `analyze train`.")
     parser.add_argument("--layers", type=int, help="Number of layers, by default the shape's, 24 of own types.")
     parser.add_argument("--width", type=int, default=768, help="Width of own types.")
@@ -186,7 +199,7 @@ def main() -> None:
         if options.json:
             with options.json.open("a") as lines:
                 where = {"device": device, "dtype": options.dtype, "transformers version": transformers.__version__}
-                lines.write(json.dumps({**line, **where, "layers": options.layers}) + "\n")
+                lines.write(json.dumps({**line, **where, "layers": options.layers, "width": options.width}) + "\n")
 
 
 if __name__ == "__main__":
