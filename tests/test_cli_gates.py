@@ -111,6 +111,7 @@ def test_a_summary_for_github(analyze, plan, tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (("--require", "acuracy >= 0.5"), "the scores are accuracy, cross-entropy; did you mean 'accuracy'?"),
         (("--require", "accuracy > high"), "require 'accuracy > high' is not understood"),
         (("--require", "accuracy >= 0.5 for demo/sst2-mamba"), "did you mean 'demo/sst2-mamba2'?"),
         (("--require", "accuracy no worse than baseline"), "give it with --baseline DIR"),
@@ -130,14 +131,21 @@ def test_refusals_before_anything_runs(analyze, plan, tmp_path, monkeypatch, opt
 
 def test_an_unknown_score_is_refused_and_the_results_stay(analyze, plan, tmp_path) -> None:
     out = tmp_path / "out"
-    answer = analyze(plan(), "--out", out, "--require", "acuracy >= 0.5")
-    assert answer.code == 2 and "has no score 'acuracy'; it has accuracy, cross-entropy" in answer.err
+    answer = analyze(plan(), "--out", out, "--require", "accuracy[sst2] >= 0.5")
+    assert answer.code == 2 and "has no score 'accuracy[sst2]'; it has accuracy, cross-entropy" in answer.err
     assert (out / "scores.json").exists() and not (out / "gates.json").exists()
     again = analyze(plan(), "--out", out, "--require", "accuracy >= 0.5")
     assert again.code == 0 and "0 jobs to run, 1 done already" in again.err
 
 
-def test_what_a_failed_job_would_give_is_undecided(analyze, plan, tmp_path) -> None:
-    file = plan(analyses=[{"heatmap": {"ids": "99999"}}])
+def test_what_a_failed_job_would_give_is_undecided(analyze, plan, data, tmp_path) -> None:
+    file = plan(analyses=[{"position": {"data": data, "regions": "900:901"}}])
     answer = analyze(file, "--out", tmp_path / "out", "--require", "position.drop <= 0.2")
     assert answer.code == 1 and "analyze: undecided: position.drop <= 0.2: not measured, because a job" in answer.err
+
+
+def test_cards(analyze, plan, tmp_path) -> None:
+    out = tmp_path / "out"
+    assert analyze(plan(require="accuracy >= 0.5"), "--out", out, "--cards").code == 0
+    text = (out / "cards" / "demo-sst2-mamba2.md").read_text()
+    assert "model-index:" in text and "| accuracy \\>= 0.5 | demo/sst2-mamba2 | ✓ met | 1.000" in text

@@ -53,6 +53,7 @@ def report(
     baseline: Annotated[Path | None, "Earlier report, its directory or scores.json.", Metavar("DIR")] = None,
     strict: Annotated[bool, "An undecided gate counts as missed."] = False,
     github_summary: Annotated[bool, "Append the gates to the file $GITHUB_STEP_SUMMARY."] = False,
+    cards: Annotated[bool, "Write DIR/cards/MODEL.md: each model's card with the results and their metadata."] = False,
     dry_run: Annotated[bool, "List the jobs, their state, and their estimated time."] = False,
     by_batch: Annotated[
         bool, "Let workers share the batches of a job over a data set; by default they share jobs."
@@ -88,7 +89,7 @@ def report(
     if not requirements and (strict or summary):
         raise InputError(f"{'--strict' if strict else '--github-summary'} is an option of gates; give --require too")
     earlier = [] if baseline is None else read_scores(baseline)
-    check(requirements, [each.name for each in chosen.models], earlier)
+    check(requirements, chosen, earlier)
     chosen = with_budget(chosen if budget is None else replace(chosen, budget=read_budget(budget)))
     jobs = make_jobs(chosen)
     if dry_run:
@@ -102,6 +103,10 @@ def report(
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues with what is missing") from None
+    if cards:
+        from ssmscope.reports.cards import write_cards
+
+        write_cards(made, out)
     if summary is not None:
         _append(summary, (out / "gates.md").read_text(encoding="utf-8"))
     _answer(made, out, json, strict=strict)

@@ -21,8 +21,9 @@ from ssmscope.render.tokens import visible
 from ssmscope.reports.gates import MET, MISSED, STATES, UNDECIDED, Gate
 
 FILES = ("gates.json", "gates.xml", "gates.md")
-MARKS = {MET: "✅", MISSED: "❌", UNDECIDED: "⚠️"}
-"""Marks of the states in Markdown."""
+MARKS = {MET: "✓", MISSED: "✗", UNDECIDED: "○"}
+EMOJI = {MET: "✅", MISSED: "❌", UNDECIDED: "⚠️"}
+"""Marks of the states in GitHub's Markdown."""
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -54,7 +55,12 @@ def is_failure(gate: Gate, *, strict: bool) -> bool:
 def told(gate: Gate) -> str:
     """Describe a gate in one line: requirement, model, number, and why it is undecided."""
     model = f" ({gate.score.model})" if gate.score.model and gate.requirement.model is None else ""
-    return f"{gate.requirement.text}{model}: {'; '.join(filter(None, (measured(gate), gate.reason)))}"
+    return f"{gate.requirement.text}{model}: {'; '.join(filter(None, (measured(gate), reason(gate))))}"
+
+
+def reason(gate: Gate) -> str:
+    """Say why a gate is undecided and how many examples would decide; empty for others."""
+    return gate.reason + f"; about {gate.needed:,} examples would decide" * bool(gate.needed)
 
 
 def measured(gate: Gate) -> str:
@@ -67,13 +73,13 @@ def measured(gate: Gate) -> str:
     return f"{number(gate.score.value, 3)}, {change}{brackets(gate.found, 3)} from {number(gate.reference.value, 3)}"
 
 
-def gates_table(gates: Sequence[Gate]) -> Table:
-    """Return a row per gate, those that are missed first."""
+def gates_table(gates: Sequence[Gate], marks: Mapping[str, str] = MARKS) -> Table:
+    """Return a row per gate, those that are missed first, with the mark of its state."""
     columns = ("state", "score", "reference", "difference")
     shown = len(columns) if any(gate.reference is not None for gate in gates) else 2
     rows = []
     for gate in sorted(gates, key=lambda gate: STATES.index(gate.state)):
-        state = Cell(text=gate.state + f": {gate.reason}" * bool(gate.reason))
+        state = Cell(text=": ".join(filter(None, (f"{marks[gate.state]} {gate.state}", reason(gate)))))
         cells = [state, Cell(gate.found), Cell(), Cell()]
         if gate.reference is not None:
             kind = "same examples" if gate.paired else "other examples"
@@ -84,27 +90,23 @@ def gates_table(gates: Sequence[Gate]) -> Table:
 
 
 def note(gates: Sequence[Gate]) -> str:
-    """Say what the brackets hold."""
-    levels = sorted({gate.requirement.level for gate in gates if gate.requirement.level is not None})
-    if not levels:
+    """Say what the brackets hold, and with which confidence no gate is decided wrongly: 1 − Σ tails."""
+    tails = [gate.tail for gate in gates if gate.requirement.level is not None]
+    if not tails:
         return "The estimate decides; in brackets: the 95 % interval."
-    of_level = [gate for gate in gates if gate.requirement.level is not None]
-    bounds = " or ".join(f"{100 * (1 - tail):.4g} %" for tail in sorted({gate.tail for gate in of_level}))
-    confidence = " or ".join(f"{100 * level:g} %" for level in levels)
-    return (
-        f"In brackets: bounds that hold with {bounds} each and decide {counted(len(of_level), 'gate')}, so that with "
-        f"{confidence} none of these is decided wrongly. Without a level the estimate decides; its brackets are the "
-        "95 % interval."
+    bounds = " or ".join(f"{100 * (1 - tail):.4g} %" for tail in sorted(set(tails), reverse=True))
+    told = (
+        f"In brackets: bounds that hold with {bounds} each and decide {counted(len(tails), 'gate')}, so that with "
+        f"{100 * (1 - sum(tails)):.4g} % none of these is decided wrongly."
     )
+    others = " Without a level the estimate decides; its brackets are the 95 % interval."
+    return told + others * (len(tails) < len(gates))
 
 
 def markdown(gates: Sequence[Gate], title: str) -> str:
     """Return the gates as a section in GitHub's Markdown."""
-    table = to_markdown(gates_table(gates))
-    for state, mark in MARKS.items():
-        table = re.sub(rf"\| {state}(?=[ :])", f"| {mark} {state}", table)
     heading = re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", visible(title))
-    return f"## {heading}\n\n**{gates_headline(gates)}.**\n\n{table}"
+    return f"## {heading}\n\n**{gates_headline(gates)}.**\n\n{to_markdown(gates_table(gates, EMOJI))}"
 
 
 def as_json(gates: Sequence[Gate], title: str) -> str:
@@ -136,6 +138,7 @@ def as_record(gate: Gate) -> Mapping[str, Any]:
         "level": requirement.level,
         "tail": gate.tail,
         "examples": score.count,
+        "examples_needed": gate.needed,
     }
 
 

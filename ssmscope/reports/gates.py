@@ -17,12 +17,15 @@ from ssmscope.core.bootstrap import TAIL, Estimate
 from ssmscope.errors import InputError, did_you_mean, nearest
 from ssmscope.render.numbers import counted
 from ssmscope.reports.intervals import difference, interval
+from ssmscope.reports.plan import Plan
 from ssmscope.reports.requirements import BASELINE, OPERATORS, Requirement
-from ssmscope.reports.scores import HIGHER, LOWER, Score, is_paired, report_scores
+from ssmscope.reports.scores import HIGHER, LOWER, NAMES, Score, is_paired, report_scores
 from ssmscope.reports.store import FAILED, MISSING, Report
 
 MET, MISSED, UNDECIDED = "met", "missed", "undecided"
 STATES = (MISSED, UNDECIDED, MET)
+MAX_EXAMPLES_NEEDED = 1_000_000
+"""Number of examples above which none is advised."""
 MAX_NAMES = 8
 """Maximum number of names listed in a refusal."""
 
@@ -43,6 +46,8 @@ class Gate:
     """The score with which it is compared; None for a limit."""
     reason: str = ""
     """Why the gate is undecided; empty for others."""
+    needed: int = 0
+    """Examples that would decide, see `examples_needed`; 0 for a gate that is decided, or if unknown."""
 
     @property
     def paired(self) -> bool:
@@ -85,9 +90,12 @@ def decide(
     return tuple(_decided(each, with_level) for each in read)
 
 
-def check(requirements: Sequence[Requirement], models: Sequence[str], baseline: Sequence[Score] = ()) -> None:
-    """Check requirements before anything runs. Raise InputError if one names a model that is not among the plan's
-    `models`, compares a model with itself, or reads a score that the baseline does not have."""
+def check(requirements: Sequence[Requirement], plan: Plan, baseline: Sequence[Score] = ()) -> None:
+    """Check requirements before anything runs. Raise InputError if one names a model that the plan does not have or a
+    score that none of its verbs has, compares a model with itself, or reads a score that the baseline lacks."""
+    models = [model.name for model in plan.models]
+    names = [name for call in plan.calls for name in NAMES.get(call.call.name, ())]
+    benchmarks = any(call.call.options.get("tasks") for call in plan.calls if call.call.name == "evaluate")
     for one in requirements:
         reference = None if one.reference == BASELINE else one.reference
         for model in filter(None, (one.model, reference)):
@@ -96,6 +104,10 @@ def check(requirements: Sequence[Requirement], models: Sequence[str], baseline: 
                 raise InputError(f"{_told(one)}: there is no model {model!r}; there are {_listed(known, model)}")
         if reference is not None and not {*(models if one.model is None else [one.model])} - {reference}:
             raise InputError(f"{_told(one)} compares {reference} with itself; add another model")
+        name = one.name.partition("[")[0]
+        if name not in names and not benchmarks:
+            has = _listed(list(dict.fromkeys(names)), name) if names else "none"
+            raise InputError(f"{_told(one)}: no verb of the plan has a score {name!r}; the scores are {has}")
         if one.reference == BASELINE:
             _named(one, baseline, "the baseline")
 
@@ -105,8 +117,10 @@ def _decided(read: _Read, with_level: int) -> Gate:
     level = requirement.level
     tail = TAIL if level is None else round((1 - level) / with_level, 12)
     found = interval(score, tail) if reference is None else difference(score, reference, tail)
-    state, reason = state_of(found, *_comparison(requirement, score), with_bounds=level is not None)
-    return Gate(requirement, score, state, found, tail, reference, reason)
+    operator, limit = _comparison(requirement, score)
+    state, reason = state_of(found, operator, limit, with_bounds=level is not None)
+    needed = examples_needed(found, limit, score.count) if state == UNDECIDED else 0
+    return Gate(requirement, score, state, found, tail, reference, reason, needed)
 
 
 def state_of(found: Estimate, operator: str, limit: float, *, with_bounds: bool) -> tuple[str, str]:
@@ -122,6 +136,18 @@ def state_of(found: Estimate, operator: str, limit: float, *, with_bounds: bool)
     if holds(worst, limit):
         return MET, ""
     return (UNDECIDED, "the interval contains the limit") if holds(best, limit) else (MISSED, "")
+
+
+def examples_needed(found: Estimate, limit: float, examples: int) -> int:
+    """Return the number of examples at which the bound between a number and its limit would reach the limit, if the
+    number stays and the distance of the bound falls as 1 / √examples; rounded up to two digits, 0 if unknown."""
+    gap = limit - found.value
+    reach = found.high - found.value if gap > 0 else found.value - found.low
+    if not gap or not reach > 0:
+        return 0
+    needed = examples * (reach / gap) ** 2
+    unit = 10 ** max(math.floor(math.log10(max(needed, 1))) - 1, 0)
+    return math.ceil(needed / unit) * unit if needed <= MAX_EXAMPLES_NEEDED else 0
 
 
 def _comparison(requirement: Requirement, score: Score) -> tuple[str, float]:

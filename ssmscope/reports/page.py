@@ -29,6 +29,7 @@ from ssmscope.render.table import Table
 from ssmscope.render.token_rows import row_kinds, scale_ends
 from ssmscope.render.tokens import shorten, spell_tokens, visible
 from ssmscope.reports import audit_page
+from ssmscope.reports.gate_files import gates_headline, gates_table
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, model_names, verdict
 from ssmscope.reports.sketches import sketch
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, Report, ReportEntry
@@ -307,6 +308,8 @@ def render(report: Report) -> str:
         summary=_summary(report, sections),
         opening=audit_page.opening(report, anchors),
         closing=audit_page.closing(report, anchors),
+        gates=gates_table(report.gates) if report.gates else None,
+        gates_headline=gates_headline(report.gates),
         sections=sections,
         provenance=flatten(report.provenance, most=MAX_PROVENANCE_CHARACTERS),
         scripts=list(map(Markup, scripts)),

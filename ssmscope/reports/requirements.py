@@ -87,7 +87,7 @@ def read_requirement(text: str) -> Requirement:
         operator=named.get("operator", "").replace("≤", "<=").replace("≥", ">="),
         limit=limit,
         reference=named.get("reference"),
-        level=None if level is None else level / 100,
+        level=None if level is None else round(level / 100, 12),
         model=None if named["model"] is None else named["model"].strip(),
     )
 

@@ -299,6 +299,22 @@ READERS: Mapping[str, Callable[[Any, Sequence[str]], Iterator[Score]]] = {
     "influence": _influence,
 }
 """Function that reads the scores of a result's kind."""
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "evaluate": ("accuracy", "cross-entropy"),
+    "loss": ("loss", "loss.slope"),
+    "position": ("position.drop", "position.success"),
+    "words": ("words.success", "words.accuracy"),
+    "prompts": ("prompts.clean", "prompts.drop"),
+    "insertion": ("insertion.drop",),
+    "noise": ("noise.drop",),
+    "overflow": ("overflow.drop",),
+    "poison": ("poison.survival", "poison.flipped", "poison.auroc"),
+    "fidelity": ("fidelity",),
+    "sanity": ("sanity",),
+    "stability": ("stability.growth",),
+    "influence": ("influence.recent",),
+}
+"""Names without brackets of the scores of each kind; on tasks, `evaluate` has the harness's names instead."""
 
 
 # ---- scores of a report

@@ -51,5 +51,5 @@ def plans(draw: st.DrawFn, world: World) -> Value:
         options = draw(st.dictionaries(st.sampled_from(KEYS[3:]), JSON | HOSTILE, min_size=1, max_size=2))
         document["analyses"] = [*document["analyses"], {"heatmap": {"text": "a film", **options}}]
     elif part == "key":
-        document[draw(st.sampled_from((*document, "extra")))] = draw(JSON)
+        document[draw(st.sampled_from((*document, "require", "extra")))] = draw(JSON)
     return Written("plan.yaml", encoded(json.dumps(document, ensure_ascii=draw(st.booleans()))))

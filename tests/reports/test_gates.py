@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planned import planned
 from reported import entry, failed
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.reports import gates as module
-from ssmscope.reports.gates import check, decide, report_gates, state_of
+from ssmscope.reports.gates import check, decide, examples_needed, report_gates, state_of
 from ssmscope.reports.requirements import read_requirement
 from ssmscope.reports.scores import Score
 from ssmscope.reports.store import LEFT_OUT, Report
@@ -20,6 +21,10 @@ NAN = math.nan
 
 def score(value, model="a", *, name="accuracy", low=NAN, high=NAN, better="higher", examples=None, ids="") -> Score:
     return Score(name, model, value, low, high, 100, better, "", examples, ids)
+
+
+def plan(*models, **options):
+    return planned({"models": list(models), "analyses": [{"evaluate": options}]})
 
 
 def shares(right: int, model="a", *, of=100, ids="same") -> Score:
@@ -53,6 +58,26 @@ def test_what_has_no_number_or_no_interval_is_undecided():
     assert state_of(Estimate(0.2, NAN, NAN), "<=", 1, with_bounds=True) == ("undecided", "the score has no interval")
     assert state_of(Estimate(0.2, NAN, NAN), "<=", 1, with_bounds=False) == ("met", "")
     assert states(["accuracy >= 0.5 at 95 %", "accuracy >= 0.5"], [score(0.6)]) == ["undecided", "met"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "needed"),
+    # The bound at 0.3 or 0.05 has to come as near to 0.2 as the limit: (0.1 / 0.04)² or (0.15 / 0.05)² as many.
+    [(0.24, 630), (0.15, 900), (0.2, 0), (0.2 + 1e-5, 0), (0.3, 100), (0.29, 130)],
+)
+def test_how_many_examples_would_decide(limit, needed):
+    assert examples_needed(Estimate(0.2, 0.05, 0.3), limit, 100) == needed
+    assert examples_needed(Estimate(0.2, 0.05, 0.3), limit, 0) == 0
+    assert examples_needed(Estimate(0.2, 0.05, 0.3), 0.29, 4) == 5
+    assert examples_needed(Estimate(0.2, NAN, NAN), limit, 100) == 0
+
+
+def test_an_undecided_gate_says_so():
+    found = decide(
+        [read_requirement("accuracy >= 0.7 at 95 %"), read_requirement("accuracy >= 0.9 at 95 %")], [shares(76)]
+    )
+    # Of Wilson's interval for 76 of 100 with 1.96 the ends are 0.668 and 0.833: (0.092 / 0.06)² · 100 = 237.
+    assert [(gate.state, gate.needed) for gate in found] == [("undecided", 240), ("missed", 0)]
 
 
 def test_the_bounds_are_one_sided_and_corrected_for_the_gates_with_a_level():
@@ -147,18 +172,30 @@ class TestRefusals:
             ("accuracy >= 0.5 for demo/b", "no model 'demo/b'; there are demo/a, demo/c; did you mean"),
             ("accuracy no worse than demo/b", "no model 'demo/b'; there are demo/a, demo/c, baseline; did you mean"),
             ("accuracy no worse than demo/a for demo/a", "compares demo/a with itself"),
-            ("acc no worse than baseline", "the baseline has no score 'acc'; it has accuracy"),
+            (
+                "acuracy >= 0.5",
+                "has a score 'acuracy'; the scores are accuracy, cross-entropy; did you mean 'accuracy'?",
+            ),
+            ("cross-entropy no worse than baseline", "the baseline has no score 'cross-entropy'; it has accuracy"),
         ],
     )
     def test_before_anything_runs(self, text, says):
         with pytest.raises(InputError) as refused:
-            check([read_requirement(text)], ["demo/a", "demo/c"], [score(0.5)])
+            check([read_requirement(text)], plan("demo/a", "demo/c"), [score(0.5)])
         assert says in str(refused.value) and str(refused.value).startswith(f"require {text!r}")
 
     def test_a_model_alone_has_no_other_to_compare_with(self):
-        check([read_requirement("accuracy no worse than a")], ["a", "b"])
-        with pytest.raises(InputError, match="compares a with itself; add another model"):
-            check([read_requirement("accuracy no worse than a")], ["a"])
+        check([read_requirement("accuracy no worse than demo/a")], plan("demo/a", "demo/b"))
+        with pytest.raises(InputError, match="compares demo/a with itself; add another model"):
+            check([read_requirement("accuracy no worse than demo/a")], plan("demo/a"))
+
+    def test_benchmarks_have_the_names_of_the_harness(self):
+        wanted = [read_requirement("acc,none[wnli] >= 0.5")]
+        check(wanted, plan("demo/a", tasks="wnli"))
+        with pytest.raises(InputError, match="has a score 'acc,none'; the scores are accuracy, cross-entropy$"):
+            check(wanted, plan("demo/a"))
+        with pytest.raises(InputError, match="no verb of the plan has a score 'acc,none'; the scores are none$"):
+            check(wanted, planned({"models": ["demo/a"], "analyses": [{"heatmap": {"text": "a"}}]}))
 
 
 class TestOfAReport:
@@ -175,7 +212,7 @@ class TestOfAReport:
         assert [gate.state for gate in found] == ["undecided", "undecided", "undecided", "undecided"]
         assert [gate.score.name for gate in found] == ["accuracy", "words.success[x]", "accuracy", "accuracy"]
         assert {gate.reason for gate in found[1:]} == {"not measured, because a job failed"}
-        assert found[2].score.model == "b" and found[0].tail == pytest.approx(0.05)
+        assert found[2].score.model == "b" and found[2].score.count == 0 and found[0].tail == pytest.approx(0.05)
 
     @pytest.mark.parametrize("entries", [(), (entry("words", state=LEFT_OUT),)])
     def test_otherwise_it_is_refused(self, monkeypatch, entries):

@@ -108,3 +108,16 @@ class TestOfADifference:
         found = difference(score(base + shift, unit="nats"), score(base, unit="nats"), 0.025)
         half = 1.96 * shift.std() / math.sqrt(300)
         assert (found.low, found.high) == pytest.approx((shift.mean() - half, shift.mean() + half), abs=0.2 * half)
+
+    def test_a_share_and_another_mean_are_drawn_together_too(self):
+        right = np.random.default_rng(4).random(40) < 0.7
+        half = np.where(right, 0.9, 0.2)
+        for one, other in ((right, half), (half, right)):
+            found, pairs = difference(score(one), score(other), 0.025), np.stack([one, other], axis=1).astype(float)
+            sums = resampled_sums(pairs)
+            drawn = np.quantile((sums[1:, 0] - sums[1:, 1]) / 40, [0.025, 0.975])
+            assert (found.low, found.high) == pytest.approx(tuple(drawn)) and found.low < found.value < found.high
+
+    def test_no_difference_of_shares_is_beyond_1(self):
+        found = difference(score([1] * 4), score([0] * 4), 1e-6)
+        assert (found.value, found.high) == (1.0, 1.0) and difference(score([0] * 4), score([1] * 4), 1e-6).low == -1.0

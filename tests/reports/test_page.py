@@ -26,8 +26,11 @@ from ssmscope.render.numbers import with_ties
 from ssmscope.render.table import Cell, Line, frame_table, table
 from ssmscope.render.tokens import spell_tokens, visible
 from ssmscope.reports import page as report_page
+from ssmscope.reports.gates import decide
 from ssmscope.reports.grouping import LabelledResult, comparison, groups, unique_names, verdict
 from ssmscope.reports.page import render
+from ssmscope.reports.requirements import read_requirement
+from ssmscope.reports.scores import Score
 
 VOID = {"meta", "link", "img", "input", "br", "wbr", "hr"}
 NASTY = (
@@ -152,6 +155,20 @@ class TestStructure:
     def test_without_entries(self):
         empty = Page(render(reported.report(title="Nothing")))
         assert "The report has no entries." in [text for _, text in empty.all("p")]
+
+    def test_gates_come_first(self, page):
+        nasty = NASTY[0]
+        score = Score("loss", nasty, 2.0, 1.5, 2.5, 10, "lower", "nats")
+        gates = decide([read_requirement(f"loss <= 3 at 95 % for {nasty}"), read_requirement("loss < 1")], [score])
+        found = Page(render(dataclasses.replace(reported.report(title="Gated"), gates=gates)))
+        assert [text for _, text in found.all("h2")][:2] == ["Gates", "Summary"]
+        assert "2 gates: 1 missed, 1 met." in [text for _, text in found.all("p")]
+        assert [text for _, text in found.all("th", scope="row")][:4] == [
+            "loss < 1", nasty, f"loss <= 3 at 95 % for {nasty}", nasty
+        ]  # fmt: skip
+        cells = [text.strip() for _, text in found.all("td")]
+        assert cells[0].endswith("✗ missed") and cells[1] == "2.000 [1.500, 2.500]" and cells[2].endswith("✓ met")
+        assert not page.all("section", id="_gates")
 
 
 class TestSummary:

@@ -16,7 +16,7 @@ def test_a_limit():
     assert full.text == "words.success[deepwordbug, 500 queries]≥-1.5e-2 at 97.5 % for runs/my model"
     region = read_requirement("position.drop[0%:10%] < −.5")
     assert (region.name, region.operator, region.limit) == ("position.drop[0%:10%]", "<", -0.5)
-    assert read_requirement("loss > 3 at 90%").level == 0.9
+    assert read_requirement("loss > 3 at 90%").level == 0.9 and read_requirement("loss > 3 at 99.9 %").level == 0.999
 
 
 def test_no_worse_than():
@@ -41,7 +41,7 @@ def test_no_worse_than():
         ("accuracy >= 0.8 at 50 %", "above 50 % and below 100 %"),
         ("accuracy >= 0.8 at 100 %", "above 50 % and below 100 %"),
         ("accuracy no worse than baseline by -0.1", "the margin is -0.1; give a number of at least 0"),
-        ("accuracy >= " + "1" * 600, "612 characters; at most 500"),
+        ("accuracy >= " + "1" * 489, "501 characters; at most 500"),
     ],
 )
 def test_refusals(text, says):
@@ -55,8 +55,11 @@ def test_a_baseline_that_is_not_given():
     with pytest.raises(InputError, match="needs an earlier report; give it with --baseline"):
         read_requirements(wanted, baseline=False)
     assert [each.text for each in read_requirements(wanted, baseline=True)] == wanted[:2]
+    many = [f"accuracy >= {number}" for number in range(1001)]
+    assert len(read_requirements(many[1:], baseline=False)) == 1000
     with pytest.raises(InputError, match="1,001 requirements; at most 1,000"):
-        read_requirements([f"accuracy >= {number}" for number in range(1001)], baseline=False)
+        read_requirements(many, baseline=False)
+    assert read_requirement("accuracy >= " + "0" * 488).limit == 0
 
 
 class TestInAPlan:

@@ -1,6 +1,8 @@
 """Scores of results: values as recorded, pairing of the same examples, and the file of a report's scores."""
 
+import inspect
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import ssmscope
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.reports.scores import Score, is_paired, read_scores, scores, write_scores
+from ssmscope.reports.scores import NAMES, READERS, Score, is_paired, read_scores, scores, write_scores
 
 
 def score(model: str, values: list[float], *, among: list[float] | None = None, ids: str = "abc") -> Score:
@@ -85,3 +87,10 @@ def test_the_examples_of_a_score_give_its_value(verb):
         assert above / below == pytest.approx(one.value, abs=1e-6), one.name
         assert one.example_ids and one.low <= one.value <= one.high
     assert {one.model for one in found} == {"demo/sst2-mamba2"}
+
+
+def test_every_kind_names_its_scores():
+    for kind, reader in READERS.items():
+        written = re.findall(r'(?:make|_named|\])\)?\("([\w.-]+)"', inspect.getsource(reader))
+        assert set(written) <= set(NAMES[kind]) and (kind == "evaluate" or set(written) == set(NAMES[kind]))
+    assert set(NAMES) == set(READERS)
