@@ -114,7 +114,7 @@ def _range(row: Row, entry: Entry, reference: Score | None) -> Markup:
 
 def draw(card: Scorecard, frame: plot.Frame) -> Figure:
     """Draw a panel per model with a point and an interval per dimension, each row on its own axis."""
-    legend = [(plot.handle(5, linestyle="none"), "score with its 95 % interval")]
+    legend = [(plot.handle(5, linestyle="none", marker="o"), "score with its 95 % interval")]
     if card.compared:
         legend.append((plot.rule(), f"reference: {visible(card.reference)}"))
         states = {entry.state for row in card.rows for entry in row.entries if entry is not None} - {""}

@@ -277,7 +277,8 @@ class TestYaml:
 def test_the_example_of_the_docs_is_a_plan() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")
     found = planned(page.partition("```yaml\n")[2].partition("```")[0])
-    wanted = ["heatmap", "heatmap", "fidelity", "fidelity", "stability", "stability", "checkpoints"]
+    wanted = ["heatmap", "heatmap", "fidelity", "fidelity", "insertion", "insertion"]
+    wanted += ["stability", "stability", "checkpoints"]
     assert [line.call.name for line in found.calls] == wanted
     assert [(line.call.options["limit"], line.call.options["seed"]) for line in found.calls[2:4]] == [(50, 0), (50, 1)]
 
