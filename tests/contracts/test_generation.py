@@ -131,7 +131,7 @@ def test_what_is_written_under_edits_is_what_the_whole_text_says_under_them(writ
 
 
 def test_greedy_tokens_are_those_of_transformers(writer):
-    ids, limits = torch.tensor(TEXTS[:1]), tuple(getattr(writer.config, "time_step_limit", ()))
+    ids, limits = torch.tensor(TEXTS[:1]), tuple(getattr(writer.config, "time_step_limit", None) or ())
     # One step of Mamba-2 in release 5 (5.24) leaves out the limits of its time steps, which a whole text obeys. An
     # xLSTM of either release has a cache of another shape than the state of a text that its chunks do not divide.
     unlimited = BY_WEIGHT and isinstance(writer.module, Mamba2ForCausalLM) and limits != (0, math.inf)

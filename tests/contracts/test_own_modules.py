@@ -8,6 +8,7 @@ from examples import TEXTS, relative
 from torch import nn
 
 import ssmscope
+from ssmscope.architectures.read.parts import BY_WEIGHT
 from ssmscope.interp.explain import explain
 
 
@@ -27,6 +28,8 @@ class Pooled(nn.Module):
 def own(module):
     if module.base_model is module or getattr(module.config, "channels", None) is not None:
         pytest.skip("this architecture has no backbone of tokens apart from its head")
+    if not BY_WEIGHT and module.config.model_type == "recurrent_gemma":
+        pytest.skip("in release 4 its backbone keeps the states of a batch and fails on a next one of another size")
     torch.manual_seed(0)
     return Pooled(module.base_model, module.base_model.config.hidden_size).eval()
 

@@ -307,7 +307,8 @@ def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., A
     def forward(below, *args, attention_mask=None, **kwargs):
         u = args[0] if args else kwargs["hidden_states"]
         with torch.no_grad():
-            check_parts(mixer, u.detach(), attention_mask, below, args, {**kwargs, "attention_mask": attention_mask})
+            named = kwargs if attention_mask is None else {**kwargs, "attention_mask": attention_mask}
+            check_parts(mixer, u.detach(), attention_mask, below, args, named)
             layer = linearize(mixer, reader.compute_terms(mixer, u.detach(), attention_mask))
         result = through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
         return reader.returned(result) if hasattr(reader, "returned") else result
