@@ -67,7 +67,8 @@ def while_writing(
     """Make an edit act in the runs that read written tokens: in each, one token long, it finds position 0 alone.
 
     Args:
-        start, stop: numbers of the written tokens, from 0, in whose runs it acts, `stop` not included.
+        start: number of the first written token, from 0, in whose run it acts.
+        stop: number of the first one after it in whose run it no longer acts.
         when: condition on the written token that the run reads, see `Written`, decided for each text by itself.
         prompt: it acts in the prompt's run, too.
 

@@ -279,7 +279,9 @@ class Model:
             edits: what the layers compute is changed in the prompt's run, where positions count, and with
                 `while_writing` in the runs that read written tokens, see `ssmscope.core.lasting_edits`. "state" edits
                 after −1 change the state at each run's end. Those of a context around, `edited`, act in every run.
-            temperature, top_k, top_p: with temperature 0 the likeliest token is chosen, else one is drawn.
+            temperature: 0 for the likeliest token; else one is drawn from softmax(logits / temperature).
+            top_k: number of the likeliest tokens that one is drawn from.
+            top_p: probability of the likeliest tokens that one is drawn from.
             seed: random seed; with the same one, a prompt is continued in the same way, its copies in others.
             stop: strings that end a text, or a function from its written ids to True if they do.
             batch_size: texts that are written together, 32 by default; with edits all are, as these may have values

@@ -107,7 +107,8 @@ def steer(
     that is read or written; of a state, after the first token alone, and felt from there on.
 
     Args:
-        save, vector: a control vector in its file, `ssmscope.interp.steer.vectors`.
+        save: file that the control vector is written to, see `ssmscope.interp.steer.vectors`.
+        vector: file of a control vector to steer by.
         export: a bias of the block before the layer has the direction, see `bake`.
         data: examples themselves may be given; without any, and where the model's own are not known, costs are left
             out.
