@@ -57,7 +57,7 @@ def prompts(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.nda
 
 
 def answers(values: np.ndarray) -> np.ndarray:
-    """What is to be written: every key and its value."""
+    """The pairs that a model has to write: every key and its value."""
     return np.stack([np.broadcast_to(np.arange(KEYS), values.shape), values], axis=2).reshape(len(values), -1)
 
 

@@ -1,4 +1,4 @@
-"""What is written: how tokens are chosen, what ends a text, and edits that act while it is."""
+"""Generation: how tokens are chosen, what ends a text, and edits that act while it is."""
 
 from __future__ import annotations
 

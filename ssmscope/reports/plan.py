@@ -67,7 +67,7 @@ class PlannedCall:
     call: Call
     resources: Mapping[str, float]
     size: Size | None = None
-    """What a budget chooses; None if the call's size is given."""
+    """Size that a budget chooses; None if the call's size is given."""
     expected: Expected | None = None
     """None without a budget."""
 

@@ -30,7 +30,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a call is expected to cost: runs of its models on a text, and seconds."""
+    """Expected cost of a call: runs of its models on a text, and seconds."""
 
     runs: float
     seconds: float

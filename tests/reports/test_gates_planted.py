@@ -23,7 +23,7 @@ MARGIN = "accuracy no worse than baseline by 0.01 at 95 %"
 
 
 def measured(noise: float = 0.0) -> np.ndarray:
-    """Whether the model is right and its cross-entropy (examples, 2), with noise added to its embeddings."""
+    """Return whether the model is right, and its cross-entropy, (examples, 2), with noise added to its embeddings."""
     model = ssmscope.load("demo/sst2-mamba2")
     generator = torch.Generator().manual_seed(0)
     table = model.module.get_input_embeddings().weight

@@ -1,4 +1,4 @@
-"""What attacks break: planted losses, the hardest examples, the worst findings, and what is asked about them next."""
+"""Results of attacks: planted losses, the hardest examples, the worst findings, and what is asked about them next."""
 
 from types import SimpleNamespace
 
