@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,11 +148,8 @@ def _described(name: Any, split: str | None) -> tuple[int, float]:
     from ssmscope.data.text import load_text
 
     found = None
-    if name is not None:
-        try:
-            found = load_text(str(name), split)
-        except (InputError, OSError):
-            pass  # It is checked, with a message, before anything runs.
+    with suppress(InputError, OSError):  # They are said when the data are checked, before anything runs.
+        found = None if name is None else load_text(str(name), split)
     if found is None or not len(found):
         return MAX_SIZE, USUAL_TOKENS
     return len(found), max(1.0, sum(len(text) for text in found.texts) / len(found) / CHARACTERS_PER_TOKEN)

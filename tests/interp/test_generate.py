@@ -1,4 +1,4 @@
-"""What is written and from what: survival and scores of every written token are those of its prefix alone."""
+"""Written tokens and their sources: survival and scores of every written token are those of its prefix alone."""
 
 from __future__ import annotations
 

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from ssmscope.architectures.read import delta, parts
 from ssmscope.architectures.read.gated_delta import unit
 from ssmscope.architectures.read.linear_attention import family
-from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.ops import DeltaRecurrence, Scan
+from ssmscope.ops import DeltaRecurrence
 
 
 class CombaMixer(delta.DeltaMixer):
@@ -46,16 +45,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.z_proj(u), **around)
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ σ(z))."""
-    (scanned,) = layer.scan() if scans is None else scans
-    return mixer.out_proj(delta.normed_heads(mixer, scanned.y, layer.u) * torch.sigmoid(layer.gate))
-
-
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with q, k, p, β, decays, SiLU, the gate and the norms of its heads frozen."""
-    gate = torch.sigmoid(parts.at_least_float32(layer.gate)) * delta.frozen_norm(mixer, layer)
-    return parts.one_path(mixer, layer, delta.values_map(mixer, layer), gate)
+output, linearized = delta.sigmoid_gated_output, delta.sigmoid_gated_linearized
 
 
 class CombaConfig(delta.DeltaNetConfig):

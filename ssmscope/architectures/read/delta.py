@@ -132,6 +132,18 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     return parts.one_path(mixer, layer, values_map(mixer, layer), **gated)
 
 
+def sigmoid_gated_output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """Return the output (batch, length, width) of a mixer with a sigmoid gate: W_O (norm(o) ⊙ σ(z))."""
+    (scanned,) = layer.scan() if scans is None else scans
+    return mixer.out_proj(normed_heads(mixer, scanned.y, layer.u) * torch.sigmoid(layer.gate))
+
+
+def sigmoid_gated_linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
+    """Return a layer with a sigmoid gate as a linear map; frozen is what `linearized` freezes."""
+    gate = torch.sigmoid(parts.at_least_float32(layer.gate)) * frozen_norm(mixer, layer)
+    return parts.one_path(mixer, layer, values_map(mixer, layer), gate)
+
+
 # ---- the models
 
 

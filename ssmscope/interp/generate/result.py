@@ -16,7 +16,7 @@ from ssmscope.render.token_maps import MappedText, TokenMap, Words, token_maps
 from ssmscope.render.tokens import name_scores, short_token, shorten, visible
 
 ENDS = {"end": "an end token", "stop": "a stop string", "length": "the maximum length"}
-"""What ends a text, in the words of the views."""
+"""Reasons why a text ends, in the words of the views."""
 SOURCES = Words("written token", "written tokens", "all tokens", "comes from")
 NAMED_SOURCES = 5
 """Number of a written token's strongest sources that a page names."""
@@ -85,7 +85,7 @@ class WrittenText(OfTokens):
 
 @dataclass(frozen=True)
 class Writing(Result, OverTexts[WrittenText], kind="generate"):
-    """What a model wrote, and from what."""
+    """Texts that a model wrote, and the tokens that each written one comes from."""
 
     texts: tuple[WrittenText, ...]
     top: int
