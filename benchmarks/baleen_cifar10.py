@@ -50,6 +50,19 @@ ARMS = {
     "baleen-b-soft-1": f"baleen-b --beta 1 {SOFT}",
     "baleen-b-soft-sum": f"baleen-b --beta 0.01 {SOFT} --kl-over sum",
 }
+SHOWN = {
+    "mamba2": "Mamba-2",
+    "mamba": "Mamba",
+    "gla": "GLA",
+    "rwkv": "RWKV-4",
+    "baleen-e-paper": "Baleen-E, β = .5",
+    "baleen-e": "Baleen-E, β = .005",
+    "baleen-e-0": "Baleen-E, β = 0",
+    "baleen-b": "Baleen-B, β = .01, hard",
+    "baleen-b-soft": "Baleen-B, β = .01, soft",
+    "baleen-b-soft-0": "Baleen-B, β = 0, soft",
+}
+"""Arms of the documentation's table."""
 CHOSEN = "chosen"
 REGIONS = ((0, 32), (0, 96), (928, 1024), (992, 1024))
 NOISES = ("raw", "normalised")
@@ -198,6 +211,28 @@ def table(arguments: argparse.Namespace) -> None:
         if arm != "mamba2" and common:
             cells = (running.told([seeds[s][n] - by_arm["mamba2"][s][n] for s in common]) for n in names)
             print(f"| {arm} − mamba2 | {len(common)} | " + " | ".join(cells) + " |")
+
+
+def docs_table() -> list[str]:
+    """Return the lines of the documentation's table: accuracies clean and under noise of every arm that has all seeds,
+    and its differences from Mamba-2."""
+    found = {(record["arm"], record["seed"]): record for record in running.read(results_file(False))}
+    arms = {}
+    for arm in SHOWN:
+        records = [found[arm, seed] for seed in SEEDS if (arm, seed) in found]
+        if len(records) == len(SEEDS):
+            arms[arm] = [_shown_columns(record) for record in records]
+    return running.arms_table(arms, "mamba2", SHOWN)
+
+
+def _shown_columns(record: dict[str, Any]) -> dict[str, float]:
+    regions = {region: record["raw"][region] for region in ("0:32", "0:96", "928:1024", "992:1024")}
+    averages = (statistics.mean(record[noise].values()) for noise in NOISES)
+    return {
+        "clean": record["clean"],
+        **regions,
+        **dict(zip(("average", "average, pixel noise"), averages, strict=True)),
+    }
 
 
 def main() -> None:

@@ -109,18 +109,7 @@ def table(arguments: argparse.Namespace) -> None:
 def table_lines() -> list[str]:
     """Return the lines of the documentation's table: a row per arm, and its differences from GFSSM, seed by seed."""
     found = {(record["arm"], record["seed"]): columns(record) for record in running.read(RESULTS)}
-    names = list(columns(running.read(RESULTS)[0]))
-    lines = [f"| | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
-    for arm in ARMS:
-        rows = [found[arm, seed] for seed in SEEDS]
-        cells = (running.told([row[name] for row in rows]) for name in names)
-        lines.append(running.with_minus(f"| {arm} | {' | '.join(cells)} |"))
-    for arm in ARMS:
-        if arm != "gfssm":
-            pairs = [(found[arm, seed], found["gfssm", seed]) for seed in SEEDS]
-            cells = (running.told([one[name] - other[name] for one, other in pairs]) for name in names)
-            lines.append(running.with_minus(f"| {arm} − gfssm | {' | '.join(cells)} |"))
-    return lines
+    return running.arms_table({arm: [found[arm, seed] for seed in SEEDS] for arm in ARMS}, "gfssm")
 
 
 def columns(record: dict) -> dict[str, float]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -173,6 +174,25 @@ def accuracies(*names: str) -> list[str]:
     return rows
 
 
+def grouped_table() -> list[str]:
+    """Return the table of docs/groupmamba.md: parameters on fuzzy recall, accuracy on MAD's tasks and, where there is
+    one, perplexity on books, with differences from Mamba-2."""
+    found = {record["run"]: record for record in running.read(RESULTS)}
+
+    def measured(arm: str, seed: int) -> dict[str, float]:
+        records = {data: found.get(f"{data}-{arm}-{seed}") for data in (*TASKS, "books")}
+        return {
+            data: math.exp(record["cross_entropy"]) if data == "books" else record["accuracy"]
+            for data, record in records.items()
+            if record
+        }
+
+    arms = {arm: [measured(arm, seed) for seed in SEEDS] for arm in GROUPED}
+    sizes = {arm: found[run]["parameters"] for arm in GROUPED if (run := f"{TASKS[0]}-{arm}-0") in found}
+    names = {arm: arm.replace("groupmamba-k", "k = ").replace("-", ", ") for arm in GROUPED if arm != "mamba2"}
+    return running.arms_table(arms, "mamba2", names, sizes)
+
+
 def position(arguments: argparse.Namespace) -> None:
     """`analyze position` on every CIFAR-10 run."""
     for name in sorted(path.parent.name for path in arguments.out.glob("*/training.json")):
@@ -209,18 +229,16 @@ def _keep_drops(name: str, way: str, options: str, into: Path, seconds: float) -
 
 def prompt_table() -> list[str]:
     """Return the table of docs/robustness.md: clean accuracy and drops in %, mean ± 95 % t interval over seeds, and the
-    Baleens' differences from Mamba-2, seed by seed."""
+    Baleens' differences from Mamba-2, seed by seed. Models that lack a seed are left out."""
     found = {(record["run"], record["way"]): record for record in running.read(PROMPTS)}
     lines = [f"| | | clean | {' | '.join(ATTACKS)} |", "|---|---|---|" + "---|" * len(ATTACKS)]
     for way in WAYS:
-        rows = {
-            arm: [
-                [each["clean"], *(100 * each["drops"][attack] for attack in ATTACKS)]
-                for each in (found[f"instruct-{arm}-{seed}", way] for seed in SEEDS)
-            ]
-            for arm in PROMPTED
-        }
-        for arm in ("baleen-e", "baleen-b"):
+        rows = {}
+        for arm in PROMPTED:
+            records = [found.get((f"instruct-{arm}-{seed}", way)) for seed in SEEDS]
+            if None not in records:
+                rows[arm] = [[each["clean"], *(100 * each["drops"][attack] for attack in ATTACKS)] for each in records]
+        for arm in [arm for arm in rows if arm != "mamba2" and "mamba2" in rows]:
             pairs = zip(rows[arm], rows["mamba2"], strict=True)
             rows[f"{arm} − mamba2"] = [[a - b for a, b in zip(one, other)] for one, other in pairs]
         for at, (name, values) in enumerate(rows.items()):

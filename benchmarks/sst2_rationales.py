@@ -2,7 +2,7 @@
 
     python benchmarks/sst2_rationales.py write runs/sst2-rationales
     analyze plausibility demo/sst2-mamba2 --data runs/sst2-rationales
-    python benchmarks/sst2_rationales.py measure_models demo/sst2-mamba2 demo/sst2-mamba demo/sst2-baleen-b
+    python benchmarks/sst2_rationales.py measure_models demo/sst2-mamba runs/texts/sst2-mamba2-warm-*
     python benchmarks/sst2_rationales.py table
 
 The sentences are a seeded draw from the test split, 25 of each class, of 8 to 25 words. They are not here: a line of
@@ -35,6 +35,13 @@ FINGERPRINT = "48b6f4aa724ee64f"
 """Fingerprint of the test split that the rows and words are of."""
 SHOWN = ("lrp", "ig", "survival", "occlusion", "self-write", "gradcam", "self-retention")
 """Methods of the docs' table; the results have all."""
+SEEDS = (0, 1, 2)
+ARMS = {
+    "mamba2-warm": "Mamba-2",
+    "baleen-e-true-0.005-warm": "Baleen-E, β = .005",
+    "baleen-b-0.01-warm": "Baleen-B, β = .01",
+}
+"""Models of benchmarks/baleen_texts.py, trained equally long from Mamba-2's weights."""
 PER_CLASS, MIN_WORDS, MAX_WORDS = 25, 8, 25
 
 
@@ -78,18 +85,18 @@ def measure_models(arguments: argparse.Namespace) -> None:
     import ssmscope
     from ssmscope.interp.methods import METHODS
 
-    done = {(record["model"], record["fingerprint"]) for record in running.read(RESULTS)}
+    done = {record["fingerprint"] for record in running.read(RESULTS)}
     with tempfile.TemporaryDirectory() as folder:
         join(Path(folder))
         for name in arguments.models:
             model = ssmscope.load(name)
-            if (name, model.fingerprint) in done:
+            if model.fingerprint in done:
                 continue
             data = load_text(folder, label_names=model.labels)
             found = ssmscope.plausibility(model, data, methods=[method for method in METHODS if method != "random"])
             table = found.to_frame().query("measure == 'auprc'")
             record = {
-                "model": name,
+                "model": name if name.startswith("demo/") else Path(name).name,
                 "fingerprint": model.fingerprint,
                 "accuracy": ssmscope.evaluate(model, data).scores[0].estimate.value,
                 "share": found.share,
@@ -101,15 +108,16 @@ def measure_models(arguments: argparse.Namespace) -> None:
 
 
 def docs_table() -> list[str]:
-    """Return the lines of the docs' table of AUPRC: a column for each model, as it was measured last."""
-    records = list({record["model"]: record for record in running.read(RESULTS)}.values())
-    names = [record["model"].removeprefix("demo/sst2-") for record in records]
-    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-    for method in SHOWN:
-        cells = ("{:.2f} [{:.2f}, {:.2f}]".format(*record["auprc"][method]) for record in records)
-        lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
-    lines.append("| random, expected | " + " | ".join(f"{record['chance']:.2f}" for record in records) + " |")
-    return lines
+    """Return the lines of the docs' table: AUPRC of the models trained with three seeds, by method, and the Baleens'
+    differences from Mamba-2."""
+    found = {record["model"]: record["auprc"] for record in running.read(RESULTS)}
+    models = {arm: [f"sst2-{arm}-{seed}" for seed in SEEDS] for arm in ARMS}
+    arms = {
+        arm: [{f"`{method}`": found[name][method][0] for method in SHOWN} for name in names]
+        for arm, names in models.items()
+        if found.keys() >= set(names)
+    }
+    return running.arms_table(arms, "mamba2-warm", ARMS)
 
 
 def table(arguments: argparse.Namespace) -> None:

@@ -244,6 +244,8 @@ def run(root: Path, code: str, *arguments: str) -> str:
     ("script", "function", "page", "first"),
     [
         ("reference", "mad_table", "differential-mamba", "| mamba2 | 0.887 ± 0.070 |"),
+        ("baleen_cifar10", "docs_table", "position-bias", "| Mamba-2 | 0.625 ± 0.019 |"),
+        ("reference", "grouped_table", "groupmamba", "| mamba2 | 429,504 | 0.887 ± 0.070 |"),
         ("baleen_texts", "position_table", "position-bias", "| sst2 | mamba2 warm | 0.782 ± 0.010 | 1.1 ± 3.0 |"),
         ("baleen_texts", "docs_table", "explanations", "| sst2 | mamba2 | 0.792 ± 0.027 | 1.00 | 10.2 ± 24.4 |"),
         ("reference", "gfssm_table", "gfssm", "| mamba2 | 0.887 ± 0.070 |"),
@@ -251,7 +253,7 @@ def run(root: Path, code: str, *arguments: str) -> str:
         ("experiments", "norm_table", "stability", "| 1 | 0.001 ± 0.013 |"),
         ("experiments", "slope_table", "stability", "| majority | 0.004 ± 0.008 |"),
         ("generation", "docs_table", "generation", "| mamba-130m | 1 | 18.6 | 18.3"),
-        ("sst2_rationales", "docs_table", "explanations", "| `lrp` | 0.57 [0.50, 0.63] |"),
+        ("sst2_rationales", "docs_table", "explanations", "| Mamba-2 | 0.570 ± 0.040 |"),
         ("planted_writing", "docs_table", "generation", "| Mamba-2 | 99.8 – 100.0 | 96.4 – 100.0 | 0.0 – 0.4 |"),
     ],
 )
