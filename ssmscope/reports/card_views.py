@@ -15,6 +15,7 @@ from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import brackets, number
 from ssmscope.render.table import Cell, Table, in_percent
 from ssmscope.render.tokens import visible
+from ssmscope.reports.intervals import interval
 from ssmscope.reports.scorecard import Entry, Row, Scorecard
 from ssmscope.reports.scores import HIGHER, LOWER, Score
 
@@ -28,7 +29,7 @@ WIDTH, HEIGHT, SIDE = 132, 18, 5
 
 def shown(score: Score, found: Estimate | None = None) -> str:
     """Format a score, or a difference of such scores, with its interval, without its unit unless in percent."""
-    found = score.estimate if found is None else found
+    found = interval(score) if found is None else found
     if score.unit == "%":
         return in_percent(found)
     if math.isnan(found.value):
@@ -48,9 +49,10 @@ def difference_shown(entry: Entry) -> str:
 def note(card: Scorecard) -> str:
     """Sentence on intervals, reference and correction."""
     if not card.compared:
-        return "Bars are 95 % intervals."
+        return "Bars are 95 % intervals, Wilson's where a share is 0 or 100 %."
     return (
-        f"Bars are 95 % intervals; the dashed line is {visible(card.reference)}. ▲ and ▼ mark differences from it that "
+        "Bars are 95 % intervals, Wilson's where a share is 0 or 100 %; "
+        f"the dashed line is {visible(card.reference)}. ▲ and ▼ mark differences from it that "
         f"hold at 95 % for all {card.compared} together (Holm), paired where the examples are the same."
     )
 
@@ -92,7 +94,7 @@ def _range(row: Row, entry: Entry, reference: Score | None) -> Markup:
     def place(value: float) -> float:
         return round(SIDE + (WIDTH - 2 * SIDE) * (value - low) / (high - low), 1)
 
-    one, middle = entry.score, HEIGHT // 2
+    one, middle = interval(entry.score), HEIGHT // 2
     parts = Markup('<line class="axis" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(SIDE, WIDTH - SIDE, middle, middle)
     if reference is not None and math.isfinite(reference.value):
         at = place(reference.value)
@@ -143,7 +145,7 @@ def _draw_cell(axes: Axes, at: int, row: Row, column: int) -> None:
     axes.plot([0, 1], [at, at], color=plot.GRID, linewidth=1, zorder=0)
     if entry is None:
         return
-    score, colour = entry.score, COLOURS.get(entry.state, plot.COLOURS[5])
+    score, colour = interval(entry.score), COLOURS.get(entry.state, plot.COLOURS[5])
 
     def place(value: float) -> float:
         return (value - low) / (high - low)
@@ -157,7 +159,7 @@ def _draw_cell(axes: Axes, at: int, row: Row, column: int) -> None:
     if math.isfinite(score.value):
         axes.plot(place(score.value), at, "o", color=colour, markersize=4.5, clip_on=False, zorder=3)
     sign = STATES[entry.state][0] + " " if entry.state else ""
-    plot.beside(axes, at, sign + shown(score))
+    plot.beside(axes, at, sign + shown(entry.score))
 
 
 # ---- plain tables

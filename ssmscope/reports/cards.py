@@ -19,6 +19,7 @@ from ssmscope.render.markup import to_markdown
 from ssmscope.render.table import Cell, Table, number_cell
 from ssmscope.reports.gate_files import gates_headline, gates_table
 from ssmscope.reports.grouping import groups, model_names, unique_names, verdict
+from ssmscope.reports.intervals import interval
 from ssmscope.reports.scores import Score, scores
 from ssmscope.reports.store import Report
 
@@ -120,7 +121,7 @@ def _table(measured: list[_Measured]) -> Table:
         data = _data(provenance)
         on = f"{data['name']} ({data['split']})" if data else ""
         count = number_cell(one.count) if one.count else Cell()
-        shown = Cell(one.estimate, digits=3 if one.unit == "%" else None)
+        shown = Cell(interval(one), digits=3 if one.unit == "%" else None)
         unit = "share" if one.unit == "%" else one.unit
         rows.append(((one.name,), (shown, Cell(text=unit), Cell(text=one.better), Cell(text=on), count)))
     columns = ("value", "unit", "better", "data", "examples")
@@ -137,7 +138,8 @@ def _eval_results(report: Report, model: str) -> Iterator[EvalResult]:
         source = {**SOURCES, **LINE_SOURCES}.get(data["name"])
         args: dict[str, Any] = {"unit": "share" if one.unit == "%" else one.unit} if one.unit else {}
         args |= {"better": one.better} if one.better else {}
-        args |= {"interval": [_rounded(one.low), _rounded(one.high)], "level": 0.95} if one.low < one.high else {}
+        ends = interval(one)
+        args |= {"interval": [_rounded(ends.low), _rounded(ends.high)], "level": 0.95} if ends.low < ends.high else {}
         yield EvalResult(
             task_type=TASKS.get(kind or "", "other"),
             dataset_type=source.repository if source and source.repository else data["name"],

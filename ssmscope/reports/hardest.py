@@ -13,6 +13,7 @@ import numpy as np
 
 from ssmscope.api.analysis import Call
 from ssmscope.errors import InputError
+from ssmscope.reports.intervals import interval
 from ssmscope.reports.scores import LOWER, Score, scores
 from ssmscope.reports.store import Report, ReportEntry
 
@@ -84,19 +85,20 @@ def hardest(report: Report, number: int) -> tuple[Hard, ...]:
 def worst_findings(report: Report) -> tuple[Finding, ...]:
     """Return the analyses that surely lose most, by the lower ends of their intervals, which are above 0, each with its
     worst model and the first example."""
-    most: dict[str, tuple[Score, ReportEntry]] = {}
+    most: dict[str, tuple[float, Score, ReportEntry]] = {}
     for entry in report.entries:
         for result in entry.results:
             for one in scores(result, entry.models):
-                if one.better != LOWER or not re.fullmatch(HARMS, one.name) or math.isnan(one.low):
+                low = interval(one).low
+                if one.better != LOWER or not re.fullmatch(HARMS, one.name) or math.isnan(low):
                     continue
                 if one.name.startswith("overflow.drop[before"):  # The control.
                     continue
-                if entry.heading not in most or one.low > most[entry.heading][0].low:
-                    most[entry.heading] = one, entry
-    surely = [pair for pair in most.values() if pair[0].low > 0]
-    order = sorted(surely, key=lambda pair: -pair[0].low)[:WORST]
-    return tuple(Finding(score, entry, next(broken_by(entry), None)) for score, entry in order)
+                if entry.heading not in most or low > most[entry.heading][0]:
+                    most[entry.heading] = low, one, entry
+    surely = [found for found in most.values() if found[0] > 0]
+    order = sorted(surely, key=lambda found: -found[0])[:WORST]
+    return tuple(Finding(score, entry, next(broken_by(entry), None)) for _, score, entry in order)
 
 
 # ---- what each attack breaks

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ssmscope.core.bootstrap import TAIL, Estimate
-from ssmscope.reports.intervals import difference
+from ssmscope.reports.intervals import difference, interval
 from ssmscope.reports.scores import HIGHER, LOWER, Score
 
 
@@ -92,7 +92,8 @@ class Row:
         """Ends of the row's axis: 0 and 1 for shares within them, else the range of all intervals with some room."""
         found = [entry.score for entry in self.entries if entry is not None]
         found += [score for score in self.references if score is not None]
-        numbers = [n for one in found for n in (one.value, one.low, one.high) if math.isfinite(n)] or [0.0, 1.0]
+        numbers = [n for one in map(interval, found) for n in (one.value, one.low, one.high) if math.isfinite(n)]
+        numbers = numbers or [0.0, 1.0]
         low, high = min(numbers), max(numbers)
         if found[0].unit == "%" and low >= 0:
             return 0.0, max(1.0, high)

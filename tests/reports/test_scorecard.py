@@ -118,6 +118,22 @@ def test_the_page_says_what_the_picture_shows():
     assert "hold at 95 % for all 4 together (Holm)" in html
 
 
+def test_a_share_of_none_has_wilsons_interval_in_every_view():
+    """0 of 20 at 95 %: the upper end is z² / (20 + z²) = 0.1611."""
+    none = np.zeros(20, dtype=bool)
+    flipped = [replace(shares(name, "a", none), value=0.0, low=0.0, high=0.0) for name in NAMES[:2]]
+    known = replace(flipped[1], name="noise.drop", examples=None, example_ids="")
+    card = scorecard([*flipped, known])
+    html = str(card_views.html(card))
+    assert html.count("0.0 % [0.0, 16.1]") == 3 and html.count('class="interval"') == 3
+    assert [cell.text for _, cells in card_views.table(card).rows for cell in cells] == ["0.0 % [0.0, 16.1]"] * 3
+    assert card.rows[0].ends == (0.0, 1.0)
+    with framed(Frame()) as frame:
+        (axes,) = card_views.draw(card, frame).axes
+    bars = [line.get_xdata() for line in axes.lines if line.get_linewidth() == 2.6]
+    assert [bar[1] for bar in bars] == pytest.approx([3.8415 / 23.8415] * 3, abs=1e-4)
+
+
 def test_the_table_has_both_models_and_the_difference():
     table = card_views.table(views())
     assert table.columns == ("<a>", "b", "b − reference")
