@@ -114,7 +114,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def told(values: Sequence[float], digits: int = 3) -> str:
     """Mean ± half of its 95 % t interval, of as many independent values: of seeds, or of models."""
-    mean = statistics.mean(values)
+    mean = round(statistics.mean(values), digits) + 0.0  # Without the sign of a negative zero.
     if len(values) < 2:
         return f"{mean:.{digits}f}"
     half = T975[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
