@@ -162,6 +162,30 @@ def docs_table() -> list[str]:
     return rows
 
 
+def differential_table() -> list[str]:
+    """Return the rows of the table of Differential Mamba's Figure 9: tokens a second by number of texts on a CPU, the
+    median over calls, and the ratio to Mamba-2's."""
+    shapes = ("mamba2", "diff-mamba-hybrid", "diff-mamba")
+    found = [line for line in map(json.loads, RESULTS.open()) if "rows" in line and line["shape"] in shapes]
+    batches = sorted({line["rows"] for line in found})
+    rates = {
+        (shape, rows): statistics.median(
+            rows * line["new"] / seconds
+            for line in found
+            if (line["shape"], line["rows"]) == (shape, rows)
+            for seconds in line["ssmscope"]["seconds"][1]
+        )
+        for shape in shapes
+        for rows in batches
+    }
+    lines = [f"| | {' | '.join(f'{rows} texts' if rows > 1 else '1 text' for rows in batches)} |"]
+    lines.append("|---" * (1 + len(batches)) + "|")
+    for shape in shapes:
+        cells = (f"{rates[shape, rows]:.0f} ({rates[shape, rows] / rates['mamba2', rows]:.2f})" for rows in batches)
+        lines.append(f"| {shape} | {' | '.join(cells)} |")
+    return lines
+
+
 def shown(line: dict[str, Any]) -> str:
     if "length" in line:
         return f"| {line['shape']} | {line['length']:,} | {1000 * line['seconds a token']:.2f} |"
