@@ -53,6 +53,8 @@ MAD = {
 }
 GROUPED = {"mamba2": "mamba2", **{name: model for name, model in MAD.items() if name.startswith("groupmamba")}}
 """GroupMamba's Tables 3 and 4: k by cross-attention, beside the base."""
+BOOKS = {**GROUPED, **{name: QUESTIONED[name] for name in ("hybrid", "diff-mamba")}}
+"""With Differential Mamba's Figures 3 and 7."""
 TASKS = ("fuzzy-recall", "compression", "associative-recall", "noisy-recall", "selective-copying", "memorization")
 """MAD's; what is ablated is trained on the first two."""
 SEEDS = (0, 1, 2)
@@ -88,7 +90,7 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
                 found[f"wikitext2-{name}-{seed}"] = f"{name} --data wikitext2 {options}"
     if "books" in sets:
         for seed in SEEDS:
-            for name, model in GROUPED.items():
+            for name, model in BOOKS.items():
                 options = f"--epochs 4 --precision tf32{fused} --seed {seed}"
                 found[f"books-{name}-{seed}"] = f"{model} --data books {options}"
     if "babi" in sets:
@@ -207,9 +209,9 @@ def position(arguments: argparse.Namespace) -> None:
 def prompts(arguments: argparse.Namespace) -> None:
     """Attack the prompts of every instruct run (Baleen's Table 4), in our way and in PromptBench's."""
     known, jobs = {(record["run"], record["way"]) for record in running.read(PROMPTS)}, []
-    for seed in SEEDS:
-        for arm in PROMPTED:
-            for way, option in WAYS.items():
+    for way, option in WAYS.items():
+        for seed in SEEDS:
+            for arm in PROMPTED:
                 name = f"instruct-{arm}-{seed}"
                 model, into = arguments.out / name, arguments.out / name / f"prompts-{way}"
                 options = f"--data sst2 --limit 200 --attacks {','.join(ATTACKS)}{option}"
