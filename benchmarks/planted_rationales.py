@@ -1,13 +1,15 @@
 """Explanations of answers whose reason is known: which method finds it? Planted tasks, every architecture, three seeds.
 
     python benchmarks/planted_rationales.py train --out runs/planted --cores 8
+    python benchmarks/planted_rationales.py add runs/texts/planted-recall-baleen-e-true-0.001-warm-*
     python benchmarks/planted_rationales.py table
 
 A model is one `analyze train ARCH --data planted-…` command. Where its test accuracy is at least 0.95, so that the
 planted reason is all but surely its own, every method's AUPRC on 200 test texts is measured as `analyze plausibility`
 does, for the class that it predicts. What is finished is a line of benchmarks/results/planted-rationales.jsonl. The
 first table of AUPRC is over architectures, the mean over seeds of each, with 95 % t intervals; the others are over
-seeds, with an interval where there are three.
+seeds, with an interval where there are three. `add` measures models of benchmarks/baleen_texts.py, the Baleen-E whose
+gates select, which no mean over architectures has.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import running
 
@@ -29,6 +33,10 @@ ARCHITECTURES = (
 )
 SOLVED = 0.95
 LIMIT = 200
+SELECTING = "baleen-e-true-0.001-warm"
+"""Baleen-E whose gates select, trained further from Mamba-2's weights."""
+SHOWN = ("lrp", "occlusion", "survival", "self-write", "self-retention")
+"""Methods of the table of Baleens."""
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -63,12 +71,30 @@ def ended(task: str, architecture: str, seed: int, command: str, written: Path, 
 
 def measure(arguments: argparse.Namespace) -> None:
     """AUPRC of every method, or why it refuses the model."""
+    from ssmscope.interp.methods import METHODS
+
+    arguments.into.write_text(json.dumps(found_of(arguments.out, tuple(METHODS))))
+
+
+def add(arguments: argparse.Namespace) -> None:
+    """Measure trained models by the methods of the table of Baleens, and add their lines."""
+    done = {(r["task"], r["architecture"], r["seed"]) for r in running.read(RESULTS)}
+    for model in arguments.models:
+        task = next(task for task in TASKS if model.name.startswith(f"{task}-"))
+        architecture, _, seed = model.name.removeprefix(f"{task}-").rpartition("-")
+        if (task, architecture, int(seed)) not in done:
+            record = json.loads((model / "training.json").read_text())
+            kept = {"task": task, "architecture": architecture, "seed": int(seed), "command": record["command"]}
+            running.add(RESULTS, {**kept, **found_of(model, SHOWN)})
+
+
+def found_of(out: Path, methods: Sequence[str]) -> dict[str, Any]:
+    """Return what a trained model's line has: accuracies, the variation of Δ, and the AUPRC of methods."""
     import ssmscope
     from ssmscope.data.text import load_text
     from ssmscope.errors import InputError
-    from ssmscope.interp.methods import METHODS
 
-    record = json.loads((arguments.out / "training.json").read_text())
+    record = json.loads((out / "training.json").read_text())
     found = {
         "parameters": record["parameters"],
         "epochs": record["epochs_run"],
@@ -79,15 +105,15 @@ def measure(arguments: argparse.Namespace) -> None:
         "auprc": {},
         "refused": {},
     }
-    model, data = ssmscope.load(arguments.out.absolute()), load_text(record["data"]["test"]["name"], "test")
-    for method in METHODS if found["test"] >= SOLVED else ():
+    model, data = ssmscope.load(out.absolute()), load_text(record["data"]["test"]["name"], "test")
+    for method in methods if found["test"] >= SOLVED else ():
         try:
             measured = ssmscope.plausibility(model, data, methods=(method,), limit=LIMIT)
         except InputError as error:
             found["refused"][method] = str(error)
             continue
         found["auprc"][method], found["chance"] = measured.estimates[2].value, measured.chance
-    arguments.into.write_text(json.dumps(found))
+    return found
 
 
 def table(arguments: argparse.Namespace) -> None:
@@ -98,7 +124,7 @@ def table(arguments: argparse.Namespace) -> None:
         of = [[r["test"] for r in records if (r["task"], r["architecture"]) == (t, architecture)] for t in TASKS]
         cells = (f"{min(values):.3f} – {max(values):.3f}" if values else "" for values in of)
         print(f"| {architecture} | {', '.join(str(len(v)) for v in of)} | {' | '.join(cells)} |")
-    solved = [r for r in records if r["auprc"]]
+    solved = [r for r in records if r["auprc"] and r["architecture"] in ARCHITECTURES]
     methods = sorted({method for r in solved for method in r["auprc"]})
 
     def found(method: str, task: str, architecture: str) -> list[float]:
@@ -125,8 +151,30 @@ def table(arguments: argparse.Namespace) -> None:
             print(f"| {method} | " + " | ".join(cells) + " |")
 
 
+def docs_table() -> list[str]:
+    """Return the lines of the documentation's table of Baleens: AUPRC over seeds on the tasks of which `SELECTING` has
+    all, by method."""
+    found = {(r["task"], r["architecture"], r["seed"]): r["auprc"] for r in running.read(RESULTS)}
+    names = {"mamba2": "Mamba-2", SELECTING: "Baleen-E, β = .001", "baleen-b": "Baleen-B, β = .01"}
+    tasks = [task for task in TASKS if all((task, SELECTING, seed) in found for seed in SEEDS)]
+    arms = {
+        arm: [
+            {
+                f"{task.removeprefix('planted-')}, `{method}`": found[task, arm, seed][method]
+                for task in tasks
+                for method in SHOWN
+                if method != "occlusion"
+            }
+            for seed in SEEDS
+        ]
+        for arm in names
+    }
+    return running.arms_table(arms, "mamba2", names)[: 2 + len(arms)]
+
+
 def main() -> None:
-    found = running.verbs(__doc__, train, measure, table)
+    found = running.verbs(__doc__, train, measure, add, table)
+    found["add"].add_argument("models", nargs="+", type=Path)
     found["train"].add_argument("--cores", type=int, default=1, help="runs at a time, one core each")
     running.start(found)
 

@@ -255,6 +255,7 @@ def run(root: Path, code: str, *arguments: str) -> str:
         ("generation", "docs_table", "generation", "| mamba-130m | 1 | 18.6 | 18.3"),
         ("generation", "differential_table", "differential-mamba", "| mamba2 | 77 (1.00) | 241 (1.00) |"),
         ("sst2_rationales", "docs_table", "explanations", "| Mamba-2 | 0.570 ± 0.040 |"),
+        ("planted_rationales", "docs_table", "explanations", "| Mamba-2 | 0.891 ± 0.250 |"),
         ("planted_writing", "docs_table", "generation", "| Mamba-2 | 99.8 – 100.0 | 96.4 – 100.0 | 0.0 – 0.4 |"),
     ],
 )
