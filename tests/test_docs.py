@@ -251,6 +251,8 @@ def run(root: Path, code: str, *arguments: str) -> str:
         ("experiments", "norm_table", "stability", "| 1 | 0.001 ± 0.013 |"),
         ("experiments", "slope_table", "stability", "| majority | 0.004 ± 0.008 |"),
         ("generation", "docs_table", "generation", "| mamba-130m | 1 | 18.6 | 18.3"),
+        ("generation", "gpu_table", "generation", "| mamba-130m | 1 | 287 | 60.4"),
+        ("generation", "figure_table", "differential-mamba", "| 1 | 103 |"),
         ("sst2_rationales", "docs_table", "explanations", "| `lrp` | 0.57 [0.50, 0.63] |"),
         ("planted_writing", "docs_table", "generation", "| Mamba-2 | 99.8 – 100.0 | 96.4 – 100.0 | 0.0 – 0.4 |"),
     ],
