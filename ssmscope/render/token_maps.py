@@ -39,6 +39,7 @@ class TokenMap:
         end, largest: end of the map's colours, and its largest |weight|.
         ends: (queries,), end of each row's colours on a scale of its own.
         strongest: per query its strongest keys with their weights; the key −1 is the state.
+        signed: weights may be below 0.
     """
 
     name: str
@@ -48,6 +49,7 @@ class TokenMap:
     largest: float
     ends: np.ndarray
     strongest: Sequence[Sequence[tuple[int, float]]]
+    signed: bool = True
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ def _packed(map_: TokenMap, seen: np.ndarray) -> dict[str, Any]:
         keys[row, : len(found)], weights[row, : len(found)] = zip(*found)
     return {
         "name": map_.name,
+        "signed": map_.signed,
         "end": map_.end,
         "largest": map_.largest,
         "rows": _base64(whole[seen]),

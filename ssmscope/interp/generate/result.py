@@ -183,7 +183,7 @@ def _mapped(text: WrittenText) -> MappedText:
             for row in range(len(queries))
         ]
         most = one.ends[1]
-        return TokenMap(one.name, one.values, None, most, most, np.abs(one.values).max(1), named)
+        return TokenMap(one.name, one.values, None, most, most, np.abs(one.values).max(1), named, one.signed)
 
     seen = positions <= queries[:, None]
     return MappedText(_text(text), queries, None, seen, len(text.maps), map_of, _notes(text))

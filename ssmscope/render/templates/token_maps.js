@@ -16,7 +16,7 @@
 
   function start(section, text, data) {
     const {queries, edges, maps} = text;
-    const [select, own, told, end] = [".controls select", ".controls input", ".told", ".end"].map((s) =>
+    const [select, own, told, low, end] = [".controls select", ".controls input", ".told", ".low", ".end"].map((s) =>
       section.querySelector(s));
     const canvas = section.querySelector("canvas"), frame = section.querySelector(".map");
     const spans = [];
@@ -51,6 +51,8 @@
       const from = maps[index];
       map = {...from, values: new Int8Array(bytes(from.rows).buffer), scales: floats(from.scale), ends: floats(from.ends),
         sinks: from.sink && floats(from.sink), keys: whole32(from.keys), weights: floats(from.weights)};
+      low.textContent = map.signed ? "−limit" : "0";
+      low.parentNode.classList.toggle("positive", !map.signed);
       paint();
       show();
     }
@@ -84,7 +86,7 @@
       const row = chosen, cell = cellOf[queries[row]];
       const limit = own.checked ? map.ends[row] : map.end;
       const largest = own.checked ? Math.max(map.scales[row], map.sinks ? Math.abs(map.sinks[row]) : 0) : map.largest;
-      end.textContent = `limit ±${short(limit)}` + (largest > limit ? `, largest ${short(largest)}` : "");
+      end.textContent = `limit ${map.signed ? "±" : ""}${short(limit)}` + (largest > limit ? `, largest ${short(largest)}` : "");
       spans.forEach((span, i) => {
         const seen = cellOf[i] <= cell;
         if (seen) span.dataset.l = level(weight(row, cellOf[i]), limit);
