@@ -156,7 +156,7 @@ def test_a_block_is_captums_layer():
         method = LayerIntegratedGradients(f, theirs.backbone.layers[0])
         by_hand, missed = method.attribute(inputs, base, n_steps=12, return_convergence_delta=True)
         torch.testing.assert_close(found.scores[text, :length], by_hand[0].sum(-1), rtol=1e-3, atol=1e-4)
-        missed_share = abs(float(missed / (f(inputs) - f(base))))
+        missed_share = abs(float((missed / (f(inputs) - f(base))).detach()))
         assert float(found.delta[text]) == pytest.approx(missed_share, rel=0.05, abs=1e-4)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in theirs.modules())
     with pytest.raises(InputError, match="layer is 2; allowed are the state-space layers 0 to 1"):
