@@ -306,14 +306,17 @@ def text_generator(objective: Objective, text: int, seed: int) -> np.random.Gene
 
 
 class _Function(nn.Module):
-    """Function of `Objective.function`, of which the model is not part: hooks put on it do not stay."""
+    """Function of `Objective.function`, of which the model is not part: hooks put on it do not stay. Its embeddings go
+    through `entry`, on which hooks can stand."""
 
     def __init__(self, objective: Objective, text: int) -> None:
         super().__init__()
         self._given = objective, text
+        self.entry = nn.Identity()
 
     def forward(self, embeddings: Tensor, *_: Any) -> Tensor:
         objective, text = self._given
+        embeddings = self.entry(embeddings)
         if torch.is_grad_enabled() and embeddings.requires_grad:
             return objective(embeddings, [text] * len(embeddings))
         parts = embeddings.split(max(1, tokens_at_once(embeddings.device) // embeddings.shape[1]))
