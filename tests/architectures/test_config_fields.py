@@ -12,7 +12,8 @@ import pytest
 import torch
 import transformers
 from damaged import save
-from examples import EXAMPLES, FEW, random_example, relative
+from examples import EXAMPLES, FEW, VARIANTS, random_example, relative
+from exhaustive import ALL
 from loud import loud
 from saving import write_mamba_ssm
 from torch import nn
@@ -24,7 +25,11 @@ from ssmscope.errors import InputError
 from ssmscope.reports.sources import kind_of
 
 IDS = [5, 17, 3, 9, 22, 1, 60, 61, 5, 17]
-LIBRARY = tuple(name for name in EXAMPLES if type(random_example(name)).__module__.startswith("transformers."))
+LIBRARY = tuple(
+    name
+    for name, made in EXAMPLES.items()
+    if type(made.models[name]).__module__.startswith("transformers.") and (ALL or name not in VARIANTS)
+)
 COMMON = {*transformers.PretrainedConfig().to_dict(), "vocab_size", "use_cache"}
 
 
