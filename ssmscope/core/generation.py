@@ -30,6 +30,7 @@ from ssmscope.core.mixers import check_causal, collect_states, fast_scan, weight
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.trace import LayerState, States, gathered, joined
 from ssmscope.errors import InputError
+from ssmscope.outline import Outlined
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -60,7 +61,7 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class Step(Outlined):
     """One step of writing.
 
     Attributes:
@@ -77,7 +78,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Generation:
+class Generation(Outlined):
     """Texts that a model wrote.
 
     Attributes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ssmscope.outline import Outlined
 from ssmscope.render.colours import SHADES, STEPS
 from ssmscope.render.numbers import format_range, number
 from ssmscope.render.table import Table
@@ -90,7 +91,7 @@ class TokenRow:
         return int(self.shades(np.array([self.state]))[0])
 
 
-class OfTokens:
+class OfTokens(Outlined):
     """Mixin of a text with `tokens` and `words`: its length, and its special tokens."""
 
     tokens: tuple[str, ...]
