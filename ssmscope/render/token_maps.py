@@ -102,7 +102,7 @@ def token_maps(
         lambda colours: token_rows.terminal(rows, colours),
         lambda: fragment(texts, legend, words),
         token_rows.style() + template_text("token_maps.css"),
-        template_text("token_maps.js"),
+        f'(() => {{\n"use strict";\n{template_text("token_maps.js")}startTokenMaps(document);\n}})();\n',
         tokens=[each.text.tokens for each in texts],
         name=name,
     )

@@ -1,11 +1,11 @@
-(() => {
-  "use strict";
+// Starts the maps within a document, or within an element, that it has not started before.
+const startTokenMaps = (scope) => {
   const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   const floats = (text) => new Float32Array(bytes(text).buffer);
   const whole32 = (text) => new Int32Array(bytes(text).buffer);
   const short = (weight) => Number(weight.toPrecision(3)).toString().replace("-", "−");
   const scheme = matchMedia("(prefers-color-scheme: dark)");
-  for (const root of document.querySelectorAll(".ssmscope-attention:not([data-live])")) {
+  for (const root of scope.querySelectorAll(".ssmscope-attention:not([data-live])")) {
     root.dataset.live = "";
     const data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
     for (const part of root.querySelectorAll(".live")) part.hidden = false;
@@ -188,4 +188,4 @@
     scheme.addEventListener("change", paint);
     pick(0);
   }
-})();
+};
