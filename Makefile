@@ -42,7 +42,7 @@ NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 TRITON = triton==3.6.0 "numpy<2.4"
 KERNELS = $(wildcard tests/backends/test_triton_*.py)
 
-.PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-install test-beside-others test-exhaustive docs mutants clean
+.PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-install test-beside-others test-exhaustive notebooks docs mutants clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-mamba2 --text "$(TEXT)" --out demo-output
@@ -98,6 +98,10 @@ test-exhaustive: export SSMSCOPE_EXHAUSTIVE = all
 test-exhaustive:
 	$(MAKE) --no-print-directory test
 	$(MAKE) --no-print-directory test-transformers
+
+# The notebooks, run again with what they show kept in them, small.
+notebooks: $(VENV)/.dev
+	$(THREADS) $(VENV)/bin/python tools/run_notebooks.py
 
 # The documentation's site, into build/site, with what the notebooks give when their test runs them.
 docs: $(VENV)/.dev

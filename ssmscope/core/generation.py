@@ -31,6 +31,7 @@ from ssmscope.core.progress import count_tokens
 from ssmscope.core.recording import STEPS_BEFORE, record, recordable
 from ssmscope.core.trace import LayerState, States, gathered, joined
 from ssmscope.errors import InputError
+from ssmscope.outline import Outlined
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -61,7 +62,7 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class Step(Outlined):
     """One step of writing.
 
     Attributes:
@@ -78,7 +79,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Generation:
+class Generation(Outlined):
     """Texts that a model wrote.
 
     Attributes:

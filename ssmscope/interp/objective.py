@@ -28,6 +28,7 @@ from ssmscope.core.progress import on_stderr
 from ssmscope.core.recomputing import recomputed
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.outline import Outlined
 
 GPU_MEMORY_SHARE = 0.6
 """Share of a GPU's free memory that a backward pass may use."""
@@ -118,7 +119,7 @@ def duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Objective:
+class Objective(Outlined):
     """Explained quantity f of every text of a batch: the logit of a class, of a next token or of the difference of two,
     or the summed log-probability of a continuation. Made by `objective`.
 
