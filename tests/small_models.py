@@ -202,6 +202,16 @@ def linear_attention() -> dict[str, nn.Module]:
 
 
 @small_models
+def lightning() -> dict[str, nn.Module]:
+    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=3, num_heads=4, intermediate_size=16)
+    attention = dict(layers=[1], num_heads=4, num_kv_heads=2, rotary_dim=4, qk_norm="shared")
+    experts = dict(num_experts=6, experts_per_token=2, expert_groups=3, chosen_groups=2, expert_scale=2.5)
+    routed = dict(routed_layers=[1, 2], **experts, expert_size=8, shared_size=8)
+    own = dict(norm_groups=2, rotary_dim=4)
+    return {"lightning": language_model("ssm-lightning", **sizes, **own, **routed, attention=[attention])}
+
+
+@small_models
 def mamba() -> dict[str, nn.Module]:
     sizes = dict(vocab_size=97, hidden_size=24, state_size=5, num_hidden_layers=2)
     sizes |= dict(expand=2, conv_kernel=4, time_step_rank=3)
@@ -238,6 +248,16 @@ def mamba3() -> dict[str, nn.Module]:
         "mamba3": with_longer_memory(language_model("ssm-mamba3", **sizes, num_hidden_layers=2)),
         "mamba3-hybrid": with_longer_memory(language_model("ssm-mamba3", **sizes, **other, **hybrid)),
     }
+
+
+@small_models
+def plamo2() -> dict[str, nn.Module]:
+    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=4, num_heads=3, intermediate_size=16)
+    attention = dict(num_heads=2, num_kv_heads=1, head_dim=8, qk_norm="per head")
+    both = [{**attention, "layers": [1], "window_size": 5}, {**attention, "layers": [3], "rope_theta": 1e6}]
+    own = dict(head_dim=8, state_size=5, time_step_rank=4)
+    module = language_model("ssm-plamo2", **sizes, **own, attention=both)
+    return {"plamo2": with_longer_memory(module)}
 
 
 @small_models
