@@ -415,13 +415,21 @@ def lfm3() -> dict[str, nn.Module]:
     return {"lfm3": module}
 
 
-@small_models
-def minimax() -> dict[str, nn.Module]:
+def minimax_options() -> dict[str, Any]:
     kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
     sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=4, layer_types=kinds)
     heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=6, block_size=8, initializer_range=0.1)
-    module = language_model("minimax", **sizes, **heads, num_local_experts=4, num_experts_per_tok=2)
-    return {"minimax": module}
+    return {**sizes, **heads, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@small_models
+def minimax() -> dict[str, nn.Module]:
+    scales = dict(full_attn_alpha_factor=1.5, linear_attn_alpha_factor=1.5, mlp_alpha_factor=1.5)
+    own = dict(rotary_dim=4, rotary_base=40.0, pad_token_id=0, bos_token_id=0, eos_token_id=0)
+    return {
+        "minimax": language_model("minimax", **minimax_options()),
+        "minimax-m1": language_model("ssm-minimax", **minimax_options(), **scales, **own),
+    }
 
 
 @small_models

@@ -1,4 +1,4 @@
-"""PLaMo 2 and Ring-linear from their published layout, against the equations of their published code in steps."""
+"""PLaMo 2, Ring-linear and MiniMax-M1 from their published layouts, against their published equations in steps."""
 
 from __future__ import annotations
 
@@ -38,6 +38,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         ),
         **dict(norm_topk_prob=True, use_qk_norm=True, vocab_size=VOCABULARY, tie_word_embeddings=False),
         **dict(architectures=["BailingMoeLinearV2ForCausalLM"], rope_scaling=None, hidden_act="silu"),
+    ),
+    "minimax_m1": dict(
+        **dict(model_type="minimax_m1", hidden_size=WIDTH, num_hidden_layers=4, rms_norm_eps=EPS, head_dim=HEAD),
+        **dict(num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS, rotary_dim=4, rope_theta=40.0),
+        **dict(attn_type_list=[0, 1, 0, 1], intermediate_size=7, num_local_experts=4, num_experts_per_tok=2),
+        **dict(layernorm_full_attention_alpha=1.5, layernorm_linear_attention_alpha=1.25, layernorm_mlp_alpha=0.75),
+        **dict(layernorm_full_attention_beta=0.5, postnorm=True, vocab_size=VOCABULARY, tie_word_embeddings=False),
+        **dict(architectures=["MiniMaxM1ForCausalLM"], shared_intermediate_size=0, hidden_act="silu"),
     ),
 }
 RANK = 64
@@ -87,6 +95,28 @@ def ring_weights() -> dict[str, Tensor]:
     return weights
 
 
+def minimax_weights() -> dict[str, Tensor]:
+    """Random weights by the published names; layers 1 and 3 have softmax attention."""
+    weights = {"model.embed_tokens.weight": torch.randn(VOCABULARY, WIDTH), "model.norm.weight": torch.randn(WIDTH)}
+    weights["lm_head.weight"] = torch.randn(VOCABULARY, WIDTH)
+    for layer in range(4):
+        inner, keys = HEADS * HEAD, KEY_HEADS * HEAD
+        shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (WIDTH,)}
+        shapes |= {"post_attention_layernorm.weight": (WIDTH,), "block_sparse_moe.gate.weight": (4, WIDTH)}
+        if layer % 2:
+            sizes = {"q": inner, "k": keys, "v": keys}
+            shapes |= {f"self_attn.{name}_proj.weight": (size, WIDTH) for name, size in sizes.items()}
+            shapes["self_attn.o_proj.weight"] = (WIDTH, inner)
+        else:
+            shapes |= {"self_attn.qkv_proj.weight": (3 * inner, WIDTH), "self_attn.output_gate.weight": (inner, WIDTH)}
+            shapes |= {"self_attn.out_proj.weight": (WIDTH, inner), "self_attn.norm.weight": (inner,)}
+        for expert in range(4):
+            at = f"block_sparse_moe.experts.{expert}."
+            shapes |= {f"{at}w1.weight": (7, WIDTH), f"{at}w2.weight": (WIDTH, 7), f"{at}w3.weight": (7, WIDTH)}
+        weights |= {f"model.layers.{layer}.{name}": torch.randn(shape) / 3 for name, shape in shapes.items()}
+    return weights
+
+
 def normed(x: Tensor, weight: Tensor | float) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight
 
@@ -110,7 +140,7 @@ def softmax_attention(x: Tensor, w: dict[str, Tensor], size: int, base: float, r
     """Attention of tokens (length, width) to themselves and the `reach` before, with normed and rotated heads."""
     sizes = [HEADS * HEAD, KEY_HEADS * HEAD, KEY_HEADS * HEAD]
     q, k, v = (t.unflatten(-1, (-1, HEAD)) for t in (x @ w["qkv"].T).split(sizes, dim=-1))
-    q, k = normed(q, w["q"]), normed(k, w["k"])
+    q, k = (normed(q, w["q"]), normed(k, w["k"])) if "q" in w else (q, k)
     rows = []
     for t in range(len(x)):
         row, read = [], range(max(0, t - reach), t + 1)
@@ -213,8 +243,45 @@ def ring(weights: dict[str, Tensor], ids: list[int]) -> Tensor:
     return normed(x, weights["model.norm.weight"]) @ weights["lm_head.weight"].T
 
 
-WEIGHTS = {"plamo2": plamo2_weights, "bailing_moe_linear": ring_weights}
-REFERENCES = {"plamo2": plamo2, "bailing_moe_linear": ring}
+def minimax(weights: dict[str, Tensor], ids: list[int]) -> Tensor:
+    x = weights["model.embed_tokens.weight"][ids]
+    for layer in range(4):
+        at = f"model.layers.{layer}."
+        w = {name.removeprefix(at): t for name, t in weights.items() if name.startswith(at)}
+        u = normed(x, w["input_layernorm.weight"])
+        if layer % 2:
+            qkv = torch.cat([w[f"self_attn.{name}_proj.weight"] for name in "qkv"])
+            y = softmax_attention(u, {"qkv": qkv, "out": w["self_attn.o_proj.weight"]}, 4, 40.0, len(ids))
+            x = 1.5 * u + 0.5 * y
+        else:
+            x = 1.25 * u + undamped(u, w, layer)
+        u = normed(x, w["post_attention_layernorm.weight"])
+        rows = []
+        for token in u:
+            share = (w["block_sparse_moe.gate.weight"] @ token).softmax(0)
+            chosen = share.argsort(descending=True)[:2].tolist()
+            parts = [[w[f"block_sparse_moe.experts.{e}.w{n}.weight"] for n in (1, 3, 2)] for e in chosen]
+            rows.append(sum(share[e] / share[chosen].sum() * swiglu(token, *part) for e, part in zip(chosen, parts)))
+        x = 0.75 * u + torch.stack(rows)  # type: ignore[arg-type]
+    return normed(x, weights["model.norm.weight"]) @ weights["lm_head.weight"].T
+
+
+def undamped(x: Tensor, w: dict[str, Tensor], layer: int) -> Tensor:
+    """Lightning attention of heads that are activated, not normed."""
+    heads = silu(x @ w["self_attn.qkv_proj.weight"].T).view(len(x), HEADS, 3, HEAD)
+    q, k, v = heads.unbind(2)
+    state, rows = torch.zeros(HEADS, HEAD, HEAD).double(), []
+    rates = torch.tensor([s * (1 - layer / 3 + 1e-5) for s in (0.25, 0.0625, 0.015625, 0.00390625)]).tolist()
+    for t in range(len(x)):
+        for h, rate in enumerate(rates):  # They are stored in float32.
+            state[h] = math.exp(-rate) * state[h] + torch.outer(k[t, h], v[t, h])
+        rows.append(torch.cat([state[h].T @ q[t, h] for h in range(HEADS)]))
+    gate = torch.sigmoid(x @ w["self_attn.output_gate.weight"].T)
+    return (normed(torch.stack(rows), w["self_attn.norm.weight"]) * gate) @ w["self_attn.out_proj.weight"].T
+
+
+WEIGHTS = {"minimax_m1": minimax_weights, "plamo2": plamo2_weights, "bailing_moe_linear": ring_weights}
+REFERENCES = {"minimax_m1": minimax, "plamo2": plamo2, "bailing_moe_linear": ring}
 
 
 def stored(kind: str) -> dict[str, Tensor]:
@@ -232,7 +299,8 @@ def test_logits_are_the_references(kind, tmp_path):
         found, own = model.logits(batch), model.module(torch.tensor([IDS])).logits[0]
         first = model.run(model.encode(ids=IDS[:5]))
         continued = model.run(model.encode(ids=IDS[5:]), first.states).logits[0]
-    assert relative(own, expected) < 1e-10 and relative(found[0], expected) < 1e-10
+    assert relative(own, expected) < (1e-6 if kind == "minimax_m1" else 1e-10)  # Its decays are stored in float32.
+    assert relative(found[0], expected) < 1e-10
     assert relative(found[1, :3], expected[:3]) < 1e-10 and relative(continued, expected[5:]) < 1e-10
 
 
@@ -265,6 +333,12 @@ def test_slopes_of_heads_that_are_no_power_of_two():
         ("bailing_moe_linear", {"group_norm_size": 3}, "norm_groups 3 must divide the 4 heads"),
         ("bailing_moe_linear", {"topk_group": 4}, "6 experts in 3 groups, of which 4 are chosen"),
         ("bailing_moe_linear", {"partial_rotary_factor": 0.5}, "turns 3 dimensions of a head's 6"),
+        ("minimax_m1", {"postnorm": False}, "postnorm is false; allowed is True"),
+        ("minimax_m1", {"attn_type_list": [0, 1, 2, 1]}, "attn_type_list is .*; allowed is a list with 0 or 1"),
+        ("minimax_m1", {"attn_type_list": [0, 1]}, "attn_type_list is .*; allowed is a list with 0 or 1"),
+        ("minimax_m1", {"rotary_dim": 8}, "rotary_dim is 8; allowed is an even number up to head_dim, 6"),
+        ("minimax_m1", {"num_attention_heads": 0}, "num_attention_heads is 0; allowed is a positive number"),
+        ("minimax_m1", {"num_local_experts": 5}, "do not fit its configuration"),
         ("bailing_moe_linear", {"layer_group_size": 5}, "do not fit its configuration"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Checkpoints of models whose code is on the hub alone, PLaMo 2 and Ring-linear, read without that code.
+"""Checkpoints of PLaMo 2 and Ring-linear, whose code is on the hub alone, read without it.
 
 Of PLaMo 2's norms the files hold the difference of the weights from 1, 1/5 or 5^{−3/2}. The sum is stored in float32:
 in half precision it would be rounded. A window of w tokens reads w + 1, the token's own the last.
@@ -7,7 +7,7 @@ in half precision it would be rounded. A window of w tokens reads w + 1, the tok
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,22 +90,30 @@ def is_hub(directory: Path, config: Mapping[str, Any]) -> bool:
 
 
 def plan_hub(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
-    """Plan a PLaMo 2 or a Ring-linear. Raises InputError if a field has a wrong type, or an option another value than
-    in the published models."""
+    """Plan a PLaMo 2 or a Ring-linear. Raises InputError as `checked_fields`."""
     kind = config["model_type"]
-    fields = {**FIELDS[kind], **{name: value for name, value in config.items() if value is not None}}
-    for name, default in FIELDS[kind].items():
-        check_value(name, fields[name], default, what)
-    for name, allowed in FIXED_OPTIONS[kind].items():
-        if config.get(name, allowed) != allowed:
-            raise refused(what, name, config[name], repr(allowed))
+    fields = checked_fields(config, FIELDS[kind], FIXED_OPTIONS[kind], what)
     for name in ("mamba_step", "layer_group_size", "num_attention_heads"):
         if fields.get(name, 1) < 1:
             raise refused(what, name, fields[name], "a positive number")
     embeddings = _renamed(held.tensors, kind).get("backbone.embeddings.weight")
     fields["vocab_size"] = 1 if embeddings is None else embeddings.shape[0]
-    build, translate = partial(_BUILDERS[kind], fields), partial(_translated, fields=fields, kind=kind)
-    return Plan(build, translate, fields["tie_word_embeddings"])
+    build = partial(_plamo2 if kind == "plamo2" else _ring, fields)
+    return Plan(build, partial(_translated, fields=fields, kind=kind), fields["tie_word_embeddings"])
+
+
+def checked_fields(
+    config: Mapping[str, Any], defaults: Mapping[str, Any], fixed: Mapping[str, Any], what: str
+) -> dict[str, Any]:
+    """Return a config.json's fields with defaults. Raises InputError if one has another type than its default, or an
+    option another value than the `fixed` one."""
+    fields = {**defaults, **{name: value for name, value in config.items() if value is not None}}
+    for name, default in defaults.items():
+        check_value(name, fields[name], default, what)
+    for name, allowed in fixed.items():
+        if config.get(name, allowed) != allowed:
+            raise refused(what, name, config[name], repr(allowed))
+    return fields
 
 
 def _size(fields: Mapping[str, Any], attending: list[dict[str, Any]]) -> dict[str, Any]:
@@ -157,12 +165,6 @@ def _ring(fields: Mapping[str, Any]) -> PreTrainedModel:
         shared_size=fields["num_shared_experts"] * fields["moe_shared_expert_intermediate_size"],
     )
     return LightningForCausalLM(config)
-
-
-_BUILDERS: dict[str, Callable[[Mapping[str, Any]], PreTrainedModel]] = {
-    "plamo2": _plamo2,
-    "bailing_moe_linear": _ring,
-}
 
 
 def _renamed(tensors: Mapping[str, Any], kind: str) -> dict[str, Any]:

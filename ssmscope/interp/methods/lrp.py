@@ -43,6 +43,7 @@ from ssmscope.architectures.read.feed_forward import ExpertRouter, FeedForward, 
 from ssmscope.architectures.read.hgrn import LowerBounds
 from ssmscope.architectures.read.linear_attention import Block
 from ssmscope.architectures.read.mamba2attn import Mamba2AttnBlock
+from ssmscope.architectures.read.minimax_m1 import PartialRotation
 from ssmscope.architectures.read.parts import at_least_float32, rms_factor
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, softmax_attention
 from ssmscope.architectures.read.rwkv7 import RWKV7Block
@@ -75,7 +76,7 @@ BLOCKS = (
     *(GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock, RWKV7Block),
 )
 LINEAR_MODULES = (
-    *(*BLOCKS, RoutedExperts, LowerBounds),
+    *(*BLOCKS, RoutedExperts, LowerBounds, PartialRotation),
     *(nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential),
 )
 """Modules that are linear, that only add and pass on their parts' outputs, or that nothing passes through."""
