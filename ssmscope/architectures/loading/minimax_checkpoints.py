@@ -20,6 +20,7 @@ from ssmscope.architectures.loading.hub_checkpoints import checked_fields
 from ssmscope.architectures.loading.stored import Contents, Plan
 from ssmscope.architectures.read.lightning import slopes
 from ssmscope.architectures.read.minimax_m1 import MiniMaxM1Config, MiniMaxM1ForCausalLM
+from ssmscope.errors import InputError
 
 MODEL_TYPES = ("minimax_m1", "minimax_text_01")
 EXPERTS_TOGETHER = hasattr(modeling_minimax, "MiniMaxExperts")
@@ -53,11 +54,18 @@ def plan_minimax(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
     kinds = fields["attn_type_list"]
     if len(kinds) != fields["num_hidden_layers"] or any(each not in (0, 1) for each in kinds):
         raise refused(what, "attn_type_list", kinds, "a list with 0 or 1 for each layer")
-    for name in ("num_attention_heads", "head_dim"):
-        if fields[name] < 1:
-            raise refused(what, name, fields[name], "a positive number")
+    for name, default in FIELDS.items():
+        if isinstance(default, int) and (type(fields[name]) is not int or fields[name] < (name != "rotary_dim")):
+            raise refused(what, name, fields[name], "a positive whole number")
     if fields["rotary_dim"] % 2 or fields["rotary_dim"] > fields["head_dim"]:
         raise refused(what, "rotary_dim", fields["rotary_dim"], f"an even number up to head_dim, {fields['head_dim']}")
+    if not fields["rope_theta"] > 0:
+        raise refused(what, "rope_theta", fields["rope_theta"], "a positive number")
+    # Decays and the order of dimensions are made before the other shapes are checked.
+    rows = {t.shape[:1] for name, t in held.tensors.items() if name.endswith((".output_gate.weight", ".q_proj.weight"))}
+    if rows != {(fields["num_attention_heads"] * fields["head_dim"],)}:
+        heads = f"{fields['num_attention_heads']} heads of {fields['head_dim']}"
+        raise InputError(f"the weights of {what} do not fit its configuration: they have no {heads} in every layer")
     embeddings = held.tensors.get("model.embed_tokens.weight")
     fields["vocab_size"] = 1 if embeddings is None else embeddings.shape[0]
     return Plan(lambda: MiniMaxM1ForCausalLM(_config(fields)), partial(_translated, fields=fields))
@@ -68,6 +76,7 @@ def _config(fields: Mapping[str, Any], **sizes: int) -> MiniMaxM1Config:
     for ours, theirs in (("full_attn", "full_attention"), ("linear_attn", "linear_attention"), ("mlp", "mlp")):
         own |= {f"{ours}_{scale}_factor": fields[f"layernorm_{theirs}_{scale}"] for scale in ("alpha", "beta")}
     own["layer_types"] = ["full_attention" if each else "linear_attention" for each in fields["attn_type_list"]]
+    own["rms_norm_eps"] = float(own["rms_norm_eps"])
     own |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": False}
     return MiniMaxM1Config(**{**own, **sizes}, rotary_base=fields["rope_theta"])
 
