@@ -15,7 +15,7 @@ from ssmscope.core.model import Model
 OTHER_MODELS = frozenset(
     "bailing_hybrid bailing_hybrid-unbounded baleen-e-mamba2 comba comba-uncorrected deltanet diff-mamba-hybrid "
     "diff-s6 falcon-mamba falcon_h1 gfssm-mamba gla-hybrid granitemoehybrid groupmamba-mamba2 gsa hgrn hgrn2 kda "
-    "kda-bounded lara_mini lfm2 lfm2_moe lfm3 lightning mamba3 minimax minimax-m1 plamo2 recurrent_gemma retnet rwkv7 "
+    "kda-bounded lara_mini lfm2 lfm2_moe lfm3 lightning mamba3 minimax plamo2 recurrent_gemma retnet rwkv7 "
     "zamba zamba2".split()
 )
 """They are read as one of `examples.FEW` is: like the variants, each is tried on a third of the contracts, and each
