@@ -202,6 +202,16 @@ def linear_attention() -> dict[str, nn.Module]:
 
 
 @small_models
+def lightning() -> dict[str, nn.Module]:
+    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=3, num_heads=4, intermediate_size=16)
+    attention = dict(layers=[1], num_heads=4, num_kv_heads=2, rotary_dim=4, qk_norm="shared")
+    experts = dict(num_experts=6, experts_per_token=2, expert_groups=3, chosen_groups=2, expert_scale=2.5)
+    routed = dict(routed_layers=[1, 2], **experts, expert_size=8, shared_size=8)
+    own = dict(norm_groups=2, rotary_dim=4)
+    return {"lightning": language_model("ssm-lightning", **sizes, **own, **routed, attention=[attention])}
+
+
+@small_models
 def mamba() -> dict[str, nn.Module]:
     sizes = dict(vocab_size=97, hidden_size=24, state_size=5, num_hidden_layers=2)
     sizes |= dict(expand=2, conv_kernel=4, time_step_rank=3)
@@ -238,6 +248,16 @@ def mamba3() -> dict[str, nn.Module]:
         "mamba3": with_longer_memory(language_model("ssm-mamba3", **sizes, num_hidden_layers=2)),
         "mamba3-hybrid": with_longer_memory(language_model("ssm-mamba3", **sizes, **other, **hybrid)),
     }
+
+
+@small_models
+def plamo2() -> dict[str, nn.Module]:
+    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=4, num_heads=3, intermediate_size=16)
+    attention = dict(num_heads=2, num_kv_heads=1, head_dim=8, qk_norm="per head")
+    both = [{**attention, "layers": [1], "window_size": 5}, {**attention, "layers": [3], "rope_theta": 1e6}]
+    own = dict(head_dim=8, state_size=5, time_step_rank=4)
+    module = language_model("ssm-plamo2", **sizes, **own, attention=both)
+    return {"plamo2": with_longer_memory(module)}
 
 
 @small_models
@@ -395,13 +415,21 @@ def lfm3() -> dict[str, nn.Module]:
     return {"lfm3": module}
 
 
-@small_models
-def minimax() -> dict[str, nn.Module]:
+def minimax_options() -> dict[str, Any]:
     kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
     sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=4, layer_types=kinds)
     heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=6, block_size=8, initializer_range=0.1)
-    module = language_model("minimax", **sizes, **heads, num_local_experts=4, num_experts_per_tok=2)
-    return {"minimax": module}
+    return {**sizes, **heads, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@small_models
+def minimax() -> dict[str, nn.Module]:
+    scales = dict(full_attn_alpha_factor=1.5, linear_attn_alpha_factor=1.5, mlp_alpha_factor=1.5)
+    own = dict(rotary_dim=4, rotary_base=40.0, pad_token_id=0, bos_token_id=0, eos_token_id=0)
+    return {
+        "minimax": language_model("minimax", **minimax_options()),
+        "minimax-m1": language_model("ssm-minimax", **minimax_options(), **scales, **own),
+    }
 
 
 @small_models

@@ -60,6 +60,20 @@ def lfm2_vl() -> nn.Module:
     return made("Lfm2VlForConditionalGeneration", "Lfm2VlConfig", **parts, projector_hidden_size=16)
 
 
+def lfm3_vl() -> nn.Module:
+    sizes = {key: CONVOLUTION_SIZES[key] for key in CONVOLUTION_SIZES.keys() - {"block_auto_adjust_ff_dim"}}
+    kinds = dict(layer_types=["conv", "full_attention", "sliding_attention"], head_dim=12, sliding_window=4)
+    text: dict[str, Any] = {
+        **sizes,
+        **kinds,
+        "model_type": "lfm3",
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    return made("Lfm3VlForConditionalGeneration", "Lfm3VlConfig", text_config=text, vision_config=SMALL_VISION)
+
+
 def nemotron_h_omni() -> nn.Module:
     sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, head_dim=12, initializer_range=0.1)
     heads = dict(num_attention_heads=2, num_key_value_heads=2, mamba_num_heads=6, mamba_head_dim=8, n_groups=2)
@@ -77,6 +91,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "Qwen3.5 with experts": (qwen_with_experts, "qwen3_5_moe_text"),
     "MiniCPM-V 4.6": (minicpm, "qwen3_5_text"),
     "LFM2-VL": (lfm2_vl, "lfm2"),
+    "LFM3-VL": (lfm3_vl, "lfm3"),
     "Nemotron-H Omni": (nemotron_h_omni, "nemotron_h"),
 }
 

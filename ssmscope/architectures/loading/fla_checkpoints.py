@@ -31,13 +31,7 @@ from ssmscope.architectures.read.comba import CombaConfig, CombaForCausalLM
 from ssmscope.architectures.read.delta import DeltaNetConfig, DeltaNetForCausalLM
 from ssmscope.architectures.read.gated_delta import UNIT_EPSILON
 from ssmscope.architectures.read.kimi_delta import KimiDeltaConfig, KimiDeltaForCausalLM
-from ssmscope.architectures.read.linear_attention import (
-    ATTENTION_DEFAULTS,
-    GLAConfig,
-    GLAForCausalLM,
-    RetNetConfig,
-    RetNetForCausalLM,
-)
+from ssmscope.architectures.read.linear_attention import GLAConfig, GLAForCausalLM, RetNetConfig, RetNetForCausalLM
 from ssmscope.architectures.read.rwkv7 import RWKV7Config, RWKV7ForCausalLM
 from ssmscope.errors import InputError
 
@@ -200,7 +194,7 @@ def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:
     if kind == "rwkv7" or not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
         allowed = "None" if kind == "rwkv7" else "options of attention for some layers, or None"
         raise refused(what, "attn", given, allowed)
-    names = ("layers", "num_heads", *ATTENTION_DEFAULTS)
+    names = ("layers", "num_heads", "num_kv_heads", "qkv_bias", "window_size", "rope_theta")
     return [{name: each[name] for name in names if each.get(name) is not None} for each in found]
 
 

@@ -198,6 +198,8 @@ def read_tokenizer(source: str | os.PathLike[str]) -> Any:
     except Exception as error:
         if type(error) is not Exception and not isinstance(error, stored.DAMAGE_ERRORS):  # tokenizers raises this.
             raise
+        if "trust_remote_code" in str(error):
+            raise InputError(f"{what} is code, which is never run: give another one, load(tokenizer=…)") from error
         raise InputError(f"{what} cannot be loaded: {stored.reason(error)}") from error
 
 
