@@ -143,7 +143,7 @@ REFUSED = {
     "rmsnorm": False, "norm_before_gate": True, "D_has_hdim": True, "is_mimo": True,
 }  # fmt: skip
 """What the layers or these weights do not have."""
-MAMBA3 = {"rope_fraction", "A_floor", "is_outproj_norm", "decay"}
+MAMBA3 = {"rope_fraction", "A_floor", "is_outproj_norm", "decay", "norm_eps"}
 """Fields of its Mamba-3 alone, tried in test_mamba3."""
 
 

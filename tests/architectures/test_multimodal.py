@@ -10,7 +10,14 @@ import torch
 import transformers
 from examples import relative
 from loud import loud
-from small_models import CONVOLUTION_SIZES, DELTA_SIZES, with_longer_memory, with_smaller_decays
+from small_models import (
+    CONVOLUTION_SIZES,
+    DELTA_SIZES,
+    GLM_SIZES,
+    QWEN_SIZES,
+    with_longer_memory,
+    with_smaller_decays,
+)
 from torch import nn
 
 import ssmscope
@@ -45,6 +52,20 @@ def qwen_with_experts() -> nn.Module:
     text = {**DELTA_SIZES, **EXPERTS}
     kind = "Qwen3_5Moe"
     module = made(f"{kind}ForConditionalGeneration", f"{kind}Config", text_config=text, vision_config=QWEN_VISION)
+    return with_smaller_decays(module)
+
+
+def qwen4() -> nn.Module:
+    kind = "Qwen4Exp"
+    parts = dict(text_config=QWEN_SIZES, vision_config=QWEN_VISION)
+    return with_smaller_decays(made(f"{kind}ForConditionalGeneration", f"{kind}Config", **parts))
+
+
+def glm() -> nn.Module:
+    vision = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=24, patch_size=2)
+    vision |= dict(projection_intermediate_size=16, image_size=8)
+    kind = "Glm5Next"
+    module = made(f"{kind}ForConditionalGeneration", f"{kind}Config", text_config=GLM_SIZES, vision_config=vision)
     return with_smaller_decays(module)
 
 
@@ -89,6 +110,8 @@ def nemotron_h_omni() -> nn.Module:
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "Qwen3.5": (qwen, "qwen3_5_text"),
     "Qwen3.5 with experts": (qwen_with_experts, "qwen3_5_moe_text"),
+    "Qwen4-Exp": (qwen4, "qwen4_exp_text"),
+    "GLM-5.3-Flash": (glm, "glm5_next_text"),
     "MiniCPM-V 4.6": (minicpm, "qwen3_5_text"),
     "LFM2-VL": (lfm2_vl, "lfm2"),
     "LFM3-VL": (lfm3_vl, "lfm3"),

@@ -22,6 +22,7 @@ LANGUAGE = [
     if (CONTRACTS or name not in VARIANTS)
     and (kind := type(random_example(name))).__module__.startswith("ssmscope.")
     and kind.__name__.endswith("ForCausalLM")
+    and hasattr(random_example(name), "backbone")
 ]
 BACKBONES = [name for name in LANGUAGE if not name.startswith("selective-ssm")]  # which has a classifier of its own
 PADDED = torch.tensor([[3, 9, 17, 4], [0, 0, 21, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])

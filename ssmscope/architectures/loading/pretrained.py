@@ -34,7 +34,7 @@ from ssmscope.architectures.loading.fields import (
 from ssmscope.architectures.loading.in_memory import OwnModel, readable
 from ssmscope.architectures.loading.multimodal import language_model_of
 from ssmscope.architectures.loading.packed import read_quantised
-from ssmscope.core.known_models import readable_types
+from ssmscope.core.known_models import import_family, readable_types
 from ssmscope.core.mixers import mixers
 from ssmscope.errors import InputError
 
@@ -84,6 +84,7 @@ def read_transformers(
         # Not AutoConfig: it may read another file than the one that was checked (configuration_files).
         own = {key: value for key, value in fields.items() if key != "auto_map"}
         config = transformers.CONFIG_MAPPING[kind].from_dict(own, name_or_path=str(where))
+        import_family(kind)
         if head_comes:
             config.num_labels = classes
         for part in (config, getattr(config, "backbone", None)):
