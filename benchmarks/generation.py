@@ -32,6 +32,8 @@ from ssmscope.training.build import language_model
 
 VOCABULARY = 50280
 WARM_UP_TOKENS = 4
+FIGURE_PROMPT = 2048
+"""Tokens of a prompt in Figure 9 of Differential Mamba."""
 RESULTS = Path(__file__).parent / "results" / "generation.jsonl"
 
 
@@ -151,39 +153,35 @@ def draw(path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def docs_table() -> list[str]:
-    """Return the rows of a page's table: tokens a second of both, of the whole call and of writing alone."""
+def docs_table(gpu: bool = False) -> list[str]:
+    """Return the rows of a page's table: tokens a second of both, of the whole call and of writing alone, and "—" where
+    transformers did not finish in 30 seconds."""
     head = ("", "texts", "ssmscope", "transformers", "ssmscope, writing alone", "transformers, writing alone")
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for line in map(json.loads, RESULTS.open()):
-        if "transformers" in line:
-            both = [f"{line[name][what]:.3g}" for what in ("whole", "writing") for name in ("ssmscope", "transformers")]
+        if line.get("prompt", FIGURE_PROMPT) < FIGURE_PROMPT and ("NVIDIA" in line["device"]) == gpu:
+            pairs = [(line.get(name), what) for what in ("whole", "writing") for name in ("ssmscope", "transformers")]
+            both = [rate_of(found, what) for found, what in pairs]
             rows.append(f"| {line['shape']} | {line['rows']} | {' | '.join(both)} |")
     return rows
 
 
-def differential_table() -> list[str]:
-    """Return the rows of the table of Differential Mamba's Figure 9: tokens a second by number of texts on a CPU, the
-    median over calls, and the ratio to Mamba-2's."""
-    shapes = ("mamba2", "diff-mamba-hybrid", "diff-mamba")
-    found = [line for line in map(json.loads, RESULTS.open()) if "rows" in line and line["shape"] in shapes]
-    batches = sorted({line["rows"] for line in found})
-    rates = {
-        (shape, rows): statistics.median(
-            rows * line["new"] / seconds
-            for line in found
-            if (line["shape"], line["rows"]) == (shape, rows)
-            for seconds in line["ssmscope"]["seconds"][1]
-        )
-        for shape in shapes
-        for rows in batches
-    }
-    lines = [f"| | {' | '.join(f'{rows} texts' if rows > 1 else '1 text' for rows in batches)} |"]
-    lines.append("|---" * (1 + len(batches)) + "|")
-    for shape in shapes:
-        cells = (f"{rates[shape, rows]:.0f} ({rates[shape, rows] / rates['mamba2', rows]:.2f})" for rows in batches)
-        lines.append(f"| {shape} | {' | '.join(cells)} |")
-    return lines
+def rate_of(found: dict[str, Any] | None, what: str) -> str:
+    return "—" if found is None else f"{found[what]:.3g}" if found[what] < 1000 else f"{found[what]:,.0f}"
+
+
+def gpu_table() -> list[str]:
+    return docs_table(gpu=True)
+
+
+def figure_table() -> list[str]:
+    """Return the rows of a page's table of Figure 9: tokens a second of the whole call, by the number of texts."""
+    rates: dict[int, list[str]] = {}
+    for line in map(json.loads, RESULTS.open()):
+        if line.get("prompt") == FIGURE_PROMPT:
+            rates.setdefault(line["rows"], []).append(rate_of(line["ssmscope"], "whole"))
+    rows = ["| texts | Mamba-2 | hybrid | all differential |", "|---|---|---|---|"]
+    return rows + [f"| {texts} | {' | '.join(each)} |" for texts, each in rates.items()]
 
 
 def shown(line: dict[str, Any]) -> str:

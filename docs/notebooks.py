@@ -1,8 +1,8 @@
 """The notebooks as pages of the documentation: run when the site is built, shown with what they gave.
 
-A hook of mkdocs. The files in `notebooks/` hold no outputs; an error in a cell fails the build. A run of the tests
-keeps what it ran, so that the site is built from that as long as nothing changed. With `SSMSCOPE_DOCS_EXECUTE=0` the
-pages show the cells alone.
+A hook of mkdocs. The files in `notebooks/` hold pictures of their results, for which the pages have the results' own
+views; an error in a cell fails the build. A run of the tests keeps what it ran, so that the site is built from that as
+long as nothing changed. With `SSMSCOPE_DOCS_EXECUTE=0` the pages show what the files hold.
 """
 
 from __future__ import annotations

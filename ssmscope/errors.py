@@ -47,6 +47,10 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     return "; did you mean " + " or ".join(repr(hit) for hit in hits) + "?" if hits else ""
 
 
+INSTALL_PROMPTBENCH = "pip install --no-deps promptbench==0.0.4 autocorrect==2.6.1"
+"""Command that installs PromptBench without what it pins, which nothing else runs on."""
+
+
 def extra(name: str) -> str:
     """Return how to install an optional part of this package, as the end of "install it …"."""
     return f"in ssmscope's checkout, with pip install '.[{name}]'"

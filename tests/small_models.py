@@ -69,6 +69,25 @@ def with_smaller_decays(module: nn.Module) -> nn.Module:
     return module
 
 
+GLM_SIZES: dict[str, Any] = dict(
+    **dict(vocab_size=97, hidden_size=24, intermediate_size=16, moe_intermediate_size=16, num_hidden_layers=4),
+    **dict(num_attention_heads=2, num_key_value_heads=2, n_routed_experts=4, num_experts_per_tok=2, kv_lora_rank=8),
+    **dict(q_lora_rank=8, v_head_dim=6, qk_nope_head_dim=8, pad_token_id=0, eos_token_id=0, initializer_range=0.05),
+    **dict(index_topk=4, index_head_dim=8, index_n_heads=8, index_kpool=2, linear_head_dim=6, linear_num_heads=3),
+    **dict(hc_mult=2, mlp_layer_types=["dense", "sparse", "sparse", "dense"]),
+    layer_types=["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+    indexer_types=["full", "full", "shared", "full"],
+)
+QWEN_SIZES: dict[str, Any] = dict(
+    **dict(vocab_size=97, hidden_size=24, num_hidden_layers=3, initializer_range=0.05, num_attention_heads=2),
+    **dict(num_key_value_heads=2, head_dim=12, linear_num_key_heads=2, linear_num_value_heads=4),
+    **dict(linear_key_head_dim=6, linear_value_head_dim=8, hc_count=2, hc_lowrank=8, num_experts=4),
+    **dict(num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16),
+    **dict(indexer_n_heads=8, indexer_kv_heads=1, indexer_head_dim=12, indexer_budget=4, indexer_compress_ratio=2),
+    layer_types=["linear_attention", "indexed_attention", "linear_attention"],
+)
+
+
 @small_models
 def baleen() -> dict[str, nn.Module]:
     small = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, expand=2, conv_kernel=4)
@@ -202,6 +221,16 @@ def linear_attention() -> dict[str, nn.Module]:
 
 
 @small_models
+def lightning() -> dict[str, nn.Module]:
+    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=3, num_heads=4, intermediate_size=16)
+    attention = dict(layers=[1], num_heads=4, num_kv_heads=2, rotary_dim=4, qk_norm="shared")
+    experts = dict(num_experts=6, experts_per_token=2, expert_groups=3, chosen_groups=2, expert_scale=2.5)
+    routed = dict(routed_layers=[1, 2], **experts, expert_size=8, shared_size=8)
+    own = dict(norm_groups=2, rotary_dim=4)
+    return {"lightning": language_model("ssm-lightning", **sizes, **own, **routed, attention=[attention])}
+
+
+@small_models
 def mamba() -> dict[str, nn.Module]:
     sizes = dict(vocab_size=97, hidden_size=24, state_size=5, num_hidden_layers=2)
     sizes |= dict(expand=2, conv_kernel=4, time_step_rank=3)
@@ -238,6 +267,16 @@ def mamba3() -> dict[str, nn.Module]:
         "mamba3": with_longer_memory(language_model("ssm-mamba3", **sizes, num_hidden_layers=2)),
         "mamba3-hybrid": with_longer_memory(language_model("ssm-mamba3", **sizes, **other, **hybrid)),
     }
+
+
+@small_models
+def plamo2() -> dict[str, nn.Module]:
+    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=4, num_heads=3, intermediate_size=16)
+    attention = dict(num_heads=2, num_kv_heads=1, head_dim=8, qk_norm="per head")
+    both = [{**attention, "layers": [1], "window_size": 5}, {**attention, "layers": [3], "rope_theta": 1e6}]
+    own = dict(head_dim=8, state_size=5, time_step_rank=4)
+    module = language_model("ssm-plamo2", **sizes, **own, attention=both)
+    return {"plamo2": with_longer_memory(module)}
 
 
 @small_models
@@ -321,6 +360,13 @@ def falcon_h1() -> dict[str, nn.Module]:
 
 
 @small_models
+def glm5_next() -> dict[str, nn.Module]:
+    from ssmscope.architectures.read.glm5_next import Glm5NextForCausalLM, Glm5NextTextConfig
+
+    return {"glm5_next": with_smaller_decays(Glm5NextForCausalLM(Glm5NextTextConfig(**GLM_SIZES)))}
+
+
+@small_models
 def granitemoehybrid() -> dict[str, nn.Module]:
     sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=3, shared_intermediate_size=16)
     heads = dict(num_attention_heads=2, num_key_value_heads=2, mamba_n_heads=6, mamba_d_head=8, mamba_d_state=6)
@@ -395,13 +441,21 @@ def lfm3() -> dict[str, nn.Module]:
     return {"lfm3": module}
 
 
-@small_models
-def minimax() -> dict[str, nn.Module]:
+def minimax_options() -> dict[str, Any]:
     kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
     sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=4, layer_types=kinds)
     heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=6, block_size=8, initializer_range=0.1)
-    module = language_model("minimax", **sizes, **heads, num_local_experts=4, num_experts_per_tok=2)
-    return {"minimax": module}
+    return {**sizes, **heads, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@small_models
+def minimax() -> dict[str, nn.Module]:
+    scales = dict(full_attn_alpha_factor=1.5, linear_attn_alpha_factor=1.5, mlp_alpha_factor=1.5)
+    own = dict(rotary_dim=4, rotary_base=40.0, pad_token_id=0, bos_token_id=0, eos_token_id=0)
+    return {
+        "minimax": language_model("minimax", **minimax_options()),
+        "minimax-m1": language_model("ssm-minimax", **minimax_options(), **scales, **own),
+    }
 
 
 @small_models
@@ -439,6 +493,16 @@ def qwen3_5_moe() -> dict[str, nn.Module]:
 def qwen3_next() -> dict[str, nn.Module]:
     experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16)
     return {"qwen3_next": with_smaller_decays(language_model("qwen3_next", **DELTA_SIZES, **experts))}
+
+
+@small_models
+def qwen4_exp() -> dict[str, nn.Module]:
+    return {
+        "qwen4_exp": with_smaller_decays(language_model("qwen4_exp_text", **QWEN_SIZES)),
+        "qwen4_exp-sigmoid": with_smaller_decays(
+            language_model("qwen4_exp_text", **QWEN_SIZES, output_gate_type="sigmoid")
+        ),
+    }
 
 
 @small_models

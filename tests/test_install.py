@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = os.environ.get("SSMSCOPE_INSTALL", "").split()
 MAX_IMPORT_SECONDS = 0.5
 NAME = "ssmscope"
-EXTRAS = {"attacks": "textattack", "lm-eval": "lm-eval", "ray": "ray", "docs": "mkdocs", "dev": "pytest"}
+EXTRAS = {
+    **{"attacks": "textattack", "lm-eval": "lm-eval", "notebook": "anywidget", "ray": "ray", "docs": "mkdocs"},
+    "dev": "pytest",
+}
 """Extras, and a package that each brings. `cuda` is built on a machine with a GPU."""
 WITHOUT = {
     "words demo/sst2-mamba2 --data {data}": "pip install '.[attacks]'",

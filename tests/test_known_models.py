@@ -42,7 +42,7 @@ def test_types_of_models_are_ours_and_those_of_the_installed_transformers():
     import transformers
 
     families = {name for name in TRANSFORMERS_FAMILIES if hasattr(transformers.models, name)}
-    text = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+    text = {name: f"{name}_text" for name in ("glm5_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp")}
     found = readable_types()
     assert list(found) == sorted(found) and set(found) == {
         "ssm-classifier",

@@ -16,15 +16,16 @@ from ssmscope.api import registry
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-BELOW = {"errors", "backends", "ops", "core", "architectures", "render", "data", "api"}
+BELOW = {"errors", "outline", "backends", "ops", "core", "architectures", "render", "data", "api"}
 """What analyses stand on."""
 MAY_IMPORT = {
     "errors": set(),
+    "outline": set(),
     "backends": {"errors"},
-    "ops": {"errors", "backends"},
-    "core": {"errors", "ops"},
+    "ops": {"errors", "outline", "backends"},
+    "core": {"errors", "outline", "ops"},
     "architectures": {"errors", "ops", "core"},
-    "render": {"errors", "core"},
+    "render": {"errors", "outline", "core"},
     "data": {"errors", "core"},
     "api": BELOW - {"api", "backends"},
     "evaluation": BELOW - {"backends", "render"},

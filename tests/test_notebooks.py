@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -50,19 +51,40 @@ SHOWN = {
 """The cells that end in a result, and its class."""
 
 
+MAX_BYTES = 1_500_000
+"""Largest size of all notebooks together."""
+
+
 def test_these_are_the_notebooks() -> None:
     assert set(NOTEBOOKS) == set(SHOWN)
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_kept_without_outputs(name: str) -> None:
+def test_each_code_cell_has_the_outputs_that_it_shows(name: str) -> None:
     notebook = read(name)
     nbformat.validate(notebook)
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
     names = [cell.id for cell in notebook.cells]
     assert all(re.fullmatch(r"[a-z][a-z-]*", each) for each in names) and len(set(names)) == len(names)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not [cell.id for cell in code if cell.outputs or cell.execution_count is not None]
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
+    for cell in code:
+        last = ast.parse(cell.source).body[-1]
+        ends = isinstance(last, ast.Expr) and not ast.unparse(last).startswith("print(")
+        assert (shown(cell) is not None) == ends and bool(printed(cell)) == ("print(" in cell.source), cell.id
+        assert {each.output_type for each in cell.outputs} <= {"execute_result", "stream"} and not cell.metadata
+    for cell in code:
+        if kind := SHOWN[name].get(cell.id):
+            assert shown(cell)["text/plain"].startswith(f"<{kind}") and "image/png" in shown(cell)
+
+
+def test_outputs_are_small_and_of_no_machine() -> None:
+    assert sum(path.stat().st_size for path in NOTEBOOKS.values()) < MAX_BYTES
+    private = re.compile(
+        r"(?<![\w./])/(?:home|tmp|usr|var|opt|Users|mnt)/|[A-Z]:\\\\|0x[0-9a-f]{6}|site-packages|\d ms\b"
+    )
+    for path in NOTEBOOKS.values():
+        assert not private.findall(re.sub(r'"image/png": ".*"', "", path.read_text(encoding="utf-8"))), path
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -91,6 +113,7 @@ def test_runs_and_shows_its_results(name: str, tmp_path: Path, monkeypatch: pyte
         assert ends[cell]["text/plain"].startswith(f"<{kind}"), ends[cell]["text/plain"]
         assert '<div class="ssmscope' in ends[cell]["text/html"]
     CHECKS[name](cells)
+    assert worded(notebook) == worded(read(name)), "the notebook shows other outputs than it gives: make notebooks"
     assert not list(tmp_path.iterdir())
     if (site := hook()) is not None:
         site.keep(NOTEBOOKS[name], notebook)
@@ -188,6 +211,16 @@ def shown(cell: Any) -> Any:
     """Return the output of the cell's last line."""
     results = [each for each in cell.get("outputs", []) if each.output_type == "execute_result"]
     return results[-1].data if results else None
+
+
+def worded(notebook: Any) -> list[str]:
+    """What cells print and their last lines say, without numbers, whose last digits differ between machines, nor
+    the text of data frames, which depends on the terminal."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    ends = [shown(cell) or {} for cell in code]
+    said = ["" if "dataframe" in end.get("text/html", "") else end.get("text/plain", "") for end in ends]
+    texts = [f"{printed(cell)} {line}" for cell, line in zip(code, said)]
+    return [" ".join(re.sub(r"[-−+]?\d[\d.,]*(e[-+]\d+)?", "#", text).split()) for text in texts]
 
 
 def printed(cell: Any) -> str:

@@ -140,10 +140,26 @@ def test_the_code_for_assistants_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {verb for cell in cells for verb in re.findall(r"`([\w ]+)`", cell)} == {*ANALYSES, "report", "serve"}
 
 
-BROUGHT = {"huggingface_hub": "transformers", "markupsafe": "jinja2", "nltk": "textattack"}
+BROUGHT = {
+    "huggingface_hub": "transformers",
+    "markupsafe": "jinja2",
+    "nltk": "textattack",
+    "traitlets": "anywidget",
+}
 """Packages that are imported, and the declared one that cannot be without them."""
 NAMES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
-OPTIONAL = {"accelerate", "bitsandbytes", "lm-eval", "peft", "ray", "scikit-learn", "textattack", "triton"}
+OPTIONAL = {
+    "accelerate",
+    "anywidget",
+    "lm-eval",
+    "peft",
+    "ray",
+    "scikit-learn",
+    "textattack",
+    "torchao",
+    "triton",
+    "wandb",
+}
 """Packages of extras, or of the user's, which are asked for before they are imported."""
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from exhaustive import few
 from torch.utils import backend_registration
+from warm import TRANSFORMERS
 
 pytest.importorskip("accelerate")
+SCRIPT = "import runpy, sys; sys.path.insert(1, sys.argv.pop(1)); runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 HALVED = few(("mamba", "mamba2", "bamba", "qwen3_next", "jamba", "rwkv", "diff-mamba", "gla"), "mamba", "qwen3_next")
 
 
@@ -22,7 +22,7 @@ HALVED = few(("mamba", "mamba2", "bamba", "qwen3_next", "jamba", "rwkv", "diff-m
 def test_halves_on_two_devices_give_the_numbers_of_one():
     """GroupMamba's modules read each other's states, and are refused."""
     script = Path(__file__).with_name("two_devices.py")
-    run = subprocess.run([sys.executable, script, *HALVED, "groupmamba"], capture_output=True, text=True)
+    run = TRANSFORMERS.run(SCRIPT, script.parent, script, *HALVED, "groupmamba")
     assert run.returncode == 0, run.stderr
     found = defaultdict(list)
     for line in run.stdout.splitlines():

@@ -20,6 +20,7 @@ import datetime
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import io
 import json
 import os
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from ssmscope import __version__
+from ssmscope import __version__, outline
 from ssmscope.api import registry
 from ssmscope.api.jsonable import decode_fields, encode, encode_fields
 from ssmscope.api.options import asked
@@ -38,7 +39,7 @@ from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
     from pandas import DataFrame
     from rich.console import Console, ConsoleOptions, RenderableType
 
@@ -105,7 +106,7 @@ class Result(ABC):
     def figure(
         self,
         *,
-        ax: Axes | None = None,
+        ax: Axes | SubFigure | None = None,
         title: str | None = None,
         size: float | tuple[float, float] | None = None,
         **options: Any,
@@ -113,7 +114,7 @@ class Result(ABC):
         """Draw the picture without pyplot: nothing is registered globally and no display is needed.
 
         Args:
-            ax: matplotlib axes to draw into, for a picture of one panel.
+            ax: matplotlib axes to draw into, for a picture of one panel, or part of a figure with constrained layout.
             title: text in place of the picture's own title; "" for none, and no line below it.
             size: width, or width and height, in inches, by default as large as the content needs. Letters keep their
                 size: at 3.3 inches, a column's width, they are 8 points.
@@ -210,19 +211,27 @@ class Result(ABC):
         return render(self.blocks(), console)
 
     def _repr_html_(self) -> str:
-        """Notebook view: a fragment of HTML with its own style."""
+        """Notebook view: a fragment of HTML with its own style, and a folded tree of the fields."""
         from ssmscope.render.html import fragment
 
-        return fragment(self.blocks())
+        return fragment(self.blocks()) + outline.titled_tree("fields", self)
+
+    def widget(self) -> Any:
+        """Return a notebook widget to choose layer, head and tokens in; this result where anywidget is not installed.
+        Raises InputError if the result has no coloured tokens."""
+        if importlib.util.find_spec("anywidget") is None:
+            return self
+        widget = importlib.import_module("ssmscope.render.widget")
+        return widget.token_widget(self.blocks(), self._repr_html_)
 
     def to_html(self) -> str:
         """Return a self-contained page in light and dark.
 
         Nothing is fetched, and no script runs except inline ones of a kind's own views.
         """
-        from ssmscope.render.html import page
+        from ssmscope.render.html import fragment, page
 
-        return page(self.headline, self._repr_html_(), _flatten(encode(self.provenance)))
+        return page(self.headline, fragment(self.blocks()), _flatten(encode(self.provenance)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values, which `Result.from_dict` reads back.

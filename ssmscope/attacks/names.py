@@ -9,6 +9,11 @@ from typing import Any
 PROMPT = ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack")
 WORDS = ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist")
 """The attacks of each flavour."""
+PROMPTBENCH = "promptbench"
+"""Name of the package, and of its rewritten prompts."""
+PROMPTBENCH_PREFIX = f"{PROMPTBENCH}:"
+FROM_PROMPTBENCH = tuple(f"{PROMPTBENCH_PREFIX}{name}" for name in PROMPT)
+"""The attacks on prompts as PromptBench runs them itself."""
 SEMANTIC, HOTFLIP = "semantic", "hotflip"
 """Further attacks: one on prompts that tries rewritten ones, and one on words by gradients."""
 OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -11,7 +11,8 @@ import os
 import sys
 import tempfile
 import warnings
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -51,6 +52,21 @@ def stopwords() -> tuple[frozenset[str], str]:
         return FUNCTION_WORDS, f"{len(FUNCTION_WORDS)} English function words, as NLTK's list is not installed"
 
 
+@contextmanager
+def stopwords_given() -> Iterator[None]:
+    """Give `stopwords` to those that ask NLTK for English ones within the context."""
+    import nltk.corpus
+
+    words, _ = stopwords()
+    before = nltk.corpus.stopwords
+    if words is FUNCTION_WORDS:
+        nltk.corpus.stopwords = SimpleNamespace(words=lambda language="english": sorted(words))
+    try:
+        yield
+    finally:
+        nltk.corpus.stopwords = before
+
+
 def textattack() -> ModuleType:
     """Import the package textattack and return it. Its own import downloads NLTK data, needs NLTK's stop words, turns
     off other loggers and sets the cache directory of Hugging Face. Here nothing is fetched or written, and environment
@@ -88,12 +104,7 @@ def _import_without_installing(installer: Path) -> None:
         kept.enter_context(patch.object(logging.config, "dictConfig"))  # It would close others' handlers.
         kept.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        words, _ = stopwords()
-        if words is FUNCTION_WORDS:
-            import nltk.corpus
-
-            kept.callback(setattr, nltk.corpus, "stopwords", nltk.corpus.stopwords)
-            nltk.corpus.stopwords = SimpleNamespace(words=lambda language="english": sorted(words))
+        kept.enter_context(stopwords_given())
         spec = importlib.util.spec_from_file_location(INSTALL, installer)
         if spec is None or spec.loader is None or not installer.is_file():  # Other versions of the package have none.
             importlib.import_module("textattack")

@@ -3,12 +3,13 @@
 The library's own code runs the layers: it asks a cache for the keys and values to attend to, and adds a mask to its
 scores. This module provides both: the cache puts a state's keys and values before the run's own, and the mask lets a
 query read the keys of its row that are not after it. A state is never changed; while a model writes, new keys are put
-into the room after those of the state.
+into the room after those of the state. For layers that choose their keys see `chosen_keys`.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -20,6 +21,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ssmscope.core.chosen_keys import (
+    Choose,
+    additive,
+    chooses_keys,
+    columns,
+    in_one_piece,
+    masks_by_row,
+    with_changed_choice,
+)
 from ssmscope.core.intercept import observe, override_forward, twin
 from ssmscope.core.mixers import arguments, is_bidirectional, mixers
 from ssmscope.core.trace import Earlier, LayerState, alone
@@ -39,12 +49,14 @@ Change = Callable[[int, nn.Module, Tensor], Tensor]
 class AttentionState(LayerState):
     """State from which a layer of softmax attention continues: its `keys` and `values` (batch, keys, heads, width),
     rotated if the layer rotates them, and their `places` (batch, keys) in the text, counted from 1; 0 at padding. Keys
-    and values may be those at the beginning of a `room`."""
+    and values may be those at the beginning of a `room`. In `index`, (batch, keys, width) each, are an indexer's own
+    keys and, where it rotates them later, the cosines and sines of their places."""
 
     keys: Tensor
     values: Tensor
     places: Tensor
     room: Room | None = None
+    index: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         if self.room is not None and not self.room.begins_with(self.keys):  # They were copied elsewhere.
@@ -213,19 +225,36 @@ class _Run:
         if state is not None:
             before = state.places.to(own.device)
             places = torch.cat([before, torch.where(own > 0, own + before.amax(1, keepdim=True), 0)], dim=1)
-        if not all(each is None for each in (state, self.change, self.see)):
+        change = None if self.change is None else partial(self.change, number, part)
+        after = _Cache(state, self.writing)
+        if chooses_keys(part):
+            part, change = _with_choice(part, named, after, places, change), None
+            below = part.forward if self.change is not None else below
+        if not masks_by_row(part) and not all(each is None for each in (state, change, self.see)):
             mask = named.get("attention_mask")
             reads = _read(mask, own) if state is None else _causal(part, places, own.shape[1])
-            reads = reads if self.change is None else self.change(number, part, reads)
-            least = torch.finfo(hidden.dtype).min
-            named["attention_mask"] = torch.zeros_like(reads, dtype=hidden.dtype).masked_fill(~reads, least)
-        after = _Cache(state, self.writing)
+            named["attention_mask"] = additive(reads if change is None else change(reads), hidden.dtype)
         output = (below if self.see is None else _eager(part))(**{**named, str(_name_of_cache(part)): after})
         if self.see is not None:
-            self.see(number, output[1])
+            self.see(number, columns(output[1], after.original, 3))
         if self.keep is not None:
             self.keep.append(after.state(places))
         return output
+
+
+def _with_choice(
+    part: nn.Module, named: dict[str, Any], after: _Cache, places: Tensor, change: Choose | None
+) -> nn.Module:
+    """Return a layer that chooses its keys, with its choice changed; its cache and its arguments `named` are made
+    ready for earlier keys, at `places`."""
+    if masks_by_row(part):
+        after.arrange(in_one_piece(places > 0, places.shape[1] - named["hidden_states"].shape[1]))
+    else:
+        rotations = enumerate(named["position_embeddings"], start=1)
+        named["position_embeddings"] = tuple(after.extended(at, t.expand(len(places), -1, -1)) for at, t in rotations)
+    if change is None:
+        return part
+    return with_changed_choice(part, lambda reads: columns(change(columns(reads, after.original, 3)), after.order, 3))
 
 
 def _eager(part: nn.Module) -> Callable[..., Any]:
@@ -242,12 +271,34 @@ def _eager(part: nn.Module) -> Callable[..., Any]:
 
 class _Cache:
     """Cache of the keys and values to attend to, (batch, heads, keys, width). A layer with a convolution before them
-    finds its last inputs in `tail`, (batch, taps − 1, channels), and puts those after the run there."""
+    finds its last inputs in `tail`, (batch, taps − 1, channels), and puts those after the run there. An indexer finds
+    what it keeps of every key, and the cache itself as that of its layer. Layers are given the keys in `order`, by
+    default that in which they are kept."""
 
     def __init__(self, before: AttentionState | None, writing: bool = False) -> None:
         self.before, self.writing = before, writing
         self.tail = None if before is None else before.conv
         self.room: Room | None = None
+        self.index: dict[int, Tensor] = {}
+        self.order: Tensor | None = None
+        self.original: Tensor | None = None
+        self.layers: Mapping[int, _Cache] = defaultdict(lambda: self)
+
+    def arrange(self, order: Tensor | None) -> None:
+        """Give the columns in this order, (batch, keys), from now on; `original` undoes it."""
+        self.order, self.original = order, None if order is None else order.argsort(dim=1)
+
+    def extended(self, place: int, t: Tensor) -> Tensor:
+        """Return the tensor of the `index` at a place, (batch, keys, width), for earlier keys and then the run's."""
+        before = () if self.before is None else self.before.index
+        self.index[place] = torch.cat([before[place].to(t), t], dim=1) if before else t
+        return self.index[place]
+
+    def update_indexer(self, keys: Tensor, *_: Any) -> Tensor:
+        return columns(self.extended(0, keys), self.order, 1)
+
+    def get_seq_length(self) -> int:
+        return self.keys.shape[2]
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         before = self.before
@@ -262,16 +313,18 @@ class _Cache:
             keys = torch.cat([before.keys.transpose(1, 2).to(keys), keys], dim=2)
             values = torch.cat([before.values.transpose(1, 2).to(values), values], dim=2)
         self.keys, self.values = keys, values
-        return keys, values
+        return columns(keys, self.order, 2), columns(values, self.order, 2)
 
     def state(self, places: Tensor) -> LayerState:
         """Return the state after the run, in a whole text without columns that are padding in every row."""
         keys, values = (t.transpose(1, 2) for t in (self.keys, self.values))
+        index = tuple(self.index[place] for place in sorted(self.index))
         if self.room is not None:
             tail = None if self.tail is None else self.tail.clone()
-            return AttentionState(tail, (), keys, values, places, self.room)
+            return AttentionState(tail, (), keys, values, places, self.room, index)
         real = places.any(0)
-        return alone(AttentionState(self.tail, (), keys[:, real], values[:, real], places[:, real]))
+        kept = (keys[:, real], values[:, real], places[:, real])
+        return alone(AttentionState(self.tail, (), *kept, index=tuple(t[:, real] for t in index)))
 
 
 def _causal(part: nn.Module, places: Tensor, queries: int) -> Tensor:

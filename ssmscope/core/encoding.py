@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ssmscope.core.tokenizing import Spelled, names_of, token_texts, tokenize, word_numbers
 from ssmscope.errors import InputError
+from ssmscope.outline import Outlined
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -27,7 +28,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class Batch(Outlined):
     """Texts, token ids or images that run together.
 
     Attributes:

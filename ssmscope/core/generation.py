@@ -28,8 +28,10 @@ from ssmscope.core.intercept import evaluating
 from ssmscope.core.lasting_edits import LastingEdit
 from ssmscope.core.mixers import check_causal, collect_states, fast_scan, weights_prepared
 from ssmscope.core.progress import count_tokens
+from ssmscope.core.recording import STEPS_BEFORE, record, recordable
 from ssmscope.core.trace import LayerState, States, gathered, joined
 from ssmscope.errors import InputError
+from ssmscope.outline import Outlined
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -60,7 +62,7 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class Step(Outlined):
     """One step of writing.
 
     Attributes:
@@ -77,7 +79,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Generation:
+class Generation(Outlined):
     """Texts that a model wrote.
 
     Attributes:
@@ -226,10 +228,14 @@ class Ends:
 
 class TokenRuns:
     """Runs of one token a text, from states and under the same edits: what one run has in common with the next is
-    prepared once. They run in a copy of the caller's context, as the caller goes on in between."""
+    prepared once, and on a GPU, without edits, the run is recorded. They run in a copy of the caller's context, as the
+    caller goes on in between. Logits may be infinite or NaN."""
 
     def __init__(self, model: Model, edits: Sequence[Edit], context: Context) -> None:
         self.model, self.around, self.context = model, ExitStack(), context.copy()
+        self.step: Callable[[Tensor, States], tuple[Tensor, States]] = self._step
+        self.count = 0
+        self.recordable = not edits and self.context.run(recordable, model.module, model.device)
         self.layers = model.num_layers
         self.before: tuple[list[LayerState], list[LayerState]] = [], []
         self.after: tuple[list[LayerState], list[LayerState]] = [], []
@@ -249,6 +255,7 @@ class TokenRuns:
         self.around.enter_context(attending(module, states=attended, keep=kept, writing=True))
 
     def close(self) -> None:
+        self.step = self._step  # A recording has memory of its own.
         self.context.run(self.around.close)
 
     def __call__(self, ids: Int[Tensor, " texts"], states: States) -> tuple[Tensor, States]:
@@ -256,13 +263,19 @@ class TokenRuns:
         return self.context.run(self._run, ids, states)
 
     def _run(self, ids: Tensor, states: States) -> tuple[Tensor, States]:
+        count_tokens(len(ids))
+        if self.recordable and self.count == STEPS_BEFORE:
+            self.step = record(self._step, ids, states)
+        self.count += 1
+        with torch.no_grad():
+            return self.step(ids, states)
+
+    def _step(self, ids: Tensor, states: States) -> tuple[Tensor, States]:
         self.before[0][:], self.before[1][:] = states[: self.layers], states[self.layers :]
         for each in self.after:
             each.clear()
-        count_tokens(len(ids))
-        with torch.no_grad():
-            logits = own_logits(self.model.module, {"input_ids": ids.unsqueeze(1)}, None)[:, 0].to(self.model.device)
-        return self.model.checked(logits), tuple(sum(self.after, []))
+        logits = own_logits(self.model.module, {"input_ids": ids.unsqueeze(1)}, None)[:, 0]
+        return logits.to(self.model.device), tuple(sum(self.after, []))
 
 
 class Continuation:
@@ -339,9 +352,12 @@ def written_after(
             log_p = precise.log_softmax(-1)
             chosen_log_p = log_p.gather(1, chosen.unsqueeze(1)).squeeze(1)
             entropy = -torch.linalg.vecdot(log_p.exp(), log_p.clamp_(min=torch.finfo(log_p.dtype).min))
-            numbers = chosen.tolist(), chosen_log_p.tolist(), entropy.tolist()
+            each = (chosen, chosen_log_p, entropy, *logits.aminmax(dim=-1))
+            numbers = torch.stack([number.to(log_p) for number in each]).tolist()  # A GPU is waited for once.
+            if not np.isfinite(numbers).all():
+                following.model.checked(logits)
             tokens = []
-            for row, token, log_probability, spread in zip(going, *numbers):
+            for row, token, log_probability, spread in zip(going, map(int, numbers[0]), *numbers[1:3]):
                 said[row].append(token)
                 ended = ends.ended_by(said[row]) or ("length" if number + 1 == max_new_tokens else None)
                 tokens.append(Written(row, number, token, decode(token), log_probability, spread, ended))

@@ -201,6 +201,11 @@ def has_hooks(module: nn.Module) -> bool:
     return any(map(_hooks_of_others, _hooks(module)))
 
 
+def is_observed(module: nn.Module) -> bool:
+    """Return True if a module has forward hooks of any kind, those of runs too."""
+    return any(_hooks(module))
+
+
 def is_changed(module: nn.Module) -> bool:
     """Return True if a module has forward hooks, or a forward pass other than its class's."""
     return has_hooks(module) or not is_own(module, forward_without_transfer(module))

@@ -6,6 +6,7 @@ says. A release of transformers need not have every family.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -21,6 +22,7 @@ TRANSFORMERS_FAMILIES: Mapping[str, tuple[str, str]] = {
     "bailing_hybrid": ("read.gated_delta", "BailingHybridDeltaAttention"),
     "bamba": ("read.mamba2", "BambaMixer"),
     "falcon_h1": ("read.falcon_h1", "FalconH1Mixer"),
+    "glm5_next": ("read.glm5_next", "Glm5NextTextLinearAttention"),
     "granitemoehybrid": ("read.mamba2", "GraniteMoeHybridMambaLayer"),
     "jamba": ("read.mamba", "JambaMambaMixer"),
     "kimi_linear": ("read.gated_delta", "KimiLinearDeltaAttention"),
@@ -34,13 +36,14 @@ TRANSFORMERS_FAMILIES: Mapping[str, tuple[str, str]] = {
     "qwen3_5": ("read.gated_delta", "Qwen3_5GatedDeltaNet"),
     "qwen3_5_moe": ("read.gated_delta", "Qwen3_5MoeGatedDeltaNet"),
     "qwen3_next": ("read.gated_delta", "Qwen3NextGatedDeltaNet"),
+    "qwen4_exp": ("read.gated_delta", "Qwen4ExpTextGatedDeltaNet"),
     "recurrent_gemma": ("read.recurrent_gemma", "RecurrentGemmaRecurrentBlock"),
     "xlstm": ("read.xlstm", "xLSTMLayer"),
     "zamba": ("read.mamba", "ZambaMambaMixer"),
     "zamba2": ("read.mamba2", "Zamba2MambaMixer"),
 }
 """Architecture that reads each of transformers' families, by folder, and the class of the family's layers."""
-TEXT_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+TEXT_TYPES = {name: f"{name}_text" for name in ("glm5_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp")}
 """Model types of families that are not named as their folder."""
 ADDED_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "baleen-mamba": ("own.baleen", "own.baleen:BaleenMambaMixer"),
@@ -60,7 +63,10 @@ ADDED_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "ssm-hgrn": ("read.hgrn", "read.hgrn:HGRNMixer"),
     "ssm-hgrn2": ("read.hgrn", "read.hgrn:HGRN2Mixer"),
     "ssm-kda": ("read.kimi_delta", "read.kimi_delta:KimiDeltaMixer"),
+    "ssm-lightning": ("read.lightning", "read.lightning:LightningMixer"),
     "ssm-mamba3": ("read.mamba3", "read.mamba3:Mamba3Mixer"),
+    "ssm-minimax": ("read.minimax_m1",),
+    "ssm-plamo2": ("read.plamo2", "read.plamo2:Plamo2Mixer"),
     "ssm-retnet": ("read.linear_attention", "read.linear_layers:Retention"),
     "ssm-rwkv7": ("read.rwkv7", "read.rwkv7:RWKV7Mixer"),
     "ssm-vim": ("read.vim", "read.vim:VimMixer"),
@@ -98,6 +104,13 @@ def data_set_of(data: Mapping[str, Any]) -> str | None:
     """Return the data set's name in a record of training; None for a file, which may be anywhere."""
     name = str(data.get("name", ""))
     return None if not name or set(name) & {".", "/", "\\"} else name
+
+
+def import_family(kind: str) -> None:
+    """Import what reads a model type of transformers: it may have a language model that the library lacks."""
+    for name, (reader, _) in TRANSFORMERS_FAMILIES.items():
+        if kind in (name, TEXT_TYPES.get(name)):
+            importlib.import_module(ROOT + reader)
 
 
 @cache

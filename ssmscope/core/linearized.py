@@ -30,6 +30,7 @@ from ssmscope.core.paths import InputMap, OutputMap, Path
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ops import Recurrence
 from ssmscope.ops.terms import GateAndTaps, mean_over_heads
+from ssmscope.outline import Outlined
 
 __all__ = ["LEVELS", "InputMap", "LinearizedLayer", "OutputMap", "Path", "as_diagonal"]
 
@@ -44,7 +45,7 @@ def check_level(level: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class LinearizedLayer:
+class LinearizedLayer(Outlined):
     """Layer's output as a linear map of its input u (batch, length, width), everything else frozen as it is at `u`.
 
     Attributes:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ssmscope import outline
 from ssmscope.core.attention_layers import IMPLEMENTATIONS, attending, keeps_caches, runs_in_two_pieces
 from ssmscope.core.edits import Edit, edited, edits_of
 from ssmscope.core.encoding import Batch, as_images, encode, last_positions
@@ -25,6 +26,7 @@ from ssmscope.core.progress import count_tokens
 from ssmscope.core.take_trace import Look, take_trace
 from ssmscope.core.trace import Earlier, LayerState, Trace, check_recurrent_state
 from ssmscope.errors import InputError, Unanswerable
+from ssmscope.outline import outlined
 
 Texts = str | Iterable[str] | Mapping[str, Any] | None
 Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray | None
@@ -33,6 +35,7 @@ TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
 """Input of analyses: a text, several, a tokenizer's output, a batch (of ids or images too), or an existing trace."""
 
 
+@outlined
 class Run(NamedTuple):
     """Logits of a run, (batch, length, vocabulary) or (batch, vocabulary), a classifier's (batch, classes), and the
     states from which `Model.run` continues: those of the mixers, then those of softmax attention."""
@@ -69,6 +72,10 @@ class Model:
             f"{sum(each.numel() for each in weights):,} parameters, {str(weights[0].dtype).removeprefix('torch.')} on "
             f"{self.device}" + ("" if self.tokenizer is not None or self.channels is not None else ", no tokenizer")
         )
+
+    def _repr_html_(self) -> str:
+        layers = {f"layer {at}": type(mixer).__name__ for at, mixer in enumerate(mixers(self.module))}
+        return outline.titled_tree(repr(self), layers | {"config": vars(self.config)})
 
     @property
     def config(self) -> Any:

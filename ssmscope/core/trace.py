@@ -17,12 +17,13 @@ from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.tokenizing import Spelled
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.ops import survival
+from ssmscope.outline import Outlined
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class LayerState:
+class LayerState(Outlined):
     """State from which a layer continues: `conv` (batch, taps − 1, channels), the last inputs of its convolution (None
     without one), and `ssm`, a final state (batch, heads, width, state) for each of its recurrences."""
 
@@ -108,7 +109,7 @@ def size(states: States) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class LayerTrace:
+class LayerTrace(Outlined):
     """Terms of one layer on one batch, recomputed from the mixer's input `u` (batch, length, model width) and weights.
 
     Attributes:
@@ -191,6 +192,9 @@ class Layers(Sequence[T], Generic[T]):
     def __len__(self) -> int:
         return self._number
 
+    def __repr__(self) -> str:
+        return f"<{self._number} layers, each recomputed on access>"
+
     def __getitem__(self, index):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
@@ -207,7 +211,7 @@ def check_recurrent_state(has_recurrent_state: bool, name: str, what: str) -> No
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(Outlined):
     """Run of a model on a batch of texts, whose real tokens are shown as `tokens`.
 
     Attributes:

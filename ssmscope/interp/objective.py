@@ -28,6 +28,7 @@ from ssmscope.core.progress import on_stderr
 from ssmscope.core.recomputing import recomputed
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.outline import Outlined
 
 GPU_MEMORY_SHARE = 0.6
 """Share of a GPU's free memory that a backward pass may use."""
@@ -118,7 +119,7 @@ def duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Objective:
+class Objective(Outlined):
     """Explained quantity f of every text of a batch: the logit of a class, of a next token or of the difference of two,
     or the summed log-probability of a continuation. Made by `objective`.
 
@@ -306,14 +307,17 @@ def text_generator(objective: Objective, text: int, seed: int) -> np.random.Gene
 
 
 class _Function(nn.Module):
-    """Function of `Objective.function`, of which the model is not part: hooks put on it do not stay."""
+    """Function of `Objective.function`, of which the model is not part: hooks put on it do not stay. Its embeddings go
+    through `entry`, on which hooks can stand."""
 
     def __init__(self, objective: Objective, text: int) -> None:
         super().__init__()
         self._given = objective, text
+        self.entry = nn.Identity()
 
     def forward(self, embeddings: Tensor, *_: Any) -> Tensor:
         objective, text = self._given
+        embeddings = self.entry(embeddings)
         if torch.is_grad_enabled() and embeddings.requires_grad:
             return objective(embeddings, [text] * len(embeddings))
         parts = embeddings.split(max(1, tokens_at_once(embeddings.device) // embeddings.shape[1]))

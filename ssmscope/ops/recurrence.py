@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ssmscope.errors import InputError
+from ssmscope.outline import Outlined
 
 MAX_DECAYS_HELD = 2**22
 checkpointed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
@@ -20,7 +21,7 @@ OVER_TIME = ("x", "b", "c", "delta", "log_a", "beta", "e", "r")
 
 
 @dataclass(frozen=True, eq=False)
-class Recurrence:
+class Recurrence(Outlined):
     """Terms of H_t = a_t ⊙ H_{t-1} + b_t x_tᵀ, y_t = c_tᵀ H_t + D x_t for a batch of sequences.
 
     The decay is a_t = exp(log_a_t). It is given either whole, as `log_a`, or by its factors: `delta` (Δ_t) and `A`, so

@@ -13,8 +13,10 @@ from torch import Tensor
 from ssmscope.backends.shapes import Inputs, Memory
 from ssmscope.ops import delta_rule, diagonal, ssd, wide
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, scan_in_order
+from ssmscope.outline import outlined
 
 
+@outlined
 class Scan(NamedTuple):
     """Result of a scan: `y` (batch, length, heads, width), the final `state` (batch, heads, width, state) and, when
     asked for, `retention` (batch, length), the mean of a_t over heads and states."""

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, smallest_exponent
+from ssmscope.outline import outlined
 
 
+@outlined
 class GateAndTaps(NamedTuple):
     """Gate and taps around a recurrence: y_t = left_t ⊙ (α + D)(Σ_i taps_{t−i, i} ⊙ x_{t−i}), with `left` (batch,
     length, heads, width) and `taps` (batch, length, reach, heads, width), of inputs at s as they arrive at s + i."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ssmscope.outline import Outlined
 from ssmscope.render.colours import SHADES, STEPS
 from ssmscope.render.numbers import format_range, number
 from ssmscope.render.table import Table
@@ -90,7 +91,7 @@ class TokenRow:
         return int(self.shades(np.array([self.state]))[0])
 
 
-class OfTokens:
+class OfTokens(Outlined):
     """Mixin of a text with `tokens` and `words`: its length, and its special tokens."""
 
     tokens: tuple[str, ...]
@@ -171,8 +172,8 @@ class TokenMaps(Custom):
     """Weights called `name` between the tokens of texts, to which a report links the `TokenRows` of the same model.
 
     The fragment holds one element `script` of type application/json, {"texts": [...]}, in the order of `tokens`: for
-    each text null or {"length", "queries", "edges", "maps"} and perhaps "notes", as `ssmscope.render.token_maps` packs
-    them.
+    each text null or {"length", "queries", "edges", "maps"} and perhaps "ahead" and "notes", as
+    `ssmscope.render.token_maps` packs them.
     """
 
     tokens: Sequence[tuple[str, ...]]

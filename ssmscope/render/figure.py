@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib import font_manager
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize, to_hex
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.scale import LogScale
@@ -47,9 +47,9 @@ MAX_NAMED = 60
 
 @dataclass(frozen=True)
 class Frame:
-    """User's wishes for a figure: axes to draw into, a title, and a width, or width and height, in inches."""
+    """User's wishes for a figure: axes or a part to draw into, a title, and a width, or width and height, in inches."""
 
-    ax: Axes | None = None
+    ax: Axes | SubFigure | None = None
     title: str | None = None
     size: float | tuple[float, float] | None = None
 
@@ -102,7 +102,7 @@ def data_line(result: Any, *more: str) -> str:
 
 
 class Sheet:
-    """Figure `width` inches wide with title, smaller line and legend above its `body`; or axes that a user gives."""
+    """Figure `width` inches wide with title, smaller line and legend above its `body`; or what a user gives."""
 
     def __init__(
         self,
@@ -118,13 +118,18 @@ class Sheet:
         wide, self._height = frame.sides
         self.width, self._head = wide or width, 0.0
         own = title if frame.title is None else frame.title
-        if frame.ax is not None:
+        self.figure: Figure
+        self.body: Any
+        if isinstance(frame.ax, SubFigure):
+            self.figure, self.body = frame.ax.get_figure(root=True), frame.ax
+            self.width, self._height = inches(frame.ax)
+        elif frame.ax is not None:
             self.title = own
-            self.figure: Figure = frame.ax.figure  # type: ignore[assignment]
+            self.figure = frame.ax.get_figure(root=True)  # type: ignore[assignment]
             return
-        layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.05, wspace=0.02, hspace=0.02)
-        self.figure = Figure(figsize=(self.width, self._height or 1.0), layout=layout)
-        self.body: Any = self.figure
+        else:
+            layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.05, wspace=0.02, hspace=0.02)
+            self.figure = self.body = Figure(figsize=(self.width, self._height or 1.0), layout=layout)
         lines = ((own, "large", INK, 200), (below if frame.title != "" else "", "medium", SOFT, 420))
         for text, size, colour, most in lines:
             if text:
@@ -145,12 +150,17 @@ class Sheet:
     def take(self, height: float, least: float) -> Any:
         """Make the sheet high enough for a body and return it. Raise InputError for axes, or a height that leaves less
         than `least` inches."""
-        if self.frame.ax is not None:
-            said = "ax: this figure has several panels, and axes hold one; call figure() without ax,"
-            raise InputError(f"{said} or draw the numbers of to_frame() yourself")
+        ax, part = self.frame.ax, isinstance(self.frame.ax, SubFigure)
+        if ax is not None and not part:
+            said = "ax: this figure has several panels, and axes hold one; call figure() without ax, or give a part"
+            raise InputError(f"{said} of a figure, as matplotlib's subfigures() makes them")
         if self._height is not None and self._height < self._head + least:
             more = f"a height of {math.ceil(10 * (self._head + least)) / 10:g} inches or more"
+            if part:
+                raise InputError(f"ax is {self._height:.1f} inches high, too low for this figure; give {more}")
             raise InputError(f"size is {self.frame.size!r}, too low for this figure; give {more}, or the width alone")
+        if part:
+            return self.body
         self.figure.set_size_inches(self.width, self._height or self._head + height)
         return self.body
 
@@ -165,11 +175,12 @@ class Sheet:
         """Return `count` panels row by row, in fewer columns if the figure is narrow. `heights` are inches of each row,
         without the labels of its axes; `options` are matplotlib's."""
         count = len(heights) * across if count is None else count
-        if self.frame.ax is not None and count == 1:
-            self.frame.ax.set_title(_wrapped(self.title, 60))
+        ax = self.frame.ax
+        if count == 1 and ax is not None and not isinstance(ax, SubFigure):
+            ax.set_title(_wrapped(self.title, 60))
             if self.legend:
-                self.frame.ax.legend([each for each, _ in self.legend], [name for _, name in self.legend])
-            return [self.frame.ax]
+                ax.legend([each for each, _ in self.legend], [name for _, name in self.legend])
+            return [ax]
         fitting = max(1, int(self.width / MIN_PANEL_INCHES))
         if across > fitting:
             fitting = fitting if len(set(heights)) == 1 else 1
@@ -187,6 +198,12 @@ class Sheet:
         body = self.take(sum(heights), least * sum(heights))
         made = body.subfigures(len(heights), across, squeeze=False, height_ratios=heights)
         return made.ravel().tolist()
+
+
+def inches(part: SubFigure) -> tuple[float, float]:
+    """Return width and height of a part of a figure."""
+    dpi = part.get_figure(root=True).dpi
+    return part.bbox.width / dpi, part.bbox.height / dpi
 
 
 def grid(part: Any, count: int, across: int, **options: Any) -> list[Axes]:

@@ -115,7 +115,7 @@ def lay_out(text: TokenText, columns: float, most: int = MAX_BOXES) -> list[list
 
 def typewriter(part: SubFigure, lines: float) -> Axes:
     """Return axes that measure characters to the right, and lines down from the top."""
-    columns = (part.get_figure(root=True).get_figwidth() - 0.16) / _character_inches()
+    columns = (plot.inches(part)[0] - 0.16) / _character_inches()
     axes = part.subplots(subplot_kw={"xlim": (0, columns), "ylim": (lines, 0)})
     axes.set_axis_off()
     return axes

@@ -39,6 +39,7 @@ class TokenMap:
         end, largest: end of the map's colours, and its largest |weight|.
         ends: (queries,), end of each row's colours on a scale of its own.
         strongest: per query its strongest keys with their weights; the key −1 is the state.
+        signed: weights may be below 0.
     """
 
     name: str
@@ -48,6 +49,7 @@ class TokenMap:
     largest: float
     ends: np.ndarray
     strongest: Sequence[Sequence[tuple[int, float]]]
+    signed: bool = True
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,12 @@ class MappedText:
         """Tokens that have a row: the queries, or all tokens where keys are cells."""
         return set(self.queries.tolist()) if self.edges is None else set(range(len(self.text.tokens)))
 
+    @property
+    def ahead(self) -> bool:
+        """True if queries read keys after their own."""
+        keys = np.arange(len(self.text.tokens)) if self.edges is None else self.edges[:-1]
+        return bool((self.seen & (keys > self.queries[:, None])).any())
+
 
 def token_maps(
     texts: Sequence[MappedText], rows: TokenRows, name: str, legend: str, words: Words = ATTENTION
@@ -102,7 +110,7 @@ def token_maps(
         lambda colours: token_rows.terminal(rows, colours),
         lambda: fragment(texts, legend, words),
         token_rows.style() + template_text("token_maps.css"),
-        template_text("token_maps.js"),
+        f'(() => {{\n"use strict";\n{template_text("token_maps.js")}startTokenMaps(document);\n}})();\n',
         tokens=[each.text.tokens for each in texts],
         name=name,
     )
@@ -164,13 +172,14 @@ def _data(text: MappedText, count: int) -> dict[str, Any]:
     edges = None if text.edges is None else text.edges.tolist()
     maps = [_packed(text.map(number), text.seen) for number in range(count)]
     found = {"length": len(text.text.tokens), "queries": text.queries.tolist(), "edges": edges, "maps": maps}
+    found |= {"ahead": True} if text.ahead else {}
     return found if text.notes is None else {**found, "notes": list(text.notes)}
 
 
 def _packed(map_: TokenMap, seen: np.ndarray) -> dict[str, Any]:
     """Encode one map for display: every row in 8 bits on its own scale, off by at most 1/254 of its largest weight,
-    without the keys after the query; and the strongest keys of every row (−1 for the state, −2 for none) with exact
-    weights."""
+    without the keys that a query cannot read; and the strongest keys of every row (−1 for the state, −2 for none) with
+    exact weights."""
     values = np.where(seen, map_.values, 0).astype(np.float64)
     scale = np.abs(values).max(axis=1, keepdims=True, initial=0.0)
     whole = np.rint(np.divide(values * 127, scale, out=np.zeros_like(values), where=scale > 0)).astype(np.int8)
@@ -180,6 +189,7 @@ def _packed(map_: TokenMap, seen: np.ndarray) -> dict[str, Any]:
         keys[row, : len(found)], weights[row, : len(found)] = zip(*found)
     return {
         "name": map_.name,
+        "signed": map_.signed,
         "end": map_.end,
         "largest": map_.largest,
         "rows": _base64(whole[seen]),

@@ -40,7 +40,7 @@ def cut_note(shown: int, every: int, what: str) -> str:
 def terminal(block: TokenRows, colours: bool) -> Iterator[Text]:
     """Yield, for each text, the answer and, on a terminal with 256 colours, its tokens in the colours of each row."""
     if colours and any(_written_out(text, block.first) for text in block.texts):
-        yield _legend(block)
+        yield _terminal_legend(block)
     for at, text in enumerate(block.texts[:MAX_TERMINAL_TEXTS]):
         if at:
             yield Text("")
@@ -65,7 +65,7 @@ def in_line(name: str) -> str:
     return visible(" · ".join(name.splitlines()))
 
 
-def _legend(block: TokenRows) -> Text:
+def _terminal_legend(block: TokenRows) -> Text:
     legend = Text()
     for signed in row_kinds(block):
         low, high = scale_ends(block, signed)
@@ -104,14 +104,14 @@ def html(block: TokenRows) -> Markup:
         return Markup("")
     sections = Markup("").join(_section(at, text) for at, text in texts)
     rest = _note(cut_note(MAX_PAGE_TEXTS, len(block.texts), "texts"))
-    return Markup('<div class="texts">{}{}{}</div>').format(_html_legend(block), sections, rest)
+    return Markup('<div class="texts">{}{}{}</div>').format(legend(block), sections, rest)
 
 
 def _note(text: str) -> Markup:
     return Markup('<p class="note">{}</p>').format(text) if text else Markup("")
 
 
-def _html_legend(block: TokenRows) -> Markup:
+def legend(block: TokenRows) -> Markup:
     bar = Markup('<span class="scale {}">{} <i></i> {}</span>')
     bars = [bar.format("around" if signed else "upward", *scale_ends(block, signed)) for signed in row_kinds(block)]
     said = Markup('<span>{}</span><span><b class="kept">underlined</b> {}</span>')

@@ -275,7 +275,7 @@ def _heatmap(trace: Trace, layer: str, options: Mapping[str, Any]) -> str:
 def _change(model: Model, text: str, edited: str, options: Mapping[str, Any]) -> str:
     effect = attack_effect(model, before=text, after=edited, **options)
     said = f'<p class="note">{escape(effect.answer_name)}; {escape(effect.changed_name)}</p>'
-    return _piece(f'<p class="words">{html_diff(text, edited)}</p>{said}') + effect._repr_html_()
+    return _piece(f'<p class="words">{html_diff(text, edited)}</p>{said}') + fragment(effect.blocks())
 
 
 def _row(model: Model, trace: Trace, position: str, layer: int, options: Mapping[str, Any]) -> str:

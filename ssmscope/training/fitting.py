@@ -24,6 +24,7 @@ from ssmscope.core.recomputing import compiled_parts
 from ssmscope.errors import InputError
 from ssmscope.training.checkpoint import load_state, random_states, restore_random_states, save_state
 from ssmscope.training.objectives import Arrays, Objective
+from ssmscope.training.tracking import STEPS_BETWEEN_LOGS, Log, epoch_numbers, ignore
 
 UNDECAYED = ("A_log", "D", "dt_bias", "dt_proj.bias")
 MAX_GRADIENT_DIFFERENCE = 1e-3
@@ -153,10 +154,16 @@ class Fit:
     console gets a progress bar and one line per epoch."""
 
     def __init__(
-        self, module: Any, objective: Objective, options: Mapping[str, Any], checkpoint: Path, console: Console
+        self,
+        module: Any,
+        objective: Objective,
+        options: Mapping[str, Any],
+        checkpoint: Path,
+        console: Console,
+        log: Log = ignore,
     ) -> None:
         self.module, self.objective = module, objective
-        self.options, self.checkpoint, self.console = options, checkpoint, console
+        self.options, self.checkpoint, self.console, self.log = options, checkpoint, console, log
         self.device = next(module.parameters()).device
         self.trained = {"weights": module} | ({"extra": objective.extra} if objective.extra is not None else {})
         groups = [each for part in self.trained.values() for each in parameter_groups(part, options["weight_decay"])]
@@ -167,6 +174,11 @@ class Fit:
         self.history: list[dict[str, float]] = []
         self.recording: Recording | None = None
         self.recorded_prior: float | None = None
+
+    @property
+    def steps(self) -> int:
+        """Number of steps from the beginning."""
+        return self.epoch * len(self.objective.batches(self.epoch)) + self.step
 
     def run(self) -> Outcome:
         """Train to the end, from the checkpoint if there is one. Raise InputError if the loss is no longer finite, or
@@ -281,6 +293,9 @@ class Fit:
             loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, options["clip"])
         self.optimizer.step()
+        if self.log is not ignore and step % STEPS_BETWEEN_LOGS == 0:
+            done = {"learning_rate": options["learning_rate"] * share, "epoch": (step + 1) / steps * options["epochs"]}
+            self.log(step + 1, {"loss": loss.item(), **done})
 
     def _check_loss(self, loss: Tensor) -> None:
         if not math.isfinite(value := loss.item()):
@@ -306,6 +321,7 @@ class Fit:
         for name in ("spectral_abscissa", "mean_lambda"):
             told += f"  {name} {entry[name]:.4f}" if name in entry else ""
         self.history.append(entry)
+        self.log(self.steps, epoch_numbers(entry))
         self.epoch, self.step, self.loss_sum = self.epoch + 1, 0, torch.zeros_like(self.loss_sum)
         if better:
             copies = {name: _copied(part) for name, part in self.trained.items()}

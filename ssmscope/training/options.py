@@ -163,6 +163,7 @@ class TrainingOptions:
     )
     checkpoint_minutes: float = option("minutes between checkpoints within an epoch.", NOT_NEGATIVE, default=5.0)
     progress: bool = option("show progress on stderr.", default=True)
+    log: Word = option("tensorboard, wandb or both, by a comma: log there; TensorBoard's files are in the run's logs.")
 
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {each.name: each.metadata for each in fields(TrainingOptions)}

@@ -34,7 +34,7 @@ CLAIMED = Path("checkpoint", "plan.json")
 """Plan of a run that has begun."""
 
 WITHOUT_EFFECT = (
-    *("architecture", "data", "out", "device", "checkpoint_minutes", "progress", "command"),
+    *("architecture", "data", "out", "device", "checkpoint_minutes", "progress", "log", "command"),
     *("kind", "compile"),
 )
 """Arguments outside the recipe, which do not change the result."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmscope.errors import InputError, ran_out_of_memory
 from ssmscope.training.options import TrainingOptions, parameters
+from ssmscope.training.tracking import tracked, trackers_of
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +52,7 @@ def train_model(
             become `architecture`, the loss is no longer finite, or memory runs out.
     """
     chosen = TrainingOptions(**options)
+    trackers_of(chosen.log)
     given = {"architecture": architecture, "data": data, "out": out, **vars(chosen), "command": command}
 
     from ssmscope.core.progress import on_stderr
@@ -137,17 +139,21 @@ def _train(
     if not (out / CLAIMED).exists():
         write_json(out / CLAIMED, plan)
     working = (out / CLAIMED).parent
-    outcome = Fit(module, objective, options, working / STATE, console).run()
-    module.load_state_dict(outcome.weights)
-    ready = working / "model"  # Its files are moved to `out` when all of them exist.
-    try:
-        shutil.rmtree(ready, ignore_errors=True)
-        save(ready, module, tokenizer, options["saved_as"], outcome.extra)
-        measured = measure(ready, objective, options, device)
-        describe(ready, {**plan, **measured}, module, outcome, options, device, command)
-    except BaseException:
-        shutil.rmtree(ready, ignore_errors=True)
-        raise
+    with tracked(options["log"], out, module, options) as log:
+        fit = Fit(module, objective, options, working / STATE, console, log)
+        outcome = fit.run()
+        module.load_state_dict(outcome.weights)
+        ready = working / "model"  # Its files are moved to `out` when all of them exist.
+        try:
+            shutil.rmtree(ready, ignore_errors=True)
+            save(ready, module, tokenizer, options["saved_as"], outcome.extra)
+            measured = measure(ready, objective, options, device)
+            describe(ready, {**plan, **measured}, module, outcome, options, device, command)
+        except BaseException:
+            shutil.rmtree(ready, ignore_errors=True)
+            raise
+        if (test := measured["test"]) is not None:
+            log(fit.steps, {"test_accuracy": test["accuracy"], "test_loss": test["cross_entropy"]})
     for file in sorted(ready.iterdir(), key=lambda file: file.name == FINISHED.name):
         os.replace(file, out / file.name)
     finish(working)

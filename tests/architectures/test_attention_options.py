@@ -16,7 +16,7 @@ from ssmscope.architectures.read.rotary_attention import score_mask
 from ssmscope.errors import InputError
 
 WIDTH = 80
-KNOWN_OPTIONS = "layers, num_heads, num_kv_heads, qkv_bias, window_size, rope_theta"
+KNOWN_OPTIONS = "layers, num_heads, num_kv_heads, qkv_bias, window_size, rope_theta, head_dim, rotary_dim, qk_norm"
 
 
 def of_gla(*attention: dict[str, Any], **fields: Any) -> GLAConfig:
@@ -50,6 +50,10 @@ def unfit(heads: Any, keys: Any, window: Any = None) -> str:
     )
 
 
+def turning(count: Any) -> str:
+    return f"attention turns {count!r} dimensions of a head's 10: give an even number"
+
+
 THETA = "attention has qkv_bias, true or false, and rope_theta, a positive number"
 
 
@@ -64,6 +68,9 @@ THETA = "attention has qkv_bias, true or false, and rope_theta, a positive numbe
         ({"num_heads": 4, "window_size": 2.0}, unfit(4, 4, 2.0)),
         *(({"num_heads": 4, "rope_theta": value}, THETA) for value in (0, -1.5, math.inf, True, "10")),
         ({"num_heads": 4, "qkv_bias": 1}, THETA),
+        ({"num_heads": 4, "head_dim": 0}, unfit(4, 4)), ({"num_heads": 4, "head_dim": 6.0}, unfit(4, 4)),
+        *(({"num_heads": 4, "head_dim": 10, "rotary_dim": n}, turning(n)) for n in (3, 12, -2, 4.0)),
+        ({"num_heads": 4, "qk_norm": True}, "attention has qk_norm True: give shared or per head"),
         ({}, f"attention has no layers or num_heads; give {KNOWN_OPTIONS}"),
         ({"num_heads": 4, "z": 1, "a": 2}, f"attention has a; give {KNOWN_OPTIONS}"),
     ],

@@ -12,7 +12,8 @@ import pytest
 import torch
 import transformers
 from damaged import save
-from examples import EXAMPLES, FEW, random_example, relative
+from examples import EXAMPLES, FEW, VARIANTS, random_example, relative
+from exhaustive import ALL
 from loud import loud
 from saving import write_mamba_ssm
 from torch import nn
@@ -24,7 +25,11 @@ from ssmscope.errors import InputError
 from ssmscope.reports.sources import kind_of
 
 IDS = [5, 17, 3, 9, 22, 1, 60, 61, 5, 17]
-LIBRARY = tuple(name for name in EXAMPLES if type(random_example(name)).__module__.startswith("transformers."))
+LIBRARY = tuple(
+    name
+    for name, made in EXAMPLES.items()
+    if type(made.models[name]).__module__.startswith("transformers.") and (ALL or name not in VARIANTS)
+)
 COMMON = {*transformers.PretrainedConfig().to_dict(), "vocab_size", "use_cache"}
 
 
@@ -138,7 +143,7 @@ REFUSED = {
     "rmsnorm": False, "norm_before_gate": True, "D_has_hdim": True, "is_mimo": True,
 }  # fmt: skip
 """What the layers or these weights do not have."""
-MAMBA3 = {"rope_fraction", "A_floor", "is_outproj_norm", "decay"}
+MAMBA3 = {"rope_fraction", "A_floor", "is_outproj_norm", "decay", "norm_eps"}
 """Fields of its Mamba-3 alone, tried in test_mamba3."""
 
 

@@ -10,6 +10,7 @@ import torch
 from examples import random_example, relative
 from loud import TrueFloat64
 from packaged import in_memory, normed, written
+from saving import saved
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
@@ -128,6 +129,27 @@ def test_logits_are_the_references(kind, tmp_path):
         with torch.no_grad():
             own = read.module(torch.tensor([ids])).logits[0]
         assert relative(own, expected) < 1e-5
+
+
+def test_flash_linear_attentions_layout(tmp_path):
+    """Its decays are a softplus, and its one epsilon is that of every norm."""
+    cfg = {**OTHER_OPTIONS, "decay": "softplus"}
+    weights = stored({"ssm_cfg": cfg, "n_layer": 2, "tie_embeddings": False})
+    weights["backbone.embeddings.weight"] = weights.pop("backbone.embedding.weight")
+    fields: dict[str, Any] = dict(model_type="mamba3", hidden_size=WIDTH, num_hidden_layers=2, state_size=STATE)
+    fields |= dict(head_dim=HEAD, n_groups=3, rope_fraction=1.0, is_outproj_norm=True, A_floor=0.8, vocab_size=48)
+    model = ssmscope.load(saved(tmp_path, {**fields, "norm_eps": 1e-5}, weights), dtype="float64")
+    assert model.config.decay == "softplus" and not model.config.tie_word_embeddings
+    with TrueFloat64():
+        found = model.logits(model.encode(ids=IDS[:1]))[0]
+    names = {"backbone.embedding.weight": weights["backbone.embeddings.weight"], **weights}
+    assert relative(found, reference({"n_layer": 2, "ssm_cfg": cfg}, names, IDS[0])) < 1e-10
+    other = ssmscope.load(saved(tmp_path, {**fields, "norm_eps": 0.01}, weights))
+    norms = [part.eps for part in other.module.modules() if hasattr(part, "eps")]
+    assert norms and set(norms) == {0.01} and {mixer.epsilon for mixer in other.mixers} == {0.01}
+    for change, words in (({"use_bias": True}, "use_bias is true; allowed is False"), ({"is_mimo": True}, "is_mimo")):
+        with pytest.raises(InputError, match=words):
+            ssmscope.load(saved(tmp_path, {**fields, **change}, weights))
 
 
 def test_a_changed_formula_is_seen():

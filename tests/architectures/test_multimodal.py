@@ -10,7 +10,14 @@ import torch
 import transformers
 from examples import relative
 from loud import loud
-from small_models import CONVOLUTION_SIZES, DELTA_SIZES, with_longer_memory, with_smaller_decays
+from small_models import (
+    CONVOLUTION_SIZES,
+    DELTA_SIZES,
+    GLM_SIZES,
+    QWEN_SIZES,
+    with_longer_memory,
+    with_smaller_decays,
+)
 from torch import nn
 
 import ssmscope
@@ -48,6 +55,20 @@ def qwen_with_experts() -> nn.Module:
     return with_smaller_decays(module)
 
 
+def qwen4() -> nn.Module:
+    kind = "Qwen4Exp"
+    parts = dict(text_config=QWEN_SIZES, vision_config=QWEN_VISION)
+    return with_smaller_decays(made(f"{kind}ForConditionalGeneration", f"{kind}Config", **parts))
+
+
+def glm() -> nn.Module:
+    vision = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=24, patch_size=2)
+    vision |= dict(projection_intermediate_size=16, image_size=8)
+    kind = "Glm5Next"
+    module = made(f"{kind}ForConditionalGeneration", f"{kind}Config", text_config=GLM_SIZES, vision_config=vision)
+    return with_smaller_decays(module)
+
+
 def minicpm() -> nn.Module:
     text = dict(model_type="qwen3_5_text", **DELTA_SIZES)
     parts = dict(text_config=text, vision_config=dict(SMALL_VISION, image_size=8), insert_layer_id=0)
@@ -58,6 +79,20 @@ def lfm2_vl() -> nn.Module:
     vision = dict(model_type="siglip2_vision_model", num_patches=16, **SMALL_VISION)
     parts = dict(text_config=dict(model_type="lfm2", **CONVOLUTION_SIZES), vision_config=vision)
     return made("Lfm2VlForConditionalGeneration", "Lfm2VlConfig", **parts, projector_hidden_size=16)
+
+
+def lfm3_vl() -> nn.Module:
+    sizes = {key: CONVOLUTION_SIZES[key] for key in CONVOLUTION_SIZES.keys() - {"block_auto_adjust_ff_dim"}}
+    kinds = dict(layer_types=["conv", "full_attention", "sliding_attention"], head_dim=12, sliding_window=4)
+    text: dict[str, Any] = {
+        **sizes,
+        **kinds,
+        "model_type": "lfm3",
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    return made("Lfm3VlForConditionalGeneration", "Lfm3VlConfig", text_config=text, vision_config=SMALL_VISION)
 
 
 def nemotron_h_omni() -> nn.Module:
@@ -75,8 +110,11 @@ def nemotron_h_omni() -> nn.Module:
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "Qwen3.5": (qwen, "qwen3_5_text"),
     "Qwen3.5 with experts": (qwen_with_experts, "qwen3_5_moe_text"),
+    "Qwen4-Exp": (qwen4, "qwen4_exp_text"),
+    "GLM-5.3-Flash": (glm, "glm5_next_text"),
     "MiniCPM-V 4.6": (minicpm, "qwen3_5_text"),
     "LFM2-VL": (lfm2_vl, "lfm2"),
+    "LFM3-VL": (lfm3_vl, "lfm3"),
     "Nemotron-H Omni": (nemotron_h_omni, "nemotron_h"),
 }
 

@@ -14,6 +14,7 @@ from small_models import language_model
 from torch import nn
 
 import ssmscope
+from ssmscope.architectures.loading.quantised import dequantised
 
 TEXTS = [[5, 17, 3, 9, 22, 1, 4], [4, 8, 1]]
 MAMBA: dict[str, Any] = dict(vocab_size=97, hidden_size=64, num_hidden_layers=2, expand=2, conv_kernel=4)
@@ -116,3 +117,16 @@ def test_what_is_found_is_that_of_the_dequantised_model(kind, quantise, run):
 def test_a_model_without_quantised_layers_is_itself():
     module = loud(language_model("mamba2", **SIZES["mamba2"]))
     assert ssmscope.load(module).module is module
+
+
+@pytest.mark.parametrize(("inputs", "runs"), [(128, True), (96, False)], ids=["after a run", "rows of 1.5 blocks"])
+def test_scales_of_4_bits_belong_to_their_blocks(inputs, runs):
+    """Once it has run on a CPU, bitsandbytes 0.50 saves scales transposed, and it dequantises cut rows wrongly."""
+    torch.manual_seed(0)
+    layer = nn.Linear(inputs, 32, bias=False)
+    layer.weight.data = torch.randn(32, inputs) * torch.rand(32, 1) * torch.linspace(0.2, 1, inputs)
+    original = layer.weight.data.clone()
+    made = nn.Sequential(by_4_bits(layer))
+    if runs:
+        made(torch.ones(1, inputs))
+    assert relative(dequantised(made)[0].weight, original) < 0.12

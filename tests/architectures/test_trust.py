@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_tokenizers_code(tmp_path, asked, capsys, tokenizer_class):
     try:
         assert ssmscope.load(path).encode("a good film").input_ids.numel()
     except InputError as error:
-        assert "the tokenizer" in str(error) and "\n" not in str(error)
+        assert re.search("the tokenizer .* is code, which is never run: give another one", str(error))
     with pytest.raises(InputError, match="tokenizer"):
         other = save("mamba", tmp_path / "other")
         ssmscope.load(other, tokenizer=path if tokenizer_class == "Tokenizer" else tmp_path / "nowhere")

@@ -192,24 +192,6 @@ def test_folders_of_other_layouts(tmp_path: Path, files: list[str], said: str | 
     assert found == said or (said is not None and (found or "").startswith(said.format(f"{tmp_path}/")))
 
 
-@pytest.mark.parametrize(
-    ("fields", "how"),
-    [
-        ({"a": {"b": 5}, "quantization_config": None, "compression_config": {}}, None),
-        ({"quantization_config": {"quant_method": "gptq"}}, " (gptq)"),
-        ({"compression_config": {"quant_method": "gptq"}}, " (gptq)"),
-        ({"quantization_config": {"bits": 4}}, ""),
-        ({"quantization_config": {"quant_method": 5}}, ""),
-        ({"quantization_config": "gptq"}, ""),
-        ({"backbone": {"inner": {"compression_config": {"quant_method": "x" * 50}}}}, f" ({'x' * 38}"),
-    ],
-)
-def test_quantised_weights(fields: dict[str, Any], how: str | None) -> None:
-    said = f"the weights of m are quantised{how}, which is not read: give the model that was quantised, or save one"
-    found = refusal(stored.check_not_quantised, fields, "m")
-    assert found == (None if how is None else f"{said} whose weights are dequantised")
-
-
 HELD = Contents({name: Stored((2,), True) for name in "abc"}, 50)
 """Allows 106 tensors, 160 modules and 200 numbers."""
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import importlib.util
 import io
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,12 +20,14 @@ from ssmscope.attacks.offline import FUNCTION_WORDS, textattack
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.prompts.search import Judge, drawn_from, searched, with_suffix
 from ssmscope.attacks.recipes import SUFFIXES, recipe
+from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
 
 for package in ("textattack", "promptbench"):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed", allow_module_level=True)
 
+ROOT = Path(__file__).resolve().parents[2]
 ENDS_IN_A_WORD = "Decide whether the sentence, this one, is 'positive' or 'negative': {content} My answer"
 ENDS_IN_A_MARK = "Say what this sentence is, positive or negative.\nSentence: {content}\nAnswer:"
 KEPT = [*WORDS, *(f"{word}'" for word in WORDS), "content"]
@@ -193,6 +198,58 @@ class TestAsPromptBench:
             ("Is it? {content}", sentence, "Is it? {content}  and true is true"),
         ):
             assert with_suffix(template, suffix, "promptbench") == expected
+
+
+class TestRunByPromptBench:
+    """Attacks promptbench:NAME, compared with the package called by hand."""
+
+    @pytest.mark.parametrize("name", ["stresstest", "checklist", "deepwordbug"])
+    def test_by_hand(self, name, theirs, model, data_of, monkeypatch):
+        their_prompts, their_result = theirs(name, ENDS_IN_A_WORD)
+        names = [f"promptbench:{name}", name]
+        given = dict(attacks=names, template=ENDS_IN_A_WORD, words=WORDS, as_promptbench=True)
+        found = prompt_attack(model, data_of(ENDS_IN_A_WORD), **given)
+        run, ours = (one.prompts[0] for one in found.attacks)
+        assert run.prompt == their_result["attacked prompt"] and run.tried == len({*their_prompts} - {ENDS_IN_A_WORD})
+        assert run.accuracy.value == pytest.approx(their_result["attacked score"]) and run.drop.value != 0
+        assert run.drop.value == pytest.approx(their_result["PDR"]) == pytest.approx(ours.drop.value)
+        versions = found.provenance["versions"]
+        assert versions["promptbench"] == importlib.metadata.version("promptbench")
+        assert f"promptbench:{name}: run by PromptBench {versions['promptbench']} itself." in found.measured
+        table = found.to_frame().query("part == 'template'").set_index("attack")
+        assert table["drop"].to_dict() == dict.fromkeys(names, pytest.approx(100 * their_result["PDR"]))
+
+    def test_beside_ours(self, model, data_of):
+        data, templates = data_of(ENDS_IN_A_MARK), [ENDS_IN_A_MARK, "Positive or negative? {content}."]
+        found = prompt_attack(
+            model, data, attacks=["stresstest", "promptbench:stresstest"], template=templates, words=WORDS
+        )
+        table = found.to_frame().query("part == 'template'").set_index(["attack", "template"])
+        assert table["measured_as"].to_list() == ["ssmscope"] * 2 + ["promptbench"] * 2
+        # between the braces it is no prompt any more
+        assert table["prompt"].isna().to_list() == [False, False, False, True]
+        assert found.attacks[1].left_out[0].startswith("template 1: no word follows {content}")
+        assert found.attacks[1].drop == found.attacks[1].prompts[0].drop
+
+    def test_what_is_refused(self, model, data_of, monkeypatch):
+        def attack(**options):
+            with pytest.raises(InputError) as caught:
+                prompt_attack(model, data_of(ENDS_IN_A_MARK), template=ENDS_IN_A_MARK, words=WORDS, **options)
+            assert "\n" not in str(caught.value)
+            return str(caught.value)
+
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "tensorflow_hub", None)
+            said = attack(attacks=["promptbench:textbugger"])
+            assert "install tensorflow_hub, or try textbugger with encoder" in said
+        assert "options of ssmscope's own attacks" in attack(attacks=["promptbench:stresstest"], suffix="before")
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "promptbench.prompt_attack", None)
+            said = attack(attacks=["promptbench:checklist"])
+        assert "promptbench:checklist needs the package promptbench, which cannot be imported" in said
+        (pinned,) = re.findall("^PROMPTBENCH = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert said.endswith(f"pip install --no-deps {pinned}")
+        assert pinned in " ".join((ROOT / "docs" / "packages.md").read_text(encoding="utf-8").split())
 
 
 def test_the_random_strings_are_the_packages_own():

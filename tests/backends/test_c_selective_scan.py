@@ -61,8 +61,13 @@ def check(terms, expected=False):
     near(out[0], exact[0])
     near(out[1], exact[1])
     near(out[2], exact[2], 1e-6)
-    for ours, slow in zip(gradients(out, leaves), gradients(exact, leaves)):
+    every = dict(zip(NAMES, gradients(exact, leaves)))
+    for ours, slow in zip(gradients(out, leaves), every.values()):
         near(ours, slow.double())
+    for names in (("x",), ("x", "initial"), ("initial",)):  # With all else constant no states are walked again.
+        some = {name: leaves[name].detach().requires_grad_() for name in names}
+        for name, ours in zip(names, gradients(run({**terms, **some}, expected=expected), some)):
+            near(ours, every[name].double())
 
 
 SHAPES = [(2, 1, 3, 16), (1, 7, 100, 5), (3, 16, 1, 1), (2, 17, 64, 33), (1, 300, 3, 5), (2, 64, 65, 16)]

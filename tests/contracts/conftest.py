@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 
 import pytest
-from examples import EXAMPLES, VARIANTS, random_example
+from examples import EXAMPLES, FEW, VARIANTS, random_example
 from exhaustive import ALL, CONTRACTS
 from loud import loud
 from small_pieces import make_small
 
 from ssmscope.core.model import Model
 
-OTHER_MODELS = frozenset(
-    "bailing_hybrid bailing_hybrid-unbounded baleen-e-mamba2 comba comba-uncorrected deltanet diff-mamba-hybrid "
-    "diff-s6 falcon-mamba falcon_h1 gfssm-mamba gla-hybrid granitemoehybrid groupmamba-mamba2 gsa hgrn hgrn2 kda "
-    "kda-bounded lara_mini lfm2 lfm2_moe lfm3 mamba3 minimax recurrent_gemma retnet rwkv7 zamba zamba2".split()
-)
-"""They are read as one of `examples.FEW` is: like the variants, each is tried on a third of the contracts, and each
-contract on a third of them; with SSMSCOPE_EXHAUSTIVE=all on all."""
-IN_TURNS = sorted(OTHER_MODELS | VARIANTS if CONTRACTS else OTHER_MODELS)
+OURS = frozenset(name for name, made in EXAMPLES.items() if type(made.models[name]).__module__.startswith("ssmscope."))
+IN_FULL = {*FEW, "kimi_linear", "mamba2attn", "nemotron_h", "vim", "xlstm"} - (OURS if CONTRACTS and not ALL else set())
+"""Every contract is tried on them, on ours on release 4 of transformers only. The others are read as one of them is:
+each is tried on a third of the contracts, and each contract on a third of them; with SSMSCOPE_EXHAUSTIVE=all on all."""
+IN_TURNS = sorted(set(EXAMPLES) - IN_FULL - (set() if CONTRACTS else VARIANTS))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -28,9 +25,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ):
         return
     turn = sum(metafunc.function.__name__.encode())
-    left_out = {name for at, name in enumerate(IN_TURNS) if not ALL and (at + turn) % 3}
-    left_out |= set() if CONTRACTS else VARIANTS
-    metafunc.parametrize("module", [name for name in EXAMPLES if name not in left_out], indirect=True)
+    chosen = IN_FULL | {name for at, name in enumerate(IN_TURNS) if ALL or not (at + turn) % 3}
+    metafunc.parametrize("module", [name for name in EXAMPLES if name in chosen], indirect=True)
 
 
 @pytest.fixture

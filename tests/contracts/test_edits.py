@@ -187,10 +187,10 @@ def test_maps_of_a_cut_convolution_are_the_layers_own(module):
                 )
 
 
-MORE_ROADS = "rwkv", "xlstm", "groupmamba", "gfssm", "mamba2attn", "ssm-mamba3", "ssm-gsa"
+MORE_ROADS = "rwkv", "xlstm", "groupmamba", "gfssm", "mamba2attn", "ssm-mamba3", "ssm-gsa", "glm5_next", "qwen4_exp"
 """In which a token is read by another road too: in what RWKV and xLSTM divide by, in GroupMamba's attention over
 modules, by GFSSM's filter in the skip of later tokens, by the convolution before mamba2attn's attention, in what
-Mamba-3's next step writes, and in the keys of GSA's slots."""
+Mamba-3's next step writes, in the keys of GSA's slots, and in the groups of keys that GLM-5.3 and Qwen4-Exp choose."""
 
 
 def held_at(place: int) -> Edit:

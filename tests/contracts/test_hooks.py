@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from examples import EXAMPLES, FEW, random_example, relative
-from exhaustive import ALL, CONTRACTS, in_turns
+from examples import FEW, random_example, relative
+from exhaustive import ALL, in_turns
 from loud import loud
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
@@ -127,7 +127,6 @@ def test_hooks_that_read_change_nothing(model):
 WAYS = ("output", "input", "late")
 
 
-@pytest.mark.parametrize("module", list(EXAMPLES) if CONTRACTS else FEW, indirect=True)
 def test_hooks_that_change_are_computed_through_or_refused(model):
     """Every kind of part in one way, in turn; with SSMSCOPE_EXHAUSTIVE=all in every one."""
     batch = model.encode(ids=TEXTS)

@@ -22,6 +22,7 @@ LANGUAGE = [
     if (CONTRACTS or name not in VARIANTS)
     and (kind := type(random_example(name))).__module__.startswith("ssmscope.")
     and kind.__name__.endswith("ForCausalLM")
+    and hasattr(random_example(name), "backbone")
 ]
 BACKBONES = [name for name in LANGUAGE if not name.startswith("selective-ssm")]  # which has a classifier of its own
 PADDED = torch.tensor([[3, 9, 17, 4], [0, 0, 21, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
@@ -44,8 +45,12 @@ def test_transformers_generates_from_states(language, way):
     language.generation_config.eos_token_id = None
     ids, mask = PADDED
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "output_logits": True, **way}
-    read = []
-    with observe(before=[(language.base_model, lambda _, args, kwargs: read.append(args[0].shape[1]))]):
+    read: list[int] = []
+
+    def note(_, args, kwargs) -> None:
+        read.append((args[0] if args else kwargs["input_ids"]).shape[1])
+
+    with observe(before=[(language.base_model, note)]):
         made = language.generate(ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **options)
     assert read == [4, 1, 1, 1] and made.sequences.shape == (2, 8)
     for row, start in ((0, 0), (1, 2))[: 1 + pads(language)]:

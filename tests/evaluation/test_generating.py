@@ -63,9 +63,8 @@ def test_answers_end_where_they_should(steps, from_states, new_tokens):
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"eos_token": tokenizer.convert_ids_to_tokens(END)})
     assert tokenizer.eos_token_id == END
-    model = SimpleNamespace(
-        num_layers=1, tokenizer=tokenizer, module=SimpleNamespace(), config=SimpleNamespace(), device="cpu"
-    )
+    module, config, device = SimpleNamespace(), SimpleNamespace(), torch.device("cpu")
+    model = SimpleNamespace(num_layers=1, tokenizer=tokenizer, module=module, config=config, device=device)
     speaker = Answers(model, new_tokens)
     chosen = np.array([5, 0, 3, 1, 2, 4])
     rows = Rows.of(as_bytes([[number] for number in range(6)]))

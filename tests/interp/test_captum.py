@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from faithful import reader
+from prompted import language_model
 
 import ssmscope
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.baselines import baseline_embeddings
+from ssmscope.interp.baselines import baseline_embeddings, ordinary_tokens
 from ssmscope.interp.methods import CAPTUM, CAPTUM_PREFIX, METHODS, NAMES, bind_method
+from ssmscope.interp.methods.captum_names import LLM
 from ssmscope.interp.methods.from_captum import attributed
 from ssmscope.interp.objective import objective
 
@@ -100,9 +102,10 @@ def test_what_draws_hangs_on_seed_and_text_alone(model, explained, name):
 
 
 def test_every_one_answers(model):
-    result = ssmscope.explain(model, TEXTS[0], methods=[f"captum:{name}" for name in CAPTUM if name != "ShapleyValues"])
+    names = [name for name in CAPTUM if name not in ("ShapleyValues", *LLM)]
+    result = ssmscope.explain(model, TEXTS[0], methods=[f"captum:{name}" for name in names])
     found = {each.method.removeprefix(CAPTUM_PREFIX): each for each in result[0].attributions}
-    assert list(found) == [name for name in CAPTUM if name != "ShapleyValues"]
+    assert list(found) == names
     (text,) = result
     of = objective(model, model.encode(TEXTS[0]))
     ordinary, of = ~text.special, objective(model, model.encode(TEXTS[0]))
@@ -124,6 +127,7 @@ def test_every_one_answers(model):
         }
     for name, scores in by_hand.items():
         np.testing.assert_allclose(found[name].scores[ordinary], scores[ordinary], rtol=2e-3, atol=1e-5, err_msg=name)
+    np.testing.assert_array_equal(found["LayerIntegratedGradients"].scores, found["IntegratedGradients"].scores)
     for name in ("IntegratedGradients", "ShapleyValueSampling"):
         assert found[name].scores.sum() == pytest.approx(change, rel=1e-4)
     assert found["IntegratedGradients"].delta < 1e-4
@@ -132,6 +136,72 @@ def test_every_one_answers(model):
     for name in ("KernelShap", "Lime", "GradientShap"):
         assert np.corrcoef(found[name].scores[ordinary], sampled)[0, 1] > 0.9, name
     assert np.isfinite(found["NoiseTunnel"].scores).all() and found["NoiseTunnel"].scores.any()  # see its options below
+
+
+def test_a_block_is_captums_layer():
+    """captum called by hand on transformers' model and its block, from our baseline."""
+    from captum.attr import LayerIntegratedGradients
+
+    model = language_model()
+    theirs = model.module
+    goal = objective(model, model.encode(["a good film with fine acting", "no play"]))
+    found = bind_method("captum:LayerIntegratedGradients", {"layer": 0, "n_steps": 12})(goal)
+    start = torch.where(ordinary_tokens(goal).unsqueeze(-1), baseline_embeddings(goal), goal.embeddings())
+    for text, length in enumerate(goal.lengths):
+
+        def f(embeddings, target=goal.targets[text][0]):
+            return theirs(inputs_embeds=embeddings, use_cache=False).logits[:, -1, target]
+
+        inputs, base = (each[text : text + 1, :length] for each in (goal.embeddings(), start))
+        method = LayerIntegratedGradients(f, theirs.backbone.layers[0])
+        by_hand, missed = method.attribute(inputs, base, n_steps=12, return_convergence_delta=True)
+        torch.testing.assert_close(found.scores[text, :length], by_hand[0].sum(-1), rtol=1e-3, atol=1e-4)
+        missed_share = abs(float((missed / (f(inputs) - f(base))).detach()))
+        assert float(found.delta[text]) == pytest.approx(missed_share, rel=0.05, abs=1e-4)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in theirs.modules())
+    with pytest.raises(InputError, match="layer is 2; allowed are the state-space layers 0 to 1"):
+        bind_method("captum:LayerIntegratedGradients", {"layer": 2})(goal)
+
+
+@pytest.mark.parametrize("target", [" film", " with fine acting"])
+def test_language_models_are_captums(target):
+    """captum called by hand on transformers' model, with its own input and a token as the baseline."""
+    import captum.attr as attr
+
+    model = language_model()
+    theirs, tokenizer, text = model.module, model.tokenizer, "no story about music"
+    goal = objective(model, model.encode(text), target=[target])
+    pad = tokenizer.pad_token_id
+    given = attr.TextTokenInput(text, tokenizer, baselines=pad, skip_tokens=tokenizer.all_special_ids)
+    wanted = torch.tensor(goal.targets[0])
+    run = {"target": wanted, "use_cached_outputs": False}
+    ablated = attr.LLMAttribution(attr.FeatureAblation(theirs), tokenizer).attribute(given, **run).seq_attr
+    found = bind_method("captum:LLMAttribution", {"baseline": "pad"})(goal)
+    torch.testing.assert_close(found.scores[ordinary_tokens(goal)], ablated, rtol=1e-4, atol=1e-5)
+    assert found.baseline == f"the token {tokenizer.pad_token}" and found.note.endswith("log-probability")
+    embedding = theirs.get_input_embeddings()
+    integrated = attr.LLMGradientAttribution(attr.LayerIntegratedGradients(theirs, embedding), tokenizer)
+    by_hand = integrated.attribute(given, target=wanted, n_steps=9).seq_attr
+    found = bind_method("captum:LLMGradientAttribution", {"baseline": "pad", "n_steps": 9})(goal)
+    torch.testing.assert_close(found.scores[ordinary_tokens(goal)], by_hand, rtol=1e-3, atol=1e-5)
+    # Shapley's values add up to the change from the text to all of its tokens gone.
+    options = {"attribution": "ShapleyValueSampling", "attr_target": "prob", "n_samples": 2, "baseline": "mean"}
+    found = bind_method("captum:LLMAttribution", options)(goal)
+    of = objective(model, model.encode(text), target=[target], probability=True)
+    base = torch.where(ordinary_tokens(of).unsqueeze(-1), baseline_embeddings(of, "mean"), of.embeddings())
+    change = of.values() - of.values(base)
+    torch.testing.assert_close(found.scores.sum(1), change, rtol=1e-4, atol=1e-6)
+    assert found.note.endswith("target's probability")
+
+
+def test_attributions_of_language_models_need_one(model, explained):
+    for name in LLM:
+        with pytest.raises(InputError, match=f"captum:{name} explains a language model"):
+            bind_method(f"captum:{name}")(explained)
+    tiny = language_model()
+    goal = objective(tiny, tiny.encode("a film"))
+    with pytest.raises(InputError, match="LLMGradientAttribution's attribution is 'Lime'; allowed are LayerInt"):
+        bind_method("captum:LLMGradientAttribution", {"attribution": "Lime"})(goal)
 
 
 def test_an_instance_is_given_our_function(model, explained):

@@ -125,6 +125,7 @@ def test_views_and_files(tmp_path, painted):
     (island,) = re.findall(r'<script type="application/json">(.*?)</script>', page)
     shown, first = json.loads(island), result[0]
     assert shown["query"] == "written token" and "rows are\nwritten tokens, columns all tokens" in page
+    assert [map_["signed"] for map_ in shown["texts"][0]["maps"]] == [False, True]  # Survival's colours begin at 0.
     assert [text["queries"] for text in shown["texts"]] == [[*text.written] for text in result]
     p, entropy, life = math.exp(first.log_probabilities[0]), first.entropies[0], np.median(first.half_lives[:, 2])
     said = re.fullmatch(r"p ([\d.]+), entropy ([\d.]+) nats, half-life ([\d.]+)", shown["texts"][0]["notes"][0])

@@ -47,7 +47,9 @@ def values(of: Objective) -> Tensor:
         return of(of.embeddings(), range(len(of)))
 
 
-OTHER_MODELS = "gla-hybrid gsa hgrn hgrn2 lfm2 mamba2attn mamba3 minimax recurrent_gemma rwkv7 xlstm".split()
+OTHER_MODELS = (
+    "gla-hybrid gsa hgrn hgrn2 lfm2 lightning mamba2attn mamba3 minimax plamo2 recurrent_gemma rwkv7 xlstm".split()
+)
 LATENT = [name for name in ("bailing_hybrid", "kimi_linear", "lara_mini", "lfm3") if name in EXAMPLES]
 """Of a release of transformers that has it."""
 

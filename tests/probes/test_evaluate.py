@@ -20,7 +20,7 @@ lm_eval = pytest.importorskip("lm_eval", reason="benchmarks need lm-eval: pip in
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 
 import ssmscope.probes.evaluate.harness  # noqa: E402, F401  (it tells the harness of our model)
-from ssmscope.probes.evaluate.measure import local_files, own_tasks  # noqa: E402
+from ssmscope.probes.evaluate import measure  # noqa: E402
 
 PAIRS = [("The cup fell on the plate, and it broke.", "The cup broke."), ("Ann saw Bea when she came.", "Ann came.")]
 ROWS = {
@@ -51,26 +51,46 @@ def model():
     )
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    folder = tmp_path / "wnli"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("data")
+    write_wnli(found, ROWS)
+    (found / "own.yaml").write_text(ROLLING.format(file=found / "wnli" / "validation.parquet"))
+    return found
+
+
+def write_wnli(folder, rows):
+    (folder / "wnli").mkdir()
     for split in ("train", "validation"):
-        pd.DataFrame(ROWS).to_parquet(folder / f"{split}.parquet")
-    (tmp_path / "own.yaml").write_text(ROLLING.format(file=folder / "validation.parquet"))
-    monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
+        pd.DataFrame(rows).to_parquet(folder / "wnli" / f"{split}.parquet")
+
+
+@pytest.fixture(scope="module")
+def index(folder):
+    """The harness' index of its tasks and ours: making it takes seconds."""
+    return measure.task_manager(str(folder))
+
+
+@pytest.fixture
+def data(folder, index, tmp_path, monkeypatch):
+    def indexed(include: str):
+        assert include == str(folder)
+        return index
+
+    monkeypatch.setattr(measure, "task_manager", indexed)
+    monkeypatch.setattr(measure, "own_tasks", lambda: index)
+    monkeypatch.setenv("SSMSCOPE_DATA", str(folder))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    return tmp_path
+    return folder
 
 
-def test_scores_are_those_of_a_run_through_transformers(model, data):
+def test_scores_are_those_of_a_run_through_transformers(model, data, index, tmp_path):
     found = ssmscope.evaluate(model, tasks=["wnli", "own_text"], include=data, batch_size=5)
-    files = data / "wnli.yaml"
-    manager = own_tasks()
-    base = manager.task_index["wnli"].yaml_path
-    files.write_text(json.dumps({"task": "wnli", "include": str(base), **local_files("wnli")}))
+    files = tmp_path / "wnli.yaml"
+    base = index.task_index["wnli"].yaml_path
+    files.write_text(json.dumps({"task": "wnli", "include": str(base), **measure.local_files("wnli")}))
     plain = HFLM(pretrained=model.module, tokenizer=model.tokenizer, backend="causal", batch_size=1)
-    own = lm_eval.simple_evaluate(plain, tasks=[str(files), str(data / "own.yaml")], task_manager=manager)["results"]
+    own = lm_eval.simple_evaluate(plain, tasks=[str(files), str(data / "own.yaml")], task_manager=index)["results"]
     scores = {(one.task, one.measure): one for one in found.scores}
     accuracy, perplexity = scores["wnli", "acc"], scores["own_text", "word_perplexity"]
     assert accuracy.estimate.value == own["wnli"]["acc,none"] and accuracy.examples == len(ROWS["label"])
@@ -82,7 +102,7 @@ def test_scores_are_those_of_a_run_through_transformers(model, data):
     assert list(found.to_frame().task) == ["wnli", "own_text"] and "wnli" in found.to_html()
     rows = [(axes.get_xlabel(), [label.get_text() for label in axes.get_yticklabels()]) for axes in found.figure().axes]
     assert rows == [("acc", ["wnli"]), ("word_perplexity", ["own_text"])]
-    assert ssmscope.Result.load(found.save(data / "out", "scores")["json"]) == found
+    assert ssmscope.Result.load(found.save(tmp_path, "scores")["json"]) == found
 
 
 def test_shots_and_limit_change_what_is_asked(model, data):
@@ -90,23 +110,23 @@ def test_shots_and_limit_change_what_is_asked(model, data):
     assert (one.shots, one.examples) == (2, 3)
 
 
-def test_the_harness_knows_our_model_by_name(model, data):
+def test_the_harness_knows_our_model_by_name(model, data, index):
     found = lm_eval.simple_evaluate(
         "ssmscope",
         model_args={"pretrained": model},
         tasks=[str(data / "own.yaml")],
         limit=2,
-        task_manager=own_tasks(),
+        task_manager=index,
     )
     assert found["results"]["own_text"]["word_perplexity,none"] > 1
 
 
-def test_what_is_refused(model, data):
+def test_what_is_refused(model, data, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="'wnly' is not a task of lm-eval; did you mean 'wnli'"):
         ssmscope.evaluate(model, tasks=["wnly"])
     with pytest.raises(InputError, match="classifier"):
         ssmscope.evaluate(ssmscope.load("demo/sst2-mamba2"), tasks=["wnli"])
-    for split in ("train", "validation"):
-        pd.DataFrame({"text": ["a"], "label": [0]}).to_parquet(data / "wnli" / f"{split}.parquet")
+    write_wnli(tmp_path, {"text": ["a"], "label": [0]})
+    monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
     with pytest.raises(InputError, match="wnli: the data cannot be read .*sentence1"):
         ssmscope.evaluate(model, tasks=["wnli"])

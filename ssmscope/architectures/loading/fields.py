@@ -37,8 +37,8 @@ KNOWN_WORDS = frozenset({
     "auto", "random", "constant", "cls", "mean",
     *DTYPES, *(f"torch.{dtype}" for dtype in DTYPES),
     # kinds of layers
-    "attention", "chunked_attention", "conv", "dense", "full_attention", "hybrid", "linear_attention", "mamba", "mlp",
-    "moe", "recurrent", "sliding_attention", "sparse",
+    "attention", "chunked_attention", "conv", "dense", "full", "full_attention", "hybrid", "indexed_attention",
+    "linear_attention", "mamba", "mlp", "moe", "recurrent", "shared", "sliding_attention", "sparse",
     # positions
     "absolute", "default", "dynamic", "linear", "llama3", "longrope", "mrope", "nope", "proportional", "rope", "yarn",
     # caches of generation

@@ -1,7 +1,8 @@
 """Checkpoints in flash-linear-attention's layout.
 
-Gated DeltaNet, DeltaNet, KDA, Comba, GLA, RetNet, RWKV-7, HGRN, HGRN2 and GSA become our models, Mamba-2 becomes
-transformers'. A GatedDeltaProduct of one step a token is a Gated DeltaNet; of several, it is refused.
+Gated DeltaNet, DeltaNet, KDA, Comba, GLA, RetNet, RWKV-7, HGRN, HGRN2, GSA and Mamba-3, with a softplus in its decays,
+become our models, Mamba-2 becomes transformers'. A GatedDeltaProduct of one step a token is a Gated DeltaNet; of
+several, it is refused.
 
 Our models have options for what differs from the papers: heads of GLA and RetNet are normalised by their root
 mean square, with one weight; RetNet's feed-forward parts are SwiGLU; β may reach 2; q and k are divided by √(‖·‖² +
@@ -31,13 +32,7 @@ from ssmscope.architectures.read.comba import CombaConfig, CombaForCausalLM
 from ssmscope.architectures.read.delta import DeltaNetConfig, DeltaNetForCausalLM
 from ssmscope.architectures.read.gated_delta import UNIT_EPSILON
 from ssmscope.architectures.read.kimi_delta import KimiDeltaConfig, KimiDeltaForCausalLM
-from ssmscope.architectures.read.linear_attention import (
-    ATTENTION_DEFAULTS,
-    GLAConfig,
-    GLAForCausalLM,
-    RetNetConfig,
-    RetNetForCausalLM,
-)
+from ssmscope.architectures.read.linear_attention import GLAConfig, GLAForCausalLM, RetNetConfig, RetNetForCausalLM
 from ssmscope.architectures.read.rwkv7 import RWKV7Config, RWKV7ForCausalLM
 from ssmscope.errors import InputError
 
@@ -56,7 +51,7 @@ MODEL_TYPES = (
         "gsa",
     ),
 )
-"""Model types that can be read, without Mamba-2."""
+"""Model types that can be read, without Mamba-2 and 3."""
 COMMON_FIELDS: dict[str, Any] = dict(
     hidden_size=2048, num_hidden_layers=24, num_heads=4, vocab_size=32000, hidden_ratio=4.0, norm_eps=1e-6,
     conv_size=4, tie_word_embeddings=False, expand_k=1.0, expand_v=1.0, allow_neg_eigval=False,
@@ -143,19 +138,26 @@ MAMBA2_FIELDS: dict[str, Any] = dict(
     norm_before_gate=("norm_before_gate", False), D_has_hdim=("D_has_hdim", False),
 )  # fmt: skip
 """Fields of Mamba-2, with mamba_ssm's names in `ssm_cfg` and the defaults."""
+MAMBA3_FIELDS: dict[str, Any] = dict(
+    state_size=("d_state", 128), expand=("expand", 2), head_dim=("headdim", 64), n_groups=("ngroups", 1),
+    rope_fraction=("rope_fraction", 0.5), A_floor=("A_floor", 1e-4), is_outproj_norm=("is_outproj_norm", False),
+    is_mimo=("is_mimo", False), norm_eps=("norm_eps", 1e-5),
+)  # fmt: skip
+"""The same of Mamba-3."""
 
 
 def is_fla(directory: Path, config: Mapping[str, Any]) -> bool:
     """Return True if a config.json is flash-linear-attention's; its Mamba-2 is recognised by the field `norm_eps`."""
     kind = config.get("model_type")
-    return kind in MODEL_TYPES or (kind == "mamba2" and "norm_eps" in config and "layer_norm_epsilon" not in config)
+    second = kind == "mamba2" and "norm_eps" in config and "layer_norm_epsilon" not in config
+    return second or kind in (*MODEL_TYPES, "mamba3")
 
 
 def plan_fla(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
     """Plan a language model in flash-linear-attention's layout. Raises InputError if a field has a wrong type, or an
     option is one that our layers do not have (grouped heads, attention in an RWKV-7, a delta rule's gates, …)."""
     kind = config["model_type"]
-    if kind == "mamba2":
+    if kind in ("mamba2", "mamba3"):
         return plan_mamba_ssm(_as_mamba_ssm(config, what), held, what)
     known = {**COMMON_FIELDS, **TYPE_DEFAULTS[kind]}
     fields = {**known, **{name: value for name, value in config.items() if value is not None}}
@@ -178,17 +180,21 @@ def plan_fla(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
 
 
 def _as_mamba_ssm(config: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return a Mamba-2's configuration as mamba_ssm's: its weights have transformers' names."""
+    """Return a Mamba-2's or Mamba-3's configuration as mamba_ssm's: its weights have our names."""
+    third = config["model_type"] == "mamba3"
+    if third and config.get("use_bias"):
+        raise refused(what, "use_bias", config["use_bias"], "False")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise refused(what, "hidden_act", config["hidden_act"], "'silu'")
-    cfg = {ours: config.get(name, default) for name, (ours, default) in MAMBA2_FIELDS.items()}
+    fields, fixed = (MAMBA3_FIELDS, {"decay": "softplus"}) if third else (MAMBA2_FIELDS, {})
+    cfg = {ours: config.get(name, default) for name, (ours, default) in fields.items()} | fixed
     return {
         "d_model": config.get("hidden_size", 2048),
         "n_layer": config.get("num_hidden_layers", 48),
         "tie_embeddings": config.get("tie_word_embeddings", False),
         "residual_in_fp32": config.get("residual_in_fp32", True),
-        "norm_epsilon": config["norm_eps"],
-        "ssm_cfg": {"layer": "Mamba2", **cfg},
+        "norm_epsilon": config.get("norm_eps", 1e-5),
+        "ssm_cfg": {"layer": "Mamba3" if third else "Mamba2", **cfg},
     }
 
 
@@ -200,7 +206,7 @@ def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:
     if kind == "rwkv7" or not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
         allowed = "None" if kind == "rwkv7" else "options of attention for some layers, or None"
         raise refused(what, "attn", given, allowed)
-    names = ("layers", "num_heads", *ATTENTION_DEFAULTS)
+    names = ("layers", "num_heads", "num_kv_heads", "qkv_bias", "window_size", "rope_theta")
     return [{name: each[name] for name in names if each.get(name) is not None} for each in found]
 
 

@@ -17,7 +17,9 @@ from transformers import PreTrainedModel
 from ssmscope.architectures.loading import stored
 from ssmscope.architectures.loading.fields import check_depth, check_fields
 from ssmscope.architectures.loading.fla_checkpoints import is_fla, plan_fla
+from ssmscope.architectures.loading.hub_checkpoints import is_hub, plan_hub
 from ssmscope.architectures.loading.mamba_checkpoints import is_mamba_ssm, plan_mamba_ssm
+from ssmscope.architectures.loading.minimax_checkpoints import is_minimax, plan_minimax
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
 from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
@@ -221,6 +223,8 @@ class Layout(NamedTuple):
 LAYOUTS = (
     Layout("mamba_ssm", is_mamba_ssm, plan_mamba_ssm),
     Layout("flash-linear-attention", is_fla, plan_fla),
+    Layout("PLaMo 2 and Ring-linear", is_hub, plan_hub),
+    Layout("MiniMax", is_minimax, plan_minimax),
     Layout("Differential Mamba", is_diff_mamba2, plan_diff_mamba2, any_name=True),
 )
 

@@ -20,6 +20,7 @@ from ssmscope.architectures.loading.device_map import check_split
 from ssmscope.architectures.loading.fields import check_fields, read_object
 from ssmscope.architectures.loading.in_memory import cast, converted, readable, unwrapped
 from ssmscope.architectures.loading.layouts import layout_of, read_state_dict
+from ssmscope.architectures.loading.packed import quantisation_of, without_quantisation
 from ssmscope.architectures.loading.pretrained import (
     base_of,
     classes_of,
@@ -252,12 +253,15 @@ def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, cl
         stored.check_other_layouts(where, name)
         raise InputError(f"{name} has no config.json: a model's directory holds config.json and its weights")
     config = read_object(file)
-    stored.check_not_quantised(config, name)
+    quantisation = quantisation_of(config)
+    config = config if quantisation is None else without_quantisation(config)
     if (layout := layout_of(where, config)) is not None:
         _check_whole(device_map, name)
+        if quantisation is not None:
+            raise InputError(f"{name} holds quantised weights in {layout.name}'s layout: give the model before that")
         return layout.read(where, config)
     check_fields(config, name)
-    return read_transformers(where, name, config, dtype, device_map, classes)
+    return read_transformers(where, name, config, dtype, device_map, classes, quantisation)
 
 
 def _check_whole(device_map: Any, name: str) -> None:

@@ -31,11 +31,15 @@ SSM_FIELDS: dict[str, Any] = dict(
     layer="Mamba1", d_state=16, d_conv=4, expand=2, headdim=64, ngroups=1, chunk_size=256, dt_rank=1,
     dt_limit=(0.0, float("inf")), bias=False, conv_bias=True, rmsnorm=True, norm_before_gate=False, D_has_hdim=False,
     rope_fraction=0.5, A_floor=1e-4, is_outproj_norm=False, is_mimo=False, decay="heavy-tail",
+    norm_eps=1e-5,
 )  # fmt: skip
 """Fields of a config.json, and of its ssm_cfg, that are read, each with an allowed value."""
 LAYER_KINDS = ("Mamba1", "Mamba2", "Mamba3")
-MAMBA3_FIELDS = dict(rope_fraction="rope_fraction", A_floor="decay_floor", is_outproj_norm="head_norm", decay="decay")
-"""Fields of Mamba-3 alone, with our names; "decay" is ours alone, see `mamba3`."""
+MAMBA3_FIELDS = dict(
+    rope_fraction="rope_fraction", A_floor="decay_floor", is_outproj_norm="head_norm", decay="decay",
+    norm_eps="inner_norm_epsilon",
+)  # fmt: skip
+"""Fields of Mamba-3 alone, with our names; "decay", see `mamba3`, and "norm_eps" are not mamba_ssm's."""
 MLP_MULTIPLE = 128
 
 

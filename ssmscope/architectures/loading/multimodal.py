@@ -23,7 +23,7 @@ def language_model_of(module: nn.Module) -> Any:
     if not isinstance(module, PreTrainedModel) or is_sequence_classifier(module):
         return module
     kind = type(module.config.get_text_config(decoder=True))
-    if kind is type(module.config) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING or not mixers(module):
+    if kind is type(module.config) or not mixers(module) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return module
     within = (part for part in module.modules() if isinstance(part, PreTrainedModel) and part is not module)
     found: Any = next((part for part in within if type(part.config) is kind), None)

@@ -12,13 +12,14 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from torch import nn
+from torch import Tensor, nn
 
 from ssmscope.architectures.loading import stored
 from ssmscope.architectures.loading.device_map import device_of_parts, start_at_embeddings
@@ -32,7 +33,8 @@ from ssmscope.architectures.loading.fields import (
 )
 from ssmscope.architectures.loading.in_memory import OwnModel, readable
 from ssmscope.architectures.loading.multimodal import language_model_of
-from ssmscope.core.known_models import readable_types
+from ssmscope.architectures.loading.packed import read_quantised
+from ssmscope.core.known_models import import_family, readable_types
 from ssmscope.core.mixers import mixers
 from ssmscope.errors import InputError
 
@@ -54,14 +56,23 @@ def _rescales(config: Any, asked: bool | None = None) -> bool:
 
 
 def read_transformers(
-    where: Path, name: str, fields: Mapping[str, Any], dtype: torch.dtype | None, device_map: Any, classes: int | None
+    where: Path,
+    name: str,
+    fields: Mapping[str, Any],
+    dtype: torch.dtype | None,
+    device_map: Any,
+    classes: int | None,
+    quantisation: Mapping[str, Any] | None,
 ) -> nn.Module:
-    """Return the model of a directory, given the checked `fields` of its config.json and the number of `classes` of an
-    adapter's head. Raises InputError if the files do not fit, or no state-space layer can be read."""
+    """Return the model of a directory, given the checked `fields` of its config.json, the number of `classes` of an
+    adapter's head, and the quantization_config of quantised weights, which are read dequantised. Raises InputError if
+    the files do not fit, or no state-space layer can be read."""
     kind = fields["model_type"]
     stored.check_other_layouts(where, name)
     files = stored.weight_files(where)
-    held = stored.contents(files)
+    tensors = None if quantisation is None else read_quantised(files, quantisation, name)
+    held = stored.contents(files, tensors)
+    read = partial(stored.read_all, files) if tensors is None else partial(dict, tensors)
     check_depth(fields, len(held.tensors), name)
     auto = _class_for(fields.get("architectures") or [], name)
     head_comes = classes is not None and auto is not transformers.AutoModelForSequenceClassification
@@ -73,6 +84,7 @@ def read_transformers(
         # Not AutoConfig: it may read another file than the one that was checked (configuration_files).
         own = {key: value for key, value in fields.items() if key != "auto_map"}
         config = transformers.CONFIG_MAPPING[kind].from_dict(own, name_or_path=str(where))
+        import_family(kind)
         if head_comes:
             config.num_labels = classes
         for part in (config, getattr(config, "backbone", None)):
@@ -97,8 +109,8 @@ def read_transformers(
         if device_map is not None:
             where_to["device_map"] = device_of_parts(empty, device_map, dtype)
         source: Path | None = where
-        if stored.is_wrapped(files):
-            source, where_to["state_dict"] = None, stored.read_all(files)
+        if tensors is not None or stored.is_wrapped(files):
+            source, where_to["state_dict"] = None, read()
         where_to |= {"config": config, "dtype": dtype or "auto", "output_loading_info": True, "local_files_only": True}
         module, info = type(empty).from_pretrained(source, trust_remote_code=False, **where_to)
         start_at_embeddings(module)
@@ -116,9 +128,9 @@ def read_transformers(
         module.score.weight.data.zero_()
         missing, unexpected = (sorted({*names} - {*REPLACED_HEADS}) for names in (missing, unexpected))
     stored.check_names(missing, unexpected, config, name)
-    _check_head(module, files, held.tensors, name)
+    _check_head(module, read, held.tensors, name)
     if dtype == torch.float64:
-        _widen(module, files)
+        _widen(module, read)
     return OwnModel(module, "") if auto is transformers.AutoModel else language_model_of(module)
 
 
@@ -136,17 +148,17 @@ def _class_for(architectures: Sequence[str], name: str) -> Any:
     return transformers.AutoModel if bare else transformers.AutoModelForCausalLM
 
 
-def _widen(module: nn.Module, files: list[Path]) -> None:
+def _widen(module: nn.Module, read: Callable[[], Mapping[str, Tensor]]) -> None:
     """Reread the weights, such as A_log, that transformers rounded to the float32 in which layers create them."""
     rounded = {name: t for name, t in module.named_parameters() if t.dtype == torch.float32}
     module.double()
-    exact = stored.read_all(files if rounded else ())
+    exact = read() if rounded else {}
     with torch.no_grad():
         for name in rounded.keys() & exact.keys():
             module.get_parameter(name).copy_(exact[name])
 
 
-def _check_head(module: Any, files: list[Path], held: Mapping[str, Any], name: str) -> None:
+def _check_head(module: Any, read: Callable[[], Mapping[str, Tensor]], held: Mapping[str, Any], name: str) -> None:
     """Raise InputError if transformers replaced a stored head with the embeddings, or the reverse."""
     head, embeddings = module.get_output_embeddings(), module.get_input_embeddings()
     if head is None or not getattr(module.config, "tie_word_embeddings", False):
@@ -154,7 +166,7 @@ def _check_head(module: Any, files: list[Path], held: Mapping[str, Any], name: s
     names = {id(part): f"{at}.weight" for at, part in module.named_modules() if part is head or part is embeddings}
     paths = [names[id(part)] for part in (head, embeddings)]
     if all(each in held for each in paths):
-        tensors = stored.read_all(files)
+        tensors = read()
         stored.check_tied(tensors[paths[0]], tensors[paths[1]], name)
 
 
@@ -187,6 +199,8 @@ def read_tokenizer(source: str | os.PathLike[str]) -> Any:
     except Exception as error:
         if type(error) is not Exception and not isinstance(error, stored.DAMAGE_ERRORS):  # tokenizers raises this.
             raise
+        if "trust_remote_code" in str(error):
+            raise InputError(f"{what} is code, which is never run: give another one, load(tokenizer=…)") from error
         raise InputError(f"{what} cannot be loaded: {stored.reason(error)}") from error
 
 

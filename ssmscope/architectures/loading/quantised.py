@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssmscope.architectures.loading.packed import weight_of_4_bits, weight_of_8_bits
+
 
 def dequantised(module: nn.Module) -> nn.Module:
     """Return a model with the weights of its quantised layers in the dtype of its embeddings: a copy, without the
@@ -54,17 +56,13 @@ def _weight_of(part: nn.Module) -> Callable[[Any], Tensor] | None:
 
 
 def _of_8_bits(part: Any) -> Tensor:
-    """Return c ⊙ s / 127 with a row's greatest number s: rows are kept by the layer, before its first run by the
-    weight."""
+    """Return the weight of codes and scales that are kept by the layer, before its first run by its weight."""
     at = part.state if part.state.CB is not None else part.weight
     if at.CB is None:  # A layer for training keeps its weight whole.
         return part.weight.data.float()
-    return at.CB.float() * at.SCB.float().unsqueeze(-1) / 127
+    return weight_of_8_bits(at.CB, at.SCB)
 
 
 def _of_4_bits(part: Any) -> Tensor:
-    from bitsandbytes.functional import dequantize_4bit
-
-    own = copy.deepcopy(part)
-    own.state_dict()  # A CPU's kernel reorders the weight, and saving undoes that.
-    return dequantize_4bit(own.weight.data, own.weight.quant_state)
+    # A CPU's kernel reorders the weight, and saving undoes that.
+    return weight_of_4_bits(copy.deepcopy(part).state_dict())

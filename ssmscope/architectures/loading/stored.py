@@ -161,25 +161,14 @@ def check_other_layouts(where: Path, name: str) -> None:
         return
     if any(each.suffix.lower() == ".gguf" for each in within):
         said = f"{name} holds weights in GGUF (of llama.cpp), which is not read; give the directory, with config.json"
-        raise InputError(f"{said} and safetensors, that they were made from")
+        more = "or, in Python, the model that transformers loads from it (gguf_file)"
+        raise InputError(f"{said} and safetensors, that they were made from, {more}")
     steps = {each: each.name.partition("checkpoint-")[2] for each in within if each.name.startswith("checkpoint-")}
     saved = [each for each, step in steps.items() if step.isdecimal() and (each / "config.json").is_file()]
     if saved:
         latest = max(saved, key=lambda each: int(steps[each]))
         many = f"{len(saved)} checkpoints" if len(saved) > 1 else "a checkpoint"
         raise InputError(f"{name} is a folder with {many} and no model of its own: give {latest}")
-
-
-def check_not_quantised(fields: Mapping[str, Any], name: str) -> None:
-    """Raise InputError if a configuration, or one within it, says that the weights are quantised."""
-    for within in fields.values():
-        if isinstance(within, Mapping):
-            check_not_quantised(within, name)
-    if found := fields.get("quantization_config") or fields.get("compression_config"):
-        how = found.get("quant_method") if isinstance(found, Mapping) else None
-        how = f" ({how})" if isinstance(how, str) else ""
-        said = f"the weights of {name} are quantised{how:.40}, which is not read: give the model that was quantised, or"
-        raise InputError(f"{said} save one whose weights are dequantised")
 
 
 class Contents(NamedTuple):
@@ -190,10 +179,14 @@ class Contents(NamedTuple):
     """Total size of the files in bytes."""
 
 
-def contents(files: Collection[Path]) -> Contents:
-    """Return the content of files by their headers. Raises InputError as `read_tensors`."""
-    tensors = {name: stored for file in files for name, stored in read_headers(file).items()}
-    return Contents(tensors, sum(file.stat().st_size for file in files))
+def contents(files: Collection[Path], tensors: Mapping[str, Tensor] | None = None) -> Contents:
+    """Return the content of files by their headers, or by the tensors that they stand for. Raises InputError as
+    `read_tensors`."""
+    if tensors is None:
+        headers = {name: stored for file in files for name, stored in read_headers(file).items()}
+    else:
+        headers = headers_of(tensors)
+    return Contents(headers, sum(file.stat().st_size for file in files))
 
 
 def outline(build: Callable[[], Any], held: Contents, what: str, by: str) -> Any:

@@ -23,6 +23,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import silu, softplus
+from transformers.activations import ACT2FN
 
 from ssmscope.architectures.read import parts
 from ssmscope.core.affine import innermost
@@ -32,13 +33,13 @@ from ssmscope.ops import DeltaRecurrence, Scan
 
 UNIT_EPSILON = 1e-6
 """ε under the root of the length of q and k, as in transformers and flash-linear-attention."""
-SIGMOID_GATED_NORMS = (
+GATED_NORMS = (
     "BailingHybridRMSNormGated",
     "Glm5NextTextRMSNormGated",
     "KimiLinearRMSNormGated",
     "Qwen4ExpTextRMSNormGated",
 )
-"""Norms in transformers that compute RMSNorm(o) ⊙ σ(z)."""
+"""Norms in transformers that compute RMSNorm(o) ⊙ act(z), σ or the act that they name; others are SiLU's alone."""
 
 
 class Projected(NamedTuple):
@@ -138,14 +139,15 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     (norm, out), (scanned,) = _named(mixer), layer.scan()
     z, kind = parts.at_least_float32(layer.gate), type(innermost(getattr(mixer, norm)))
     opened = getattr(innermost(getattr(mixer, norm)), "activation", "silu")
-    known = kind.__name__ in SIGMOID_GATED_NORMS if opened == "sigmoid" else opened == "silu"
+    known = opened == "silu" or kind.__name__ in GATED_NORMS
     weight = parts.norm_weight(mixer, norm, kind if known else ())
     factor = parts.rms_factor(scanned.y, getattr(mixer, norm).variance_epsilon) * weight
     factor = rearrange(factor, "b t h p -> b t (h p)")
     enter, *enter_gate = _entering(mixer)
     values = slice(-z.shape[-1], None)
     input_map = parts.convolved_input_map(mixer, layer, parts.activation(mixer, silu), enter, values)
+    act = ACT2FN[opened]
     if opened == "sigmoid":
-        return parts.one_path(mixer, layer, input_map, torch.sigmoid(z) * factor, out)
-    gate_map = parts.opened_by(enter_gate[0], silu, z)
-    return parts.one_path(mixer, layer, input_map, factor * silu(z), out, gate_map=gate_map, factor=factor)
+        return parts.one_path(mixer, layer, input_map, act(z) * factor, out)
+    gate_map = parts.opened_by(enter_gate[0], act, z)
+    return parts.one_path(mixer, layer, input_map, factor * act(z), out, gate_map=gate_map, factor=factor)

@@ -27,13 +27,14 @@ from typing import Any, ClassVar
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import silu
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 from ssmscope.architectures.own.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
 from ssmscope.architectures.read import parts
+from ssmscope.architectures.read.feed_forward import FeedForward, RoutedExperts
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
-from ssmscope.architectures.read.rotary_attention import RotaryAttention, score_mask
+from ssmscope.architectures.read.rotary_attention import QK_NORMS, RotaryAttention, score_mask
 from ssmscope.core.linearized import InputMap, LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
@@ -43,8 +44,13 @@ from ssmscope.ops import Recurrence, Scan
 
 HEAD_NORMS = ("layer", "rms")
 """Norms of a head's output: the papers', or its root mean square with one weight for all heads."""
-ATTENTION_DEFAULTS: dict[str, Any] = dict(num_kv_heads=None, qkv_bias=False, window_size=None, rope_theta=10000.0)
-"""Options of softmax attention in addition to `layers` and `num_heads`, with defaults."""
+ATTENTION_DEFAULTS: dict[str, Any] = dict(
+    num_kv_heads=None, qkv_bias=False, window_size=None, rope_theta=10000.0,
+    head_dim=None, rotary_dim=None, qk_norm=None,
+)  # fmt: skip
+"""Options of softmax attention in addition to `layers` and `num_heads`, with defaults: the last three are a head's
+width, by default its share of the layer's, the dimensions of a head that are rotated, by default all, and how queries
+and keys are normed before (`QK_NORMS`), by default not."""
 
 
 class LinearAttentionConfig(PretrainedConfig):
@@ -89,14 +95,22 @@ class LinearAttentionConfig(PretrainedConfig):
                 raise InputError(f"attention has the layers {layers!r:.60}: give a list, each once, from 0 to {last}")
             taken |= {*layers}
             heads, key_heads = (options[name] or options["num_heads"] for name in ("num_heads", "num_kv_heads"))
-            sizes = (heads, key_heads, options["window_size"] or 1)
-            if any(type(size) is not int or size < 1 for size in sizes) or width % (2 * heads) or heads % key_heads:
+            head = options["head_dim"]
+            sizes = (heads, key_heads, options["window_size"] or 1, 1 if head is None else head)
+            fits = all(type(size) is int and size > 0 for size in sizes) and not heads % key_heads
+            if not fits or (head is None and width % (2 * heads)):
                 raise InputError(
                     f"attention has {heads!r:.60} heads, {key_heads!r:.60} of keys and a window of "
                     f"{options['window_size']!r:.60}: give numbers that share the width, {width}, in pairs"
                 )
             if heads != given[0]["num_heads"]:
                 raise InputError("attention has layers of several num_heads: give one for all")
+            head = width // heads if head is None else head
+            turned = head if options["rotary_dim"] is None else options["rotary_dim"]
+            if type(turned) is not int or turned % 2 or not 0 <= turned <= head:
+                raise InputError(f"attention turns {turned!r:.60} dimensions of a head's {head}: give an even number")
+            if options["qk_norm"] not in (None, *QK_NORMS):
+                raise InputError(f"attention has qk_norm {options['qk_norm']!r:.60}: give {' or '.join(QK_NORMS)}")
             theta = options["rope_theta"]
             if type(options["qkv_bias"]) is not bool or type(theta) not in (int, float) or not 0 < theta < math.inf:
                 raise InputError("attention has qkv_bias, true or false, and rope_theta, a positive number")
@@ -282,39 +296,28 @@ def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> Layer
 # ---- the models
 
 
-class FeedForward(nn.Module):
-    """Feed-forward part W₃ (swish(W₁ x) ⊙ W₂ x), or W₂ gelu(W₁ x) for RetNet."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
-        self.gate = nn.Linear(width, inner, bias=False) if config.swiglu else None
-        self.up = nn.Linear(width, inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(gelu(self.up(x)) if self.gate is None else silu(self.gate(x)) * self.up(x))
-
-
 def _attention(config: Any, number: int) -> RotaryAttention | None:
     """Return a layer's softmax attention; None if it has none."""
     found = next((each for each in getattr(config, "attention", ()) if number in each["layers"]), None)
     if found is None:
         return None
     options = {**ATTENTION_DEFAULTS, **found}
+    head = options["head_dim"] or config.hidden_size // options["num_heads"]
     own: dict[str, Any] = {
         "num_heads": options["num_heads"],
         "num_heads_kv": options["num_kv_heads"],
+        "head_dim": head,
         "qkv_proj_bias": options["qkv_bias"],
         "out_proj_bias": False,
-        "rotary_emb_dim": config.hidden_size // options["num_heads"],
+        "rotary_emb_dim": head if options["rotary_dim"] is None else options["rotary_dim"],
         "rotary_emb_base": options["rope_theta"],
     }
-    return RotaryAttention(config, number, own, options["window_size"])
+    return RotaryAttention(config, number, own, options["window_size"], options["qk_norm"])
 
 
 class Block(nn.Module):
-    """Block x + mixer(norm(x)), then x + feed-forward(norm(x)) if it has one."""
+    """Block x + mixer(norm(x)), then x + feed-forward(norm(x)) if it has one. What is added is normed first if the
+    configuration has `post_norms`; layers in its `routed_layers` have experts as their feed-forward part."""
 
     def __init__(self, config: Any, number: int) -> None:
         super().__init__()
@@ -322,7 +325,12 @@ class Block(nn.Module):
         self.norm = nn.RMSNorm(width, eps)
         self.mixer = _attention(config, number) or config.mixer(config)
         self.mlp_norm: Any = nn.RMSNorm(width, eps) if config.intermediate_size else None
-        self.mlp = FeedForward(config) if config.intermediate_size else None
+        self.mlp: Any = None
+        if config.intermediate_size:
+            routed = number in getattr(config, "routed_layers", ())
+            self.mlp = RoutedExperts(config) if routed else FeedForward(config)
+        self.post_norm: Any = nn.RMSNorm(width, eps) if getattr(config, "post_norms", False) else None
+        self.mlp_post_norm: Any = None if self.post_norm is None or self.mlp is None else nn.RMSNorm(width, eps)
 
     def forward(
         self,
@@ -334,10 +342,14 @@ class Block(nn.Module):
         """Run the block; `hidden` is `score_mask` for each window of attention."""
         if isinstance(self.mixer, RotaryAttention):
             assert hidden is not None and position_ids is not None
-            x = x + self.mixer(self.norm(x), hidden[self.mixer.sliding_window], position_ids, None)[0]
+            y = self.mixer(self.norm(x), hidden[self.mixer.sliding_window], position_ids, None)[0]
         else:
-            x = x + self.mixer(self.norm(x), attention_mask=attention_mask)
-        return x if self.mlp is None else x + self.mlp(self.mlp_norm(x))
+            y = self.mixer(self.norm(x), attention_mask=attention_mask)
+        x = x + (y if self.post_norm is None else self.post_norm(y))
+        if self.mlp is None:
+            return x
+        y = self.mlp(self.mlp_norm(x))
+        return x + (y if self.mlp_post_norm is None else self.mlp_post_norm(y))
 
 
 class _LinearAttentionPreTrainedModel(PreTrainedModel):

@@ -19,7 +19,7 @@ from transformers import GenerationMixin, Mamba2Config, PretrainedConfig
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2PreTrainedModel
 
 from ssmscope.architectures.own.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
-from ssmscope.architectures.read.linear_attention import FeedForward
+from ssmscope.architectures.read.feed_forward import FeedForward
 from ssmscope.architectures.read.parts import as_mask, at_least_float32
 from ssmscope.architectures.read.rotary_attention import ATTENTION_OPTIONS, RotaryAttention, score_mask
 from ssmscope.errors import InputError

@@ -39,7 +39,7 @@ DECAYS = ("heavy-tail", "softplus")
 ROTATED_SHARES = (0.5, 1.0)
 """Allowed shares of a state's dimensions that are turned."""
 NORM_EPSILON = 1e-5
-"""Epsilon of the norms within a layer."""
+"""Epsilon of the norms within a layer, unless the configuration has another."""
 
 
 class Mamba3Mixer(parts.ReadMixer, nn.Module):
@@ -55,8 +55,9 @@ class Mamba3Mixer(parts.ReadMixer, nn.Module):
         self.in_proj = nn.Linear(config.hidden_size, sum(self.sizes), bias=False)
         self.dt_bias, self.D = nn.Parameter(torch.empty(heads)), nn.Parameter(torch.empty(heads))
         self.B_bias, self.C_bias = (nn.Parameter(torch.empty(heads, 1, state)) for _ in range(2))
-        self.B_norm, self.C_norm = nn.RMSNorm(state, NORM_EPSILON), nn.RMSNorm(state, NORM_EPSILON)
-        self.norm = nn.RMSNorm(inner, NORM_EPSILON) if config.head_norm else None
+        self.epsilon = config.inner_norm_epsilon
+        self.B_norm, self.C_norm = nn.RMSNorm(state, self.epsilon), nn.RMSNorm(state, self.epsilon)
+        self.norm = nn.RMSNorm(inner, self.epsilon) if config.head_norm else None
         self.out_proj = nn.Linear(inner, config.hidden_size, bias=False)
         self.steps = config.time_step_min, config.time_step_max, config.time_step_floor
         self.reset_parameters()
@@ -84,7 +85,7 @@ class Mamba3Mixer(parts.ReadMixer, nn.Module):
         """Return the output from the heads' y (batch, length, heads, width) and the gate z: W_O (norm(y) ⊙ SiLU(z))."""
         flat = rearrange(y, "b t h p -> b t (h p)")
         if self.norm is not None:
-            flat = flat * parts.rms_factor(flat, NORM_EPSILON, self.head_dim) * parts.at_least_float32(self.norm.weight)
+            flat = flat * parts.rms_factor(flat, self.epsilon, self.head_dim) * parts.at_least_float32(self.norm.weight)
         return self.out_proj((flat * silu(parts.at_least_float32(z))).to(z.dtype))
 
 
@@ -138,7 +139,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     if mixer.norm is not None:
         scans = layer.scan()
         y = rearrange(scans[0].y + scans[1].y, "b t h p -> b t (h p)")
-        factor = parts.rms_factor(y, NORM_EPSILON, mixer.head_dim) * parts.at_least_float32(mixer.norm.weight)
+        factor = parts.rms_factor(y, mixer.epsilon, mixer.head_dim) * parts.at_least_float32(mixer.norm.weight)
         gate = gate * factor
     project, enter = parts.projection(mixer, "out_proj"), parts.projection(mixer, "in_proj", slice(inner, 2 * inner))
     gate_map = parts.opened_by(parts.projection(mixer, "in_proj", slice(0, inner)), silu, z)
@@ -186,6 +187,7 @@ class Mamba3Config(Mamba2AttnConfig):
         decay: the formula of the rate A, one of `DECAYS`.
         decay_floor: the smallest |A|.
         head_norm: whether every head's output is normed before the gate.
+        inner_norm_epsilon: epsilon of the norms within a layer.
 
     Raises:
         InputError: as `Mamba2AttnConfig`; if head_dim or n_groups does not divide, or an option has another value.
@@ -193,6 +195,7 @@ class Mamba3Config(Mamba2AttnConfig):
 
     model_type = "ssm-mamba3"
     mixer = Mamba3Mixer
+    inner_norm_epsilon = NORM_EPSILON
 
     def __init__(
         self,
@@ -205,6 +208,7 @@ class Mamba3Config(Mamba2AttnConfig):
         decay: str = "heavy-tail",
         decay_floor: float = 1e-4,
         head_norm: bool = False,
+        inner_norm_epsilon: float = NORM_EPSILON,
         **kwargs,
     ):
         inner = int(expand * hidden_size)
@@ -217,6 +221,8 @@ class Mamba3Config(Mamba2AttnConfig):
             raise InputError(f"rope_fraction {rope_fraction!r} of a state of {state_size}: give 0.5 or 1, of 4 or more")
         if decay not in DECAYS:
             raise InputError(f"decay {decay!r} is unknown: choose one of {', '.join(DECAYS)}")
+        if inner_norm_epsilon != NORM_EPSILON:  # By default it is no part of a model's fingerprint.
+            self.inner_norm_epsilon = inner_norm_epsilon
         self.rope_fraction, self.decay, self.decay_floor, self.head_norm = rope_fraction, decay, decay_floor, head_norm
         sizes: dict[str, Any] = dict(hidden_size=hidden_size, state_size=state_size, expand=expand, head_dim=head_dim)
         super().__init__(**{**kwargs, **sizes, "n_groups": n_groups, "num_heads": heads})

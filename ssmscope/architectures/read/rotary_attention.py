@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -34,6 +35,21 @@ ATTENTION_OPTIONS: dict[str, Any] = dict(
 """Options of attention by mamba_ssm's names, with its defaults; it has none for `num_heads`."""
 
 
+QK_NORMS = ("shared", "per head")
+"""Norms of queries and keys by each head's root mean square: with one weight for all heads, or one for each."""
+
+
+class HeadsNorm(nn.Module):
+    """Root-mean-square norm of heads (batch, length, heads, width) with a weight (width,) or (heads, width)."""
+
+    def __init__(self, eps: float, *shape: int) -> None:
+        super().__init__()
+        self.eps, self.weight = eps, nn.Parameter(torch.ones(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, x.shape[-1:], None, self.eps) * self.weight
+
+
 def rotated(x: Tensor, position: Tensor, size: int, base: float, interleaved: bool) -> Tensor:
     """Rotate pairs of the first `size` dimensions of heads (batch, length, heads, width): pair i by position (batch,
     length) × base^{−2i / size} (RoFormer, Eq. 15). A pair is dimensions i and i + size / 2, or `interleaved`, 2i and
@@ -44,11 +60,17 @@ def rotated(x: Tensor, position: Tensor, size: int, base: float, interleaved: bo
 
 
 class RotaryAttention(nn.Module):
-    """Softmax attention over queries, keys and values that are convolved, then rotated. With a `window` a query reads
-    that many keys, its own the last; the caller masks the others."""
+    """Softmax attention over queries, keys and values that may be convolved; queries and keys may then be normed, as
+    `qk_norm` of `QK_NORMS` says, and are rotated. With a `window` a query reads that many keys, its own the last; the
+    caller masks the others."""
 
     def __init__(
-        self, config: PretrainedConfig, layer_idx: int, options: Mapping[str, Any], window: int | None = None
+        self,
+        config: PretrainedConfig,
+        layer_idx: int,
+        options: Mapping[str, Any],
+        window: int | None = None,
+        qk_norm: str | None = None,
     ) -> None:
         super().__init__()
         options = {**ATTENTION_OPTIONS, **options}
@@ -65,6 +87,10 @@ class RotaryAttention(nn.Module):
         self.in_proj = nn.Linear(width, channels, bias=options["qkv_proj_bias"])
         if self.taps:
             self.conv1d = nn.Conv1d(channels, channels, self.taps, groups=channels)
+        self.q_norm, self.k_norm = (
+            None if qk_norm is None else HeadsNorm(config.layer_norm_epsilon, *heads, self.head_dim)
+            for heads in (((self.heads,), (self.key_heads,)) if qk_norm == "per head" else ((), ()))
+        )
         self.out_proj = nn.Linear(self.heads * self.head_dim, width, bias=options["out_proj_bias"])
 
     def forward(
@@ -103,6 +129,8 @@ class RotaryAttention(nn.Module):
             qkv = causal_convolution(qkv, weight, bias, tail)
         sizes = [self.heads, self.key_heads, self.key_heads]
         q, k, v = rearrange(qkv, "b t (h p) -> b t h p", p=self.head_dim).split(sizes, dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = (rotated(each, position_ids, *self.rotary) for each in (q, k))
         q, k, v = (rearrange(each, "b t h p -> b h t p") for each in (q, k, v))
         return q, k, v

@@ -15,6 +15,7 @@ from ssmscope.api.results import Result
 from ssmscope.interp.heatmap.result import ScoredText
 from ssmscope.interp.heatmap.views import FLAT_REMARK
 from ssmscope.interp.heatmap.words import is_selective
+from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.html import folded_away
 from ssmscope.render.numbers import evenly_spaced
@@ -28,7 +29,7 @@ MAX_TABLE_LAYERS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class Side(Outlined):
     """The text before or after the change."""
 
     text: ScoredText

@@ -12,6 +12,7 @@ from pandas import DataFrame
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, tidy
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
@@ -39,7 +40,7 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class Poisoned:
+class Poisoned(Outlined):
     """A trigger, or the mean over random ones, on held-out texts."""
 
     name: str
@@ -67,7 +68,7 @@ class Poisoned:
 
 
 @dataclass(frozen=True)
-class Victim:
+class Victim(Outlined):
     """One model under all triggers."""
 
     model: str

@@ -26,7 +26,13 @@ from ssmscope.api.options import (
     Scoring,
     Seed,
 )
-from ssmscope.attacks.names import PROMPT, SEMANTIC, check_asked
+from ssmscope.attacks.names import (
+    FROM_PROMPTBENCH,
+    PROMPT,
+    PROMPTBENCH,
+    SEMANTIC,
+    check_asked,
+)
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,6 +58,8 @@ def check_prompts(
         raise InputError("the attack semantic needs rewritten prompts: give semantic, 'promptbench' or a text file")
     if as_promptbench and suffix != "end":
         raise InputError(f"as_promptbench places suffixes as PromptBench does; leave out suffix {suffix!r}, or it")
+    if set(attacks) <= {*FROM_PROMPTBENCH} and (as_promptbench or suffix != "end"):
+        raise InputError("as_promptbench and suffix are options of ssmscope's own attacks, and none is among them")
     check_asked(template=template, **others)
     given = [template] if isinstance(template, str) else list(template or ())
     if twice := [text for text in given if given.count(text) > 1]:
@@ -71,7 +79,9 @@ def prompt_attack(
     data: TextData,
     *,
     attacks: Annotated[
-        Sequence[str], f"{', '.join(PROMPT)}, {SEMANTIC}.", OneOf("attacks.names:PROMPT", (SEMANTIC,))
+        Sequence[str],
+        f"{', '.join(PROMPT)}, {SEMANTIC}; PromptBench's own code as {FROM_PROMPTBENCH[0]}.",
+        OneOf("attacks.names:PROMPT", (SEMANTIC, *FROM_PROMPTBENCH)),
     ] = PAPER,
     template: Annotated[
         str | Sequence[str] | None, "A prompt with {content}; may be repeated. By default those of DATA.", REPEATED
@@ -111,6 +121,10 @@ def prompt_attack(
     before `{content}`. With `as_promptbench` both follow PromptBench. (In neither does a space follow a suffix at a
     prompt's end, because the answer begins with its own.)
 
+    `promptbench:stresstest` and so on are PromptBench's own attacks, run by that package (`prompt_attack.Attack`) in a
+    row beside ours; the model's answers are batched as for ours. Templates that end in `{content}` are left out there,
+    because PromptBench would put its suffix inside the braces.
+
     Every number has a 95 % bootstrap interval over examples; clean and attacked accuracy come from the same resamples,
     and so do averages over templates. The worst prompt is chosen on the same examples that it is measured on, which
     the intervals do not include. A template under which no answer is right has no drop and is not attacked.
@@ -121,6 +135,7 @@ def prompt_attack(
     Args:
         model: a language model, or a classifier of texts, which reads the filled template.
         attacks: textfooler needs `embeddings`, bertattack `masked_lm`, and semantic `semantic`, which also adds it.
+            PromptBench's own need the package promptbench, installed without what it pins.
         template: one or several; by default the data set's own (`TASK_PROMPTS`).
         words: by default the data set's own. A classifier has none.
         as_promptbench: excludes `suffix`, and needs TextAttack for suffixes too.
@@ -131,6 +146,7 @@ def prompt_attack(
     """
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import check_data, own_prompts, questions
+    from ssmscope.attacks.prompts import from_promptbench
     from ssmscope.attacks.prompts.result import Cost, PromptAttack, answered, measured, notes_on
     from ssmscope.attacks.prompts.search import Judge, fixed, recipe_of, rewritten, searched, tried_all
     from ssmscope.core.progress import on_stderr, progress_bar
@@ -152,7 +168,8 @@ def prompt_attack(
         Template(text)
     named = tuple(dict.fromkeys([*attacks, *([SEMANTIC] if semantic is not None else [])]))
     resources: dict[str, Any] = dict(embeddings=embeddings, masked_lm=masked_lm, encoder=encoder)
-    recipes = [recipe_of(name, candidates, resources) for name in named]
+    theirs = {name: from_promptbench.own_recipe(name, templates) for name in named if name in FROM_PROMPTBENCH}
+    recipes = [theirs.get(name) or recipe_of(name, candidates, resources) for name in named]
     judge = Judge(asked.evaluator, asked.contents, asked.labels)
     protected = asked.evaluator.words or data.label_names
     tries = {each.name: [fixed(each, text, suffix, as_promptbench) for text in templates] for each in recipes}
@@ -168,6 +185,8 @@ def prompt_attack(
                 place = None
                 if clean[number].any() and some:
                     place = tried_all(text, some, judge)
+                elif clean[number].any() and each.name in theirs:
+                    place = from_promptbench.attacked(each, text, judge, words=protected, seed=seed)
                 elif clean[number].any():
                     place = searched(each, text, judge, words=protected, seed=seed, as_promptbench=as_promptbench)
                 found[each.name].append(place)
@@ -175,8 +194,11 @@ def prompt_attack(
     right = {name: [judge.right([place[0]])[0] if place else None for place in found[name]] for name in found}
     average, per_template, per_attack, worst = measured(clean, right, recipes, found, seed)
     options = call_options(attacks=list(named), template=list(templates), words=asked.options["words"])
+    provenance = record_provenance(model.source, options=options, seed=seed, data=asked.data)
+    if theirs:
+        provenance["versions"] |= {PROMPTBENCH: from_promptbench.version()}
     return PromptAttack(
-        provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
+        provenance=provenance,
         templates=templates,
         clean=per_template,
         average_clean=average,

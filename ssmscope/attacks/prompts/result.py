@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import percent, tidy
+from ssmscope.attacks.names import FROM_PROMPTBENCH, PROMPTBENCH
 from ssmscope.attacks.recipes import Recipe
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
 from ssmscope.render.blocks import Block, Custom, Prose
@@ -145,8 +146,11 @@ class PromptAttack(Result, kind="prompts"):
 
     @property
     def measured(self) -> str:
-        """Sentence that says whether drops are measured as PromptBench does."""
-        return MEASURED[self.as_promptbench]
+        """Sentences that say whether drops are measured as PromptBench does, and which of them by PromptBench."""
+        theirs = [one.name for one in self.attacks if one.name in FROM_PROMPTBENCH]
+        own = [MEASURED[self.as_promptbench]] if len(theirs) < len(self.attacks) else []
+        release = f" {version}" if (version := self.provenance.get("versions", {}).get(PROMPTBENCH)) else ""
+        return " ".join([*own, *([f"{', '.join(theirs)}: run by PromptBench{release} itself."] if theirs else [])])
 
     @property
     def queries_made(self) -> str:
@@ -170,7 +174,8 @@ class PromptAttack(Result, kind="prompts"):
             rows += [row | {"attack": one.name, "drop": row["drop"].times(100)} for row in every]
         columns = ["part", "attack", "template", "clean", "accuracy", "drop", "tried", "prompt", "clean_prompt"]
         frame = tidy(rows, columns).astype({"template": "Int64", "tried": "Int64"})
-        frame["measured_as"] = "promptbench" if self.as_promptbench else "ssmscope"
+        as_promptbench = frame["attack"].isin(FROM_PROMPTBENCH) | self.as_promptbench
+        frame["measured_as"] = as_promptbench.map({True: "promptbench", False: "ssmscope"})
         frame.attrs["caption"] = self.measured
         return frame
 

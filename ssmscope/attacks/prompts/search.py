@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from ssmscope.attacks.names import SEMANTIC
+from ssmscope.attacks.names import PROMPTBENCH, SEMANTIC
 from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.recipes import Recipe, protect, recipe
 from ssmscope.attacks.words.lockstep import drawing_from, seeded
@@ -30,8 +30,6 @@ MAX_CHARACTERS_PER_CALL = 100_000_000
 """Characters of the filled prompts that are asked for together."""
 UNKNOWN = np.int8(-1)
 """Mark of an example that was not asked about, in place of right (1) or wrong (0)."""
-PROMPTBENCH = "promptbench"
-"""Name of the rewritten prompts in the package promptbench."""
 MIN_EXAMPLES_PER_CALL = 8
 """Examples that are asked about together even if fewer may decide."""
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, estimate, estimates, ratio, resampled_sums
+from ssmscope.outline import outlined
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, table, with_interval
@@ -32,6 +33,7 @@ SUMMARY = {
 """Names of the totals in views."""
 
 
+@outlined
 class Outcome(NamedTuple):
     """End of a search: its text, the text's class probabilities, and the numbers of queries and gradients."""
 

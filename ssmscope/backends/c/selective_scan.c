@@ -206,11 +206,26 @@ INLINE void backward_states(const float *starts, const vec *A, const vec *eighth
     for (int i = 0; i < count; i++) grad_A[i * VECTORS] = sum[i], carried[i * VECTORS] = later[i];
 }
 
+/* The same for the gradient of the input alone, which depends on no state. */
+INLINE void backward_input(const vec *A, const vec *eighths, vec *carried, const vec *delta, const vec *grad_y,
+                           const float *b, const float *c, vec *grad_input, int64_t states, int steps,
+                           const int count, const int form) {
+    vec later[STATES_AT_ONCE];
+    for (int i = 0; i < count; i++) later[i] = carried[i * VECTORS];
+    for (int s = steps - 1; s >= 0; s--)
+        for (int i = 0; i < count; i++) {
+            vec lambda = grad_y[s] * c[s * states + i] + later[i];
+            grad_input[s] += lambda * b[s * states + i];
+            later[i] = lambda * decay(delta[s], A[i * VECTORS], eighths[i * VECTORS], form);
+        }
+    for (int i = 0; i < count; i++) carried[i * VECTORS] = later[i];
+}
+
 typedef struct {
     const problem *p;
     strided x, delta, grad_y;
     const float *A, *b, *c, *starts, *grad_final;
-    float *grad_x, *grad_delta, *grad_initial; /* grad_initial may be NULL */
+    float *grad_x, *grad_delta, *grad_initial; /* grad_initial may be NULL, and grad_delta with all that follow it */
     float *grad_A;  /* of each sequence, (batch, channels, states) */
     float *grad_bc; /* of b and c, from each slab: (sequence and slab, 2, length, states) */
 } backward_call;
@@ -227,6 +242,14 @@ typedef struct {
 INLINE void backward_vectors(backward_terms *g, const rates *A, vec *carried, vec *grad_A, int64_t n, int64_t states,
                              const int count, const int form) {
     steps_of_states grad_b, grad_c;
+    if (!g->grad_b) {
+        for (int v = 0; v < VECTORS; v++) {
+            const int64_t k = n * VECTORS + v;
+            backward_input(A->A + k, A->eighths + k, carried + k, g->delta[v], g->grad_y[v], g->b + n, g->c + n,
+                           g->grad_input[v], states, g->steps, count, form);
+        }
+        return;
+    }
     memset(grad_b, 0, count * sizeof(grad_b[0]));
     memset(grad_c, 0, count * sizeof(grad_c[0]));
     for (int v = 0; v < VECTORS; v++) {
@@ -267,8 +290,11 @@ static void backward_slab(const backward_call *f, int64_t task, vec *work) {
         const int64_t t = chunk * CHUNK, at = (i * L + t) * N;
         g.steps = smaller(L - t, CHUNK);
         g.b = f->b + at, g.c = f->c + at;
-        g.starts = f->starts + (task * chunks_of(p) + chunk) * N * SLAB;
-        g.grad_b = f->grad_bc + (2 * task * L + t) * N, g.grad_c = g.grad_b + L * N;
+        g.grad_b = NULL;
+        if (f->grad_bc) {
+            g.starts = f->starts + (task * chunks_of(p) + chunk) * N * SLAB;
+            g.grad_b = f->grad_bc + (2 * task * L + t) * N, g.grad_c = g.grad_b + L * N;
+        }
         load_tile(g.delta, f->delta, i, t, d, g.steps, channels);
         load_tile(x, f->x, i, t, d, g.steps, channels);
         load_tile(g.grad_y, f->grad_y, i, t, d, g.steps, channels);
@@ -287,10 +313,10 @@ static void backward_slab(const backward_call *f, int64_t task, vec *work) {
                 g.grad_input[v][s] *= g.delta[v][s];
             }
         store_tile(f->grad_x + (i * L + t) * D + d, g.grad_input, D, g.steps, channels);
-        store_tile(f->grad_delta + (i * L + t) * D + d, g.grad_delta, D, g.steps, channels);
+        if (f->grad_delta) store_tile(f->grad_delta + (i * L + t) * D + d, g.grad_delta, D, g.steps, channels);
     }
     if (f->grad_initial) store_matrix(f->grad_initial + (i * D + d) * N, carried, N, channels);
-    store_matrix(f->grad_A + (i * D + d) * N, grad_A, N, channels);
+    if (f->grad_A) store_matrix(f->grad_A + (i * D + d) * N, grad_A, N, channels);
 }
 
 /* Add the slabs' gradients of b and c at one step of one sequence, in the order of the slabs. */
@@ -308,17 +334,18 @@ static void sum_slabs(const backward_call *f, int64_t row, float *grad_b, float 
 }
 
 /* The gradients of all terms, contiguous, from those of y and of the final state (contiguous); `grad_initial` may be
- * NULL. Returns 1 where there is no memory for the work, else 0. */
+ * NULL, and `starts` with the gradients of delta, A, b and c. Returns 1 where there is no memory for the work, else 0. */
 int selective_scan_backward(const problem *p, const strided *x, const strided *delta, const float *A, const float *b,
                             const float *c, const float *starts, const strided *grad_y, const float *grad_final,
                             float *grad_x, float *grad_delta, float *grad_A, float *grad_b, float *grad_c,
                             float *grad_initial) {
     const int64_t tasks = p->batch * slabs_of(p), L = p->length, N = p->states, DN = p->channels * N;
     const int64_t part = 4 * N * VECTORS;
-    float *grad_bc = allocate(2 * tasks * L * N * sizeof(float));
-    float *sequences = allocate(p->batch * DN * sizeof(float));
+    const int all = grad_delta != NULL;
+    float *grad_bc = all ? allocate(2 * tasks * L * N * sizeof(float)) : NULL;
+    float *sequences = all ? allocate(p->batch * DN * sizeof(float)) : NULL;
     vec *work = allocate(p->threads * part * sizeof(vec));
-    const int failed = !grad_bc || !sequences || !work;
+    const int failed = (all && (!grad_bc || !sequences)) || !work;
     const backward_call f = {p,          *x,     *delta,     *grad_y,      A,         b,      c, starts,
                              grad_final, grad_x, grad_delta, grad_initial, sequences, grad_bc};
     if (!failed) {
@@ -328,9 +355,9 @@ int selective_scan_backward(const problem *p, const strided *x, const strided *d
 #pragma omp for schedule(dynamic)
             for (int64_t task = 0; task < tasks; task++) backward_slab(&f, task, work + thread_number() * part);
 #pragma omp for
-            for (int64_t row = 0; row < p->batch * L; row++) sum_slabs(&f, row, grad_b, grad_c);
+            for (int64_t row = 0; row < all * p->batch * L; row++) sum_slabs(&f, row, grad_b, grad_c);
 #pragma omp for
-            for (int64_t k = 0; k < DN; k++) {
+            for (int64_t k = 0; k < all * DN; k++) {
                 float total = 0;
                 for (int64_t i = 0; i < p->batch; i++) total += sequences[i * DN + k];
                 grad_A[k] = total;

@@ -68,7 +68,8 @@ def scan(
 class _SelectiveScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x, b, c, initial, delta, A, expected, retention):
-        y, final, mean_decay, starts = _forward(x, b, c, initial, delta, A, expected, retention, keep_starts=True)
+        ctx.every = any(ctx.needs_input_grad[place] for place in (1, 2, 4, 5))
+        y, final, mean_decay, starts = _forward(x, b, c, initial, delta, A, expected, retention, keep_starts=ctx.every)
         ctx.save_for_backward(x, b, c, delta, A, starts)
         ctx.expected = expected
         if mean_decay is not None:
@@ -81,7 +82,8 @@ class _SelectiveScan(torch.autograd.Function):
         x, b, c, delta, A, starts = ctx.saved_tensors
         grad_y, grad_final = grad_y.resolve_neg(), grad_final.resolve_neg()
         b, c, A, grad_final = (t.contiguous() for t in (b, c, A, grad_final))
-        grads = [t.new_empty(t.shape) for t in (x, delta, A, b, c)]
+        others = (delta, A, b, c)
+        grads = [x.new_empty(x.shape), *(t.new_empty(t.shape) if ctx.every else None for t in others)]
         grad_initial = torch.empty_like(grad_final) if ctx.needs_input_grad[3] else None
         failed = _kernels().selective_scan_backward(
             _problem(x, b, ctx.expected),

@@ -16,6 +16,7 @@ import pandas as pd
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.maps import causal, strongest_keys
+from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block, OfTokens, Prose, TokenRows
 from ssmscope.render.numbers import number_runs
 from ssmscope.render.table import MAX_COMPARED_ROWS, Table, frame_table
@@ -50,7 +51,7 @@ class Readouts:
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionMap:
+class AttentionMap(Outlined):
     """One map of one text: the weight of each key in the layer's output at each query."""
 
     layer: str

@@ -70,7 +70,9 @@ def _mapped(text: AttendedText, maps: Sequence[AttentionMap]) -> MappedText:
         rows, *keys = (each.tolist() for each in strongest_keys(one.values, one.sink, seen, NAMED_KEYS))
         for row, key, weight in zip(rows, *keys):
             found[row].append((key, weight))
-        return TokenMap(title(one), one.values, one.sink, *limit(one, text), row_limits(one, text), found)
+        return TokenMap(
+            title(one), one.values, one.sink, *limit(one, text), row_limits(one, text), found, one.layer != MEAN_MAP
+        )
 
     return MappedText(text_of(text, (), span_name(text)), text.queries, text.edges, seen, len(maps), map_of)
 

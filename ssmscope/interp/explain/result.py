@@ -17,6 +17,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.gates import READ_BY
 from ssmscope.interp.heatmap.views import FLAT_REMARK
 from ssmscope.interp.heatmap.words import is_selective
+from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import number
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, number_cell, table
@@ -38,7 +39,7 @@ MAX_TOLD, TOLD_WORDS = 3, 2
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class Scores(Outlined):
     """Scores of a method for all texts of an objective.
 
     Attributes:
@@ -68,7 +69,7 @@ Method = Callable[["Objective"], Scores]
 
 
 @dataclass(frozen=True, eq=False)
-class Attribution:
+class Attribution(Outlined):
     """One text explained by one method."""
 
     method: str

@@ -299,11 +299,12 @@ def summarise(
     long: int,
     share: float | None,
     knocked: Sequence[str],
+    further: Sequence[str] = (),
     notes: list[str],
     seed: int,
 ) -> Fidelity:
     """Return means and paired differences of texts' measurements, with intervals, and notes."""
-    every = (*MEASURES, *AGREEMENT, *knocked)
+    every = (*MEASURES, *AGREEMENT, *knocked, *further)
     places = [at for at, name in enumerate(every) if share is not None or name not in AGREEMENT]
     names, number = tuple(every[at] for at in places), len(methods)
     values, random = np.split(found["values"][..., places], [number], axis=1)

@@ -12,6 +12,11 @@ MEASURES = {
     "sufficiency": ("sufficiency", False),
 }
 """Measures by name, with their names in the views and True where more is better."""
+INFIDELITY, SENSITIVITY = "captum:infidelity", "captum:sensitivity_max"
+CAPTUM_MEASURES = {INFIDELITY: "infidelity", SENSITIVITY: "sensitivity"}
+"""captum's measures by name, with their names in the views; the lower the better."""
+WITHOUT_EMBEDDINGS = ("attention-rollout", "attention-gradient", "survival", "self-retention", "self-write", "random")
+"""Methods that read a text's tokens and not embeddings that are given, so that no sensitivity can be asked of them."""
 KNOCKOUT = "knockout"
 """Name of the correlation with the exact effect of knocking tokens out in all layers; followed by a layer's number, in
 that layer."""
@@ -21,7 +26,7 @@ RANDOM = "random"
 
 
 def more_is_better(measure: str) -> bool:
-    return MEASURES[measure][1] if measure in MEASURES else True
+    return MEASURES[measure][1] if measure in MEASURES else measure not in CAPTUM_MEASURES
 
 
 def layer_measure(layer: int) -> str:
@@ -41,4 +46,4 @@ def display_name(measure: str) -> str:
         return f"layer {layer}"
     if measure == KNOCKOUT:
         return "ρ knockout"
-    return MEASURES[measure][0] if measure in MEASURES else AGREEMENT[measure]
+    return MEASURES[measure][0] if measure in MEASURES else (AGREEMENT | CAPTUM_MEASURES)[measure]

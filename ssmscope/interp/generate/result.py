@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
+from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, as_share, number_cell, short_cell, table
@@ -23,7 +24,7 @@ NAMED_SOURCES = 5
 
 
 @dataclass(frozen=True, eq=False)
-class SourceMap:
+class SourceMap(Outlined):
     """Scores (written tokens, tokens) of what each written token comes from, zero from that token on; `signed` if they
     may be against it."""
 
@@ -183,7 +184,7 @@ def _mapped(text: WrittenText) -> MappedText:
             for row in range(len(queries))
         ]
         most = one.ends[1]
-        return TokenMap(one.name, one.values, None, most, most, np.abs(one.values).max(1), named)
+        return TokenMap(one.name, one.values, None, most, most, np.abs(one.values).max(1), named, one.signed)
 
     seen = positions <= queries[:, None]
     return MappedText(_text(text), queries, None, seen, len(text.maps), map_of, _notes(text))

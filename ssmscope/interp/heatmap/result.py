@@ -14,6 +14,7 @@ from ssmscope.api.results import OverTexts, Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap import views
 from ssmscope.interp.heatmap.words import format_half_life, median_half_life, shown_words, word_groups, word_text
+from ssmscope.outline import Outlined
 from ssmscope.render.blocks import OfTokens
 from ssmscope.render.numbers import counted, number_runs
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, with_interval
@@ -289,7 +290,7 @@ class KeptGroup:
 
 
 @dataclass(frozen=True)
-class KeptLayer:
+class KeptLayer(Outlined):
     """Scores and half-lives of a layer."""
 
     number: int

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.options import REPEATED, Metavar, OneOf
 from ssmscope.core.progress import on_stderr
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.methods.captum_names import CAPTUM
+from ssmscope.interp.methods.captum_names import CAPTUM, LLM
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -49,9 +49,11 @@ def method_function(name: str) -> Callable[..., Scores]:
     if name not in NAMES:
         raise InputError(f"unknown method {name!r}; allowed are {', '.join(NAMES)}{did_you_mean(str(name), NAMES)}")
     if name.startswith(CAPTUM_PREFIX):
-        from ssmscope.interp.methods.from_captum import captum_method
+        from ssmscope.interp.methods import captum_llm, from_captum
 
-        return captum_method(name.removeprefix(CAPTUM_PREFIX))
+        name = name.removeprefix(CAPTUM_PREFIX)
+        run = captum_llm.attributed_by_tokens if name in LLM else from_captum.attributed
+        return from_captum.captum_method(name, run)
     module, _, function = METHOD_FUNCTIONS[name].partition(":")
     return getattr(importlib.import_module(f"{__name__}.{module}"), function)
 

@@ -39,9 +39,11 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2RMSNor
 
 from ssmscope.architectures.loading.in_memory import OwnModel
 from ssmscope.architectures.own.groupmamba import GroupMamba2Block, GroupMambaBlock
+from ssmscope.architectures.read.feed_forward import ExpertRouter, FeedForward, RoutedExperts
 from ssmscope.architectures.read.hgrn import LowerBounds
-from ssmscope.architectures.read.linear_attention import Block, FeedForward
+from ssmscope.architectures.read.linear_attention import Block
 from ssmscope.architectures.read.mamba2attn import Mamba2AttnBlock
+from ssmscope.architectures.read.minimax_m1 import PartialRotation
 from ssmscope.architectures.read.parts import at_least_float32, rms_factor
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, softmax_attention
 from ssmscope.architectures.read.rwkv7 import RWKV7Block
@@ -73,7 +75,10 @@ BLOCKS = (
     *(MambaBlock, Mamba2Block, FalconMambaBlock),
     *(GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock, RWKV7Block),
 )
-LINEAR_MODULES = (*BLOCKS, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential, LowerBounds)
+LINEAR_MODULES = (
+    *(*BLOCKS, RoutedExperts, LowerBounds, PartialRotation),
+    *(nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential),
+)
 """Modules that are linear, that only add and pass on their parts' outputs, or that nothing passes through."""
 MODEL_PACKAGES = (
     "ssmscope.architectures.",
@@ -342,6 +347,8 @@ def _rules(
     if norm is not None or is_family_norm(inner):
         terms = norm_terms(twin(module), () if norm is None else norm, what)
         return [(module, partial(through_norm, terms, one=one, centred=norm is nn.LayerNorm))]
+    if issubclass(kind, ExpertRouter):
+        return [(module, lambda x: twin(module)(x.detach()))]
     if issubclass(kind, FeedForward):
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
     elif not (kind in LINEAR_MODULES or is_family_block(module) or model or id(module) in passing):

@@ -14,6 +14,7 @@ import pandas as pd
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block, Picture, Prose
 from ssmscope.render.table import Cell, Line, Table, table, with_interval
 from ssmscope.render.word_grid import WordGrid, WordGrids
@@ -122,7 +123,7 @@ class LensFit(Result, kind="lens-fit"):
 
 
 @dataclass(frozen=True)
-class LensedText:
+class LensedText(Outlined):
     """Readings of one text; arrays are (layers + 1, positions), the last row being the model itself."""
 
     tokens: tuple[str, ...]

@@ -12,6 +12,7 @@ import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import percent_of, token_count
 from ssmscope.render.table import Cell, Line, Table, number_cell, short_cell, table
@@ -22,7 +23,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
-class LayerStability:
+class LayerStability(Outlined):
     """Stability of one recurrence of a layer; most layers have one."""
 
     layer: int

@@ -1,11 +1,11 @@
-(() => {
-  "use strict";
+// Starts the maps within a document, or within an element, that it has not started before.
+const startTokenMaps = (scope) => {
   const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   const floats = (text) => new Float32Array(bytes(text).buffer);
   const whole32 = (text) => new Int32Array(bytes(text).buffer);
   const short = (weight) => Number(weight.toPrecision(3)).toString().replace("-", "−");
   const scheme = matchMedia("(prefers-color-scheme: dark)");
-  for (const root of document.querySelectorAll(".ssmscope-attention:not([data-live])")) {
+  for (const root of scope.querySelectorAll(".ssmscope-attention:not([data-live])")) {
     root.dataset.live = "";
     const data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
     for (const part of root.querySelectorAll(".live")) part.hidden = false;
@@ -16,7 +16,7 @@
 
   function start(section, text, data) {
     const {queries, edges, maps} = text;
-    const [select, own, told, end] = [".controls select", ".controls input", ".told", ".end"].map((s) =>
+    const [select, own, told, low, end] = [".controls select", ".controls input", ".told", ".low", ".end"].map((s) =>
       section.querySelector(s));
     const canvas = section.querySelector("canvas"), frame = section.querySelector(".map");
     const spans = [];
@@ -28,8 +28,10 @@
     for (let cell = 0; cell < cells; cell++)
       for (let i = edges ? edges[cell] : cell; i < (edges ? edges[cell + 1] : cell + 1); i++) cellOf[i] = cell;
     queries.forEach((query, row) => { rowOf[cellOf[query]] = row; });
+    // The last cell that a query reads: its own, unless layers look ahead.
+    const last = (row) => text.ahead ? cells - 1 : cellOf[queries[row]];
     const begins = [0];
-    queries.forEach((query, row) => { begins.push(begins[row] + cellOf[query] + 1); });
+    queries.forEach((query, row) => { begins.push(begins[row] + last(row) + 1); });
     const sunk = maps.some((map) => map.sink);
     const across = cells + (sunk ? 2 * unit() : 0), whole = queries.length === cells, largest = 420;
     // Of a long text several weights share a dot of the canvas, which shows the strongest.
@@ -51,6 +53,8 @@
       const from = maps[index];
       map = {...from, values: new Int8Array(bytes(from.rows).buffer), scales: floats(from.scale), ends: floats(from.ends),
         sinks: from.sink && floats(from.sink), keys: whole32(from.keys), weights: floats(from.weights)};
+      low.textContent = map.signed ? "−limit" : "0";
+      low.parentNode.classList.toggle("positive", !map.signed);
       paint();
       show();
     }
@@ -84,9 +88,9 @@
       const row = chosen, cell = cellOf[queries[row]];
       const limit = own.checked ? map.ends[row] : map.end;
       const largest = own.checked ? Math.max(map.scales[row], map.sinks ? Math.abs(map.sinks[row]) : 0) : map.largest;
-      end.textContent = `limit ±${short(limit)}` + (largest > limit ? `, largest ${short(largest)}` : "");
+      end.textContent = `limit ${map.signed ? "±" : ""}${short(limit)}` + (largest > limit ? `, largest ${short(largest)}` : "");
       spans.forEach((span, i) => {
-        const seen = cellOf[i] <= cell;
+        const seen = cellOf[i] <= last(row);
         if (seen) span.dataset.l = level(weight(row, cellOf[i]), limit);
         else delete span.dataset.l;
         span.classList.toggle("after", !seen);
@@ -126,7 +130,7 @@
       const kept = (pinned === null ? "" : " (kept)") + (text.notes ? ` · ${text.notes[row]}` : "");
       const list = strongest.map(([s, value]) => `${of(s)} ${short(value)}`).join(", ");
       const exact = new Map(strongest).get(key);
-      const pointed = key === null || key > cell ? ""
+      const pointed = key === null || key > last(row) ? ""
         : ` · ${name(key)}: ${exact === undefined ? `≈ ${short(weight(row, key))}` : short(exact)}`;
       told.replaceChildren(`${data.query} `, bold, `${kept}${pointed} · strongest: ${list}`);
     }
@@ -178,7 +182,7 @@
       const row = Math.floor((event.clientY - box.top) / box.height * tall * foldRows);
       const cell = Math.floor((event.clientX - box.left) / box.width * wide * fold) - before;
       const inside = Math.max(0, Math.min(queries.length - 1, row));
-      return [inside, cell >= 0 && cell <= cellOf[queries[inside]] ? cell : null];
+      return [inside, cell >= 0 && cell <= last(inside) ? cell : null];
     }
     frame.addEventListener("mousemove", (event) => look(...pointed(event)));
     frame.addEventListener("mouseleave", leave);
@@ -188,4 +192,4 @@
     scheme.addEventListener("change", paint);
     pick(0);
   }
-})();
+};

@@ -1,0 +1,74 @@
+"""Pictures in a user's axes or part of a figure hold what they hold alone, and nothing else of the process changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ssmscope.api.results import Result
+from ssmscope.errors import InputError
+
+RECORDED = Path(__file__).resolve().parents[1] / "recorded"
+ONE_PANEL = ("words-flip/words", "loss-hybrid/loss", "lens-logit/lens-show", "patch-head/patch")
+SEVERAL = ("heatmap-text/heatmap", "attention-hybrid/attention", "stability-mamba2/stability", "effect-text/effect")
+
+
+def numbers(figure: Any) -> list[list[Any]]:
+    """What every panel of a figure holds: its limits, curves, images, marks and words."""
+    return [
+        [
+            *(axes.get_xlim(), axes.get_ylim(), axes.get_xlabel(), axes.get_ylabel(), len(axes.patches)),
+            *(line.get_xydata().tolist() for line in axes.lines),
+            *(np.nan_to_num(np.ma.getdata(image.get_array())).tolist() for image in axes.images),
+            *(np.asarray(each.get_offsets()).tolist() for each in axes.collections),
+            *(text.get_text() for text in axes.texts),
+        ]
+        for axes in figure.findobj(Axes)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def unchanged():
+    """Nothing that a user has set or opened changes."""
+    settings, opened, backend = dict(matplotlib.rcParams), plt.get_fignums(), matplotlib.get_backend()
+    yield
+    assert (dict(matplotlib.rcParams), plt.get_fignums(), matplotlib.get_backend()) == (settings, opened, backend)
+
+
+@pytest.mark.parametrize("name", ONE_PANEL)
+def test_axes_hold_the_picture(name: str) -> None:
+    result, figure = Result.load(RECORDED / f"{name}.json"), Figure()
+    other, axes = figure.subplots(1, 2)
+    other.plot([1, 2], [3, 4])
+    before = numbers(figure)[0]
+    assert result.figure(ax=axes) is figure
+    assert numbers(figure) == [before, *numbers(result.figure())]
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_part_of_a_figure_holds_several_panels(name: str) -> None:
+    result = Result.load(RECORDED / f"{name}.json")
+    alone = result.figure()
+    width, height = alone.get_size_inches()
+    figure = Figure((2 * width, height), layout="constrained")
+    other, part = figure.subfigures(1, 2)
+    other.subplots().plot([1, 2], [3, 4])
+    before = numbers(other)
+    assert result.figure(ax=part) is figure
+    assert numbers(part) == numbers(alone) and numbers(other) == before
+    assert figure.get_size_inches().tolist() == [2 * width, height]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    result = Result.load(RECORDED / "heatmap-text/heatmap.json")
+    with pytest.raises(InputError, match="several panels, and axes hold one; .* give a part of a figure"):
+        result.figure(ax=Figure().subplots())
+    with pytest.raises(InputError, match=r"ax is 0\.5 inches high, too low for this figure; give a height of"):
+        result.figure(ax=Figure((8, 0.5)).subfigures())
