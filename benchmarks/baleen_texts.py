@@ -66,6 +66,8 @@ ARMS = {
     **{f"baleen-b β={beta}": f"baleen-b --beta {beta}" for beta in ("0", *BERNOULLI)},
     "baleen-b β=0.01 warm": "baleen-b --beta 0.01 --init-from",
 }
+PLANTED_ARM = "baleen-e true β=0.001 warm"
+"""Baleen-E of the planted tasks' table."""
 METHODS = ("survival", "self-retention", "self-write", "ig", "gradxinput", "gradcam", "lrp")
 
 TOLERANCE = 0.01
@@ -321,20 +323,31 @@ def compared(data: str) -> tuple[str, str]:
 def docs_table() -> list[str]:
     """Return the lines of the documentation's table: per data set Mamba-2, Mamba-2 trained as long as a warm Baleen,
     the chosen Baleen-E, and its difference, seed by seed, from the Mamba-2 trained as long."""
+    return _fidelity_table({data: tuple(dict.fromkeys(("mamba2", *compared(data)))) for data in TEXTS})
+
+
+def planted_table() -> list[str]:
+    """Return the lines of the documentation's table of planted tasks: Mamba-2 and a Baleen-E trained from it."""
+    return _fidelity_table({data: ("mamba2 warm", PLANTED_ARM) for data in RECIPES if data not in TEXTS})
+
+
+def _fidelity_table(arms_of_data: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return a table's lines: per data set the accuracy, the share of heads that select and ΔA × 100 of each arm, and
+    the difference of the last two, seed by seed."""
     methods = ("lrp", "ig", "survival", "self-write")
     lines = [
         f"| | | accuracy | heads that select | {' | '.join(f'`{m}`' for m in methods)} |",
         "|---|---|---|---|" + "---|" * len(methods),
     ]
-    for data in TEXTS:
-        arms = {arm: {r["seed"]: r for r in results() if (r["data"], r["arm"]) == (data, arm)} for arm in ARMS}
-        for at, arm in enumerate(dict.fromkeys(("mamba2", *compared(data)))):
-            found = list(arms[arm].values())
-            variations = [v for r in found for layer in r["selectivity"] for v in layer["variation"]]
+    for data, arms in arms_of_data.items():
+        found = {arm: {r["seed"]: r for r in results() if (r["data"], r["arm"]) == (data, arm)} for arm in arms}
+        for at, arm in enumerate(arms):
+            seeds = list(found[arm].values())
+            variations = [v for r in seeds for layer in r["selectivity"] for v in layer["variation"]]
             share = f"{sum(v >= MIN_VARIATION for v in variations) / len(variations):.2f}"
-            columns = [[r["test"] for r in found], *([100 * r["delta"][m] for r in found] for m in methods)]
+            columns = [[r["test"] for r in seeds], *([100 * r["delta"][m] for r in seeds] for m in methods)]
             lines.append(_row(data if at == 0 else "", arm, columns, share))
-        pairs = [(arms[compared(data)[1]][seed], arms[compared(data)[0]][seed]) for seed in SEEDS]
+        pairs = [(found[arms[-1]][seed], found[arms[-2]][seed]) for seed in SEEDS]
         columns = [[one["test"] - other["test"] for one, other in pairs]]
         columns += [[100 * (one["delta"][m] - other["delta"][m]) for one, other in pairs] for m in methods]
         lines.append(_row("", "difference", columns, ""))
