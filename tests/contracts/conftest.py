@@ -13,10 +13,10 @@ from small_pieces import make_small
 from ssmscope.core.model import Model
 
 OTHER_MODELS = frozenset(
-    "bailing_hybrid bailing_hybrid-unbounded baleen-e-mamba2 comba comba-uncorrected deltanet diff-mamba-hybrid "
-    "diff-s6 falcon-mamba falcon_h1 gfssm-mamba gla-hybrid glm5_next granitemoehybrid groupmamba-mamba2 gsa hgrn "
-    "hgrn2 kda kda-bounded lara_mini lfm2 lfm2_moe lfm3 mamba3 minimax qwen4_exp qwen4_exp-sigmoid recurrent_gemma "
-    "retnet rwkv7 zamba zamba2".split()
+    "bailing_hybrid bailing_hybrid-unbounded baleen-e-mamba2 comba comba-uncorrected deltanet deltaproduct diff- "
+    "mamba-hybrid diff-s6 falcon-mamba falcon_h1 gfssm-mamba gla-hybrid glm5_next granitemoehybrid groupmamba- "
+    "mamba2 gsa hgrn hgrn2 kda kda-bounded lara_mini lfm2 lfm2_moe lfm3 mamba3 minimax qwen4_exp qwen4_exp-sigmoid "
+    "recurrent_gemma retnet rwkv7 zamba zamba2".split()
 )
 """They are read as one of `examples.FEW` is: like the variants, each is tried on a third of the contracts, and each
 contract on a third of them; with SSMSCOPE_EXHAUSTIVE=all on all."""
