@@ -57,8 +57,10 @@ def mean_decay(r: ops.Recurrence) -> torch.Tensor:
     """The mean eigenvalue of the transition, (batch, length), of each matrix as a whole where it is one."""
     if not isinstance(r, ops.DeltaRecurrence):
         return r.log_decay().exp().mean((2, 3))
-    e, along = (t.unsqueeze(-1) for t in r.removal())
-    transition = r.log_a.exp().unsqueeze(-1) * (torch.eye(e.shape[-2]) - r.beta[..., None, None] * e @ along.mT)
+    transition = torch.diag_embed(r.log_a.exp().expand(*r.beta.shape, r.b.shape[-1]))
+    for e, along in r.removals():
+        removed = r.beta[..., None, None] * e.unsqueeze(-1) @ along.unsqueeze(-2)
+        transition = transition @ (torch.eye(e.shape[-1]) - removed)
     return torch.linalg.eigvals(transition).real.mean((2, 3))
 
 
