@@ -59,8 +59,10 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(VENV)/bin/mypy
 
+# Without what test-transformers4 runs; with APART= it runs that too, in the same processes.
+pytest: APART ?= $(ON_BOTH)
 pytest: $(VENV)/.dev
-	$(THREADS) $(VENV)/bin/pytest -q $(SPREAD) $(addprefix --ignore ,$(ON_BOTH) tests/test_notebooks.py)
+	$(THREADS) SSMSCOPE_SMALL_PIECES=1 $(VENV)/bin/pytest -q $(SPREAD) $(addprefix --ignore ,$(APART) tests/test_notebooks.py)
 
 # Command lines of every verb that nobody would type, EXAMPLES of each in PARTS tests; with VERB=heatmap of that one.
 fuzz: $(VENV)/.dev
