@@ -143,7 +143,17 @@ def test_the_code_for_assistants_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 BROUGHT = {"huggingface_hub": "transformers", "markupsafe": "jinja2", "nltk": "textattack"}
 """Packages that are imported, and the declared one that cannot be without them."""
 NAMES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
-OPTIONAL = {"accelerate", "bitsandbytes", "lm-eval", "peft", "ray", "scikit-learn", "textattack", "triton"}
+OPTIONAL = {
+    "accelerate",
+    "bitsandbytes",
+    "lm-eval",
+    "peft",
+    "promptbench",
+    "ray",
+    "scikit-learn",
+    "textattack",
+    "triton",
+}
 """Packages of extras, or of the user's, which are asked for before they are imported."""
 
 
