@@ -210,7 +210,9 @@ class TestRunByPromptBench:
         given = dict(attacks=names, template=ENDS_IN_A_WORD, words=WORDS, as_promptbench=True)
         found = prompt_attack(model, data_of(ENDS_IN_A_WORD), **given)
         run, ours = (one.prompts[0] for one in found.attacks)
-        assert run.prompt == their_result["attacked prompt"] and run.tried == len({*their_prompts} - {ENDS_IN_A_WORD})
+        # the space after a suffix is that before the answer
+        assert run.prompt == their_result["attacked prompt"].rstrip()
+        assert run.tried == len({prompt.rstrip() for prompt in their_prompts} - {ENDS_IN_A_WORD})
         assert run.accuracy.value == pytest.approx(their_result["attacked score"]) and run.drop.value != 0
         assert run.drop.value == pytest.approx(their_result["PDR"]) == pytest.approx(ours.drop.value)
         versions = found.provenance["versions"]

@@ -51,15 +51,16 @@ def attacked(each: Recipe, template: str, judge: Judge, *, words: Sequence[str],
     tried: set[str] = set()
 
     def accuracy(prompt: str, *_: Any) -> float:
-        tried.add(prompt)
-        return float(judge.right([prompt]).mean())
+        asked = prompt.rstrip()  # The answer begins with its own space.
+        tried.add(asked)
+        return float(judge.right([asked]).mean())
 
     # To TextAttack an apostrophe is part of the word before it: PromptBench's own lists have both forms too.
     kept = [f"{part}{mark}" for word in words for part in word.split() for mark in ("", "'")]
     attack = _made(each.name, template, accuracy, kept)
     with contextlib.redirect_stdout(io.StringIO()), drawn_from(seed, template, _bare(each.name)):
         worst = attack.attack()["attacked prompt"]
-    return worst, len(tried - {template})
+    return worst.rstrip(), len(tried - {template.rstrip()})
 
 
 def _made(name: str, template: str, accuracy: Callable[..., float], kept: Sequence[str]) -> Any:
