@@ -53,9 +53,7 @@ def report(
     baseline: Annotated[Path | None, "Earlier report, its directory or scores.json.", Metavar("DIR")] = None,
     strict: Annotated[bool, "An undecided gate counts as missed."] = False,
     github_summary: Annotated[bool, "Append the gates to the file $GITHUB_STEP_SUMMARY."] = False,
-    cards: Annotated[
-        bool, "Write cards for the hub: README.md of the tables as a data set, cards/MODEL.md."
-    ] = False,
+    cards: Annotated[bool, "Write cards for the hub: README.md of the tables as a data set, cards/MODEL.md."] = False,
     dry_run: Annotated[bool, "List the jobs, their state, and their estimated time."] = False,
     by_batch: Annotated[
         bool, "Let workers share the batches of a job over a data set; by default they share jobs."
