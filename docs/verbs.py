@@ -55,6 +55,7 @@ GUIDES = {
     "influence": "stability.md",
     "train": "training.md",
     "report": "reports.md",
+    "push": "reports.md",
     "serve": "serve.md",
 }
 """The page that says what a verb's numbers mean."""

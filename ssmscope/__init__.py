@@ -27,6 +27,7 @@ _HOMES = {name: home for home, name in re.findall(r"^from (\S+) import (\w+)", _
 _VERBS = {
     "lens": ("ssmscope.probes.lens", "trajectory"),
     "models": ("ssmscope.core.known_models", "demos"),
+    "push": ("ssmscope.reports.hub", "push"),
     "report": ("ssmscope.reports.running", "run_plan"),
     "serve": ("ssmscope.reports.serving", "serve"),
     "train": ("ssmscope.training", "train_model"),

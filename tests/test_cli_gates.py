@@ -146,6 +146,10 @@ def test_what_a_failed_job_would_give_is_undecided(analyze, plan, data, tmp_path
 
 def test_cards(analyze, plan, tmp_path) -> None:
     out = tmp_path / "out"
+    (out / "tables").mkdir(parents=True)
+    (out / "tables" / "evaluate.csv").touch()  # It is written with the page, which is left out.
     assert analyze(plan(require="accuracy >= 0.5"), "--out", out, "--cards").code == 0
     text = (out / "cards" / "demo-sst2-mamba2.md").read_text()
+    tables = yaml.safe_load((out / "README.md").read_text().split("---")[1])["configs"]
+    assert tables == [{"config_name": "evaluate", "data_files": "tables/evaluate.csv"}]
     assert "model-index:" in text and "| accuracy \\>= 0.5 | demo/sst2-mamba2 | ✓ met | 1.000" in text

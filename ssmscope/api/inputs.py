@@ -75,8 +75,8 @@ class Input:
         return {}
 
 
-Split = Annotated[str | None, "Split of a known data set; by default the test split.", Metavar("NAME")]
-DATA_HELP = "{}, …, a file or an ERASER folder; by default MODEL's training data."
+Split = Annotated[str | None, "Split, by default test; test[:200] streams its first 200 rows.", Metavar("NAME")]
+DATA_HELP = "{}, …, OWNER/NAME on the hub, a file or an ERASER folder; by default MODEL's training data."
 
 
 def _options(

@@ -22,7 +22,7 @@ from ssmscope.api.sharding.workers import on_engine
 from ssmscope.api.signatures import options_of
 from ssmscope.cli import command
 from ssmscope.cli.command import add_to, declared
-from ssmscope.cli.pages import report, serve
+from ssmscope.cli.pages import push, report, serve
 from ssmscope.cli.training import models, train
 from ssmscope.training import train_model
 
@@ -55,6 +55,7 @@ app.command()(declared(train, options_of(train_model, without=("command",))))
 app.command()(declared(models))
 app.command()(declared(report, options_of(on_engine, without=("gpus_per_worker",))))
 app.command()(declared(serve))
+app.command()(declared(push))
 add_to(app)
 
 COMPLETION = "_ANALYZE_COMPLETE"

@@ -14,7 +14,7 @@ import typer
 
 from ssmscope.api.options import REPEATED, Metavar, Range
 from ssmscope.api.sharding.workers import check_engine
-from ssmscope.api.writing import check_writable
+from ssmscope.api.writing import check_writable, write_whole
 from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, TOKENIZER, show
 from ssmscope.errors import InputError, did_you_mean
 
@@ -53,7 +53,7 @@ def report(
     baseline: Annotated[Path | None, "Earlier report, its directory or scores.json.", Metavar("DIR")] = None,
     strict: Annotated[bool, "An undecided gate counts as missed."] = False,
     github_summary: Annotated[bool, "Append the gates to the file $GITHUB_STEP_SUMMARY."] = False,
-    cards: Annotated[bool, "Write DIR/cards/MODEL.md: each model's card with the results and their metadata."] = False,
+    cards: Annotated[bool, "Write cards for the hub: README.md of the tables as a data set, cards/MODEL.md."] = False,
     dry_run: Annotated[bool, "List the jobs, their state, and their estimated time."] = False,
     by_batch: Annotated[
         bool, "Let workers share the batches of a job over a data set; by default they share jobs."
@@ -105,11 +105,31 @@ def report(
         raise KeyboardInterrupt("the same command continues with what is missing") from None
     if cards:
         from ssmscope.reports.cards import write_cards
+        from ssmscope.reports.hub import CARD, dataset_card
 
         write_cards(made, out)
+        if any((out / "tables").glob("*.csv")):
+            write_whole(out / CARD, dataset_card(out, made.title))
     if summary is not None:
         _append(summary, (out / "gates.md").read_text(encoding="utf-8"))
     _answer(made, out, json, strict=strict)
+
+
+def push(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Directory of a model, a report or results.")],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository, made if there is none.")],
+    *,
+    private: Annotated[bool, "Make a new repository private."] = False,
+) -> None:
+    """Put a model with its card, or a report or results as a data set, on the Hugging Face hub.
+
+    A model, a demo too, is loaded from there by its name, as in analyze heatmap OWNER/NAME. The tables of a report or
+    of a verb's --out are read by datasets.load_dataset("OWNER/NAME", TABLE), as the README.md says that is written
+    where there is none. Log in by hf auth login.
+    """
+    from ssmscope.reports.hub import push as put
+
+    print(put(directory, repository, private=private or None))
 
 
 def serve(

@@ -16,6 +16,7 @@ import numpy as np
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW, refuse_above
 from ssmscope.core.text_files import read_text
 from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.hub import is_hub_id, text_rows
 from ssmscope.data.rows import SUFFIXES, Row, checked_column, checked_path, read_rows, text_of
 from ssmscope.data.text import LINE_SOURCES, known_rows
 from ssmscope.data.tokenizer import fast_tokenizer
@@ -36,8 +37,9 @@ def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
     """Load the lines of a known text or of a file, stripped of white space. Blank lines are kept.
 
     The data are `wikitext2` (WikiText-2, words separated by spaces and rare ones written `<unk>`), `books` (English
-    novels), of the split `train`, `validation` or (default) `test`, a .txt file, or a csv, tsv, jsonl or parquet file
-    with a column `text`. Raise InputError for what cannot be read, a missing column, or no word at all.
+    novels), of the split `train`, `validation` or (default) `test`; a .txt file; a csv, tsv, jsonl or parquet file, or
+    `OWNER/NAME` on the hub, with a column `text`. A split may be cut, as `test[:200]`. Raise InputError for what cannot
+    be read, a missing column, or no word at all.
     """
     if isinstance(data, str) and data in LINE_SOURCES:
         source = LINE_SOURCES[data]
@@ -45,6 +47,9 @@ def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
         texts = list(map(_text, rows))
         # The hub's files, cut at line ends, may leave an empty last row, which is not a line.
         return _lines(texts[:-1] if texts[-1] == "" else texts, rows[0].place)
+    if is_hub_id(data):
+        rows = text_rows(str(data), split or "test")
+        return _lines(list(map(_text, rows)), rows[0].place)
     path = Path(data)
     if os.path.isdir(path):
         raise InputError(f"{path} is a directory; give a file of text")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ssmscope.data.hub import is_hub_id
 from ssmscope.data.rows import Row, check_split, checked_class_id, checked_path, first_line
 from ssmscope.data.text import SOURCES, Source, TextData, known_rows, load_text
 from ssmscope.data.tokens import ArrayData
@@ -84,7 +85,7 @@ def load_labelled(
     (`load_text`)."""
     if data in KNOWN:
         return load_pixels(str(data), split)
-    if data not in SOURCES:
+    if data not in SOURCES and not is_hub_id(data):
         checked_path(data, LABELLED)
     return load_text(data, split, label_names=label_names)
 

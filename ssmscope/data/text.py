@@ -6,16 +6,15 @@ through `datasets`. Both have the hub's own columns, so a file of the hub can be
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from ssmscope.data.eraser import eraser_rows, eraser_splits
+from ssmscope.data.hub import hub_rows, is_hub_id, labelled_rows, part_of
 from ssmscope.data.planted import SIZES, TASKS, planted
 from ssmscope.data.rows import (
     Row,
@@ -26,7 +25,6 @@ from ssmscope.data.rows import (
     checked_path,
     checked_text,
     class_ids,
-    first_line,
     label_column,
     numbered,
     rationale_spans,
@@ -158,14 +156,16 @@ def text_data(
 def load_text(
     data: str | Path, split: str | None = None, *, label_names: Sequence[str] | None = None, as_written: bool = False
 ) -> TextData:
-    """Load the labelled texts of a known data set, of a csv, tsv, jsonl or parquet file, or of an ERASER folder.
+    """Load the labelled texts of a data set known or on the hub, of a csv, tsv, jsonl or parquet file, or of an ERASER
+    folder.
 
     Args:
-        data: one of `SOURCES`, the path of a file with the columns `text` and `label`, or that of a folder
-            (`ssmscope.data.eraser`). Pairs of sentences are joined to one text by `PAIR_SEPARATOR`. A file may have a
-            column `rationale` that `rationale_spans` reads.
-        split: split of a known data set or folder, by default the one to evaluate on (`test`; `validation` for wnli,
-            whose test split has no labels). A file has no splits.
+        data: one of `SOURCES`; `OWNER/NAME` or `OWNER/NAME:CONFIGURATION` on the hub, or the path of a file, with the
+            columns `text` and `label`; or that of a folder (`ssmscope.data.eraser`). Pairs of sentences are joined to
+            one text by `PAIR_SEPARATOR`. A file may have a column `rationale` that `rationale_spans` reads.
+        split: split of a known data set, of one on the hub or of a folder, by default the one to evaluate on (`test`;
+            `validation` for wnli, whose test split has no labels). `test[:200]` streams the first 200 rows of the hub
+            and downloads no more. A file has no splits.
         label_names: classes of a model or of another file. The file's labels are then all names of these or all
             indices into them; if they could be either, name the column `label_name` or `label_index` instead of
             `label`. By default labels are numbered by sorted name (integers by value).
@@ -179,7 +179,10 @@ def load_text(
         return load_known(data, split)
     if data in LINE_SOURCES:
         raise InputError(f"{data} has no labels: it is data for language models; give one of {', '.join(SOURCES)}")
-    if os.path.isdir(data):
+    if is_hub_id(data):
+        path, split = Path(data), split or "test"
+        rows = labelled_rows(str(data), split, label_names)
+    elif os.path.isdir(data):
         path, split = Path(data), split or "test"
         rows = eraser_rows(path, split, PAIR_SEPARATOR, label_names or ())
     else:
@@ -196,7 +199,8 @@ def load_text(
     else:
         names = tuple(label_names)
         ids = class_ids(raw, names, rows[0].place, column, as_written=as_written)
-    return text_data(path.stem, split or "all", texts, ids, names, list(map(rationale_spans, rows)))
+    name = str(data) if is_hub_id(data) else path.stem
+    return text_data(name, split or "all", texts, ids, names, list(map(rationale_spans, rows)))
 
 
 def known_splits(data: str | Path) -> tuple[str, ...]:
@@ -220,11 +224,15 @@ def known_rows(name: str, source: Source, split: str) -> list[Row]:
     """Return the rows of a known data set from `$SSMSCOPE_DATA` or the hub."""
     root = os.environ.get("SSMSCOPE_DATA")
     if root and not source.planted:
-        return read_rows(split_file(Path(root, name), split))
+        return read_rows(split_file(Path(root, name), part_of(split).split))[: part_of(split).first]
     if not source.repository and not source.planted:
         raise InputError(f"{name} is not on the hub; set SSMSCOPE_DATA to a folder with {name}/<split>.parquet")
-    check_split(name, split, source.splits, "labelled " if source.labels else "")
-    rows = planted(name, split) if source.planted else hub_rows(source, split)
+    check_split(name, part_of(split).split, source.splits, "labelled " if source.labels else "")
+    if source.planted:
+        rows = planted(name, part_of(split).split)[: part_of(split).first]
+    else:
+        advice = "set SSMSCOPE_DATA to a folder with <name>/<split>.parquet to work without it"
+        rows, _ = hub_rows(source.repository, source.configuration, split, advice)
     return numbered(rows, f"{source.repository or name} ({split})")
 
 
@@ -237,26 +245,3 @@ def split_file(folder: Path, split: str) -> Path:
             f"{folder.name} has no split {split!r:.80} in {folder}; {allowed}{did_you_mean(split, present)}"
         )
     return folder / f"{split}.parquet"
-
-
-def hub_rows(source: Source, split: str) -> list[dict[str, Any]]:
-    try:
-        import datasets
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"{source.repository} comes from the hub through the package 'datasets', which is not installed; "
-            "install it, or set SSMSCOPE_DATA to a folder with <name>/<split>.parquet"
-        ) from error
-    # The client's messages about retries would bury the one line that says what to do.
-    client = logging.getLogger("huggingface_hub")
-    level = client.level
-    client.setLevel(logging.ERROR)
-    try:
-        return list(datasets.load_dataset(source.repository, source.configuration, split=split))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{source.repository} could not be read from the hub ({first_line(error)}); "
-            "set SSMSCOPE_DATA to a folder with <name>/<split>.parquet to work without it"
-        ) from error
-    finally:
-        client.setLevel(level)

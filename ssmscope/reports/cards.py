@@ -70,7 +70,7 @@ def own_card(report: Report, model: str) -> str:
 
 def card(report: Report, model: str, own: str = "") -> str:
     """Return a model's card: `own`, or a new one, with the metadata and the section of a report."""
-    text = own or f"---\ntags: [ssmscope]\n---\n\n# {_escaped(model)}\n"
+    text = own or f"---\ntags: [ssmscope]\n---\n\n# {escaped(model)}\n"
     text = text if text.startswith("---") else f"---\n{{}}\n---\n{text}"
     try:
         made = ModelCard(text, ignore_metadata_errors=True)
@@ -91,9 +91,9 @@ def card(report: Report, model: str, own: str = "") -> str:
 def section(report: Report, model: str) -> str:
     """Return the section of a model's card: the finding of each analysis, the scores, and the gates."""
     version, date = report.provenance["versions"]["ssmscope"], report.provenance["date"][:10]
-    parts = [f"## {_escaped(report.title)}", f"Measured with ssmscope {version} on {date}."]
+    parts = [f"## {escaped(report.title)}", f"Measured with ssmscope {version} on {date}."]
     findings = [
-        f"- **{_escaped(group.heading)}** (`analyze {group.verb}`): {_escaped(verdict(found, model))}"
+        f"- **{escaped(group.heading)}** (`analyze {group.verb}`): {escaped(verdict(found, model))}"
         for group in groups(report)
         for found in group.results()
         if model in found.entry.models
@@ -168,5 +168,6 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{MAX_PRECISE_DIGITS}g}")
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a text in one line, without signs that Markdown reads."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))

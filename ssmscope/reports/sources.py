@@ -108,6 +108,7 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
     """Refuse data, lines of text or labelled examples, that cannot be loaded for a model of the given kind. Neither the
     files of a known data set in `$SSMSCOPE_DATA` are read, nor is the hub contacted."""
     from ssmscope.data import pixels
+    from ssmscope.data.hub import is_hub_id, part_of
     from ssmscope.data.language import load_lines
     from ssmscope.data.rows import SUFFIXES, check_split, checked_path
     from ssmscope.data.text import LINE_SOURCES, SOURCES, known_splits, load_text
@@ -119,9 +120,11 @@ def check_data(data: str | None, split: str | None, kind: str | None, *, lines: 
     files = f", or a file ending in {', '.join(suffixes)}" if suffixes else ""
     if data is None:
         raise InputError(f"no data; give data, one of {', '.join(known)}{files}")
+    if is_hub_id(data) and suffixes:
+        return
     if data in known:
         if data != "digits":
-            _check_split(data, split or known[data].default_split, known[data].splits)
+            _check_split(data, part_of(split).split if split else known[data].default_split, known[data].splits)
         return
     path = Path(data)
     if not lines and suffixes and os.path.isdir(path):

@@ -11,6 +11,7 @@ import numpy as np
 
 from ssmscope.data.babi import QuestionTokens, question_tokens, questions
 from ssmscope.data.filler import load_filler
+from ssmscope.data.hub import is_hub_id
 from ssmscope.data.instructions import InstructionData, load_mixture
 from ssmscope.data.language import (
     DOCUMENTS,
@@ -55,10 +56,13 @@ def tasks() -> dict[str, str]:
 
 
 def kind_of(data: str | Path) -> str:
-    """Return the kind of data of a known name, a file or a folder: `language` for plain lines, else labelled `text`."""
+    """Return the kind of data of a known name, a file, a folder or an id of the hub: `language` for plain lines, else
+    labelled `text`."""
     known = tasks()
     if isinstance(data, str) and data in known:
         return known[data]
+    if is_hub_id(data):
+        return "text"
     path = checked_path(data, known, suffixes=(*SUFFIXES, ".txt"))
     return "language" if path.suffix.lower() == ".txt" else "text"
 
@@ -209,7 +213,7 @@ def _tokenizer(options: Mapping[str, Any], texts: Sequence[str]) -> Any:
 def _texts(options: Mapping[str, Any]) -> tuple[Any, ...]:
     data, split = options["data"], options["split"]
     known = known_splits(data)
-    split = split or ("train" if known else None)
+    split = split or ("train" if known or is_hub_id(data) else None)
     train = load_text(data, split)
     if len(train.label_names) < 2:
         raise InputError(f"{data} has one class, '{train.label_names[0]}'; a classifier needs at least two")

@@ -45,7 +45,7 @@ def trackers_of(names: str | None) -> tuple[str, ...]:
 
 @dataclass
 class _Arguments:
-    """The part of transformers' TrainingArguments, which needs accelerate, that its callbacks read."""
+    """The part of transformers' TrainingArguments, which sets up devices, that its callbacks read."""
 
     output_dir: str
     run_name: str

@@ -130,3 +130,36 @@ def test_scales_of_4_bits_belong_to_their_blocks(inputs, runs):
     if runs:
         made(torch.ones(1, inputs))
     assert relative(dequantised(made)[0].weight, original) < 0.12
+
+
+class PackedLinear(nn.Module):
+    """A layer as GPTQ's libraries have it in memory: codes, no weight, and a forward pass of its own."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.infeatures, self.bias = layer.in_features, layer.bias
+        largest = layer.weight.data.abs().amax(1)
+        self.register_buffer("scales", largest / 7)
+        self.register_buffer("qzeros", torch.full_like(largest, 8))
+        self.register_buffer("qweight", (layer.weight.data / self.scales[:, None]).round() + 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():  # Their kernels have no gradients.
+            weight = (self.qweight - self.qzeros[:, None]) * self.scales[:, None]
+            return nn.functional.linear(x, weight, self.bias)
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_layers_without_a_weight_are_read_by_what_they_compute(kind):
+    module, changed = mixers_changed(kind, PackedLinear)
+    found = ssmscope.load(module)
+    layers = [part for part in dequantised(module).modules() if type(part) is nn.Linear]
+    for made in changed:
+        weight = (made.qweight - 8) * made.scales[:, None]
+        assert any(part.weight.shape == weight.shape and relative(part.weight, weight) < 1e-5 for part in layers)
+    with torch.no_grad():
+        own = module(torch.tensor(TEXTS[:1])).logits
+    batch = found.encode(ids=TEXTS[:1])
+    assert relative(found.trace(batch).logits, own[:, -1]) < 1e-5
+    scores = ssmscope.explain(found, batch, methods=["gradxinput"]).attribution().scores
+    assert abs(scores).max() > 0 and all(type(part) is PackedLinear for part in changed)

@@ -82,7 +82,8 @@ def test_a_parquet_file_in_either_layout(tmp_path, monkeypatch, column, wrapped)
 def test_the_hub_gives_opened_images(monkeypatch):
     monkeypatch.delenv("SSMSCOPE_DATA", raising=False)
     rows = [{"img": Image.fromarray(RASTER), "label": 2}]
-    monkeypatch.setattr("ssmscope.data.text.hub_rows", lambda source, split: rows if split == "train" else [])
+    given = {"train": rows}
+    monkeypatch.setattr("ssmscope.data.text.hub_rows", lambda name, _, split, advice: (given.get(split, []), None))
     data = load_pixels("cifar10", "train")
     assert (data.pixels[0].reshape(3, 4, 3) == RASTER).all() and data.split == "train" and data.labels.tolist() == [2]
 

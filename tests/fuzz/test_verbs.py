@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import transformers
 from exhaustive import ALL
@@ -44,9 +45,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(autouse=True)
 def surroundings(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small data sets, libraries that keep quiet, and no page that is served until somebody ends it."""
+    """Small data sets, libraries that keep quiet, and no page that is served without end, or put on the hub."""
     monkeypatch.setenv("SSMSCOPE_DATA", str(world.root / "data"))
     monkeypatch.setattr(serving, "serve", lambda live, *, host, port: None)
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **options: huggingface_hub.RepoUrl("a/b"))
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", lambda *_, **options: None)
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     yield

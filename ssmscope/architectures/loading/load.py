@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
 
@@ -40,15 +40,28 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 def trained_on(source: str | os.PathLike[str]) -> str | None:
     """Return the name of a model's training data; None if its directory has no record of a training of ours."""
-    return data_set_of(training_data(demos().get(str(source), Path(source))))
+    return data_set_of(training_data(_present(source)))
 
 
 def trained_examples(source: str | os.PathLike[str]) -> int | None:
     """Return the number of examples of a model's training; None without a record of a training of ours."""
     try:
-        return int(training_data(demos().get(str(source), Path(source)))["examples"])
+        return int(training_data(_present(source))["examples"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
+
+
+def _present(source: str | os.PathLike[str]) -> Path:
+    """Return the directory of a model, in the hub's cache for the id of one that was loaded. Nothing is fetched."""
+    name = str(source)
+    where = demos().get(name, Path(source))
+    if name.count("/") == 1 and not os.path.exists(where):
+        try:
+            found = try_to_load_from_cache(name, "training.json")
+        except HFValidationError:
+            found = None
+        where = Path(found).parent if isinstance(found, str) else where
+    return where
 
 
 @out_of_inference()

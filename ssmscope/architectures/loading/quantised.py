@@ -1,8 +1,9 @@
 """Quantised linear layers, read with the weights that they stand for.
 
-Layers of bitsandbytes (8 and, on a CPU, 4 bits) round what they are given, and torchao's weights have few operations:
-neither is a linear map that can be read or has gradients. A copy of the model with dequantised weights is explained in
-their place. On a GPU layers of 4 bits are linear maps, and are read by what they compute.
+Layers of bitsandbytes (8 and, on a CPU, 4 bits) round what they are given, torchao's weights have few operations, and
+layers of GPTQ and AWQ have no weight: none is a linear map that can be read or has gradients. A copy of the model with
+dequantised weights is explained in their place. On a GPU bitsandbytes' layers of 4 bits are linear maps, and are read
+by what they compute.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def dequantised(module: nn.Module) -> nn.Module:
 def _plain(part: Any, weight: Callable[[Any], Tensor], dtype: torch.dtype) -> nn.Linear:
     with torch.no_grad():
         dense = weight(part).to(dtype)
-        made = nn.Linear(part.in_features, part.out_features, bias=part.bias is not None, device="meta")
+        made = nn.Linear(*dense.T.shape, bias=part.bias is not None, device="meta")
         made.weight = nn.Parameter(dense)
         if part.bias is not None:
             made.bias = nn.Parameter(part.bias.detach().to(dtype).clone())
@@ -47,12 +48,22 @@ def _weight_of(part: nn.Module) -> Callable[[Any], Tensor] | None:
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(part).__mro__}
     if ("bitsandbytes", "Linear8bitLt") in kinds:
         return _of_8_bits
+    if all(isinstance(getattr(part, name, None), Tensor) for name in ("qweight", "qzeros", "scales")):
+        return _of_outputs
     weight = getattr(part, "weight", None)
     if ("bitsandbytes", "Linear4bit") in kinds:
         return None if weight is None or weight.is_cuda else _of_4_bits
     stored = weight.data if isinstance(weight, nn.Parameter) else weight
     theirs = type(stored).__module__.startswith("torchao.") and hasattr(stored, "dequantize")
     return (lambda part: part.weight.data.dequantize()) if theirs and isinstance(part, nn.Linear) else None
+
+
+def _of_outputs(part: Any) -> Tensor:
+    """Return what a layer of GPTQ or AWQ computes for each single input; kernels keep codes in orders of their own."""
+    own = copy.deepcopy(part)
+    own.bias = None
+    inputs = own.in_features if hasattr(own, "in_features") else own.infeatures
+    return own(torch.eye(inputs, dtype=own.scales.dtype, device=own.scales.device)).T.contiguous()
 
 
 def _of_8_bits(part: Any) -> Tensor:
