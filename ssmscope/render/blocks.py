@@ -172,8 +172,8 @@ class TokenMaps(Custom):
     """Weights called `name` between the tokens of texts, to which a report links the `TokenRows` of the same model.
 
     The fragment holds one element `script` of type application/json, {"texts": [...]}, in the order of `tokens`: for
-    each text null or {"length", "queries", "edges", "maps"} and perhaps "notes", as `ssmscope.render.token_maps` packs
-    them.
+    each text null or {"length", "queries", "edges", "maps"} and perhaps "ahead" and "notes", as
+    `ssmscope.render.token_maps` packs them.
     """
 
     tokens: Sequence[tuple[str, ...]]

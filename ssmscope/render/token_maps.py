@@ -92,6 +92,12 @@ class MappedText:
         """Tokens that have a row: the queries, or all tokens where keys are cells."""
         return set(self.queries.tolist()) if self.edges is None else set(range(len(self.text.tokens)))
 
+    @property
+    def ahead(self) -> bool:
+        """True if queries read keys after their own."""
+        keys = np.arange(len(self.text.tokens)) if self.edges is None else self.edges[:-1]
+        return bool((self.seen & (keys > self.queries[:, None])).any())
+
 
 def token_maps(
     texts: Sequence[MappedText], rows: TokenRows, name: str, legend: str, words: Words = ATTENTION
@@ -164,13 +170,14 @@ def _data(text: MappedText, count: int) -> dict[str, Any]:
     edges = None if text.edges is None else text.edges.tolist()
     maps = [_packed(text.map(number), text.seen) for number in range(count)]
     found = {"length": len(text.text.tokens), "queries": text.queries.tolist(), "edges": edges, "maps": maps}
+    found |= {"ahead": True} if text.ahead else {}
     return found if text.notes is None else {**found, "notes": list(text.notes)}
 
 
 def _packed(map_: TokenMap, seen: np.ndarray) -> dict[str, Any]:
     """Encode one map for display: every row in 8 bits on its own scale, off by at most 1/254 of its largest weight,
-    without the keys after the query; and the strongest keys of every row (−1 for the state, −2 for none) with exact
-    weights."""
+    without the keys that a query cannot read; and the strongest keys of every row (−1 for the state, −2 for none) with
+    exact weights."""
     values = np.where(seen, map_.values, 0).astype(np.float64)
     scale = np.abs(values).max(axis=1, keepdims=True, initial=0.0)
     whole = np.rint(np.divide(values * 127, scale, out=np.zeros_like(values), where=scale > 0)).astype(np.int8)

@@ -6,6 +6,7 @@ Needs anywidget; what is tried in a browser needs playwright and Debian's chromi
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import re
 import shutil
@@ -163,6 +164,20 @@ def test_a_chosen_layer_colours_the_tokens_and_tells_python(heatmap, shown) -> N
     assert shades(page) == [f"v{shade}" if shade >= 0 else "out" for shade in second.shades()]
     before = page.evaluate("[clear(), model.set('layer', 'mean')]") and shades(page)
     assert before == [f"v{shade}" if shade >= 0 else "out" for shade in second.shades()]
+
+
+def test_maps_of_layers_that_look_ahead_have_every_key(shown) -> None:
+    text = make_text(6)
+    values = np.arange(36, dtype=np.float32).reshape(6, 6) / 36
+    both = replace(text, bidirectional=True, maps=(replace(text.maps[0], values=values),))
+    page = shown(make(both).widget())
+    page.evaluate("model.set('tokens', [2])")
+    assert shades(page) == [str(round(each / 17 * STEPS)) for each in range(12, 18)]
+
+
+def test_the_result_stands_in_where_anywidget_is_not_installed(heatmap, monkeypatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert heatmap.widget() is heatmap
 
 
 def test_a_chosen_head_changes_the_map(shown) -> None:

@@ -28,8 +28,10 @@ const startTokenMaps = (scope) => {
     for (let cell = 0; cell < cells; cell++)
       for (let i = edges ? edges[cell] : cell; i < (edges ? edges[cell + 1] : cell + 1); i++) cellOf[i] = cell;
     queries.forEach((query, row) => { rowOf[cellOf[query]] = row; });
+    // The last cell that a query reads: its own, unless layers look ahead.
+    const last = (row) => text.ahead ? cells - 1 : cellOf[queries[row]];
     const begins = [0];
-    queries.forEach((query, row) => { begins.push(begins[row] + cellOf[query] + 1); });
+    queries.forEach((query, row) => { begins.push(begins[row] + last(row) + 1); });
     const sunk = maps.some((map) => map.sink);
     const across = cells + (sunk ? 2 * unit() : 0), whole = queries.length === cells, largest = 420;
     // Of a long text several weights share a dot of the canvas, which shows the strongest.
@@ -86,7 +88,7 @@ const startTokenMaps = (scope) => {
       const largest = own.checked ? Math.max(map.scales[row], map.sinks ? Math.abs(map.sinks[row]) : 0) : map.largest;
       end.textContent = `limit ±${short(limit)}` + (largest > limit ? `, largest ${short(largest)}` : "");
       spans.forEach((span, i) => {
-        const seen = cellOf[i] <= cell;
+        const seen = cellOf[i] <= last(row);
         if (seen) span.dataset.l = level(weight(row, cellOf[i]), limit);
         else delete span.dataset.l;
         span.classList.toggle("after", !seen);
@@ -126,7 +128,7 @@ const startTokenMaps = (scope) => {
       const kept = (pinned === null ? "" : " (kept)") + (text.notes ? ` · ${text.notes[row]}` : "");
       const list = strongest.map(([s, value]) => `${of(s)} ${short(value)}`).join(", ");
       const exact = new Map(strongest).get(key);
-      const pointed = key === null || key > cell ? ""
+      const pointed = key === null || key > last(row) ? ""
         : ` · ${name(key)}: ${exact === undefined ? `≈ ${short(weight(row, key))}` : short(exact)}`;
       told.replaceChildren(`${data.query} `, bold, `${kept}${pointed} · strongest: ${list}`);
     }
@@ -178,7 +180,7 @@ const startTokenMaps = (scope) => {
       const row = Math.floor((event.clientY - box.top) / box.height * tall * foldRows);
       const cell = Math.floor((event.clientX - box.left) / box.width * wide * fold) - before;
       const inside = Math.max(0, Math.min(queries.length - 1, row));
-      return [inside, cell >= 0 && cell <= cellOf[queries[inside]] ? cell : null];
+      return [inside, cell >= 0 && cell <= last(inside) ? cell : null];
     }
     frame.addEventListener("mousemove", (event) => look(...pointed(event)));
     frame.addEventListener("mouseleave", leave);

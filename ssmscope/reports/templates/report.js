@@ -240,19 +240,20 @@
     }
 
     // A row of a map over the text; the weights are packed as the attention maps of the page pack them.
-    function weights({length, queries, edges, maps}, m, i) {
+    function weights({length, queries, edges, maps, ahead}, m, i) {
       const map = maps[m], cells = edges ? edges.length - 1 : length, cellOf = new Int32Array(length);
       for (let cell = 0; cell < cells; cell++)
         for (let s = edges ? edges[cell] : cell; s < (edges ? edges[cell + 1] : cell + 1); s++) cellOf[s] = cell;
       const line = queries.findIndex((query) => cellOf[query] === cellOf[i]);
       if (line < 0) return [make("p", {className: "note", textContent: "This map has no row for that token."})];
-      const begin = queries.slice(0, line).reduce((sum, query) => sum + cellOf[query] + 1, 0);
+      const last = (query) => ahead ? cells - 1 : cellOf[query];
+      const begin = queries.slice(0, line).reduce((sum, query) => sum + last(query) + 1, 0);
       const packed = new Int8Array(bytes(map.rows).buffer), scale = floats(map.scale)[line];
       const weight = (s) => packed[begin + cellOf[s]] * scale / 127;
       const flow = make("p", {className: "tokens", dir: "auto"});
       text.tokens.forEach((token, s) => {
         if (text.gaps[s] === "1") flow.append(" ");
-        const seen = cellOf[s] <= cellOf[i], span = make("span", {textContent: token});
+        const seen = cellOf[s] <= last(i), span = make("span", {textContent: token});
         if (seen) {
           span.dataset.l = scale > 0 ? Math.round(weight(s) / scale * steps) : 0;
           span.title = `position ${s}: ${brief(weight(s))}`;
