@@ -42,8 +42,8 @@ def run(path: Path) -> Any:
     metadata = dict(notebook.metadata)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(PICTURES))
     with tempfile.TemporaryDirectory() as folder:
-        place = {"metadata": {"path": folder}}
-        NotebookClient(notebook, timeout=300, kernel_name="python3", record_timing=False, resources=place).execute()
+        options: dict[str, Any] = {"record_timing": False, "coalesce_streams": True, "timeout": 300}
+        NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": folder}}, **options).execute()
     del notebook.cells[0]
     notebook.metadata = metadata
     return kept(notebook)
