@@ -89,9 +89,11 @@ test-transformers5: $(VENV)-transformers5/.dev
 test-install: $(VENV)/.dev
 	SSMSCOPE_INSTALL="$(PYTHONS)" $(VENV)/bin/pytest -q tests/test_install.py
 
-# The guide for people who come from other libraries, in environments of these; they cannot all be installed together.
+# The guide for people who come from other libraries, in environments of these; they cannot all be installed together. One
+# has mamba_ssm too, without its kernels: its own models, run by its references in torch.
 test-beside-others: $(VENV)-beside/.dev $(VENV)-inseq/.dev
 	for place in $(VENV)-beside $(VENV)-inseq; do $(THREADS) $$place/bin/pytest -q tests/test_beside_others.py || exit 1; done
+	$(THREADS) $(VENV)-beside/bin/pytest -q tests/architectures/test_mamba_ssm.py
 
 # All with every model, pair of options and value, where they try some that stand for them: it takes an hour.
 test-exhaustive: export SSMSCOPE_EXHAUSTIVE = all
@@ -129,8 +131,10 @@ $(VENV)-triton/.dev: pyproject.toml constraints.txt | $(VENV)-triton/bin/python
 
 $(VENV)-beside/.dev: OTHERS = transformer-lens==4.3.0 nnsight==0.8.1
 $(VENV)-inseq/.dev: OTHERS = inseq==0.7.1
+$(VENV)-beside/.dev: MAMBA_SSM = mamba-ssm==2.3.2.post1
 $(VENV)-beside/.dev $(VENV)-inseq/.dev: %/.dev: pyproject.toml | %/bin/python
-	$(PYTHON) tools/install.py $* --quiet -e . $(OTHERS) "torch<2.14" "transformers>=5,<6" beartype hypothesis pytest
+	$(PYTHON) tools/install.py $* --quiet -e . $(OTHERS) "torch<2.14" "transformers>=5,<6" beartype hypothesis pytest setuptools wheel
+	$(if $(MAMBA_SSM),MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE $(PYTHON) tools/install.py $* --quiet --no-deps --no-build-isolation $(MAMBA_SSM))
 	touch $@
 
 %/bin/python:

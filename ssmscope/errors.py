@@ -6,7 +6,9 @@ import difflib
 import pickle
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from traceback import walk_tb
 
 UNPICKLABLE = (
     *(pickle.UnpicklingError, struct.error, EOFError, OSError, RuntimeError, ValueError),
@@ -60,6 +62,33 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     """Return True if an error says that Python, numpy or torch found no memory for something, on a CPU or a GPU."""
     told = str(error) if isinstance(error, RuntimeError) else ""
     return isinstance(error, MemoryError) or "out of memory" in told or "can't allocate memory" in told
+
+
+KERNEL_PACKAGES = {"mamba_ssm": "mamba-ssm", "causal_conv1d": "causal-conv1d"}
+"""Packages whose kernels transformers calls wherever they can be imported, by module, with the names to install."""
+
+
+@contextmanager
+def kernels_explained() -> Iterator[None]:
+    """Raise InputError in place of an error from within mamba_ssm or causal_conv1d in the context: installed without
+    their CUDA kernels, or asked to compute on a CPU, they fail only when they are called."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        names = {frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
+        inside = [package for package in KERNEL_PACKAGES if package in names]
+        inside += ["mamba_ssm"] * (getattr(error, "name", None) == "selective_scan_cuda" and not inside)
+        if not inside or ran_out_of_memory(error):
+            raise
+        package = KERNEL_PACKAGES[inside[0]]
+        reason = str(error).partition("\n")[0]
+        built = f"MAMBA_KEEP_CUDA_BUILD=TRUE pip install --no-build-isolation {' '.join(KERNEL_PACKAGES.values())}"
+        raise InputError(
+            f"the package {package}, whose kernels transformers calls, cannot compute here ({reason}): uninstall it, "
+            f"as ssmscope needs none of them, or on a GPU install it with its kernels ({built})"
+        ) from error
 
 
 def index_of(what: str, name: str, known: Sequence[str]) -> int:

@@ -48,7 +48,7 @@ VARIANTS = frozenset(
     "diff-s6-not-normalized diff-mamba1 gfssm-three-groups gfssm-without-prompts groupmamba-alone "
     "groupmamba-mamba2-one-group gla-as-mamba retnet-unrotated mamba-with-biases mamba2-one-group "
     "rwkv-deeper selective-ssm-classes falcon_h1-gate-then-norm falcon_h1-norm-then-gate "
-    "xlstm-with-biases mamba3-hybrid minimax-m1".split()
+    "xlstm-with-biases mamba3-hybrid minimax-m1 deltaproduct-ungated".split()
 )
 """For which others stand: the contracts are tried on them only with `exhaustive.CONTRACTS`."""
 assert set(EXAMPLES) >= VARIANTS

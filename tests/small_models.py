@@ -124,6 +124,17 @@ def delta() -> dict[str, nn.Module]:
 
 
 @small_models
+def delta_product() -> dict[str, nn.Module]:
+    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
+    return {
+        "deltaproduct": language_model("ssm-deltaproduct", **small, largest_beta=2.0),
+        "deltaproduct-ungated": language_model(
+            "ssm-deltaproduct", **small, householders=3, forget_gate=False, conv_kernel=3
+        ),
+    }
+
+
+@small_models
 def diff_mamba() -> dict[str, nn.Module]:
     small = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, expand=2, conv_kernel=4)
     two = dict(**small, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from examples import EXAMPLES, random_example
-from loud import loud
+from examples import EXAMPLES, random_example, relative
+from loud import TrueFloat64, doubled, loud
+from small_models import QWEN_SIZES, language_model, with_smaller_decays
 from torch import nn
 
 from ssmscope.core.attention_layers import attending
 from ssmscope.core.chosen_keys import additive, columns, in_one_piece, with_changed_choice
 from ssmscope.core.edits import Edit, edited
 from ssmscope.core.model import Model
+from ssmscope.core.ngrams import NGramState
+from ssmscope.errors import InputError
+from ssmscope.interp.explain import explain
 
 FAMILIES = [name for name in ("glm5_next", "qwen4_exp") if name in EXAMPLES]
 IDS = [5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5]
@@ -62,3 +68,30 @@ def test_weights_are_those_of_the_chosen_keys(name):
     assert (cut[..., 1:, 0] == 0).all() and plain[..., 1:, 0].any()
     rest = (plain[..., 1:, 1:] / plain[..., 1:, 1:].sum(-1, keepdim=True)).nan_to_num()
     torch.testing.assert_close(cut[..., 1:, 1:], rest, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif("qwen4_exp" not in EXAMPLES, reason="this release of transformers has no Qwen4-Exp")
+def test_ngram_embeddings_continue_and_refuse_embeddings():
+    """Each row continues from its own last real ids and inputs of the convolution, at every token that is written."""
+    sizes = dict(ple_layer_ids=[1, 3], ple_embed_dim=16, heads_per_ngram=4, ngram_vocab_size_base=100, eos_token_id=0)
+    torch.manual_seed(0)
+    made = language_model("qwen4_exp_text", **QWEN_SIZES, **sizes, split_ngram_parts=2)
+    model = Model(doubled(with_smaller_decays(loud(made))))
+    texts, cuts = [IDS, [7, 8, 9], [90, 1, 2, 3, 4, 5]], (7, 2, 1)
+    with TrueFloat64():
+        whole = model.run(model.encode(ids=texts))
+        first = model.run(model.encode(ids=[text[:cut] for text, cut in zip(texts, cuts)]))
+        assert [type(state).__name__ for state in first.states[2:]] == ["NGramState", "AttentionState", "NGramState"]
+        second = model.run(model.encode(ids=[text[cut:] for text, cut in zip(texts, cuts)]), first.states)
+        for row, (text, cut) in enumerate(zip(texts, cuts)):
+            assert relative(second.logits[row, : len(text) - cut], whole.logits[row, cut : len(text)]) < 1e-10
+        other = tuple(replace(s, ids=s.ids.flip(1)) if isinstance(s, NGramState) else s for s in first.states)
+        changed = model.run(model.encode(ids=[text[cut:] for text, cut in zip(texts, cuts)]), other)
+        assert relative(changed.logits[0, 0], second.logits[0, 0]) > 1e-3
+        said = model.generate(ids=texts, max_new_tokens=5).ids
+    for text, found in zip(texts, said):
+        ids = torch.tensor([text])
+        theirs = model.module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)
+        assert theirs[0, len(text) :].tolist() == list(found)
+    with pytest.raises(InputError, match="reads its tokens' ids besides their embeddings"):
+        explain(model, model.encode(ids=[IDS]), methods=["gradxinput"])

@@ -16,6 +16,7 @@ import importlib
 import transformers
 
 from ssmscope.core.known_models import ADDED_FAMILIES
+from ssmscope.errors import kernels_explained
 
 
 def register() -> None:
@@ -29,4 +30,5 @@ def register() -> None:
             )
 
 
-register()
+with kernels_explained():
+    register()

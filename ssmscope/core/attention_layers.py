@@ -32,6 +32,7 @@ from ssmscope.core.chosen_keys import (
 )
 from ssmscope.core.intercept import observe, override_forward, twin
 from ssmscope.core.mixers import arguments, is_bidirectional, mixers
+from ssmscope.core.ngrams import is_ngram_part, looked_up
 from ssmscope.core.trace import Earlier, LayerState, alone
 
 if TYPE_CHECKING:
@@ -168,13 +169,16 @@ def attending(
     see: Callable[[int, Tensor], None] | None = None,
     writing: bool = False,
 ) -> Iterator[None]:
-    """Continue a model's attention layers from `states`, one for each, and put those after the run into `keep`, within
-    the context and in this thread alone. `mask` (batch, length) bool is True at real positions, all by default;
-    `see` is called with a layer's number and its weights (batch, heads, queries, keys), computed only for it. With
-    `writing` the states have a `Room`, so that runs of few tokens do not copy all earlier keys."""
+    """Continue a model's attention layers, and n-gram embeddings, from `states`, one for each in their order in the
+    model, and put those after the run into `keep`, within the context and in this thread alone. `mask` (batch, length)
+    bool is True at real positions, all by default; `see` is called with an attention layer's number and its weights
+    (batch, heads, queries, keys), computed only for it. With `writing` the states have a `Room`, so that runs of few
+    tokens do not copy all earlier keys."""
     change = _changes.get().get(id(module))
     asked = any(each is not None for each in (states, keep, change, see))
-    layers = list(attention_layers(module).values()) if asked else []
+    found = attention_layers(module) if asked else {}
+    every = module.named_modules(remove_duplicate=False) if asked else ()
+    layers = [part for name, part in every if name in found or is_ngram_part(part)]
     if not layers:
         yield
         return
@@ -182,7 +186,8 @@ def attending(
     with ExitStack() as around:
         around.enter_context(observe(before=[(module.base_model, run.begin)]))
         parts = {id(part): part for part in layers}.values()
-        around.enter_context(override_forward([(part, partial(run.attend, part)) for part in parts]))
+        handlers = ((part, run.look_up if is_ngram_part(part) else run.attend) for part in parts)
+        around.enter_context(override_forward([(part, partial(handler, part)) for part, handler in handlers]))
         yield
 
 
@@ -201,22 +206,35 @@ class _Run:
     def begin(self, backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the backbone's arguments with positions that follow those of the states."""
         self.called.clear()
-        if not self.states:
+        attended = [state for state in self.states or () if isinstance(state, AttentionState)]
+        if not attended:
             return None
-        assert isinstance(self.states[0], AttentionState)
         named = dict(zip(arguments(backbone), args)) | kwargs
         given = named["input_ids"] if named.get("inputs_embeds") is None else named["inputs_embeds"]
         steps = torch.arange(given.shape[1], device=given.device)
-        return args, {**kwargs, "position_ids": self.states[0].places.amax(1, keepdim=True).to(steps.device) + steps}
+        return args, {**kwargs, "position_ids": attended[0].places.amax(1, keepdim=True).to(steps.device) + steps}
+
+    def place_of(self, part: nn.Module) -> int:
+        """Return the place of a part among the layers at this call of it."""
+        depths = [place for place, each in enumerate(self.layers) if each is part]
+        time = self.called.get(id(part), 0)
+        self.called[id(part)] = time + 1
+        return depths[time % len(depths)]
+
+    def look_up(self, part: nn.Module, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what n-gram embeddings give after their state, and keep their state after the run."""
+        state = self.states[self.place_of(part)] if self.states else None
+        output, after = looked_up(part, below, state, self.mask, *args, **kwargs)
+        if self.keep is not None:
+            self.keep.append(after)
+        return output
 
     def attend(self, part: nn.Module, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return a layer's output for keys and values of its state and its own, and keep its state after the run."""
         named = dict(zip(arguments(part), args)) | kwargs
-        depths = [number for number, each in enumerate(self.layers) if each is part]
-        time = self.called.get(id(part), 0)
-        self.called[id(part)] = time + 1
-        number, hidden = depths[time % len(depths)], named["hidden_states"]
-        state = self.states[number] if self.states else None
+        place, hidden = self.place_of(part), named["hidden_states"]
+        number = sum(not is_ngram_part(each) for each in self.layers[:place])
+        state = self.states[place] if self.states else None
         assert state is None or isinstance(state, AttentionState)
         mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
         real = mask.to(hidden.device)

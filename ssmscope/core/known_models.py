@@ -58,6 +58,7 @@ ADDED_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "selective-ssm": ("own.selective", "own.selective:SelectiveSSM"),
     "ssm-comba": ("read.comba", "read.comba:CombaMixer"),
     "ssm-deltanet": ("read.delta", "read.delta:DeltaMixer"),
+    "ssm-deltaproduct": ("read.delta_product", "read.delta_product:DeltaProductMixer"),
     "ssm-gla": ("read.linear_attention", "read.linear_layers:GatedLinearAttention"),
     "ssm-gsa": ("read.hgrn", "read.hgrn:SlotMixer"),
     "ssm-hgrn": ("read.hgrn", "read.hgrn:HGRNMixer"),

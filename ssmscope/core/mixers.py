@@ -23,7 +23,7 @@ from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, obser
 from ssmscope.core.known_models import READERS
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, kernels_explained
 
 R = TypeVar("R")
 
@@ -178,6 +178,7 @@ def fast_scan(
         said = "relevance is propagated through a model as it is, not through an edited run:"
         raise InputError(f"{said} leave the edits out")
     with ExitStack() as around:
+        around.enter_context(kernels_explained())
         around.enter_context(observe(before=[(part, _without_cache) for part in caching]))
         for reader in dict.fromkeys(map(adapter_for, found)):
             if hasattr(reader, "reading"):

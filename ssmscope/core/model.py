@@ -22,6 +22,7 @@ from ssmscope.core.generation import Generation, GivenEdit, Sampling, Step, Stop
 from ssmscope.core.heads import LogitsKind, gives, own_logits
 from ssmscope.core.intercept import evaluating, out_of_inference
 from ssmscope.core.mixers import Visit, collect_states, fast_scan, known_mixers, memory_of, mixers, stored_weights
+from ssmscope.core.ngrams import reads_ids
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.take_trace import Look, take_trace
 from ssmscope.core.trace import Earlier, LayerState, Trace, check_recurrent_state
@@ -387,7 +388,11 @@ class Model:
         return self.module.get_input_embeddings()(batch.input_ids)
 
     def forward_embeddings(self, embeddings: Tensor, mask: Tensor, last_only: bool = True) -> Tensor:
-        """Return the logits of embeddings (batch, length, width) padded on the right; `mask` is true at real ones."""
+        """Return the logits of embeddings (batch, length, width) padded on the right; `mask` is true at real ones.
+        Raises InputError for a model whose layers read the tokens' ids too."""
+        if reads_ids(self.module):
+            said = f"{self.name} reads its tokens' ids besides their embeddings, as n-grams: explanations by embeddings"
+            raise Unanswerable(f"{said} would leave these out; ask with methods that change tokens, such as occlusion")
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
         count_tokens(mask.numel())
         logits = own_logits(self.module, arguments, last_positions(mask) if last_only else None)

@@ -143,6 +143,9 @@ def matrices(r: DeltaRecurrence) -> Float[Tensor, "batch heads t s"]:
     `ssmscope.ops.delta_rule`) and removes it: with M_uw = tril(U Wᵀ ⊙ Γ) and β within r and b,
     α = M_cb − M_cr (I + tril(M_er, −1))⁻¹ tril(M_eb, −1).
     """
+    if r.several > 1:
+        last = slice(r.several - 1, None, r.several)
+        return matrices(r.one_by_one())[..., last, last]
     (b, c), (e, along), beta = r.by_head(), r.removal(), r.beta.unsqueeze(-1)
     log_a = rearrange(r.log_a, "b t h n -> b h t n")
     if r.e is not None:
@@ -181,6 +184,10 @@ def pooled_rows(r: DeltaRecurrence, edge: Tensor) -> Float[Tensor, "batch heads 
 def _sums_of_rows(r: DeltaRecurrence, sums: Mapping[int, int]) -> Float[Tensor, "batch heads sums s"]:
     """Return sums of rows of α, where `sums` has each row's number, by the adjoint recurrence backwards from the row:
     v_t = c_t, α[t, s] = β_s v_sᵀ b_s and v_{s−1} = a_s (v_s − β_s (v_sᵀ r_s) e_s)."""
+    if r.several > 1:
+        last = r.several - 1
+        at_last = {position * r.several + last: sum_ for position, sum_ in sums.items()}
+        return _sums_of_rows(r.one_by_one(), at_last)[..., last :: r.several]
     (b, c), (e, along) = r.by_head(), r.removal()
     batch, length, heads, state = b.shape
     a, count, found = r.log_a.exp(), 1 + max(sums.values()), []

@@ -158,10 +158,13 @@ class DeltaRecurrence(Recurrence):
 
         H_t = (I − β_t r_t e_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
 
+    A position may remove several times (DeltaProduct, Siems et al. 2025, section 4): the factors I − β_t r_ti e_tiᵀ are
+    then applied one after the other, the first to the decayed memory.
+
     Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1 or state), `beta` (batch, length, heads), `e` and `r`
-    (batch, length, heads, state), both or neither, b where absent. `delta`, `A` and `expected` stay unset. Raises
-    ValueError if shapes disagree, `beta` or one of `e` and `r` is missing, or the decay is not given as `log_a`. Raises
-    InputError from `log_decay`, as the states do not decay one by one.
+    (batch, length, heads, state) or (batch, length, heads, removals, state), both or neither, b where absent. `delta`,
+    `A` and `expected` stay unset. Raises ValueError if shapes disagree, `beta` or one of `e` and `r` is missing, or the
+    decay is not given as `log_a`. Raises InputError from `log_decay`, as the states do not decay one by one.
     """
 
     log_a: Tensor = None  # type: ignore[assignment]
@@ -171,8 +174,10 @@ class DeltaRecurrence(Recurrence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wanted = (*self.x.shape[:3], self.b.shape[-1])
-        if (self.e is None) != (self.r is None) or any(t is not None and t.shape != wanted for t in (self.e, self.r)):
+        keys, wanted = (self.e, self.r), (*self.x.shape[:3], self.b.shape[-1])
+        if any(t is not None and (t.ndim not in (4, 5) or (*t.shape[:3], t.shape[-1]) != wanted) for t in keys) or (
+            len({None if t is None else t.shape for t in keys}) > 1
+        ):
             raise ValueError(f"a generalised delta rule has both keys, e and r, of shape {wanted}")
         if self.beta is None or self.beta.shape != self.x.shape[:3]:
             raise ValueError(f"a delta rule needs its write strength beta, of shape {tuple(self.x.shape[:3])}")
@@ -205,17 +210,64 @@ class DeltaRecurrence(Recurrence):
         heads = self.x.shape[2]
         return by_head(self.b, heads), by_head(self.c, heads)
 
+    @property
+    def several(self) -> int:
+        """Number of removals at a position."""
+        return 1 if self.e is None or self.e.ndim == 4 else self.e.shape[3]
+
     def removal(self) -> tuple[Tensor, Tensor]:
-        """Return `e` and `r` of every head, (batch, length, heads, state)."""
-        b, _ = self.by_head()
-        return (b, b) if self.e is None or self.r is None else (self.e, self.r)
+        """Return `e` and `r` of every head, (batch, length, heads, state), where a position removes once."""
+        ((e, r),) = self.removals()
+        return e, r
+
+    def removals(self) -> list[tuple[Tensor, Tensor]]:
+        """Return `e` and `r` of every head, (batch, length, heads, state), of each removal in turn."""
+        if self.e is None or self.r is None:
+            b, _ = self.by_head()
+            return [(b, b)]
+        if self.e.ndim == 4:
+            return [(self.e, self.r)]
+        return list(zip(self.e.unbind(3), self.r.unbind(3)))
+
+    def one_by_one(self) -> DeltaRecurrence:
+        """Return the same memory with a position for each removal, without D: the first decays, the last writes and
+        reads. Of once-removing terms these are themselves."""
+        if self.e is None or self.r is None or self.e.ndim == 4:
+            return self
+
+        def only_at(t: Tensor, place: int) -> Tensor:
+            nothing = torch.zeros_like(t)
+            return torch.stack([t if i == place else nothing for i in range(self.several)], dim=2).flatten(1, 2)
+
+        b, c = self.by_head()
+        return DeltaRecurrence(
+            x=only_at(self.x, self.several - 1),
+            b=only_at(b, self.several - 1),
+            c=only_at(c, self.several - 1),
+            log_a=only_at(self.log_a, 0),
+            beta=self.beta.repeat_interleave(self.several, dim=1),
+            e=self.e.transpose(2, 3).flatten(1, 2),
+            r=self.r.transpose(2, 3).flatten(1, 2),
+        )
 
     def _exchanged(self, start: int, stop: int | None) -> Tensor:
-        """Return β_t r_tᵀ Diag(a_t) e_t / state."""
-        own = self.b.square() if self.e is None or self.r is None else self.e * self.r
-        a, along = self.log_a[:, start:stop].exp(), own[:, start:stop]
-        along = along.mean(-1, keepdim=True) if a.shape[-1] == 1 else along
-        return self.beta[:, start:stop] * (a * by_head(along, self.x.shape[2])).mean(-1)
+        """Return the trace of Diag(a_t) less that of the transition, over the state: β_t r_tᵀ Diag(a_t) e_t / state, or
+        of several removals Σ_i β_t l_tiᵀ Diag(a_t) e_ti, with l_i = r_i − β Σ_{j>i} (r_i · e_j) l_j."""
+        beta = self.beta[:, start:stop]
+        if self.e is None or self.r is None:
+            own = self.b[:, start:stop].square()
+        else:
+            later: list[tuple[Tensor, Tensor]] = []
+            for e, r in reversed(self.removals()):
+                found, left = e[:, start:stop], r[:, start:stop]
+                for next_found, next_left in list(later):
+                    shared = (r[:, start:stop] * next_found).sum(-1, keepdim=True)
+                    left = left - beta.unsqueeze(-1) * shared * next_left
+                later.append((found, left))
+            own = torch.stack([found * left for found, left in later]).sum(0)
+        a = self.log_a[:, start:stop].exp()
+        along = own.mean(-1, keepdim=True) if a.shape[-1] == 1 else own
+        return beta * (a * by_head(along, self.x.shape[2])).mean(-1)
 
 
 def smallest_exponent(dtype: torch.dtype) -> float:

@@ -46,13 +46,15 @@ def scan_reference(recurrence: Recurrence, initial: Memory | None = None) -> Sca
 
 def _delta_reference(recurrence: DeltaRecurrence, initial: Tensor | None) -> Scan:
     batch, length, heads, width, state = recurrence.shape
-    (b, c), (e, r) = recurrence.by_head(), recurrence.removal()
+    (b, c), removals = recurrence.by_head(), recurrence.removals()
     H = initial if initial is not None else b.new_zeros(batch, heads, width, state)
     unit = torch.eye(state, dtype=b.dtype, device=b.device)
     outputs = [recurrence.x[:, :0]]
     for t in range(length):
-        beta, key, found, along = (term[:, t, ..., None] for term in (recurrence.beta.unsqueeze(-1), b, e, r))
-        transition = recurrence.log_a[:, t, :, :, None].exp() * (unit - beta * found @ along.mT)
+        beta, key = (term[:, t, ..., None] for term in (recurrence.beta.unsqueeze(-1), b))
+        transition = torch.diag_embed(recurrence.log_a[:, t].exp().expand(-1, -1, state))
+        for e, r in removals:
+            transition = transition @ (unit - beta * e[:, t, ..., None] @ r[:, t, ..., None].mT)
         H = H @ transition + beta * recurrence.x[:, t, :, :, None] @ key.mT
         outputs.append((H @ c[:, t, :, :, None]).squeeze(-1).unsqueeze(1))
     return Scan(with_skip(torch.cat(outputs, dim=1), recurrence.x, recurrence.D), H, recurrence.mean_decay().mean(-1))
@@ -79,7 +81,9 @@ def scan(recurrence: Recurrence, initial: Memory | None = None, *, retention: bo
     if r.shape[1] == 1 and not retention and is_plain_step(r):
         y, final = one_step(r, _start(r, initial))
     elif isinstance(r, DeltaRecurrence):
-        y, final = delta_rule.scan(r.log_a, r.beta, r.b, r.c, r.x, _start(r, initial), r.e, r.r)
+        one = r.one_by_one()
+        y, final = delta_rule.scan(one.log_a, one.beta, one.b, one.c, one.x, _start(r, initial), one.e, one.r)
+        y = y[:, r.several - 1 :: r.several]
         kept = r.mean_decay().detach().mean(-1) if retention else None
     elif r.one_decay_per_head:
         log_a = r.log_decay().squeeze(-1)
@@ -101,7 +105,9 @@ def scan(recurrence: Recurrence, initial: Memory | None = None, *, retention: bo
 
 
 def is_plain_step(r: Recurrence) -> bool:
-    """Return True if `one_step` serves the terms: without gradients, of one type that is no half."""
+    """Return True if `one_step` serves the terms: without gradients, of one type that is no half, removing once."""
+    if isinstance(r, DeltaRecurrence) and r.several > 1:
+        return False
     return not torch.is_grad_enabled() and r.x.dtype == r.b.dtype and r.x.dtype in (torch.float32, torch.float64)
 
 

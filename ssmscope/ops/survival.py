@@ -233,10 +233,11 @@ def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
 
 
 def _removed(recurrence: DeltaRecurrence, keys: Tensor, at: slice) -> Tensor:
-    """Return keys after a delta rule's transitions at these positions, a (k − β (k · e) r)."""
-    (e, r), beta = (t[:, at] for t in recurrence.removal()), recurrence.beta[:, at, :, None]
-    keys = recurrence.log_a[:, at].exp() * keys
-    return keys - beta * (keys * e).sum(-1, keepdim=True) * r
+    """Return keys after a delta rule's transitions at these positions, a (k − β (k · e) r) of each removal."""
+    beta, keys = recurrence.beta[:, at, :, None], recurrence.log_a[:, at].exp() * keys
+    for e, r in recurrence.removals():
+        keys = keys - beta * (keys * e[:, at]).sum(-1, keepdim=True) * r[:, at]
+    return keys
 
 
 def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor, per_head: bool) -> Tensor:
@@ -334,7 +335,10 @@ def _sums_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
 def _keys_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
     """Yield k_s of blocks of positions, the last first, (batch, block, heads, state)."""
     if isinstance(recurrence, DeltaRecurrence):
-        yield from delta_rule.keys_left(recurrence.log_a, recurrence.beta, recurrence.b, recurrence.e, recurrence.r)
+        one, several = recurrence.one_by_one(), recurrence.several
+        for part, keys in delta_rule.keys_left(one.log_a, one.beta, one.b, one.e, one.r):
+            written = slice(part.start // several, part.stop // several)  # At each position's last removal.
+            yield written, keys[:, written.start * several + several - 1 - part.start :: several]
         return
     timed, floor = _timed(recurrence), smallest_exponent(recurrence.x.dtype)
     for part, sums in _sums_left(recurrence):

@@ -18,10 +18,12 @@ from ssmscope.architectures.loading.fla_checkpoints import _BUILDERS, COMMON_FIE
 from ssmscope.errors import InputError
 
 IDS = [5, 17, 3, 9, 22, 1, 4, 60]
+STEPS = 3
+"""Steps a token of the delta product."""
 VOCABULARY, WIDTH, LAYERS, HEADS, INNER, EPS, TAPS = 67, 24, 2, 3, 40, 1e-2, 3  # an epsilon that is seen
 CONFIGS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(head_dim=4, expand_v=1.5, allow_neg_eigval=True, num_v_heads=None),
-    "gated_deltaproduct": dict(head_dim=4, expand_v=1.5, use_forget_gate=True, num_householder=1),
+    "gated_deltaproduct": dict(head_dim=4, expand_v=1.5, use_forget_gate=True, num_householder=STEPS),
     "kda": dict(head_dim=4, expand_v=1.5, allow_neg_eigval=True),
     "comba": dict(head_dim=4, expand_v=1.5),
     "delta_net": dict(expand_k=0.5, expand_v=1.0, tie_word_embeddings=True),
@@ -41,18 +43,20 @@ def checkpoint(kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         **CONFIGS[kind],
     )
     key, value = SIZES[kind]
+    steps = config.get("num_householder", 1)
     shapes: dict[str, tuple[int, ...]] = {"attn_norm.weight": (WIDTH,), "mlp_norm.weight": (WIDTH,)}
     shapes |= {f"mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")}
     shapes |= {"mlp.down_proj.weight": (WIDTH, INNER), "attn.o_proj.weight": (WIDTH, value)}
-    shapes |= {f"attn.{name}_proj.weight": (size, WIDTH) for name, size in (("q", key), ("k", key), ("v", value))}
+    sizes = (("q", key), ("k", steps * key), ("v", steps * value))
+    shapes |= {f"attn.{name}_proj.weight": (size, WIDTH) for name, size in sizes}
     if kind == "gla":
         shapes |= {"attn.gk_proj.0.weight": (16, WIDTH), "attn.gk_proj.1.weight": (key, 16)}
         shapes |= {"attn.gk_proj.1.bias": (key,)}
     if kind in LINEAR:
         shapes["attn.g_norm_swish_gate.weight"] = (value // HEADS,)
     else:
-        shapes |= {f"attn.{n}_conv1d.weight": (size, 1, TAPS) for n, size in (("q", key), ("k", key), ("v", value))}
-        shapes |= {"attn.o_norm.weight": (value // HEADS,), "attn.b_proj.weight": (HEADS, WIDTH)}
+        shapes |= {f"attn.{n}_conv1d.weight": (size, 1, TAPS) for n, size in sizes}
+        shapes |= {"attn.o_norm.weight": (value // HEADS,), "attn.b_proj.weight": (steps * HEADS, WIDTH)}
     if kind == "kda":
         shapes |= {"attn.f_proj.0.weight": (6, WIDTH), "attn.f_proj.1.weight": (12, 6), "attn.A_log": (HEADS,)}
         shapes |= {"attn.g_proj.0.weight": (6, WIDTH), "attn.g_proj.1.weight": (18, 6), "attn.g_proj.1.bias": (18,)}
@@ -103,7 +107,8 @@ def mixed(kind: str, p: dict[str, Tensor], x: Tensor, bound: float | None = None
                     if t - j >= 0:
                         after[t] += taps[:, TAPS - 1 - j] * before[t - j]
             made[name] = silu(after)
-    q, k, v = (made[name].view(length, HEADS, -1) for name in "qkv")
+    q, *several = (made[name].view(length, -1, HEADS, size) for name, size in (("q", key), ("k", key), ("v", value)))
+    (q, k, v), steps = (each[:, 0] for each in (q, *several)), several[0].shape[1]
     outputs = torch.zeros(length, HEADS, value, dtype=x.dtype)
     for h in range(HEADS):
         S = torch.zeros(key, value, dtype=x.dtype)
@@ -130,6 +135,11 @@ def mixed(kind: str, p: dict[str, Tensor], x: Tensor, bound: float | None = None
                 elif kind in GATED_DELTA:
                     S = S * (-p["A_log"][h].exp() * softplus(x[t] @ p["a_proj.weight"][h] + p["dt_bias"][h])).exp()
                 S = S + beta * torch.outer(b, v[t, h] - looked_up @ S)
+                for step in range(1, steps):
+                    b, written = (each[t, step, h] for each in several)
+                    b = b / (b.square().sum() + 1e-6).sqrt()
+                    beta = torch.sigmoid(x[t] @ p["b_proj.weight"][step * HEADS + h])
+                    S = S + beta * torch.outer(b, written - b @ S)
             outputs[t, h] = (a * key**-0.5) @ S
     o = normed(outputs, p["g_norm_swish_gate.weight" if kind in LINEAR else "o_norm.weight"]).reshape(length, -1)
     if kind == "kda":
@@ -193,6 +203,21 @@ def test_logits_are_those_of_the_definition(kind, tmp_path):
     assert torch.equal(ssmscope.load(saved(tmp_path, config, weights), dtype="float64").logits(batch), found)
 
 
+def test_a_delta_product_of_one_step_with_a_forget_gate_is_a_deltanet(tmp_path):
+    config, weights = checkpoint("gated_deltanet")
+    one = {**config, "model_type": "gated_deltaproduct", "use_forget_gate": True, "num_householder": 1}
+    found, same = (ssmscope.load(saved(tmp_path / each["model_type"], each, weights)) for each in (one, config))
+    assert found.architecture == "ssm-deltanet" and found.fingerprint == same.fingerprint
+    forgets = ("a_proj.weight", "A_log", "dt_bias")
+    rest = {name: tensor for name, tensor in weights.items() if not name.endswith(forgets)}
+    other = ssmscope.load(saved(tmp_path / "other", {**one, "use_forget_gate": False}, rest), dtype="float64")
+    weights = {name: torch.full_like(t, -1e9) if name.endswith("A_log") else t for name, t in weights.items()}
+    expected = logits("gated_deltanet", weights)
+    assert (
+        other.architecture == "ssm-deltaproduct" and relative(other.logits(other.encode(ids=IDS))[0], expected) < 1e-9
+    )
+
+
 def test_a_lower_bound_of_decays(tmp_path):
     config, weights = checkpoint("kda")
     given = {**config, "safe_gate": True, "lower_bound": -3.0}
@@ -234,8 +259,9 @@ def test_what_our_layers_do_not_have_is_refused(tmp_path):
         ("gla", {"attn": {"layers": [2], "num_heads": 2}}, "attention has the layers .2.: give a list, .* from 0 to 1"),
         ("gla", {"attn": {"layers": [1], "num_heads": 5}}, "attention has 5 heads, .* share the width, 24, in pairs"),
         ("gated_deltanet", {"num_v_heads": 6}, "num_v_heads is 6; allowed is None"),
-        ("gated_deltaproduct", {"num_householder": 2}, "num_householder is 2; allowed is 1"),
-        ("gated_deltaproduct", {"use_forget_gate": None}, "use_forget_gate is false; allowed is True"),
+        ("gated_deltaproduct", {"num_householder": 2}, "do not fit its configuration"),
+        ("gated_deltaproduct", {"num_householder": 0}, "householders 0 must be a positive integer"),
+        ("gated_deltaproduct", {"use_forget_gate": None}, "do not fit its configuration"),
         ("comba", {"use_output_gate": False}, "use_output_gate is false; allowed is True"),
         ("delta_net", {"use_gate": True}, "use_gate is true; allowed is False"),
         ("gla", {"feature_map": "relu"}, "feature_map is 'relu'; allowed is None"),

@@ -91,7 +91,8 @@ def test_experts_run_in_float64_too(name):
 
 
 def test_a_family_is_imported_with_its_first_model():
-    families = [f"transformers.models.{name}.modeling_{name}" for name in HYBRIDS]
+    own = {"minimax"}  # A model of ours is derived from its classes.
+    families = [f"transformers.models.{name}.modeling_{name}" for name in HYBRIDS if name not in own]
     code = f"""
 import sys, ssmscope.architectures
 from ssmscope.core.mixers import mixers

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from examples import random_example
 from torch import nn
 
@@ -76,10 +78,60 @@ def test_what_it_has_that_is_not_read_is_refused():
         ssmscope.load(theirs)
 
 
+KERNEL = """
+def selective_scan_fn(*given):
+    raise RuntimeError("selective_scan_cuda is not installed. To use Mamba-1, reinstall with:\\n  more lines")
+"""
+
+
+def test_missing_kernels_are_one_line(monkeypatch):
+    """transformers' own forward pass, which fills a cache, ends in mamba_ssm's error; ours need no kernels."""
+    model = ssmscope.load(random_example("mamba"))
+    batch = model.encode(ids=IDS[:1])
+    expected = model.logits(batch)
+    package = ModuleType("mamba_ssm.ops.selective_scan_interface")
+    exec(KERNEL, vars(package))
+    monkeypatch.setattr(type(model.mixers[0]), "forward", lambda self, *args, **kw: package.selective_scan_fn(*args))
+    assert torch.equal(model.logits(batch), expected)
+    with pytest.raises(InputError) as caught, model.running():
+        model.module(batch.input_ids, use_cache=True)
+    said = str(caught.value)
+    assert "mamba-ssm, whose kernels transformers calls, cannot compute here (selective_scan_cuda is not" in said
+    assert "\n" not in said and said.endswith("pip install --no-build-isolation mamba-ssm causal-conv1d)")
+    # what another library, or a want of memory, raises is not about kernels
+    full = "def selective_scan_fn(*given):\n    raise RuntimeError('CUDA out of memory')"
+    for source, name in ((full, package.__name__), (KERNEL, "another.library")):
+        other = ModuleType(name)
+        exec(source, vars(other))
+        monkeypatch.setattr(package, "selective_scan_fn", other.selective_scan_fn)
+        with pytest.raises(RuntimeError, match="CUDA out of memory|selective_scan_cuda"), model.running():
+            model.module(batch.input_ids, use_cache=True)
+
+
+@pytest.mark.skipif(transformers.__version__ >= "5", reason="transformers 5 imports kernels where they can be imported")
+def test_missing_kernels_where_there_is_a_gpu_are_one_line_too(tmp_path):
+    """transformers 4 imports mamba_ssm with its first model: without its compiled part it cannot."""
+    (tmp_path / "mamba_ssm").mkdir()
+    (tmp_path / "mamba_ssm" / "__init__.py").write_text("import selective_scan_cuda\n")
+    (tmp_path / "mamba_ssm-2.3.2.dist-info").mkdir()
+    (tmp_path / "mamba_ssm-2.3.2.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: mamba-ssm\nVersion: 2.3.2\n"
+    )
+    script = "import torch; torch.cuda.is_available = lambda: True; from ssmscope.cli import main; main()"
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    line = [sys.executable, "-c", script, "heatmap", "demo/sst2-mamba2", "--text", "A film."]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
+    said = done.stderr.strip().split("\n")[-1]
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert said.startswith("analyze: the package mamba-ssm") and "No module named 'selective_scan_cuda'" in said
+
+
 def test_the_packages_own_classes():
-    where = os.environ.get("SSMSCOPE_MAMBA_SSM")
-    if where is None:
-        pytest.skip("set SSMSCOPE_MAMBA_SSM to a directory with mamba_ssm's source")
+    """Its models in memory, and Mamba-1's and 2's logits by its own references in torch."""
+    found = importlib.util.find_spec("mamba_ssm")
+    where = os.environ.get("SSMSCOPE_MAMBA_SSM") or (found and Path(found.origin).parents[1])
+    if not where:
+        pytest.skip("mamba_ssm is not installed: set SSMSCOPE_MAMBA_SSM to a directory with its source")
     script = Path(__file__).resolve().parents[1] / "stubbed.py"
     done = subprocess.run([sys.executable, script, where], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.split("\n")[-2] == "as stored", done.stderr

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from examples import EXAMPLES, random_example
+from examples import EXAMPLES, VARIANTS, random_example
+from exhaustive import ALL
 from loud import loud
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -54,7 +55,9 @@ class Waits(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", [name for name, made in EXAMPLES.items() if writes(made.models[name])])
+@pytest.mark.parametrize(
+    "name", [name for name, made in EXAMPLES.items() if writes(made.models[name]) and (ALL or name not in VARIANTS)]
+)
 def test_a_step_waits_for_nothing_and_keeps_shapes(name: str) -> None:
     model = example(name)
     assert recordable(model.module, GPU) == (not attention_layers(model.module))

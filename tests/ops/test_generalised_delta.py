@@ -12,11 +12,15 @@ from ssmscope.ops import delta_rule, survival
 CLOSE = dict(rtol=1e-10, atol=1e-11)
 
 
-def recurrence(length: int = 37, decays: int = 4, groups: int = 3) -> tuple[ops.DeltaRecurrence, torch.Tensor]:
-    """Return a random recurrence of 3 heads, width 5, state 4, and a state to start from."""
+def recurrence(
+    length: int = 37, decays: int = 4, groups: int = 3, removals: tuple[int, ...] = ()
+) -> tuple[ops.DeltaRecurrence, torch.Tensor]:
+    """Return a random recurrence of 3 heads, width 5, state 4, and a state to start from; with one removal a position,
+    or so many."""
     torch.manual_seed(length)
     b, c = torch.randn(2, 2, length, groups, 4, dtype=torch.float64).unbind()
-    e, r = torch.nn.functional.normalize(torch.randn(2, 2, length, 3, 4, dtype=torch.float64), dim=-1).unbind()
+    keys = torch.randn(2, 2, length, 3, *removals, 4, dtype=torch.float64)
+    e, r = torch.nn.functional.normalize(keys, dim=-1).unbind()
     log_a, beta = -0.3 * torch.rand(2, length, 3, decays).double(), torch.rand(2, length, 3).double()
     x, H = torch.randn(2, length, 3, 5, dtype=torch.float64), torch.randn(2, 3, 5, 4, dtype=torch.float64)
     return ops.DeltaRecurrence(x, b, c, log_a=log_a, D=torch.randn(3).double(), beta=beta, e=e, r=r), H
@@ -24,18 +28,23 @@ def recurrence(length: int = 37, decays: int = 4, groups: int = 3) -> tuple[ops.
 
 def in_words(r: ops.DeltaRecurrence, H: torch.Tensor, text: int, head: int) -> torch.Tensor:
     """y of one text and head: decay, look up under e, take away along r, write under b, read."""
-    rows, (b, c), (e, along) = [], r.by_head(), r.removal()
+    rows, (b, c) = [], r.by_head()
     for t in range(r.x.shape[1]):
         at = text, t, head
         H = H * r.log_a[at].exp()
-        H = H - r.beta[at] * torch.outer(H @ e[at], along[at]) + r.beta[at] * torch.outer(r.x[at], b[at])
+        for e, along in r.removals():
+            H = H - r.beta[at] * torch.outer(H @ e[at], along[at])
+        H = H + r.beta[at] * torch.outer(r.x[at], b[at])
         rows.append(H @ c[at] + r.D[head] * r.x[at])
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize(("length", "decays", "groups"), [(1, 4, 3), (32, 1, 1), (37, 4, 3), (100, 4, 1)])
-def test_the_scan_is_the_rule_in_words(length, decays, groups, monkeypatch):
-    r, H = recurrence(length, decays, groups)
+@pytest.mark.parametrize(
+    ("length", "decays", "groups", "removals"),
+    [(1, 4, 3, ()), (32, 1, 1, ()), (37, 4, 3, ()), (100, 4, 1, ()), (1, 1, 3, (2,)), (37, 4, 1, (3,))],
+)
+def test_the_scan_is_the_rule_in_words(length, decays, groups, removals, monkeypatch):
+    r, H = recurrence(length, decays, groups, removals)
     slow = ops.scan_reference(r, H)
     for text, head in ((0, 0), (1, 2)):
         assert relative(slow.y[text, :, head], in_words(r, H[text, head], text, head)) < 1e-12
@@ -53,8 +62,9 @@ def test_the_scan_is_the_rule_in_words(length, decays, groups, monkeypatch):
     torch.testing.assert_close(joined.y, slow.y[:, 13:], **CLOSE)
 
 
-def test_gradients_are_the_references():
-    r, H = recurrence(40)
+@pytest.mark.parametrize("removals", [(), (2,)])
+def test_gradients_are_the_references(removals):
+    r, H = recurrence(40, removals=removals)
     terms = [*(getattr(r, n).requires_grad_() for n in ("x", "b", "c", "log_a", "beta", "D", "e", "r")), H]
     H.requires_grad_()
     found, wanted = (
@@ -65,9 +75,9 @@ def test_gradients_are_the_references():
         assert relative(a, b) < 1e-9
 
 
-@pytest.mark.parametrize("decays", [1, 4])
-def test_matrices_are_the_references(decays):
-    r, _ = recurrence(21, decays)
+@pytest.mark.parametrize(("decays", "removals"), [(1, ()), (4, ()), (1, (2,)), (4, (3,))])
+def test_matrices_are_the_references(decays, removals):
+    r, _ = recurrence(21, decays, removals=removals)
     expected = ops.attention_reference(r)
     torch.testing.assert_close(ops.attention(r, groups=3), expected, **CLOSE)
     torch.testing.assert_close(ops.attention(r, groups=3, rows=[20, 3]), expected[:, :, [20, 3]], **CLOSE)
@@ -80,19 +90,19 @@ def test_matrices_are_the_references(decays):
             torch.testing.assert_close(cells[..., t, s], expected[cell].sum((-2, -1)) / past[cell].sum(), **CLOSE)
 
 
-@pytest.mark.parametrize("decays", [1, 4])
-def test_what_survives_is_what_a_run_that_writes_once_leaves(decays, monkeypatch):
-    r, H = recurrence(70, decays)
+@pytest.mark.parametrize(("decays", "removals"), [(1, ()), (4, ()), (4, (3,))])
+def test_what_survives_is_what_a_run_that_writes_once_leaves(decays, removals, monkeypatch):
+    r, H = recurrence(70, decays, removals=removals)
     left = survival.remaining_reference(r)
     torch.testing.assert_close(survival.remaining_norms(r), left.norm(dim=(-2, -1)), **CLOSE)
     inner, rest = survival.left_towards_state(r, H)
     state = ops.scan_reference(r, H).state
     torch.testing.assert_close(inner, (left * state[:, None]).sum((-2, -1)), **CLOSE)
     torch.testing.assert_close(inner.sum(1) + rest, state.square().sum((-2, -1)), **CLOSE)
-    terms, keys = (r.log_a, r.beta, r.by_head()[0], r.e, r.r), []
+    keys = []
     for steps in (128, 7):
         monkeypatch.setattr(delta_rule, "STEPS_PER_CHUNK", steps)
-        keys.append(torch.cat([k for _, k in reversed([*delta_rule.keys_left(*terms)])], 1))
+        keys.append(torch.cat([k for _, k in reversed([*survival._keys_left(r)])], 1))
     torch.testing.assert_close(*keys, **CLOSE)
     lives = survival.half_lives([r], per_head=True)
     masses = (
@@ -111,6 +121,6 @@ def test_what_survives_is_what_a_run_that_writes_once_leaves(decays, monkeypatch
 def test_one_key_alone_or_of_another_shape_is_refused():
     r, _ = recurrence()
     given = dict(x=r.x, b=r.b, c=r.c, log_a=r.log_a, beta=r.beta)
-    for keys in ({"e": r.e}, {"e": r.e, "r": r.r[:, 1:]}):
+    for keys in ({"e": r.e}, {"e": r.e, "r": r.r[:, 1:]}, {"e": r.e, "r": r.r.unsqueeze(3)}):
         with pytest.raises(ValueError, match="has both keys, e and r, of shape"):
             ops.DeltaRecurrence(**given, **keys)

@@ -434,7 +434,7 @@ WRONG_VALUES = [
     ("overflow", {"template": "no place"}, "{content}"),
     ("poison", {"target": "positive"}, "leave it out, or give objective plant, not forget"),
     ("poison", {"detector": "tokens"}, "did you mean 'token'?"),
-    ("prompts", {"attacks": "stresstst"}, "did you mean 'stresstest'?"),
+    ("prompts", {"attacks": "stresstst"}, "did you mean 'stresstest' or"),
     ("prompts", {"suffix": "middle"}, "allowed are end, before"),
     ("words", {"recipe": "deepwordbugs"}, "did you mean 'deepwordbug'?"),
     ("words", {"budget": "0"}, "budget is 0"),

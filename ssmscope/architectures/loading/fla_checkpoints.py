@@ -1,8 +1,8 @@
 """Checkpoints in flash-linear-attention's layout.
 
 Gated DeltaNet, DeltaNet, KDA, Comba, GLA, RetNet, RWKV-7, HGRN, HGRN2, GSA and Mamba-3, with a softplus in its decays,
-become our models, Mamba-2 becomes transformers'. A GatedDeltaProduct of one step a token is a Gated DeltaNet; of
-several, it is refused.
+become our models, Mamba-2 becomes transformers'. A GatedDeltaProduct of one step a token and with a forget gate is a
+Gated DeltaNet.
 
 Our models have options for what differs from the papers: heads of GLA and RetNet are normalised by their root
 mean square, with one weight; RetNet's feed-forward parts are SwiGLU; β may reach 2; q and k are divided by √(‖·‖² +
@@ -30,6 +30,7 @@ from ssmscope.architectures.loading.stored import Contents, Plan
 from ssmscope.architectures.read import hgrn
 from ssmscope.architectures.read.comba import CombaConfig, CombaForCausalLM
 from ssmscope.architectures.read.delta import DeltaNetConfig, DeltaNetForCausalLM
+from ssmscope.architectures.read.delta_product import DeltaProductConfig, DeltaProductForCausalLM
 from ssmscope.architectures.read.gated_delta import UNIT_EPSILON
 from ssmscope.architectures.read.kimi_delta import KimiDeltaConfig, KimiDeltaForCausalLM
 from ssmscope.architectures.read.linear_attention import GLAConfig, GLAForCausalLM, RetNetConfig, RetNetForCausalLM
@@ -62,7 +63,9 @@ DELTA_TYPES = ("gated_deltanet", "gated_deltaproduct", "delta_net", "kda", "comb
 GATED_TYPES = ("hgrn", "hgrn2", "gsa")
 TYPE_DEFAULTS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(num_hidden_layers=21, num_heads=6, head_dim=256, expand_v=2.0),
-    "gated_deltaproduct": dict(num_hidden_layers=21, num_heads=6, head_dim=256, expand_v=2.0, use_forget_gate=False),
+    "gated_deltaproduct": dict(
+        num_hidden_layers=21, num_heads=6, head_dim=256, expand_v=2.0, use_forget_gate=False, num_householder=1
+    ),
     "delta_net": dict(num_heads=16),
     "kda": dict(num_heads=16, head_dim=128),
     "comba": dict(
@@ -80,7 +83,7 @@ TYPE_DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FIXED_OPTIONS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(use_gate=True, use_short_conv=True, num_v_heads=None),
-    "gated_deltaproduct": dict(use_output_gate=True, use_short_conv=True, use_forget_gate=True, num_householder=1),
+    "gated_deltaproduct": dict(use_output_gate=True, use_short_conv=True, num_v_heads=None),
     "kda": dict(use_short_conv=True, num_v_heads=None),
     "comba": dict(use_output_gate=True, use_short_conv=True, num_v_heads=None),
     "delta_net": dict(
@@ -232,7 +235,10 @@ def _delta(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
         own["lower_bound"] = fields.get("lower_bound")
     elif kind == "comba":
         own = {name: fields[f"use_{name}"] for name in ("inner_decay", "output_correction")}
-    configure, model = DELTA_MODELS.get(kind, (DeltaNetConfig, DeltaNetForCausalLM))
+    elif kind == "gated_deltaproduct" and (fields["num_householder"] != 1 or not fields["use_forget_gate"]):
+        own = {"householders": fields["num_householder"], "forget_gate": fields["use_forget_gate"]}
+    plain = kind == "gated_deltaproduct" and not own
+    configure, model = DELTA_MODELS["gated_deltanet" if plain else kind]
     config = configure(
         **_size(fields),
         **own,
@@ -287,6 +293,9 @@ def _gated(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
 
 
 DELTA_MODELS: dict[str, tuple[Any, Any]] = {
+    "gated_deltanet": (DeltaNetConfig, DeltaNetForCausalLM),
+    "delta_net": (DeltaNetConfig, DeltaNetForCausalLM),
+    "gated_deltaproduct": (DeltaProductConfig, DeltaProductForCausalLM),
     "kda": (KimiDeltaConfig, KimiDeltaForCausalLM),
     "comba": (CombaConfig, CombaForCausalLM),
 }

@@ -5,6 +5,7 @@ al. 2022) and l the number of the layer among L, counted from 0,
 
     H_t = γ_h H_{t−1} + k_t v_tᵀ,    o_t = H_tᵀ q_t / √(key size),    γ_h = exp(−s_h (1 − (l − 1) / (L − 1) + 10⁻⁵)).
 
+That is the published code's: by it the first layer forgets at a higher rate than s_h, where a port takes l = 1.
 Queries and keys are normed, with a weight for all heads, and the first `rotary_dim` dimensions of a head rotated by
 their position. The o_t are normed in groups of heads, gated by σ(W_z u_t), and projected. One layer of every few has
 softmax attention with the same norms and rotations, and all but the first have experts.

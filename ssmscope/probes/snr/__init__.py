@@ -51,7 +51,7 @@ def needle_snr(
     *,
     lens: Annotated[
         Sequence[Literal["logit"] | str | Path | Lens | None] | None,
-        "Tuned lens of each MODEL, in their order (logit: the logit lens); may be repeated.",
+        "Lens of each MODEL as tuned-lens saves it, in their order (logit: the logit lens); may be repeated.",
         REPEATED,
         Reads("folder", (NO_LENS,)),
         Metavar("LENS"),

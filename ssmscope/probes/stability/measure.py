@@ -181,7 +181,8 @@ def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) ->
     if isinstance(recurrence, ops.DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
         if recurrence.log_a.shape[-1] > 1 or recurrence.e is not None:
-            raise Unanswerable("the largest gain of a step is not known for a delta rule with a decay per state")
+            said = "the largest gain of a step is not known for a delta rule with a decay per state,"
+            raise Unanswerable(f"{said} or that removes otherwise than it writes")
         b, _ = recurrence.by_head()
         log_a, state = recurrence.log_a.squeeze(-1).double(), b.shape[-1]
         along = (1 - recurrence.beta.double() * b.double().square().sum(-1)).abs().log().clamp(min=MIN_LOG_GAIN)
