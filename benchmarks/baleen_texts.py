@@ -322,8 +322,12 @@ def compared(data: str) -> tuple[str, str]:
 
 def docs_table() -> list[str]:
     """Return the lines of the documentation's table: per data set Mamba-2, Mamba-2 trained as long as a warm Baleen,
-    the chosen Baleen-E, and its difference, seed by seed, from the Mamba-2 trained as long."""
-    return _fidelity_table({data: tuple(dict.fromkeys(("mamba2", *compared(data)))) for data in TEXTS})
+    and the chosen Baleens with their differences, seed by seed, from the Mamba-2 trained as long."""
+    arms = {}
+    for data in TEXTS:
+        best = chosen([r for r in results() if r["data"] == data], "baleen-b")
+        arms[data] = tuple(dict.fromkeys(("mamba2", *compared(data), *([best] if best else []))))
+    return _fidelity_table(arms)
 
 
 def planted_table() -> list[str]:
@@ -333,7 +337,7 @@ def planted_table() -> list[str]:
 
 def _fidelity_table(arms_of_data: dict[str, tuple[str, ...]]) -> list[str]:
     """Return a table's lines: per data set the accuracy, the share of heads that select and ΔA × 100 of each arm, and
-    the difference of the last two, seed by seed."""
+    after each Baleen its difference, seed by seed, from the last Mamba-2."""
     methods = ("lrp", "ig", "survival", "self-write")
     lines = [
         f"| | | accuracy | heads that select | {' | '.join(f'`{m}`' for m in methods)} |",
@@ -341,16 +345,18 @@ def _fidelity_table(arms_of_data: dict[str, tuple[str, ...]]) -> list[str]:
     ]
     for data, arms in arms_of_data.items():
         found = {arm: {r["seed"]: r for r in results() if (r["data"], r["arm"]) == (data, arm)} for arm in arms}
+        base = [arm for arm in arms if arm.startswith("mamba2")][-1]
         for at, arm in enumerate(arms):
             seeds = list(found[arm].values())
             variations = [v for r in seeds for layer in r["selectivity"] for v in layer["variation"]]
             share = f"{sum(v >= MIN_VARIATION for v in variations) / len(variations):.2f}"
             columns = [[r["test"] for r in seeds], *([100 * r["delta"][m] for r in seeds] for m in methods)]
             lines.append(_row(data if at == 0 else "", arm, columns, share))
-        pairs = [(found[arms[-1]][seed], found[arms[-2]][seed]) for seed in SEEDS]
-        columns = [[one["test"] - other["test"] for one, other in pairs]]
-        columns += [[100 * (one["delta"][m] - other["delta"][m]) for one, other in pairs] for m in methods]
-        lines.append(_row("", "difference", columns, ""))
+            if arm.startswith("baleen"):
+                pairs = [(found[arm][seed], found[base][seed]) for seed in SEEDS]
+                columns = [[one["test"] - other["test"] for one, other in pairs]]
+                columns += [[100 * (one["delta"][m] - other["delta"][m]) for one, other in pairs] for m in methods]
+                lines.append(_row("", "difference", columns, ""))
     return lines
 
 
