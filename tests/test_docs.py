@@ -249,6 +249,7 @@ def run(root: Path, code: str, *arguments: str) -> str:
         ("baleen_texts", "position_table", "position-bias", "| sst2 | mamba2 warm | 0.782 ± 0.010 | 1.1 ± 3.0 |"),
         ("baleen_texts", "docs_table", "explanations", "| sst2 | mamba2 | 0.792 ± 0.027 | 1.00 | 10.2 ± 24.4 |"),
         ("baleen_texts", "planted_table", "explanations", "| planted-words | mamba2 warm | 1.000 ± 0.000 | 1.00 |"),
+        ("reference", "prompt_table", "robustness", "| ours | mamba2 | 0.706 ± 0.084 |"),
         ("reference", "gfssm_table", "gfssm", "| mamba2 | 0.887 ± 0.070 |"),
         ("gfssm", "table_lines", "gfssm", "| mamba2 | 5.214 ± 0.057 |"),
         ("experiments", "norm_table", "stability", "| 1 | 0.001 ± 0.013 |"),

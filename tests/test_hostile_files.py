@@ -77,9 +77,10 @@ REPORTS = {"--baseline"}
 """Options that name a report; tests/reports/test_scores.py gives damaged ones."""
 OTHER_FILES = {
     "--out", "--device", "--split", "--text", "--ids", "--before", "--after", "--json", "--progress", "--template",
-    "--insert", "--words", "--option", "--methods", "--contrast",
+    "--insert", "--words", "--option", "--methods", "--contrast", "directory",
 }  # fmt: skip
-"""Options of other verbs' common kinds, which hold no name of a file."""
+"""Options of other verbs' common kinds, which hold no name of a file, and what `push` uploads, which tests/reports/test_hub.py
+tries."""
 NEEDS = {
     "--semantic": ("--attacks", "semantic"),
     "--embeddings": ("--recipe", "textfooler"),

@@ -163,7 +163,10 @@ class TestFiller:
         assert found.filler == "a b b" and found.notes == ()
         with pytest.raises(InputError, match="none.txt could not be read"):
             state_overflow(fading(WEIGHTS), reviews(), filler=str(tmp_path / "none.txt"))
-        for name, says in (("NONE.TXT", "NONE.TXT could not be read"), ("nowhere/none", "unknown text 'nowhere/none'")):
+        for name, says in (
+            ("NONE.TXT", "NONE.TXT could not be read"),
+            ("nowhere/none", "nowhere/none could not be read"),
+        ):
             with pytest.raises(InputError, match=says):
                 state_overflow(fading(WEIGHTS), reviews(), filler=name, lengths=[3])
 

@@ -86,7 +86,8 @@ PLAMO2_OFFSETS = {"norm": 1.0, "norm_f": 1.0, "mlp_norm": 1.0, "post_norm": 1 / 
 
 def is_hub(directory: Path, config: Mapping[str, Any]) -> bool:
     """Return True if a config.json is of a type that only code on the hub runs."""
-    return config.get("model_type") in FIELDS
+    kind = config.get("model_type")
+    return isinstance(kind, str) and kind in FIELDS
 
 
 def plan_hub(config: Mapping[str, Any], held: Contents, what: str) -> Plan:
