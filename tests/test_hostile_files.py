@@ -79,8 +79,7 @@ OTHER_FILES = {
     "--out", "--device", "--split", "--text", "--ids", "--before", "--after", "--json", "--progress", "--template",
     "--insert", "--words", "--option", "--methods", "--contrast", "directory",
 }  # fmt: skip
-"""Options of other verbs' common kinds, which hold no name of a file, and what `push` uploads, which tests/reports/test_hub.py
-tries."""
+"""Options of other verbs' common kinds, which hold no name of a file, and the directory of `push`."""
 NEEDS = {
     "--semantic": ("--attacks", "semantic"),
     "--embeddings": ("--recipe", "textfooler"),

@@ -134,6 +134,8 @@ def test_hooks_that_change_are_computed_through_or_refused(model):
     changed = seen = 0
     for number, (kind, parts) in enumerate(kinds_of_parts(model.module).items()):
         for way in WAYS if ALL else (WAYS[number % len(WAYS)],):
+            if way == "late" and ".experts." in kind:
+                continue  # An expert gets chosen tokens alone, whose number may be a text's length by chance.
             with hooked(parts, way):
                 expected = own_logits(model, batch)
                 if not expected.isfinite().all():
