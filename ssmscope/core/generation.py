@@ -180,7 +180,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """What ends a text: one of the `ids` of end tokens, or `stop`."""
+    """Conditions that end a text: one of the `ids` of end tokens, or `stop`."""
 
     tokenizer: Any
     ids: frozenset[int]

@@ -57,7 +57,7 @@ def change_state(state: Any, _: Any, *, factor: float) -> Any:
 
 
 def edits_for(place: str) -> list[Any]:
-    """What acts on the prompt with one factor, and on what is written with another."""
+    """Edits that scale by one factor in the prompt and by another in the written tokens."""
     if place == "state":
         return [while_writing(Edit("state", "state", partial(change_state, factor=0.7), after=-1), prompt=True)]
     first, later = (Edit(place, place, partial(change_at, place, where=slice(None), factor=f)) for f in (1.3, 0.7))

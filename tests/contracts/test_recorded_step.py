@@ -109,7 +109,7 @@ def _tensors(terms: Any) -> list[torch.Tensor]:
 
 
 def written(model: Model, **options: Any) -> Any:
-    """What is written, and each step's logits and states, copied as they came and looked at in the end."""
+    """Return the written tokens, and each step's logits and states as they were when the step ended."""
     kept, steps = [], []
     for step in model.generate_stream(ids=IDS, max_new_tokens=9, keep_states=True, **options):
         steps.append(step)

@@ -66,7 +66,7 @@ def test_the_same_rows_in_whole_and_streamed(repository):
 
 
 def test_a_stream_reads_no_further(repository, monkeypatch):
-    """Of a data set without end the first rows are read."""
+    """Only the first rows of an endless data set are read."""
     asked: list[int] = []
 
     def endless():

@@ -21,7 +21,7 @@ SEVERAL = ("heatmap-text/heatmap", "attention-hybrid/attention", "stability-mamb
 
 
 def numbers(figure: Any) -> list[list[Any]]:
-    """What every panel of a figure holds: its limits, curves, images, marks and words."""
+    """Contents of every panel of a figure: its limits, curves, images, marks and words."""
     return [
         [
             *(axes.get_xlim(), axes.get_ylim(), axes.get_xlabel(), axes.get_ylabel(), len(axes.patches)),

@@ -178,7 +178,7 @@ class TestRequests:
         ):
             try:
                 raise error
-            except Exception:
+            except (OSError, KeyError):
                 server.handle_error(None, ("127.0.0.1", 1))
             assert (type(error).__name__ in capsys.readouterr().err) == told
 

@@ -81,7 +81,7 @@ PART_NAMES: dict[str, dict[str, str]] = {
 }
 """Patterns of their names of parts, replaced one after the other, and our names."""
 PLAMO2_OFFSETS = {"norm": 1.0, "norm_f": 1.0, "mlp_norm": 1.0, "post_norm": 1 / 5, "mlp_post_norm": 5**-1.5}
-"""What is added to the stored weights of norms, by our names."""
+"""Offsets added to the stored weights of norms, by our names."""
 
 
 def is_hub(directory: Path, config: Mapping[str, Any]) -> bool:
