@@ -43,6 +43,7 @@ from ssmscope.architectures.read.feed_forward import ExpertRouter, FeedForward, 
 from ssmscope.architectures.read.hgrn import LowerBounds
 from ssmscope.architectures.read.linear_attention import Block
 from ssmscope.architectures.read.mamba2attn import Mamba2AttnBlock
+from ssmscope.architectures.read.mambavision import MambaVisionBlock
 from ssmscope.architectures.read.minimax_m1 import PartialRotation
 from ssmscope.architectures.read.parts import at_least_float32, rms_factor
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, softmax_attention
@@ -73,7 +74,7 @@ MAX_BACKWARD_BYTES = 2**33
 RMS_NORMS = (MambaRMSNorm, Mamba2RMSNorm, FalconMambaRMSNorm, nn.RMSNorm)
 BLOCKS = (
     *(MambaBlock, Mamba2Block, FalconMambaBlock),
-    *(GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock, RWKV7Block),
+    *(GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock, MambaVisionBlock, RWKV7Block),
 )
 LINEAR_MODULES = (
     *(*BLOCKS, RoutedExperts, LowerBounds, PartialRotation),
