@@ -108,7 +108,7 @@ def mixers(module: nn.Module) -> list[nn.Module]:
 
 
 def is_bidirectional(module: nn.Module) -> bool:
-    """Return True if some layer of a model reads later tokens."""
+    """Return True if some layer of a model, or a mixer, reads later tokens."""
     return any(getattr(adapter_for(mixer), "BIDIRECTIONAL", False) for mixer in mixers(module))
 
 
@@ -119,7 +119,7 @@ def memory_of(module: nn.Module) -> dict[str, bool]:
 
 
 def check_causal(module: nn.Module, what: str) -> None:
-    """Raise InputError if a model reads later tokens, for a question that only makes sense without."""
+    """Raise InputError if a model, or a mixer, reads later tokens, for a question that only makes sense without."""
     if is_bidirectional(module):
         said = "the model's layers read their input both ways,"
         raise InputError(f"{said} and {what} needs layers that read earlier tokens alone")

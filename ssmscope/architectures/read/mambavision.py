@@ -227,9 +227,7 @@ class MambaVisionBlock(nn.Module):
         if self.attends:
             self.mixer = attention(config, number, {"num_heads": config.num_attention_heads})
         self.mlp = feed_forward(config)
-        self.gamma_1, self.gamma_2 = (
-            nn.Parameter(torch.ones(width)) if config.layer_scale else None for _ in range(2)
-        )
+        self.gamma_1, self.gamma_2 = (nn.Parameter(torch.ones(width)) if config.layer_scale else None for _ in range(2))
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, unread: Tensor, position_ids: Tensor) -> Tensor:
         """Run the block; `unread` is the `score_mask` of attention."""
