@@ -1,4 +1,4 @@
-"""MambaVision (Hatamizadeh & Kautz 2024, arXiv 2407.08083): layers of Mamba, then of attention, on a picture's features.
+"""MambaVision (Hatamizadeh & Kautz 2024, arXiv 2407.08083): layers of Mamba, then of attention, on picture features.
 
 Stages 1 and 2 are convolutions, stages 3 and 4 blocks, the first half of which have a mixer and the others softmax
 attention over all positions. A mixer (the paper's Eq. 6) splits its projected input into x and z, each convolved over
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import gelu, pad, softplus
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.architectures.own.generation import BlocksInTurn
@@ -45,7 +45,7 @@ BIDIRECTIONAL = True
 
 
 class Mixing(nn.Module):
-    """MambaVision's mixer; its parameters have the names of the published code."""
+    """Parts of MambaVision's mixer; parameters have the names of the published code."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -62,9 +62,6 @@ class Mixing(nn.Module):
         self.act = nn.SiLU()
         rates = torch.arange(1, config.state_size + 1, dtype=torch.float32).log().expand(self.inner, -1)
         self.A_log, self.D = nn.Parameter(rates.clone()), nn.Parameter(torch.ones(self.inner))
-
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return output(self, compute_terms(self, hidden_states, attention_mask))
 
 
 class MambaVisionMixer(parts.ReadMixer, Mixing):
@@ -203,6 +200,10 @@ class MambaVisionConfig(PretrainedConfig):
         self.layer_norm_epsilon, self.initializer_range = layer_norm_epsilon, initializer_range
         super().__init__(**{**kwargs, "use_cache": False})
 
+    def picture_parts(self) -> tuple[type[nn.Module], type[nn.Module]]:
+        """Return the classes of a picture classifier's modules before and after the backbone."""
+        return Stem, Head
+
     def last_stage(self) -> MambaVisionConfig:
         """Return the configuration of stage 4, twice as wide."""
         found = copy.copy(self)
@@ -274,6 +275,120 @@ class MambaVisionModel(BlocksInTurn, PreTrainedModel):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         elif isinstance(module, Mixing):
             nn.init.uniform_(module.dt_proj.bias, -2.5, -1.0)
+
+
+# ---- the other stages, of classifiers of pictures
+
+PATCH = 16
+"""Side in pixels of what a position of stage 3 stands for."""
+COLOR_MEANS, COLOR_DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of ImageNet's colours, red, green and blue."""
+
+
+class LastMixing(Mixing):
+    """Mixer of stage 4. Parts of stage 4 have other names than those of stage 3: what is read, shown and edited is
+    found by the names of classes."""
+
+    def forward(self, x: Tensor, attention_mask: None = None) -> Tensor:
+        return output(self, compute_terms(self, x))
+
+
+class LastAttending(RotaryAttention):
+    """Attention of stage 4."""
+
+
+class LastWidening(FeedForward):
+    """Feed-forward part of stage 4."""
+
+
+class LastBlock(MambaVisionBlock):
+    """Block of stage 4."""
+
+    kinds = (LastMixing, LastAttending, LastWidening)
+
+
+class ConvolutionBlock(nn.Module):
+    """Block of stages 1 and 2, x + norm(conv(GELU(norm(conv(x)))))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+        self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = gelu(self.norm1(self.conv1(x)), approximate="tanh")
+        return x + self.norm2(self.conv2(y))
+
+
+def halved(width: int, out: int) -> nn.Conv2d:
+    """Return a convolution that halves both sides of a map."""
+    return nn.Conv2d(width, out, 3, stride=2, padding=1, bias=False)
+
+
+class Stem(nn.Module):
+    """Patch embedding and stages 1 and 2, from pixels to the positions of stage 3."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        backbone, self.form = config.backbone, _form(config)
+        width, first = backbone.hidden_size, backbone.stem_size
+        self.patches = nn.Sequential(
+            *(halved(3, first), nn.BatchNorm2d(first, eps=1e-4), nn.ReLU()),
+            *(halved(first, width // 4), nn.BatchNorm2d(width // 4, eps=1e-4), nn.ReLU()),
+        )
+        self.stages = nn.ModuleList(
+            nn.Sequential(*(ConvolutionBlock(size) for _ in range(count)), halved(size, 2 * size))
+            for size, count in zip((width // 4, width // 2), backbone.early_layers)
+        )
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Return the embeddings (batch, positions, width) of patches (batch, positions, 16 · 16 · 3) from 0 to 1. Raise
+        InputError for another number of patches."""
+        height, width = self.form
+        if patches.shape[1] != height * width:
+            raise InputError(f"{patches.shape[1]} patches were given; the model reads {width} × {height}")
+        x = rearrange(patches, "n (y x) (a b c) -> n c (y a) (x b)", y=height, a=PATCH, b=PATCH)
+        mean, spread = (torch.tensor(each).to(x).view(-1, 1, 1) for each in (COLOR_MEANS, COLOR_DEVIATIONS))
+        x = self.patches((x - mean) / spread)
+        for stage in self.stages:
+            x = stage(x)
+        return rearrange(x, "n d y x -> n (y x) d")
+
+
+class Head(nn.Module):
+    """Stage 4, norm, mean over its positions and linear map to the classes."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        backbone, self.form = config.backbone.last_stage(), _form(config)
+        width = backbone.hidden_size
+        self.reduction = halved(config.backbone.hidden_size, width)
+        self.blocks = nn.ModuleList(LastBlock(backbone, number) for number in range(backbone.num_hidden_layers))
+        self.norm = nn.BatchNorm2d(width)
+        self.out = nn.Linear(width, config.num_labels)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return logits (batch, classes) for the output of stage 3, (batch, positions, width)."""
+        x = self.reduction(rearrange(hidden, "n (y x) d -> n d y x", y=self.form[0]))
+        side = x.shape[2]
+        x = rearrange(x, "n d y x -> n (y x) d")
+        arguments = block_arguments(x, None)
+        for block in self.blocks:
+            x = block(x, *arguments)
+        return self.out(self.norm(rearrange(x, "n (y x) d -> n d y x", y=side)).mean((2, 3)))
+
+
+def _form(config: Any) -> tuple[int, int]:
+    """Return the positions of stage 3 down and across. Raise InputError for other pictures than it reads."""
+    size, patch = config.image_size, config.patch
+    if config.channels != 3 * PATCH**2 or patch != [PATCH, PATCH] or size is None or size[0] % 2 or size[1] % 2:
+        said = f"a MambaVision reads patches of {PATCH} × {PATCH} pixels of 3 colours, an even number down and across;"
+        raise InputError(f"{said} channels are {config.channels}, image_size is {size} and patch {patch}")
+    if config.backbone.hidden_size % 4:
+        raise InputError(
+            f"hidden_size {config.backbone.hidden_size} is not a multiple of 4, as stages double the width"
+        )
+    return size[0], size[1]
 
 
 AUTO = (MambaVisionModel,)
