@@ -19,9 +19,7 @@ from ssmscope.api.inputs import Texts
 from ssmscope.architectures.loading import mambavision_checkpoints
 from ssmscope.architectures.loading.mambavision_checkpoints import Form
 from ssmscope.core.attention_layers import attention_layers, attention_modules
-from ssmscope.core.cuts import cut_attention
 from ssmscope.core.mixers import adapter_for
-from ssmscope.data.pixels import PixelData
 from ssmscope.errors import InputError
 
 WIDTH, STEM, STATE, TAPS, CLASSES, ACROSS = 32, 6, 3, 3, 5, 4
@@ -147,7 +145,7 @@ def below(w: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def reference(weights: dict[str, Tensor], image: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits of an image (height, width, colours) in [0, 1], in float64, and the input of stage 3 (positions, width)."""
+    """Logits of an image (height, width, colours) in [0, 1], in float64, and stage 3's input (positions, width)."""
     w = {name: weight.double() for name, weight in weights.items()}
     x = ((image - MEAN) / SPREAD).permute(2, 0, 1).unsqueeze(0)
     for convolution, norm in (("0", "1"), ("3", "4")):
@@ -244,7 +242,9 @@ def test_a_file_of_a_published_model(around, model, batch, tmp_path, monkeypatch
     torch.save({"epoch": 3, "state_dict": kept, "arch": "mamba_vision"}, file)
     assert torch.equal(ssmscope.load(file, dtype="float64").logits(batch), model.logits(batch))
     monkeypatch.undo()
-    with pytest.raises(InputError, match="3 and 2 blocks of width 32 in stages 3 and 4, as none .*: give the hub's dir"):
+    with pytest.raises(
+        InputError, match="3 and 2 blocks of width 32 in stages 3 and 4, as none .*: give the hub's dir"
+    ):
         ssmscope.load(file)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -214,6 +214,8 @@ class Layout(NamedTuple):
     plan: Callable[[Mapping[str, Any], stored.Contents, str], stored.Plan]
     any_name: bool = False
     """True where files of weights have no names of their own."""
+    pictures: bool = False
+    """True of classifiers of pictures."""
 
     def read(self, directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
         """Return the model of a directory. Raises InputError if weights or fields do not fit, or cannot be read."""
@@ -229,7 +231,7 @@ LAYOUTS = (
     Layout("mamba_ssm", is_mamba_ssm, plan_mamba_ssm),
     Layout("flash-linear-attention", is_fla, plan_fla),
     Layout("PLaMo 2 and Ring-linear", is_hub, plan_hub),
-    Layout("MambaVision", is_mambavision, plan_mambavision),
+    Layout("MambaVision", is_mambavision, plan_mambavision, pictures=True),
     Layout("MiniMax", is_minimax, plan_minimax),
     Layout("Differential Mamba", is_diff_mamba2, plan_diff_mamba2, any_name=True),
 )
@@ -238,6 +240,11 @@ LAYOUTS = (
 def layout_of(directory: Path, config: Mapping[str, Any]) -> Layout | None:
     """Return the layout of a directory; None for transformers' own."""
     return next((layout for layout in LAYOUTS if layout.recognises(directory, config)), None)
+
+
+def reads_pictures(names: Collection[str]) -> bool:
+    """Return True if these are the names of the tensors of a state dict that classifies pictures."""
+    return any("patch_embed." in name for name in names)
 
 
 def read_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:

@@ -202,7 +202,7 @@ class MambaVisionConfig(PretrainedConfig):
 
     def picture_parts(self) -> tuple[type[nn.Module], type[nn.Module]]:
         """Return the classes of a picture classifier's modules before and after the backbone."""
-        return Stem, Head
+        return FirstStages, LastStage
 
     def last_stage(self) -> MambaVisionConfig:
         """Return the configuration of stage 4, twice as wide."""
@@ -325,7 +325,7 @@ def halved(width: int, out: int) -> nn.Conv2d:
     return nn.Conv2d(width, out, 3, stride=2, padding=1, bias=False)
 
 
-class Stem(nn.Module):
+class FirstStages(nn.Module):
     """Patch embedding and stages 1 and 2, from pixels to the positions of stage 3."""
 
     def __init__(self, config: Any) -> None:
@@ -355,7 +355,7 @@ class Stem(nn.Module):
         return rearrange(x, "n d y x -> n (y x) d")
 
 
-class Head(nn.Module):
+class LastStage(nn.Module):
     """Stage 4, norm, mean over its positions and linear map to the classes."""
 
     def __init__(self, config: Any) -> None:

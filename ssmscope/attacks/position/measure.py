@@ -104,6 +104,8 @@ class Pixels(Inputs):
 
     def __init__(self, model: Model, data: PixelData, replacement: str, seed: int) -> None:
         super().__init__(model, replacement, seed)
+        if model.config.patch is not None:
+            raise InputError(f"{model.name} reads patches; the position-bias attack replaces single pixels, its tokens")
         if model.channels != data.channels:
             raise InputError(f"{data.name} has {data.channels} channels a pixel, the model reads {model.channels}")
         size = model.config.image_size
