@@ -3,189 +3,51 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from examples import relative
+from examples import matrices, relative
 from loud import TrueFloat64
+from mambavision_reference import (
+    ACROSS,
+    CLASSES,
+    DEPTHS,
+    HEADS,
+    POSITIONS,
+    SIDE,
+    WIDTH,
+    below,
+    layer_normed,
+    mixed,
+    reference,
+    stored,
+    widened,
+    written,
+)
 from PIL import Image
-from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.functional import batch_norm, conv2d, gelu, layer_norm, relu, silu, softplus
 
 import ssmscope
 from ssmscope.api.inputs import Texts
 from ssmscope.architectures.loading import mambavision_checkpoints
 from ssmscope.architectures.loading.mambavision_checkpoints import Form
+from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.architectures.read import mambavision
+from ssmscope.architectures.read.mambavision import MambaVisionConfig
 from ssmscope.core.attention_layers import attention_layers, attention_modules
+from ssmscope.core.cuts import cut_attention
+from ssmscope.core.edits import block_parts
+from ssmscope.core.intercept import override_forward
 from ssmscope.core.mixers import adapter_for
+from ssmscope.core.trace import LayerState
+from ssmscope.data.pixels import PixelData
 from ssmscope.errors import InputError
+from ssmscope.reports.sources import kind_of
 
-WIDTH, STEM, STATE, TAPS, CLASSES, ACROSS = 32, 6, 3, 3, 5, 4
-DEPTHS, HEADS = [1, 2, 3, 2], [1, 2, 4, 8]
-SIDE = 16 * ACROSS
-CONFIG = {
-    "model_type": "mambavision", "architectures": ["MambaVisionModelForImageClassification"], "dim": WIDTH // 4,
-    "in_dim": STEM, "depths": DEPTHS, "num_heads": HEADS, "window_size": [8, 8, ACROSS, ACROSS // 2], "mlp_ratio": 2,
-    "drop_path_rate": 0.2, "auto_map": {"AutoConfig": "configuration_mambavision.MambaVisionConfig"},
-    "id2label": {str(at): f"class {at}" for at in range(CLASSES)},
-}  # fmt: skip
 NO_TEXTS = {"text": None, "file": None, "ids": None, "image": None, "max_tokens": 2000}
-MEAN, SPREAD = torch.tensor([0.485, 0.456, 0.406]).double(), torch.tensor([0.229, 0.224, 0.225]).double()
-
-
-def mixes(stage: int, number: int) -> bool:
-    """Return True if a block has a mixer: the first half of a stage's do, the middle one too."""
-    return number < (DEPTHS[stage] + 1) // 2
-
-
-def stored(scaled: bool = True) -> dict[str, Tensor]:
-    """Random weights by the names of the published code."""
-    torch.manual_seed(0)
-    weights: dict[str, Tensor] = {}
-
-    def norm(name: str, width: int, batch: bool = True) -> None:
-        weights[f"{name}.weight"], weights[f"{name}.bias"] = 1 + torch.randn(width) / 3, torch.randn(width) / 2
-        if batch:
-            weights[f"{name}.running_mean"] = torch.randn(width) / 2
-            weights[f"{name}.running_var"] = 0.5 + torch.rand(width)
-            weights[f"{name}.num_batches_tracked"] = torch.tensor(7)
-
-    def linear(name: str, out: int, into: int, bias: bool = True) -> None:
-        weights[f"{name}.weight"] = torch.randn(out, into) / into**0.5
-        if bias:
-            weights[f"{name}.bias"] = torch.randn(out) / 2
-
-    def convolution(name: str, out: int, into: int, bias: bool = False) -> None:
-        weights[f"{name}.weight"] = torch.randn(out, into, 3, 3) / (3 * into**0.5)
-        if bias:
-            weights[f"{name}.bias"] = torch.randn(out) / 2
-
-    convolution("patch_embed.conv_down.0", STEM, 3)
-    norm("patch_embed.conv_down.1", STEM)
-    convolution("patch_embed.conv_down.3", WIDTH // 4, STEM)
-    norm("patch_embed.conv_down.4", WIDTH // 4)
-    for stage, depth in enumerate(DEPTHS):
-        width = WIDTH // 4 * 2**stage
-        for number in range(depth):
-            at = f"levels.{stage}.blocks.{number}."
-            if stage < 2:
-                for part in ("1", "2"):
-                    convolution(f"{at}conv{part}", width, width, bias=True)
-                    norm(f"{at}norm{part}", width)
-                continue
-            norm(f"{at}norm1", width, batch=False)
-            norm(f"{at}norm2", width, batch=False)
-            linear(f"{at}mlp.fc1", 2 * width, width)
-            linear(f"{at}mlp.fc2", width, 2 * width)
-            if scaled:
-                weights[f"{at}gamma_1"], weights[f"{at}gamma_2"] = 1 + torch.randn(2, width) / 3
-            if not mixes(stage, number):
-                linear(f"{at}mixer.qkv", 3 * width, width)
-                weights[f"{at}mixer.qkv.weight"] *= 2  # Attention then prefers some positions.
-                linear(f"{at}mixer.proj", width, width)
-                continue
-            inner, rank = width // 2, width // 16
-            linear(f"{at}mixer.in_proj", width, width, bias=False)
-            linear(f"{at}mixer.out_proj", width, width, bias=False)
-            linear(f"{at}mixer.x_proj", rank + 2 * STATE, inner, bias=False)
-            linear(f"{at}mixer.dt_proj", inner, rank)
-            weights[f"{at}mixer.A_log"], weights[f"{at}mixer.D"] = torch.rand(inner, STATE), torch.randn(inner)
-            for half in "xz":
-                weights[f"{at}mixer.conv1d_{half}.weight"] = torch.randn(inner, 1, TAPS)
-        if stage < 3:
-            convolution(f"levels.{stage}.downsample.reduction.0", 2 * width, width)
-    norm("norm", 2 * WIDTH)
-    linear("head", CLASSES, 2 * WIDTH)
-    return weights
-
-
-def around(x: Tensor, kernel: Tensor) -> Tensor:
-    """Convolve x (length, channels) with the position, the one before and the one after it."""
-    rows = []
-    for t in range(len(x)):
-        near = [(j, t + j - 1) for j in range(TAPS) if 0 <= t + j - 1 < len(x)]
-        rows.append(sum(kernel[:, 0, j] * x[s] for j, s in near))
-    return torch.stack(rows)
-
-
-def mixed(u: Tensor, w: dict[str, Tensor]) -> Tensor:
-    """A mixer's output for u (length, width), one step after the other (Eq. 6); the bias of Δ counts twice."""
-    x, z = (u @ w["in_proj.weight"].T).chunk(2, dim=-1)
-    x, z = (silu(around(half, w[f"conv1d_{name}.weight"])) for half, name in ((x, "x"), (z, "z")))
-    rank = w["dt_proj.weight"].shape[1]
-    A, H, rows = -w["A_log"].exp(), torch.zeros(x.shape[1], STATE).double(), []
-    for t in range(len(x)):
-        step, b, c = (w["x_proj.weight"] @ x[t]).split([rank, STATE, STATE])
-        delta = softplus(w["dt_proj.weight"] @ step + 2 * w["dt_proj.bias"])
-        H = (delta[:, None] * A).exp() * H + (delta * x[t])[:, None] * b
-        rows.append(H @ c + w["D"] * x[t])
-    return torch.cat([torch.stack(rows), z], dim=-1) @ w["out_proj.weight"].T
-
-
-def attended(u: Tensor, w: dict[str, Tensor], heads: int) -> Tensor:
-    """Softmax attention over all positions, head by head."""
-    q, k, v = (u @ w["qkv.weight"].T + w["qkv.bias"]).chunk(3, dim=-1)
-    size, read = q.shape[1] // heads, []
-    for head in range(heads):
-        own = slice(head * size, (head + 1) * size)
-        read.append((q[:, own] @ k[:, own].T / size**0.5).softmax(-1) @ v[:, own])
-    return torch.cat(read, dim=-1) @ w["proj.weight"].T + w["proj.bias"]
-
-
-def normed(x: Tensor, w: dict[str, Tensor], name: str, eps: float = 1e-5) -> Tensor:
-    """Batch norm of a map (1, channels, height, width)."""
-    own = (w[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
-    return batch_norm(x, *own, eps=eps)
-
-
-def below(w: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in w.items() if name.startswith(prefix)}
-
-
-def reference(weights: dict[str, Tensor], image: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits of an image (height, width, colours) in [0, 1], in float64, and stage 3's input (positions, width)."""
-    w = {name: weight.double() for name, weight in weights.items()}
-    x = ((image - MEAN) / SPREAD).permute(2, 0, 1).unsqueeze(0)
-    for convolution, norm in (("0", "1"), ("3", "4")):
-        x = conv2d(x, w[f"patch_embed.conv_down.{convolution}.weight"], stride=2, padding=1)
-        x = relu(normed(x, w, f"patch_embed.conv_down.{norm}", 1e-4))
-    embedded = x
-    for stage, depth in enumerate(DEPTHS):
-        for number in range(depth if stage < 2 else 0):
-            own, y = below(w, f"levels.{stage}.blocks.{number}."), x
-            for part in ("1", "2"):
-                y = normed(conv2d(y, own[f"conv{part}.weight"], own[f"conv{part}.bias"], padding=1), own, f"norm{part}")
-                y = gelu(y, approximate="tanh") if part == "1" else y
-            x = x + y
-        if stage > 1:
-            side = x.shape[2]
-            stream = x[0].flatten(1).T
-            embedded = stream if stage == 2 else embedded
-            for number in range(depth):
-                own = below(w, f"levels.{stage}.blocks.{number}.")
-                one = torch.ones(stream.shape[1]).double()
-                scales = own.get("gamma_1", one), own.get("gamma_2", one)
-                u = layer_norm(stream, one.shape, own["norm1.weight"], own["norm1.bias"])
-                part = below(own, "mixer.")
-                y = mixed(u, part) if mixes(stage, number) else attended(u, part, HEADS[stage])
-                stream = stream + scales[0] * y
-                u = layer_norm(stream, one.shape, own["norm2.weight"], own["norm2.bias"])
-                y = gelu(u @ own["mlp.fc1.weight"].T + own["mlp.fc1.bias"]) @ own["mlp.fc2.weight"].T
-                stream = stream + scales[1] * (y + own["mlp.fc2.bias"])
-            x = stream.T.unflatten(1, (side, side)).unsqueeze(0)
-        if stage < 3:
-            x = conv2d(x, w[f"levels.{stage}.downsample.reduction.0.weight"], stride=2, padding=1)
-    return w["head.weight"] @ normed(x, w, "norm").mean((2, 3))[0] + w["head.bias"], embedded
-
-
-def written(path, weights: dict[str, Tensor], config: dict | None = None, prefix: str = "model."):
-    """Write them as they are on the hub: config.json, and weights of the module `model`."""
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(CONFIG | (config or {})))
-    save_file({prefix + name: t.contiguous() for name, t in weights.items()}, path / "model.safetensors")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -271,50 +133,195 @@ def test_every_mixer_is_a_linear_map_of_its_input(model, batch):
 
 
 def test_maps_act_on_convolved_values(model, batch):
-    """The block's matrices times the convolution's output, and the skip, are the scan's output."""
+    """The block's matrices times the convolution's output are the scan's output."""
     trace = model.trace(batch)
     for layer, linearized in zip(trace.layers, trace.linearized):
         (scanned,), (path,) = layer.scan(), linearized.paths
         assert torch.equal(path.input_map.source, layer.extras["convolved"])
-        found = torch.stack([
-            linearized_of_channel @ path.input_map.source[0, :, channel]
-            for channel, linearized_of_channel in enumerate(channel_maps(path))
-        ])  # fmt: skip
-        assert relative(found, scanned.y[0, :, :, 0].T) < 1e-10
+        found = matrices(path, "block") @ path.input_map.source.mT.unsqueeze(-1)
+        assert relative(found.squeeze(-1).mT, scanned.y.squeeze(-1)) < 1e-10
 
 
-def channel_maps(path) -> Tensor:
-    from examples import matrices
-
-    return matrices(path, "block")[0]
-
-
-def test_attention_of_stage_3_alone_is_shown(model, batch):
-    """Stage 4 is part of the head: neither its mixers nor its attention are among the layers."""
-    names = [*attention_modules(model.module)]
-    assert names == ["backbone.layers.2.mixer"] == [*attention_layers(model.module)]
-    shown = ssmscope.implicit_attention(model, batch)
-    weights = next(map_ for map_ in shown[0].maps if map_.layer == "2 attention").values
-    assert weights.shape == (ACROSS**2, ACROSS**2) and np.allclose(weights.sum(1), 1, atol=1e-5)
-    assert np.triu(weights, 1).any()  # later positions are read
-    _, stream = reference_layers(model, batch)
-    own = below({name: t.double() for name, t in stored().items()}, "levels.2.blocks.2.")
-    u = layer_norm(stream, stream.shape[1:], own["norm1.weight"], own["norm1.bias"])
-    q, k, _ = (u @ own["mixer.qkv.weight"].T + own["mixer.qkv.bias"]).chunk(3, dim=-1)
-    size = WIDTH // HEADS[2]
-    expected = torch.stack([(a @ b.T / size**0.5).softmax(-1) for a, b in zip(q.split(size, 1), k.split(size, 1))])
-    assert np.allclose(weights, expected.mean(0).numpy(), atol=1e-5)
-
-
-def reference_layers(model, batch) -> tuple[Tensor, Tensor]:
-    """Return the first picture's input of stage 3, and of its third block, by the reference's blocks."""
+@pytest.fixture(scope="module")
+def attention(model, batch) -> Tensor:
+    """Weights (heads, queries, keys) of the attention in stage 3 on the first picture, by the reference's blocks."""
     w = {name: t.double() for name, t in stored().items()}
-    first = stream = model.embed(batch)[0]
+    stream = model.embed(batch)[0].detach()
     for number in range(2):
         own = below(w, f"levels.2.blocks.{number}.")
-        u = layer_norm(stream, stream.shape[1:], own["norm1.weight"], own["norm1.bias"])
-        stream = stream + own["gamma_1"] * mixed(u, below(own, "mixer."))
-        u = layer_norm(stream, stream.shape[1:], own["norm2.weight"], own["norm2.bias"])
-        y = gelu(u @ own["mlp.fc1.weight"].T + own["mlp.fc1.bias"]) @ own["mlp.fc2.weight"].T + own["mlp.fc2.bias"]
-        stream = stream + own["gamma_2"] * y
-    return first, stream
+        stream = stream + own["gamma_1"] * mixed(layer_normed(stream, own, "norm1"), below(own, "mixer."))
+        stream = stream + own["gamma_2"] * widened(layer_normed(stream, own, "norm2"), own)
+    own = below(w, "levels.2.blocks.2.")
+    u = layer_normed(stream, own, "norm1")
+    q, k, _ = (u @ own["mixer.qkv.weight"].T + own["mixer.qkv.bias"]).chunk(3, dim=-1)
+    size = WIDTH // HEADS[2]
+    return torch.stack([(a @ b.T / size**0.5).softmax(-1) for a, b in zip(q.split(size, 1), k.split(size, 1))])
+
+
+def test_attention_of_stage_3_alone_is_shown(model, batch, attention):
+    """Stage 4 is part of the head: neither its mixers nor its attention are among the layers."""
+    assert [*attention_modules(model.module)] == ["backbone.layers.2.mixer"] == [*attention_layers(model.module)]
+    assert [*block_parts(model.module, "feed-forward")] == [f"backbone.layers.{number}.mlp" for number in range(3)]
+    shown = ssmscope.implicit_attention(model, batch, heads="all")
+    maps = [map_ for map_ in shown[0].maps if map_.layer == "2 attention"]
+    assert np.allclose([map_.values for map_ in maps], attention.numpy(), atol=1e-5)
+    later = np.triu(np.ones((POSITIONS, POSITIONS), dtype=bool), 1)
+    assert attention.numpy()[:, later].sum() > 0.2 * len(attention) * POSITIONS  # Later positions are read.
+    assert shown[0].bidirectional and "maps of layers that read both ways" in shown.verdict()
+
+
+def test_rollout_is_of_every_position_that_the_answer_reads(model, batch):
+    """Pictures have no class token: scores are the mean row of the rollout, not the last patch's."""
+    (found, _) = ssmscope.explain(model, batch, methods=["attention-rollout"]).texts
+    whole = ssmscope.implicit_attention(model, batch, rollout=True, rows="all")[0].maps[0].values
+    assert np.allclose(found.attributions[0].scores, whole.mean(0), atol=1e-6)
+    assert not np.allclose(whole.mean(0), whole[-1], atol=1e-2)
+
+
+def test_occlusion_replaces_the_embedding_of_a_patch(model, batch):
+    """Embeddings are those of stage 3: other patches keep theirs, which saw the patch's pixels."""
+    (found, _) = ssmscope.explain(model, batch, methods=["occlusion"], target=1).texts
+    embeddings, grey = model.embed(batch)[:1].detach(), model.embed(replace(batch, values=0 * batch.values + 0.5))[:1]
+    mask = batch.mask[:1]
+    with torch.no_grad(), model.running(mask=mask):
+        plain = model.forward_embeddings(embeddings, mask)[0, 1]
+        for at in (0, 5, POSITIONS - 1):
+            without = embeddings.clone()
+            without[:, at] = grey[:, at].detach()
+            change = plain - model.forward_embeddings(without, mask)[0, 1]
+            assert found.attributions[0].scores[at] == pytest.approx(float(change), rel=1e-4)
+
+
+def test_cut_attention_reads_neither_way(model, batch):
+    """Edges to an earlier and to a later patch are cut: the weights left are divided by their sum."""
+    sources = torch.zeros_like(batch.mask)
+    targets = sources.clone()
+    sources[:, [2, 9]] = targets[:, [4, 6]] = True
+    with TrueFloat64():
+        plain, found = model.logits(batch), model.run(batch, edits=cut_attention(sources, targets)).logits
+        part = model.module.backbone.layers[2].mixer
+
+        def without(below, x, unread, *others):
+            cut = unread.masked_fill((targets[:, :, None] & sources[:, None])[:, None], torch.finfo(x.dtype).min)
+            return below(x, cut, *others)
+
+        with override_forward([(part, without)]):
+            expected = model.logits(batch)
+    assert relative(expected, plain) > 1e-5 and relative(found, expected) < 1e-9
+
+
+def test_what_can_be_asked(model, batch, pixels, tmp_path):
+    explained = ssmscope.explain(model, batch, methods=["gradxinput", "survival", "attention-gradient", "random"])
+    assert explained.to_frame().groupby("method").size().eq(2 * POSITIONS).all()
+    explained.save(tmp_path, "explained")
+    heatmap = ssmscope.selection_heatmap(model, batch)
+    assert heatmap.to_frame().notna().any().any()
+    heatmap.save(tmp_path, "heatmap")
+    images = model.images_of(batch)
+    assert images is not None and images.shape == (2, ACROSS, ACROSS, 3)  # A patch is its mean colour.
+    corner = torch.from_numpy(pixels[1, :16, 16:32].mean((0, 1)) / 255)
+    torch.testing.assert_close(images[1, 0, 1], corner, rtol=1e-5, atol=1e-5)
+    cut = ssmscope.knockout(model, model.encode(values=batch.values[:1]), from_=["3"], to="7")
+    assert cut.to_frame()["change"].abs().max() > 0
+    model.module.save_pretrained(tmp_path / "again")
+    again = ssmscope.load(tmp_path / "again", dtype="float64")
+    assert torch.equal(again.logits(batch), model.logits(batch))
+
+
+def test_a_report_on_a_picture(pixels, analyze, tmp_path):
+    """What does not apply is left out with a note: layers that read both ways, and patches in place of pixels."""
+    plan: dict[str, Any] = {"models": [str(written(tmp_path / "vision", stored()))]}
+    Image.fromarray(pixels[0]).save(tmp_path / "image.png")
+    plan["analyses"] = [{verb: {"image": str(tmp_path / "image.png")}} for verb in ("heatmap", "attention", "explain")]
+    plan["analyses"] += [{"stability": {}}]
+    (tmp_path / "plan.yaml").write_text(json.dumps(plan))
+    assert analyze("report", tmp_path / "plan.yaml", "--out", tmp_path / "report").code == 0
+    found = json.loads(analyze("report", tmp_path / "plan.yaml", "--out", tmp_path / "report", "--json").out)["jobs"]
+    assert [job["state"] for job in found] == ["done", "done", "done", "left-out"]
+
+
+def test_a_plan_knows_that_a_file_classifies_pictures(tmp_path):
+    file = tmp_path / "vision.pth.tar"
+    torch.save({"model": {f"encoder.{name}": t for name, t in stored().items()}}, file)
+    assert kind_of(file) == kind_of(written(tmp_path / "vision", stored())) == "pixel-classifier"
+
+
+def test_what_cannot_be_asked_is_one_line(model, batch, pixels):
+    shown = PixelData("pictures", "test", pixels.reshape(2, -1, 3), np.arange(2), tuple(model.labels), (SIDE, SIDE))
+    assert ssmscope.evaluate(model, shown).to_frame()["examples"].eq(2).all()
+    for words, asked in {
+        "lrp has no rule for LastStage": lambda: ssmscope.explain(model, batch, methods=["lrp"]),
+        "has no head that is one linear map": lambda: ssmscope.trajectory(model, batch),
+        "read their input both ways, and stability needs": lambda: ssmscope.stability(model, batch),
+        "read their input both ways, and influence needs": lambda: ssmscope.influence(model, batch),
+        "reads patches; the position-bias attack replaces single pixels": lambda: ssmscope.position_bias(model, shown),
+        "cannot continue from its states": lambda: model.run(batch, model.run(batch).states),
+        "15 patches were given; the model reads 4 × 4": lambda: model.logits(model.encode(values=torch.rand(15, 768))),
+        r"patches \(2, 16, 3\) were given": lambda: model.encode(values=torch.rand(2, 16, 3)),
+        r"has 16 tokens, more than the limit of 15 \(a token is a patch\)": lambda: model.encode(
+            values=batch.values, max_tokens=15
+        ),
+    }.items():
+        with pytest.raises(InputError, match=words) as refused:
+            asked()
+        assert "\n" not in str(refused.value)
+    assert model.encode(values=batch.values, max_tokens=16).lengths == [16, 16]
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"head.weight": None}, "is not a MambaVision that can be read: it lacks head.weight"),
+        ({"head.weight": torch.zeros(0, 64)}, r"its head.weight is \(0, 64\)"),
+        ({"levels.2.blocks.0.mixer.A_log": torch.zeros(3)}, r"its levels.2.blocks.0.mixer.A_log is \(3,\)"),
+        ({"levels.2.blocks.1.mixer.D": None}, "they lack backbone.layers.1.mixer.D"),
+        ({"levels.3.blocks.0.mixer.D": torch.zeros(3)}, "head.blocks.0.mixer.D is 3"),
+        ({"levels.0.blocks.0.gamma": torch.zeros(8)}, "no place for embed.stages.0.0.gamma"),
+        ({"levels.2.blocks.2.mixer.in_proj.bias": None, "rpb": torch.zeros(3)}, "no place for rpb"),
+    ],
+)
+def test_weights_that_cannot_be_read_are_named(change, words, tmp_path):
+    weights = {name: t for name, t in {**stored(), **change}.items() if t is not None}
+    with pytest.raises(InputError, match=words):
+        ssmscope.load(written(tmp_path, weights))
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        ({"num_heads": None}, "num_heads is null; allowed is a number for each of the four stages"),
+        ({"num_heads": [1, 2, 4]}, "num_heads is .*; allowed is a number for each"),
+        ({"num_heads": [1, 2, 5, 8]}, "num_heads is .*; allowed is heads that share the width, 32 in stage 3"),
+        ({"window_size": [8, 8, 4, 4]}, "window_size is .*; allowed is windows of stages 3 and 4 that cover the pic"),
+        ({"window_size": [8, 8, 3, 1]}, "window_size is "),
+        ({"resolution": 128}, "resolution is 128; allowed is 64, which its windows cover"),
+        ({"depths": [1, 2, 4, 2]}, r"depths is \[1, 2, 4, 2\]; allowed is \[1, 2, 3, 2\], as the weights have"),
+        ({"depths": ["1"]}, "depths is "),
+    ],
+)
+def test_fields_that_cannot_be_read_are_named(config, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        ssmscope.load(written(tmp_path, stored(), config))
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        (dict(hidden_size=30, num_attention_heads=5, last_heads=5), "hidden_size 30 is not a multiple of 4"),
+        (dict(hidden_size=33), "hidden_size 33 must be even and a multiple of 8 heads"),
+        (dict(early_layers=(1, 0)), r"early_layers is \(1, 0\); allowed are two numbers of blocks, 1 or more"),
+        (dict(last_heads=0), "last_heads 0 must be an integer, 1 or more"),
+    ],
+)
+def test_sizes_that_no_model_has(fields, words):
+    form = dict(channels=768, image_size=(4, 4), patch=(16, 16))
+    with pytest.raises(InputError, match=words):
+        SSMForSequenceClassification(SSMClassifierConfig(backbone=MambaVisionConfig(**fields), **form))
+    for changed in (dict(channels=3, patch=None), dict(image_size=(5, 4)), dict(channels=48, patch=(4, 4))):
+        with pytest.raises(InputError, match="a MambaVision reads patches of 16 × 16 pixels of 3 colours, an even num"):
+            SSMForSequenceClassification(SSMClassifierConfig(backbone=MambaVisionConfig(), **{**form, **changed}))
+
+
+def test_no_run_continues_from_states(model):
+    with pytest.raises(InputError, match="MambaVision reads whole images: no run continues from its states"):
+        mambavision.compute_terms(model.mixers[0], torch.zeros(1, 4, WIDTH).double(), None, LayerState(None, ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -110,10 +111,11 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
         residual: the share of the residual stream, from 0 to 1.
     """
     scores = torch.zeros(objective.batch.mask.shape, dtype=torch.float32)
-    rows = "last" if getattr(objective.model.config, "class_token", True) else "all"
+    rows: Literal["last", "all"] = "last" if getattr(objective.model.config, "class_token", True) else "all"
     for chosen in objective.batches(range(len(objective))):
-        part, options = objective.batch.rows(chosen), {"rows": rows, "pool": 0, "residual": residual}
-        for text, each in zip(chosen, implicit_attention(objective.model, part, rollout=True, **options)):
+        part = objective.batch.rows(chosen)
+        found = implicit_attention(objective.model, part, rollout=True, residual=residual, rows=rows, pool=0)
+        for text, each in zip(chosen, found):
             scores[text, : len(each)] = torch.from_numpy(each.maps[0].values.mean(0))
     return Scores(scores)
 
