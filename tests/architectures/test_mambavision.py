@@ -19,6 +19,7 @@ from mambavision_reference import (
     POSITIONS,
     SIDE,
     WIDTH,
+    around,
     below,
     layer_normed,
     mixed,
@@ -31,6 +32,7 @@ from PIL import Image
 from torch import Tensor
 
 import ssmscope
+from ssmscope import ops
 from ssmscope.api.inputs import Texts
 from ssmscope.architectures.loading import mambavision_checkpoints
 from ssmscope.architectures.loading.mambavision_checkpoints import Form
@@ -39,12 +41,14 @@ from ssmscope.architectures.read import mambavision
 from ssmscope.architectures.read.mambavision import MambaVisionConfig
 from ssmscope.core.attention_layers import attention_layers, attention_modules
 from ssmscope.core.cuts import cut_attention
-from ssmscope.core.edits import block_parts
+from ssmscope.core.edits import block_parts, new_state
 from ssmscope.core.intercept import override_forward
 from ssmscope.core.mixers import adapter_for
 from ssmscope.core.trace import LayerState
 from ssmscope.data.pixels import PixelData
 from ssmscope.errors import InputError
+from ssmscope.interp.methods.lrp import bias_relevance, lrp, through_layer
+from ssmscope.interp.objective import objective
 from ssmscope.reports.sources import kind_of
 
 NO_TEXTS = {"text": None, "file": None, "ids": None, "image": None, "max_tokens": 2000}
@@ -94,13 +98,13 @@ def test_a_changed_formula_is_seen(pixels, tmp_path):
         assert relative(model.logits(model.encode(values=image.flatten(0, 1)))[0], expected) > 1e-3
 
 
-@pytest.mark.parametrize("around", ["", "module.", "encoder.", "module.model."])
-def test_a_file_of_a_published_model(around, model, batch, tmp_path, monkeypatch):
+@pytest.mark.parametrize("prefix", ["", "module.", "encoder.", "module.model."])
+def test_a_file_of_a_published_model(prefix, model, batch, tmp_path, monkeypatch):
     """The prefixes of modules around the model are left out, and counters of batches need not be there."""
     form = Form(HEADS[2], HEADS[3], ACROSS)
     monkeypatch.setattr(mambavision_checkpoints, "PUBLISHED", {(WIDTH, *DEPTHS[2:]): form})
     file, weights = tmp_path / "mambavision_small_1k.pth.tar", stored()
-    kept = {around + name: t for name, t in weights.items() if not around or "num_batches" not in name}
+    kept = {prefix + name: t for name, t in weights.items() if not prefix or "num_batches" not in name}
     torch.save({"epoch": 3, "state_dict": kept, "arch": "mamba_vision"}, file)
     assert torch.equal(ssmscope.load(file, dtype="float64").logits(batch), model.logits(batch))
     monkeypatch.undo()
@@ -124,7 +128,7 @@ def test_every_mixer_is_a_linear_map_of_its_input(model, batch):
         with torch.no_grad():
             own = mixer(layer.u)
         expected = torch.stack([mixed(u, below(weights, f"levels.2.blocks.{index}.mixer.")) for u in layer.u])
-        assert relative(own, expected) < 1e-6
+        assert relative(own, expected) < 1e-10
         assert relative(linearized.matvec(linearized.u) + linearized.bias, own) < 1e-10
         assert relative(adapter_for(mixer).output(mixer, layer), own) < 1e-10
         assert linearized.rest is not None and relative(linearized.rest, own) > 0.1  # z is no gate
@@ -178,6 +182,35 @@ def test_rollout_is_of_every_position_that_the_answer_reads(model, batch):
     assert not np.allclose(whole.mean(0), whole[-1], atol=1e-2)
 
 
+def test_relevance_adds_up_through_stage_4(model, batch):
+    """Positions and constants together have the logit; stage 4 has rules of its own."""
+    asked = objective(model, batch, target=2)
+    with TrueFloat64():
+        found, constants, logits = lrp(asked), bias_relevance(asked), model.logits(batch)[:, 2]
+    assert found.delta is not None and float(found.delta.max()) < 1e-10
+    assert relative(found.scores.sum(1) + constants, logits) < 1e-10 and relative(found.scores.sum(1), logits) > 1e-3
+
+
+def test_relevance_of_a_mixer_goes_through_both_halves(model, batch):
+    """Relevance is the derivative of the published formula, W_O [scan(x), z], with Δ, B, C and both SiLU held."""
+    layer, linearized, mixer = model.trace(batch).layers[0], model.trace(batch).linearized[0], model.mixers[0]
+    weight = {name: t.double() for name, t in below(stored(), "levels.2.blocks.0.mixer.").items()}
+    w, inner = torch.randn_like(layer.u), WIDTH // 2
+    u, one = layer.u.detach().clone().requires_grad_(), torch.ones(2).double()
+    with torch.enable_grad():
+        halves = (u @ weight["in_proj.weight"].T).split(inner, -1)
+        convolved = [
+            torch.stack([around(row, weight[f"conv1d_{name}.weight"]) for row in half])
+            for half, name in zip(halves, "xz")
+        ]
+        held = [half * torch.sigmoid(half.detach()) for half in convolved]
+        y = ops.scan_reference(replace(layer.recurrence, x=held[0].unsqueeze(-1))).y.squeeze(-1)
+        out = torch.cat([y, held[1]], dim=-1) @ weight["out_proj.weight"].T
+        (expected,) = torch.autograd.grad((out * w).sum(), u)
+        (found,) = torch.autograd.grad((through_layer(linearized, u, one, True) * w).sum(), u)
+    assert relative(found, expected) < 1e-10 and relative(mixer(layer.u).detach(), out.detach()) < 1e-10
+
+
 def test_occlusion_replaces_the_embedding_of_a_patch(model, batch):
     """Embeddings are those of stage 3: other patches keep theirs, which saw the patch's pixels."""
     (found, _) = ssmscope.explain(model, batch, methods=["occlusion"], target=1).texts
@@ -211,7 +244,7 @@ def test_cut_attention_reads_neither_way(model, batch):
 
 
 def test_what_can_be_asked(model, batch, pixels, tmp_path):
-    explained = ssmscope.explain(model, batch, methods=["gradxinput", "survival", "attention-gradient", "random"])
+    explained = ssmscope.explain(model, batch, methods=["gradxinput", "lrp", "survival", "attention-gradient"])
     assert explained.to_frame().groupby("method").size().eq(2 * POSITIONS).all()
     explained.save(tmp_path, "explained")
     heatmap = ssmscope.selection_heatmap(model, batch)
@@ -250,7 +283,7 @@ def test_what_cannot_be_asked_is_one_line(model, batch, pixels):
     shown = PixelData("pictures", "test", pixels.reshape(2, -1, 3), np.arange(2), tuple(model.labels), (SIDE, SIDE))
     assert ssmscope.evaluate(model, shown).to_frame()["examples"].eq(2).all()
     for words, asked in {
-        "lrp has no rule for LastStage": lambda: ssmscope.explain(model, batch, methods=["lrp"]),
+        "both ways, and a state after a token needs": lambda: model.run(batch, edits=new_state(3, lambda s, site: s)),
         "has no head that is one linear map": lambda: ssmscope.trajectory(model, batch),
         "read their input both ways, and stability needs": lambda: ssmscope.stability(model, batch),
         "read their input both ways, and influence needs": lambda: ssmscope.influence(model, batch),
