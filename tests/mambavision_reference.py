@@ -97,7 +97,7 @@ def around(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 def mixed(u: Tensor, w: dict[str, Tensor]) -> Tensor:
-    """A mixer's output for u (length, width), one step after the other (Eq. 6); the bias of Δ counts twice."""
+    """A mixer's output for u (length, width), one step after the other; the bias of Δ counts twice."""
     x, z = (u @ w["in_proj.weight"].T).chunk(2, dim=-1)
     x, z = (silu(around(half, w[f"conv1d_{name}.weight"])) for half, name in ((x, "x"), (z, "z")))
     rank = w["dt_proj.weight"].shape[1]

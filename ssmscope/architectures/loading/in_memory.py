@@ -195,7 +195,7 @@ class OwnModel(nn.Module):
     def run_backbone(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None
     ) -> Any:
-        """Return the backbone's output as the module runs it, where layers read later tokens with padding hidden."""
+        """Return the backbone's output as the module runs it. Padding is hidden from layers that read later tokens."""
         hidden, whole = is_bidirectional(self.module), list[Any]()
         taker = active_override(self.base_model)
 

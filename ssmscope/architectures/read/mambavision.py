@@ -1,14 +1,14 @@
 """MambaVision (Hatamizadeh & Kautz 2024, arXiv 2407.08083): layers of Mamba, then of attention, on picture features.
 
 Stages 1 and 2 are convolutions, stages 3 and 4 blocks, the first half of which have a mixer and the others softmax
-attention over all positions. A mixer (the paper's Eq. 6) splits its projected input into x and z, each convolved over
-the position and its neighbours on both sides:
+attention over all positions. A mixer splits its projected input into x and z, each convolved over the position and its
+neighbours on both sides:
 
     x = SiLU(conv(W_x u)),   z = SiLU(conv(W_z u)),   output = W_O [scan(x), z],
 
 so that z goes beside the recurrence and is no gate. The recurrence runs from the first patch to the last; the layers
-read later positions through convolutions and attention. The published code adds the bias b of Δ twice, once in the
-linear map and once in the scan: Δ = softplus(W_Δ s + 2 b); the paper has it once, the trained weights need both.
+read later positions through convolutions and attention. The published code adds the bias b of Δ twice, in the linear
+map and in the scan: Δ = softplus(W_Δ s + 2 b), where Mamba has b once. Trained weights need both.
 
 The backbone here is stage 3. In a classifier of pictures the patch embedding and stages 1 and 2 make its embeddings,
 16 × 16 pixels a position, and stage 4, at half the resolution, is part of the head: what is asked of layers is asked of
@@ -68,14 +68,12 @@ class MambaVisionMixer(parts.ReadMixer, Mixing):
     """Mixer of stage 3."""
 
 
-def _centred(
-    mixer: Mixing, name: str, x: Tensor, mask: Tensor | None = None, act: parts.Activation | None = None
-) -> Tensor:
-    """Return a convolution of `x` (batch, length, channels) around each position, with zeros at padding."""
-    weight, bias = depthwise(getattr(mixer, name), mixer.inner, mixer.taps, f"MambaVisionMixer.{name}")
+def _centred(mixer: Mixing, name: str, mask: Tensor | None, x: Tensor, biased: bool = True) -> Tensor:
+    """Return a mixer's convolution of `x` (batch, length, channels) around each position, zero at padding."""
+    weight, bias = depthwise(getattr(mixer, name), mixer.inner, mixer.taps, f"{type(mixer).__name__}.{name}")
     ahead = mixer.taps // 2
-    x = parts.causal_convolution(pad(parts.mask_padding(x, mask), (0, 0, 0, ahead)), weight, bias, act=act)
-    return parts.mask_padding(x[:, ahead:], mask)
+    x = pad(parts.mask_padding(x, mask), (0, 0, 0, ahead))
+    return parts.mask_padding(parts.causal_convolution(x, weight, bias if biased else None)[:, ahead:], mask)
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
@@ -85,7 +83,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
         raise InputError("MambaVision reads whole images: no run continues from its states")
     mask = parts.as_mask(mask)
     convolved, beside = (
-        _centred(mixer, name, half, mask)
+        _centred(mixer, name, mask, half)
         for name, half in zip(("conv1d_x", "conv1d_z"), mixer.in_proj(u).chunk(2, dim=-1))
     )
     x = parts.mask_padding(mixer.act(convolved), mask)
@@ -118,25 +116,19 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     enter_x = parts.projection(mixer, "in_proj", slice(0, inner))
     enter_z = parts.projection(mixer, "in_proj", slice(inner, None))
     project, opened = parts.projection(mixer, "out_proj"), as_diagonal(mixer.act, beside)
-    around = partial(_around, mixer, layer.mask)
+    conv_x, conv_z = (partial(_centred, mixer, name, layer.mask) for name in ("conv1d_x", "conv1d_z"))
 
     def rest_map(u: Tensor, _: Tensor, biased: bool) -> Tensor:
-        return project(pad(around("conv1d_z", enter_z(u, biased), biased) * opened, (inner, 0)), biased)
+        return project(pad(conv_z(enter_z(u, biased), biased) * opened, (inner, 0)), biased)
 
     input_map = InputMap(
         source=convolved,
-        enter=lambda u, biased: around("conv1d_x", enter_x(u, biased), biased),
+        enter=lambda u, biased: conv_x(enter_x(u, biased), biased),
         activation=parts.mask_padding(as_diagonal(mixer.act, convolved), layer.mask),
     )
     output_map = OutputMap(lambda v: project(pad(v, (0, inner)), False))
     path = Path(layer.recurrence, input_map, output_map)
     return LinearizedLayer(u, (path,), rest=rest_map(u, u, True), rest_map=rest_map)
-
-
-def _around(mixer: Mixing, mask: Tensor | None, name: str, x: Tensor, biased: bool) -> Tensor:
-    """Return a mixer's convolution of `x`, without its constant unless `biased`."""
-    y = _centred(mixer, name, x, mask)
-    return y if biased else y - _centred(mixer, name, torch.zeros_like(x), mask)
 
 
 # ---- the backbone
@@ -224,9 +216,8 @@ class MambaVisionBlock(nn.Module):
         width, eps, (mixer, attention, feed_forward) = config.hidden_size, config.layer_norm_epsilon, self.kinds
         self.norm1, self.norm2 = nn.LayerNorm(width, eps), nn.LayerNorm(width, eps)
         self.attends = number >= (config.num_hidden_layers + 1) // 2
-        self.mixer: Any = mixer(config)
-        if self.attends:
-            self.mixer = attention(config, number, {"num_heads": config.num_attention_heads})
+        heads = {"num_heads": config.num_attention_heads}
+        self.mixer: Any = attention(config, number, heads) if self.attends else mixer(config)
         self.mlp = feed_forward(config)
         self.gamma_1, self.gamma_2 = (nn.Parameter(torch.ones(width)) if config.layer_scale else None for _ in range(2))
 

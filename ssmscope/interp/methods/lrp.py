@@ -49,9 +49,18 @@ from ssmscope.architectures.read.minimax_m1 import PartialRotation
 from ssmscope.architectures.read.parts import at_least_float32, rms_factor
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, softmax_attention
 from ssmscope.architectures.read.rwkv7 import RWKV7Block
-from ssmscope.core.affine import NormTerms, innermost, is_linear, is_plain, norm_terms, offset
+from ssmscope.core.affine import (
+    NormTerms,
+    changed_parts,
+    described,
+    innermost,
+    is_linear,
+    is_plain,
+    norm_terms,
+    offset,
+)
 from ssmscope.core.batching import by_length, tokens_at_once
-from ssmscope.core.intercept import evaluating, override_forward, twin, unhooked
+from ssmscope.core.intercept import evaluating, is_own, override_forward, twin, unhooked
 from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal
 from ssmscope.core.mixers import adapter_for, check_parts, linearize, mixers
 from ssmscope.core.model import Model
@@ -338,7 +347,10 @@ def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., A
 
 
 def _through_last_mixing(part: nn.Module, one: Tensor, half: bool, below: Any, u: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Compute the output of a mixer of MambaVision's stage 4, which is part of the head."""
+    """Compute the output of a mixer of MambaVision's stage 4, which is part of the head. Raise InputError if hooks are
+    on it or its parts."""
+    if (parts := changed_parts(part)) or not is_own(part, below):
+        raise InputError(f"{described(part, parts)} may make it compute something other than its terms: remove them")
     with torch.no_grad():
         layer = mambavision.linearized(part, mambavision.compute_terms(part, u.detach()))
     return through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
