@@ -93,8 +93,7 @@ def control(arm: str) -> str:
 
 
 def command(arm: str, seed: int, epochs: int) -> str:
-    fused = "" if arm == "rwkv" else " --compile"  # Its scan is no piece that is compiled.
-    return f"{ARMS[arm]} {RECIPE.format(epochs=epochs)}{fused} --seed {seed}"
+    return f"{ARMS[arm]} {RECIPE.format(epochs=epochs)} --compile --seed {seed}"
 
 
 def train(arguments: argparse.Namespace) -> None:

@@ -75,14 +75,14 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
     if "cifar10" in sets:
         for seed in SEEDS:
             for name in CIFAR if seed == 0 else CIFAR[:3]:
-                on = "" if name == "rwkv" else fused  # its scan is not a piece that is compiled
-                found[f"cifar10-{name}-{seed}"] = f"{name} --data cifar10 --epochs 50{on} --seed {seed}"
+                found[f"cifar10-{name}-{seed}"] = f"{name} --data cifar10 --epochs 50{fused} --seed {seed}"
     if "mad" in sets:
         sizes = "--layers 4 --width 128 --epochs 30 --batch-size 128 --learning-rate 1e-3"
-        for name, model in MAD.items():
-            for task in TASKS[:2] if name in ABLATED else TASKS:
-                for seed in SEEDS:
-                    found[f"{task}-{name}-{seed}"] = f"{model} --task {task} {sizes}{fused} --seed {seed}"
+        for task in TASKS:
+            for seed in SEEDS:
+                for name, model in MAD.items():
+                    if name not in ABLATED or task in TASKS[:2]:
+                        found[f"{task}-{name}-{seed}"] = f"{model} --task {task} {sizes}{fused} --seed {seed}"
     if "wikitext2" in sets:
         for seed in SEEDS:
             for name in COMPARED:

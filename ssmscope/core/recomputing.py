@@ -1,6 +1,6 @@
 """Training passes that recompute each block for its gradients, in the memory of one block, and run compiled parts.
 
-Only norms and causal convolutions with their activation are compiled, each by itself. A model compiled as a whole has
+Only norms and the functions marked `compilable` are compiled, each by itself. A model compiled as a whole has
 had the right loss and wrong gradients, so whoever compiles compares gradients with those of plain torch first, as
 `ssmscope.training.fitting` does.
 """
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
-from functools import cache, partial, wraps
-from typing import Any, TypeVar
+from contextvars import copy_context
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ssmscope.core.intercept import Handler, active_override, is_own, override_forward
 from ssmscope.core.mixers import mixers
+from ssmscope.ops.compiling import compilable, compiling
 from ssmscope.ops.recurrence import checkpointed
 
 
@@ -50,43 +51,15 @@ def _checkpointed(handler: Handler | None, below: Callable[..., Any], *args: Any
     return checkpointed(run, *args, **kwargs)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_compiling: ContextVar[bool] = ContextVar("compiling", default=False)
-
-
 @contextmanager
 def compiled_parts(module: nn.Module) -> Iterator[None]:
     """Run a model's norms and the functions marked `compilable` compiled where gradients are enabled, within the
     context and in this thread alone; the first call of each takes seconds."""
     norms = [part for part in module.modules() if type(part).__name__.endswith(("RMSNorm", "RMSNormGated"))]
-    token = _compiling.set(True)
-    try:
-        with override_forward([(norm, partial(_normed, norm)) for norm in norms]):
-            yield
-    finally:
-        _compiling.reset(token)
-
-
-def compilable(function: F) -> F:
-    """Mark a pure function of tensors that `compiled_parts` compiles."""
-
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if _compiling.get() and torch.is_grad_enabled():
-            return _compiled(function)(*args, **kwargs)
-        return function(*args, **kwargs)
-
-    return run  # type: ignore[return-value]
+    with compiling(), override_forward([(norm, partial(_normed, norm)) for norm in norms]):
+        yield
 
 
 def _normed(norm: nn.Module, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     kind: Any = type(norm)
-    if is_own(norm, below) and torch.is_grad_enabled():
-        return _compiled(kind.forward)(norm, *args, **kwargs)
-    return below(*args, **kwargs)
-
-
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=False)
+    return compilable(kind.forward)(norm, *args, **kwargs) if is_own(norm, below) else below(*args, **kwargs)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssmscope.backends.shapes import HeadKeys, Inputs, Keys, Memory
+from ssmscope.ops.compiling import compilable
 from ssmscope.ops.recurrence import smallest_exponent
 
 STEPS_PER_CHUNK = 32
@@ -52,6 +53,7 @@ def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple
     return rearrange(y, "b g h k q p -> b (k q) (g h) p")[:, :length], rearrange(H, "b g h p n -> b (g h) p n")
 
 
+@compilable
 def within(log_a: Tensor, b: Tensor, c: Tensor, floor: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return S (…, chunk, chunk) of every chunk, and the sums of log-decays from the chunk's start through t and from
     t, exclusive, to its end, (…, chunk, state). `log_a`, `b`, `c` are (…, chunk, state)."""

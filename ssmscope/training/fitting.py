@@ -94,7 +94,7 @@ def monitored(module: nn.Module) -> dict[str, float]:
     return found | ({"mean_lambda": sum(weights) / len(weights)} if weights else {})
 
 
-RECORDABLE = ("mamba2", "baleen-mamba2", "diff-mamba")
+RECORDABLE = ("mamba2", "baleen-mamba2", "diff-mamba", "groupmamba-mamba2", "ssm-gla", "rwkv")
 """Backbones whose forward and backward passes never wait for the GPU, which a recording requires."""
 
 WARM_UP_STEPS = 3

@@ -157,8 +157,8 @@ class TrainingOptions:
     )
     device: Word = option("by default cuda if available, else cpu.")
     compile: bool = option(
-        "fuse norms and convolutions with torch.compile, and on a GPU replay the step of a Mamba-2 or Baleen on "
-        "examples of one length from a CUDA graph; each after a check that gradients agree.",
+        "fuse norms, convolutions and GLA's scan with torch.compile, and on a GPU replay the step of many models "
+        "on examples of one length from a CUDA graph; each after a check that gradients agree.",
         default=False,
     )
     checkpoint_minutes: float = option("minutes between checkpoints within an epoch.", NOT_NEGATIVE, default=5.0)

@@ -17,7 +17,6 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 import ssmscope
 from ssmscope import ops
 from ssmscope.architectures.own import groupmamba
-from ssmscope.architectures.own.groupmamba import all_states
 from ssmscope.architectures.read import mamba, mamba2
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
@@ -287,14 +286,20 @@ def test_fewer_inputs_are_those_of_the_nearest_modules(base):
     assert one.c is layer.recurrence.c
 
 
-def test_states_by_doubling_are_the_states():
-    torch.manual_seed(0)
-    for state in (1, 3):
-        x, b, c = torch.randn(2, 37, 4, 5), torch.randn(2, 37, 2, 3), torch.randn(2, 37, 2, 3)
-        r = ops.Recurrence(x=x, b=b, c=c, delta=torch.rand(2, 37, 4), A=-torch.rand(4, state)).to(torch.float64)
-        start = torch.randn(2, 4, 5, 3).double()
-        torch.testing.assert_close(all_states(r, start), ops.states(r, range(37), start))
-        torch.testing.assert_close(all_states(r), ops.states(r, range(37)))
+@BASES
+def test_weights_are_a_softmax_over_states(base, monkeypatch):
+    """softmax_j(qᵀ W_K h^j / √N) from the states themselves (Eq. 7), computed in chunks of four tokens as in one."""
+    model, ids = double_model(base, k=3)
+    layer, mixer = Model(model).trace(ids=ids.tolist()).layers[3], mixers(model)[3]
+    batch, length, _, _, state = layer.recurrence.shape
+    states = torch.stack([ops.states(r, range(length)) for r in (layer.recurrence, *layer.borrowed)], dim=-1)
+    query = torch.einsum("on,bthpn->bthpo", mixer.attention.W_Q, states[..., 0])
+    keys = torch.einsum("on,bthpnj->bthpoj", mixer.attention.W_K, states)
+    expected = (torch.einsum("bthpo,bthpoj->bthpj", query, keys) / state**0.5).softmax(-1)
+    whole = groupmamba.attend(mixer, layer).weights
+    torch.testing.assert_close(whole, expected)
+    monkeypatch.setattr(groupmamba, "MAX_CPU_STATE_NUMBERS", 4 * states[:, 0, ..., 0].numel())
+    torch.testing.assert_close(groupmamba.attend(mixer, layer).weights, expected)
 
 
 # ---- streams

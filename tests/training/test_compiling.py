@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,10 @@ from rich.console import Console
 from torch import Tensor
 
 from ssmscope.architectures.own.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM
-from ssmscope.core import recomputing
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.recomputing import compiled_parts
 from ssmscope.data.tokens import TokenData
+from ssmscope.ops import compiling, wide
 from ssmscope.training.fitting import Fit
 from ssmscope.training.objectives import NextTokens
 
@@ -31,7 +32,7 @@ OPTIONS = dict(
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The functions that were compiled, by a backend that needs no compiler."""
     names: list[str] = []
-    compile_, kept = torch.compile, recomputing._compiled
+    compile_, kept = torch.compile, compiling.compiled
 
     def noted(function, **options):
         names.append(f"{function.__qualname__}")
@@ -68,7 +69,7 @@ def test_gradients_are_those_of_plain_torch(fit, compiled) -> None:
 @pytest.mark.parametrize("fault", ["no gradient", "nan", "larger"])
 def test_a_wrong_part_is_not_used(fit, monkeypatch, fault) -> None:
     faults = {"no gradient": Tensor.detach, "nan": lambda y: y * math.nan, "larger": lambda y: y + 0.1}
-    monkeypatch.setattr(recomputing, "_compiled", lambda function: lambda *given: faults[fault](function(*given)))
+    monkeypatch.setattr(compiling, "compiled", lambda function: lambda *given: faults[fault](function(*given)))
     with fast_scan(fit.module):
         assert not fit._compiles()
     assert ": not compiled" in fit.console.file.getvalue()
@@ -82,3 +83,17 @@ def test_parts_run_plain_outside_and_without_gradients(fit, compiled) -> None:
         with compiled_parts(module), torch.no_grad():
             assert torch.equal(module(ids).logits, expected)
     assert not compiled
+
+
+def test_wide_heads_are_fused_too(compiled) -> None:
+    """The scan of decays per state has many short operations; compiled, its gradients are those of plain torch."""
+    torch.manual_seed(0)
+    terms = [torch.randn(2, 40, 3, n, requires_grad=True) for n in (4, 4, 4, 6)]
+    gradients = []
+    for context in (nullcontext(), compiling.compiling()):
+        with context:
+            y, _ = wide.scan(-terms[0].square(), *terms[1:], torch.zeros(2, 3, 6, 4))
+        gradients.append(torch.autograd.grad(y.square().sum(), terms))
+    assert compiled == ["within"]
+    for fused, plain in zip(*gradients):
+        torch.testing.assert_close(fused, plain)

@@ -23,14 +23,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers.models.mamba.modeling_mamba import MambaBlock, MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2Mixer
 
@@ -41,27 +40,11 @@ from ssmscope.core.linearized import InputMap, LinearizedLayer, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan, skip_alone
+from ssmscope.ops.diagonal import scan_numbers
+from ssmscope.ops.recurrence import by_head, checkpointed
 
 MAX_CPU_STATE_NUMBERS, MAX_STATE_NUMBERS = 2**18, 2**24
 """Numbers of a module's states in memory at a time: on a CPU as many as fit in its cache."""
-
-
-def all_states(
-    recurrence: Recurrence, initial: Float[Tensor, "batch heads width state"] | None = None
-) -> Float[Tensor, "batch length heads width state"]:
-    """Compute H_t at every position by doubling: pass i makes every H_t the sum of the last 2ⁱ writes, decayed. That
-    takes log₂(length) passes over all of the states, and only multiplies decays, so that nothing overflows."""
-    b = recurrence.b.repeat_interleave(recurrence.shape[2] // recurrence.b.shape[2], dim=2)
-    H = einsum(recurrence.written, b, "batch t head width, batch t head n -> batch t head width n")
-    a = recurrence.log_decay().exp().unsqueeze(3)
-    if initial is not None:
-        H = torch.cat([H[:, :1] + a[:, :1] * initial.unsqueeze(1), H[:, 1:]], dim=1)
-    step, length = 1, H.shape[1]
-    while step < length:
-        H = torch.cat([H[:, :step], H[:, step:] + a[:, step:] * H[:, :-step]], dim=1)
-        a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], dim=1)
-        step *= 2
-    return H
 
 
 class Attended(NamedTuple):
@@ -72,39 +55,44 @@ class Attended(NamedTuple):
     reads: Tensor
 
 
-def _attend_chunk(recurrences: tuple[Recurrence, ...], initial: tuple[Tensor, ...], metric: Tensor):
-    states = torch.stack([all_states(r, H) for r, H in zip(recurrences, initial)])
-    read = recurrences[0].c.repeat_interleave(states.shape[3] // recurrences[0].c.shape[2], dim=2)
-    query = einsum(states[0], metric, "batch t head width m, m n -> batch t head width n")
-    scores = einsum(query, states, "batch t head width n, j batch t head width n -> batch t head width j")
-    reads = einsum(read, states, "batch t head n, j batch t head width n -> batch t head width j")
-    return scores.softmax(-1), reads, states[:, :, -1]
-
-
 def attend(mixer: Any, layer: GroupTrace) -> Attended:
-    """Return a layer's attention to its own and the borrowed states (GroupMamba, Eq. 7), differentiable. States are
-    computed in chunks of time, and again for the backward pass: those of a long text are never all in memory."""
-    recurrences = (layer.recurrence, *layer.borrowed)
-    batch, length, heads, width, state = layer.recurrence.shape
-    zero = layer.recurrence.x.new_zeros(batch, heads, width, state)
-    metric = zero.new_zeros(state, state)  # equal scores for all of the states
-    if mixer.attention.W_Q is not None:
-        W_Q, W_K = (at_least_float32(W) for W in (mixer.attention.W_Q, mixer.attention.W_K))
-        metric = einsum(W_Q, W_K, "i m, i n -> m n") / state**0.5  # qᵀ W_K h / √N = h^lᵀ metric h
-    H = tuple(zero if start is None else start for start in initial_states(layer))
+    """Return a layer's attention to its own and the borrowed states (GroupMamba, Eq. 7), differentiable."""
+    recurrences, starts = (layer.recurrence, *layer.borrowed), initial_states(layer)
+    reads = torch.stack([ops.scan(replace(r, D=None), H).y for r, H in zip(recurrences, starts)], dim=-1)
+    W_Q, W_K = mixer.attention.W_Q, mixer.attention.W_K
+    if W_Q is None:
+        return Attended(torch.full_like(reads, 1 / len(recurrences)), reads)
+    metric = at_least_float32(W_Q).mT @ at_least_float32(W_K) / len(W_Q) ** 0.5  # qᵀ W_K h / √N = h^lᵀ metric h
+    return Attended(_scores(recurrences, starts, metric).softmax(-1), reads)
+
+
+def _scores(recurrences: tuple[Recurrence, ...], starts: tuple[Tensor | None, ...], metric: Tensor) -> Tensor:
+    """Return h^lᵀ metric h^j, (batch, length, heads, width, modules). States are computed in chunks of time, and again
+    for the backward pass: those of a long text are never all in memory."""
+    batch, length, heads, width, state = recurrences[0].shape
+    zero = recurrences[0].x.new_zeros(batch, heads, width * state)
+    H = tuple(zero if start is None else start.flatten(2) for start in starts)
     step = max(1, (MAX_CPU_STATE_NUMBERS if zero.device.type == "cpu" else MAX_STATE_NUMBERS) // zero.numel())
+    run = partial(checkpointed, _scores_chunk) if torch.is_grad_enabled() else _scores_chunk
     parts = []
     for start in range(0, length, step):
-        chunk = tuple(r.between(start, start + step) for r in recurrences)
-        if torch.is_grad_enabled():
-            weights, reads, last = checkpoint(
-                _attend_chunk, chunk, H, metric, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
-            weights, reads, last = _attend_chunk(chunk, H, metric)
-        H = tuple(last.unbind(0))
-        parts.append((weights, reads))
-    return Attended(*(torch.cat(part, dim=1) for part in zip(*parts)))
+        scores, H = run(tuple(r.between(start, start + step) for r in recurrences), H, metric)
+        parts.append(scores)
+    return torch.cat(parts, dim=1)
+
+
+def _scores_chunk(recurrences: tuple[Recurrence, ...], H: tuple[Tensor, ...], metric: Tensor):
+    states = [_states(r, start) for r, start in zip(recurrences, H)]
+    by_channel = [rearrange(each, "b t h (p n) -> b t h p n", n=len(metric)) for each in states]
+    query = by_channel[0] @ metric
+    scores = torch.stack([(query * each).sum(-1) for each in by_channel], dim=-1)
+    return scores, tuple(each[:, -1] for each in states)
+
+
+def _states(r: Recurrence, start: Tensor) -> Tensor:
+    """Return H_t at every position, (batch, length, heads, width · state)."""
+    written = einsum(r.written, by_head(r.b, r.shape[2]), "batch t head width, batch t head n -> batch t head width n")
+    return scan_numbers(r.log_decay(), written.flatten(3), start, chunks=1 if start.device.type == "cpu" else None)
 
 
 class StateAttention(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import group_norm, logsigmoid, rms_norm, silu
+from torch.nn.functional import layer_norm, logsigmoid, rms_norm, silu
 
 from ssmscope.architectures.read.parts import ReadMixer, at_least_float32
 
@@ -56,9 +56,8 @@ class LinearAttention(ReadMixer, nn.Module, ABC):
         if isinstance(norm, nn.RMSNorm):
             normed = rearrange(rms_norm(o, norm.normalized_shape, weight, norm.eps), "b t h p -> b t (h p)")
         else:
-            flat = rearrange(o, "b t h p -> (b t) (h p)")
-            flat = group_norm(flat, self.num_heads, weight, norm.bias.to(o.dtype), norm.eps)
-            normed = rearrange(flat, "(b t) c -> b t c", b=len(o))
+            normed = rearrange(layer_norm(o, o.shape[-1:], eps=norm.eps), "b t h p -> b t (h p)")
+            normed = torch.addcmul(norm.bias.to(o.dtype), normed, weight)
         return self.out_proj(normed.to(z.dtype) * silu(z))
 
 

@@ -15,9 +15,9 @@ from transformers.activations import ACT2FN
 from ssmscope.core.affine import agrees_with_weight, convolved, depthwise, innermost, linear_map, norm_terms, offset
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.mixers import adapter_for, as_constant, conv_tap_mask, edit_conv_input, prepared
-from ssmscope.core.recomputing import compilable
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
+from ssmscope.ops.compiling import compilable
 
 BY_WEIGHT = int(transformers.__version__.split(".")[0]) >= 5
 """True if transformers' mixers multiply by the weights of `conv1d` and `dt_proj` instead of calling them."""
