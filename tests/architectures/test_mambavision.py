@@ -191,6 +191,15 @@ def test_relevance_adds_up_through_stage_4(model, batch):
     assert relative(found.scores.sum(1) + constants, logits) < 1e-10 and relative(found.scores.sum(1), logits) > 1e-3
 
 
+def test_relevance_does_not_pass_a_watched_mixer_of_stage_4(model, batch):
+    hook = model.module.head.blocks[0].mixer.x_proj.register_forward_hook(lambda part, args, output: 2 * output)
+    try:
+        with pytest.raises(InputError, match="LastMixing: hooks, or a forward pass, put on x_proj may make it compute"):
+            lrp(objective(model, batch, target=2))
+    finally:
+        hook.remove()
+
+
 def test_relevance_of_a_mixer_goes_through_both_halves(model, batch):
     """Relevance is the derivative of the published formula, W_O [scan(x), z], with Δ, B, C and both SiLU held."""
     layer, linearized, mixer = model.trace(batch).layers[0], model.trace(batch).linearized[0], model.mixers[0]
