@@ -16,7 +16,7 @@ from torch import nn
 
 from ssmscope import ops
 from ssmscope.core.linearized import Path
-from ssmscope.core.mixers import _readable_class
+from ssmscope.core.mixers import _readable_class, is_bidirectional
 
 
 class Made(NamedTuple):
@@ -55,7 +55,8 @@ assert set(EXAMPLES) >= VARIANTS
 HYBRIDS = tuple(
     name
     for name, made in EXAMPLES.items()
-    if any(
+    if not is_bidirectional(made.models[name])
+    and any(
         type(part).__name__.endswith("Attention")
         and _readable_class(part) is None
         and not type(part).__module__.startswith(("ssmscope.architectures.own.groupmamba", "transformers.models.rwkv"))

@@ -16,6 +16,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 import ssmscope.architectures  # noqa: F401, which makes our model types known to transformers
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
+from ssmscope.architectures.read.mambavision import MambaVisionConfig
 from ssmscope.architectures.read.vim import VimConfig
 from ssmscope.core.known_models import TRANSFORMERS_FAMILIES
 
@@ -322,6 +323,14 @@ def selective() -> dict[str, nn.Module]:
         ),
         "selective-ssm-language": language_model("selective-ssm", **small),
     }
+
+
+@small_models
+def mambavision() -> dict[str, nn.Module]:
+    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=16, num_hidden_layers=3, state_size=3, time_step_rank=2)
+    sizes |= dict(num_attention_heads=2, intermediate_size=24, last_heads=2, layer_scale=True, initializer_range=0.5)
+    config = SSMClassifierConfig(backbone=MambaVisionConfig(**sizes), num_labels=3)
+    return {"mambavision": SSMForSequenceClassification(config)}
 
 
 @small_models

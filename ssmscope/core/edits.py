@@ -32,10 +32,19 @@ from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attention_changed, attention_layers, attention_modules
 from ssmscope.core.intercept import After, Before, observe
-from ssmscope.core.mixers import Compute, Edits, adapter_for, computed_by, fast_scan, mixers, state_after, terms_of
+from ssmscope.core.mixers import (
+    Compute,
+    Edits,
+    adapter_for,
+    check_causal,
+    computed_by,
+    fast_scan,
+    mixers,
+    state_after,
+    terms_of,
+)
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.ops.recurrence import check_one_way
 
 Place = Literal[
     "residual", "input", "convolution", "taps", "terms", "state", "scans", "output", "attention", "attention-output",
@@ -270,12 +279,12 @@ class _Layer:
         return args, {**kwargs, "hidden_states": self.changed("residual", kwargs["hidden_states"])}
 
     def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
+        if self.at("state"):
+            check_causal(self.mixer, "a state after a token")
         layer = terms_of(self.mixer, u, mask, state)
         if self.at("taps") and layer.conv_input is None:
             name = self.at("taps")[0].name
             raise InputError(f"{name}: layer {self.index}, a {type(self.mixer).__name__}, has no convolution")
-        if self.at("state"):
-            check_one_way(layer.recurrences, "a state after a token")
         return self.changed("terms", layer)
 
     def compute(

@@ -36,7 +36,8 @@ class Batch(Outlined):
         mask: True at real positions, (batch, length).
         tokens: per text, the tokens as they are shown.
         words: per text, the number of the word that each token belongs to; None for special tokens.
-        values: (batch, length − 1, channels), the pixels or patches of images; None for texts.
+        values: (batch, length − 1, channels), the pixels or patches of images, or (batch, length, channels) without a
+            class token; None for texts.
         spelled: per text that was given as such, the text with the characters of each token.
     """
 
@@ -82,9 +83,9 @@ def encode(model: Model, texts: Any, ids: Any, values: Any, max_tokens: int | No
             size, form = model.config.image_size, f"{model.channels} channel{'s' if model.channels != 1 else ''}"
             form = f"{size[1]} × {size[0]} of {form}" if size else form
             raise InputError(f"{model.name} reads pixels ({form}), not texts: give it images, model.encode(values=…)")
-        dtype, (size, patch) = next(model.module.parameters()).dtype, (model.config.image_size, model.config.patch)
-        found = encode_values(values, model.channels, dtype=dtype, shape=size, patch=patch, max_tokens=max_tokens)
-        return found.to(model.device)
+        read = {"shape": model.config.image_size, "dtype": next(model.module.parameters()).dtype}
+        read |= {name: getattr(model.config, name) for name in ("patch", "class_token")}
+        return encode_values(values, model.channels, **read, max_tokens=max_tokens).to(model.device)
     if values is not None:
         raise InputError(f"{model.name} reads tokens, not pixels: give texts or token ids")
     if (texts is None) == (ids is None):
@@ -264,9 +265,11 @@ def encode_values(
     dtype: torch.dtype = torch.float32,
     shape: Sequence[int] | None = None,
     patch: Sequence[int] | None = None,
+    class_token: bool = True,
     max_tokens: int | None = None,
 ) -> Batch:
-    """Encode pixels (n, length, channels) or (length, channels) as one batch with the class token after them.
+    """Encode pixels (n, length, channels) or (length, channels) as one batch, with the class token after them unless
+    the model has none.
 
     Of a model that reads patches, `patch` pixels wide and so many apart, `channels` are those of a patch's pixels, and
     `shape` is that of the patches; images may be given as pixels too. Whole numbers are uint8 and divided by 255;
@@ -287,18 +290,19 @@ def encode_values(
         what = "pixels" if patch is None else "patches"
         raise InputError(f"{what} {tuple(given.shape)} were given; the model reads (images, length, {channels})")
     images, length = given.shape[:2]
-    if max_tokens is not None and length + 1 > max_tokens:
-        over = f"an image has {length + 1:,} tokens, more than the limit of {max_tokens:,}"
-        each = f"a token is a {'pixel' if patch is None else 'patch'}, the last one the class token"
+    tokens = length + class_token
+    if max_tokens is not None and tokens > max_tokens:
+        over = f"an image has {tokens:,} tokens, more than the limit of {max_tokens:,}"
+        each = f"a token is a {'pixel' if patch is None else 'patch'}{', the last one the class token' * class_token}"
         raise InputError(f"{over} ({each}): raise max_tokens=…")
     pixels = given.to(dtype) / 255 if given.dtype == torch.uint8 else given.to(dtype)
     if not bool(pixels.isfinite().all()):
         raise InputError("the pixels hold numbers that are not finite; give floats in 0…1")
     across = shape[1] if shape is not None and shape[0] * shape[1] == length else None
     names = (str(at) if across is None else f"{at // across},{at % across}" for at in range(length))
-    tokens, words = ((*names, CLASS_TOKEN),) * images, ((*range(length), None),) * images
-    ids, mask = (torch.zeros(images, length + 1, dtype=kind) for kind in (torch.long, torch.bool))
-    return Batch(ids, ~mask, tokens, words, values=pixels)
+    shown, words = (*names, *[CLASS_TOKEN] * class_token), (*range(length), *[None] * class_token)
+    ids, mask = (torch.zeros(images, tokens, dtype=kind) for kind in (torch.long, torch.bool))
+    return Batch(ids, ~mask, (shown,) * images, (words,) * images, values=pixels)
 
 
 def image_form(channels: int, shape: Sequence[int], patch: Sequence[int] | None) -> tuple[int, tuple[int, int]]:

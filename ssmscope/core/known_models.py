@@ -66,6 +66,7 @@ ADDED_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "ssm-kda": ("read.kimi_delta", "read.kimi_delta:KimiDeltaMixer"),
     "ssm-lightning": ("read.lightning", "read.lightning:LightningMixer"),
     "ssm-mamba3": ("read.mamba3", "read.mamba3:Mamba3Mixer"),
+    "ssm-mambavision": ("read.mambavision", "read.mambavision:MambaVisionMixer"),
     "ssm-minimax": ("read.minimax_m1",),
     "ssm-plamo2": ("read.plamo2", "read.plamo2:Plamo2Mixer"),
     "ssm-retnet": ("read.linear_attention", "read.linear_layers:Retention"),

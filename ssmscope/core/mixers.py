@@ -23,7 +23,7 @@ from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, obser
 from ssmscope.core.known_models import READERS
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone
-from ssmscope.errors import InputError, kernels_explained
+from ssmscope.errors import InputError, Unanswerable, kernels_explained
 
 R = TypeVar("R")
 
@@ -108,7 +108,7 @@ def mixers(module: nn.Module) -> list[nn.Module]:
 
 
 def is_bidirectional(module: nn.Module) -> bool:
-    """Return True if some layer of a model reads later tokens."""
+    """Return True if some layer of a model, or a mixer, reads later tokens."""
     return any(getattr(adapter_for(mixer), "BIDIRECTIONAL", False) for mixer in mixers(module))
 
 
@@ -119,10 +119,10 @@ def memory_of(module: nn.Module) -> dict[str, bool]:
 
 
 def check_causal(module: nn.Module, what: str) -> None:
-    """Raise InputError if a model reads later tokens, for a question that only makes sense without."""
+    """Raise Unanswerable if a model, or a mixer, reads later tokens, for a question that only makes sense without."""
     if is_bidirectional(module):
         said = "the model's layers read their input both ways,"
-        raise InputError(f"{said} and {what} needs layers that read earlier tokens alone")
+        raise Unanswerable(f"{said} and {what} needs layers that read earlier tokens alone")
 
 
 def collect_states(module: nn.Module, into: list[LayerState], visit: Visit | None = None) -> Visit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,13 @@ def _check_split(data: str, split: str, splits: Sequence[str]) -> None:
 def kind_of(where: Path, *, tokenizer: bool = False) -> str | None:
     """Return the kind of the model in a directory or file, with a separate `tokenizer` or without; None if unknown, as
     for a directory of checkpoints."""
-    if where.is_file():  # A single file is a selective SSM, a classifier.
+    from ssmscope.architectures.loading.layouts import layout_of, reads_pictures
+    from ssmscope.architectures.loading.stored import read_headers
+
+    if where.is_file():  # A single file is a classifier.
+        with suppress(InputError):  # Loading reports a file that cannot be read.
+            if reads_pictures(read_headers(where)):
+                return PIXEL_CLASSIFIER
         return TEXT_CLASSIFIER if tokenizer else TOKEN_CLASSIFIER
     try:
         config = json.loads((where / "config.json").read_bytes())
@@ -161,6 +168,8 @@ def kind_of(where: Path, *, tokenizer: bool = False) -> str | None:
         return None
     if not isinstance(config, dict):
         return None
+    if (layout := layout_of(where, config)) is not None and layout.pictures:
+        return PIXEL_CLASSIFIER
     tokenizer = tokenizer or any((where / name).exists() for name in TOKENIZER_FILES)
     if any("SequenceClassification" in str(name) for name in config.get("architectures") or []):
         if config.get("channels") is not None:

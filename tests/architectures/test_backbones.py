@@ -116,7 +116,7 @@ def test_a_backbone_alone_draws_its_weights():
 
 OWN_MODELS = (
     "baleen-mamba", "baleen-mamba2", "diff-mamba", "diff-mamba1", "gfssm", "gfssm-mamba", "groupmamba",
-    "groupmamba-mamba2", "selective-ssm", "ssm-vim", "ssm-mamba3", "mamba2attn",
+    "groupmamba-mamba2", "selective-ssm", "ssm-mambavision", "ssm-vim", "ssm-mamba3", "mamba2attn",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from ssmscope.architectures.read.delta import DeltaNetConfig
 from ssmscope.architectures.read.hgrn import GSAConfig, HGRN2Config, HGRNConfig
 from ssmscope.architectures.read.linear_attention import GLAConfig, RetNetConfig
 from ssmscope.architectures.read.mamba3 import Mamba3Config
+from ssmscope.architectures.read.mambavision import MambaVisionConfig
 from ssmscope.architectures.read.rwkv7 import RWKV7Config
 from ssmscope.architectures.read.vim import VimConfig
 from ssmscope.core.mixers import mixers
@@ -189,3 +190,24 @@ def test_sizes_of_a_vision_mamba(name):
     assert not getattr(VimConfig(use_cache=True), "use_cache", False)  # of which release 5 knows nothing
     for value in (least - 1, True, 1.0):
         assert refusal(VimConfig, **{name: value}) == f"{name} {value!r} must be an integer, {least} or more"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "state_size",
+     "conv_kernel", "time_step_rank", "stem_size", "last_layers", "last_heads"],
+)  # fmt: skip
+def test_sizes_of_a_mambavision(name):
+    heads = {"num_attention_heads": 1, "last_heads": 1}
+    least = 2 if name == "hidden_size" else 1
+    assert getattr(MambaVisionConfig(**{**heads, name: least}), name) == least
+    for value in (0, True, 1.0):
+        assert refusal(MambaVisionConfig, **{name: value}) == f"{name} {value!r} must be an integer, 1 or more"
+
+
+def test_stage_4_of_a_mambavision_is_twice_as_wide():
+    config = MambaVisionConfig(hidden_size=48, num_attention_heads=3, time_step_rank=3, intermediate_size=90)
+    last = config.last_stage()
+    assert (last.hidden_size, last.intermediate_size, last.time_step_rank) == (96, 180, 6)
+    assert (last.num_hidden_layers, last.num_attention_heads) == (4, 16) and config.hidden_size == 48
+    assert MambaVisionConfig().last_stage().time_step_rank == 40  # ⌈640 / 16⌉, as T's

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaMixer, DiffS6Mixer
 from ssmscope.architectures.own.selective import SelectiveSSM
+from ssmscope.architectures.read.mambavision import MambaVisionConfig
 from ssmscope.architectures.read.rwkv7 import TimeMixing
 from ssmscope.architectures.read.vim import VimConfig
 from ssmscope.core.mixers import mixers
@@ -157,3 +158,19 @@ def test_of_what_a_mamba_3_lacks(tmp_path):
         check_uniform(softplus(mixer.dt_bias).log(), math.log(max(low, floor)) - 1e-5, math.log(high) + 1e-5)
         for ones in (mixer.D, mixer.B_bias, mixer.C_bias):
             assert (ones == 1).all()
+
+
+def test_of_a_mambavision():
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = dict(hidden_size=64, num_hidden_layers=2, intermediate_size=96, layer_scale=True)
+    backbone = MambaVisionConfig(**sizes, vocab_size=50, time_step_rank=4, initializer_range=0.3)
+    module = SSMForSequenceClassification(SSMClassifierConfig(backbone, num_labels=3)).backbone
+    (mixer,) = mixers(module)
+    block = module.layers[1]
+    for part in (mixer.in_proj, mixer.out_proj, mixer.x_proj, block.mixer.in_proj, block.mlp.down):
+        check_spread(part.weight, part.in_features**-0.5 / 3)
+    check_uniform(mixer.dt_proj.bias, -2.5, -1)
+    check_spread(module.embeddings.weight, 0.3)
+    assert not block.mlp.up.bias.any() and not block.mixer.out_proj.bias.any()
+    assert all(bool((scale == 1).all()) for scale in (block.gamma_1, block.gamma_2, mixer.D))
+    assert torch.equal(mixer.A_log.exp().round(), torch.arange(1.0, 9.0).expand(32, -1))

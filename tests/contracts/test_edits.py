@@ -320,7 +320,7 @@ def both_ways(model: Model) -> bool:
 def test_a_layer_in_pieces_is_the_layer(model):
     batch = model.encode(ids=IDS)
     if both_ways(model):
-        with pytest.raises(InputError, match="both ways, and a state after a token needs a layer"):
+        with pytest.raises(InputError, match="both ways, and a state after a token needs layers"):
             model.run(batch, edits=new_state(1, lambda state, site: state))
         return
     cuts = [new_state(1, lambda state, site: state), new_state(6, lambda state, site: state, layers=[0])]

@@ -21,7 +21,7 @@ from ssmscope.architectures.loading.quantised import dequantised
 from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, reason
 from ssmscope.core.heads import LogitsKind, given_by, is_sequence_classifier
 from ssmscope.core.intercept import active_override, evaluating, observe, override_forward
-from ssmscope.core.mixers import mixers
+from ssmscope.core.mixers import arguments, is_bidirectional, mixers
 from ssmscope.errors import InputError, did_you_mean
 
 
@@ -195,11 +195,13 @@ class OwnModel(nn.Module):
     def run_backbone(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None
     ) -> Any:
-        """Return the backbone's output as the module runs it."""
-        whole: list[Any] = []
+        """Return the backbone's output as the module runs it. Padding is hidden from layers that read later tokens."""
+        hidden, whole = is_bidirectional(self.module), list[Any]()
         taker = active_override(self.base_model)
 
         def keep(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if hidden and {**dict(zip(arguments(self.base_model), args)), **kwargs}.get("attention_mask") is None:
+                kwargs["attention_mask"] = attention_mask
             whole.append(below(*args, **kwargs) if taker is None else taker(below, *args, **kwargs))
             return whole[-1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +19,16 @@ from ssmscope.architectures.loading.fields import check_depth, check_fields
 from ssmscope.architectures.loading.fla_checkpoints import is_fla, plan_fla
 from ssmscope.architectures.loading.hub_checkpoints import is_hub, plan_hub
 from ssmscope.architectures.loading.mamba_checkpoints import is_mamba_ssm, plan_mamba_ssm
+from ssmscope.architectures.loading.mambavision_checkpoints import (
+    is_mambavision,
+    is_mambavision_file,
+    plan_mambavision,
+)
 from ssmscope.architectures.loading.minimax_checkpoints import is_minimax, plan_minimax
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
 from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
+from ssmscope.architectures.read.mambavision import COLOR_DEVIATIONS, COLOR_MEANS
 from ssmscope.architectures.read.vim import VimConfig
 from ssmscope.errors import InputError
 
@@ -103,7 +109,6 @@ TENSOR_DIMENSIONS = {
 }  # fmt: skip
 """Tensors outside the layers, with their numbers of dimensions."""
 MIXER_TENSOR_DIMENSIONS = {"A_log": 2, "conv1d.weight": 3, "dt_proj.weight": 2}
-COLOR_MEANS, COLOR_DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGE_WIDTHS = (224, 384)
 
 
@@ -209,6 +214,8 @@ class Layout(NamedTuple):
     plan: Callable[[Mapping[str, Any], stored.Contents, str], stored.Plan]
     any_name: bool = False
     """True where files of weights have no names of their own."""
+    pictures: bool = False
+    """True of classifiers of pictures."""
 
     def read(self, directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
         """Return the model of a directory. Raises InputError if weights or fields do not fit, or cannot be read."""
@@ -224,6 +231,7 @@ LAYOUTS = (
     Layout("mamba_ssm", is_mamba_ssm, plan_mamba_ssm),
     Layout("flash-linear-attention", is_fla, plan_fla),
     Layout("PLaMo 2 and Ring-linear", is_hub, plan_hub),
+    Layout("MambaVision", is_mambavision, plan_mambavision, pictures=True),
     Layout("MiniMax", is_minimax, plan_minimax),
     Layout("Differential Mamba", is_diff_mamba2, plan_diff_mamba2, any_name=True),
 )
@@ -234,8 +242,18 @@ def layout_of(directory: Path, config: Mapping[str, Any]) -> Layout | None:
     return next((layout for layout in LAYOUTS if layout.recognises(directory, config)), None)
 
 
+def reads_pictures(names: Collection[str]) -> bool:
+    """Return True if these are the names of the tensors of a state dict that classifies pictures."""
+    return any("patch_embed." in name for name in names)
+
+
 def read_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
-    """Return the model of a file's state dict, a Vim's or a selective SSM's. Raises InputError if it is neither's."""
-    of_vim = f"{FIRST_MIXER}A_b_log" in tensors and "patch_embed.proj.weight" in tensors
-    plan = (plan_vim if of_vim else plan_selective)(tensors, str(path))
-    return stored.built(plan, tensors, stored.contents([path]), str(path), by="its shapes")
+    """Return the model of a file's state dict, a MambaVision's, a Vim's or a selective SSM's. Raises InputError if it
+    is none of theirs."""
+    what, held = str(path), stored.contents([path])
+    if is_mambavision_file(tensors):
+        plan = plan_mambavision({}, held, what)
+    else:
+        of_vim = f"{FIRST_MIXER}A_b_log" in tensors and "patch_embed.proj.weight" in tensors
+        plan = (plan_vim if of_vim else plan_selective)(tensors, what)
+    return stored.built(plan, tensors, held, what, by="its shapes")

@@ -87,8 +87,8 @@ def load(
 
     Args:
         source: `demo/NAME`; a directory in transformers' layout or one of `layouts.LAYOUTS`, or with an adapter, whose
-            model is found by the name in its configuration; a file with the state dict of a selective SSM or a Vim; an
-            id on the Hugging Face hub; or a model in memory, transformers', mamba_ssm's or one's own.
+            model is found by the name in its configuration; a file with the state dict of a selective SSM, a Vim or a
+            MambaVision; an id on the Hugging Face hub; or a model in memory, transformers', mamba_ssm's or one's own.
         tokenizer: a tokenizer, or the directory or hub id of one, in place of the model's own.
         dtype: `float32`, `float64`, `bfloat16` or `float16`; `auto`, the default, is float32 on a CPU and the stored
             dtype on a GPU. A model in memory keeps its own unless one is given.
@@ -234,7 +234,7 @@ def locate(name: str) -> Path:
     except (OSError, RuntimeError, ValueError) as error:  # The name is too long or has a null character.
         raise InputError(f"no model {_short(name)}: {getattr(error, 'strerror', None) or error}") from error
     hint = did_you_mean(name if "/" in name else f"demo/{name}", demos())
-    if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix in (".pth", ".pt", ".bin"):
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix in (".pth", ".pt", ".bin", ".tar"):
         why = f"it is no file or directory, no demo ({', '.join(demos())}) and no hub id owner/name"
         raise InputError(f"no model {_short(name)}: {why}{hint}")
     try:

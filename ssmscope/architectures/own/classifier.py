@@ -1,4 +1,5 @@
-"""Classifier of texts or pixels on any state-space backbone: a linear head that reads the last real position."""
+"""Classifier of texts or pixels on any state-space backbone: a linear head that reads the last real position, or the
+backbone's own parts for pictures."""
 
 from __future__ import annotations
 
@@ -39,6 +40,12 @@ class SSMClassifierConfig(PretrainedConfig):
     channels = None
     image_size = None
     patch = None
+
+    @property
+    def class_token(self) -> bool:
+        """False for pixels without a class token after them, whose every position the head reads: where the backbone
+        has parts of its own for pictures."""
+        return self.channels is None or not hasattr(self.backbone, "picture_parts")
 
     def __init__(
         self,
@@ -96,7 +103,9 @@ class SSMForSequenceClassification(PreTrainedModel):
     """Classifier: backbone, last real position, dropout, linear head.
 
     With `config.channels` it reads pixels: each is mapped linearly to the backbone's width, and a learnt class token is
-    appended, whose position the head reads (Baleen, section 4.3, after ViT).
+    appended, whose position the head reads (Baleen, section 4.3, after ViT). A backbone whose configuration has
+    `picture_parts`, classes of a module before it and of one after it, brings them in place of these, and there is no
+    class token: the head reads every position.
 
     Padding may be on either side; a row's last real position is the last one whose `attention_mask` is 1.
     """
@@ -113,9 +122,11 @@ class SSMForSequenceClassification(PreTrainedModel):
         self.backbone = AutoModel.from_config(config.backbone)
         config.backbone = self.backbone.config  # This has the fields that the backbone derives.
         self.dropout = nn.Dropout(config.dropout)
-        self.head = nn.Linear(config.backbone.hidden_size, config.num_labels)
+        own = None if config.class_token else config.backbone.picture_parts()
+        self.head = nn.Linear(config.backbone.hidden_size, config.num_labels) if own is None else own[1](config)
         if config.channels is not None:
-            self.embed = nn.Linear(config.channels, config.backbone.hidden_size)
+            width = config.backbone.hidden_size
+            self.embed = nn.Linear(config.channels, width) if own is None else own[0](config)
             self.main_input_name = "input_values"
         self.post_init()
 
@@ -137,8 +148,8 @@ class SSMForSequenceClassification(PreTrainedModel):
         self.backbone.set_input_embeddings(value)
 
     def embed_values(self, input_values: Float[Tensor, "batch length channels"]) -> Float[Tensor, "batch after width"]:
-        """Return the embeddings of the pixels and then of the class token; `after` is length + 1. Raise InputError if
-        this classifies tokens, or pixels with another number of channels."""
+        """Return the embeddings of the pixels and then of the class token; `after` is length + 1, or length without
+        one. Raise InputError if this classifies tokens, or pixels with another number of channels."""
         if self.config.channels is None:
             raise InputError("this classifier reads tokens, not pixels: give input_ids")
         if input_values.ndim != 3 or input_values.shape[-1] != self.config.channels:
@@ -146,6 +157,8 @@ class SSMForSequenceClassification(PreTrainedModel):
                 f"input_values is {tuple(input_values.shape)}; it must be (batch, length, {self.config.channels})"
             )
         pixels = applied(self.embed, input_values)
+        if not self.config.class_token:
+            return pixels
         token = self.get_input_embeddings()(torch.zeros(1, 1, dtype=torch.long, device=pixels.device))
         return torch.cat([pixels, token.expand(len(pixels), 1, -1).to(pixels.dtype)], dim=1)
 
@@ -162,7 +175,7 @@ class SSMForSequenceClassification(PreTrainedModel):
         """Return logits (batch, classes) from `input_ids` (batch, length) or `inputs_embeds` (batch, length, width).
 
         A pixel classifier reads `input_values` (batch, length, channels) in [0, 1]; its `inputs_embeds` and
-        `attention_mask` include the class token: they are length + 1 long.
+        `attention_mask` include the class token, if it has one: they are length + 1 long.
 
         With `labels` (batch,) the loss is the cross-entropy, with several labels (batch, labels) that of each, with
         numbers the mean squared error, as `config.problem_type` says; plus β · KL for a Baleen backbone in training
@@ -182,7 +195,8 @@ class SSMForSequenceClassification(PreTrainedModel):
             use_cache=False,
         )
         hidden = run.last_hidden_state
-        logits = applied(self.head, self.dropout(last_real(hidden, attention_mask)))
+        read = last_real(hidden, attention_mask) if self.config.class_token else hidden
+        logits = applied(self.head, self.dropout(read))
         loss = None
         if labels is not None:
             loss = _loss(given_by(self.config), logits.float(), labels)

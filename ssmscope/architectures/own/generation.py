@@ -124,6 +124,10 @@ class BlocksInTurn:
         """Return the norm before the head."""
         return nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
 
+    def normed(self, x: Tensor) -> Tensor:
+        """Return the last hidden state for the last block's output (batch, length, width)."""
+        return self.norm_f(x.to(self.norm_f.weight.dtype))
+
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings
 
@@ -161,7 +165,7 @@ class BlocksInTurn:
         for block in self.layers:
             x = block(x, *arguments)
             after.append(x)
-        x = self.norm_f(x.to(self.norm_f.weight.dtype))
+        x = self.normed(x)
         result = BaseModelOutput(last_hidden_state=x, hidden_states=(*after, x) if output_hidden_states else None)
         return result if return_dict is not False else result.to_tuple()
 

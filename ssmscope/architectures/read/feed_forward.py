@@ -13,14 +13,15 @@ from ssmscope.architectures.read.parts import at_least_float32
 
 class FeedForward(nn.Module):
     """Feed-forward part W₃ (swish(W₁ x) ⊙ W₂ x), or W₂ gelu(W₁ x) for RetNet; its inner width is by default the
-    configuration's `intermediate_size`."""
+    configuration's `intermediate_size`. Its linear maps have biases if the configuration has `feed_forward_bias`."""
 
     def __init__(self, config: Any, inner: int | None = None) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.intermediate_size if inner is None else inner
-        self.gate = nn.Linear(width, inner, bias=False) if config.swiglu else None
-        self.up = nn.Linear(width, inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
+        bias = getattr(config, "feed_forward_bias", False)
+        self.gate = nn.Linear(width, inner, bias) if config.swiglu else None
+        self.up = nn.Linear(width, inner, bias)
+        self.down = nn.Linear(inner, width, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(gelu(self.up(x)) if self.gate is None else silu(self.gate(x)) * self.up(x))

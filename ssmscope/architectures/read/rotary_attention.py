@@ -145,11 +145,12 @@ def softmax_attention(
     return rearrange(weights @ v, "b h t p -> b t h p"), weights
 
 
-def score_mask(x: Tensor, mask: Tensor | None, window: int | None = None) -> Tensor:
+def score_mask(x: Tensor, mask: Tensor | None, window: int | None = None, *, causal: bool = True) -> Tensor:
     """Return the mask (batch, 1, queries, keys) that is added to the scores of a stream `x` (batch, length, …): 0 where
-    a key is read, the most negative number where it is later, padding or before the window."""
+    a key is read, the most negative number where it is later, if `causal`, padding or before the window."""
     steps = torch.arange(x.shape[1], device=x.device)
-    reads = (steps <= steps[:, None]).expand(len(x), 1, -1, -1)
+    every = torch.ones(len(steps), len(steps), dtype=torch.bool, device=x.device)
+    reads = (every.tril() if causal else every).expand(len(x), 1, -1, -1)
     reads = reads if mask is None else reads & mask[:, None, None]
     reads = reads if window is None else reads & (steps[:, None] - steps < window)
     return torch.zeros_like(reads, dtype=x.dtype).masked_fill(~reads, torch.finfo(x.dtype).min)

@@ -25,7 +25,7 @@ from ssmscope.core.trace import LayerState
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, Unanswerable
 
 LEFT_OUT = -1
 
@@ -104,6 +104,8 @@ class Pixels(Inputs):
 
     def __init__(self, model: Model, data: PixelData, replacement: str, seed: int) -> None:
         super().__init__(model, replacement, seed)
+        if model.config.patch is not None:
+            raise Unanswerable(f"{model.name} reads patches; the position-bias attack replaces single pixels as tokens")
         if model.channels != data.channels:
             raise InputError(f"{data.name} has {data.channels} channels a pixel, the model reads {model.channels}")
         size = model.config.image_size

@@ -38,7 +38,9 @@ from transformers.models.mamba.modeling_mamba import MambaBlock, MambaRMSNorm
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2RMSNorm
 
 from ssmscope.architectures.loading.in_memory import OwnModel
+from ssmscope.architectures.own.classifier import SSMForSequenceClassification
 from ssmscope.architectures.own.groupmamba import GroupMamba2Block, GroupMambaBlock
+from ssmscope.architectures.read import mambavision
 from ssmscope.architectures.read.feed_forward import ExpertRouter, FeedForward, RoutedExperts
 from ssmscope.architectures.read.hgrn import LowerBounds
 from ssmscope.architectures.read.linear_attention import Block
@@ -47,9 +49,18 @@ from ssmscope.architectures.read.minimax_m1 import PartialRotation
 from ssmscope.architectures.read.parts import at_least_float32, rms_factor
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, softmax_attention
 from ssmscope.architectures.read.rwkv7 import RWKV7Block
-from ssmscope.core.affine import NormTerms, innermost, is_linear, norm_terms, offset
+from ssmscope.core.affine import (
+    NormTerms,
+    changed_parts,
+    described,
+    innermost,
+    is_linear,
+    is_plain,
+    norm_terms,
+    offset,
+)
 from ssmscope.core.batching import by_length, tokens_at_once
-from ssmscope.core.intercept import evaluating, override_forward, twin, unhooked
+from ssmscope.core.intercept import evaluating, is_own, override_forward, twin, unhooked
 from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal
 from ssmscope.core.mixers import adapter_for, check_parts, linearize, mixers
 from ssmscope.core.model import Model
@@ -74,12 +85,15 @@ RMS_NORMS = (MambaRMSNorm, Mamba2RMSNorm, FalconMambaRMSNorm, nn.RMSNorm)
 BLOCKS = (
     *(MambaBlock, Mamba2Block, FalconMambaBlock),
     *(GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock, RWKV7Block),
+    *(mambavision.MambaVisionBlock, mambavision.LastBlock),
 )
 LINEAR_MODULES = (
-    *(*BLOCKS, RoutedExperts, LowerBounds, PartialRotation),
+    *(*BLOCKS, RoutedExperts, LowerBounds, PartialRotation, mambavision.LastStage),
     *(nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential),
 )
 """Modules that are linear, that only add and pass on their parts' outputs, or that nothing passes through."""
+MAP_MODULES = (nn.Conv2d, nn.BatchNorm2d)
+"""Modules that are affine on maps (batch, channels, height, width)."""
 MODEL_PACKAGES = (
     "ssmscope.architectures.",
     *(f"transformers.models.{name}." for name in ("mamba", "mamba2", "falcon_mamba", "rwkv")),
@@ -235,6 +249,14 @@ def through_affine(layer: nn.Module, constant: Tensor | None, x: Tensor, one: Te
     return y if constant is None else y + (_rest_map(one, y) - 1) * constant.to(y)
 
 
+def through_map(layer: nn.Module, x: Tensor, one: Tensor) -> Tensor:
+    """Apply an affine layer of maps (batch, channels, height, width), its output for zeros multiplied by `one`."""
+    y = layer(x)
+    with torch.no_grad():
+        constant = layer(torch.zeros_like(x))
+    return y + (_rest_map(one, y) - 1) * constant
+
+
 def through_feed_forward(block: FeedForward, x: Tensor, half: bool) -> Tensor:
     """Compute W₃ (SiLU(g) ⊙ h) with the half rule (MambaLRP), or W₂ (h [gelu(h) / h])."""
     h = block.up(x)
@@ -278,12 +300,15 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InputError("lrp needs every weight of a layer in memory, and some are offloaded: load the whole model")
     attention = [part for part in module.modules() if isinstance(part, RotaryAttention)]
-    read = {id(part) for part in (*found, *attention, module.get_input_embeddings())}
+    last = [part for part in module.modules() if isinstance(part, mambavision.LastMixing)]
+    before = [module.embed] if isinstance(module, SSMForSequenceClassification) and hasattr(module, "embed") else []
+    read = {id(part) for part in (*found, *attention, *last, *before, module.get_input_embeddings())}
     others = [each for part in _blocks(module, read) for each in part_handlers(part, half)]
     handled = read | {id(part) for part, handler in others if not runs_its_parts(handler)}
     rules = _rules(module, handled, one, half, _around_backbone(module))
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
     handlers += [(part, partial(through_attention, part, one)) for part in attention]
+    handlers += [(part, partial(_through_last_mixing, part, one, half)) for part in last]
     handlers += [(part, lambda below, x, rule=rule: rule(x)) for part, rule in rules]
     handlers += others
     with ExitStack() as around:
@@ -321,6 +346,16 @@ def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., A
     return forward
 
 
+def _through_last_mixing(part: nn.Module, one: Tensor, half: bool, below: Any, u: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Compute the output of a mixer of MambaVision's stage 4, which is part of the head. Raise InputError if hooks are
+    on it or its parts."""
+    if (parts := changed_parts(part)) or not is_own(part, below):
+        raise InputError(f"{described(part, parts)} may make it compute something other than its terms: remove them")
+    with torch.no_grad():
+        layer = mambavision.linearized(part, mambavision.compute_terms(part, u.detach()))
+    return through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
+
+
 def _around_backbone(module: nn.Module) -> set[int]:
     """Return the parts of a user's own module that have parts themselves, outside its backbone."""
     if not isinstance(module, OwnModel):
@@ -347,12 +382,14 @@ def _rules(
     if norm is not None or is_family_norm(inner):
         terms = norm_terms(twin(module), () if norm is None else norm, what)
         return [(module, partial(through_norm, terms, one=one, centred=norm is nn.LayerNorm))]
+    if is_plain(module, MAP_MODULES):
+        return [(module, partial(through_map, twin(module), one=one))]
     if issubclass(kind, ExpertRouter):
         return [(module, lambda x: twin(module)(x.detach()))]
     if issubclass(kind, FeedForward):
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
     elif not (kind in LINEAR_MODULES or is_family_block(module) or model or id(module) in passing):
-        kinds = (nn.Linear, nn.LayerNorm, *RMS_NORMS, FeedForward, *LINEAR_MODULES)
+        kinds = (nn.Linear, nn.LayerNorm, *RMS_NORMS, *MAP_MODULES, FeedForward, *LINEAR_MODULES)
         known = ", ".join(sorted(each.__name__ for each in kinds))
         raise InputError(f"lrp has no rule for {kind.__name__}, which may not be linear; it has rules for {known}")
     for part in module.children():

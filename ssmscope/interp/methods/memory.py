@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -102,7 +103,7 @@ def random(objective: Objective, *, seed: int = 0) -> Scores:
 def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
     """Attention rollout (Abnar & Zuidema, 2020) of the layers' implicit attention: score_t is the entry at t of the
     last row of Π_layers (residual · I + (1 − residual) · A), A the absolute value of the signed mean over channels, its
-    rows divided by their sums.
+    rows divided by their sums; or of the mean row in pictures without a class token, whose every position is read.
 
     It depends on the text alone, not on the target, and needs whole maps: of at most 8192 tokens.
 
@@ -110,11 +111,12 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
         residual: the share of the residual stream, from 0 to 1.
     """
     scores = torch.zeros(objective.batch.mask.shape, dtype=torch.float32)
+    rows: Literal["last", "all"] = "last" if getattr(objective.model.config, "class_token", True) else "all"
     for chosen in objective.batches(range(len(objective))):
-        trace = objective.model.trace(objective.batch.rows(chosen))
-        found = implicit_attention(objective.model, trace, rollout=True, residual=residual, rows="last")
+        part = objective.batch.rows(chosen)
+        found = implicit_attention(objective.model, part, rollout=True, residual=residual, rows=rows, pool=0)
         for text, each in zip(chosen, found):
-            scores[text, : len(each)] = torch.from_numpy(each.maps[0].values[0])
+            scores[text, : len(each)] = torch.from_numpy(each.maps[0].values.mean(0))
     return Scores(scores)
 
 

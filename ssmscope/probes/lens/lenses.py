@@ -80,7 +80,7 @@ def head_of(model: Model) -> nn.Module:
     """Return the linear map from the width to the vocabulary, or to a classifier's classes."""
     model.check_classes("a lens")
     head = linear_head(model.module)
-    if head is None:
+    if head is None or not getattr(model.config, "class_token", True):
         raise Unanswerable(f"{model.name} has no head that is one linear map; a lens reads models with one")
     return head
 

@@ -70,7 +70,7 @@ def inputs_of(model: Model, texts: TextsLike | None, *, length: int | None, samp
         return Inputs(batch, f"{counted(len(batch.tokens), 'text')} of {span} tokens")
     if length is None:
         size = getattr(model.config, "image_size", None) if model.channels is not None else None
-        length = size[0] * size[1] + 1 if size else DEFAULT_LENGTH
+        length = size[0] * size[1] + model.config.class_token if size else DEFAULT_LENGTH
     batch = random_batch(model, samples, length, np.random.default_rng(seed))
     return Inputs(batch, f"{counted(samples, 'random sequence')} of {length:,} tokens (seed {seed})")
 
@@ -83,7 +83,8 @@ def random_batch(model: Model, number: int, length: int, random: np.random.Gener
     if model.channels is not None:
         if length < 2:
             raise InputError(f"length is {length}; allowed is a whole number from 2 on: the last is the class token")
-        return model.encode(values=random.random((number, length - 1, model.channels), dtype=np.float32))
+        pixels = (number, length - model.config.class_token, model.channels)
+        return model.encode(values=random.random(pixels, dtype=np.float32))
     special = set(model.tokenizer.all_special_ids) if model.tokenizer is not None else set()
     ordinary = [token for token in range(model.vocabulary) if token not in special] or list(range(model.vocabulary))
     return model.encode(ids=random.choice(ordinary, (number, length)).tolist())
