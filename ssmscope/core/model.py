@@ -283,9 +283,9 @@ class Model:
         with an end token of the model's generation settings or tokenizer, a stop string, or after `max_new_tokens`.
 
         Args:
-            edits: what the layers compute is changed in the prompt's run, where positions count, and with
-                `while_writing` in the runs that read written tokens, see `ssmscope.core.lasting_edits`. "state" edits
-                after −1 change the state at each run's end. Those of a context around, `edited`, act in every run.
+            edits: changes of the prompt's run, where positions count, and with `while_writing` of the runs that read
+                written tokens, see `ssmscope.core.lasting_edits`; "state" edits after −1 change the state at each run's
+                end. Those of a context around, `edited`, act in every run.
             temperature: 0 for the likeliest token; else one is drawn from softmax(logits / temperature).
             top_k, top_p: number, and probability, of the likeliest tokens that one is drawn from.
             seed: random seed; with the same one, a prompt is continued in the same way, its copies in others.
@@ -293,8 +293,8 @@ class Model:
             batch_size: texts written together, 32 by default; all with edits, which may have values for every text.
             keep_states: keep the states before each text's last token is read.
 
-        Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that does not write: a
-        classifier, one that reads both ways, cannot continue from states, or has no positions for so many tokens.
+        Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that cannot write so
+        many tokens: a classifier, say, or one that reads both ways.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
         sampling = Sampling(temperature, top_k, top_p, seed)
@@ -315,8 +315,7 @@ class Model:
         stop: Stop = (),
         keep_states: bool = False,
     ) -> Iterator[Step]:
-        """Return an iterator over the steps of `generate`, whose arguments and errors it shares. All texts are written
-        together; closing the iterator ends the writing."""
+        """Return an iterator over the steps of `generate` for all texts together; arguments and errors are shared."""
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
         sampling = Sampling(temperature, top_k, top_p, seed)
         return Writer(self, edits, stop, sampling, max_new_tokens, keep_states).stream(batch)
