@@ -72,17 +72,21 @@ def hub_rows(repository: str, configuration: str | None, split: str, advice: str
         client.setLevel(level)
 
 
-def check_reach(repository: str) -> None:
-    """Raise ConnectionError if the hub is out of reach and nothing of a data set in its cache: `datasets` would ask for
-    minutes. With `HF_HUB_OFFLINE` set, it does not ask."""
+def check_reach(repository: str, kind: str = "dataset") -> None:
+    """Raise ConnectionError if the hub is out of reach and nothing of a data set or model in its cache: its clients
+    would ask for minutes. With `HF_HUB_OFFLINE` set, they do not ask."""
+    hub, file = HfApi(), "README.md" if kind == "dataset" else "config.json"
     try:
-        HfApi().dataset_info(repository, timeout=SECONDS_TO_REACH, expand=["sha"])
+        if kind == "dataset":
+            hub.dataset_info(repository, timeout=SECONDS_TO_REACH, expand=["sha"])
+        else:
+            hub.model_info(repository, timeout=SECONDS_TO_REACH, expand=["sha"])
     except OfflineModeIsEnabled:
         return
     except NETWORK_ERRORS as error:
         answered = getattr(error, "response", None) is not None
-        if not answered and try_to_load_from_cache(repository, "README.md", repo_type="dataset") is None:
-            raise ConnectionError("it is out of reach") from error
+        if not answered and try_to_load_from_cache(repository, file, repo_type=kind) is None:
+            raise ConnectionError("the hub is out of reach") from error
 
 
 def labelled_rows(data: str, split: str, classes: Sequence[str] | None) -> list[Row]:

@@ -149,12 +149,13 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_briefly(monkeypatch, tmp_p
     asked, cached = [], []
 
     def answering(answer: Exception | None):
-        def dataset_info(api, name, **options):
+        def info(api, name, **options):
             asked.append((name, options))
             if answer is not None:
                 raise answer
 
-        monkeypatch.setattr(HfApi, "dataset_info", dataset_info)
+        for kind in ("dataset", "model"):
+            monkeypatch.setattr(HfApi, f"{kind}_info", info)
 
     response = SimpleNamespace(headers={}, status_code=404, request=None)
     missing = RepositoryNotFoundError("no such data set", response=response)
@@ -165,8 +166,10 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_briefly(monkeypatch, tmp_p
         check_reach("them/films")
     answering(ConnectionError("no route\nto host"))
     assert refusal(hub_rows, "them/films", None, "test", "or so") == (
-        "them/films could not be read from the hub (it is out of reach); or so"
+        "them/films could not be read from the hub (the hub is out of reach); or so"
     )
+    with pytest.raises(ConnectionError, match="the hub is out of reach"):
+        check_reach("them/films", "model")
     cached.append("README.md")
     assert hub_rows("them/films", None, "test", "or so")[0] == [{"text": "a film"}]
     assert {name for name, _ in asked} == {"them/films"} and all(0 < each["timeout"] <= 5 for _, each in asked)
