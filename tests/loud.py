@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def loud(module: nn.Module, seed: int = 0) -> nn.Module:
-    """The model with projections scaled up, biases drawn and steps of about 1.
+    """The model with projections scaled up, biases and weights of zero drawn, and steps of about 1.
 
     As initialised, the scan adds so little to a layer's output that a wrong one would pass.
     """
@@ -27,6 +27,8 @@ def loud(module: nn.Module, seed: int = 0) -> nn.Module:
                 parameter.mul_(0.2).sub_(0.05)
             elif parameter.ndim > 1:
                 parameter.mul_(3.0)
+                if not parameter.any():  # xLSTM's output gates
+                    parameter.add_(torch.randn(parameter.shape, generator=generator))
     return module.eval()
 
 

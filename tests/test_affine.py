@@ -127,7 +127,8 @@ def test_what_is_no_linear_map_is_refused(kind, why, read: Callable):
     with pytest.raises(InputError, match=why) as error:
         read(module, "Mixer.in_proj")
     assert str(error.value).startswith(f"Mixer.in_proj, a {kind.__name__} of ") and "\n" not in str(error.value)
-    assert "merge" in str(error.value) and torch.equal(torch.random.get_rng_state(), before)
+    assert str(error.value).endswith(": put a layer of torch in its place, dequantised if it is quantised")
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_a_damaged_layer_is_called_damaged():
@@ -219,11 +220,7 @@ def test_a_norms_weight_is_what_it_multiplies_by(name):
         norm_terms(module, kind)
 
 
-def test_a_norm_that_adds_what_it_should_not_is_refused():
-    module = nn.RMSNorm(7)
-    module.register_forward_hook(lambda module, args, y: y + 1)
-    with pytest.raises(InputError, match="adds a bias"):
-        norm_terms(module, nn.RMSNorm)
+def test_what_is_no_norm_is_refused():
     with pytest.raises(InputError, match="no norm that can be read"):
         norm_terms(nn.Identity(), nn.RMSNorm)
 

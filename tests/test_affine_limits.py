@@ -30,8 +30,7 @@ from ssmscope.errors import InputError
 
 
 def test_a_constant_with_some_zeros_is_kept():
-    """The constant is a linear layer's, a convolution's or a norm's; a norm without one may not add one to a single
-    channel."""
+    """The constant is a linear layer's, a convolution's or a norm's, also of a norm that has none of its own."""
     layer, convolution, norm = linear(), conv(3, True), nn.LayerNorm(6)
     with torch.no_grad():
         for module in (layer, convolution, norm):
@@ -43,8 +42,8 @@ def test_a_constant_with_some_zeros_is_kept():
         torch.testing.assert_close(constant, 2 * module.bias, rtol=1e-6, atol=1e-6)
     own = nn.RMSNorm(7)
     own.register_forward_hook(lambda module, args, y: y + (torch.arange(7) == 3))
-    with pytest.raises(InputError, match="adds a bias to a norm that has none"):
-        norm_terms(own, nn.RMSNorm)
+    torch.testing.assert_close(norm_terms(own, nn.RMSNorm).bias, torch.eye(7)[3])
+    assert norm_terms(nn.RMSNorm(7), nn.RMSNorm).bias is None
 
 
 def test_a_bend_at_zero_is_seen_without_a_bias():
@@ -269,9 +268,14 @@ def test_what_a_module_says_as_it_fails():
     errors = ValueError(), ValueError(" \n\n late\nmore"), RuntimeError("x" * 200)
     for error, said in zip(errors, ("ValueError", "late", "x" * 120)):
         module.error = error
-        assert refusal(offset, module) == f"{what}, cannot be read by calling it ({said}): {affine.REMEDY}"
+        advice = "put a layer of torch in its place, dequantised if it is quantised"
+        assert refusal(offset, module) == f"{what}, cannot be read by calling it ({said}): {advice}"
     module.error = None
-    assert refusal(offset, module).startswith(f"{what}, returns no tensor, and cannot be read")
+    assert refusal(offset, module) == f"{what}, returns no tensor, and cannot be read: {advice}"
+    module.register_forward_hook(lambda *given: None)
+    assert refusal(offset, module).endswith(": remove the hook or forward pass that was put on it")
+    module.base_layer = nn.Linear(2, 2)
+    assert refusal(offset, module).endswith(": merge its adapter (peft's merge_and_unload())")
 
 
 def test_what_is_drawn_while_a_layer_is_tried_leaves_the_generator_as_it_was():

@@ -327,8 +327,18 @@ def test_text_is_generated_from_a_cache_within_a_run(name):
 
 
 def test_a_model_without_state_space_layers_is_refused():
-    with pytest.raises(InputError, match="Linear has no state-space layer that can be read .*MambaMixer"):
-        Model(torch.nn.Linear(2, 2))
+    class SomeAttention(torch.nn.Linear): ...
+
+    attention, convolution = SomeAttention(2, 2), torch.nn.Conv1d(2, 2, 3)
+    none, advice = "has no state-space layer that can be read", "a model of one of these types: .*, mamba, mamba2, .*"
+    for module, given, said in (
+        (torch.nn.Linear(2, 2), {"name": "Linear"}, f"^Linear {none}; give {advice}"),
+        (torch.nn.Linear(2, 2), {}, f"^model is a Linear, which {none}; give {advice}"),
+        (torch.nn.Sequential(attention), {}, rf"{none}, but attention \(SomeAttention\); ask captum or .* {advice}"),
+        (torch.nn.Sequential(attention, convolution), {}, r"attention \(SomeAttention\) with convolutions; ask captum"),
+    ):
+        with pytest.raises(InputError, match=said):
+            Model(module, **given)
 
 
 def classifier(outputs: int = 3, problem: str | None = None, **options) -> Model:

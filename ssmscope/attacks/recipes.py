@@ -154,7 +154,7 @@ def _textbugger(resources: _Resources, prompt: bool) -> Recipe:
 def _textfooler(resources: _Resources, prompt: bool) -> Recipe:
     """Build TextFooler (Jin et al. 2019). The minimum cosine of two words is PromptBench's 0.6 or TextAttack's 0.5."""
     if resources.embeddings is None:
-        raise InputError("textfooler swaps words for their neighbours and needs word vectors: give embeddings, a file")
+        raise InputError("textfooler swaps words for their neighbours, by word vectors: give embeddings=…, a file")
     kinds, swaps = textattack().constraints, resources.neighbours(50)
     least = 0.6 if prompt else 0.5
     constraints = [
@@ -174,7 +174,7 @@ def _bertattack(resources: _Resources, prompt: bool) -> Recipe:
     from ssmscope.attacks.swaps import MaskedWords
 
     if resources.masked_lm is None:
-        raise InputError("bertattack asks a masked language model for words: give masked_lm, a directory or a hub id")
+        raise InputError("bertattack asks a masked language model for words: give masked_lm=…, a directory or a hub id")
     swaps = [MaskedWords(MaskedLM(resources.masked_lm), candidates=48)]
     resources.ran.append(f"48 words of the masked language model {resources.masked_lm}, ranked by perplexity")
     share, similarity = (1.0, 0.8) if prompt else (0.4, 0.2)

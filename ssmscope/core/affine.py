@@ -24,7 +24,7 @@ from ssmscope.errors import InputError
 MAX_EMBEDDED_ROWS = 2**14
 ROUNDING_UNITS = 64, 4
 """Units of the last place by which two ways of computing the same may differ, in single and in half precision."""
-REMEDY = "merge its adapter (peft's merge_and_unload()), or dequantise it"
+MERGE = "merge its adapter (peft's merge_and_unload())"
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> bool:
@@ -46,6 +46,17 @@ def innermost(module: Any) -> Any:
     return module
 
 
+def unreadable(module: nn.Module, name: str, why: str) -> InputError:
+    """Return the error for a module that cannot be read, with what to do about what makes it another than torch's."""
+    if innermost(module) is not module:
+        advice = MERGE
+    elif is_changed(module):
+        advice = "remove the hook or forward pass that was put on it"
+    else:
+        advice = "put a layer of torch in its place, dequantised if it is quantised"
+    return InputError(f"{name}, {_kind(module)}, {why}: {advice}")
+
+
 def is_linear(module: nn.Module) -> bool:
     """Return True if a module declares `in_features` and `out_features`, as linear layers and their adapters do."""
     return all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
@@ -56,7 +67,8 @@ def stored_weights(module: nn.Module) -> dict[str, Tensor]:
     weights = module.state_dict()
     strange = [name for name in weights if {"base_layer", "original_module", "parametrizations"} & {*name.split(".")}]
     if strange:
-        raise InputError(f"{type(module).__name__} has adapters or parametrised weights ({strange[0]}): {REMEDY}")
+        said = f"{type(module).__name__} has adapters or parametrised weights ({strange[0]}):"
+        raise InputError(f"{said} {MERGE}, or remove its parametrizations")
     return weights
 
 
@@ -116,7 +128,7 @@ def _affine_at_zero(module: nn.Module, name: str) -> Tensor:
     zero, of_x, of_y, of_both, alone = (_tried(module, u, name) for u in (torch.zeros_like(x), x, y, x + y, x[:1, :1]))
     digits = _digits(of_x)
     if of_x.shape[:-1] != x.shape[:-1]:
-        raise InputError(f"{name}, {_kind(module)}, is no linear map of its input, and cannot be read: {REMEDY}")
+        raise unreadable(module, name, "is no linear map of its input, and cannot be read")
     _same(of_both + zero, of_x + of_y, digits, module, name, "linear map of its input")
     _same(zero, zero[:1, :1].expand_as(zero), digits, module, name, "linear map of every position")
     _same(of_x[:1, :1], alone, digits, module, name, "linear map of every position")
@@ -162,7 +174,7 @@ def depthwise(
         answer = _tried(conv, impulse, name) - zero
         padding, odd = divmod(answer.shape[-1] - taps, 2)  # The output is 2 padding − taps + 1 longer.
         if answer.shape[:2] != (1, channels) or padding < 0 or odd:
-            raise InputError(f"{name}, {_kind(conv)}, is no convolution of every channel, and cannot be read: {REMEDY}")
+            raise unreadable(conv, name, "is no convolution of every channel, and cannot be read")
         weight = answer[0, :, padding : padding + taps].flip(-1).unsqueeze(1)
         bias = zero[0, :, 0]
         with torch.no_grad():
@@ -236,16 +248,14 @@ def norm_terms(
             zero = _tried(norm, torch.zeros_like(ones), name)
         of_ones = _tried(norm, ones, name)
         if of_ones.shape != ones.shape:
-            raise InputError(f"{name}, {_kind(norm)}, is no norm of its input, and cannot be read: {REMEDY}")
+            raise unreadable(norm, name, "is no norm of its input, and cannot be read")
         weight, bias = ((of_ones - zero) / normed(ones).to(of_ones))[0, 0], zero[0, 0]
         x = _random((2, 3, width), device).to(wide)
         found = _tried(norm, x, name)
         # Many norms compute in float32 for any input.
         digits = max(_digits(found), ROUNDING_UNITS[0] * torch.finfo(torch.float32).eps)
         _same(found, normed(x).to(found) * weight + bias, digits, norm, name, type(own).__name__)
-        if not centred and bool(bias.any()):
-            raise InputError(f"{name}, {_kind(norm)}, adds a bias to a norm that has none: merge its adapter")
-    return NormTerms(weight, bias if centred else None, eps)
+    return NormTerms(weight, bias if centred or bool(bias.any()) else None, eps)
 
 
 # ---- embeddings
@@ -269,20 +279,20 @@ def _tried(module: nn.Module, x: Tensor, name: str) -> Tensor:
         found = applied(module, x)
     except Exception as error:  # Hooks and replaced forward passes may raise anything.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
-        raise InputError(f"{name}, {_kind(module)}, cannot be read by calling it ({reason}): {REMEDY}") from error
+        raise unreadable(module, name, f"cannot be read by calling it ({reason})") from error
     if not isinstance(found, Tensor):
-        raise InputError(f"{name}, {_kind(module)}, returns no tensor, and cannot be read: {REMEDY}")
+        raise unreadable(module, name, "returns no tensor, and cannot be read")
     return found
 
 
 def _same(found: Tensor, expected: Tensor, digits: float, module: nn.Module, name: str, what: str) -> None:
     if found.shape != expected.shape:
-        raise InputError(f"{name}, {_kind(module)}, is no {what}, and cannot be read: {REMEDY}")
+        raise unreadable(module, name, f"is no {what}, and cannot be read")
     apart = _apart(found, expected)
     if apart != apart or apart == float("inf"):
         raise InputError(f"{name}, {_kind(module)}, gives numbers that are not finite: the model is damaged")
     if apart > digits:
-        raise InputError(f"{name}, {_kind(module)}, is no {what} (off by {apart:.1e}), and cannot be read: {REMEDY}")
+        raise unreadable(module, name, f"is no {what} (off by {apart:.1e}), and cannot be read")
 
 
 def _apart(found: Tensor, expected: Tensor) -> float:

@@ -31,9 +31,11 @@ from ssmscope.core.chosen_keys import (
     with_changed_choice,
 )
 from ssmscope.core.intercept import observe, override_forward, twin
+from ssmscope.core.known_models import readable_types
 from ssmscope.core.mixers import arguments, is_bidirectional, mixers
 from ssmscope.core.ngrams import is_ngram_part, looked_up
 from ssmscope.core.trace import Earlier, LayerState, alone
+from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -104,6 +106,20 @@ def attention_modules(module: nn.Module) -> dict[str, nn.Module]:
         return {}
     outside = called - {id(part) for mixer in mixers(module) for part in mixer.modules()}
     return {name: part for name, part in module.named_modules(remove_duplicate=False) if id(part) in outside}
+
+
+def check_readable(module: nn.Module, name: str) -> None:
+    """Raise InputError if no layer of a model can be read, with a hint if it has attention."""
+    if mixers(module):
+        return
+    kinds = list(dict.fromkeys(type(part).__name__ for part in attention_modules(module).values()))
+    own, advice = type(module).__name__, "give"
+    said = own if name == own else f"{name} is a {own}, which"
+    said += " has no state-space layer that can be read"
+    if kinds:
+        convolved = " with convolutions" * any(isinstance(part, nn.Conv1d) for part in module.modules())
+        said, advice = f"{said}, but attention ({', '.join(kinds[:2])}){convolved}", f"ask captum or inseq, or {advice}"
+    raise InputError(f"{said}; {advice} a model of one of these types: {', '.join(readable_types())}")
 
 
 def attention_layers(module: nn.Module) -> dict[str, nn.Module]:

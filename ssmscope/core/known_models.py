@@ -115,6 +115,11 @@ def import_family(kind: str) -> None:
             importlib.import_module(ROOT + reader)
 
 
+def known_families() -> frozenset[str]:
+    """Return the model types of transformers with readable layers, those that the installed release lacks too."""
+    return frozenset(TEXT_TYPES.get(name, name) for name in TRANSFORMERS_FAMILIES)
+
+
 @cache
 def readable_types() -> tuple[str, ...]:
     """Return the model types with readable layers, ours and those that the installed transformers has."""

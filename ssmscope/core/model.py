@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope import outline
-from ssmscope.core.attention_layers import IMPLEMENTATIONS, attending, keeps_caches, runs_in_two_pieces
+from ssmscope.core.attention_layers import IMPLEMENTATIONS, attending, check_readable, keeps_caches, runs_in_two_pieces
 from ssmscope.core.edits import Edit, edited, edits_of
 from ssmscope.core.encoding import Batch, as_images, encode, last_positions
 from ssmscope.core.fingerprint import adapters, check_finite, fingerprint, versions
 from ssmscope.core.generation import Generation, GivenEdit, Sampling, Step, Stop, Writer
 from ssmscope.core.heads import LogitsKind, gives, own_logits
 from ssmscope.core.intercept import evaluating, out_of_inference
-from ssmscope.core.mixers import Visit, collect_states, fast_scan, known_mixers, memory_of, mixers, stored_weights
+from ssmscope.core.mixers import Visit, collect_states, fast_scan, memory_of, mixers, stored_weights
 from ssmscope.core.ngrams import reads_ids
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.take_trace import Look, take_trace
@@ -58,9 +58,7 @@ class Model:
     name: str = "model"
 
     def __post_init__(self) -> None:
-        if not mixers(self.module):
-            kind = type(self.module).__name__
-            raise InputError(f"{self.name}: {kind} has no state-space layer that can be read ({known_mixers()})")
+        check_readable(self.module, self.name)
         check_finite(self.module, self.name)
 
     def __repr__(self) -> str:

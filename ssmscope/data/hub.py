@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from ssmscope.data.rows import SUFFIXES, Row, first_line, numbered
@@ -18,6 +19,7 @@ from ssmscope.errors import InputError
 
 NETWORK_ERRORS: tuple[Any, ...] = (*HfHubHTTPError.__bases__, OfflineModeIsEnabled, OSError)
 """Errors of the hub and of the client that its library uses, requests or httpx."""
+SECONDS_TO_REACH = 5.0
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(?::[\w.-]+)?", re.ASCII)
 CUT = re.compile(r"(.+)\[:(\d{1,9})\]")
 
@@ -58,6 +60,7 @@ def hub_rows(repository: str, configuration: str | None, split: str, advice: str
     client.setLevel(logging.ERROR)
     name, first = part_of(split)
     try:
+        check_reach(repository)
         if first is None:
             found = datasets.load_dataset(repository, configuration, split=name)
         else:
@@ -67,6 +70,23 @@ def hub_rows(repository: str, configuration: str | None, split: str, advice: str
         raise InputError(f"{repository} could not be read from the hub ({first_line(error)}); {advice}") from error
     finally:
         client.setLevel(level)
+
+
+def check_reach(repository: str, kind: str = "dataset") -> None:
+    """Raise ConnectionError if the hub is out of reach and nothing of a data set or model in its cache: its clients
+    would ask for minutes. With `HF_HUB_OFFLINE` set, they do not ask."""
+    hub, file = HfApi(), "README.md" if kind == "dataset" else "config.json"
+    try:
+        if kind == "dataset":
+            hub.dataset_info(repository, timeout=SECONDS_TO_REACH, expand=["sha"])
+        else:
+            hub.model_info(repository, timeout=SECONDS_TO_REACH, expand=["sha"])
+    except OfflineModeIsEnabled:
+        return
+    except NETWORK_ERRORS as error:
+        answered = getattr(error, "response", None) is not None
+        if not answered and try_to_load_from_cache(repository, file, repo_type=kind) is None:
+            raise ConnectionError("the hub is out of reach") from error
 
 
 def labelled_rows(data: str, split: str, classes: Sequence[str] | None) -> list[Row]:

@@ -142,7 +142,7 @@ class Sheet:
                 self._head += 0.07 + 0.017 * points * (1 + text.count("\n"))
         if legend:
             names = [short_name(name, 100) for _, name in legend]
-            columns = max(1, int(self.width / (0.75 + 0.075 * max(map(len, names)))))
+            columns = legend_columns(names, self.width)
             self.body.legend([each for each, _ in legend], names, loc="outside upper left", ncols=columns)
             self.body = self.body.subfigures()
             self._head += 0.1 + 0.19 * math.ceil(len(legend) / columns)
@@ -198,6 +198,17 @@ class Sheet:
         body = self.take(sum(heights), least * sum(heights))
         made = body.subfigures(len(heights), across, squeeze=False, height_ratios=heights)
         return made.ravel().tolist()
+
+
+def legend_columns(names: Sequence[str], width: float) -> int:
+    """Return the columns of a legend with these names that fit into this width, in inches."""
+    return max(1, int(width / (0.75 + 0.075 * max(map(len, names)))))
+
+
+def legend_below(part: SubFigure) -> None:
+    """Draw the legend of a part's panels below them, in as many columns as it is wide for."""
+    names = [name for axes in part.axes for name in axes.get_legend_handles_labels()[1]]
+    part.legend(loc="outside lower left", ncols=legend_columns(names, inches(part)[0]), columnspacing=1.2)
 
 
 def inches(part: SubFigure) -> tuple[float, float]:

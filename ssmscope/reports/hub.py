@@ -50,7 +50,8 @@ def push(directory: str | os.PathLike[str], repository: str, *, private: bool | 
         repository: `OWNER/NAME`, made if there is none.
         private: whether a new repository is; by default as the account has it.
 
-    Raises InputError if the directory is neither, the name is no repository's, or the hub refuses or is out of reach.
+    Raises InputError if the directory is neither or its README.md cannot be written, the name is no repository's, or
+    the hub refuses or is out of reach.
     """
     where = demos().get(str(directory), Path(directory))
     if not where.is_dir():
@@ -59,7 +60,11 @@ def push(directory: str | os.PathLike[str], repository: str, *, private: bool | 
         raise InputError(f"{repository!r:.100} is no name of a repository: give OWNER/NAME")
     kind = "model" if (where / "config.json").is_file() else "dataset"
     if kind == "dataset" and not (where / CARD).exists():
-        write_whole(where / CARD, dataset_card(where))
+        card = dataset_card(where)
+        try:
+            write_whole(where / CARD, card)
+        except OSError as error:
+            raise InputError(f"cannot write the {CARD} to {where}: {error.strerror or error}") from error
     from huggingface_hub import HfApi
 
     api = HfApi(library_name="ssmscope")

@@ -60,7 +60,8 @@ class _Arguments:
 
 @contextmanager
 def tracked(names: str | None, out: Path, module: Any, options: Mapping[str, Any]) -> Iterator[Log]:
-    """Yield a function that logs to the trackers of this run, which end with the context."""
+    """Yield a function that logs to the trackers of this run, which end with the context. Raise InputError if one
+    cannot begin, as W&B without an account."""
     chosen = trackers_of(names)
     if not chosen:
         yield ignore
@@ -69,9 +70,10 @@ def tracked(names: str | None, out: Path, module: Any, options: Mapping[str, Any
 
     plain = {name: value for name, value in options.items() if isinstance(value, str | int | float | bool)}
     arguments, state, control = _Arguments(str(out), out.name, plain), TrainerState(), TrainerControl()
-    callbacks, finish = _callbacks(chosen, out)
-    for each in callbacks:
-        each.on_train_begin(arguments, state, control, model=module)
+    with _beginning(chosen):
+        callbacks, finish = _callbacks(chosen, out)
+        for each in callbacks:
+            each.on_train_begin(arguments, state, control, model=module)
 
     def log(step: int, numbers: Mapping[str, Any]) -> None:
         state.global_step, state.epoch = step, numbers.get("epoch")
@@ -84,6 +86,22 @@ def tracked(names: str | None, out: Path, module: Any, options: Mapping[str, Any
         for each in callbacks:
             each.on_train_end(arguments, state, control, model=module)
         finish()
+
+
+@contextmanager
+def _beginning(chosen: tuple[str, ...]) -> Iterator[None]:
+    """Raise InputError for the errors by which trackers refuse to begin."""
+    errors: tuple[type[Exception], ...] = (OSError, ValueError)
+    advice = f"make {LOGS} in the directory of the run one that can be written to"
+    if "wandb" in chosen:
+        import wandb
+
+        errors, advice = (*errors, wandb.Error), "log in by wandb login, or set WANDB_MODE=offline"
+    try:
+        yield
+    except errors as error:
+        said = " ".join(str(error).split())
+        raise InputError(f"log {','.join(chosen)} cannot begin ({said:.150}): {advice}") from error
 
 
 def _callbacks(chosen: tuple[str, ...], out: Path) -> tuple[list[Any], Callable[[], None]]:

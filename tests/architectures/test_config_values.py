@@ -167,6 +167,14 @@ def test_types_that_are_unknown(given: dict[str, Any], said: str) -> None:
         fields.check_fields(given, "the model")
 
 
+def test_types_of_newer_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields, "known_families", lambda: frozenset({"newest"}))
+    for given in {"model_type": "newest"}, {"model_type": "seen", "text_config": {"model_type": "newest"}}:
+        said = rf"'{given['model_type']}' is unknown to transformers [\d.]+, .*: take a newer one"
+        with pytest.raises(InputError, match=said):
+            fields.check_fields(given, "the model")
+
+
 def test_words_that_a_library_would_look_up() -> None:
     """Words of the defaults, of activations and of transformers' tables are known; names and labels are free."""
     defaults = {"form": "ours", "inner": [{"kind": "deep"}]}

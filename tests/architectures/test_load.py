@@ -212,7 +212,7 @@ def broken(tmp_path, case: str):
         return directory, "lack"
     if case == "a transformer":
         GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)).save_pretrained(directory)
-        return directory, "GPT2LMHeadModel, which has no state-space layer that can be read; these types can: .*mamba2"
+        return directory, "GPT2LMHeadModel, which has no state-space layer that can be read, but attention .*mamba2"
     if case == "a file of weights":
         return weights, "give the directory"
     if case == "a text file":

@@ -212,6 +212,15 @@ def test_the_configuration_is_found_wherever_it_stands_and_left_out():
     assert quantisation_of({"quantization_config": "gptq"}) == {}
 
 
+def test_a_configuration_that_says_nothing_of_the_weights_is_left_out(tmp_path):
+    """transformers reads a null as an object."""
+    language_model("mamba", hidden_size=16, num_hidden_layers=1, vocab_size=12).save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    for none in (None, {}):
+        (tmp_path / "config.json").write_text(json.dumps(fields | {"quantization_config": none}))
+        assert ssmscope.load(tmp_path).architecture == "mamba"
+
+
 @pytest.mark.parametrize("how", ["nf4", "8 bits", "torchao"])
 def test_what_the_package_saved_is_what_it_loads(tmp_path, how):
     package = pytest.importorskip("torchao.quantization" if how == "torchao" else "bitsandbytes")

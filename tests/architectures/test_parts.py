@@ -128,6 +128,14 @@ def test_gated_norms_are_known_by_name_and_module_or_by_what_they_compute() -> N
         read()
 
 
+def test_a_norm_that_adds_a_bias_is_refused() -> None:
+    """Its layer's map has no place for it."""
+    mixer = of("mamba2")
+    mixer.norm.register_forward_hook(lambda norm, args, y: y + 1)
+    with pytest.raises(InputError, match="^Mamba2Mixer.norm of layer 0, .* adds a bias, .*: remove the hook"):
+        parts.norm_weight(mixer, "norm", ())
+
+
 def test_layers_are_named_by_their_number() -> None:
     for name, said in (
         ("mamba", "MambaMixer.a of layer 0"),

@@ -218,9 +218,9 @@ class TestRecipes:
         [
             (
                 ("textfooler", "prompt"),
-                "textfooler swaps words for their neighbours and needs word vectors: give embeddings",
+                "textfooler swaps words for their neighbours, by word vectors: give embeddings=…",
             ),
-            (("bertattack", "words"), "bertattack asks a masked language model for words: give masked_lm"),
+            (("bertattack", "words"), "bertattack asks a masked language model for words: give masked_lm=…"),
         ],
     )
     def test_what_is_refused(self, given, says):

@@ -140,7 +140,7 @@ class TestOptions:
 
     @needs_textattack
     @pytest.mark.parametrize(
-        ("name", "says"), [("textfooler", "give embeddings, a file"), ("bertattack", "give masked_lm, a directory")]
+        ("name", "says"), [("textfooler", "give embeddings=…, a file"), ("bertattack", "give masked_lm=…, a directory")]
     )
     def test_a_missing_resource(self, model, data, name, says):
         with pytest.raises(InputError, match=says):

@@ -243,7 +243,17 @@ class TestRunByPromptBench:
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "tensorflow_hub", None)
             said = attack(attacks=["promptbench:textbugger"])
-            assert "install tensorflow_hub, or try textbugger with encoder" in said
+            assert "install tensorflow_hub, or try textbugger with encoder=…" in said
+        with monkeypatch.context() as patch:
+
+            def check_reach(repository, kind):
+                raise ConnectionError(f"{kind} {repository} is out of reach")
+
+            patch.setattr(importlib.util, "find_spec", lambda name: object())
+            patch.setattr("ssmscope.attacks.prompts.from_promptbench.check_reach", check_reach)
+            said = attack(attacks=["promptbench:bertattack"])
+            asked = "(model bert-base-uncased is out of reach); leave it out, or try bertattack"
+            assert said == f"promptbench:bertattack cannot start here {asked}"
         assert "options of ssmscope's own attacks" in attack(attacks=["promptbench:stresstest"], suffix="before")
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "promptbench.prompt_attack", None)

@@ -47,8 +47,6 @@ def test_logits_of_a_head_of_ones_own(own):
 def test_relevance_of_a_head_of_ones_own(own):
     if type(own.encoder).__name__ in ("Lfm2MoeModel", "Glm5NextTextModel", "Qwen4ExpTextModel"):
         pytest.skip("lrp refuses its experts, whose activation is not a module, or its several residual streams")
-    if getattr(own.encoder.config, "use_bias", False) and own.encoder.config.model_type == "xlstm":
-        pytest.skip("lrp refuses the biases after xLSTM's gates and in its norms")
     model = ssmscope.load(own)
     for text in explain(model, model.encode(ids=TEXTS), methods=("lrp",), target=1).texts:
         assert text.attributions[0].delta < 1e-2 * max(1.0, abs(1 / text.value))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 from refusals import refusal
 
-from ssmscope.data.hub import hub_rows, is_hub_id, part_of
+from ssmscope.data import hub
+from ssmscope.data.hub import check_reach, hub_rows, is_hub_id, part_of
 from ssmscope.data.language import load_lines
 from ssmscope.data.text import load_text
 from ssmscope.reports.sources import check_data
@@ -27,6 +31,7 @@ def repository(tmp_path, monkeypatch) -> str:
         datasets.Dataset.from_dict(columns, labels).to_parquet(tmp_path / "them" / f"{split}.parquet")
     load, cache = datasets.load_dataset, str(tmp_path / "cache")
     place = {"them/films": str(tmp_path / "them")}
+    monkeypatch.setattr(hub, "check_reach", lambda name: None)
     monkeypatch.setattr(
         datasets, "load_dataset", lambda name, *more, **options: load(place[name], *more, **options, cache_dir=cache)
     )
@@ -137,3 +142,34 @@ def test_a_classifier_is_trained_on_the_training_split(repository):
     assert kind_of(repository) == "text" and train.texts == tuple(text for text, _ in ROWS * 2)
     assert (train.split, validation, test) == ("train", None, None)
     assert _texts({**options, "split": "train[:3]"})[0].texts == train.texts[:3]
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_briefly(monkeypatch, tmp_path):
+    """Where the data set may be in a cache, or `datasets` does not ask, it is left to `datasets`."""
+    asked, cached = [], []
+
+    def answering(answer: Exception | None):
+        def info(api, name, **options):
+            asked.append((name, options))
+            if answer is not None:
+                raise answer
+
+        for kind in ("dataset", "model"):
+            monkeypatch.setattr(HfApi, f"{kind}_info", info)
+
+    response = SimpleNamespace(headers={}, status_code=404, request=None)
+    missing = RepositoryNotFoundError("no such data set", response=response)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file, *, repo_type: next(iter(cached), None))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given, **options: [{"text": "a film"}])
+    for answer in (None, missing, OfflineModeIsEnabled("offline")):
+        answering(answer)
+        check_reach("them/films")
+    answering(ConnectionError("no route\nto host"))
+    assert refusal(hub_rows, "them/films", None, "test", "or so") == (
+        "them/films could not be read from the hub (the hub is out of reach); or so"
+    )
+    with pytest.raises(ConnectionError, match="the hub is out of reach"):
+        check_reach("them/films", "model")
+    cached.append("README.md")
+    assert hub_rows("them/films", None, "test", "or so")[0] == [{"text": "a film"}]
+    assert {name for name, _ in asked} == {"them/films"} and all(0 < each["timeout"] <= 5 for _, each in asked)

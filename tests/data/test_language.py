@@ -73,6 +73,7 @@ def test_wikitext_is_read_from_the_hub_with_its_rare_words_as_in_the_folder(monk
     module, calls = types.ModuleType("datasets"), []
     module.load_dataset = lambda *given, split: calls.append((*given, split)) or [{"text": " one \n"}, {"text": ""}]
     monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr("ssmscope.data.hub.check_reach", lambda name: None)
     monkeypatch.delenv("SSMSCOPE_DATA", raising=False)
     assert load_lines("wikitext2", "validation") == ("one",)
     assert calls == [("Salesforce/wikitext", "wikitext-2-v1", "validation")]

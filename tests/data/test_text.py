@@ -262,6 +262,7 @@ def hub(monkeypatch):
 
     module.load_dataset, module.calls = load_dataset, calls
     monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr("ssmscope.data.hub.check_reach", lambda name: None)
     monkeypatch.delenv("SSMSCOPE_DATA", raising=False)
     return module
 

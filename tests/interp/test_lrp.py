@@ -48,7 +48,8 @@ def values(of: Objective) -> Tensor:
 
 
 OTHER_MODELS = (
-    "gla-hybrid gsa hgrn hgrn2 lfm2 lightning mamba2attn mamba3 minimax plamo2 recurrent_gemma rwkv7 xlstm".split()
+    "gla-hybrid gsa hgrn hgrn2 lfm2 lightning mamba2attn mamba3 minimax plamo2 recurrent_gemma rwkv7 xlstm "
+    "xlstm-with-biases".split()
 )
 LATENT = [name for name in ("bailing_hybrid", "kimi_linear", "lara_mini", "lfm3") if name in EXAMPLES]
 """Of a release of transformers that has it."""

@@ -93,9 +93,22 @@ def test_an_activation_alone_is_its_factor(half):
     assert list(dict(part_handlers(module, half))) == [module.activation]
 
 
-def test_a_bias_after_a_gate_has_no_half_rule_nor_has_a_function_any():
-    with pytest.raises(InputError, match="lrp has no half rule for a Gated with a bias after its gate"):
-        part_handlers(Gated(bias=True), True)
+def test_a_bias_after_a_gate_keeps_its_relevance():
+    """It is no part of the product whose relevance is halved."""
+    module, x = Gated(bias=True), X.clone().requires_grad_()
+    handlers = dict(part_handlers(module, True))
+    assert list(handlers) == [module.act_fn, module.down_proj] and runs_its_parts(handlers[module.down_proj])
+    found, slope = slopes(module, True)
+    torch.testing.assert_close(found, module(X).detach())
+    own = gated(silu, module.gate_proj(x), module.up_proj(x), True)
+    torch.testing.assert_close(slope, expected(own @ module.down_proj.weight.T, x))
+    bias = module.down_proj.bias
+    with override_forward(part_handlers(module, True)):
+        (slope,) = torch.autograd.grad(module(X).sum(), bias)
+    assert slope.tolist() == [len(X)] * len(bias)
+
+
+def test_an_activation_that_is_a_function_has_no_rule():
     module = Plain()
     module.activation = None
     module.act_fn = gelu

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from drawn import labels, parts_of
+from drawn import drawn, labels, outside, overlapping, parts_of
 from examples import HALVES, TEXTS, random_example
 from loud import loud
 from transformers import MambaConfig, MambaForCausalLM
@@ -324,6 +324,12 @@ class TestResult:
             shown = [own.get_label() for own in second.lines if "%" in own.get_label()]
             assert len(shown) == 3 and all(title in each for each in shown)
         assert len(marks) == 3  # the text's own tokens always hold every share
+
+    @pytest.mark.parametrize("size", [None, 8.6, 7, 3.3])
+    def test_legends_lie_below_their_own_panels(self, found, output, size):
+        for result in (found, output):
+            figure, texts = drawn(result, size=size)
+            assert overlapping(texts) == [] and outside(figure, texts) == []
 
     def test_layers_without_one_rate_show_what_the_texts_hold(self, found):
         bent = tuple(

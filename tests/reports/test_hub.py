@@ -71,6 +71,15 @@ def test_a_report_is_uploaded_as_a_data_set(hub, tmp_path):
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
+def test_a_card_that_cannot_be_written(hub, tmp_path, monkeypatch):
+    def write_whole(path, content):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("ssmscope.reports.hub.write_whole", write_whole)
+    said = refusal(push, files_of(tmp_path, "a.csv"), "them/it")
+    assert said == f"cannot write the README.md to {tmp_path}: Permission denied" and "made" not in hub
+
+
 def test_tables_are_read_by_their_names(tmp_path):
     datasets = pytest.importorskip("datasets")
     where = tmp_path / "it"

@@ -72,6 +72,21 @@ def test_what_a_run_logs(tmp_path, tracker, monkeypatch):
     assert written["train/learning_rate"][101] < OPTIONS.get("learning_rate", 2e-3) and "log" not in record["recipe"]
 
 
+def test_a_tracker_that_cannot_begin_says_so(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+
+    def raises(error: Exception):
+        def on_train_begin(*given, **options):
+            raise error
+
+        return on_train_begin
+
+    for error in (wandb.Error("no account\nhere"), ValueError("no account here")):
+        monkeypatch.setattr("transformers.integrations.WandbCallback.on_train_begin", raises(error))
+        said = refusal(train_model, "mamba2", "associative-recall", tmp_path / "run", **OPTIONS, log="wandb") or ""
+        assert said == "log wandb cannot begin (no account here): log in by wandb login, or set WANDB_MODE=offline"
+
+
 def note(written: dict[str, dict[int, float]], numbers: dict[str, float]) -> None:
     for name, value in numbers.items():
         written.setdefault(name, {})[int(numbers["train/global_step"])] = value

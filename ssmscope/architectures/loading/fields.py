@@ -21,7 +21,7 @@ from typing import Any
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
-from ssmscope.core.known_models import DTYPES, readable_types
+from ssmscope.core.known_models import DTYPES, known_families, readable_types
 from ssmscope.errors import InputError, did_you_mean
 
 FREE_TEXT_FIELDS = frozenset({
@@ -159,7 +159,10 @@ def check_fields(fields: Mapping[str, Any], what: str) -> None:
     """Refuse fields, a backbone's too, that no trained model has, by the defaults of its `model_type`."""
     kind, known = fields.get("model_type"), readable_types()
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-        raise InputError(f"{what}: model type {shown(kind)} is unknown{did_you_mean(str(kind), known)}")
+        said = f"{what}: model type {shown(kind)} is unknown"
+        if known_families().intersection(filter(_is_word, (kind, _language_fields(fields).get("model_type")))):
+            raise InputError(f"{said} to transformers {transformers.__version__}, which is installed: take a newer one")
+        raise InputError(f"{said}{did_you_mean(str(kind), known)}")
     _check_names(fields, what)
     declared, common = _declared(kind), transformers.PretrainedConfig().to_dict()
     defaults = {"tie_word_embeddings": True, **{k: v for k, v in declared.items() if k not in common}}
@@ -258,4 +261,8 @@ def check_depth(fields: Mapping[str, Any], tensors: int, what: str) -> None:
 
 
 def _all_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(map(_is_word, value))
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str)

@@ -267,7 +267,7 @@ def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, cl
         raise InputError(f"{name} has no config.json: a model's directory holds config.json and its weights")
     config = read_object(file)
     quantisation = quantisation_of(config)
-    config = config if quantisation is None else without_quantisation(config)
+    config = without_quantisation(config)
     if (layout := layout_of(where, config)) is not None:
         _check_whole(device_map, name)
         if quantisation is not None:

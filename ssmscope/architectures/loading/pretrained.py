@@ -34,8 +34,8 @@ from ssmscope.architectures.loading.fields import (
 from ssmscope.architectures.loading.in_memory import OwnModel, readable
 from ssmscope.architectures.loading.multimodal import language_model_of
 from ssmscope.architectures.loading.packed import read_quantised
-from ssmscope.core.known_models import import_family, readable_types
-from ssmscope.core.mixers import mixers
+from ssmscope.core.attention_layers import check_readable
+from ssmscope.core.known_models import import_family
 from ssmscope.errors import InputError
 
 REPLACED_HEADS = ("lm_head.weight", "score.weight")
@@ -98,9 +98,7 @@ def read_transformers(
     if auto is transformers.AutoModelForCausalLM and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         auto = transformers.AutoModelForImageTextToText
     empty = stored.outline(lambda: auto.from_config(config, trust_remote_code=False), held, what, "its config.json")
-    if not mixers(empty):
-        said = f"{name} is a {type(empty).__name__}, which has no state-space layer that can be read;"
-        raise InputError(f"{said} these types can: {', '.join(readable_types())}")
+    check_readable(empty, name)
     stored.check_kinds(empty, held.tensors, name)
     try:
         config = empty.config  # That of the language model alone, where transformers has one for a multimodal type.

@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers.activations import ACT2FN
 
-from ssmscope.core.affine import agrees_with_weight, convolved, depthwise, innermost, linear_map, norm_terms, offset
+from ssmscope.core.affine import (
+    agrees_with_weight,
+    convolved,
+    depthwise,
+    innermost,
+    linear_map,
+    norm_terms,
+    offset,
+    unreadable,
+)
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.mixers import adapter_for, as_constant, conv_tap_mask, edit_conv_input, prepared
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -174,10 +183,14 @@ def _named(mixer: Any, name: str) -> str:
 
 
 def norm_weight(mixer: Any, name: str, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Tensor:
-    """Return the weight of a mixer's norm, in at least float32. Raise InputError if it is not a norm of this `kind`."""
-    weight = norm_terms(getattr(mixer, name), kind, _named(mixer, name)).weight
-    assert weight is not None
-    return at_least_float32(weight)
+    """Return the weight of a mixer's norm, in at least float32. Raise InputError if it is not a norm of this `kind`, or
+    adds a bias."""
+    norm = getattr(mixer, name)
+    found = norm_terms(norm, kind, _named(mixer, name))
+    if found.bias is not None:
+        raise unreadable(norm, _named(mixer, name), "adds a bias, which this layer's norm has not")
+    assert found.weight is not None
+    return at_least_float32(found.weight)
 
 
 def gated_norm_factor(mixer: Any, y: Tensor, gate: Tensor) -> Tensor:

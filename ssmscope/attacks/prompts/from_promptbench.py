@@ -13,9 +13,12 @@ from ssmscope.attacks.names import PROMPTBENCH, PROMPTBENCH_PREFIX, SUFFIXES
 from ssmscope.attacks.offline import stopwords_given, textattack
 from ssmscope.attacks.prompts.search import Judge, drawn_from
 from ssmscope.attacks.recipes import Recipe
+from ssmscope.data.hub import check_reach
 from ssmscope.data.prompts import CONTENT
 from ssmscope.errors import INSTALL_PROMPTBENCH, InputError
 
+MASKED_LM = "bert-base-uncased"
+"""Model on the hub that PromptBench's BERT-Attack asks for words."""
 NEEDS_ENCODER = tuple(f"{PROMPTBENCH_PREFIX}{name}" for name in ("textbugger", "textfooler", "bertattack"))
 
 
@@ -73,8 +76,10 @@ def _made(name: str, template: str, accuracy: Callable[..., float], kept: Sequen
             raise InputError(f"{said} ({error}): {INSTALL_PROMPTBENCH}") from error
         if name in NEEDS_ENCODER and importlib.util.find_spec("tensorflow_hub") is None:
             said = f"{name} compares sentences by the Universal Sentence Encoder: install tensorflow_hub,"
-            raise InputError(f"{said} or try {_bare(name)} with encoder, which is ours")
+            raise InputError(f"{said} or try {_bare(name)} with encoder=…, which is ours")
         try:
+            if _bare(name) == "bertattack":
+                check_reach(MASKED_LM, "model")
             return Attack(None, _bare(name), None, template, accuracy, [*kept, CONTENT.strip("{}")], verbose=False)
         except (ImportError, LookupError, OSError) as error:
             said = " ".join(str(error).split())

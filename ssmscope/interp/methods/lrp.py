@@ -305,21 +305,26 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     read = {id(part) for part in (*found, *attention, *last, *before, module.get_input_embeddings())}
     others = [each for part in _blocks(module, read) for each in part_handlers(part, half)]
     handled = read | {id(part) for part, handler in others if not runs_its_parts(handler)}
-    rules = _rules(module, handled, one, half, _around_backbone(module))
+    rules = dict(_rules(module, handled, one, half, _around_backbone(module)))
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
     handlers += [(part, partial(through_attention, part, one)) for part in attention]
     handlers += [(part, partial(_through_last_mixing, part, one, half)) for part in last]
-    handlers += [(part, lambda below, x, rule=rule: rule(x)) for part, rule in rules]
-    handlers += others
+    handlers += [(part, lambda below, x, rule=rule: rule(x)) for part, rule in rules.items()]
+    handlers += [(part, partial(_over_rule, handler, rules.get(part))) for part, handler in others]
     with ExitStack() as around:
         for reader in dict.fromkeys(map(adapter_for, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
         # The rules themselves include these modules' hooks.
-        around.enter_context(unhooked(part for part, _ in rules if not isinstance(part, FeedForward)))
+        around.enter_context(unhooked(part for part in rules if not isinstance(part, FeedForward)))
         around.enter_context(freeze_soft_caps(module))
         around.enter_context(override_forward(handlers, kept=True))  # `fast_scan` leaves the mixers alone.
         yield
+
+
+def _over_rule(handler: Callable[..., Any], rule: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a part's handler with its `rule` as the forward pass below it, if it has one."""
+    return handler(below if rule is None else rule, *args, **kwargs)
 
 
 def _blocks(module: nn.Module, read: set[int]) -> Iterator[nn.Module]:

@@ -44,12 +44,9 @@ QUERY_KEY_ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
 ACTIVATION_NAMES = ("act_fn", "activation")
 GATE_NAMES = ("gate_proj", "gate_up_proj", "input_linear", "w1", "proj_up_gate")
 OUTPUT_NAMES = ("down_proj", "output_linear", "w2", "proj_down")
-WRITTEN_OUT = {
-    **dict.fromkeys(("Lfm2MLP", "Lfm2MoeMLP", "Lfm3MLP"), ("w1", "w3", "w2")),
-    "RecurrentGemmaMlp": ("gate_proj", "up_proj", "down_proj"),
-}
-"""Feed-forward parts W₃ (act(g) ⊙ h) whose activation is a function, or that have a bias after their product, by class,
-with the names of the layers that compute g and h, and of W₃."""
+WRITTEN_OUT = dict.fromkeys(("Lfm2MLP", "Lfm2MoeMLP", "Lfm3MLP"), ("w1", "w3", "w2"))
+"""Feed-forward parts W₃ (act(g) ⊙ h) whose activation is a function, by class, with the names of the layers that
+compute g and h, and of W₃."""
 SOFT_CAP_FIELDS = ("output_logit_soft_cap", "logits_soft_cap")
 """Fields of configurations with the soft cap of logits."""
 
@@ -82,11 +79,8 @@ def part_handlers(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handle
     gated = any(hasattr(module, name) for name in GATE_NAMES)
     found.append((activation, partial(_bent, half or not gated)))
     if gated and half:
-        if any(getattr(parts.get(name), "bias", None) is not None for name in OUTPUT_NAMES):
-            raise InputError(
-                f"lrp has no half rule for a {type(module).__name__} with a bias after its gate: give half=False"
-            )
-        found.append((module, halved))
+        biased = [parts[name] for name in OUTPUT_NAMES if getattr(parts.get(name), "bias", None) is not None]
+        found += [(part, halved_before) for part in biased] or [(module, halved)]
     return found
 
 
@@ -140,6 +134,11 @@ def halved(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _mapped(below(*args, **kwargs), lambda y: (y + y.detach()) / 2)
 
 
+def halved_before(below: Callable[..., Any], x: Tensor) -> Any:
+    """Return a part's output with half of the gradient of its input, and all of that of its own bias."""
+    return below((x + x.detach()) / 2)
+
+
 def _bent(carries: bool, below: Callable[..., Any], c: Tensor) -> Tensor:
     """Return act(c) as c [act(c) / c], or entirely frozen."""
     c_frozen = c.detach()
@@ -158,8 +157,8 @@ def gated(act: Callable[[Tensor], Tensor], g: Tensor, h: Tensor, half: bool) -> 
 
 
 def runs_its_parts(handler: Handler) -> bool:
-    """Return True if a handler of `part_handlers` runs the parts of its module, which have rules of their own."""
-    return getattr(handler, "func", handler) in (halved, _through_gated)
+    """Return True if a handler of `part_handlers` runs its module, or the parts of it, by rules of their own."""
+    return getattr(handler, "func", handler) in (halved, halved_before, _through_gated)
 
 
 def _mapped(output: Any, change: Callable[[Tensor], Tensor]) -> Any:

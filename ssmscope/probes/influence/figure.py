@@ -35,7 +35,7 @@ def draw(result: Influence, frame: plot.Frame) -> Figure:
         made = part.subplots(len(panels), 1, squeeze=False, height_ratios=[high for _, high in panels]).ravel()
         for axes, (draw_panel, _) in zip(made, panels):
             draw_panel(plot.styled(axes), result)
-        part.legend(loc="outside lower left", ncols=1 if sheet.width < plot.NARROW_INCHES else 2, columnspacing=1.2)
+        plot.legend_below(part)
     return sheet.figure
 
 
