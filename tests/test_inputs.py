@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import refusal
 
 from ssmscope.api.inputs import (
     DEFAULT_MAX_TOKENS,
@@ -20,12 +21,13 @@ from ssmscope.api.inputs import (
     data_name,
     known_data,
     lines_of,
+    one_text,
     texts_of,
     whole_numbers,
 )
 from ssmscope.api.options import Range
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW
-from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
+from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN, encode
 from ssmscope.errors import InputError
 
 NO_INPUTS: dict[str, Any] = dict.fromkeys(("text", "file", "ids", "image", "data", "split", "max_tokens"))
@@ -229,4 +231,6 @@ def test_data_that_a_model_of_pixels_does_not_read() -> None:
     values = {"data": "cifar10", "split": None, "max_tokens": 5}
     told = refusal(Data("texts").read, values, {}, [model])
     assert told == f"m reads pixels, and --data here is texts; {remedy}"
-    assert "of 3 channels), not texts" in str(refusal(one_text, Pictured(model), "3,4"))
+    model.encode = lambda text: encode(model, text, None, None, None)  # type: ignore[arg-type, method-assign]
+    told = "m reads pixels (48 × 32 of 3 channels), not texts: give it images, model.encode(values=…)"
+    assert refusal(one_text, model, "3,4") == told

@@ -278,8 +278,8 @@ def encode_values(
     Of a model that reads patches, `patch` pixels wide and so many apart, `channels` are those of a patch's pixels, and
     `shape` is that of the patches; images may be given as pixels too. Whole numbers are uint8 and divided by 255;
     floats stay as they are. Tokens are called "row,column" where `shape` (height, width) is that of the images, and by
-    their position elsewhere. Raises InputError for another shape or dtype, numbers that are not finite, patches' numbers
-    outside 0…1, or more than `max_tokens` tokens.
+    their position elsewhere. Raises InputError for another shape or dtype, numbers that are not finite, patches outside
+    0…1, or more than `max_tokens` tokens.
     """
     given = values
     if isinstance(values, np.ndarray) and (native := values.dtype.newbyteorder("=")) in _NUMBERS:
