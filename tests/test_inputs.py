@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from refusals import refusal
+from refusals import refusal as refused_by
 
 from ssmscope.api.inputs import (
     DEFAULT_MAX_TOKENS,
@@ -224,13 +224,13 @@ def test_data_that_a_model_of_pixels_does_not_read() -> None:
     fits, other = (SimpleNamespace(name="own", shape=shape) for shape in ((32, 48), (48, 32)))
     remedy = "give images to heatmap, attention, explain, knockout or sanity, with --image"
     check_fits(model, fits, 1)  # type: ignore[arg-type]
-    assert refusal(check_fits, model, other, 1) == f"own has images of 32 × 48 pixels, m reads 48 × 32; {remedy}"
+    assert refused_by(check_fits, model, other, 1) == f"own has images of 32 × 48 pixels, m reads 48 × 32; {remedy}"
     texts = SimpleNamespace(name="own", texts=["a"])
-    assert refusal(check_fits, model, texts, 1) == f"m reads pixels, but own holds texts; {remedy}"
+    assert refused_by(check_fits, model, texts, 1) == f"m reads pixels, but own holds texts; {remedy}"
     check_fits(Known(channels=3, config=SimpleNamespace(image_size=[2, 3], patch=None)), other, 1)  # type: ignore[arg-type]
     values = {"data": "cifar10", "split": None, "max_tokens": 5}
-    told = refusal(Data("texts").read, values, {}, [model])
+    told = refused_by(Data("texts").read, values, {}, [model])
     assert told == f"m reads pixels, and --data here is texts; {remedy}"
     model.encode = lambda text: encode(model, text, None, None, None)  # type: ignore[arg-type, method-assign]
     told = "m reads pixels (48 × 32 of 3 channels), not texts: give it images, model.encode(values=…)"
-    assert refusal(one_text, model, "3,4") == told
+    assert refused_by(one_text, model, "3,4") == told

@@ -26,7 +26,7 @@ MAX_NAME_BYTES = 255
 """Maximum length of a file's or directory's name in bytes."""
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Error numbers of a disk that takes no more."""
-REMEDIES = {
+REMEDIES: dict[int | None, str] = {
     **dict.fromkeys((None, *DISK_FULL_ERRORS), "make room"),
     errno.ENAMETOOLONG: "give a shorter name",
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is where a directory is meant"),
