@@ -534,7 +534,7 @@ class TestPixels:
             ("a film", "pixels of str"),
             (
                 IMAGES[:, :, :1],
-                r"pixels \(2, 6, 1\) were given; the model reads \(images, 2, 3, 2\) or \(images, length, 2\)",
+                r"pixels \(2, 6, 1\) were given; the model reads \(images, 2, 3, 2\) or",
             ),
             (IMAGES[:0], r"pixels \(0, 6, 2\)"),
             (torch.full((1, 6, 2), torch.nan), "not finite"),
