@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from refusals import refusal
 
-from ssmscope.api import registry, writing
+from ssmscope.api import registry
 from ssmscope.api.analysis import Call, analysis
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import NO_EFFECT, Range, Reads, asked
@@ -196,18 +197,12 @@ def test_where_nothing_can_be_written_nothing_runs(tmp_path: Path, monkeypatch: 
     check_writable(None)
     check_writable(tmp_path)
     check_writable(tmp_path / "a" / "b")
-    assert list(tmp_path.iterdir()) == [file]
     for out, said in (
-        (file, f"out {file} is a file; give a directory"),
-        (file / "a", f"out {file / 'a'} lies under {file}, which is a file; give a directory"),
-        (tmp_path / ("x" * 256), "out has a name of 256 characters; give a shorter one"),
+        (file, f"cannot write to {file}: it is a file; give a directory"),
+        (file / "a", f"cannot write to {file / 'a'}: {file} is a file; give a directory"),
+        (tmp_path / ("x" * 256), f"cannot write to {'x' * 60}…, a name of 256 characters; give a shorter one"),
+        (Path(*["y" * 200] * 30), f"cannot write to {'y' * 60}…: File name too long; give a shorter name"),
     ):
-        with pytest.raises(InputError) as caught:
-            check_writable(out)
-        assert str(caught.value) == said
+        assert refusal(check_writable, out) == said
     check_writable(tmp_path / ("x" * 255))
-    asked_for: list[tuple[Any, int]] = []
-    monkeypatch.setattr(writing.os, "access", lambda place, mode: asked_for.append((place, mode)))
-    with pytest.raises(InputError, match=rf"out .*/a/b: {tmp_path} cannot be written to; give a directory of yours"):
-        check_writable(tmp_path / "a" / "b")
-    assert asked_for == [(tmp_path, writing.os.W_OK | writing.os.X_OK)]
+    assert list(tmp_path.iterdir()) == [file]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import signal
 from pathlib import Path
@@ -168,7 +167,7 @@ class TestFit:
         call = Call.of("lens fit", [str(folder / "mamba2")], {"data": str(folder / "text.txt"), **given})
 
         def full(*given, **options):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise InputError("cannot write to it: No space left on device")
 
         with monkeypatch.context() as disk:
             disk.setattr("ssmscope.api.results.publish", full)

@@ -136,7 +136,8 @@ class TestJobs:
 
         monkeypatch.setattr(running, "_write", full)
         answer = analyze(plan, "--out", out)
-        assert answer.code == 1 and "analyze: the page cannot be written: No space left on device" in answer.err
+        told = f"analyze: cannot write to {out}: No space left on device; make room; the results stay, and the same "
+        assert answer.code == 2 and f"{told}command writes the page\n" in answer.err
         assert len(list(out.glob("results/*/job.json"))) == 2
 
     def test_an_interrupted_run_says_that_it_continues(self, analyze, plan, out, monkeypatch) -> None:
@@ -148,13 +149,14 @@ class TestJobs:
         assert answer.code == 130 and "analyze: interrupted; the same command continues" in answer.err
 
 
-def test_tables_that_cannot_be_written_are_no_bad_input(analyze, plan, out, monkeypatch) -> None:
+def test_tables_that_cannot_be_written(analyze, plan, out, monkeypatch) -> None:
     def full(report: Any, root: Path) -> None:
         raise OSError(28, "No space left on device")
 
     unpainted(monkeypatch)
     monkeypatch.setattr(exports, "write", full)
-    assert analyze(plan, "--out", out).code == 1
+    answer = analyze(plan, "--out", out)
+    assert answer.code == 2 and "No space left on device; make room; the results stay" in answer.err
 
 
 class TestRefusals:

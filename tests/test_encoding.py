@@ -186,6 +186,15 @@ class TestImages:
         assert encode_values(given.float(), 2, shape=(3, 2)).tokens[1][:3] == ("0,0", "0,1", "1,0")
         assert encode_values(given.half(), 2).values.dtype == torch.float32
 
+    def test_images_may_have_rows(self) -> None:
+        """A square image is one image, not as many sequences as it has rows."""
+        images = torch.arange(54, dtype=torch.uint8).view(2, 3, 3, 3)
+        expected = encode_values(images.flatten(1, 2), 3, shape=(3, 3))
+        assert torch.equal(encode_values(images, 3, shape=(3, 3)).values, expected.values)
+        one = encode_values(images[1].numpy(), 3, shape=(3, 3))
+        assert torch.equal(one.values, expected.values[1:]) and one.tokens == expected.tokens[1:]
+        assert encode_values(images[1], 3, shape=(3, 2)).values.shape == (3, 3, 3)
+
     def test_arrays_of_either_byte_order(self) -> None:
         for kind in ("u1", ">f2", "<f4", ">f4", ">f8"):
             given = np.arange(12).reshape(6, 2).astype(kind)
@@ -203,6 +212,13 @@ class TestImages:
             (torch.zeros(1, 0, 2), {}, "pixels (1, 0, 2) were given; the model reads"),
             (torch.zeros(1, 1, 6, 2), {}, "pixels (1, 1, 6, 2) were given; the model reads"),
             (torch.zeros(6, 3), {"patch": (1, 1)}, "patches (1, 6, 3) were given; the model reads"),
+            (
+                torch.zeros(1, 2, 3, 4),
+                {"shape": (3, 4)},
+                "pixels (1, 2, 3, 4) were given; the model reads (images, 3, 4, 2) or (images, length, 2)",
+            ),
+            (torch.full((6, 2), 1.5), {"patch": (1, 1)}, "the pixels go from 1.5 to 1.5; give floats in 0…1, or uint8"),
+            (torch.full((6, 2), -0.5), {"patch": (1, 1)}, "the pixels go from -0.5 to -0.5; give floats in 0…1"),
             (
                 torch.zeros(6, 2),
                 {"max_tokens": 6},
@@ -223,7 +239,7 @@ class TestImages:
 
     def test_patches_overlap(self) -> None:
         """Images of 4 × 5 pixels in patches of 3 × 3, one apart: two rows of three, each with its pixels row by row."""
-        pixels = torch.arange(40.0).view(1, 20, 2)
+        pixels = torch.arange(40.0).view(1, 20, 2) / 64
         shape, patch = (2, 3), (3, 1)
         assert encoding.image_form(18, shape, patch) == (2, (4, 5))
         assert encoding.image_form(18, (4, 5), None) == (18, (4, 5))
@@ -233,6 +249,8 @@ class TestImages:
         expected = [image[y : y + 3, x : x + 3].reshape(-1) for y in range(2) for x in range(3)]
         assert torch.equal(found.values[0], torch.stack(expected)) and found.tokens[0][3:5] == ("1,0", "1,1")
         assert torch.equal(encode_values(found.values, 18, shape=shape, patch=patch).values, found.values)
+        for given in (image, image[None]):
+            assert torch.equal(encode_values(given, 18, shape=shape, patch=patch).values, found.values)
         for other in (pixels[:, :-1], pixels[..., :1]):
             assert encoding.in_patches(other, 2, (4, 5), patch) is other
         means = encoding.as_images(found.values, shape, patch)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import refusal as refused_by
 
 from ssmscope.api.inputs import (
     DEFAULT_MAX_TOKENS,
@@ -16,16 +17,17 @@ from ssmscope.api.inputs import (
     Data,
     Examples,
     Texts,
-    check_lengths,
+    check_fits,
     data_name,
     known_data,
     lines_of,
+    one_text,
     texts_of,
     whole_numbers,
 )
 from ssmscope.api.options import Range
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW
-from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
+from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN, encode
 from ssmscope.errors import InputError
 
 NO_INPUTS: dict[str, Any] = dict.fromkeys(("text", "file", "ids", "image", "data", "split", "max_tokens"))
@@ -168,22 +170,22 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("most", "refused"), [(3, True), (4, False)])
 def test_the_first_text_that_is_too_long_is_named(most: int, refused: bool) -> None:
     data = SimpleNamespace(name="own", texts=["a b c d e f g h"[: 2 * 2], "a b c", "a b c d", "a b c d"])
-    check_lengths(Known(tokenizer=None), data, most)  # type: ignore[arg-type]
-    check_lengths(Known(), SimpleNamespace(name="images"), 1)  # type: ignore[arg-type]
+    check_fits(Known(tokenizer=None), data, most)  # type: ignore[arg-type]
+    check_fits(Known(), SimpleNamespace(name="images"), 1)  # type: ignore[arg-type]
     if not refused:
-        check_lengths(Known(), data, most)  # type: ignore[arg-type]
+        check_fits(Known(), data, most)  # type: ignore[arg-type]
         return
     with pytest.raises(InputError, match="row 3 of own"):
-        check_lengths(Known(), data, most)  # type: ignore[arg-type]
+        check_fits(Known(), data, most)  # type: ignore[arg-type]
 
 
 def test_texts_that_cannot_be_too_long_are_not_tokenized() -> None:
     asked: list[str] = []
     model = Known(tokenizer=lambda text, **_: asked.append(text) or {"input_ids": [1]})
-    check_lengths(model, SimpleNamespace(name="own", texts=["abc", "abcd", "ab"]), 12)  # type: ignore[arg-type]
+    check_fits(model, SimpleNamespace(name="own", texts=["abc", "abcd", "ab"]), 12)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="row 1 of own"):
         long = "a" * (12 * MAX_CHARACTERS_PER_TOKEN + 1)
-        check_lengths(model, SimpleNamespace(name="own", texts=[long]), 12)  # type: ignore[arg-type]
+        check_fits(model, SimpleNamespace(name="own", texts=[long]), 12)  # type: ignore[arg-type]
     assert asked == ["abcd"]  # of 16 bytes at most, and so of 16 tokens
 
 
@@ -214,3 +216,21 @@ def test_labelled_texts_are_checked_for_every_model(tmp_path: Path) -> None:
         Data().read({**given, "max_tokens": 9}, {}, [Known()])
     assert len(Data(leaves_out=True).read(given, {"max_tokens": 5}, [Known()])) == 2  # the analysis leaves them out
     assert len(Data(leaves_out=True).read(given, {"max_tokens": None}, [Known()])) == 2
+
+
+def test_data_that_a_model_of_pixels_does_not_read() -> None:
+    """Images of 32 × 48 pixels, in patches of 16 × 16; of a model without patches any size is a sequence."""
+    model = Known(channels=768, config=SimpleNamespace(image_size=[2, 3], patch=(16, 16)), tokenizer=None)
+    fits, other = (SimpleNamespace(name="own", shape=shape) for shape in ((32, 48), (48, 32)))
+    remedy = "give images to heatmap, attention, explain, knockout or sanity, with --image"
+    check_fits(model, fits, 1)  # type: ignore[arg-type]
+    assert refused_by(check_fits, model, other, 1) == f"own has images of 32 × 48 pixels, m reads 48 × 32; {remedy}"
+    texts = SimpleNamespace(name="own", texts=["a"])
+    assert refused_by(check_fits, model, texts, 1) == f"m reads pixels, but own holds texts; {remedy}"
+    check_fits(Known(channels=3, config=SimpleNamespace(image_size=[2, 3], patch=None)), other, 1)  # type: ignore[arg-type]
+    values = {"data": "cifar10", "split": None, "max_tokens": 5}
+    told = refused_by(Data("texts").read, values, {}, [model])
+    assert told == f"m reads pixels, and --data here is texts; {remedy}"
+    model.encode = lambda text: encode(model, text, None, None, None)  # type: ignore[arg-type, method-assign]
+    told = "m reads pixels (48 × 32 of 3 channels), not texts: give it images, model.encode(values=…)"
+    assert refused_by(one_text, model, "3,4") == told

@@ -532,7 +532,10 @@ class TestPixels:
         [
             (IMAGES.long(), "pixels of torch.int64 were given; allowed are arrays of uint8"),
             ("a film", "pixels of str"),
-            (IMAGES[:, :, :1], r"pixels \(2, 6, 1\) were given; the model reads \(images, length, 2\)"),
+            (
+                IMAGES[:, :, :1],
+                r"pixels \(2, 6, 1\) were given; the model reads \(images, 2, 3, 2\) or",
+            ),
             (IMAGES[:0], r"pixels \(0, 6, 2\)"),
             (torch.full((1, 6, 2), torch.nan), "not finite"),
             (np.full((1, 6, 2), 1e300), "not finite"),  # in float32

@@ -16,7 +16,7 @@ from rich.console import Console
 import ssmscope
 from ssmscope import cli
 from ssmscope.api.analysis import Call
-from ssmscope.api.inputs import check_lengths, load_examples
+from ssmscope.api.inputs import check_fits, load_examples
 from ssmscope.core import progress
 from ssmscope.core.progress import count_tokens, on_stderr, progress_bar, pulse
 from ssmscope.data.text import load_text, text_data
@@ -153,17 +153,17 @@ def test_texts_of_data_have_a_bound(tmp_path, capsys):
             "--max-tokens"
         )
     model = ssmscope.load("demo/sst2-mamba2")
-    check_lengths(model, load_text(file, label_names=model.labels), 20_001)
+    check_fits(model, load_text(file, label_names=model.labels), 20_001)
     with pytest.raises(InputError, match="row 2 of a has 20,001 tokens, more than the limit of 20,000"):
         load_examples(model, str(file), None, 256, max_tokens=20_000)
     huge = text_data("huge", "all", ["good " * 1_000_000], [0], model.labels)
-    check_lengths(replace(model, tokenizer=None), huge, 5)  # which reads no texts
+    check_fits(replace(model, tokenizer=None), huge, 5)  # which reads no texts
 
     class Untouched:
         def __call__(self, *_: object, **__: object) -> None:
             raise AssertionError("tokenized")
 
     with pytest.raises(InputError, match="row 1 of huge has 5,000,000 characters, more than 1,048,576, the limit for"):
-        check_lengths(replace(model, tokenizer=Untouched()), huge, 16_384)
+        check_fits(replace(model, tokenizer=Untouched()), huge, 16_384)
     with pytest.raises(InputError, match="the text has 5,000,000 characters, more than 640, the limit for 10 tokens"):
         replace(model, tokenizer=Untouched()).encode(huge.texts[0], max_tokens=10)

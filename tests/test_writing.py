@@ -11,10 +11,20 @@ import threading
 from pathlib import Path
 
 import pytest
+from refusals import refusal
 from warm import PLAIN, Warm
 
 from ssmscope.api import writing
-from ssmscope.api.writing import complete_set, created, locked, publish, read_current, write_atomically
+from ssmscope.api.writing import (
+    check_writable,
+    complete_set,
+    created,
+    locked,
+    publish,
+    read_current,
+    write_atomically,
+    write_whole,
+)
 from ssmscope.errors import InputError
 
 OLD, NEW = ({f"a.{suffix}": f"{age} {suffix}".encode() for suffix in ("json", "csv", "png")} for age in ("old", "new"))
@@ -138,7 +148,8 @@ def test_where_a_move_fails_the_old_set_stays(tmp_path, monkeypatch, number) -> 
         patched.setattr(writing.os, "replace", failing)
         try:
             publish(tmp_path, "a", NEW)
-        except OSError:
+        except InputError as error:
+            assert "cannot write to" in str(error) and "Permission denied" in str(error)
             assert {name: read_current(tmp_path / name) for name in OLD} in (OLD, NEW)
         else:
             assert number >= 7 and seen(tmp_path) == NEW
@@ -219,7 +230,7 @@ def test_a_full_disk_leaves_nothing_of_a_set(tmp_path, monkeypatch) -> None:
         return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(InputError, match="No space left on device; make room"):
         publish(tmp_path / "new" / "folder", "a", NEW)
     assert not list(tmp_path.iterdir())
 
@@ -253,7 +264,7 @@ def test_the_disks_error_is_told_where_a_writer_hides_it(tmp_path) -> None:
         finally:
             stream.stream.close()
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(InputError, match="No space left on device; make room"):
         write_atomically(tmp_path / "file", hides)
     assert not list(tmp_path.iterdir())
 
@@ -303,3 +314,62 @@ class TestHeld:
     def test_an_error_within_is_not_taken_for_one_of_the_lock(self, tmp_path) -> None:
         with pytest.raises(FileNotFoundError), locked(tmp_path):
             (tmp_path / "absent").read_bytes()
+
+
+LONG = "x" * 256
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("file/new", "a file is where a directory is meant"),
+        ("file/deep/new", "Not a directory; a file is where a directory is meant"),
+        ("folder", "a directory or a device has that name; give another one"),
+        (f"{LONG}/new", "File name too long; give a shorter name"),
+        (LONG, "File name too long; give a shorter name"),
+        ("/proc/nope/new", "No such file or directory; give a place that can be written to"),
+        ("/dev/null", "a directory or a device has that name; give another one"),
+    ],
+)
+def test_why_a_file_cannot_be_written(tmp_path, place, said) -> None:
+    if place.startswith("/") and not Path(place).parents[-2].exists():
+        pytest.skip(f"needs {place}")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    told = refusal(write_whole, tmp_path / place, "much")
+    shown = str(tmp_path / place) if LONG not in place else str(tmp_path / place)[:60]
+    assert told.startswith(f"cannot write to {shown}") and told.endswith(said)
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("fails", ["open", "write"])
+def test_a_directory_is_tried_before_the_work(tmp_path, monkeypatch, fails) -> None:
+    class Full:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return False
+
+        def write(self, content):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def opened(dir):
+        asked.append(dir)
+        if fails == "open":
+            raise OSError(errno.EROFS, "Read-only file system")
+        return Full()
+
+    asked: list[Path] = []
+    monkeypatch.setattr(writing.tempfile, "TemporaryFile", opened)
+    told = refusal(check_writable, tmp_path / "a" / "b")
+    why = {"open": "Read-only file system; give a place that can be written to"}
+    assert told == f"cannot write to {tmp_path / 'a' / 'b'}: {why.get(fails, 'No space left on device; make room')}"
+    assert asked == [tmp_path] and not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_a_directory_that_takes_no_files_is_refused_before_anything_is_read() -> None:
+    told = "cannot write to /proc/nope: No such file or directory; give a place that can be written to"
+    assert refusal(check_writable, Path("/proc/nope")) == told

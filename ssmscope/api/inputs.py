@@ -208,7 +208,7 @@ class Texts(Input):
 def one_text(model: Model, text: Any) -> Batch:
     """Encode a text, or token ids, which are typed as "5,17,3" for a model without a tokenizer. Raise InputError as
     `Model.encode`, for ids that are not whole numbers, and for several texts."""
-    if isinstance(text, str) and model.tokenizer is None:
+    if isinstance(text, str) and model.tokenizer is None and model.channels is None:
         return model.encode(ids=whole_numbers(text, "token ids", "5,17,3"))
     batch = model.encode(text)
     if len(batch.tokens) != 1:
@@ -238,13 +238,16 @@ class Data(Input):
         from ssmscope.data.pixels import LABELLED, load_labelled
         from ssmscope.data.text import SOURCES, load_text
 
+        of_pixels = next((each.name for each in models if each.channels is not None), None)
+        if self.of == "texts" and of_pixels is not None:
+            raise InputError(f"{of_pixels} reads pixels, and --data here is texts; {GIVE_IMAGES}")
         known, read = (SOURCES, load_text) if self.of == "texts" else (LABELLED, load_labelled)
         name = data_name(values["data"], models[0], known, "a file with text and label, or an ERASER folder")
         found = read(name, values["split"], label_names=models[0].labels)
         most = (options if self.leaves_out else values)["max_tokens"]
         if most is None or not self.leaves_out:
             for each in models:
-                check_lengths(each, found, DEFAULT_MAX_TOKENS if most is None else most)
+                check_fits(each, found, DEFAULT_MAX_TOKENS if most is None else most)
         return found
 
 
@@ -285,11 +288,25 @@ def data_name(given: str | None, model: Model, known: Collection[str], else_: st
     return name
 
 
-def check_lengths(model: Model, data: ExampleData, most: int) -> None:
-    """Raise InputError, naming the first, if labelled texts have more than `most` tokens."""
-    from ssmscope.core.encoding import check_characters, check_tokens
+GIVE_IMAGES = "give images to heatmap, attention, explain, knockout or sanity, with --image"
+"""What to do about a model of pixels where labelled data do not fit it."""
+
+
+def check_fits(model: Model, data: ExampleData, most: int) -> None:
+    """Raise InputError, naming the first, if labelled texts have more than `most` tokens, if they are given to a model
+    of pixels, or if a model that reads whole images is given images of another size."""
+    from ssmscope.core.encoding import check_characters, check_tokens, image_form
     from ssmscope.core.tokenizing import tokenize
 
+    if model.channels is not None and hasattr(data, "texts"):
+        raise InputError(f"{model.name} reads pixels, but {data.name} holds texts; {GIVE_IMAGES}")
+    if model.channels is not None and model.config.patch is not None and hasattr(data, "shape"):
+        _, (height, width) = image_form(model.channels, model.config.image_size, model.config.patch)
+        if tuple(data.shape) != (height, width):
+            size = f"{data.shape[1]} × {data.shape[0]}"
+            raise InputError(
+                f"{data.name} has images of {size} pixels, {model.name} reads {width} × {height}; {GIVE_IMAGES}"
+            )
     for number, text in enumerate(getattr(data, "texts", ()) if model.tokenizer is not None else (), start=1):
         if 4 * len(text) > most:  # A character has at most four bytes and a token at least one.
             named = f"row {number} of {data.name}"
@@ -329,7 +346,7 @@ def load_examples(
         split = next((name for name in prefer if name in source.splits), None)
     if model.is_classifier:
         found = load_labelled(data, split, label_names=model.labels)
-        check_lengths(model, found, max_tokens)
+        check_fits(model, found, max_tokens)
         return found
     model.check_tokenizer(str(data))
     if split is None and source is not None:

@@ -385,10 +385,7 @@ def save_together(
     blocked = next((folder / file for file in contents if os.path.isdir(folder / file)), None)
     if blocked is not None:
         raise InputError(f"cannot write {blocked}: a folder of that name is in the way")
-    try:
-        publish(folder, next(iter(results)), contents)
-    except OSError as error:
-        raise InputError(f"cannot write to {os.fspath(directory)}: {error.strerror or error}") from error
+    publish(folder, next(iter(results)), contents)
     return {name: {suffix: folder / f"{name}.{suffix}" for suffix in formats} for name in results}
 
 

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ssmscope.api.writing import MAX_NAME_BYTES, check_writable, write_errors_explained
 from ssmscope.errors import InputError
 
 APPLICATION_ID = 0x73736D65
 """SQLite `application_id` of our files, "ssme"."""
 LOCK_TIMEOUT_SECONDS = 10.0
 """Time for which another process may lock the file."""
-MAX_NAME_BYTES = 255
-"""Maximum length of a file name."""
 KEYS_PER_QUERY = 500
 """Number of keys that one query looks up."""
 
@@ -115,21 +114,15 @@ def _check_file(file: Path) -> None:
         raise InputError(f"the cache {file} could not be used (it is a directory): give another file")
     if os.path.exists(file):
         return
-    above = next(place for place in file.absolute().parents if os.path.lexists(place))
-    if not os.path.isdir(above):
-        raise InputError(f"the cache {file} cannot be created: {above} is not a directory")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise InputError(f"the cache {file} cannot be created: {above} cannot be written to")
-    if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in file.parts):
-        raise InputError(f"the cache {str(file)[:60]}… cannot be created: its name is too long")
+    if len(os.fsencode(file.name)) > MAX_NAME_BYTES:
+        raise InputError(f"the cache {file.name[:60]}… cannot be created: its name is too long")
+    check_writable(file.absolute().parent)
 
 
 def _connect(file: Path) -> sqlite3.Connection:
     new = not os.path.exists(file)
-    try:
+    with write_errors_explained(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the cache {file} cannot be created: {error.strerror or error}") from error
     with errors_told(file):
         connection = sqlite3.connect(file, timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None)
         try:

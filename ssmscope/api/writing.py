@@ -6,11 +6,13 @@ has files of one generation only.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +24,30 @@ LOCK_TIMEOUT_SECONDS = 60.0
 """Seconds that a set waits while another process publishes one of the same name."""
 MAX_NAME_BYTES = 255
 """Maximum length of a file's or directory's name in bytes."""
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Error numbers of a disk that takes no more."""
+REMEDIES: dict[int | None, str] = {
+    **dict.fromkeys((None, *DISK_FULL_ERRORS), "make room"),
+    errno.ENAMETOOLONG: "give a shorter name",
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is where a directory is meant"),
+}
+"""What to do about an error of writing, by its number, which torch and safetensors hide; others: write elsewhere."""
 READ_ATTEMPTS = 20
 """Attempts, 10 ms apart, to read a file that another process may be replacing."""
+
+
+@contextmanager
+def write_errors_explained(place: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise InputError, one line with the reason and what to do, in place of an OSError in the body, which writes to
+    this file or directory."""
+    try:
+        yield
+    except OSError as error:
+        where = os.fspath(place)
+        where = where if len(where) <= MAX_NAME_BYTES else f"{where[:60]}…"
+        reason = (error.strerror or str(error)).partition("\n")[0]
+        remedy = REMEDIES.get(error.errno, "give a place that can be written to")
+        raise InputError(f"cannot write to {where}: {reason}; {remedy}") from error
 
 
 class _RecordingStream:
@@ -46,9 +70,11 @@ class _RecordingStream:
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file so that it has its old content or the new one, even if the process or machine dies midway.
-    Raise OSError if it cannot be written; nothing of it stays."""
+    Raise InputError if it cannot be written; nothing of it stays."""
     unfinished = path.with_name(f".{path.name}.unfinished")
-    with created(path.parent):
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise InputError(f"cannot write to {path}: a directory or a device has that name; give another one")
+    with write_errors_explained(path), created(path.parent):
         try:
             with unfinished.open("wb") as stream:
                 watched = _RecordingStream(stream)
@@ -93,9 +119,9 @@ def publish(directory: Path, name: str, files: Mapping[str, bytes]) -> None:
     They are written to `.NAME.staged`; renaming this to `.NAME.pending` makes them valid. Then all old files are moved
     away, and only after that the new ones to their places. After a kill before the renaming the old set stays; after a
     later one `complete_set`, with which `publish` begins, finishes the work, and until then `read_current` returns the
-    new files. Raise InputError if another process keeps publishing this set, and OSError, with the old files in their
-    places, if a file cannot be written."""
-    with created(directory), _publishing_alone(directory, name):
+    new files. Raise InputError if another process keeps publishing this set, or, with the old files in their places,
+    if a file cannot be written."""
+    with write_errors_explained(directory), created(directory), _publishing_alone(directory, name):
         complete_set(directory, name)
         staged = directory / f".{name}.staged"
         try:
@@ -144,11 +170,12 @@ def _put_back(directory: Path, old: Path) -> None:
 
 
 def complete_all_sets(directory: Path) -> None:
-    """Call `complete_set` for every set of a directory."""
-    for left in sorted(directory.glob(".*.pending")):
-        name = left.name[1 : -len(".pending")]
-        with _publishing_alone(directory, name):
-            complete_set(directory, name)
+    """Call `complete_set` for every set of a directory. Raise InputError where that fails."""
+    with write_errors_explained(directory):
+        for left in sorted(directory.glob(".*.pending")):
+            name = left.name[1 : -len(".pending")]
+            with _publishing_alone(directory, name):
+                complete_set(directory, name)
 
 
 def read_current(path: Path) -> bytes:
@@ -191,7 +218,7 @@ def _publishing_alone(directory: Path, name: str) -> Any:
 def locked(directory: Path) -> Iterator[None]:
     """Lock a directory, which is created if necessary, against other runs. A killed run loses its lock. Raise
     InputError if another process has locked the directory, or it cannot be written to."""
-    file, entered = directory / LOCK, False
+    file = directory / LOCK
 
     def refusal() -> str:
         holder = "another process"
@@ -199,29 +226,28 @@ def locked(directory: Path) -> Iterator[None]:
             holder = f"process {number}" if (number := file.read_text(encoding="utf-8").strip()) else holder
         return f"{directory} is in use by {holder}; wait until it has ended, or give another directory"
 
-    try:
-        with created(directory), _alone(file, 0, refusal):
+    with ExitStack() as stack:
+        with write_errors_explained(directory):
+            stack.enter_context(created(directory))
+            stack.enter_context(_alone(file, 0, refusal))
             with suppress(PermissionError):  # Windows locks the content too.
                 file.write_text(f"{os.getpid()}\n", encoding="utf-8")
-            entered = True
-            yield
-    except OSError as error:
-        if entered:
-            raise
-        raise InputError(f"cannot write to {directory}: {error.strerror or error}") from error
+        yield
 
 
-def check_writable(out: Path | None) -> None:
-    """Raise InputError if a directory cannot be written to; nothing is created."""
-    if out is None:
+def check_writable(directory: Path | None) -> None:
+    """Raise InputError if no file can be written to a directory, or it cannot be created. A file without a name, which
+    is gone at once, is written to it, or to the nearest directory above it that exists."""
+    if directory is None:
         return
-    if os.path.exists(out) and not os.path.isdir(out):
-        raise InputError(f"out {out} is a file; give a directory")
-    existing = next(parent for parent in (out, *out.absolute().parents) if os.path.lexists(parent))
-    if not os.path.isdir(existing):
-        raise InputError(f"out {out} lies under {existing}, which is a file; give a directory")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(f"out {out}: {existing} cannot be written to; give a directory of yours")
-    longest = next((part for part in out.parts if len(os.fsencode(part)) > MAX_NAME_BYTES), None)
-    if longest is not None:
-        raise InputError(f"out has a name of {len(longest):,} characters; give a shorter one")
+    above = next(place for place in (directory, *directory.absolute().parents) if os.path.lexists(place))
+    if not os.path.isdir(above):
+        named = "it" if above == directory else os.fspath(above)
+        raise InputError(f"cannot write to {directory}: {named} is a file; give a directory")
+    longest = max(directory.parts, key=lambda part: len(os.fsencode(part)), default="")
+    if len(os.fsencode(longest)) > MAX_NAME_BYTES:
+        raise InputError(f"cannot write to {longest[:60]}…, a name of {len(longest):,} characters; give a shorter one")
+    with write_errors_explained(directory), suppress(FileNotFoundError):
+        os.lstat(directory)  # The whole path may be too long.
+    with write_errors_explained(directory), tempfile.TemporaryFile(dir=above) as file:
+        file.write(b"\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import inspect
 import os
@@ -22,7 +21,7 @@ from ssmscope.api.inputs import Texts
 from ssmscope.api.options import Option
 from ssmscope.api.sharding.workers import on_engine
 from ssmscope.api.signatures import options_of
-from ssmscope.api.writing import check_writable
+from ssmscope.api.writing import DISK_FULL_ERRORS, check_writable
 from ssmscope.core.known_models import demos
 from ssmscope.core.text_files import SURROGATE
 from ssmscope.errors import InputError, as_typed, did_you_mean, ran_out_of_memory
@@ -272,9 +271,6 @@ def _print(call: Call, results: tuple[Any, ...], out: Path | None, json: bool, f
 
 
 # ---- running a command line
-
-DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Error numbers of a disk that takes no more."""
 
 given: list[str] = []
 """Current command line, for the model card."""

@@ -14,7 +14,7 @@ import typer
 
 from ssmscope.api.options import REPEATED, Metavar, Range
 from ssmscope.api.sharding.workers import check_engine
-from ssmscope.api.writing import check_writable, write_whole
+from ssmscope.api.writing import check_writable, write_errors_explained, write_whole
 from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, TOKENIZER, show
 from ssmscope.errors import InputError, did_you_mean
 
@@ -98,9 +98,6 @@ def report(
     gates: dict[str, Any] = {"requirements": requirements, "baseline": earlier, "strict": strict}
     try:
         made = run_plan(chosen, jobs, out, engine=run, **gates)
-    except OSError as error:
-        print(f"analyze: the page cannot be written: {error.strerror or error}; results stay in {out}", file=sys.stderr)
-        raise typer.Exit(1) from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues with what is missing") from None
     if cards:
@@ -212,11 +209,9 @@ def _step_summary() -> Path:
 
 
 def _append(file: Path, text: str) -> None:
-    try:
+    with write_errors_explained(f"$GITHUB_STEP_SUMMARY, {file}"):
         with file.open("a", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text + "\n")
-    except OSError as error:
-        raise InputError(f"cannot write to $GITHUB_STEP_SUMMARY, {file}: {error.strerror or error}") from error
 
 
 def _list(plan: Plan, jobs: Jobs, store: JobStore, json: bool) -> None:

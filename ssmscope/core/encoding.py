@@ -80,7 +80,10 @@ def encode(model: Model, texts: Any, ids: Any, values: Any, max_tokens: int | No
         if values is None and ids is None and isinstance(texts, Tensor | np.ndarray):
             texts, values = None, texts
         if values is None or texts is not None or ids is not None:
-            size, form = model.config.image_size, f"{model.channels} channel{'s' if model.channels != 1 else ''}"
+            channels, size = model.channels, model.config.image_size
+            if size:
+                channels, size = image_form(channels, size, model.config.patch)
+            form = f"{channels} channel{'s' if channels != 1 else ''}"
             form = f"{size[1]} × {size[0]} of {form}" if size else form
             raise InputError(f"{model.name} reads pixels ({form}), not texts: give it images, model.encode(values=…)")
         read = {"shape": model.config.image_size, "dtype": next(model.module.parameters()).dtype}
@@ -269,13 +272,14 @@ def encode_values(
     max_tokens: int | None = None,
 ) -> Batch:
     """Encode pixels (n, length, channels) or (length, channels) as one batch, with the class token after them unless
-    the model has none.
+    the model has none. Where `shape` (height, width) is that of the images, they may be (n, height, width, channels) or
+    (height, width, channels) too.
 
     Of a model that reads patches, `patch` pixels wide and so many apart, `channels` are those of a patch's pixels, and
     `shape` is that of the patches; images may be given as pixels too. Whole numbers are uint8 and divided by 255;
     floats stay as they are. Tokens are called "row,column" where `shape` (height, width) is that of the images, and by
-    their position elsewhere. Raises InputError for another shape or dtype, numbers that are not finite, or more than
-    `max_tokens` tokens.
+    their position elsewhere. Raises InputError for another shape or dtype, numbers that are not finite, patches outside
+    0…1, or more than `max_tokens` tokens.
     """
     given = values
     if isinstance(values, np.ndarray) and (native := values.dtype.newbyteorder("=")) in _NUMBERS:
@@ -283,12 +287,19 @@ def encode_values(
     if not isinstance(given, Tensor) or not (given.dtype == torch.uint8 or given.is_floating_point()):
         kind = getattr(given, "dtype", type(given).__name__)
         raise InputError(f"pixels of {kind} were given; allowed are arrays of uint8 (0…255) or floats (0…1)")
+    allowed = f"(images, length, {channels})"
+    if shape is not None:
+        colours, form = image_form(channels, shape, patch)
+        image = (*form, colours)
+        allowed = f"(images, {', '.join(map(str, image))}) or {allowed}"
+        given = given.unsqueeze(0) if given.shape == image else given
+        given = given.flatten(1, 2) if given.ndim == 4 and given.shape[1:] == image else given
     given = given.unsqueeze(0) if given.ndim == 2 else given
     if patch is not None and shape is not None:
-        given = in_patches(given, *image_form(channels, shape, patch), patch)
+        given = in_patches(given, colours, form, patch)
     if given.ndim != 3 or 0 in given.shape or given.shape[2] != channels:
         what = "pixels" if patch is None else "patches"
-        raise InputError(f"{what} {tuple(given.shape)} were given; the model reads (images, length, {channels})")
+        raise InputError(f"{what} {tuple(given.shape)} were given; the model reads {allowed}")
     images, length = given.shape[:2]
     tokens = length + class_token
     if max_tokens is not None and tokens > max_tokens:
@@ -298,6 +309,9 @@ def encode_values(
     pixels = given.to(dtype) / 255 if given.dtype == torch.uint8 else given.to(dtype)
     if not bool(pixels.isfinite().all()):
         raise InputError("the pixels hold numbers that are not finite; give floats in 0…1")
+    if patch is not None and not (0 <= float(pixels.min()) and float(pixels.max()) <= 1):
+        ends = f"from {float(pixels.min()):.3g} to {float(pixels.max()):.3g}"
+        raise InputError(f"the pixels go {ends}; give floats in 0…1, or uint8: the model normalises them itself")
     across = shape[1] if shape is not None and shape[0] * shape[1] == length else None
     names = (str(at) if across is None else f"{at // across},{at % across}" for at in range(length))
     shown, words = (*names, *[CLASS_TOKEN] * class_token), (*range(length), *[None] * class_token)

@@ -60,11 +60,7 @@ def push(directory: str | os.PathLike[str], repository: str, *, private: bool | 
         raise InputError(f"{repository!r:.100} is no name of a repository: give OWNER/NAME")
     kind = "model" if (where / "config.json").is_file() else "dataset"
     if kind == "dataset" and not (where / CARD).exists():
-        card = dataset_card(where)
-        try:
-            write_whole(where / CARD, card)
-        except OSError as error:
-            raise InputError(f"cannot write the {CARD} to {where}: {error.strerror or error}") from error
+        write_whole(where / CARD, dataset_card(where))
     from huggingface_hub import HfApi
 
     api = HfApi(library_name="ssmscope")

@@ -18,7 +18,7 @@ from typing import Any
 
 from ssmscope.api.results import now, versions
 from ssmscope.api.sharding.workers import MAX_RETRIES, Setting, check_installed, connected, finished, lacking, on_engine
-from ssmscope.api.writing import locked, write_whole
+from ssmscope.api.writing import locked, write_errors_explained, write_whole
 from ssmscope.errors import InputError, Unanswerable, as_typed
 from ssmscope.reports.gate_files import write_gates
 from ssmscope.reports.gates import report_gates
@@ -104,9 +104,9 @@ def run_plan(
         strict: report an undecided gate as a failure.
 
     Raises:
-        InputError: another process uses the directory, it cannot be written to, the engine cannot start, or, after
-            the report is written without gates, a requirement names what the report does not have.
-        OSError: the page or the tables cannot be written; finished results stay.
+        InputError: another process uses the directory, it cannot be written to, the engine cannot start, the page or
+            the tables cannot be written (finished results stay), or, after the report is written without gates, a
+            requirement names what the report does not have.
     """
     with locked(root):
         store = JobStore(root)
@@ -126,8 +126,12 @@ def run_plan(
             report = replace(report, gates=report_gates(report, requirements, baseline))
         except InputError as error:
             refusal = error
-        _write(report, root)
-        write_gates(report.gates, root, title=report.title, strict=strict)
+        try:
+            with write_errors_explained(root):
+                _write(report, root)
+                write_gates(report.gates, root, title=report.title, strict=strict)
+        except InputError as error:
+            raise InputError(f"{error}; the results stay, and the same command writes the page") from error
     if refusal is not None:
         raise refusal
     return report
@@ -170,7 +174,7 @@ def _settle(job: Job, outcome: Outcome, store: JobStore) -> dict[str, Any] | Non
     failure = {**record, "state": LEFT_OUT if outcome.unanswerable else FAILED, "error": error, "traceback": told}
     try:
         store.fail(job, failure)
-    except OSError as problem:  # The disk may be full; this run still reports the failure.
+    except InputError as problem:  # The disk may be full; this run still reports the failure.
         _say(f"the failure of {job.verb} cannot be recorded: {_reason(problem)}")
     return failure
 

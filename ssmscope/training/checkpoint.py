@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ssmscope.api.writing import LOCK, locked, write_atomically, write_whole
+from ssmscope.api.writing import LOCK, locked, write_atomically, write_errors_explained, write_whole
 from ssmscope.core.text_files import parse_json
 from ssmscope.data.rows import first_line
 from ssmscope.errors import UNPICKLABLE, InputError, ran_out_of_memory
@@ -32,17 +32,16 @@ def continued(plan: Path) -> Iterator[None]:
     begins = not os.path.exists(plan)
     with locked(folder):
         try:
-            yield
-        except (InputError, OSError) as error:
-            kept = os.path.exists(folder / STATE)
-            cause = error if isinstance(error, OSError) else error.__cause__
-            full = isinstance(cause, OSError) or ran_out_of_memory(cause)
-            if begins and not (full and kept):
+            with write_errors_explained(folder.parent):
+                yield
+        except InputError as error:
+            kept, failed = os.path.exists(folder / STATE), isinstance(error.__cause__, OSError)
+            if begins and not (kept and (failed or ran_out_of_memory(error.__cause__))):
                 finish(folder)
-            if isinstance(error, InputError):
-                raise
-            goes_on = "; make room, and the same command continues from the last checkpoint" * kept
-            raise InputError(f"cannot write to {folder.parent}: {error.strerror or error}{goes_on}") from error
+            if kept and failed:
+                told = f"{error}; the same command continues from the last checkpoint"
+                raise InputError(told) from error.__cause__
+            raise
     with suppress(OSError):  # It is not empty if the run is to be continued.
         folder.rmdir()
 

@@ -416,7 +416,7 @@ def test_failures_that_cannot_be_recorded_are_in_the_report(
     monkeypatch.setattr(running, "_write", lambda report, root: None)
 
     def full(self: JobStore, job: Job, record: Any) -> None:
-        raise OSError(28, "No space left")
+        raise InputError("No space left")
 
     monkeypatch.setattr(JobStore, "fail", full)
     plan = planned({"models": ["m"], "analyses": ["loss"]})

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.errors import InputError
 from ssmscope.render import table
 from ssmscope.render.markup import LATEX, for_latex, to_latex, to_markdown
 from ssmscope.render.pictures import MAX_SVG_BYTES, data_uri, encode_figure
@@ -129,7 +130,7 @@ class TestFiles:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "replace", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(InputError, match="cannot write to .*all.parquet: No space left"):
             exports.write(reported.small(), tmp_path)
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["all.parquet"]
         assert (tmp_path / "all.parquet").read_bytes() == before

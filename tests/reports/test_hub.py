@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,12 +73,14 @@ def test_a_report_is_uploaded_as_a_data_set(hub, tmp_path):
 
 
 def test_a_card_that_cannot_be_written(hub, tmp_path, monkeypatch):
-    def write_whole(path, content):
+    def replace(source, target):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("ssmscope.reports.hub.write_whole", write_whole)
+    monkeypatch.setattr(os, "replace", replace)
     said = refusal(push, files_of(tmp_path, "a.csv"), "them/it")
-    assert said == f"cannot write the README.md to {tmp_path}: Permission denied" and "made" not in hub
+    where = tmp_path / "README.md"
+    assert said == f"cannot write to {where}: Permission denied; give a place that can be written to"
+    assert "made" not in hub and [file.name for file in tmp_path.iterdir()] == ["a.csv"]
 
 
 def test_tables_are_read_by_their_names(tmp_path):

@@ -343,7 +343,7 @@ class TestRunning:
         self, models, tmp_path, monkeypatch, capsys, record
     ) -> None:
         def full(*args: Any, **kwargs: Any) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise InputError("cannot write to it: No space left on device")
 
         monkeypatch.setattr(JobStore, record, full)
         asked = plan(models[:1], {"heatmap": {"ids": "99"}})

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from ssmscope.api.writing import created, write_whole
+from ssmscope.api.writing import created, write_errors_explained, write_whole
 from ssmscope.architectures.loading.load import load
 from ssmscope.core.edits import Edit, blocks_of
 from ssmscope.core.model import Model
@@ -62,10 +62,7 @@ class ControlVector:
 
         about = {"site": self.site, "layer": str(self.layer), "norm": repr(norm(self.direction)), **self.source}
         tensors = {f"{PREFIX}{number}": part.cpu().contiguous() for number, part in enumerate(self.direction)}
-        try:
-            write_whole(Path(path), save(tensors, metadata=about))
-        except OSError as error:
-            raise InputError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
+        write_whole(Path(path), save(tensors, metadata=about))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model) -> ControlVector:
@@ -117,24 +114,17 @@ def bake(model: Model, vector: ControlVector, strength: float, directory: str | 
     where = Path(directory)
     if vector.site != "residual":
         raise InputError("a state has no bias; export a direction of the residual stream")
-    try:
-        with created(where.parent):
-            where.mkdir()
-            try:
-                if not _bake(model, vector, strength, where):
-                    said = (
-                        f"no bias of the block before layer {vector.layer} of {model.name} adds to the residual stream"
-                    )
-                    raise InputError(
-                        f"{said}, and its configuration has no switch for one; steer it as it runs instead"
-                    )
-            except BaseException:
-                shutil.rmtree(where)
-                raise
-    except FileExistsError as error:
-        raise InputError(f"{where} exists; give a new directory to export to") from error
-    except OSError as error:
-        raise InputError(f"cannot write {where}: {error.strerror or error}") from error
+    if os.path.lexists(where):
+        raise InputError(f"{where} exists; give a new directory to export to")
+    with write_errors_explained(where), created(where.parent):
+        where.mkdir()
+        try:
+            if not _bake(model, vector, strength, where):
+                said = f"no bias of the block before layer {vector.layer} of {model.name} adds to the residual stream"
+                raise InputError(f"{said}, and its configuration has no switch for one; steer it as it runs instead")
+        except BaseException:
+            shutil.rmtree(where)
+            raise
     return where
 
 
