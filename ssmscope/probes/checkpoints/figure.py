@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.probes.checkpoints.result import StabilityTable
-from ssmscope.probes.stability.figure import COLOURS
+from ssmscope.probes.stability.figure import COLOURS, LEGEND_INCHES
 from ssmscope.render import figure as plot
 from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import counted
@@ -38,7 +38,7 @@ def draw(result: StabilityTable, frame: plot.Frame) -> Figure:
     tall = max(plot.ROW_INCHES * len(rows), MIN_INCHES) if named else UNNAMED_INCHES
     sheet = plot.Sheet(frame, result.headline, "; ".join(said), width=10.0)
     heights = (tall, CAPACITY_INCHES) if bounded else (tall,)
-    panels = sheet.panels(*heights, across=len(measures) if not bounded else 2)
+    panels = sheet.panels(*heights, across=len(measures) if not bounded else 2, least=LEGEND_INCHES)
     for axes, (label, values) in zip(panels, measures.items()):
         axes.grid(False, axis="y")
         _by_behaviour(axes, [row.behaviour for _, row in rows], values, range(len(rows)))
