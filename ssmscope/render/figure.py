@@ -141,7 +141,8 @@ class Sheet:
                 self.body = self.body.subfigures()
                 self._head += 0.07 + 0.017 * points * (1 + text.count("\n"))
         if legend:
-            names = [short_name(name, 100) for _, name in legend]
+            most = min(100, int(120 * (self.width - 0.5) / matplotlib.rcParams["font.size"]))
+            names = [short_name(name, max(most, MAX_NAME_LETTERS)) for _, name in legend]
             columns = legend_columns(names, self.width)
             self.body.legend([each for each, _ in legend], names, loc="outside upper left", ncols=columns)
             self.body = self.body.subfigures()

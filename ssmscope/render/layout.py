@@ -1,4 +1,4 @@
-"""Constrained layout that breaks the titles and axis labels of panels into lines where they are wider than their room."""
+"""Constrained layout that gives titles, axis labels and ticks of panels no more than their room."""
 
 from __future__ import annotations
 
@@ -8,31 +8,57 @@ from typing import TYPE_CHECKING
 
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox
 
-MIN_LETTERS, MAX_PASSES = 8, 3
+MIN_LETTERS, MAX_PASSES = 8, 5
 GAP_PIXELS = 2.0
+TICK_GAP = 0.5
+"""Least distance of tick labels as a share of their height."""
 
 
 class FittedLayout(ConstrainedLayoutEngine):
-    """Constrained layout, which knows only the heights of titles and labels, with room for their widths."""
+    """Constrained layout that also breaks titles and labels into lines, and thins out ticks whose labels overlap."""
+
+    def __init__(self, **pads: float) -> None:
+        """Take matplotlib's pads."""
+        super().__init__(**pads)
+        self._broken: dict[Text, tuple[str, str]] = {}
 
     def execute(self, fig: Figure) -> None:
-        """Lay the figure out, and again once a title or label has been broken into lines."""
-        whole: dict[Text, str] = {}
+        """Lay the figure out, and again once a text or the ticks have changed."""
+        super().execute(fig)
         for _ in range(MAX_PASSES):
-            super().execute(fig)
-            if not _break_lines(fig, whole):
+            thinned = [_thin_ticks(axes) for axes in fig.axes if axes.axison]
+            if not (_break_lines(fig, self._broken) or any(thinned)):
                 return
+            super().execute(fig)
 
 
-def _break_lines(figure: Figure, whole: dict[Text, str]) -> bool:
+def _thin_ticks(axes: Axes) -> bool:
+    """Ask for fewer ticks below the axes if labels overlap and a locator chose them; return whether it did."""
+    axis, (low, high) = axes.xaxis, sorted(axes.get_xlim())
+    locator = axis.get_major_locator()
+    if not isinstance(locator, LogLocator | MaxNLocator):
+        return False
+    ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels())
+    shown = [label for at, label in ticks if low <= at <= high and label.get_visible() and label.get_text()]
+    boxes = sorted((label.get_window_extent() for label in shown), key=lambda box: box.x0)
+    if all(box.x1 < after.x0 for box, after in zip(boxes, boxes[1:])):
+        return False
+    widest = max(box.width + TICK_GAP * box.height for box in boxes)
+    count = max(min(int(axes.bbox.width / widest), len(boxes) - 1), 1)
+    locator.set_params(**{"numticks" if isinstance(locator, LogLocator) else "nbins": count})
+    return True
+
+
+def _break_lines(figure: Figure, broken: dict[Text, tuple[str, str]]) -> bool:
     """Break what is wider than its room: up to the edge of its part of the figure or halfway to the next panel. Return
-    whether anything changed; `whole` holds what has been broken as it was before."""
+    whether anything changed; `broken` holds what was said and what has been made of it."""
     boxes: dict[Axes, Bbox] = {}
     changed = False
     for axes in figure.axes:
@@ -44,7 +70,12 @@ def _break_lines(figure: Figure, whole: dict[Text, str]) -> bool:
             low, high = _limits(axes, text, along, boxes)
             middle = (own[0] + own[1]) / 2
             room = high - own[0] if text.get_ha() == "left" else 2 * min(middle - low, high - middle)
-            changed |= _break(text, whole.setdefault(text, text.get_text()), along, room - GAP_PIXELS)
+            before = text.get_text()
+            said, made = broken.get(text, (before, before))
+            said = said if made == before else before
+            _break(text, said, along, room - GAP_PIXELS)
+            broken[text] = (said, text.get_text())
+            changed |= text.get_text() != before
     return changed
 
 
@@ -54,7 +85,8 @@ def _texts(axes: Axes) -> Iterator[tuple[Text, int]]:
     if title:
         yield next(each for each in axes.get_children() if isinstance(each, Text) and each.get_text() == title), 0
     if axes.axison:
-        yield from ((label, along) for along, label in enumerate((axes.xaxis.label, axes.yaxis.label)) if label.get_text())
+        labels = (axes.xaxis.label, axes.yaxis.label)
+        yield from ((label, along) for along, label in enumerate(labels) if label.get_text())
 
 
 def _span(box: Bbox, along: int) -> tuple[float, float]:
@@ -79,12 +111,9 @@ def _limits(axes: Axes, text: Text, along: int, boxes: dict[Axes, Bbox]) -> tupl
     return low, high
 
 
-def _break(text: Text, said: str, along: int, room: float) -> bool:
-    """Write what a text says in lines no longer than `room` pixels, where its words allow it; return whether it
-    changed."""
-    before, lines = text.get_text(), said.split("\n")
-    letters = max(map(len, before.split("\n")))
+def _break(text: Text, said: str, along: int, room: float) -> None:
+    """Write `said` in lines no longer than `room` pixels, where its words allow it, unless the text fits as it is."""
+    letters, lines = max(map(len, text.get_text().split("\n"))), said.split("\n")
     while (size := _span(text.get_window_extent(), along))[1] - size[0] > room and letters > MIN_LETTERS:
         letters = max(min(letters - 1, int(letters * room / (size[1] - size[0]))), MIN_LETTERS)
         text.set_text("\n".join(textwrap.fill(line, letters, break_long_words=False) for line in lines))
-    return text.get_text() != before

@@ -25,7 +25,7 @@ def draw(result: InsertionSweep, frame: plot.Frame) -> Figure:
     sheet = plot.Sheet(frame, title, plot.data_line(result), legend)
     panels = sheet.panels(*[2.2] * (1 + odds), sharex=True)
     places = curves[0].places
-    outside = OUTSIDE_INCHES / (sheet.width - MARGIN_INCHES - 3 * OUTSIDE_INCHES)
+    outside = OUTSIDE_INCHES / max(sheet.width - MARGIN_INCHES - 3 * OUTSIDE_INCHES, plot.MIN_SIDE_INCHES)
     ends = {place.name: -outside for place in places[:1] if place.share is None}
     ends |= {place.name: 1 + outside for place in places[1:] if place.share is None}
     sides = [at + side for at in ends.values() for side in (-outside / 2, outside / 2)]

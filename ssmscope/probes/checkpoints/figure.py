@@ -42,8 +42,9 @@ def draw(result: StabilityTable, frame: plot.Frame) -> Figure:
     for axes, (label, values) in zip(panels, measures.items()):
         axes.grid(False, axis="y")
         _by_behaviour(axes, [row.behaviour for _, row in rows], values, range(len(rows)))
-        names = [short_name(name, 24) for name, _ in rows] if named and axes is panels[0] else None
-        axes.set_yticks(range(len(rows)) if names else [], names)
+        place = axes.get_subplotspec()
+        names = [short_name(name, 24) for name, _ in rows] if named and (place is None or place.is_first_col()) else []
+        axes.set_yticks(range(len(names)), names)
         axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=label)
     panels[0].legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3)
     if bounded:

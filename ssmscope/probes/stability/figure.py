@@ -17,7 +17,8 @@ from ssmscope.render.colours import BLUES, ramp
 COLOURS = {"stable": "#4f97cb", "marginal": "#e69f00", "unstable": "#a50026"}
 MIN_INCHES, MAX_INCHES, LEGEND_INCHES = 2.3, 9.0, 3.6
 MAX_NAMED = 34
-LEGEND: dict[str, Any] = dict(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.1, handlelength=1.4)
+LEGEND: dict[str, Any] = dict(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, handlelength=1.4)
+LEGEND |= dict(borderaxespad=0.1, columnspacing=1.2)
 
 
 def draw(result: Stability, frame: plot.Frame) -> Figure:
