@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
+    from matplotlib.transforms import BboxBase
 
 MIN_LETTERS, MAX_PASSES = 8, 5
 GAP_PIXELS = 2.0
@@ -24,7 +24,7 @@ TICK_GAP = 0.5
 class FittedLayout(ConstrainedLayoutEngine):
     """Constrained layout that also breaks titles and labels into lines, and thins out ticks whose labels overlap."""
 
-    def __init__(self, **pads: float) -> None:
+    def __init__(self, **pads: Any) -> None:
         """Take matplotlib's pads."""
         super().__init__(**pads)
         self._broken: dict[Text, tuple[str, str]] = {}
@@ -52,14 +52,17 @@ def _thin_ticks(axes: Axes) -> bool:
         return False
     widest = max(box.width + TICK_GAP * box.height for box in boxes)
     count = max(min(int(axes.bbox.width / widest), len(boxes) - 1), 1)
-    locator.set_params(**{"numticks" if isinstance(locator, LogLocator) else "nbins": count})
+    if isinstance(locator, LogLocator):
+        locator.set_params(numticks=count)
+    else:
+        locator.set_params(nbins=count)
     return True
 
 
 def _break_lines(figure: Figure, broken: dict[Text, tuple[str, str]]) -> bool:
     """Break what is wider than its room: up to the edge of its part of the figure or halfway to the next panel. Return
     whether anything changed; `broken` holds what was said and what has been made of it."""
-    boxes: dict[Axes, Bbox] = {}
+    boxes: dict[Axes, BboxBase] = {}
     changed = False
     for axes in figure.axes:
         for text, along in _texts(axes):
@@ -69,7 +72,7 @@ def _break_lines(figure: Figure, broken: dict[Text, tuple[str, str]]) -> bool:
             boxes = boxes or {each: box for each in figure.axes if (box := each.get_tightbbox()) is not None}
             low, high = _limits(axes, text, along, boxes)
             middle = (own[0] + own[1]) / 2
-            room = high - own[0] if text.get_ha() == "left" else 2 * min(middle - low, high - middle)
+            room = high - own[0] if text.get_horizontalalignment() == "left" else 2 * min(middle - low, high - middle)
             before = text.get_text()
             said, made = broken.get(text, (before, before))
             said = said if made == before else before
@@ -89,11 +92,11 @@ def _texts(axes: Axes) -> Iterator[tuple[Text, int]]:
         yield from ((label, along) for along, label in enumerate(labels) if label.get_text())
 
 
-def _span(box: Bbox, along: int) -> tuple[float, float]:
+def _span(box: BboxBase, along: int) -> tuple[float, float]:
     return (box.x0, box.x1) if along == 0 else (box.y0, box.y1)
 
 
-def _limits(axes: Axes, text: Text, along: int, boxes: dict[Axes, Bbox]) -> tuple[float, float]:
+def _limits(axes: Axes, text: Text, along: int, boxes: dict[Axes, BboxBase]) -> tuple[float, float]:
     """Return between which pixels a text may stand."""
     low, high = _span(axes.figure.bbox, along)
     first, last = _span(axes.bbox, along)
