@@ -187,7 +187,7 @@ def heading(at: int, text: TokenText, columns: Columns) -> Part:
     answer = f"{at}   answer “{shorten(visible(text.answer), 24)}”"
     answer += f", {said}" if (said := format_probability(text.probability)) else ""
     about = [drawable(line) for line in textwrap.wrap(visible(text.about), max(columns.total, 12), max_lines=3)]
-    first = max(len(answer) + 4, int(1.2 * len(answer)) + 1)  # The answer is bold, and so wider.
+    first = len(answer) + 4
     in_line = len(about) == 1 and first + len(about[0]) <= columns.total
     count = 1 if in_line or not about else 1 + len(about)
 
