@@ -9,7 +9,7 @@ import difflib
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,21 @@ def check(name: str, shown: Iterable[str]) -> None:
         file.write_text(found)
     before = file.read_text().splitlines()
     assert not (changes := list(difflib.unified_diff(before, found.splitlines(), lineterm="", n=0))), "\n".join(changes)
+
+
+def results_of(case: Callable[[], Iterator[str]]) -> list[Result]:
+    """Return the results that a case shows whole or briefly, in order."""
+    found: list[Result] = []
+
+    def keep(result: Result, *_: Any, **__: Any) -> Iterator[str]:
+        found.append(result)
+        return iter(())
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("whole", "briefly"):
+            patch.setitem(case.__globals__, name, keep)  # type: ignore[attr-defined]
+        list(case())
+    return found
 
 
 def whole(result: Result, *more: pd.DataFrame | Table, picture: bool = False) -> Iterator[str]:

@@ -16,6 +16,9 @@ from matplotlib.transforms import Bbox
 from ssmscope.api.results import Result
 from ssmscope.render.colours import STEPS
 
+ONE_COLUMN, TEXT_WIDTH = 3.3, 5.5
+"""Widths in inches of figures in a paper."""
+
 
 def drawn(result: Result, **options: Any) -> tuple[Figure, list[tuple[str, Bbox]]]:
     """The figure, and its texts with the boxes that the Agg renderer gives them; any warning is an error."""
@@ -76,6 +79,13 @@ def outside(figure: Figure, texts: Sequence[tuple[str, Bbox]]) -> list[str]:
     """The texts that are cut off at an edge of the figure."""
     x0, y0, x1, y1 = figure.bbox.extents
     return [text for text, box in texts if not (x0 <= box.x0 and box.x1 <= x1 and y0 <= box.y0 and box.y1 <= y1)]
+
+
+def assert_fits(result: Result, width: float) -> None:
+    """Assert that no text of a figure of this width is cut off and none overlaps another."""
+    figure, texts = drawn(result, size=width)
+    assert figure.get_figwidth() == width
+    assert (overlapping(texts), outside(figure, texts)) == ([], [])
 
 
 def signed_levels(weights: np.ndarray, end: float) -> np.ndarray:

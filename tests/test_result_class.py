@@ -13,7 +13,6 @@ import pytest
 from ssmscope.api import registry, results
 from ssmscope.api.results import OverTexts, Result, record_provenance, save_together
 from ssmscope.errors import InputError
-from ssmscope.render import figure as figures
 
 
 @dataclass(frozen=True)
@@ -46,15 +45,9 @@ def test_a_verdict_is_the_headline_without_the_model(headline: str, verdict: str
     assert Told({}, "").headline == "test-told of a model" and Told({}).queries_made == ""
 
 
-def test_labels_are_fitted_on_a_sheet_of_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    fitted: list[Any] = []
-    monkeypatch.setattr(figures, "fit_labels", fitted.append)
+def test_a_figure_is_drawn_in_a_frame_of_the_users_wishes() -> None:
     own = Told({}).figure(title="t", size=3.0, start=2)
-    assert fitted == [own] and own.start == 2 and (own.frame.title, own.frame.size) == ("t", 3.0)
-    from matplotlib.figure import Figure
-
-    inner = Told({}).figure(ax=Figure().add_subplot())
-    assert fitted == [own] and inner is not own
+    assert own.start == 2 and (own.frame.ax, own.frame.title, own.frame.size) == (None, "t", 3.0)
 
 
 def test_only_the_module_of_a_kind_that_is_unknown_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

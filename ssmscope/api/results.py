@@ -123,13 +123,10 @@ class Result(ABC):
         Raises:
             InputError: the size or an option is invalid, or `ax` is given for a picture of several panels.
         """
-        from ssmscope.render.figure import Frame, fit_labels, framed
+        from ssmscope.render.figure import Frame, framed
 
         with framed(Frame(ax, title, size)) as frame:
-            figure = self.draw(frame, **options)
-            if ax is None:
-                fit_labels(figure)
-            return figure
+            return self.draw(frame, **options)
 
     def draw(self, frame: Frame, **options: Any) -> Figure:
         """Draw the picture on a `Sheet` of this frame: by default by `draw(result, frame)` of the module `drawn_by`."""

@@ -15,7 +15,6 @@ from matplotlib import font_manager
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize, to_hex
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.scale import LogScale
 from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator
@@ -23,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocat
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.render.colours import ink, ramp
+from ssmscope.render.layout import FittedLayout
 from ssmscope.render.letters import MAX_NAME_LETTERS, drawable, families, short_name
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import with_interval
@@ -128,7 +128,7 @@ class Sheet:
             self.figure = frame.ax.get_figure(root=True)  # type: ignore[assignment]
             return
         else:
-            layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.05, wspace=0.02, hspace=0.02)
+            layout = FittedLayout(w_pad=0.06, h_pad=0.05, wspace=0.02, hspace=0.02)
             self.figure = self.body = Figure(figsize=(self.width, self._height or 1.0), layout=layout)
         lines = ((own, "large", INK, 200), (below if frame.title != "" else "", "medium", SOFT, 420))
         for text, size, colour, most in lines:
@@ -141,7 +141,8 @@ class Sheet:
                 self.body = self.body.subfigures()
                 self._head += 0.07 + 0.017 * points * (1 + text.count("\n"))
         if legend:
-            names = [short_name(name, 100) for _, name in legend]
+            most = min(100, int(120 * (self.width - 0.5) / matplotlib.rcParams["font.size"]))
+            names = [short_name(name, max(most, MAX_NAME_LETTERS)) for _, name in legend]
             columns = legend_columns(names, self.width)
             self.body.legend([each for each, _ in legend], names, loc="outside upper left", ncols=columns)
             self.body = self.body.subfigures()
@@ -170,10 +171,11 @@ class Sheet:
         across: int = 1,
         count: int | None = None,
         widths: Sequence[float] | None = None,
+        least: float = MIN_PANEL_INCHES,
         **options: Any,
     ) -> list[Axes]:
-        """Return `count` panels row by row, in fewer columns if the figure is narrow. `heights` are inches of each row,
-        without the labels of its axes; `options` are matplotlib's."""
+        """Return `count` panels row by row, in fewer columns if they would be narrower than `least` inches. `heights`
+        are inches of each row, without the labels of its axes; `options` are matplotlib's."""
         count = len(heights) * across if count is None else count
         ax = self.frame.ax
         if count == 1 and ax is not None and not isinstance(ax, SubFigure):
@@ -181,7 +183,7 @@ class Sheet:
             if self.legend:
                 ax.legend([each for each, _ in self.legend], [name for _, name in self.legend])
             return [ax]
-        fitting = max(1, int(self.width / MIN_PANEL_INCHES))
+        fitting = max(1, int(self.width / least))
         if across > fitting:
             fitting = fitting if len(set(heights)) == 1 else 1
             heights = tuple(np.repeat(heights, across)[: math.ceil(count / fitting)])
@@ -232,18 +234,6 @@ def styled(axes: Axes, grid: str | None = "both") -> Axes:
     if grid is not None:
         axes.grid(axis=grid)  # type: ignore[arg-type]
     return axes
-
-
-def fit_labels(figure: Figure) -> None:
-    """Break the titles and labels of a narrow figure's panels into lines."""
-    for axes in figure.axes if figure.get_figwidth() < NARROW_INCHES else ():
-        place = axes.get_subplotspec()
-        rows, columns = place.get_gridspec().get_geometry() if place else (1, 1)
-        room = int(14 * figure.get_figwidth() / columns) - 8
-        axes.set_xlabel(textwrap.fill(axes.get_xlabel(), room))
-        axes.set_ylabel(textwrap.fill(axes.get_ylabel(), max(int(14 * figure.get_figheight() / rows) - 8, 8)))
-        if len(axes.get_title("left")) > room:
-            axes.set_title(textwrap.fill(axes.get_title("left"), room))
 
 
 def _wrapped(text: str, most: int, lines: int = 3) -> str:

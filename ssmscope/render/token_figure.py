@@ -175,7 +175,7 @@ def text_parts(at: int, text: TokenText, columns: Columns) -> Iterator[Part]:
     elif rows <= MAX_WRITTEN_ROWS and rows * len(text.tokens) <= MAX_WRITTEN_TOKENS:
         yield rows_part(text, text.rows, columns)
     else:
-        named = len(text.tokens) <= plot.MAX_NAMED
+        named = len(text.tokens) <= min(plot.MAX_NAMED, _room_below(text, columns))
         if not named:
             yield rows_part(text, text.rows[:1], columns)
         below = 0.35 + 0.07 * max(len(short_token(token, 14)) for token in text.tokens) if named else plot.AXIS_INCHES
@@ -276,6 +276,13 @@ def _strips(part: SubFigure, text: TokenText, named: bool) -> None:
     else:
         plot.integers(axes.xaxis)
         axes.set_xlabel("position")
+
+
+def _room_below(text: TokenText, columns: Columns) -> int:
+    """Return how many tokens can be named side by side below the strips of a text."""
+    names = max(min(letters(in_line(row.name)), MAX_NAME) for row in text.rows)
+    around = 0.85 * _character_inches() * (names + max(len(_right(row)) for row in text.rows))
+    return int((columns.inches - around) / (1.1 * 0.85 * _token_size() / 72))
 
 
 def name_tokens(axes: Axes, text: TokenText, *, both: bool = False) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from described import Drawn, briefly, check, spread, whole
+from described import Drawn, briefly, check, results_of, spread, whole
+from drawn import ONE_COLUMN, TEXT_WIDTH, assert_fits
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.probes.bound.result import GeneralizationBound
@@ -400,3 +401,9 @@ CASES: dict[str, Callable[[], Iterator[str]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_shown(name: str) -> None:
     check(name, CASES[name]())
+
+
+@pytest.mark.parametrize("width", [ONE_COLUMN, TEXT_WIDTH])
+@pytest.mark.parametrize(("case", "at"), [(checkpoints, 0), (lens_fits, 0), (snr, 0), (stabilities, 0)])
+def test_figures_fit_a_column(case: Callable[[], Iterator[str]], at: int, width: float) -> None:
+    assert_fits(results_of(case)[at], width)

@@ -12,7 +12,7 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import figure as plot
 from ssmscope.render.letters import short_name
 
-OUTSIDE_DISTANCE = 0.09
+OUTSIDE_INCHES, MARGIN_INCHES = 0.43, 0.7
 
 
 def draw(result: InsertionSweep, frame: plot.Frame) -> Figure:
@@ -25,12 +25,13 @@ def draw(result: InsertionSweep, frame: plot.Frame) -> Figure:
     sheet = plot.Sheet(frame, title, plot.data_line(result), legend)
     panels = sheet.panels(*[2.2] * (1 + odds), sharex=True)
     places = curves[0].places
-    ends = {place.name: -OUTSIDE_DISTANCE for place in places[:1] if place.share is None}
-    ends |= {place.name: 1 + OUTSIDE_DISTANCE for place in places[1:] if place.share is None}
-    sides = [at + side for at in ends.values() for side in (-OUTSIDE_DISTANCE / 2, OUTSIDE_DISTANCE / 2)]
+    outside = OUTSIDE_INCHES / max(sheet.width - MARGIN_INCHES - 3 * OUTSIDE_INCHES, plot.MIN_SIDE_INCHES)
+    ends = {place.name: -outside for place in places[:1] if place.share is None}
+    ends |= {place.name: 1 + outside for place in places[1:] if place.share is None}
+    sides = [at + side for at in ends.values() for side in (-outside / 2, outside / 2)]
     for axes in panels:
         for at in ends.values():
-            axes.axvspan(at - OUTSIDE_DISTANCE / 2, at + OUTSIDE_DISTANCE / 2, color=plot.EDGE, zorder=0)
+            axes.axvspan(at - outside / 2, at + outside / 2, color=plot.EDGE, zorder=0)
         axes.set_xlim(min([-0.03, *sides]), max([1.03, *sides]))
     panels[0].axhline(result.clean.value, color=plot.INK, linewidth=1, linestyle=plot.DASHED)
     for number, curve in enumerate(curves):
@@ -44,8 +45,8 @@ def draw(result: InsertionSweep, frame: plot.Frame) -> Figure:
     if odds:
         panels[1].axhline(0, color=plot.SOFT, linewidth=0.8)
         panels[1].set_ylabel("change of the log-odds")
-    outside = [(at, name.replace(" the ", "\n")) for name, at in ends.items()]
-    ticks = sorted([*((at, f"{100 * at:g}") for at in (0, 0.2, 0.4, 0.6, 0.8, 1)), *outside])
+    names = [(at, name.replace(" the ", "\n")) for name, at in ends.items()]
+    ticks = sorted([*((at, f"{100 * at:g}") for at in (0, 0.2, 0.4, 0.6, 0.8, 1)), *names])
     panels[-1].set_xticks([at for at, _ in ticks], [name for _, name in ticks])
     what = "text" if result.provenance["options"]["template"] is None else "content"
     panels[-1].set_xlabel(f"words of the {what} before the phrase, %")

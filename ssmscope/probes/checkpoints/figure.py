@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.probes.checkpoints.result import StabilityTable
-from ssmscope.probes.stability.figure import COLOURS
+from ssmscope.probes.stability.figure import COLOURS, LEGEND_INCHES
 from ssmscope.render import figure as plot
 from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import counted
@@ -38,12 +38,13 @@ def draw(result: StabilityTable, frame: plot.Frame) -> Figure:
     tall = max(plot.ROW_INCHES * len(rows), MIN_INCHES) if named else UNNAMED_INCHES
     sheet = plot.Sheet(frame, result.headline, "; ".join(said), width=10.0)
     heights = (tall, CAPACITY_INCHES) if bounded else (tall,)
-    panels = sheet.panels(*heights, across=len(measures) if not bounded else 2)
+    panels = sheet.panels(*heights, across=len(measures) if not bounded else 2, least=LEGEND_INCHES)
     for axes, (label, values) in zip(panels, measures.items()):
         axes.grid(False, axis="y")
         _by_behaviour(axes, [row.behaviour for _, row in rows], values, range(len(rows)))
-        names = [short_name(name, 24) for name, _ in rows] if named and axes is panels[0] else None
-        axes.set_yticks(range(len(rows)) if names else [], names)
+        place = axes.get_subplotspec()
+        names = [short_name(name, 24) for name, _ in rows] if named and (place is None or place.is_first_col()) else []
+        axes.set_yticks(range(len(names)), names)
         axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=label)
     panels[0].legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3)
     if bounded:

@@ -15,9 +15,10 @@ from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES, ramp
 
 COLOURS = {"stable": "#4f97cb", "marginal": "#e69f00", "unstable": "#a50026"}
-MIN_INCHES, MAX_INCHES = 2.3, 9.0
+MIN_INCHES, MAX_INCHES, LEGEND_INCHES = 2.3, 9.0, 3.6
 MAX_NAMED = 34
-LEGEND: dict[str, Any] = dict(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.1, handlelength=1.4)
+LEGEND: dict[str, Any] = dict(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, handlelength=1.4)
+LEGEND |= dict(borderaxespad=0.1, columnspacing=1.2)
 
 
 def draw(result: Stability, frame: plot.Frame) -> Figure:
@@ -25,7 +26,8 @@ def draw(result: Stability, frame: plot.Frame) -> Figure:
     median) with the text's length; at the right the norm of each layer's states at the positions."""
     counts = ", ".join(f"{number} {name}" for name, number in result.counts().items() if number)
     sheet = plot.Sheet(frame, result.headline, f"on {result.inputs}; {result.unit}: {counts}", width=10.0)
-    left, right = sheet.panels(float(np.clip(plot.ROW_INCHES * len(result.layers), MIN_INCHES, MAX_INCHES)), across=2)
+    high = float(np.clip(plot.ROW_INCHES * len(result.layers), MIN_INCHES, MAX_INCHES))
+    left, right = sheet.panels(high, across=2, least=LEGEND_INCHES)
     _half_lives(left, result)
     _norms(right, result)
     return sheet.figure
