@@ -25,7 +25,7 @@ def check_classifier(model: Model, data: Any, what: str) -> None:
         raise InputError(f"{model.name} is not a classifier: {what} needs a predicted class")
     if model.channels is not None or not isinstance(data, TextData):
         given = "a model of pixels" if model.channels is not None else f"data of {type(data).__name__}"
-        raise InputError(f"{given} was given; {what} is measured on classifiers of texts and labelled texts")
+        raise InputError(f"{given} was given; {what} needs a classifier of texts and labelled texts (load_text)")
     model.check_tokenizer()
     if not len(data):
         raise InputError(f"{data.name} ({data.split}) has no example")

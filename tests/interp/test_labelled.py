@@ -46,8 +46,8 @@ def test_classifiers_of_texts_alone(images):
     check_classifier(model, texts("a b"), "it")
     for given, data, line in (
         (language, texts("a"), "mine is not a classifier: it needs a predicted class"),
-        (images, texts("a"), "a model of pixels was given; it is measured on classifiers of texts and labelled texts"),
-        (model, PIXELS, "data of PixelData was given; it is measured"),
+        (images, texts("a"), "a model of pixels was given; it needs a classifier of texts and labelled texts"),
+        (model, PIXELS, "data of PixelData was given; it needs"),
         (dataclasses.replace(model, tokenizer=None), texts("a"), "no tokenizer"),
         (model, dataclasses.replace(texts("a"), texts=(), labels=()), r"toy \(test\) has no example"),
     ):
