@@ -289,7 +289,7 @@ def data_name(given: str | None, model: Model, known: Collection[str], else_: st
 
 
 GIVE_IMAGES = "give images to heatmap, attention, explain, knockout or sanity, with --image"
-"""What to do about a model of pixels where labelled data do not fit it."""
+"""Advice where labelled data do not fit a model of pixels."""
 
 
 def check_fits(model: Model, data: ExampleData, most: int) -> None:

@@ -31,7 +31,7 @@ REMEDIES: dict[int | None, str] = {
     errno.ENAMETOOLONG: "give a shorter name",
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is where a directory is meant"),
 }
-"""What to do about an error of writing, by its number, which torch and safetensors hide; others: write elsewhere."""
+"""Advice about an error of writing, by its number, which torch and safetensors hide; about others: write elsewhere."""
 READ_ATTEMPTS = 20
 """Attempts, 10 ms apart, to read a file that another process may be replacing."""
 

@@ -145,7 +145,7 @@ def test_a_classifier_is_trained_on_the_training_split(repository):
 
 
 def test_a_hub_that_does_not_answer_is_asked_once_and_briefly(monkeypatch, tmp_path):
-    """Where the data set may be in a cache, or `datasets` does not ask, it is left to `datasets`."""
+    """`datasets` decides where the data set may be in a cache, or where it does not ask."""
     asked, cached = [], []
 
     def answering(answer: Exception | None):

@@ -1,4 +1,4 @@
-"""What is put on the hub, the card by which its tables are read, and models read from the hub's cache."""
+"""Tests of what is put on the hub, the card by which its tables are read, and models read from the hub's cache."""
 
 from __future__ import annotations
 
