@@ -271,7 +271,7 @@ def test_what_can_be_asked(model, batch, pixels, tmp_path):
 
 
 def test_a_report_on_a_picture(pixels, analyze, tmp_path):
-    """A report leaves out, with a note, what does not apply: layers that read both ways, and patches in place of pixels."""
+    """A report leaves out, with a note, what does not apply: layers that read both ways, patches in place of pixels."""
     plan: dict[str, Any] = {"models": [str(written(tmp_path / "vision", stored()))]}
     Image.fromarray(pixels[0]).save(tmp_path / "image.png")
     plan["analyses"] = [{verb: {"image": str(tmp_path / "image.png")}} for verb in ("heatmap", "attention", "explain")]
