@@ -12,7 +12,7 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import figure as plot
 from ssmscope.render.letters import short_name
 
-OUTSIDE_INCHES, MARGIN_INCHES = 0.43, 0.7
+OUTSIDE_INCHES, MARGIN_INCHES = 0.5, 0.7
 
 
 def draw(result: InsertionSweep, frame: plot.Frame) -> Figure:
