@@ -285,14 +285,14 @@ class Model:
                 written tokens, see `ssmscope.core.lasting_edits`; "state" edits after −1 change the state at each run's
                 end. Those of a context around, `edited`, act in every run.
             temperature: 0 for the likeliest token; else one is drawn from softmax(logits / temperature).
-            top_k, top_p: number, and probability, of the likeliest tokens that one is drawn from.
+            top_k: number of the likeliest tokens that one is drawn from.
+            top_p: probability of the likeliest tokens that one is drawn from.
             seed: random seed; with the same one, a prompt is continued in the same way, its copies in others.
             stop: strings that end a text, or a function from its written ids to True if they do.
             batch_size: texts written together, 32 by default; all with edits, which may have values for every text.
             keep_states: keep the states before each text's last token is read.
 
-        Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that cannot write so
-        many tokens: a classifier, say, or one that reads both ways.
+        Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that cannot write so much.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
         sampling = Sampling(temperature, top_k, top_p, seed)
