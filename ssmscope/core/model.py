@@ -292,7 +292,8 @@ class Model:
             batch_size: texts written together, 32 by default; all with edits, which may have values for every text.
             keep_states: keep the states before each text's last token is read.
 
-        Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that cannot write so much.
+        Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that cannot write so
+        many tokens: a classifier, say, or one that reads both ways.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
         sampling = Sampling(temperature, top_k, top_p, seed)
