@@ -10,9 +10,9 @@ from drawn import TEXT_WIDTH, assert_fits
 from ssmscope.api.results import Result
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded"
-KINDS = {file.stem: file for file in sorted(RECORDED.glob("*/*.json"))}
+FILE_BY_KIND = {file.stem: file for file in sorted(RECORDED.glob("*/*.json"))}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FILE_BY_KIND)
 def test_every_recorded_kind_fits(kind: str) -> None:
-    assert_fits(Result.load(KINDS[kind]), TEXT_WIDTH)
+    assert_fits(Result.load(FILE_BY_KIND[kind]), TEXT_WIDTH)
