@@ -63,7 +63,31 @@ def attend(mixer: Any, layer: GroupTrace) -> Attended:
     if W_Q is None:
         return Attended(torch.full_like(reads, 1 / len(recurrences)), reads)
     metric = at_least_float32(W_Q).mT @ at_least_float32(W_K) / len(W_Q) ** 0.5  # qᵀ W_K h / √N = h^lᵀ metric h
-    return Attended(_scores(recurrences, starts, metric).softmax(-1), reads)
+    scalar = all(r.one_decay_per_head for r in recurrences)
+    return Attended((_scores_by_scans if scalar else _scores)(recurrences, starts, metric).softmax(-1), reads)
+
+
+def _scores_by_scans(recurrences: tuple[Recurrence, ...], starts: tuple[Tensor | None, ...], metric: Tensor) -> Tensor:
+    """Return h^lᵀ M h^j, (batch, length, heads, width, modules), where all states of a head decay alike, without the
+    states. As h_t = a h_{t−1} + v b of every channel, with v the number that is written, the score is a state itself:
+
+        z_t = a^l a^j z_{t−1} + v^j (h^l_tᵀ M b^j_t) + v^l (b^l_tᵀ M h^j_t) − v^l v^j (b^l_tᵀ M b^j_t),
+
+    and what it is written are outputs of scans, of module l read by M b^j and of module j read by Mᵀ b^l."""
+    own, heads = recurrences[0], recurrences[0].shape[2]
+    by_own = [replace(own, c=r.b @ metric.mT, D=None) for r in recurrences]
+    by_other = [replace(r, c=own.b @ metric, D=None) for r in recurrences]
+    number = len(recurrences)
+    outputs = [one.y for one in ops.scan_all(by_own + by_other, [starts[0]] * number + [*starts])]
+    scores = []
+    for r, start, of_own, of_other in zip(recurrences, starts, outputs, outputs[number:]):
+        both = by_head((own.b @ metric * r.b).sum(-1, keepdim=True), heads)
+        new = r.written * of_own + own.written * (of_other - r.written * both)
+        z = torch.zeros_like(new[:, 0])
+        if start is not None and starts[0] is not None:
+            z = (starts[0] @ metric * start).sum(-1)
+        scores.append(scan_numbers(own.log_decay() + r.log_decay(), new, z))
+    return torch.stack(scores, dim=-1)
 
 
 def _scores(recurrences: tuple[Recurrence, ...], starts: tuple[Tensor | None, ...], metric: Tensor) -> Tensor:
