@@ -35,7 +35,7 @@ NOT_TRIED_ON_5 = $(addprefix tests/architectures/test_,attention_options.py conc
     $(addprefix tests/training/test_,compiling.py data.py disk.py objectives.py plan.py recording.py resume.py selectivity.py)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
-NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
+NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub|numpy)==
 
 # Kernels of Triton, compared with torch in triton's interpreter: on the release of triton that GPUs were measured with, whose
 # interpreter wants an older numpy.
@@ -68,8 +68,8 @@ pytest: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	$(THREADS) SSMSCOPE_FUZZ=$(EXAMPLES) SSMSCOPE_FUZZ_PARTS=$(PARTS) $(VENV)/bin/pytest -q -rA -n $(WORKERS) --dist worksteal tests/fuzz $(if $(VERB),-k "$(VERB)")
 
-test-kernels: $(VENV)-triton/.dev
-	$(THREADS) TRITON_INTERPRET=1 $(VENV)-triton/bin/pytest -q -n $(WORKERS) --dist worksteal $(KERNELS)
+test-kernels: $(VENV)-transformers5/.dev
+	$(THREADS) TRITON_INTERPRET=1 $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist worksteal $(KERNELS)
 
 # Which share of plausible one-line mistakes the tests notice: a seeded sample of SAMPLE of each area. Under two hours on
 # two cores; with AREAS=measures of that one.
@@ -123,12 +123,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)-transformers5/.dev: pyproject.toml constraints.txt | $(VENV)-transformers5/bin/python
 	grep -vE '$(NOT_ON_5)' constraints.txt > $(VENV)-transformers5/constraints.txt
-	$(PYTHON) tools/install.py $(VENV)-transformers5 --quiet --upgrade -c $(VENV)-transformers5/constraints.txt -e ".[dev,lm-eval]" "transformers>=5,<6"
-	touch $@
-
-$(VENV)-triton/.dev: pyproject.toml constraints.txt | $(VENV)-triton/bin/python
-	grep -vE '^numpy==' constraints.txt > $(VENV)-triton/constraints.txt
-	$(PYTHON) tools/install.py $(VENV)-triton --quiet -c $(VENV)-triton/constraints.txt -e ".[dev]" $(TRITON)
+	$(PYTHON) tools/install.py $(VENV)-transformers5 --quiet --upgrade -c $(VENV)-transformers5/constraints.txt -e ".[dev,lm-eval]" "transformers>=5,<6" $(TRITON)
 	touch $@
 
 $(VENV)-beside/.dev: OTHERS = transformer-lens==4.3.0 nnsight==0.8.1
@@ -144,4 +139,4 @@ $(VENV)-beside/.dev $(VENV)-inseq/.dev: %/.dev: pyproject.toml | %/bin/python
 	$(PYTHON) -m venv $* || { rm -rf $*; echo "python's venv module is missing; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(VENV)-transformers5 $(VENV)-triton $(VENV)-beside $(VENV)-inseq demo-output build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-transformers5 $(VENV)-beside $(VENV)-inseq demo-output build dist .mypy_cache .pytest_cache .ruff_cache
