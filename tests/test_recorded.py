@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_are_as_recorded(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if {"--data", "--limit", "snr"} & set(CASES[case]) and "SSMSCOPE_DATA" not in os.environ:
+    if {"--data", "--limit", "snr", "sst2"} & set(CASES[case]) and "SSMSCOPE_DATA" not in os.environ:
         pytest.skip("reads a data set; set SSMSCOPE_DATA to try it")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "120")

@@ -56,7 +56,8 @@ def test_a_bias_steers_as_the_edit_does(name, tmp_path):
     assert json.loads((where / "control_vector.json").read_text())["strength"] == -1.5
 
 
-def test_the_command_exports_a_shipped_model(analyze, tmp_path):
+def test_the_command_exports_a_shipped_model(analyze, tmp_path, real_data):
+    real_data("books", "test")
     line = "--text", "The old man", "--toward", "I am glad.", "--away", "I am sad.", "--layer", "3", "--limit", "2"
     where = tmp_path / "glad"
     options = "--strengths", "3", "--random", "1", "--export", where, "--export-strength", "3", "--generate", "6"
