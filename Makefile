@@ -32,7 +32,7 @@ ON_5 = $(ON_BOTH) $(addprefix tests/test_,affine.py cli.py cli_interp.py inferen
 NOT_TRIED_ON_5 = $(addprefix tests/architectures/test_,attention_options.py concrete.py config_values.py damaged.py \
     default_sizes.py delta.py diff_mamba.py fla_fields.py gfssm.py groupmamba.py mamba2attn.py mamba3.py mamba_ssm.py \
     mambavision.py vim.py weight_files.py) \
-    $(addprefix tests/evaluation/test_,forking.py plans.py running.py store.py) \
+    tests/evaluation \
     $(addprefix tests/training/test_,compiling.py data.py disk.py objectives.py plan.py recording.py resume.py selectivity.py)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1

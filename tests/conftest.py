@@ -43,7 +43,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 FIRST = (
     "test_recorded",
-    "reports/test_engines",
     "reports/test_browser",
     "training/test_kinds",
     "test_training",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exhaustive import ALL
 from planned import TEXT, jobs_of, numbers, run, tiny_model, unpainted
 
 import ssmscope.architectures.loading.load
@@ -122,6 +123,7 @@ def cluster() -> Iterator[Any]:
         made.shutdown()
 
 
+@pytest.mark.skipif(not ALL, reason="three nodes need both cores for half a minute: set SSMSCOPE_EXHAUSTIVE=all")
 def test_a_node_that_dies_takes_no_job_with_it_and_the_numbers_are_those_of_one_process(
     models, tmp_path, cluster, monkeypatch
 ) -> None:
