@@ -64,7 +64,7 @@ def attend(mixer: Any, layer: GroupTrace) -> Attended:
         return Attended(torch.full_like(reads, 1 / len(recurrences)), reads)
     metric = at_least_float32(W_Q).mT @ at_least_float32(W_K) / len(W_Q) ** 0.5  # qᵀ W_K h / √N = h^lᵀ metric h
     scalar = all(r.one_decay_per_head for r in recurrences)
-    return Attended((_scores_by_scans if scalar else _scores)(recurrences, starts, metric).softmax(-1), reads)
+    return Attended((_scores_by_scans if scalar else _scores_by_states)(recurrences, starts, metric).softmax(-1), reads)
 
 
 def _scores_by_scans(recurrences: tuple[Recurrence, ...], starts: tuple[Tensor | None, ...], metric: Tensor) -> Tensor:
@@ -90,14 +90,14 @@ def _scores_by_scans(recurrences: tuple[Recurrence, ...], starts: tuple[Tensor |
     return torch.stack(scores, dim=-1)
 
 
-def _scores(recurrences: tuple[Recurrence, ...], starts: tuple[Tensor | None, ...], metric: Tensor) -> Tensor:
+def _scores_by_states(recurrences: tuple[Recurrence, ...], starts: tuple[Tensor | None, ...], metric: Tensor) -> Tensor:
     """Return h^lᵀ metric h^j, (batch, length, heads, width, modules). States are computed in chunks of time, and again
     for the backward pass: those of a long text are never all in memory."""
     batch, length, heads, width, state = recurrences[0].shape
     zero = recurrences[0].x.new_zeros(batch, heads, width * state)
     H = tuple(zero if start is None else start.flatten(2) for start in starts)
     step = max(1, (MAX_CPU_STATE_NUMBERS if zero.device.type == "cpu" else MAX_STATE_NUMBERS) // zero.numel())
-    run = partial(checkpointed, _scores_chunk) if torch.is_grad_enabled() else _scores_chunk
+    run = partial(checkpointed, _chunk_of_states) if torch.is_grad_enabled() else _chunk_of_states
     parts = []
     for start in range(0, length, step):
         scores, H = run(tuple(r.between(start, start + step) for r in recurrences), H, metric)
@@ -105,7 +105,7 @@ def _scores(recurrences: tuple[Recurrence, ...], starts: tuple[Tensor | None, ..
     return torch.cat(parts, dim=1)
 
 
-def _scores_chunk(recurrences: tuple[Recurrence, ...], H: tuple[Tensor, ...], metric: Tensor):
+def _chunk_of_states(recurrences: tuple[Recurrence, ...], H: tuple[Tensor, ...], metric: Tensor):
     states = [_states(r, start) for r, start in zip(recurrences, H)]
     by_channel = [rearrange(each, "b t h (p n) -> b t h p n", n=len(metric)) for each in states]
     query = by_channel[0] @ metric
