@@ -79,7 +79,8 @@ def _run(job: Job, place: str, deadline: float) -> bool:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     spent = job.log.with_suffix(".seconds")
     before, start, code = float(spent.read_text()) if spent.exists() else 0.0, time.monotonic(), 0
-    print("; ".join(" ".join(words) for words in job.commands), flush=True)
+    line = "; ".join(" ".join(words) for words in job.commands)
+    print(line + "\n", end="", flush=True)  # in one piece, as other workers print too
     with job.log.open("a") as log:
         for words in job.commands:
             process = subprocess.Popen([sys.executable, *words], env=environment, stdout=log, stderr=log)
