@@ -57,6 +57,8 @@ BOOKS = {**QUESTIONED, **GROUPED}
 """Differential Mamba's Figures 3 and 7, and GroupMamba's k."""
 TASKS = ("fuzzy-recall", "compression", "associative-recall", "noisy-recall", "selective-copying", "memorization")
 """MAD's; what is ablated is trained on the first two."""
+LOSS = "--data books --length 4096 --device auto"
+"""The loss by position in windows of eight times the rows that were trained on."""
 SEEDS = (0, 1, 2)
 RESULTS = Path(__file__).parent / "results" / "reference.jsonl"
 PROMPTS = RESULTS.with_name("prompts.jsonl")
@@ -89,8 +91,8 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
                 options = f"--split validation --epochs 15 --embedding-dropout 0.3 --seed {seed}"
                 found[f"wikitext2-{name}-{seed}"] = f"{name} --data wikitext2 {options}"
     if "books" in sets:
-        for seed in SEEDS:
-            for name, model in BOOKS.items():
+        for name, model in BOOKS.items():
+            for seed in SEEDS:
                 options = f"--epochs 4 --precision tf32{fused} --seed {seed}"
                 found[f"books-{name}-{seed}"] = f"{model} --data books {options}"
     if "babi" in sets:
@@ -114,14 +116,16 @@ def train(arguments: argparse.Namespace) -> None:
     known, jobs = {record["run"] for record in running.read(RESULTS)}, []
     for name, command in runs(arguments.sets, bool(arguments.gpus), arguments.out).items():
         out = arguments.out / name
-        words = ["-m", "ssmscope", "train", *shlex.split(command), "--out", str(out)]
+        commands = [["-m", "ssmscope", "train", *shlex.split(command), "--out", str(out)]]
+        if name.startswith("books-"):
+            commands.append(["-m", "ssmscope", "loss", str(out), *shlex.split(LOSS), "--out", str(out)])
         needs = frozenset({f"{BASE}{name[-1]}"} if "--init-from" in command else ())
         done = partial(known.__contains__, name)
         if name.startswith(BASE):
             further = {f"instruct-{arm}-{name[-1]}" for arm in PROMPTED}
             done = (lambda: True) if further <= known else (out / "training.json").exists
         ended = partial(record, name, out)
-        jobs.append(running.Job(name, [words], out.with_suffix(".log"), done, needs, ended))
+        jobs.append(running.Job(name, commands, out.with_suffix(".log"), done, needs, ended))
     running.run(jobs, arguments.gpus.split(",") * arguments.each, arguments.minutes)
 
 
@@ -131,7 +135,13 @@ def record(name: str, out: Path, seconds: float) -> None:
     command = found["command"].rpartition(" --out ")[0]
     kept = {"run": name, "command": command, "seconds": round(seconds), "torch": found["versions"]["torch"]}
     kept |= {"parameters": found["parameters"], "epochs": found["epochs_run"]}
-    running.add(RESULTS, kept | {field: found["test"][field] for field in ("accuracy", "interval", "cross_entropy")})
+    kept |= {field: found["test"][field] for field in ("accuracy", "interval", "cross_entropy")}
+    if name.startswith("books-"):
+        kept["validation"] = [epoch["validation_loss"] for epoch in found["history"]]
+        loss = json.loads((out / "loss.json").read_text())
+        edges = [f"{first + 1:,}–{last:,}" for first, last in loss["bins"]]
+        kept["by_position"] = dict(zip(edges, (each["value"] for each in loss["summaries"][0]["bins"]), strict=True))
+    running.add(RESULTS, kept)
 
 
 def groups() -> dict[str, list[dict]]:
@@ -192,6 +202,20 @@ def grouped_table() -> list[str]:
     sizes = {arm: found[run]["parameters"] for arm in GROUPED if (run := f"{TASKS[0]}-{arm}-0") in found}
     names = {arm: arm.replace("groupmamba-k", "k = ").replace("-", ", ") for arm in GROUPED if arm != "mamba2"}
     return running.arms_table(arms, "mamba2", names, sizes)
+
+
+def books_table() -> list[str]:
+    """Return the table of docs/differential-mamba.md: validation loss after each epoch (Figure 7), test perplexity and
+    loss by position on books (Figure 3), with differences from Mamba-2."""
+    found = {record["run"]: record for record in running.read(RESULTS)}
+
+    def measured(record: dict) -> dict[str, float]:
+        epochs = {f"epoch {epoch}": loss for epoch, loss in enumerate(record["validation"], 1)}
+        return epochs | {"perplexity": math.exp(record["cross_entropy"])} | record["by_position"]
+
+    records = {arm: [found.get(f"books-{arm}-{seed}") for seed in SEEDS] for arm in QUESTIONED}
+    arms = {arm: [measured(record) for record in runs] for arm, runs in records.items() if None not in runs}
+    return running.arms_table(arms, "mamba2")
 
 
 def position(arguments: argparse.Namespace) -> None:
