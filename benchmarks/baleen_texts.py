@@ -338,7 +338,7 @@ def planted_table() -> list[str]:
 def _fidelity_table(arms_of_data: dict[str, tuple[str, ...]]) -> list[str]:
     """Return a table's lines: per data set the accuracy, the share of heads that select and ΔA × 100 of each arm, and
     after each Baleen its difference, seed by seed, from the last Mamba-2."""
-    methods = ("lrp", "ig", "survival", "self-write")
+    methods = ("lrp", "ig", "gradxinput", "gradcam", "survival", "self-write")
     lines = [
         f"| | | accuracy | heads that select | {' | '.join(f'`{m}`' for m in methods)} |",
         "|---|---|---|---|" + "---|" * len(methods),
