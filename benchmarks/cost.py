@@ -1,5 +1,5 @@
 """Cost of an architecture compared with Mamba-2 of the same sizes: seconds of a forward pass and of a step of training,
-and the peak of memory, by the length of the sequences (Baleen's "no extra cost"; Differential Mamba, Tables 7 and 8).
+and the peak of memory, by the length of the sequences (Baleen's "linear-time" kernel; Differential Mamba, Tables 7, 8).
 
     python benchmarks/cost.py                                            # on the CPU: 4 layers of width 256
     python benchmarks/cost.py --width 1024 --layers 48 --lengths 512,1024,2048,4096,8192 --batch 1   # a GPU, 370 M

@@ -38,6 +38,10 @@ ABLATED = {
     "diff-mamba-hybrid": "diff-mamba --differential-layers hybrid",
     "diff-mamba-without-norm": "diff-mamba --no-normalize",
     "diff-mamba-scalar": "diff-mamba --lambda-form scalar",
+    "diff-s6-without-norm": "diff-mamba --scope s6 --no-normalize",
+    "diff-s6-scalar": "diff-mamba --scope s6 --lambda-form scalar",
+    "diff-s6-scalar-without-norm": "diff-mamba --scope s6 --lambda-form scalar --no-normalize",
+    "diff-mamba-scalar-without-norm": "diff-mamba --lambda-form scalar --no-normalize",
     "diff-mamba-exponential": "diff-mamba --lambda-form exponential",
 }
 """Differential Mamba's Table 2."""
@@ -181,7 +185,8 @@ def accuracies(*names: str) -> list[str]:
     rows = [f"| model | {' | '.join(TASKS)} |", "|---" * (1 + len(TASKS)) + "|"]
     for name in names:
         cells = [[each["accuracy"] for each in found.get(f"{task}-{name}", [])] for task in TASKS]
-        rows.append(f"| {name} | {' | '.join(running.told(cell) if len(cell) > 1 else '' for cell in cells)} |")
+        if any(cells):
+            rows.append(f"| {name} | {' | '.join(running.told(cell) if len(cell) > 1 else '' for cell in cells)} |")
     return rows
 
 

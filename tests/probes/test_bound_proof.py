@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssmscope.probes.bound.terms import log_sums, softplus
+from ssmscope.probes.bound.terms import log_lower_bound, log_sums, softplus
 
 SSM = dict[str, np.ndarray]
 """Parameters A (channels, state), W_B and W_C (state, channels), p (), q and w (channels,)."""
@@ -121,3 +121,20 @@ def test_the_covers_are_chosen_best() -> None:
     others = best * np.exp(0.2 * random.normal(size=(2000, 5)))
     others *= eps / (others @ beta)[:, None]
     assert (alpha / others**2).sum(1).min() > gamma**3 / eps**2
+
+
+@pytest.mark.parametrize("s_A", [0.0, 0.2])
+def test_the_lower_bound_holds_for_inputs_that_are_all_1_and_many_examples(s_A: float) -> None:
+    """Theorem 4.1, on appendix G's models (Eq. 87; a step Δ = 1 needs p = ln(e − 1)): on equal inputs the complexity of
+    all w y with |w| ≤ B_w is B_w |y| E|Σ σ| / m. For an odd m it is above the bound, for an even m below it, and for
+    inputs that are all 0, which are in [−1, 1] too, it is 0."""
+    B_w, length = 3.0, 10
+    model = {"A": np.full((1, 1), math.log1p(s_A)), "W_B": np.ones((1, 1)), "W_C": np.ones((1, 1))}
+    model |= {"p": np.array(math.log(math.e - 1)), "q": np.zeros(1), "w": np.ones(1)}
+    reached = run(model, np.ones((length, 1)))[2]
+    for m in (1, 2, 7, 8, 301, 400):
+        signs = sum(math.comb(m, k) * abs(2 * k - m) for k in range(m + 1)) / 2**m
+        complexity, bound = B_w * reached * signs / m, math.exp(log_lower_bound(s_A, B_w, length=length, examples=m))
+        assert (complexity > bound) == (m % 2 == 1)
+    assert complexity == pytest.approx(bound, rel=1e-3)
+    assert run(model, np.zeros((length, 1)))[2] == 0
