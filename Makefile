@@ -19,13 +19,10 @@ export PYTHONDONTWRITEBYTECODE =
 THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 # Each file goes to one worker, which makes what its tests share once; conftest.py has the longest begin first.
 SPREAD = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# What is about transformers' own code, models, tokenizers and saved files: every architecture's contract, the shipped models,
-# training, explanations and searches that go through its layers.
+# What is about transformers' own code, models, tokenizers and saved files: every architecture's contract, in which each
+# method explains and each edit writes, the shipped models, training.
 ON_BOTH = tests/contracts tests/architectures tests/evaluation tests/training tests/test_training.py tests/test_demos.py \
-    tests/test_intercept.py tests/attacks/test_hotflip.py tests/attacks/test_prompts.py \
-    tests/attacks/test_prompt_inputs.py \
-    $(addprefix tests/interp/test_,attending.py captum.py lrp.py methods.py) \
-    $(addprefix tests/probes/test_,evaluate.py lens.py token_loss.py) \
+    tests/test_intercept.py tests/probes/test_evaluate.py \
     $(addprefix tests/data/test_,byte_pairs.py language.py tokenizer.py)
 # What is run on release 5 too, and what of the above is not: our own equations, plans, options and files.
 ON_5 = $(ON_BOTH) $(addprefix tests/test_,affine.py cli.py cli_interp.py inference_mode.py model.py package.py)
@@ -33,7 +30,7 @@ NOT_TRIED_ON_5 = $(addprefix tests/architectures/test_,attention_options.py conc
     default_sizes.py delta.py diff_mamba.py fla_fields.py gfssm.py groupmamba.py mamba2attn.py mamba3.py mamba_ssm.py \
     mambavision.py vim.py weight_files.py) \
     tests/evaluation \
-    $(addprefix tests/training/test_,compiling.py data.py disk.py objectives.py plan.py recording.py resume.py selectivity.py)
+    $(addprefix tests/training/test_,compiling.py data.py disk.py instructions.py objectives.py plan.py recording.py resume.py selectivity.py)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub|numpy)==
