@@ -281,8 +281,11 @@ NORMS = {
     "norm_p": "abs(p)",
     "norm_q": "‖q‖₂",
     "norm_W_B": "‖W_B‖₂",
+    "norm_W_B_entrywise": "‖W_B‖₁,₁",
     "norm_W_C": "‖W_C‖₂",
+    "norm_W_C_entrywise": "‖W_C‖₁,₁",
     "norm_A": "max abs(A)",
+    "norm_u": "max ‖u‖₂",
     "training_loss": "loss",
 }
 """Columns of the paper's Table 3 by their names in a run's history."""

@@ -252,7 +252,7 @@ def run(root: Path, code: str, *arguments: str) -> str:
         ("reference", "prompt_table", "robustness", "| ours | mamba2 | 0.706 ± 0.084 |"),
         ("reference", "gfssm_table", "gfssm", "| mamba2 | 0.887 ± 0.070 |"),
         ("gfssm", "table_lines", "gfssm", "| mamba2 | 5.214 ± 0.057 |"),
-        ("experiments", "norm_table", "stability", "| 1 | 0.001 ± 0.013 |"),
+        ("experiments", "norm_table", "stability", "| 1 | −0.003 ± 0.004 |"),
         ("experiments", "slope_table", "stability", "| majority | 0.004 ± 0.008 |"),
         ("generation", "docs_table", "generation", "| mamba-130m | 1 | 18.6 | 18.3"),
         ("generation", "gpu_table", "generation", "| mamba-130m | 1 | 287 | 60.4"),

@@ -83,13 +83,14 @@ def prior_in(epoch: int, options: Mapping[str, Any], prior: float) -> float:
 
 
 def monitored(module: nn.Module) -> dict[str, float]:
-    """Return numbers to report next to the loss: s_A and the norms of a selective SSM, the mean λ of a Differential
-    Mamba."""
+    """Return numbers to report next to the loss: s_A, the norms and the largest embedding of a selective SSM, the mean
+    λ of a Differential Mamba."""
     found = {}
-    for part in module.modules():
-        if isinstance(part, SelectiveSSM):
-            found = {"spectral_abscissa": part.spectral_abscissa, **part.norms()}
     with torch.no_grad():
+        for part in module.modules():
+            if isinstance(part, SelectiveSSM):
+                largest = module.get_input_embeddings().weight.norm(dim=1).max().item()
+                found = {"spectral_abscissa": part.spectral_abscissa, **part.norms(), "norm_u": largest}
         weights = [float(m.current_lambda()) for m in module.modules() if isinstance(m, Subtraction)]
     return found | ({"mean_lambda": sum(weights) / len(weights)} if weights else {})
 

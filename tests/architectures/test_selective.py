@@ -19,6 +19,7 @@ from ssmscope.architectures.own.selective import (
 )
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.model import Model
+from ssmscope.training.fitting import monitored
 
 IDS = torch.tensor([[5, 17, 3, 9, 11], [7, 8, 9, 1, 2]])
 SIZES = dict(vocab_size=23, hidden_size=6, state_size=3)
@@ -143,3 +144,18 @@ def test_training_learns_to_recall():
         losses.append(loss.item())
     assert sum(losses[-10:]) / 10 < 0.3, losses[-10:]
     assert all(not torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_norms_are_those_of_the_papers_table(language):
+    """Table 3's columns, of weights whose norms are known."""
+    ssm = language.backbone.ssm
+    with torch.no_grad():
+        ssm.W_B.copy_(torch.tensor([[3.0, -4.0, 0, 0, 0, 0], [0] * 6, [0] * 6]))
+        ssm.W_C.copy_(torch.diag(torch.tensor([2.0, -1.0, 5.0])).repeat(1, 2))
+        language.backbone.embedding.weight[7] = torch.tensor([10.0, 0, 0, 0, -10.0, 0])
+    found = monitored(language)
+    assert (found["norm_W_B"], found["norm_W_B_entrywise"]) == pytest.approx((5, 7))
+    assert (found["norm_W_C"], found["norm_W_C_entrywise"]) == pytest.approx((5 * 2**0.5, 16))
+    assert found["norm_u"] == pytest.approx(200**0.5)
+    assert (found["norm_p"], found["norm_q"]) == pytest.approx((abs(float(ssm.p_delta)), float(ssm.q_delta.norm())))
+    assert (found["norm_A"], found["spectral_abscissa"]) == pytest.approx((float(-ssm.A.min()), -0.1))

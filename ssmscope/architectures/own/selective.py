@@ -45,9 +45,11 @@ class SelectiveSSM(ReadMixer, nn.Module):
         return self.A.max().item()
 
     def norms(self) -> dict[str, float]:
-        """Return |p|, the Euclidean norm of q, the spectral norms of W_B and W_C, and max |A| (Table 3)."""
+        """Return |p|, the Euclidean norm of q, max |A|, and the spectral and entrywise ℓ₁ norms of W_B and W_C
+        (Honarpisheh et al., Table 3)."""
         found = {"p": self.p_delta.abs().max(), "q": self.q_delta.norm(), "A": self.A.abs().max()}
-        found |= {"W_B": torch.linalg.matrix_norm(self.W_B, 2), "W_C": torch.linalg.matrix_norm(self.W_C, 2)}
+        for name, weight in (("W_B", self.W_B), ("W_C", self.W_C)):
+            found |= {name: torch.linalg.matrix_norm(weight, 2), f"{name}_entrywise": weight.abs().sum()}
         return {f"norm_{name}": value.item() for name, value in found.items()}
 
 
