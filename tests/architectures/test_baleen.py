@@ -134,6 +134,26 @@ def test_expected_gates_give_the_expected_output(base, gate):
         assert ((mean - plain).abs() > 8 * error).any()
 
 
+def test_a_sampled_step_is_in_the_decay_and_in_what_is_written(base):
+    """Eq. 8, token by token, with steps whose share of the mean is exponential: of mean 1 and mean square 2."""
+    mixer = mixers(baleen.convert(base, "exponential"))[0]
+    u, draws = torch.randn(1, 8, 16), 5_000
+    with torch.no_grad():
+        steps = baleen.compute_terms(mixer.eval(), u).recurrence.delta
+        layer = baleen.compute_terms(mixer.train(), u.expand(draws, -1, -1))
+        r, y = layer.recurrence, layer.scan()[0].y
+    share = r.delta / steps
+    assert share.mean().item() == pytest.approx(1, abs=0.02) and share.pow(2).mean().item() == pytest.approx(2, abs=0.1)
+    state, worst = 0.0, 0.0
+    for at in range(8):
+        delta = r.delta[:, at, :, None, None]
+        write = delta * r.x[:, at, :, :, None] * r.b[:, at, :, None, :]
+        state = state * torch.exp(r.A.detach()[:, None] * delta) + write
+        expected = (state * r.c[:, at, :, None, :]).sum(-1) + r.D.detach()[:, None] * r.x[:, at]
+        worst = max(worst, float((y[:, at].reshape_as(expected) - expected).abs().max()))
+    assert worst < 1e-4 * y.abs().max()
+
+
 @pytest.mark.parametrize("gate", ["bernoulli", "exponential"])
 def test_conversion_adds_no_parameter(base, gate):
     before = {name: t.clone() for name, t in base.state_dict().items()}
