@@ -165,7 +165,7 @@ def table(arguments: argparse.Namespace) -> None:
         each = ", ".join(f"{a:.4f}" for a in accuracies)
         size, epochs = records[0]["parameters"], records[0]["epochs"]
         print(f"| {name} | {size:,} | {epochs} | {each} | {running.told(accuracies)} | {running.told(losses)} |")
-    for lines in (mad_table(), gfssm_table()):
+    for lines in (mad_table(), gfssm_table(), grouped_table(), books_table()):
         print("", *lines, sep="\n")
 
 
@@ -210,8 +210,8 @@ def grouped_table() -> list[str]:
 
 
 def books_table() -> list[str]:
-    """Return the table of docs/differential-mamba.md: validation loss after each epoch (Figure 7), test perplexity and
-    loss by position on books (Figure 3), with differences from Mamba-2."""
+    """Return Differential Mamba's Figures 7 and 3 on books as a table: validation loss after each epoch, test perplexity
+    and loss by position, with differences from Mamba-2; no lines until Mamba-2 has all seeds."""
     found = {record["run"]: record for record in running.read(RESULTS)}
 
     def measured(record: dict) -> dict[str, float]:
@@ -220,7 +220,7 @@ def books_table() -> list[str]:
 
     records = {arm: [found.get(f"books-{arm}-{seed}") for seed in SEEDS] for arm in QUESTIONED}
     arms = {arm: [measured(record) for record in runs] for arm, runs in records.items() if None not in runs}
-    return running.arms_table(arms, "mamba2")
+    return running.arms_table(arms, "mamba2") if "mamba2" in arms else []
 
 
 def position(arguments: argparse.Namespace) -> None:
