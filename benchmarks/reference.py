@@ -210,8 +210,8 @@ def grouped_table() -> list[str]:
 
 
 def books_table() -> list[str]:
-    """Return Differential Mamba's Figures 7 and 3 on books as a table: validation loss after each epoch, test perplexity
-    and loss by position, with differences from Mamba-2; no lines until Mamba-2 has all seeds."""
+    """Return Differential Mamba's Figures 7 and 3 on books as a table: validation loss after each epoch, test
+    perplexity and loss by position, with differences from Mamba-2; no lines until Mamba-2 has all seeds."""
     found = {record["run"]: record for record in running.read(RESULTS)}
 
     def measured(record: dict) -> dict[str, float]:
