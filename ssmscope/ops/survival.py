@@ -1,7 +1,7 @@
 """Survival of tokens: what is left in a recurrence's state of what was written at each position.
 
 At s a recurrence writes W_s = x_s b_sᵀ (Δ_s and β_s within x_s), of which R_s = W_s ∏_{s<r≤T} M_r is left at T, M_r the
-transition: a_r, a_r (I − β_r b_r b_rᵀ) of the delta rule, or a_r (I − β_r e_r r_rᵀ) of the generalised one. The
+transition: a_r, a_r (I − β_r b_r b_rᵀ) of the delta rule, or a_r − β_r e_r r_rᵀ of the generalised one. The
 state H_T is Σ_s R_s plus the remainder of the state before the first position. W_s has rank one and the transitions
 act on its key alone, so R_s = x_s k_sᵀ with the key b_s as it is at T: one sweep from the end gives every k_s, and
 ‖R_s‖ = ‖x_s‖ ‖k_s‖. Log-decays are summed from the end, never taken as differences of sums from the beginning.
@@ -233,10 +233,15 @@ def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
 
 
 def _removed(recurrence: DeltaRecurrence, keys: Tensor, at: slice) -> Tensor:
-    """Return keys after a delta rule's transitions at these positions, a (k − β (k · e) r) of each removal."""
-    beta, keys = recurrence.beta[:, at, :, None], recurrence.log_a[:, at].exp() * keys
-    for e, r in recurrence.removals():
-        keys = keys - beta * (keys * e[:, at]).sum(-1, keepdim=True) * r[:, at]
+    """Return keys after a delta rule's transitions at these positions, a k − β (k · e) r, and after later removals."""
+    beta, (first, *more) = recurrence.beta[:, at, :, None], recurrence.removals()
+
+    def removed(e: Tensor, r: Tensor) -> Tensor:
+        return beta * (keys * e[:, at]).sum(-1, keepdim=True) * r[:, at]
+
+    keys = recurrence.log_a[:, at].exp() * keys - removed(*first)
+    for each in more:
+        keys = keys - removed(*each)
     return keys
 
 
