@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, TypeVar
@@ -32,8 +32,10 @@ class Recurrence(Outlined):
     Shapes: `x` (batch, length, heads, width); `b`, `c` (batch, length, groups, state), groups divide heads and head h
     reads group h // (heads / groups); `delta` (batch, length, heads); `A` (heads, state) or (heads, 1), negative;
     `log_a` (batch, length, heads, state) or (…, 1), ≤ 0 where the state decays; `D` (heads,) or (heads, width); `order`
-    (length,), the positions in the order in which the state visits them, from the first to the last if it is None.
-    Raises ValueError if shapes disagree, or neither or both forms of the decay are given.
+    (length,), the positions in the order in which the state visits them, from the first to the last if it is None. A
+    recurrence that `joins` the one before it is a further write of each position into the same memory: both have the
+    same transitions, and the memory's state is the sum of theirs. Raises ValueError if shapes disagree, or neither or
+    both forms of the decay are given.
     """
 
     x: Tensor
@@ -45,6 +47,7 @@ class Recurrence(Outlined):
     D: Tensor | None = None
     expected: bool = False
     order: Tensor | None = None
+    joins: bool = False
 
     def __post_init__(self) -> None:
         batch, length, heads, _ = self.x.shape
@@ -310,6 +313,17 @@ def _over_time(recurrence: Recurrence, quantity: Callable[[int, int], Tensor], p
 
 
 T = TypeVar("T")
+
+
+def by_memory(recurrences: Sequence[Any], each: Iterable[T]) -> list[list[T]]:
+    """Group what belongs to each of the recurrences by the memory that these write into."""
+    found: list[list[T]] = []
+    for recurrence, own in zip(recurrences, each):
+        if recurrence.joins and found:
+            found[-1].append(own)
+        else:
+            found.append([own])
+    return found
 
 
 def straight(recurrence: Any) -> Any:

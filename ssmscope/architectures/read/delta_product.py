@@ -71,7 +71,8 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
             found = (key * removed[..., later, :]).sum(-1, keepdim=True)
             key = key - found * k[..., later, :]
         ones = torch.ones_like(log_a[..., 0])
-        recurrences.append(DeltaRecurrence(x=v[..., step, :], b=key, c=q, log_a=log_a, beta=ones, e=looked_up, r=k))
+        same: dict[str, Any] = dict(c=q, log_a=log_a, beta=ones, e=looked_up, r=k, joins=step > 0)
+        recurrences.append(DeltaRecurrence(x=v[..., step, :], b=key, **same))
     return LayerTrace(u, tuple(recurrences), mask=mask, z=mixer.z_proj(u), **around)
 
 
