@@ -12,11 +12,15 @@ from examples import random_example, relative
 from loud import loud
 from prompted import language_model
 from small_models import SMALL_MODELS
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+import ssmscope
 from ssmscope.core.edits import Edit, edited, new_state
 from ssmscope.core.generation import Sampling
 from ssmscope.core.lasting_edits import clamped_state, frozen_decays, held_state, while_writing
 from ssmscope.core.model import Model
+from ssmscope.data.language import byte_tokenizer
 from ssmscope.errors import InputError
 
 TEXTS = ["the film is good", "a film", "it is a dull and long story of nothing"]
@@ -90,6 +94,82 @@ def test_texts_end_with_an_end_token(bare):
     bare.module.generation_config.eos_token_id = [plain.ids[1][2], 96]
     made = bare.generate(ids=IDS, max_new_tokens=9)
     assert made.ended_by[1] == "end" and made.ids[1] == plain.ids[1][: plain.ids[1].index(plain.ids[1][2]) + 1]
+
+
+# ---- what ends a text, as transformers' own generate has it
+
+
+def theirs(module, ids: list[int], **options) -> list[int]:
+    """What transformers' own generate writes after a prompt."""
+    options |= {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 10}
+    return module.generate(input_ids=torch.tensor([ids]), **options)[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("ends", ["int", "list", "tokenizer's", None])
+@pytest.mark.parametrize("own", [True, False])
+def test_end_tokens_are_those_of_the_generation_settings(ends, own, tmp_path):
+    """Whatever end token the tokenizer has; in memory and from a directory."""
+    tokenizer = byte_tokenizer()
+    module = loud(random_example("mamba2"))
+    module.generation_config.eos_token_id = None
+    said = theirs(module, IDS[0])
+    first, second, third = (said[at] for at in (2, 4, 6))
+    if own:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(first)
+    chosen = {"int": second, "list": [third, second], "tokenizer's": [first, third], None: None}[ends]
+    module.generation_config.eos_token_id = chosen
+    expected = theirs(module, IDS[0])
+    assert len(expected) == {"int": 5, "list": 5, "tokenizer's": 3, None: 10}[ends]
+    module.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    for model in (Model(module, tokenizer, "m"), ssmscope.load(tmp_path)):
+        found = model.generate(ids=[IDS[0]], max_new_tokens=10)
+        assert list(found.ids[0]) == expected and found.ended_by == ("length" if ends is None else "end",)
+
+
+@pytest.mark.parametrize("stop", ["<|end|>", " A", "two", "x\ny"])
+def test_stop_strings_are_transformers(stop):
+    """With special tokens, a space at the text's beginning that the decoder drops, and a beginning in the prompt."""
+    words = {"<unk>": 0, "<s>": 1, "▁A": 2, "▁B": 3, "C": 4, "▁t": 5, "wo": 6, "x": 7, "\n": 8, "y": 9, "<|end|>": 10}
+    words |= {f"▁w{number}": number for number in range(11, 96)} | {"▁abcdef": 96}  # What transformers tries.
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    last, written, number = {"<|end|>": (3, 10, 3), " A": (4, 2, 0), "two": (5, 6, 0), "x\ny": (8, 9, 0)}[stop]
+    prompt = [1, 7, last]
+    module = loud(random_example("mamba2"))
+    module.generation_config.eos_token_id = None
+    with torch.no_grad():
+        module.lm_head.weight[[2, 6, 9, 10]] = 0
+    said = theirs(module, prompt)
+    with torch.no_grad():
+        module.lm_head.weight[written] = module.lm_head.weight[said[number]] * 1.5
+    expected = theirs(module, prompt, stop_strings=[stop], tokenizer=tokenizer)
+    model = Model(module, tokenizer, "m")
+    found = model.generate(ids=[prompt], max_new_tokens=10, stop=stop)
+    assert written in expected and len(expected) == number + 1
+    assert list(found.ids[0]) == expected and found.ended_by == ("stop",)
+    assert found.texts[0] == model.generate(ids=[prompt], max_new_tokens=10).texts[0][: len(found.texts[0])]
+    assert (found.texts[0] == "") == (number == 0)
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-38, 1e-35, 1e-9])
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.9}])
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_a_temperature_near_0_takes_the_likeliest_token(temperature, options, scale):
+    random = torch.Generator().manual_seed(0)
+    logits = scale * torch.randn(50, 300, generator=random)
+    for given in (logits, logits.clamp(max=60_000).half().float(), logits.double(), logits.sub(1e6)):
+        found = Sampling(temperature, **options).choose(given, np.random.default_rng(0).random(50))
+        assert found.tolist() == Sampling().choose(given, None).tolist()
+
+
+def test_a_model_at_a_temperature_near_0_writes_what_it_writes_at_0(bare):
+    for module in (bare.module, bare.module.half().float()):
+        plain = Model(module).generate(ids=IDS, max_new_tokens=5)
+        assert Model(module).generate(ids=IDS, max_new_tokens=5, temperature=1e-38, seed=3).ids == plain.ids
 
 
 def test_other_texts_go_on_as_if_alone_where_one_has_ended(bare):

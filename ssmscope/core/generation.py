@@ -168,14 +168,18 @@ class Sampling:
         from transformers import TopKLogitsWarper, TopPLogitsWarper
 
         none: Any = None
-        scores = logits / self.temperature
+        top = logits.amax(-1, keepdim=True)
+        scores = (logits.double() - top) / self.temperature
         if self.top_k is not None:
             scores = TopKLogitsWarper(min(self.top_k, scores.shape[-1]))(none, scores)
         if self.top_p is not None:
             scores = TopPLogitsWarper(self.top_p)(none, scores)
-        up_to = scores.double().softmax(-1).cumsum(-1)
+        up_to = scores.softmax(-1).cumsum(-1)
         drawn = torch.from_numpy(draws).to(up_to.device).unsqueeze(-1) * up_to[:, -1:]
-        return torch.searchsorted(up_to, drawn, right=True).squeeze(-1).clamp(max=scores.shape[-1] - 1)
+        found = torch.searchsorted(up_to, drawn, right=True).clamp(max=scores.shape[-1] - 1)
+        # A temperature below the rounding of the logits is 0: only ties would be drawn from.
+        rounding = torch.finfo(logits.dtype).eps * top.abs()
+        return found.where(rounding < self.temperature, logits.argmax(-1, keepdim=True)).squeeze(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,12 +192,11 @@ class Ends:
 
     @classmethod
     def of(cls, model: Model, stop: Stop) -> Ends:
-        """Return the end tokens of a model's generation settings and `stop`. Settings that do not name the tokenizer's
-        end token are the library's defaults, and only the tokenizer's counts."""
-        settings = getattr(model.module, "generation_config", None) or model.config
-        ids, own = getattr(settings, "eos_token_id", None), getattr(model.tokenizer, "eos_token_id", None)
-        ids = [each for each in (ids if isinstance(ids, list | tuple) else [ids]) if each is not None]
-        ids = ids if model.tokenizer is None or own in ids else [own] * (own is not None)
+        """Return the end tokens of a model's generation settings, as transformers reads them, and `stop`. Of a model
+        without settings they are the tokenizer's or, if it has none, the configuration's."""
+        own = model.config if getattr(model.tokenizer, "eos_token_id", None) is None else model.tokenizer
+        ids = getattr(getattr(model.module, "generation_config", None) or own, "eos_token_id", None)
+        ids = [each for each in (ids if isinstance(ids, list | tuple) else [ids]) if isinstance(each, int)]
         stops = stop if callable(stop) else (stop,) if isinstance(stop, str) else tuple(stop)
         if not callable(stops):
             if stops:
@@ -202,28 +205,48 @@ class Ends:
                 raise InputError("a stop string is empty; leave it out")
         return cls(model.tokenizer, frozenset(ids), stops)
 
-    def ended_by(self, said: Sequence[int]) -> EndedBy | None:
-        """Return what ends a text with the last of these ids, if it does."""
+    def ended_by(self, prompt: Sequence[int], said: Sequence[int]) -> EndedBy | None:
+        """Return what ends a text with the last of the ids written after a prompt, if it does. A stop string may begin
+        within the prompt, as in transformers, and contain special tokens."""
         if said[-1] in self.ids:
             return "end"
         if callable(self.stop):
             return "stop" if self.stop(said) else None
         if not self.stop:
             return None
-        near = self.decode(said[-(4 * max(map(len, self.stop)) + EXTRA_TOKENS_DECODED) :])
-        return "stop" if any(each in near for each in self.stop) else None
+        count = 4 * max(map(len, self.stop)) + EXTRA_TOKENS_DECODED
+        before = prompt[-max(0, count - len(said)) :] if count > len(said) else []
+        return "stop" if self._stop_in(before, said[-count:]) is not None else None
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def _stop_in(self, before: Sequence[int], said: Sequence[int]) -> int | None:
+        """Return where the first stop string that ends within the text of `said` begins in it, below 0 if it begins in
+        the text of the tokens before; None without one."""
+        assert not callable(self.stop)
+        start = len(self.decode(before, special=True)) if before else 0
+        text = self.decode([*before, *said], special=True)
+        found = [text.find(each, max(0, start - len(each) + 1)) for each in self.stop]
+        return min((at - start for at in found if at >= 0), default=None)
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
+        return self.tokenizer.decode(list(ids), **options)
 
     def text(self, prompt: Sequence[int], said: Sequence[int]) -> str:
-        """Return what these ids add to the prompt's text, up to a stop string."""
+        """Return what these ids add to the prompt's text, up to a stop string, without special tokens."""
         if self.tokenizer is None:
             return " ".join(map(str, said))
-        before, whole = self.decode(prompt), self.decode([*prompt, *said])
-        text = whole[len(before) :] if whole.startswith(before) else self.decode(said)
-        found = [] if callable(self.stop) else [text.find(each) for each in self.stop]
-        return text[: min((at for at in found if at >= 0), default=len(text))]
+        at = None if callable(self.stop) or not self.stop else self._stop_in(prompt, said)
+        if at is None:
+            return self._added(prompt, said)
+        count = len(said)
+        while count and len(self._added(prompt, said[:count], special=True)) > at:
+            count -= 1
+        whole, kept = (self._added(prompt, each, special=True) for each in (said, said[:count]))
+        return self._added(prompt, said[:count]) + whole[len(kept) : max(at, 0)]
+
+    def _added(self, prompt: Sequence[int], said: Sequence[int], *, special: bool = False) -> str:
+        before, whole = self.decode(prompt, special=special), self.decode([*prompt, *said], special=special)
+        return whole[len(before) :] if whole.startswith(before) else self.decode(said, special=special)
 
 
 class TokenRuns:
@@ -359,7 +382,7 @@ def written_after(
             tokens = []
             for row, token, log_probability, spread in zip(going, map(int, numbers[0]), *numbers[1:3]):
                 said[row].append(token)
-                ended = ends.ended_by(said[row]) or ("length" if number + 1 == max_new_tokens else None)
+                ended = ends.ended_by(prompts[row], said[row]) or ("length" if number + 1 == max_new_tokens else None)
                 tokens.append(Written(row, number, token, decode(token), log_probability, spread, ended))
             yield Step(number, tuple(tokens), logits, states if keep_states else None)
             tokens = [token for token in tokens if token.ended_by is None]

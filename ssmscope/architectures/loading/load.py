@@ -14,6 +14,7 @@ import torch
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
+from transformers import PreTrainedModel
 
 from ssmscope.architectures.loading import stored
 from ssmscope.architectures.loading.device_map import check_split
@@ -112,7 +113,10 @@ def load(
             module = readable(source, backbone)
         given = unwrapped(source)
         name = getattr(getattr(given, "config", None), "_name_or_path", "") or type(given).__name__
-        return Model(converted(module, wanted, place), _tokenizer(tokenizer, None), name)
+        own = _tokenizer(tokenizer, None)
+        if not isinstance(given, PreTrainedModel):
+            _set_end_tokens(module, {}, own)
+        return Model(converted(module, wanted, place), own, name)
     if backbone is not None:
         raise InputError("backbone is the name of a part of a model in memory; leave it out, or give a module")
     if not isinstance(source, str | os.PathLike):
@@ -132,13 +136,34 @@ def load(
         module = _read(base, name if base is where else str(base), wanted, device_map, classes)
         module = module if base is where else with_adapter(module, where, name)
     own = _tokenizer(tokenizer, where)
-    model = Model(module, own if own is not None or base is where else _tokenizer(tokenizer, base), name)
+    own = own if own is not None or base is where else _tokenizer(tokenizer, base)
+    if (named := _fields_of_other_layout(base)) is not None:
+        _set_end_tokens(module, named, own)
+    model = Model(module, own, name)
     if device_map is None:
         cast(module, wanted, place)
     _try(model)
     if kept is not None:
         kept.models[key] = model
     return model
+
+
+def _fields_of_other_layout(where: Path) -> dict[str, Any] | None:
+    """Return the fields of a model in another layout than transformers', with those of its generation settings; None
+    for a model in transformers' layout."""
+    files = [where / file for file in ("config.json", "generation_config.json") if (where / file).is_file()]
+    fields = [read_object(file) for file in files]
+    if where.is_dir() and layout_of(where, without_quantisation(fields[0])) is None:
+        return None
+    return {name: value for each in fields for name, value in each.items()}
+
+
+def _set_end_tokens(module: Any, named: Mapping[str, Any], tokenizer: Any) -> None:
+    """Have a converted model's texts end where its files say, or with the tokenizer's end token: the settings that its
+    class starts with are not its own."""
+    settings = getattr(module, "generation_config", None)
+    if settings is not None:
+        settings.eos_token_id = named.get("eos_token_id", getattr(tokenizer, "eos_token_id", None))
 
 
 def _try(model: Model) -> None:

@@ -101,7 +101,8 @@ def read_transformers(
     check_readable(empty, name)
     stored.check_kinds(empty, held.tensors, name)
     try:
-        config = empty.config  # That of the language model alone, where transformers has one for a multimodal type.
+        # That of the language model alone, where transformers has one for a multimodal type.
+        whole, config = config, empty.config
         rescales = _rescales(config, asked=False)
         where_to: dict[str, Any] = {}
         if device_map is not None:
@@ -111,6 +112,8 @@ def read_transformers(
             source, where_to["state_dict"] = None, read()
         where_to |= {"config": config, "dtype": dtype or "auto", "output_loading_info": True, "local_files_only": True}
         module, info = type(empty).from_pretrained(source, trust_remote_code=False, **where_to)
+        if module.can_generate():
+            module.generation_config = _generation_settings(where, whole)
         start_at_embeddings(module)
         if rescales:
             _rescales(module.config, asked=True)
@@ -130,6 +133,13 @@ def read_transformers(
     if dtype == torch.float64:
         _widen(module, read)
     return OwnModel(module, "") if auto is transformers.AutoModel else language_model_of(module)
+
+
+def _generation_settings(where: Path, config: Any) -> Any:
+    """Return the generation settings of a directory, a multimodal model's of the whole model."""
+    if (where / "generation_config.json").is_file():
+        return transformers.GenerationConfig.from_pretrained(where, local_files_only=True)
+    return transformers.GenerationConfig.from_model_config(config)
 
 
 def _class_for(architectures: Sequence[str], name: str) -> Any:
