@@ -10,6 +10,8 @@ from examples import random_example, relative
 from loud import loud
 from planned import planned
 from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import GenerationConfig
 
 import ssmscope
 from ssmscope.core.model import Model
@@ -67,6 +69,62 @@ def test_the_command_exports_a_shipped_model(analyze, tmp_path, real_data):
     (text,) = model.generate("The old man", max_new_tokens=6).texts
     assert f"strength 3  {text.strip()}" in " ".join(answer.out.split(" ")).replace("\n", " ")
     assert analyze("steer", "demo/books-mamba2", *line, *options).err.count("exists") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["mamba2", "mamba-with-biases"])
+def test_an_export_keeps_dtype_and_settings(name, dtype, tmp_path):
+    """Its logits are those of the model in float64 that is steered by the direction in the bias's own dtype."""
+    module = loud(random_example(name)).to(dtype)
+    module.generation_config.eos_token_id, module.generation_config.repetition_penalty = [3, 5], 1.2
+    model = Model(module, name=name)
+    vector = ControlVector.between(model, TOWARD, AWAY, "residual", 1)
+    where = bake(model, vector, 2.0, tmp_path / "baked")
+    assert {part.dtype for part in load_file(where / "model.safetensors").values()} == {dtype}
+    settings = GenerationConfig.from_pretrained(where)
+    assert (settings.eos_token_id, settings.repetition_penalty) == ([3, 5], 1.2)
+    wide, again = ssmscope.load(module, dtype="float64"), ssmscope.load(where, dtype="float64")
+    batch = wide.encode(ids=TEXTS)
+    steered = wide.run(batch, edits=vector.edit(2.0)).logits
+    off = relative(again.run(batch).logits, steered)
+    assert off < max(1e-9, 20 * torch.finfo(dtype).eps) < relative(wide.run(batch).logits, steered)
+
+
+def test_an_export_says_what_a_dtype_cannot_hold(tmp_path):
+    module = loud(random_example("mamba-with-biases")).half()
+    module.backbone.layers[0].mixer.out_proj.bias.data.fill_(1.0)
+    model = Model(module, name="m")
+    vector = ControlVector.between(model, TOWARD, AWAY, "residual", 1)
+    for strength, says in ((1e6, "float16 holds no number as large"), (1e-4, "of the direction are lost in float16")):
+        with pytest.raises(InputError, match=says):
+            bake(model, vector, strength, tmp_path / "baked")
+        assert not (tmp_path / "baked").exists()
+
+
+class Around(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.inner = module
+
+    def forward(self, input_ids=None, attention_mask=None, inputs_embeds=None):
+        return self.inner(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds).logits
+
+
+def test_what_is_no_directory_is_said(tmp_path):
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(random_example("mamba2"), peft.LoraConfig(r=2, target_modules=["in_proj"]))
+    for module, says in (
+        (adapted, r"merge it \(merge_and_unload\(\)\)"),
+        (Around(random_example("mamba2")), "a module of one's own, which cannot be exported"),
+        (random_example("mamba2").backbone, "has no head, which cannot be exported"),
+    ):
+        model = ssmscope.load(module)
+        width = torch.ones(model.width, dtype=torch.float64)
+        with pytest.raises(InputError, match=says):
+            bake(model, ControlVector("residual", 1, (width,)), 1.0, tmp_path / "baked")
+        assert not (tmp_path / "baked").exists()
+    merged = ssmscope.load(adapted.merge_and_unload())
+    bake(merged, ControlVector("residual", 1, (torch.ones(merged.width, dtype=torch.float64),)), 1.0, tmp_path / "m")
 
 
 def test_where_there_is_no_bias(tmp_path):
