@@ -277,6 +277,38 @@ def test_frozen_decays_are_what_the_state_is_multiplied_by(bare):
     assert all(torch.allclose(decay, recorded[0][0]) for decay in found)
 
 
+@pytest.mark.parametrize("name", ["jamba", "zamba", "zamba2", "granitemoehybrid"])
+def test_without_position_embeddings_no_length_is_too_long(name):
+    """transformers' own generate writes on, and its logits do not change with the number of positions."""
+    module = loud(random_example(name))
+    if name == "granitemoehybrid":
+        fields = {**module.config.to_dict(), "position_embedding_type": None}
+        module = loud(type(module)(type(module.config)(**fields)))
+    module.generation_config.eos_token_id = None
+    module.config.max_position_embeddings = 10
+    written = Model(module).generate(ids=IDS[2], max_new_tokens=12).ids[0]
+    own = module.generate(input_ids=torch.tensor(IDS[2:]), max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert list(written) == own[0, len(IDS[2]) :].tolist()
+
+
+def test_what_a_tokenizer_gives_for_blank_texts_is_read_as_ids(model):
+    tokenizer = model.tokenizer
+    ids = [tokenizer.encode("the film")[0], tokenizer.eos_token_id or 0]
+    for row in ([[ids[1]]], [[ids[1]], ids]):
+        batch = model.encode({"input_ids": row, "attention_mask": [[1] * len(each) for each in row]})
+        assert batch.lengths == [len(each) for each in row]
+        as_ids = model.encode(ids=row)
+        assert torch.equal(batch.input_ids, as_ids.input_ids) and batch.tokens == as_ids.tokens
+        assert torch.equal(model.logits(batch), model.logits(as_ids))
+        assert model.generate(row, max_new_tokens=3).ids == model.generate(ids=row, max_new_tokens=3).ids
+    breaks = tokenizer("\n\n")
+    if breaks["input_ids"]:
+        assert model.encode(breaks).input_ids.tolist() == [breaks["input_ids"]]
+    assert len(ssmscope.explain(model, [[ids[1]]], methods=["gradxinput"]).to_frame()) == 1
+    with pytest.raises(InputError, match="the text is empty"):
+        model.encode("\n\n")
+
+
 def test_what_does_not_fit_is_refused(model, bare):
     twice = {"max_new_tokens": 2}
     for options, said in (
@@ -309,7 +341,7 @@ def test_what_does_not_fit_is_refused(model, bare):
         with pytest.raises(InputError, match=said):
             given = {"values": torch.rand(1, 16, other.channels)} if other.channels else {"ids": IDS}
             other.generate(other.encode(**given))
-    hybrid = Model(random_example("jamba"))
+    hybrid = Model(random_example("bamba"))
     hybrid.config.max_position_embeddings = 10
     with pytest.raises(InputError, match="positions for 10 tokens.* has 7: ask for at most 3 new tokens"):
         hybrid.generate(ids=IDS, max_new_tokens=4)

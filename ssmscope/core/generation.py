@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ssmscope.core.attention_layers import attending, attention_layers
+from ssmscope.core.attention_layers import attending, reads_positions
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.edits import Edit, edited
 from ssmscope.core.encoding import Batch
@@ -407,7 +407,7 @@ def check_writes(model: Model, batch: Batch, max_new_tokens: int) -> None:
         raise InputError(f"{said} eager or sdpa, or, if it is already, use the library's own generate")
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     longest = max(batch.lengths)
-    if most is not None and attention_layers(model.module) and longest + max_new_tokens > most:
+    if most is not None and longest + max_new_tokens > most and reads_positions(model):
         said = f"{model.name} has positions for {most:,} tokens, and the longest prompt has {longest:,}:"
         raise InputError(f"{said} ask for at most {max(0, most - longest):,} new tokens, or shorten it")
 

@@ -24,7 +24,7 @@ from ssmscope.architectures.loading.layouts import layout_of, read_state_dict
 from ssmscope.architectures.loading.packed import quantisation_of, without_quantisation
 from ssmscope.architectures.loading.pretrained import (
     base_of,
-    classes_of,
+    headers_of,
     is_adapter,
     quiet,
     read_tokenizer,
@@ -132,8 +132,8 @@ def load(
         return found
     with quiet():
         base = base_of(where, name, locate) if is_adapter(where) else where
-        classes = None if base is where else classes_of(where, name)
-        module = _read(base, name if base is where else str(base), wanted, device_map, classes)
+        adapter = None if base is where else headers_of(where, name)
+        module = _read(base, name if base is where else str(base), wanted, device_map, adapter)
         module = module if base is where else with_adapter(module, where, name)
     own = _tokenizer(tokenizer, where)
     own = own if own is not None or base is where else _tokenizer(tokenizer, base)
@@ -276,7 +276,7 @@ def _short(name: str) -> str:
     return repr(name) if len(name) <= 200 else f"{name[:100]!r}… ({len(name):,} characters)"
 
 
-def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, classes: int | None = None) -> nn.Module:
+def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, adapter: Any = None) -> nn.Module:
     if where.is_file():
         stored.check_other_layouts(where, name)
         _check_whole(device_map, name)
@@ -299,7 +299,7 @@ def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, cl
             raise InputError(f"{name} holds quantised weights in {layout.name}'s layout: give the model before that")
         return layout.read(where, config)
     check_fields(config, name)
-    return read_transformers(where, name, config, dtype, device_map, classes, quantisation)
+    return read_transformers(where, name, config, dtype, device_map, adapter, quantisation)
 
 
 def _check_whole(device_map: Any, name: str) -> None:
