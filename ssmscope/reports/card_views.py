@@ -49,9 +49,9 @@ def difference_shown(entry: Entry) -> str:
 def note(card: Scorecard) -> str:
     """Sentence on intervals, reference and correction."""
     if not card.compared:
-        return "Bars are 95 % intervals, Wilson's where a share is 0 or 100 %."
+        return "Bars are 95 % intervals, Wilson's of shares."
     return (
-        "Bars are 95 % intervals, Wilson's where a share is 0 or 100 %; "
+        "Bars are 95 % intervals, Wilson's of shares; "
         f"the dashed line is {visible(card.reference)}. ▲ and ▼ mark differences from it that "
         f"hold at 95 % for all {card.compared} together (Holm), paired where the examples are the same."
     )

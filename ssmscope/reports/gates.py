@@ -3,7 +3,8 @@
 Without a level the estimate decides. With one, `at L %`, a gate is met if the one-sided confidence bound of its number
 lies within the limit, missed if the opposite bound lies beyond it, and otherwise undecided. If m gates have a level, a
 bound leaves out (1 − L) / m. Each gate can be decided wrongly in one direction only, so that with confidence L no gate
-of the report is (Bonferroni).
+of the report is (Bonferroni). One-sided, Wilson's bounds of a share leave out up to .2 for .05 promised, so a share
+also needs a binomial probability of at most (1 − L) / m at the limit; that of a wrong decision is then no larger.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from ssmscope.core.bootstrap import TAIL, Estimate
 from ssmscope.errors import InputError, did_you_mean, nearest
 from ssmscope.render.numbers import counted
-from ssmscope.reports.intervals import difference, interval
+from ssmscope.reports.intervals import chance_beyond, counts_of, difference, interval
 from ssmscope.reports.plan import Plan
 from ssmscope.reports.requirements import BASELINE, OPERATORS, Requirement
 from ssmscope.reports.scores import HIGHER, LOWER, NAMES, Score, is_paired, report_scores
@@ -119,6 +120,11 @@ def _decided(read: _Read, with_level: int) -> Gate:
     found = interval(score, tail) if reference is None else difference(score, reference, tail)
     operator, limit = _comparison(requirement, score)
     state, reason = state_of(found, operator, limit, with_bounds=level is not None)
+    counts = counts_of(score) if level is not None and reference is None else None
+    if counts is not None and state != UNDECIDED:
+        above = (state == MET) == operator.startswith(">")
+        if chance_beyond(counts, limit, above=above) > tail:
+            state, reason = UNDECIDED, "the exact binomial distribution does not exclude the limit"
     needed = examples_needed(found, limit, score.count) if state == UNDECIDED else 0
     return Gate(requirement, score, state, found, tail, reference, reason, needed)
 
@@ -140,10 +146,11 @@ def state_of(found: Estimate, operator: str, limit: float, *, with_bounds: bool)
 
 def examples_needed(found: Estimate, limit: float, examples: int) -> int:
     """Return the number of examples at which the bound between a number and its limit would reach the limit, if the
-    number stays and the distance of the bound falls as 1 / √examples; rounded up to two digits, 0 if unknown."""
+    number stays and the distance of the bound falls as 1 / √examples; rounded up to two digits, 0 if unknown or if the
+    bound already does."""
     gap = limit - found.value
     reach = found.high - found.value if gap > 0 else found.value - found.low
-    if not gap or not reach > 0:
+    if not gap or not reach > 0 or reach < abs(gap):
         return 0
     needed = examples * (reach / gap) ** 2
     unit = 10 ** max(math.floor(math.log10(max(needed, 1))) - 1, 0)

@@ -122,14 +122,16 @@ class _Maker:
         above: np.ndarray | None = None,
         below: np.ndarray | None = None,
         count: int | None = None,
+        paired: bool = True,
     ) -> Score:
-        """Make a score; `above` and `below` are the numerators and denominators (1 by default) of its examples."""
+        """Make a score; `above` and `below` are the numerators and denominators (1 by default) of its examples, which
+        are `paired` if they are in the order of the data."""
         examples = None
         if above is not None:
             ones = np.ones(len(above)) if below is None else below
             examples = np.stack([above, ones], axis=1).astype(np.float64)
         number = self.count if count is None else count
-        ids = self.ids if examples is not None else ""
+        ids = self.ids if examples is not None and paired else ""
         return Score(
             name, self.model, found.value, found.low, found.high, number, better, unit, examples, example_ids=ids
         )
@@ -141,8 +143,9 @@ def _evaluate(result: Any, models: Sequence[str]) -> Iterator[Score]:
         share = 0 <= one.estimate.value <= 1 and one.measure.startswith(("accuracy", "acc", "exact"))
         unit = "%" if share else "nats" if one.measure == "cross-entropy" else ""
         name = one.measure if one.shots is None else f"{one.measure}[{one.task}]"
-        each = None if result.values is None else result.values[:, at]
-        yield make(name, one.estimate, HIGHER if one.higher else LOWER, unit, above=each, count=one.examples)
+        values = {} if result.values is None else {"above": result.values[:, at]}
+        each = values or (_unordered(one.estimate.value, one.examples) if share else {})
+        yield make(name, one.estimate, HIGHER if one.higher else LOWER, unit, count=one.examples, **each)
 
 
 def _loss(result: Any, models: Sequence[str]) -> Iterator[Score]:
@@ -164,8 +167,9 @@ def _position(result: Any, models: Sequence[str]) -> Iterator[Score]:
         found = {"count": region.examples, **_average([lost])}
         yield make(_named("position.drop", kind, region.region), region.drop, LOWER, **found)
         if region.success is not None:
+            right = 0 if lost is None else int(lost[1].sum())
             name = _named("position.success", kind, region.region)
-            yield make(name, region.success, LOWER, count=region.examples)
+            yield make(name, region.success, LOWER, count=region.examples, **_unordered(region.success.value, right))
 
 
 WORD_BUDGETS = (1, 2, 4)
@@ -247,6 +251,15 @@ def _average(every: Sequence[Lost | None]) -> dict[str, Any]:
         return {}
     most = max(known, key=lambda one: float(one[1].sum()))[1]
     return {"above": np.mean([above * most.sum() / below.sum() for above, below in known], axis=0), "below": most}
+
+
+def _unordered(share: float, count: int) -> dict[str, Any]:
+    """Return the numerators of a recorded share of so many examples, as arguments; none if it is no such share. They
+    are not in the order of the data."""
+    part = share * count
+    if not count or math.isnan(part) or abs(part - round(part)) > 1e-6:
+        return {}
+    return {"above": np.arange(count) < round(part), "paired": False}
 
 
 def _fidelity(result: Any, models: Sequence[str]) -> Iterator[Score]:

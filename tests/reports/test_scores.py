@@ -85,7 +85,7 @@ def test_the_examples_of_a_score_give_its_value(verb):
     for one in known:
         above, below = one.examples.sum(0)
         assert above / below == pytest.approx(one.value, abs=1e-6), one.name
-        assert one.example_ids and one.low <= one.value <= one.high
+        assert bool(one.example_ids) is not one.name.startswith("position.success") and one.low <= one.value <= one.high
     assert {one.model for one in found} == {"demo/sst2-mamba2"}
 
 
