@@ -20,7 +20,7 @@ from ssmscope.render.numbers import counted
 from ssmscope.reports.intervals import chance_beyond, counts_of, difference, interval
 from ssmscope.reports.plan import Plan
 from ssmscope.reports.requirements import BASELINE, OPERATORS, Requirement
-from ssmscope.reports.scores import HIGHER, LOWER, NAMES, Score, is_paired, report_scores
+from ssmscope.reports.scores import HIGHER, LOGIT_SCALE, LOWER, NAMES, Score, is_paired, report_scores
 from ssmscope.reports.store import FAILED, MISSING, Report
 
 MET, MISSED, UNDECIDED = "met", "missed", "undecided"
@@ -103,6 +103,8 @@ def check(requirements: Sequence[Requirement], plan: Plan, baseline: Sequence[Sc
             if model not in models:
                 known = [*models, BASELINE] if model == reference else models
                 raise InputError(f"{_told(one)}: there is no model {model!r}; there are {_listed(known, model)}")
+        if reference not in (None, BASELINE) and one.name.startswith("fidelity"):
+            raise InputError(f"{_told(one)} compares models, but {LOGIT_SCALE}; give limits")
         if reference is not None and not {*(models if one.model is None else [one.model])} - {reference}:
             raise InputError(f"{_told(one)} compares {reference} with itself; add another model")
         name = one.name.partition("[")[0]
@@ -118,7 +120,7 @@ def _decided(read: _Read, with_level: int) -> Gate:
     level = requirement.level
     tail = TAIL if level is None else round((1 - level) / with_level, 12)
     found = interval(score, tail) if reference is None else difference(score, reference, tail)
-    operator, limit = _comparison(requirement, score)
+    operator, limit = _comparison(requirement, score, "" if reference is None else reference.model)
     state, reason = state_of(found, operator, limit, with_bounds=level is not None)
     counts = counts_of(score) if level is not None and reference is None else None
     if counts is not None and state != UNDECIDED:
@@ -157,10 +159,12 @@ def examples_needed(found: Estimate, limit: float, examples: int) -> int:
     return math.ceil(needed / unit) * unit if needed <= MAX_EXAMPLES_NEEDED else 0
 
 
-def _comparison(requirement: Requirement, score: Score) -> tuple[str, float]:
-    """Return the operator and the limit of a requirement on this score."""
+def _comparison(requirement: Requirement, score: Score, other: str) -> tuple[str, float]:
+    """Return the operator and the limit of a requirement on this score, compared with that of the model `other`."""
     if requirement.reference is None:
         return requirement.operator, requirement.limit
+    if score.apart == LOGIT_SCALE and score.model != other:
+        raise InputError(f"{_told(requirement)} compares models, but {LOGIT_SCALE}; give limits with <= and >=")
     if score.better not in (HIGHER, LOWER):
         raise InputError(f"{_told(requirement)}: neither side of {score.name} is better; give limits with <= and >=")
     return (">=", -requirement.limit) if score.better == HIGHER else ("<=", requirement.limit)

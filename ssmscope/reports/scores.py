@@ -22,6 +22,7 @@ from ssmscope.api.results import Result
 from ssmscope.api.writing import write_whole
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
+from ssmscope.render.numbers import counted
 
 if TYPE_CHECKING:
     from ssmscope.reports.store import Report
@@ -54,6 +55,8 @@ class Score:
     which is 1 throughout for a mean. None if the number is no such ratio."""
     example_ids: str = ""
     """Fingerprint of the examples; scores with the same one are paired. Empty if unknown."""
+    apart: str = ""
+    """Reason why the scorecard compares it with no other model's; empty for others."""
 
     @property
     def estimate(self) -> Estimate:
@@ -62,6 +65,12 @@ class Score:
     @property
     def has_interval(self) -> bool:
         return not math.isnan(self.low)
+
+
+ONE_SEARCH = "one search and its seed, which differs from another by more than texts do"
+RANDOM = "random tokens"
+LOGIT_SCALE = "ΔA depends on the scale of each model's logits"
+"""Reasons for `Score.apart`."""
 
 
 def is_paired(one: Score, other: Score) -> bool:
@@ -123,6 +132,7 @@ class _Maker:
         below: np.ndarray | None = None,
         count: int | None = None,
         paired: bool = True,
+        apart: str = "",
     ) -> Score:
         """Make a score; `above` and `below` are the numerators and denominators (1 by default) of its examples, which
         are `paired` if they are in the order of the data."""
@@ -132,9 +142,7 @@ class _Maker:
             examples = np.stack([above, ones], axis=1).astype(np.float64)
         number = self.count if count is None else count
         ids = self.ids if examples is not None and paired else ""
-        return Score(
-            name, self.model, found.value, found.low, found.high, number, better, unit, examples, example_ids=ids
-        )
+        return Score(name, self.model, found.value, found.low, found.high, number, better, unit, examples, ids, apart)
 
 
 def _evaluate(result: Any, models: Sequence[str]) -> Iterator[Score]:
@@ -227,10 +235,20 @@ def _poison(result: Any, models: Sequence[str]) -> Iterator[Score]:
     make, victim = _Maker(result, models[0], rows=result.rows), result.victims[0]
     found, goal, held_out = victim.attack("found"), result.objective, result.texts[2]
     lost = None if victim.right is None else _lost(victim.right, victim.right * found.right)
-    yield make(_named("poison.survival", goal), found.survival, HIGHER, above=found.survived, count=held_out)
-    yield make(_named("poison.flipped", goal), found.flipped, LOWER, count=held_out, **_average([lost]))
+    yield make(
+        _named("poison.survival", goal), found.survival, HIGHER, above=found.survived, count=held_out, apart=ONE_SEARCH
+    )
+    yield make(
+        _named("poison.flipped", goal), found.flipped, LOWER, count=held_out, apart=ONE_SEARCH, **_average([lost])
+    )
+    if victim.beyond is not None:
+        more = {}
+        if victim.right is not None:
+            right = victim.right.astype(np.float64)
+            more = {"above": right * (victim.attack("log-odds").right - found.right), "below": right}
+        yield make(_named("poison.beyond", goal), victim.beyond, LOWER, count=held_out, apart=ONE_SEARCH, **more)
     for name, alarm in zip(result.detectors, found.alarms):
-        yield make(_named("poison.auroc", goal, name), alarm.auroc, HIGHER, "", count=held_out)
+        yield make(_named("poison.auroc", goal, name), alarm.auroc, HIGHER, "", count=held_out, apart=ONE_SEARCH)
 
 
 Lost = tuple[np.ndarray, np.ndarray]
@@ -269,25 +287,29 @@ def _fidelity(result: Any, models: Sequence[str]) -> Iterator[Score]:
         found = Estimate(*result.estimates[number, place].tolist())
         known = ~np.isnan(values)
         each = {"above": np.where(known, values, 0.0), "below": known, "count": len(values)}
-        yield make(_named("fidelity", method), found, HIGHER, "", **each)
+        yield make(_named("fidelity", method), found, HIGHER, "", apart=LOGIT_SCALE, **each)
 
 
 def _sanity(result: Any, models: Sequence[str]) -> Iterator[Score]:
-    make = _Maker(result, models[0])
+    make, apart = _Maker(result, models[0]), counted(result.texts, "given text")
     for method in result.methods:
-        yield make(_named("sanity", method), result.estimate(method, result.parts[-1]), LOWER, "", count=result.texts)
+        found = result.estimate(method, result.parts[-1])
+        yield make(_named("sanity", method), found, LOWER, "", count=result.texts, apart=apart)
 
 
 def _stability(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    """Neither side of growth is better: what forgets faster is more stable, and remembers less."""
     make = _Maker(result, models[0])
     worst = max(result.layers, key=lambda layer: layer.growth.value)
-    yield make("stability.growth", worst.growth, LOWER, "nats per token", count=result.texts)
+    apart = "" if result.given else RANDOM
+    yield make("stability.growth", worst.growth, "", "nats per token", count=result.texts, apart=apart)
 
 
 def _influence(result: Any, models: Sequence[str]) -> Iterator[Score]:
     make = _Maker(result, models[0])
-    recent = result.output.recent(result.recent)
-    yield make(_named("influence.recent", f"last {result.recent}"), recent, "", count=len(result.lengths))
+    recent, name = result.output.recent(result.recent), _named("influence.recent", f"last {result.recent}")
+    apart = "" if result.provenance["options"]["length"] is None else RANDOM
+    yield make(name, recent, "", count=len(result.lengths), apart=apart)
 
 
 def _named(name: str, *variant: str) -> str:
@@ -321,7 +343,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "insertion": ("insertion.drop",),
     "noise": ("noise.drop",),
     "overflow": ("overflow.drop",),
-    "poison": ("poison.survival", "poison.flipped", "poison.auroc"),
+    "poison": ("poison.survival", "poison.flipped", "poison.beyond", "poison.auroc"),
     "fidelity": ("fidelity",),
     "sanity": ("sanity",),
     "stability": ("stability.growth",),

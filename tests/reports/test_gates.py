@@ -15,7 +15,7 @@ from ssmscope.errors import InputError
 from ssmscope.reports import gates as module
 from ssmscope.reports.gates import check, decide, examples_needed, report_gates, state_of
 from ssmscope.reports.requirements import read_requirement
-from ssmscope.reports.scores import Score
+from ssmscope.reports.scores import LOGIT_SCALE, Score
 from ssmscope.reports.store import LEFT_OUT, Report
 
 NAN = math.nan
@@ -162,6 +162,18 @@ class TestAgainstAReference:
         half = 1.6448536 * math.sqrt((more + less - (more - less) ** 2) / 102)
         assert paired.found.value == pytest.approx(0.01)
         assert (paired.found.low, paired.found.high) == pytest.approx((more - less - half, more - less + half))
+
+    def test_fidelity_is_compared_with_the_same_model_alone(self):
+        """ΔA depends on the scale of a model's logits, and neither side of growth is better."""
+        own = [replace(score(0.2, model, name="fidelity[lrp]"), apart=LOGIT_SCALE) for model in "ab"]
+        assert states(["fidelity[lrp] no worse than baseline"], own, own) == ["met", "met"]
+        for text, baseline in (("b", ()), ("baseline", [replace(own[0], model="c")])):
+            with pytest.raises(
+                InputError, match=r"compares models, but ΔA depends on the scale of each model's logits"
+            ):
+                states([f"fidelity[lrp] no worse than {text}"], own, baseline)
+        with pytest.raises(InputError, match="compares models, but ΔA"):
+            check([read_requirement("fidelity[lrp] no worse than b")], plan("a", "b", data="sst2"))
 
     def test_a_model_of_the_same_report(self):
         found = decide(

@@ -89,6 +89,18 @@ def test_the_examples_of_a_score_give_its_value(verb):
     assert {one.model for one in found} == {"demo/sst2-mamba2"}
 
 
+def test_what_is_not_over_the_examples_says_so():
+    model = ssmscope.load("demo/sst2-mamba2", dtype="float32")
+    growth, given = (scores(ssmscope.stability(model, **one))[0] for one in ({"length": 8}, {"texts": list(TEXTS)}))
+    assert (growth.apart, given.apart) == ("random tokens", "") and growth.better == given.better == ""
+    recent, given = (scores(ssmscope.influence(model, **one))[0] for one in ({"length": 8}, {"texts": list(TEXTS)}))
+    assert (recent.apart, given.apart) == ("random tokens", "")
+    assert scores(ssmscope.sanity(model, list(TEXTS[:3]), methods=["gradxinput"]))[0].apart == "3 given texts"
+    for verb in ("poison", "fidelity", "noise"):
+        apart = {one.apart for one in scores(MEASURED[verb](model))}
+        assert len(apart) == 1 and bool(*apart) is (verb != "noise")
+
+
 def test_every_kind_names_its_scores():
     for kind, reader in READERS.items():
         written = re.findall(r'(?:make|_named|\])\)?\("([\w.-]+)"', inspect.getsource(reader))
