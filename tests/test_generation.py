@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -75,6 +77,27 @@ def test_draws_follow_the_probabilities():
     expected = torch.tensor([1, 2**0.5, 5**0.5, 0])
     torch.testing.assert_close(hot, expected / expected.sum(), atol=0.02, rtol=0)
     assert Sampling().choose(torch.tensor([[1.0, 3.0, 3.0]]), None).tolist() == [1]
+
+
+def test_what_is_drawn_needs_no_memory_for_the_longest_text(bare):
+    """The draws are those that a text's generator gives in one piece."""
+    prompts, steps = [[5, 17], [5, 17], [3]], 40
+    together = [np.random.default_rng([7, *seed]).random(steps) for seed in ([0, 5, 17], [1, 5, 17], [0, 3])]
+    one_by_one = [[draw.random() for _ in range(steps)] for draw in Sampling(1.0, seed=7).draws(prompts)]
+    assert (np.array(one_by_one) == together).all()
+    step = next(bare.generate_stream(ids=IDS, temperature=1.0, max_new_tokens=10**15))
+    assert step.written[0].id == bare.generate(ids=IDS, temperature=1.0, max_new_tokens=1).ids[0][0]
+
+
+def test_a_stream_may_be_open_as_the_interpreter_ends():
+    code = """
+import sys, ssmscope
+stream = ssmscope.load("demo/books-mamba2").generate_stream("Mary", max_new_tokens=9)
+next(stream)
+sys.modules["torch"].kept = stream
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (found.returncode, found.stderr) == (0, "")
 
 
 def test_texts_end_at_stop_strings_and_end_tokens(model):
@@ -312,10 +335,16 @@ def test_what_a_tokenizer_gives_for_blank_texts_is_read_as_ids(model):
 def test_what_does_not_fit_is_refused(model, bare):
     twice = {"max_new_tokens": 2}
     for options, said in (
-        ({"max_new_tokens": 0}, "max_new_tokens is 0; allowed are whole numbers from 1 on"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; allowed is a whole number from 1 on"),
         ({"top_k": 3}, "top_k and top_p are for drawing tokens; give a temperature"),
         ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": math.nan}, "temperature is nan"),
         ({"temperature": 1.0, "top_k": 0}, "top_k is 0"),
+        ({"temperature": 1.0, "top_k": 1.5}, "top_k is 1.5; allowed is a whole number from 1 on"),
+        ({"seed": -1}, "seed is -1; allowed is a whole number from 0 on"),
+        ({"seed": 0.5}, "seed is 0.5"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5"),
+        ({"max_new_tokens": True}, "max_new_tokens is True"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p is 1.5"),
         ({"stop": ["."]}, "has no tokenizer to read stop strings with"),
     ):
@@ -323,6 +352,11 @@ def test_what_does_not_fit_is_refused(model, bare):
             bare.generate(ids=IDS, **{**twice, **options})
         with pytest.raises(InputError, match=said):
             bare.generate_stream(ids=IDS, **{**twice, **options})
+    for size in (0, -3, 1.5):
+        with pytest.raises(InputError, match=f"batch_size is {size}; allowed is a whole number from 1 on"):
+            bare.generate(ids=IDS, batch_size=size)
+    with pytest.raises(InputError, match="start is -1; allowed is a whole number from 0 on"):
+        while_writing(held_state(), start=-1)
     with pytest.raises(InputError, match="a stop string is empty"):
         model.generate(TEXTS, stop=["", "."])
     with pytest.raises(InputError, match="reads one token in each run, .* give after=-1"):

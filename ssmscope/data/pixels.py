@@ -155,7 +155,8 @@ def decoded(
         if opened.mode.startswith(("I", "F")):  # Pillow would clip these at 255.
             raise InputError(f"an image of {place} has more than 8 bits a channel (mode {opened.mode}): save it with 8")
         if opened.mode.endswith(("A", "a")) or "transparency" in opened.info:
-            if opened.convert("RGBA").getchannel("A").getextrema() != (255, 255):  # Its colour depends on the background.
+            # The colour of what is transparent depends on a background.
+            if opened.convert("RGBA").getchannel("A").getextrema() != (255, 255):
                 raise InputError(f"an image of {place} is transparent in places: save it on a background of one colour")
         return np.asarray(opened.convert(mode), dtype=np.uint8)
 

@@ -118,7 +118,7 @@ def check(requirements: Sequence[Requirement], plan: Plan, baseline: Sequence[Sc
 def _decided(read: _Read, with_level: int) -> Gate:
     requirement, score, reference = read
     level = requirement.level
-    tail = TAIL if level is None else round((1 - level) / with_level, 12)
+    tail = TAIL if level is None else float(f"{(1 - level) / with_level:.11g}")
     found = interval(score, tail) if reference is None else difference(score, reference, tail)
     operator, limit = _comparison(requirement, score, "" if reference is None else reference.model)
     state, reason = state_of(found, operator, limit, with_bounds=level is not None)

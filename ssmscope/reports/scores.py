@@ -374,10 +374,20 @@ def read_scores(where: str | os.PathLike[str]) -> list[Score]:
     path = path / SCORES if path.is_dir() else path
     try:
         document = json.loads(path.read_bytes())
-        return [decode_fields(one, Score) for one in document["scores"]]
+        return [_checked(decode_fields(one, Score)) for one in document["scores"]]
     except OSError as error:
         raise InputError(
             f"there are no scores at {path}: {error.strerror or error}; give the directory of a report that has run"
         ) from error
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} does not hold a report's scores: {error}") from error
+
+
+def _checked(score: Score) -> Score:
+    """Return a score that was read. Raise ValueError if its examples are not (examples, 2) finite numbers."""
+    each = score.examples
+    if each is not None and not (each.dtype.kind in "biuf" and each.ndim == 2 and each.shape[1] == 2):
+        raise ValueError(f"the examples of {score.name} are {each.dtype} {each.shape}, not numbers (examples, 2)")
+    if each is not None and not np.isfinite(each).all():
+        raise ValueError(f"the examples of {score.name} are not finite")
+    return score

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from examples import random_example, relative
 from loud import loud
 from planned import planned
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
 
 import ssmscope
@@ -139,6 +140,25 @@ def test_where_there_is_no_bias(tmp_path):
         assert not (tmp_path / name).exists()
 
 
+def test_a_full_disk_leaves_nothing_of_an_export(tmp_path):
+    """What fails is the write of the weights, in safetensors, or of the configuration, in Python."""
+    resource, signal = (pytest.importorskip(name) for name in ("resource", "signal"))
+    model = model_of("mamba2")
+    vector = ControlVector.between(model, TOWARD, AWAY, "residual", 1)
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for most in (100, 3000):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+            with pytest.raises(InputError, match="cannot write to .*new/baked: File too large; make room$"):
+                bake(model, vector, 1.0, tmp_path / "new" / "baked")
+            assert not list(tmp_path.iterdir())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    with pytest.raises(InputError, match="strength is nan; allowed is a finite number"):
+        bake(model, vector, math.nan, tmp_path / "new")
+
+
 def test_files_that_do_not_fit(tmp_path):
     model, file = model_of("mamba2"), tmp_path / "vector.safetensors"
     ControlVector("residual", 1, (torch.ones(5, dtype=torch.float64),)).save(file)
@@ -147,6 +167,15 @@ def test_files_that_do_not_fit(tmp_path):
     ControlVector("residual", 9, (torch.ones(model.width, dtype=torch.float64),)).save(file)
     with pytest.raises(InputError, match="of residual 9; mamba2 has the layers 0 to 1"):
         ControlVector.load(file, model)
+    for numbers, says in (
+        (torch.full((model.width,), math.nan), "direction.0 of a control vector holds numbers that are not finite"),
+        (torch.ones(model.width, dtype=torch.int64), "direction.0 of a control vector holds int64; a direction is of"),
+    ):
+        with pytest.raises(InputError, match=says):
+            ControlVector("residual", 1, (numbers,))
+        save_file({"direction.0": numbers}, file, metadata={"site": "residual", "layer": "1"})
+        with pytest.raises(InputError, match=f"vector.safetensors: {says}"):
+            ControlVector.load(file, model)
     file.write_bytes(b"nothing")
     with pytest.raises(InputError, match="cannot read"):
         ControlVector.load(file, model)

@@ -133,7 +133,7 @@ def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
         ("mamba2 --task associative-recall --vocabulary 1", "vocabulary is 1; it must be at least 2"),
         ("mamba2 --task sst2 --vocabulary 7", "vocabulary is 7; it must be at least 8"),
         ("mamba2 --task associative-recall --length 7", "length is 7; give an even number"),
-        ("mamba2 --task compression --length 1", "length is 1; give at least 2"),
+        ("mamba2 --task compression --length 1", "length is 1; allowed is a whole number from 2 on"),
         ("diff-mamba --task majority --scope blok", "scope is 'blok'; choose one of block, s6"),
         ("mamba2 --task absent.txt", "absent.txt could not be read"),
         ("mamba2 --task listops --length 0", "length is 0"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -21,7 +22,7 @@ from ssmscope.architectures.loading.load import load
 from ssmscope.core.edits import Edit, blocks_of
 from ssmscope.core.model import Model
 from ssmscope.data.tokenizer import save_tokenizer
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_number
 from ssmscope.interp.steer.measure import Direction, mean_difference, norm, steering_edit
 
 MAX_LOGIT_ERROR = 1e-5
@@ -46,6 +47,13 @@ class ControlVector:
     layer: int
     direction: Direction
     source: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number, part in enumerate(self.direction):
+            if not part.is_floating_point() or not bool(part.double().isfinite().all()):
+                held = "numbers that are not finite" if part.is_floating_point() else f"{part.dtype}"
+                said = f"{PREFIX}{number} of a control vector holds {held.removeprefix('torch.')}"
+                raise InputError(f"{said}; a direction is of finite floating-point numbers")
 
     @classmethod
     def between(
@@ -79,14 +87,18 @@ class ControlVector:
             with safe_open(where, "pt") as file:
                 about = dict(file.metadata() or {})
                 names = sorted(file.keys(), key=lambda name: int(name.removeprefix(PREFIX)))
-                direction = tuple(file.get_tensor(name).double().to(model.device) for name in names)
+                direction = tuple(file.get_tensor(name).to(model.device) for name in names)
             site, layer = cast(Any, about.pop("site")), int(about.pop("layer"))
         except (OSError, SafetensorError) as error:
             raise InputError(f"cannot read {where}: {error}") from error
         except (KeyError, ValueError) as error:
             raise InputError(f"{where} is no control vector: it lacks site, layer or direction.0, …") from error
         about.pop("norm", None)
-        found = cls(site, layer, direction, about)
+        try:
+            found = cls(site, layer, direction, about)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        found = replace(found, direction=tuple(part.double() for part in direction))
         found._check_fits(model, where)
         return found
 
@@ -115,11 +127,12 @@ def bake(model: Model, vector: ControlVector, strength: float, directory: str | 
     1e-5 those of the model that is steered by the direction as the bias holds it, rounded to the model's dtype.
 
     Raises:
-        InputError: a direction of states or of layer 0, no bias that has this effect, a bias that rounds the direction
-            away, a model with adapters, with layers in few bits, or that is no library's model with a head, a copy that
-            would be loaded as another model, or a directory that exists.
+        InputError: a strength that is not finite, a direction of states or of layer 0, no bias that has this effect, a
+            bias that rounds the direction away, a model with adapters, with layers in few bits, or that is no library's
+            model with a head, a copy that would be loaded as another model, or a directory that exists.
     """
     where = Path(directory)
+    check_number(-math.inf, strength=strength)
     if vector.site != "residual":
         raise InputError("a state has no bias; export a direction of the residual stream")
     _check_exports(model)
