@@ -282,9 +282,12 @@ def memorization(part: Part, *, length: int = 32, vocabulary: int = 256) -> Draw
 
 def _asked(part: Part, ids: np.ndarray, targets: np.ndarray, every_token: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return ids and targets; with `every_token` every next token is a target in training."""
-    if every_token and part.split == "train":
-        targets = np.pad(ids[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORED)
-    return ids, targets
+    return ids, next_tokens(ids) if every_token and part.split == "train" else targets
+
+
+def next_tokens(ids: np.ndarray) -> np.ndarray:
+    """Return the targets of `ids` (examples, length) if every next token is one."""
+    return np.pad(ids[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORED)
 
 
 def _refuse_odd(length: int) -> None:

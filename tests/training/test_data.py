@@ -18,7 +18,19 @@ from ssmscope.training.data import balanced, kind_of, parts_of, task_options, ta
 
 PARTS = ("train", "validation", "test")
 NOTHING = dict.fromkeys(
-    ("split", "validation", "test", "length", "examples", "flipped", "unit", "filler", "vocabulary", "init_from")
+    (
+        "split",
+        "validation",
+        "test",
+        "length",
+        "examples",
+        "flipped",
+        "unit",
+        "filler",
+        "vocabulary",
+        "init_from",
+        "every_token",
+    )
 )
 
 
