@@ -1,4 +1,4 @@
-"""Selective SSMs trained in a stack, in benchmarks/experiments_authors.py, against `analyze train`."""
+"""Selective SSMs trained in a stack, in benchmarks/stacked.py, against `analyze train`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import ssmscope
 from ssmscope.data.sequences import majority
 from ssmscope.training import train_model
 
@@ -55,3 +57,34 @@ def test_padding_is_held_or_read(experiments) -> None:
     mask = store.ids.new_tensor([[1, 1, 1, 0, 0, 0], [1] * 6])
     assert np.allclose(held.detach(), module(input_ids=store.ids, attention_mask=mask).logits.detach(), rtol=1e-4)
     assert np.allclose(read.detach(), module(input_ids=store.ids).logits.detach(), rtol=1e-4)
+
+
+def test_the_authors_start_has_the_norms_that_they_log(experiments) -> None:
+    """Their logs at epoch 0 (d = 16, N = 4): W_B entrywise 51 = 64 √(2/π), Frobenius 8 = √64, |p| not 0."""
+    found = [
+        experiments.start_of(experiments.Run("experiment1", "imdb", 9, 0.1, "authors", seed), 5) for seed in range(20)
+    ]
+    entrywise = [module.ssm.W_B.abs().sum().item() for module in found]
+    assert np.mean(entrywise) == pytest.approx(51, abs=3) and np.std(entrywise) == pytest.approx(8 * 0.603, abs=2)
+    assert np.mean([module.ssm.W_C.norm().item() for module in found]) == pytest.approx(8, abs=0.5)
+    assert np.std([module.ssm.p_delta.item() for module in found]) == pytest.approx(1, abs=0.4)
+    assert np.mean([module.head.weight.norm().item() ** 2 for module in found]) == pytest.approx(16, abs=5)
+    assert all(module.ssm.spectral_abscissa == pytest.approx(0.1) for module in found)
+    scaled = experiments.start_of(experiments.Run("experiment1", "imdb", 9, 0.1, "scaled", 0), 5)
+    assert scaled.ssm.p_delta.item() == 0 and scaled.ssm.W_B.abs().sum().item() == pytest.approx(51 / 4, abs=4)
+
+
+def test_a_text_is_padded_to_its_full_length_and_its_padding_read(tmp_path) -> None:
+    words = ["good film", "bad film indeed", "good and good", "bad bad bad bad"]
+    (tmp_path / "texts.csv").write_text("text,label\n" + "".join(f"{w},{w[0] == 'g'}\n" for w in words * 2))
+    options = {"epochs": 1, "batch_size": 4, "max_length": 9, "vocabulary": 40, "held_out": 0, "progress": False}
+    out = train_model(
+        "selective", tmp_path / "texts.csv", tmp_path / "out", padding="read", test=tmp_path / "texts.csv", **options
+    )
+    record, model = json.loads((out / "training.json").read_text()), ssmscope.load(out)
+    ids = [model.tokenizer(word)["input_ids"] for word in words * 2]
+    whole = torch.tensor([[*row, *[model.tokenizer.pad_token_id] * (9 - len(row))] for row in ids])
+    labels = torch.tensor([int(word[0] == "g") for word in words * 2])
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(model.module(input_ids=whole).logits, labels).item()
+    assert record["test"]["cross_entropy"] == pytest.approx(loss, rel=1e-4)
