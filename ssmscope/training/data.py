@@ -115,8 +115,8 @@ def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
         parts, tokenizer = [train, None, test], symbol_tokenizer(train.tokens)
     found = _divided(parts, options)
     if options["every_token"]:  # Only in training: what is held out and the test ask for the values.
-        train: Any = found["train"]
-        found["train"] = dataclasses.replace(train, targets=next_tokens(train.ids))
+        whole: Any = found["train"]
+        found["train"] = dataclasses.replace(whole, targets=next_tokens(whole.ids))
     return found, tokenizer
 
 
