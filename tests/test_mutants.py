@@ -66,6 +66,16 @@ def test_what_is_no_computation_is_left_out(mistakes, code, is_left_out):
     assert mistakes.skipped(ast.parse("print(1 + 1)", mode="eval").body)
 
 
+def test_mutants_that_are_written_alike_have_numbers(mistakes):
+    """`zero[0, 0]` of one function: an excuse for the first index is none for the second."""
+    name = "core/affine.py:_affine_at_zero: 0 -> 1 in zero[0, 0]"
+    alike = [each for each in mistakes.mutants_of("core/affine.py") if each.name.startswith(name)]
+    assert [each.name for each in alike] == [name, f"{name} #2"]
+    assert alike[0].node.col_offset < alike[1].node.col_offset
+    names = [each.name for each in mistakes.mutants_of("core/affine.py")]
+    assert len({*names}) == len(names)
+
+
 def test_a_mutant_takes_its_functions_place(mistakes):
     every = {mutant.name: mutant for mutant in mistakes.mutants_of("render/numbers.py")}
     assert not any(":__repr__" in name for name in every)

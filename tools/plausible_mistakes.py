@@ -7,6 +7,7 @@ import copy
 import gc
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -182,6 +183,8 @@ class Mutant(NamedTuple):
     parents: tuple[ast.AST, ...]
     lines: range
     """Lines of the statement's own part, without the statements in it."""
+    number: int = 1
+    """Number, in the order of the source, among the function's mutants that are written alike."""
 
     @property
     def name(self) -> str:
@@ -190,7 +193,7 @@ class Mutant(NamedTuple):
             kinds = (ast.Call, ast.Subscript, ast.Compare, ast.BinOp, ast.stmt)
             within = next(each for each in reversed(self.parents) if isinstance(each, kinds))
             after = f"{after} in {ast.unparse(within).partition(chr(10))[0]}"
-        return f"{self.file}:{self.function}: {before} -> {after}"
+        return f"{self.file}:{self.function}: {before} -> {after}" + f" #{self.number}" * (self.number > 1)
 
 
 def mutants_of(file: str) -> Iterator[Mutant]:
@@ -219,9 +222,12 @@ def mutants_of(file: str) -> Iterator[Mutant]:
                 if isinstance(child, ast.AST):
                     yield from within(child, (*parents, node), lines, name)
 
+    alike: Counter[str] = Counter()
     for name, function in functions(tree.body, ""):
         for statement in function.body:
-            yield from within(statement, (function,), range(0), name)
+            for mutant in within(statement, (function,), range(0), name):
+                alike[mutant.name] += 1
+                yield mutant._replace(number=alike[mutant.name])
 
 
 def put_in_place(mutant: Mutant) -> None:

@@ -12,6 +12,7 @@ from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
 
 import ssmscope
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.core.intercept import observe
 from ssmscope.errors import InputError
 
 SIZES = dict(vocab_size=48, hidden_size=16, num_hidden_layers=2, expand=2, state_size=4)
@@ -169,3 +170,36 @@ def test_devices_that_cannot_be_used(device):
 def test_dtypes_that_cannot_be_used(dtype):
     with pytest.raises(InputError, match="dtype .* is unknown"):
         ssmscope.load(language_model(), dtype=dtype)
+
+
+class Flat(nn.Module):
+    """A language model of one's own whose head reads the tokens of all texts in one row, and may be given them by
+    name."""
+
+    def __init__(self, whole: nn.Module, by_name: bool):
+        super().__init__()
+        self.backbone, self.head, self.by_name = whole.base_model, whole.get_output_embeddings(), by_name
+
+    def forward(self, input_ids):
+        hidden = self.backbone(input_ids).last_hidden_state.flatten(0, 1)
+        flat = self.head(input=hidden) if self.by_name else self.head(hidden)
+        return flat.view(*input_ids.shape, -1)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_last_logits_of_a_head_that_reads_all_texts_in_one_row(by_name):
+    texts = [IDS, [7, 2], [11, 4, 8]]
+    model = ssmscope.load(Flat(language_model(), by_name))
+    with torch.no_grad():
+        alone = torch.stack([model.module(input_ids=torch.tensor([text])).logits[0, -1] for text in texts])
+    torch.testing.assert_close(model.run(model.encode(ids=texts), last_only=True).logits, alone)
+
+
+def test_a_head_reads_the_last_position_of_each_text_alone():
+    model = ssmscope.load(language_model())
+    batch, seen = model.encode(ids=[IDS, [7, 2], [11, 4, 8]]), []
+    head = model.module.get_output_embeddings()
+    with observe(after=[(head, lambda part, output: seen.append(output.shape))]):
+        found = model.run(batch, last_only=True).logits
+    assert seen == [(3, 1, SIZES["vocab_size"])]
+    torch.testing.assert_close(found, model.logits(batch)[range(3), [4, 1, 2]])

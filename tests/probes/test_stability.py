@@ -250,6 +250,9 @@ class TestClosedForms:
         for one in stability(example("retnet"), length=20).layers:
             assert one.possible.tolist() == pytest.approx([math.log(1 - 2.0 ** (-5 - h)) for h in range(3)])
             assert one.largest.tolist() == pytest.approx(one.possible.tolist())
+        short = example("retnet")
+        for one in stability(short, short.encode(ids=[5, 3])).layers:  # One text is enough.
+            assert one.possible.tolist() == pytest.approx([math.log(1 - 2.0 ** (-5 - h)) for h in range(3)])
         for name in ("mamba", "gla", "rwkv", "deltanet", "baleen-e-mamba"):
             assert all((one.possible == 0).all() for one in stability(example(name), length=20).layers)
         expected = stability(example("mamba"), length=20)
