@@ -65,7 +65,8 @@ class TestFidelity:
         ]
         less = [row[3 + (1 - delta)] for row in shown(table)]
         assert less[:3] == ["0.200 * [0.100, 0.300]", "0.250 [0.200, 0.300]", "0.500 [0.400, 0.600]"]
-        assert table.note == f"{BEST} {INTERVALS}"
+        told = "ΔA depends on the scale of each model's logits: compare methods by it, not models."
+        assert table.note == f"{told} {BEST} {INTERVALS}"
 
 
 class TestPlausibility:
