@@ -40,7 +40,7 @@ NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub|numpy)==
 TRITON = triton==3.6.0 "numpy<2.4"
 KERNELS = $(wildcard tests/backends/test_triton_*.py)
 
-.PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-install test-beside-others test-exhaustive notebooks docs mutants clean
+.PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-install test-beside-others test-perturbed test-exhaustive notebooks docs mutants clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-mamba2 --text "$(TEXT)" --out demo-output
@@ -68,6 +68,10 @@ fuzz: $(VENV)/.dev
 
 test-kernels: $(VENV)-transformers5/.dev
 	$(THREADS) TRITON_INTERPRET=1 $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist worksteal $(KERNELS)
+
+# What orders, ranks and records, with noise larger than rounding on every forward pass and gradient.
+test-perturbed: $(VENV)/.dev
+	$(THREADS) SSMSCOPE_PERTURB=$(SEED) $(VENV)/bin/pytest -q $(SPREAD) $(addprefix tests/,test_recorded.py test_ties.py views)
 
 # Which share of plausible one-line mistakes the tests notice: a seeded sample of SAMPLE of each area. Under two hours on
 # two cores; with AREAS=measures of that one.

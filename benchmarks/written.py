@@ -16,7 +16,7 @@ import numpy as np
 import ssmscope
 from ssmscope.api.inputs import load_examples
 from ssmscope.core.bootstrap import Estimate, estimates, resampled_means
-from ssmscope.interp.sanity.measure import spearman
+from ssmscope.core.ties import spearman
 from ssmscope.render.table import with_interval
 
 METHODS = ("lrp", "gradxinput", "occlusion")

@@ -25,6 +25,11 @@ import shapes
 if "SSMSCOPE_FUZZ" not in os.environ:  # what a user has checks nothing, and `train --compile` cannot compile the checks
     shapes.check([f"ssmscope.{name}" for name in shapes.CHECKED])
 
+if "SSMSCOPE_PERTURB" in os.environ:
+    import perturbing
+
+    perturbing.perturb(pytest.MonkeyPatch(), int(os.environ["SSMSCOPE_PERTURB"]))
+
 # No test cuts the power, and waiting for the disk takes longer than most tests.
 os.fsync = lambda descriptor: None  # type: ignore[assignment]
 

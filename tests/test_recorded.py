@@ -17,9 +17,10 @@ RECORDED = Path(__file__).with_name("recorded")
 sys.path.insert(0, str(ROOT / "tools"))
 
 from compare_outputs import compare  # noqa: E402
-from record_outputs import read_cases, run, write_inputs, write_words  # noqa: E402
+from record_outputs import read_cases, read_tolerances, run, write_inputs, write_words  # noqa: E402
 
 CASES = {name: line for name, line in read_cases(pages=True).items() if Path(RECORDED, name).is_dir()}
+TOLERANCES = read_tolerances()
 
 
 @pytest.fixture(scope="module")
@@ -37,5 +38,5 @@ def test_outputs_are_as_recorded(case: str, folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("COLUMNS", "120")
     run(case, CASES[case])
     write_words(Path(case))
-    found = compare(RECORDED / case, Path(case), tolerance=1e-3)
+    found = compare(RECORDED / case, Path(case), tolerance=TOLERANCES[case])
     assert [line for line in found if not line.endswith(f"only in {case}")] == []  # large files are not recorded

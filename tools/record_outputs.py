@@ -63,7 +63,7 @@ def read_cases(pages: bool = False) -> dict[str, list[str]]:
     for line in CASES.read_text().splitlines():
         if match := re.match(r"([A-Z]+) = (.*)", line):
             definitions[match[1]] = match[2]
-        elif match := re.match(r"([a-z0-9-]+): (.*)", line):
+        elif match := re.match(r"([a-z0-9-]+)(?: ±\S+)?: (.*)", line):
             verb, *more = shlex.split(match[2].format(**definitions))
             out = [] if verb in WITHOUT_OUT else ["--out", match[1]]
             formats = (
@@ -71,6 +71,11 @@ def read_cases(pages: bool = False) -> dict[str, list[str]]:
             )  # pictures take most of the time
             cases[match[1]] = [verb, *more, *out, *formats]
     return {**cases, ARCHITECTURES: [ARCHITECTURES]}
+
+
+def read_tolerances() -> dict[str, float]:
+    """Return the tolerance that each case of tests/recorded states."""
+    return {name: float(size) for name, size in re.findall(r"^([a-z0-9-]+) ±(\S+):", CASES.read_text(), re.M)}
 
 
 def record(folder: Path, only: list[str], small: bool) -> None:

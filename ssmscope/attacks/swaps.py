@@ -14,6 +14,7 @@ import torch
 
 from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.words.result import Outcome
+from ssmscope.core.ties import OUTPUT_ROUNDING
 from ssmscope.core.tokenizing import is_within_word
 from ssmscope.data.text import PAIR_SEPARATOR
 
@@ -46,6 +47,9 @@ LOOKALIKES: Mapping[str, str] = dict(
 """TextAttack's homoglyphs of small Latin letters, digits, hyphen and apostrophe."""
 MAX_CHANGED_NUMBER = 2**31
 """Largest number that is replaced, because random integers are bounded."""
+ASKED_LATER = 1e-12
+"""Part of a score by which a later text stands behind an earlier one with the same: TextAttack's order of equal scores
+depends on the processor."""
 UNBOUNDED_CALLS = 2
 """Number of calls of a greedy search before the first word's candidates."""
 
@@ -241,6 +245,7 @@ class PromptAccuracy(GoalFunction):
         self.clean: float | None = None
         self.tried: set[str] = set()
         self._starts_low = as_promptbench
+        self._scored = 0
         self._best = self.examples + 1
         self._asked = 0
 
@@ -269,7 +274,8 @@ class PromptAccuracy(GoalFunction):
         if self._starts_low:
             self._starts_low = False
             return -1 - model_output
-        return self.clean - model_output
+        self._scored += 1
+        return self.clean - model_output - ASKED_LATER * self._scored
 
     def _goal_function_result_type(self) -> type:
         return ClassificationGoalFunctionResult
@@ -286,6 +292,13 @@ class ChangedAnswer(UntargetedClassification):
         self.ask, self.text, self.clean = ask, text, clean
         self.query_budget = float("inf") if budget is None else budget
         self.use_cache, self.maximizable, self.allow_skip, self.target_max_score = False, False, True, None
+        self._scored = 0
+
+    def _get_score(self, model_output: torch.Tensor, attacked_text: AttackedText) -> float:
+        # TextAttack compares scores one by one: those within rounding of each other are the same number.
+        self._scored += 1
+        lost = 1 - float(model_output[self.ground_truth_output])
+        return OUTPUT_ROUNDING * round(lost / OUTPUT_ROUNDING) - ASKED_LATER * self._scored
 
     def _call_model(self, attacked_text_list: Sequence[AttackedText]) -> list[torch.Tensor]:
         texts = [attacked.text for attacked in attacked_text_list]

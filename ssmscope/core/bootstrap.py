@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from ssmscope.core.ties import descending, difference
+
 RESAMPLES = 2000
 MIN_EXAMPLES_FOR_FULL_DRAWS, FEWER_DRAWS = 30, 3
 """Number of examples from which a resample draws as many, and the number by which it draws fewer below that."""
@@ -30,7 +32,7 @@ class Estimate:
     @property
     def has_interval(self) -> bool:
         """True if there is an interval to show: a bootstrap has none for one example, nor for a share of 0 or of 1."""
-        return self.low < self.high
+        return bool(difference(self.high, self.low) > 0)
 
     def __str__(self) -> str:
         ends = f" [{self.low:.3f}, {self.high:.3f}]" if self.has_interval else ""
@@ -101,8 +103,8 @@ def estimates(rows: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "... thr
 def lowest(rows: Float[np.ndarray, "rows columns"]) -> tuple[int, ...]:
     """Return the columns of the lowest values, from the lowest on: the lowest one, and those whose paired difference
     from it has an interval that reaches 0. Columns that are not defined are left out."""
-    known = [at for at in np.argsort(rows[0], kind="stable").tolist() if not math.isnan(rows[0, at])]
-    return tuple(at for at in known if not estimate(rows[:, at] - rows[:, known[0]]).low > 0)
+    known = [at for at in descending(-rows[0]).tolist() if not math.isnan(rows[0, at])]
+    return tuple(at for at in known if not estimate(difference(rows[:, at], rows[:, known[0]])).low > 0)
 
 
 def resampled_means(

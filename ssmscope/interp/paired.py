@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ssmscope.api.results import TABLE_ROWS, Result
+from ssmscope.core.ties import descending
 from ssmscope.errors import InputError
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import format_probability, number
@@ -161,8 +162,10 @@ def _difference(mine: TokenRow, theirs: TokenRow, name: str, end: float, special
     outside = np.any(either, axis=0) if either else None
     scores = mine.scores.astype(np.float64) - theirs.scores
     shown = np.where(special if outside is None else special | outside, 0.0, scores)
-    order = np.argsort(-np.abs(shown), kind="stable")
-    large = [int(at) for at in order if abs(shown[at]) >= MIN_NAMED_SHARE * end and shown[at]]
+    largest = float(np.abs(np.concatenate([mine.scores, theirs.scores])).max(initial=0))
+    large = [
+        int(at) for at in descending(np.abs(shown), largest) if abs(shown[at]) >= MIN_NAMED_SHARE * end and shown[at]
+    ]
     more, less = ([at for at in large if (shown[at] > 0) == above][:NAMED_PER_SIDE] for above in (True, False))
     return TokenRow(name, scores, (-end, end), True, outside, more, less, query=mine.query)
 

@@ -7,13 +7,14 @@ and the two ends of its interval into one column.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.ties import highest
 from ssmscope.render.numbers import brackets, number
 from ssmscope.render.tokens import shorten, visible
 
@@ -164,8 +165,8 @@ def table(
     """
     every, lines = len(lines), lines[:most]
     columns = list(dict.fromkeys(name for line in lines for name in line.cells))
-    better: dict[str, Callable[..., float]] = {**dict.fromkeys(more, max), **dict.fromkeys(less, min)}
-    arrows = {max: " ↑", min: " ↓"}
+    better = {**dict.fromkeys(more, 1), **dict.fromkeys(less, -1)}
+    arrows = {1: " ↑", -1: " ↓"}
     marked = False
     rows = []
     for line in lines:
@@ -174,8 +175,9 @@ def table(
             cell = line.cells.get(name, Cell())
             if name in better and cell.found is not None:
                 beside = [one.cells[name].found for one in lines if one.peers == line.peers and name in one.cells]
-                values = {one.value for one in beside if one is not None and not math.isnan(one.value)}
-                if len(values) > 1 and cell.found.value == better[name](values):
+                values = np.array([one.value for one in beside if one is not None and not math.isnan(one.value)])
+                first = highest(better[name] * values)
+                if not first.all() and cell.found.value in values[first]:
                     cell, marked = replace(cell, best=True), True
             cells.append(cell)
         rows.append((line.labels, tuple(cells)))
@@ -186,7 +188,7 @@ def table(
         notes.append(f"{WORST} and underlined: the worst of its row.")
     if any(cell.interval for line in lines for cell in line.cells.values()):
         notes.append("In brackets: the 95 % interval.")
-    shown = tuple(name + arrows.get(better.get(name), "") for name in columns)  # type: ignore[arg-type]
+    shown = tuple(name + arrows.get(better.get(name, 0), "") for name in columns)
     return Table(tuple(heads), shown, tuple(rows), " ".join(notes), every=every)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ssmscope.api.analysis import Call
+from ssmscope.core.ties import descending
 from ssmscope.errors import InputError
 from ssmscope.reports.intervals import interval
 from ssmscope.reports.scores import LOWER, Score, scores
@@ -97,7 +98,7 @@ def worst_findings(report: Report) -> tuple[Finding, ...]:
                 if entry.heading not in most or low > most[entry.heading][0]:
                     most[entry.heading] = low, one, entry
     surely = [found for found in most.values() if found[0] > 0]
-    order = sorted(surely, key=lambda found: -found[0])[:WORST]
+    order = [surely[at] for at in descending(np.array([low for low, *_ in surely]))[:WORST]]
     return tuple(Finding(score, entry, next(broken_by(entry), None)) for _, score, entry in order)
 
 

@@ -16,13 +16,12 @@ from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ssmscope.api.options import Option
 from ssmscope.api.registry import analysis_of
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.core.text_files import SURROGATE
+from ssmscope.core.ties import descending
 from ssmscope.errors import InputError, as_typed
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.views import query_rows, readouts
@@ -223,9 +222,11 @@ def predictions(model: Model, given: Trace, edited: Trace | None = None) -> Data
     import pandas as pd
 
     traces = [trace for trace in (given, edited) if trace is not None]
-    rows = [model.probabilities(trace.logits[0].double()).cpu().numpy() for trace in traces]
-    likeliest = {int(i) for row in rows for i in np.argsort(-row, kind="stable")[:PREDICTIONS_SHOWN]}
-    chosen = sorted(likeliest, key=lambda i: (-rows[0][i], i))
+    logits = [trace.logits[0].double() for trace in traces]
+    rows = [model.probabilities(each).cpu().numpy() for each in logits]
+    orders = [descending(each.cpu().numpy(), float(each.abs().max())).tolist() for each in logits]
+    likeliest = {i for order in orders for i in order[:PREDICTIONS_SHOWN]}
+    chosen = [i for i in orders[0] if i in likeliest]
     labels = model.labels
     names = [labels[i] if labels is not None else model.tokenizer.decode([i]) for i in chosen]
     frame = pd.DataFrame({"name": pd.array(names, dtype="string"), "given": rows[0][chosen]})

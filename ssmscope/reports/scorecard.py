@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from ssmscope.core.bootstrap import TAIL, Estimate
+from ssmscope.core.ties import descending
 from ssmscope.reports.intervals import difference, interval
 from ssmscope.reports.scores import HIGHER, LOWER, Score
 
@@ -158,7 +161,8 @@ def _corrected(rows: Sequence[Row]) -> tuple[list[Row], int]:
         if entry is not None and entry.difference is not None and not math.isnan(entry.difference.low)
     ]
     held = set()
-    order = sorted(places, key=lambda place: -_sureness(rows[place[0]].entries[place[1]]))
+    sureness = np.array([_sureness(rows[at].entries[model]) for at, model in places])
+    order = [places[at] for at in descending(sureness)]
     for read, (at, model) in enumerate(order):
         entry, reference = rows[at].entries[model], rows[at].references[model]
         assert entry is not None and reference is not None

@@ -21,6 +21,7 @@ from ssmscope.api.jsonable import decode_fields, encode_fields
 from ssmscope.api.results import Result
 from ssmscope.api.writing import write_whole
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.ties import descending
 from ssmscope.errors import InputError
 from ssmscope.render.numbers import counted
 
@@ -300,7 +301,7 @@ def _sanity(result: Any, models: Sequence[str]) -> Iterator[Score]:
 def _stability(result: Any, models: Sequence[str]) -> Iterator[Score]:
     """Neither side of growth is better: what forgets faster is more stable, and remembers less."""
     make = _Maker(result, models[0])
-    worst = max(result.layers, key=lambda layer: layer.growth.value)
+    worst = result.layers[descending(np.array([layer.growth.value for layer in result.layers]))[0]]
     apart = "" if result.given else RANDOM
     yield make("stability.growth", worst.growth, "", "nats per token", count=result.texts, apart=apart)
 

@@ -76,7 +76,7 @@ class TestPromptAccuracy:
         ]
         assert goal.tried == {"abc", "a", "abcd", "ab", "abcde", "x", "yz"} and goal.clean == 0.75
         scores = [goal._get_score(output, None) for output in (0.75, 0.25)]  # type: ignore[arg-type]
-        assert scores == [-1.75 if as_promptbench else 0.0, 0.5]
+        assert scores == pytest.approx([-1.75 if as_promptbench else 0.0, 0.5], abs=1e-9)
         assert [goal._is_goal_complete(output, None) for output in (0.0, 0.25)] == [True, False]  # type: ignore[arg-type]
 
     def test_a_call_for_nothing_counts(self) -> None:

@@ -140,8 +140,9 @@ def test_a_recorded_step_is_the_step(
     expected, plain = written(model, stop=stop)
     assert found == expected and [*map(len, found)] == [3] * 5 + [2 if stops else 3] * 4
     for one, other in zip(kept, plain):
-        for pair in zip(_tensors(one), _tensors(other)):
-            torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
+        for own, right in zip(_tensors(one), _tensors(other)):
+            size = float(right.abs().max())  # A loud model's states reach 100.
+            torch.testing.assert_close(own, right, atol=1e-5 * size, rtol=1e-5)
 
 
 def test_who_continues_second_from_a_state_is_as_alone(replays: list[int]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sqlite3
+import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -291,3 +294,37 @@ def test_without_a_file_nothing_is_stored():
     kept.add({b"a": b"1"})
     kept.drop([b"a"])
     assert kept.get([b"a"]) == {} and kept.known([b"a"]) == set()
+
+
+def test_a_connection_is_closed_in_the_thread_that_opened_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches run in threads, any of which may collect a store, or use one that another thread made."""
+    opened: list[int] = []
+    closed: list[int] = []
+
+    class Connection(sqlite3.Connection):
+        def close(self) -> None:
+            closed.append(threading.get_ident())
+            super().close()
+
+    def connect(*args, **kwargs) -> sqlite3.Connection:
+        opened.append(threading.get_ident())
+        return connected(*args, factory=Connection, **kwargs)
+
+    connected = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    raised: list[BaseException] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda found: raised.append(found.exc_value))
+    made = [Store(tmp_path / "file")]
+    made[0].add({b"a": b"1"})
+    gone, seen = weakref.ref(made[0]), list[dict[bytes, bytes]]()
+
+    def elsewhere() -> None:
+        seen.append(made[0].get([b"a", b"b"]))
+        made.clear()
+        gc.collect()
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [{b"a": b"1"}] and gone() is None and not raised
+    assert opened == closed and len({*closed}) == 2

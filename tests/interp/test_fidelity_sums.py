@@ -13,6 +13,7 @@ from bags import bag, by_position, by_word, texts
 from faithful import reader
 
 from ssmscope.core.bootstrap import resampled_means
+from ssmscope.core.ties import spearman
 from ssmscope.errors import InputError
 from ssmscope.interp.explain import explain
 from ssmscope.interp.explain.result import Scores
@@ -33,7 +34,6 @@ from ssmscope.interp.objective import objective
 from ssmscope.interp.plausibility import plausibility
 from ssmscope.interp.plausibility.measure import agreement
 from ssmscope.interp.sanity import cascading_randomisation
-from ssmscope.interp.sanity.measure import spearman
 
 
 def test_a_texts_measures_are_those_of_every_ranking():

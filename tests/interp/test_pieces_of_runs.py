@@ -117,11 +117,11 @@ def test_windows_of_texts_are_padded_on_the_right():
 
 def test_grids_agree_by_both_correlations():
     first, second = np.array([[1.0, 2.0], [4.0, 8.0]]), np.array([[0.5, 3.0], [2.5, 9.0]])
-    pearson, spearman = patching.agreement(first, second)
+    pearson, spearman = patching.agreement(first, second, 0.0)
     assert pearson == pytest.approx(np.corrcoef(first.ravel(), second.ravel())[0, 1]) and spearman == pytest.approx(0.8)
     with np.errstate(all="raise"):
         for pair in ((first, np.ones((2, 2))), (np.zeros((2, 2)), second)):
-            assert np.isnan(patching.agreement(*pair)).all()
+            assert np.isnan(patching.agreement(*pair, 0.0)).all()
 
 
 class Bar:

@@ -19,7 +19,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.objective import objective
 from ssmscope.interp.sanity import cascading_randomisation
-from ssmscope.interp.sanity.measure import parts_of, randomise, spearman
+from ssmscope.interp.sanity.measure import parts_of, randomise
 from ssmscope.interp.sanity.result import SanityCheck
 
 
@@ -114,25 +114,6 @@ class TestRandomise:
         assert torch.equal(drawn("ab", 1)["b"], drawn("b", 1)["b"])
         assert not torch.equal(drawn("ab", 1)["a"], drawn("ab", 1)["b"])
         assert not torch.equal(drawn("a", 1)["a"], drawn("a", 2)["a"])
-
-
-class TestSpearman:
-    def test_is_that_of_scipy(self):
-        stats = pytest.importorskip("scipy.stats")
-        draw = np.random.default_rng(0)
-        for n in (2, 5, 40):
-            for _ in range(20):
-                a, b = draw.integers(0, 6, n).astype(float), draw.normal(size=n)
-                if len(set(a)) > 1:
-                    assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
-
-    def test_by_hand(self):
-        line = np.arange(4.0)
-        assert spearman(line, line**3) == 1 and spearman(line, -line) == -1
-        assert spearman(line, np.array([0.0, 2.0, 1.0, 3.0])) == pytest.approx(1 - 6 * 2 / (4 * 15))
-        for other in (np.ones(4), np.array([0, 1, 2, np.nan]), np.array([0, 1, 2, np.inf])):
-            assert np.isnan(spearman(line, other))
-        assert np.isnan(spearman(np.ones(1), np.ones(1)))
 
 
 class TestCascade:

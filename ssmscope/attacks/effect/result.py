@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ssmscope.api.results import Result
+from ssmscope.core.ties import descending
 from ssmscope.interp.heatmap.result import ScoredText
 from ssmscope.interp.heatmap.views import FLAT_REMARK
 from ssmscope.interp.heatmap.words import is_selective
@@ -56,7 +57,7 @@ class Side(Outlined):
 
     def top(self, k: int) -> list[int]:
         """Return the positions of the k tokens to which the last position attends most, the highest first."""
-        return np.argsort(-self.mean_attention, kind="stable")[:k].tolist()
+        return descending(self.mean_attention)[:k].tolist()
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class AttackEffect(Result, kind="effect"):
         apart = np.flatnonzero(distance)
         if not len(apart):
             return Spread(None, 0.0, None, 0.0)
-        positions, peak = self.pairs[:, 1], int(distance.argmax())
+        positions, peak = self.pairs[:, 1], int(descending(distance)[0])
         return Spread(int(positions[apart[0]]), float(distance[peak]), int(positions[peak]), float(distance[-1]))
 
     @property
@@ -254,7 +255,7 @@ def _rows(
     remark = FLAT_REMARK if flat else ""
     yield TokenRow(f"{name}retention", retention, ends, outside=special, against=changed, remark=remark, own=own)
     highest = max(float(_shown(each, result)[1].max()) for _, each in result.sides) or 1.0
-    top = [at for at in np.argsort(-attention, kind="stable")[: result.size].tolist() if attention[at] > 0]
+    top = [at for at in descending(attention)[: result.size].tolist() if attention[at] > 0]
     own, against = (float(attention.min()), float(attention.max())), sorted({*changed} - {*top})
     yield TokenRow(f"{name}attention", attention, (0.0, highest), marked=top, against=against, own=own)
 

@@ -14,6 +14,7 @@ from ssmscope.attacks.curves import Questions, unknown_tokens
 from ssmscope.attacks.insertion.result import FIRST, InsertionCurve, Place
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
 from ssmscope.core.model import Model
+from ssmscope.core.ties import highest
 from ssmscope.render.tokens import shorten, visible
 
 
@@ -53,7 +54,7 @@ def measure(
     clean, right = hits[0], hits[1:]
     columns = [clean[None], right.all(0, keepdims=True), right, (answers[1:] != answers[0]) & clean]
     if odds is not None:
-        here = np.asarray(odds[1:] == odds[1:].min(0))
+        here = highest(-odds[1:].T).T
         columns += [odds[1:] - odds[0], here / here.sum(0)]
     sums = resampled_sums(np.concatenate(columns).T.astype(np.float64), seed=seed)
     rights, everywhere = sums[:, :1], sums[:, 1]

@@ -12,6 +12,7 @@ from pandas import DataFrame
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.ties import descending
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import with_ties
 from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
@@ -87,8 +88,8 @@ class InsertionSweep(Result, kind="insertion"):
     @property
     def shown(self) -> tuple[InsertionCurve, ...]:
         """Phrases that figure and terminal show: if there are more than 6, those of lowest accuracy, in their order."""
-        kept = sorted(self.curves, key=lambda curve: curve.worst.value)[:MAX_SHOWN_PHRASES]
-        return tuple(curve for curve in self.curves if any(curve is one for one in kept))
+        order = descending(np.array([-curve.worst.value for curve in self.curves]))
+        return tuple(self.curves[at] for at in sorted(order[:MAX_SHOWN_PHRASES].tolist()))
 
     def verdict(self, at: int = 0) -> str:
         worst = with_interval(self.worst)
@@ -107,7 +108,8 @@ class InsertionSweep(Result, kind="insertion"):
     @property
     def headline(self) -> str:
         model = self.model_name
-        curve = min(self.curves, key=lambda curve: curve.hardest.accuracy.value)
+        accuracies = np.array([curve.hardest.accuracy.value for curve in self.curves])
+        curve = self.curves[descending(-accuracies)[0]]
         choice = "the place" if len(self.curves) == 1 else "phrase and place"
         return (
             f"Insertion sweep of {model}: accuracy {self.clean.value:.3f} clean, {_where(curve)}, "

@@ -27,6 +27,7 @@ from ssmscope.attacks.poisoning.memory import (
 )
 from ssmscope.attacks.words.hotflip import embedded, estimates, loss_gradients
 from ssmscope.core.model import Model
+from ssmscope.core.ties import descending, difference
 from ssmscope.evaluation import label_words
 
 Value = Callable[[Sequence[Trigger]], Float[np.ndarray, " triggers"]]
@@ -70,7 +71,7 @@ class Goal:
     @cached_property
     def largest_steps(self) -> list[int]:
         """Words in the order of the part of the states that they replace, the largest first."""
-        return np.argsort(-steps(self.model, self.beginnings[:4], self.vocabulary.ids), kind="stable").tolist()
+        return descending(steps(self.model, self.beginnings[:4], self.vocabulary.ids)).tolist()
 
     @property
     def labels(self) -> np.ndarray:
@@ -138,7 +139,7 @@ class Guided:
     def __call__(self, triggers: Sequence[Trigger], place: int) -> list[list[int]]:
         words = len(self.goal.vocabulary)
         third = self.candidates if self.gradient_only else -(-self.candidates // 3)
-        ranked = self.goal.gains(triggers, place).topk(min(third, words)).indices.tolist()
+        ranked = descending(self.goal.gains(triggers, place).cpu().numpy())[:, :third].tolist()
         if self.gradient_only:
             return ranked
         large = self.goal.largest_steps[:third]
@@ -178,7 +179,7 @@ def search(
             ]
             met.update(offered)
             kept = _best(value, [*kept, *offered], values, beam)
-        if values[kept[0]] <= best:
+        if difference(values[kept[0]], best) <= 0:
             break
     return Found(kept[0], values[kept[0]], len(met))
 
@@ -195,4 +196,5 @@ def _best(value: Value, triggers: Sequence[Trigger], values: dict[Trigger, float
     new = [trigger for trigger in dict.fromkeys(triggers) if trigger not in values]
     if new:
         values.update(zip(new, map(float, value(new))))
-    return sorted(set(triggers), key=lambda trigger: (-values[trigger], trigger))[:number]
+    known = sorted(set(triggers))
+    return [known[at] for at in descending(np.array([values[trigger] for trigger in known]))[:number]]

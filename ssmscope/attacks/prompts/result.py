@@ -15,6 +15,7 @@ from ssmscope.attacks.closing import percent, tidy
 from ssmscope.attacks.names import FROM_PROMPTBENCH, PROMPTBENCH
 from ssmscope.attacks.recipes import Recipe
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
+from ssmscope.core.ties import descending
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted, with_ties
 from ssmscope.render.table import Cell, Line, Table, in_percent, table, with_interval
@@ -104,7 +105,7 @@ class PromptAttack(Result, kind="prompts"):
         defined = [one for one in self.attacks if not math.isnan(one.drop.value)]
         if not defined:
             return f"accuracy {with_interval(self.average_clean)}, no PDR defined"
-        worst, *others = sorted(defined, key=lambda one: -one.drop.value)
+        worst, *others = (defined[at] for at in descending(np.array([one.drop.value for one in defined])))
         way = " as PromptBench measures it" if self.as_promptbench else ""
         most = f"PDR{way} {in_percent(worst.drop)} under {worst.name}"
         listed = ", ".join(f"{one.name} {in_percent(one.drop, interval=False)}" for one in others)
@@ -243,7 +244,7 @@ def measured(
         ]
         drops.append(drop[:, there].mean(1) if there else np.full(len(drop), math.nan))
         mean = estimate(accuracy[:, there].mean(1)) if there else UNDEFINED
-        worst = max(there, key=lambda at: prompts[at].drop.value) if there else None
+        worst = there[descending(np.array([prompts[at].drop.value for at in there]))[0]] if there else None
         own = PromptAttacker(one.name, tuple(prompts), mean, estimate(drops[-1]), worst, one.ran, one.left_out)
         attackers.append(own)
     per_template = tuple(estimate(below[:, at] / examples) for at in range(number))

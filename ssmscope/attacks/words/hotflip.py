@@ -22,6 +22,7 @@ from ssmscope.attacks.words.result import WORD
 from ssmscope.core.batching import by_length
 from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
+from ssmscope.core.ties import descending
 from ssmscope.core.tokenizing import is_within_word, tokenize
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
@@ -142,8 +143,8 @@ class Search:
     def chosen(self, offered: Sequence[Node], limits: Limits) -> list[Node]:
         """Choose the candidates that the model evaluates: each text once, the best estimates first."""
         distinct: dict[str, Node] = {}
-        for node in sorted(offered, key=lambda node: -node.estimate):
-            distinct.setdefault(node.text, node)
+        for at in descending(np.array([node.estimate for node in offered])):
+            distinct.setdefault(offered[at].text, offered[at])
         left = None if limits.budget is None else limits.budget - self.queries
         found = list(distinct.values())[:left]
         self.queries += len(found)
@@ -153,7 +154,7 @@ class Search:
         """Keep the best of the evaluated candidates."""
         self.depth += 1
         self.gradients += len(self.beam)
-        ranked = sorted(reached, key=lambda node: -node.loss)
+        ranked = [reached[at] for at in descending(np.array([node.loss for node in reached]))]
         won = [node for node in ranked if node.scores.argmax() != self.label]
         if won or (ranked and ranked[0].loss > self.best.loss):
             self.best = (won or ranked)[0]
@@ -248,12 +249,12 @@ def best_flips(
         ids, words = vocabulary.ids[mark], vocabulary.words[mark]
         old = embedded(model, [node.ids[token] for token in tokens])
         added = estimates(gradient[tokens], old, vocabulary.embeddings[mark])
-        best = added.flatten().topk(min(number, added.numel()))
-        for estimate, at in zip(best.values.tolist(), best.indices.tolist()):
-            place, which = divmod(at, len(ids))
+        flat = added.flatten().cpu().numpy()
+        for at in descending(flat)[:number].tolist():
+            estimate, (place, which) = float(flat[at]), divmod(at, len(ids))
             if ids[which] != node.ids[tokens[place]]:
                 found.append(node.flipped(tokens[place], ids[which], words[which], estimate))
-    return sorted(found, key=lambda flip: -flip.estimate)[:number]
+    return [found[at] for at in descending(np.array([flip.estimate for flip in found]))[:number]]
 
 
 def estimates(

@@ -10,6 +10,7 @@ import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.core.ties import descending
 from ssmscope.interp.edited_texts import EditedText, text_blocks
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.render.blocks import Block
@@ -91,7 +92,7 @@ class Ablation(Result, kind="ablate"):
     @property
     def ranked(self) -> list[int]:
         """Units, the most important one first."""
-        return np.argsort(-self.harms[:, self.measure, 0], kind="stable").tolist()
+        return descending(self.harms[:, self.measure, 0], abs(self.mean().value)).tolist()
 
     @property
     def headline(self) -> str:

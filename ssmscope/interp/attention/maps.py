@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssmscope.core.ties import descending
 from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def strongest_keys(
     if sink is not None:
         values = np.concatenate([sink[:, None], values], axis=1)
         seen = np.concatenate([np.ones((len(seen), 1), dtype=bool), seen], axis=1)
-    order = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :count]
+    order = descending(np.abs(values))[:, :count]
     kept = np.take_along_axis(seen, order, axis=1)
     rows, columns = np.nonzero(kept)[0], order[kept]
     return rows, columns - (sink is not None), values[rows, columns]

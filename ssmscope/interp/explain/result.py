@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
+from ssmscope.core.ties import descending, nonzero
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.gates import READ_BY
 from ssmscope.interp.heatmap.views import FLAT_REMARK
@@ -126,8 +127,9 @@ class ExplainedText(OfTokens):
         return self._highest(-attribution.scores, k) if attribution.signed else []
 
     def _highest(self, scores: np.ndarray, k: int) -> list[int]:
-        places = np.flatnonzero(~self.special & (scores > 0))
-        return places[np.argsort(-scores[places], kind="stable")[:k]].tolist()
+        order = descending(np.where(self.special, -np.inf, scores))
+        places = order[(scores > 0)[order] & nonzero(scores)[order] & ~self.special[order]]
+        return places[:k].tolist()
 
 
 @dataclass(frozen=True)
@@ -254,8 +256,8 @@ def _text(text: ExplainedText, top: int) -> TokenText:
 
 
 def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:
-    strongest = [*text.top(each, top), *text.against(each, top)]
-    strongest.sort(key=lambda at: (-abs(each.scores[at]), at))
+    either = sorted([*text.top(each, top), *text.against(each, top)])
+    strongest = [either[at] for at in descending(np.abs(each.scores[either]))]
     flat, seen = is_flat(each, text), ends(each, text)
     # If all tokens were marked, none would stand out.
     marked = strongest[: 0 if flat else min(top, max(int((~text.special).sum()) // 2, 1))]
@@ -341,6 +343,6 @@ def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
 def _special(each: Attribution, text: ExplainedText) -> str:
     """Return the special tokens with the largest |score|, and the share of Σ |score| that all special tokens have."""
     places, sizes = np.flatnonzero(text.special), np.abs(each.scores.astype(np.float64))
-    strongest = places[np.argsort(-sizes[places], kind="stable")][:NAMED].tolist()
+    strongest = places[descending(sizes[places])][:NAMED].tolist()
     share = 100 * float(sizes[places].sum() / sizes.sum()) if sizes.any() else 0.0
     return f"{name_scores(text.tokens, each.scores, strongest)} ({share:.0f} % of all)"

@@ -162,7 +162,11 @@ def fidelity_auc(
         scores = [token_scores(name, each, batch) for name, each in given.items()]
         drawn = [np.random.default_rng([seed, row]).random((random_rankings, sizes[row])) for row in rows]
         every = [np.concatenate([[own[text] for own, _ in scores], each]) for text, each in enumerate(drawn)]
-        hidden = [hidden_sets(ranking(each), grid) for each in every]
+        places = [
+            np.concatenate([ranking(each[: len(ready)]), (-own).argsort(1).argsort(1)])
+            for each, own in zip(every, drawn)
+        ]
+        hidden = [hidden_sets(each, grid) for each in places]
         targets = [ids[0] for ids in goal.targets]
         how: Any = {"value": value, "batch_size": batch_size}
         values = run_hidden(model, batch, targets, [each.sets for each in hidden], fill=fill, mode=mode, **how)

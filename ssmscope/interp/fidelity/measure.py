@@ -22,6 +22,7 @@ from ssmscope.core.edits import edited
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model
+from ssmscope.core.ties import descending, difference, levels, spearman
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.baselines import baseline_embeddings
@@ -31,7 +32,6 @@ from ssmscope.interp.knockout.measure import roads_of
 from ssmscope.interp.objective import Objective
 from ssmscope.interp.plausibility.measure import agreement, rationale_size
 from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
-from ssmscope.interp.sanity.measure import spearman
 
 REPLACEMENTS = ("mean", "zero", "pad")
 
@@ -46,7 +46,7 @@ def counts(shares: Sequence[Fraction], n: int) -> Int[np.ndarray, " shares"]:
 
 def ranking(scores: Float[np.ndarray, "rankings n"]) -> Int[np.ndarray, "rankings n"]:
     """Return the place of every token in its ranking: 0 for the highest signed score, ties by position."""
-    order = np.argsort(-scores, axis=1, kind="stable")
+    order = descending(scores)
     places = np.empty_like(order)
     np.put_along_axis(places, order, np.broadcast_to(np.arange(scores.shape[1]), order.shape), axis=1)
     return places
@@ -259,14 +259,15 @@ def text_measures(
         top = rationale_size(scores.shape[1], share)
         agreed = np.array([agreement(own, mask, top) for own in scores])
     effects = np.empty((0, scores.shape[1])) if effects is None else effects
-    correlated = np.array([[spearman(own, effect) for effect in effects] for own in scores])
+    changed = levels(effects, float(np.abs(curves[0, MORF, 0])))
+    correlated = np.array([[spearman(own, effect) for effect in changed] for own in scores])
     found = [measures(curves, values[hidden.without], values[hidden.only]), agreed, correlated]
     return np.concatenate(found, axis=1), np.concatenate([curves[:methods], curves[methods:].mean(0, keepdims=True)])
 
 
 def tied_share(scores: np.ndarray) -> float:
     """Return the share of tokens whose score another token also has."""
-    _, times = np.unique(scores, return_counts=True)
+    _, times = np.unique(levels(scores), return_counts=True)
     return float(times[times > 1].sum()) / len(scores)
 
 
@@ -312,7 +313,7 @@ def summarise(
     columns = np.concatenate([values, beside[:, None]], axis=1)
     rows = resampled_means(columns.reshape(len(used), -1), seed=seed).reshape(-1, number + 1, len(names))
     curves = resampled_means(found["curves"].reshape(len(used), -1), seed=seed)
-    paired = [rows[:, a] - rows[:, b] for a, b in itertools.combinations(range(number + 1), 2)]
+    paired = [difference(rows[:, a], rows[:, b]) for a, b in itertools.combinations(range(number + 1), 2)]
     of_data, of_used = f"of {total:,} texts", f"of {len(used):,} texts"
     said = [f"{short:,} {of_data} have a single token and are left out"] if (short := total - len(used) - long) else []
     said += [f"{long:,} {of_data} are longer than max_tokens and are left out"] if long else []

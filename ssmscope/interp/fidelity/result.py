@@ -15,6 +15,7 @@ import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.ties import descending, highest
 from ssmscope.errors import InputError, did_you_mean, index_of
 from ssmscope.interp.fidelity.measures import RANDOM, display_name, layer_of, more_is_better
 from ssmscope.render.blocks import Block, Custom, Prose
@@ -76,7 +77,7 @@ class Fidelity(Result, kind="fidelity"):
     @property
     def headline(self) -> str:
         start = f"Fidelity of {counted(len(self.methods), 'method')} on {self.model_name}"
-        ranked = sorted(self.methods, key=lambda name: -self.estimate(name).value)
+        ranked = self._ranked()
         low, high = (f"{self.estimate(ranked[end]).value:.3f}".replace("-", "−") for end in (-1, 0))
         if where := self._best_named():
             said = f"{'best ' * (len(ranked) > 1)}ΔA {high} of {where}"
@@ -89,10 +90,15 @@ class Fidelity(Result, kind="fidelity"):
         found = f"ΔA {with_interval(self.estimate(best[0]))} of {' and '.join(best)}"
         return f"{found}, {clearly}the best of {len(self.methods)}"
 
+    def _ranked(self) -> list[str]:
+        """Return the methods by falling ΔA."""
+        means = self.estimates[:-1, self.measures.index("delta"), 0]
+        return [self.methods[at] for at in descending(means)]
+
     def _best_named(self) -> str:
         """Name the method with the largest ΔA and those indistinguishable from it; "" if these are too many."""
-        first = max(self.methods, key=lambda name: self.estimate(name).value)
-        alike = [name for name in self.methods if name != first and not self.difference(first, name).low > 0]
+        first, *others = self._ranked()
+        alike = [name for name in others if not self.difference(first, name).low > 0]
         return with_ties([first, *alike], len(self.methods))
 
     @classmethod
@@ -132,8 +138,8 @@ class Fidelity(Result, kind="fidelity"):
         """Return the methods with the best mean, several where they are equal; never the random rankings."""
         place = index_of("measure", measure, self.measures)
         means = self.estimates[:-1, place, 0]
-        top = np.nanmax(means) if more_is_better(measure) else np.nanmin(means)
-        return tuple(name for name, mean in zip(self.methods, means) if mean == top)
+        best = highest(means if more_is_better(measure) else -means)
+        return tuple(name for name, first in zip(self.methods, best) if first)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per method (and "random") and measure: columns method, measure, value, low, high (the 95 %
@@ -267,15 +273,16 @@ def fidelity_table(results: Sequence[Fidelity], *, measure: str = "delta", style
         methods = list(dict.fromkeys(method for result in own.values() for method in result.rows))
         methods.sort(key=lambda method: method == "random")
         averages = {method: _average(own, sets, method, measure) for method in methods}
-        means = [mean for method, mean in averages.items() if mean is not None and method != "random"]
-        top = (max if more_is_better(measure) else min)(means, default=None)
+        means = {method: mean for method, mean in averages.items() if mean is not None and method != "random"}
+        first = highest(np.array([*means.values()]) * (1 if more_is_better(measure) else -1)) if means else ()
+        top = [method for method, is_first in zip(means, first) if is_first]
         for method in methods:
             there = [one if (one := own.get(name)) is not None and method in one.rows else None for name in sets]
             cells = [Cell(UNKNOWN) if one is None else _cell(one, method, measure) for one in there]
             if len(sets) > 1:
                 mean = averages[method]
                 alone = UNKNOWN if mean is None else Estimate(mean, math.nan, math.nan)
-                cells.append(Cell(alone, best=method != "random" and mean is not None and mean == top))
+                cells.append(Cell(alone, best=method in top))
             rows.append(((model, method)[len(models) == 1 :], tuple(cells)))
     columns = (*sets, *(["average"] if len(sets) > 1 else []))
     return _written(Table(("model", "method")[len(models) == 1 :], columns, tuple(rows)), style)

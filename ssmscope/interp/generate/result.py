@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
+from ssmscope.core.ties import descending, nonzero
 from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import counted, number
@@ -80,8 +81,7 @@ class WrittenText(OfTokens):
     def strongest(self, number: int, map_: SourceMap, top: int) -> list[int]:
         """Return the positions of a written token's highest scores, ties by position."""
         row = map_.values[number, : self.first + number]
-        order = np.argsort(-np.abs(row), kind="stable")
-        return [int(at) for at in order[:top] if row[at]]
+        return [int(at) for at in descending(np.abs(row))[:top] if nonzero(row)[at]]
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _rows(text: WrittenText, top: int) -> list[TokenRow]:
         maps = (SourceMap("survival at the end", text.left[None], signed=False), *text.maps[1:])
     for each in maps:
         scores = each.values.sum(0) if each.signed else each.values.mean(0)
-        order = [int(at) for at in np.argsort(-np.abs(scores), kind="stable")[:top] if scores[at]]
+        order = [int(at) for at in descending(np.abs(scores))[:top] if nonzero(scores)[at]]
         most = float(np.abs(scores).max(initial=0))
         kept, against = ([at for at in order if (scores[at] > 0) == above] for above in (True, False))
         rows.append(

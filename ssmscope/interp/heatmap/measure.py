@@ -18,6 +18,7 @@ from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model, TextsLike, as_batch
+from ssmscope.core.ties import descending
 from ssmscope.core.trace import LayerTrace, Trace, check_recurrent_state
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.measure import absolute_map, normalise_rows
@@ -314,8 +315,8 @@ def _heads(found: LayerScores, places: Sequence[int], heads: str | None) -> tupl
     every = [Head(layer, head, float(value)) for layer, of in means.items() for head, value in enumerate(of)]
     if heads == "all" and len(every) > MAX_HEADS:
         raise InputError(f"there are {len(every):,} heads; give heads 'top', or layers with up to {MAX_HEADS} heads")
-    every.sort(key=lambda head: (-head.selectivity, head.layer, head.head))
-    return tuple(every if heads == "all" else every[:TOP_HEADS])
+    order = descending(np.array([head.selectivity for head in every]))
+    return tuple(every[at] for at in (order if heads == "all" else order[:TOP_HEADS]))
 
 
 def _averages(model: Model | None, data: str, score: Score) -> TokenAverages:

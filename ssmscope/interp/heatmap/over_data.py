@@ -18,6 +18,7 @@ from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_sums
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
+from ssmscope.core.ties import descending
 from ssmscope.core.trace import LayerTrace
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
@@ -266,7 +267,7 @@ def summarise(
     for at, (place, number) in enumerate(zip(places, numbers)):
         halves = lives.get(place, np.full(1, np.nan))
         score = ratio(words.layers[at, : len(names)], np.where(texts >= least, counts, 0))
-        order = np.argsort(-np.nan_to_num(score, nan=-np.inf), kind="stable")[:OF_GROUP]
+        order = descending(score)[:OF_GROUP]
         highest = tuple(str(names[word]) for word in order if not np.isnan(score[word]))
         parts = tuple(tenths[TENTHS * (1 + at) : TENTHS * (2 + at)])
         layers.append(KeptLayer(number, float(halves[0]), halves[1:], highest, parts))
@@ -314,10 +315,10 @@ def _chosen(entries: np.ndarray, words: int, least: int, highest: int, lowest: i
     error = np.sqrt(ratio(np.bincount(at, (sums - mean[at] * count) ** 2, minlength=words), total**2))
     common = np.flatnonzero(np.bincount(at, minlength=words) >= least)
     low, high = (mean - 2 * error)[common], (mean + 2 * error)[common]
-    upper = common[np.argsort(-low, kind="stable")][: min(highest, -(-len(common) // 2))]
-    lower = common[np.argsort(high, kind="stable")]
+    upper = common[descending(low)][: min(highest, -(-len(common) // 2))]
+    lower = common[descending(-high)]
     chosen = np.concatenate([upper, lower[~np.isin(lower, upper)][:lowest]])
-    return chosen[np.argsort(-mean[chosen], kind="stable")]
+    return chosen[descending(mean[chosen])]
 
 
 def _with_intervals(
@@ -342,6 +343,6 @@ def extremes(found: Mapping[str, np.ndarray]) -> list[tuple[int, str]]:
     spread, sizes = found["measures"][:, MEASURES.index("spread")], found["sizes"]
     low, high = EXAMPLE_WORDS
     allowed = np.flatnonzero((sizes >= low) & (sizes <= high) & np.isfinite(spread))
-    order = allowed[np.argsort(-spread[allowed], kind="stable")]
+    order = allowed[descending(spread[allowed])]
     picked = [(int(at), "among the most uneven") for at in order[:2]]
     return picked + [(int(at), "among the most even") for at in order[2:][-2:][::-1]]

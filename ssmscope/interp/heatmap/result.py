@@ -12,6 +12,7 @@ import pandas as pd
 
 from ssmscope.api.results import OverTexts, Result
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.ties import descending
 from ssmscope.interp.heatmap import views
 from ssmscope.interp.heatmap.words import format_half_life, median_half_life, shown_words, word_groups, word_text
 from ssmscope.outline import Outlined
@@ -74,7 +75,7 @@ class ScoredText(OfTokens):
         """Return (position, token, score) of the k highest tokens by the average, or by the given scores."""
         values = self.mean if scores is None else scores
         ordinary = np.flatnonzero(~self.special)
-        places = ordinary[np.argsort(-values[ordinary], kind="stable")[:k]].tolist()
+        places = ordinary[descending(values[ordinary])[:k]].tolist()
         return [(at, self.tokens[at], float(values[at])) for at in places]
 
     def named(self, scores: np.ndarray, places: Sequence[int], *, summed: bool) -> list[tuple[str, float]]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.ties import descending
 from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, SHOWN_LOWEST, format_half_life, median_half_life, shown_words
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import counted, score_range
@@ -271,8 +272,8 @@ def shared_words(results: Sequence[DataHeatmap]) -> list[SharedWord]:
     """Return the words that both results name, by falling difference; of many, those furthest apart."""
     theirs = {each.word: each.kept for each in results[1].words}
     found = [SharedWord(each.word, (each.kept, theirs[each.word])) for each in results[0].words if each.word in theirs]
-    apart = sorted(found, key=lambda each: -each.gap)[: SHOWN_HIGHEST + SHOWN_LOWEST]
-    return sorted(apart, key=lambda each: -each.difference)
+    apart = [found[at] for at in descending(np.array([each.gap for each in found]))[: SHOWN_HIGHEST + SHOWN_LOWEST]]
+    return [apart[at] for at in descending(np.array([each.difference for each in apart]))]
 
 
 def differences(results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ssmscope.core.ties import descending
+
 if TYPE_CHECKING:
     from ssmscope.interp.heatmap.result import KeptWord
 
@@ -100,7 +102,7 @@ def standing_out(words: Words, scores: np.ndarray, kind: Kind, top: int) -> tupl
         limit = float(found[allowed].mean() + MIN_DEVIATIONS * found[allowed].std())
     high = allowed[(found[allowed] > 0) & (found[allowed] >= limit)]
     most = max(min(top, len(allowed) // WORDS_PER_NAMED_WORD), 1)
-    return tuple(tuple(groups[at]) for at in high[np.argsort(-found[high], kind="stable")][:most])
+    return tuple(tuple(groups[at]) for at in high[descending(found[high])][:most])
 
 
 def median_half_life(found: np.ndarray, length: int) -> str:
@@ -118,6 +120,7 @@ def format_half_life(found: float) -> str:
 
 def shown_words(words: Sequence[KeptWord]) -> tuple[KeptWord, ...]:
     """Return the words that views show, in their order: those whose intervals begin highest or end lowest."""
-    upper = sorted(words, key=lambda each: -each.kept.low)[:SHOWN_HIGHEST]
-    lower = sorted((each for each in words if each not in upper), key=lambda each: each.kept.high)[:SHOWN_LOWEST]
-    return tuple(each for each in words if each in upper or each in lower)
+    upper = descending(np.array([each.kept.low for each in words]))[:SHOWN_HIGHEST].tolist()
+    order = descending(np.array([-each.kept.high for each in words])).tolist()
+    lower = [at for at in order if at not in upper][:SHOWN_LOWEST]
+    return tuple(words[at] for at in sorted({*upper, *lower}))

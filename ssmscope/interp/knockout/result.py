@@ -11,6 +11,7 @@ import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.ties import descending
 from ssmscope.render import numbers
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, in_percent, table
@@ -93,7 +94,8 @@ class Knockout(Result, kind="knockout"):
         """Return the number of the cut with the largest change, apart from the one in all layers."""
         ends = [(cut.first, cut.last) for cut in self.cuts]
         whole = [bool(cut.part) and own == ends[0] and len(ends) > 2 for cut, own in zip(self.cuts, ends)]
-        return max((at for at in range(1, len(ends)) if not whole[at]), key=lambda at: abs(self.changes[source, at, 0]))
+        changes = np.where([True, *whole[1:]], -1.0, np.abs(self.changes[source, :, 0]))
+        return int(descending(changes, 1.0)[0])
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per text, source and cut, with the answer's probability and logit before and after."""
@@ -125,7 +127,7 @@ class Knockout(Result, kind="knockout"):
         if self.by == "head":
             largest = np.abs(self.changes[..., 0]).max(0)
             largest[rows] = -math.inf
-            rows += [int(at) for at in np.argsort(-largest, kind="stable")[:NAMED_HEADS] if largest[at] >= 0]
+            rows += [int(at) for at in descending(largest, 1.0)[:NAMED_HEADS] if largest[at] >= 0]
         lines = [
             Line((self.cuts[at].name,), {s: _percent(self.change(n, at)) for n, s in enumerate(self.sources)})
             for at in rows

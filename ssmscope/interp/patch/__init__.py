@@ -134,7 +134,7 @@ def patch(
             values[...] = np.nan
             values[:layers, :, 1] = plain[0, 1] + approximate
         elif later:
-            agree = patching.agreement(approximate[:, own], values[:layers, own, 1] - plain[0, 1])
+            agree = patching.agreement(approximate[:, own], values[:layers, own, 1], plain[0, 1])
     texts = [text if isinstance(text, str) else list(text) for text in (clean, corrupted)]
     where = None if positions is None else span_name(positions)
     options = call_options(clean=texts[0], corrupted=texts[1], positions=where)

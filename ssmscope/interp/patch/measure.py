@@ -16,11 +16,11 @@ from ssmscope.core.edits import Edit, Place, Site, edited, new_state, recorded, 
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
+from ssmscope.core.ties import difference, levels, spearman
 from ssmscope.core.trace import LayerState, States, gathered, mapped
 from ssmscope.errors import InputError
 from ssmscope.interp.edited_texts import EditedText, edited_texts
 from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
-from ssmscope.interp.sanity.measure import spearman
 from ssmscope.interp.scoring import answer_ids, check_heads, probability_and_logit
 
 MAX_STATE_ENDS = 8
@@ -227,11 +227,14 @@ def attributed(runs: PatchRuns, site: str, positions: Sequence[int], ids: tuple[
     return found
 
 
-def agreement(attributed: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
-    """Return Pearson's and Spearman's correlation over the cells of both grids; NaN where one grid is constant."""
-    first, second = attributed.ravel(), exact.ravel()
+def agreement(attributed: np.ndarray, patched: np.ndarray, base: float) -> tuple[float, float]:
+    """Return Pearson's and Spearman's correlation over the cells of the attributed changes from `base` and the patched
+    differences of logits; NaN where one grid is constant."""
+    first, second = attributed.ravel(), difference(patched.ravel(), base)
+    size = float(np.abs(patched).max())
+    ranks = spearman(levels(first, size), levels(second, size))
     constant = first.std() == 0 or second.std() == 0
-    return (np.nan if constant else float(np.corrcoef(first, second)[0, 1])), spearman(first, second)
+    return (np.nan if constant else float(np.corrcoef(first, second)[0, 1])), ranks
 
 
 def _logits(model: Model, batch: Batch, edits: Sequence[Edit]) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ssmscope.api.results import Result
+from ssmscope.core.ties import descending
 from ssmscope.interp.edited_texts import EditedText, text_blocks
 from ssmscope.render.blocks import Block, Picture, Prose
 from ssmscope.render.numbers import number
@@ -114,7 +115,10 @@ class Patching(Result, kind="patch"):
         """Return the cells of single layers that change the most."""
         plain = {"probability": self.base[0], "difference": self.base[1], "normalised": 0.0}[self.metric]
         found = self.effects()[: self.layers]
-        order = np.argsort(-np.nan_to_num(np.abs(found - plain), nan=-1), axis=None, kind="stable")[:count]
+        size = max(abs(plain), float(np.abs(found).max()))
+        if self.metric == "normalised":
+            size = float(np.abs(self.effects("difference")).max() / abs(self.other[1] - self.base[1]))
+        order = descending(np.abs(found - plain).ravel(), size)[:count]
         places = zip(*np.unravel_index(order, found.shape))
         return [((int(row), int(column)), float(found[row, column])) for row, column in places]
 

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 
 from ssmscope.api.results import record_provenance
 from ssmscope.core.bootstrap import estimate, resampled_means
+from ssmscope.core.ties import descending, levels
 from ssmscope.errors import InputError
 from ssmscope.interp.plausibility.measures import MEASURES, check_top
 from ssmscope.interp.plausibility.result import Plausibility
@@ -43,7 +44,8 @@ def average_precision(scores: Float[np.ndarray, " n"], marked: Bool[np.ndarray, 
     the highest on; NaN where nothing is marked."""
     if not marked.any():
         return float("nan")
-    order = np.argsort(-scores, kind="stable")
+    scores = levels(scores)
+    order = descending(scores)
     ordered, hits = scores[order], np.cumsum(marked[order])
     last = np.append(ordered[1:] != ordered[:-1], True)  # The last of the tokens that share a score.
     precision = hits[last] / (np.flatnonzero(last) + 1)
@@ -71,7 +73,7 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> float:
 def agreement(scores: Float[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], top: int) -> tuple[float, ...]:
     """Return `MEASURES` of one text; the rationale is the `top` tokens, ties by position."""
     chosen = np.zeros(len(scores), dtype=bool)
-    chosen[np.argsort(-scores, kind="stable")[:top]] = True
+    chosen[descending(scores)[:top]] = True
     return token_f1(chosen, marked), iou_f1(chosen, marked), average_precision(scores, marked)
 
 

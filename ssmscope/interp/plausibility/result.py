@@ -10,6 +10,7 @@ import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.ties import descending
 from ssmscope.interp.plausibility.measures import MEASURES
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, table, with_interval
@@ -44,7 +45,7 @@ class Plausibility(Result, kind="plausibility"):
     def verdict(self, at: int = 0) -> str:
         numbers = iter(self.estimates)
         auprc = {name: (next(numbers), next(numbers), next(numbers))[2] for name in self.methods}
-        best = max(auprc, key=lambda name: auprc[name].value)
+        best = self.methods[descending(np.array([each.value for each in auprc.values()]))[0]]
         return f"AUPRC {with_interval(auprc[best])} of {best}, the best of {len(auprc)}; chance {self.chance:.3f}"
 
     @classmethod

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssmscope.api.options import chosen_layers
 from ssmscope.core.model import Model
+from ssmscope.core.ties import spearman
 
 
 def parts_of(model: Model, layers: str | Sequence[int] = "all") -> dict[str, dict[str, nn.Parameter]]:
@@ -52,15 +51,6 @@ def randomise(tensors: Mapping[str, Tensor], seed: int) -> None:
             drawn = torch.from_numpy(np.asarray(random.standard_normal(tuple(tensor.shape)))).to(tensor.device)
             numbers = tensor.detach().double()
             tensor.copy_(numbers.mean() + numbers.std(correction=0) * drawn)
-
-
-def spearman(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
-    """Return Spearman's rank correlation, ties sharing their mean rank; NaN for constant or infinite numbers."""
-    if len(a) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return math.nan
-    ranks = [pd.Series(numbers).rank().to_numpy() - (len(numbers) + 1) / 2 for numbers in (a, b)]
-    size = math.sqrt(float(ranks[0] @ ranks[0]) * float(ranks[1] @ ranks[1]))
-    return float(ranks[0] @ ranks[1]) / size if size else math.nan
 
 
 def similarities(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> tuple[float, float]:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.core.ties import descending
 from ssmscope.interp.edited_texts import EditedText, text_blocks
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.render.blocks import Block
@@ -82,7 +83,7 @@ class Steering(Result, kind="steer"):
     @property
     def strongest(self) -> int:
         """Number of the strength at which the probability is farthest from that of the random directions."""
-        return int(np.nanargmax(np.abs(self.probability[2, :, 0])))
+        return int(descending(np.abs(self.probability[2, :, 0]), 1.0)[0])
 
     def verdict(self, at: int = 0) -> str:
         most = self.strongest

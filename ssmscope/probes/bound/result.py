@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ssmscope.api.results import Result
+from ssmscope.core.ties import descending
 from ssmscope.probes.bound.terms import CURVES, LINEAR_P, Capacity, Gap, LayerTerms, Norms, log_sums, softplus
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import number, token_count
@@ -209,7 +210,7 @@ def sentences(result: GeneralizationBound) -> Iterator[str]:
 
 
 def _largest(c: Capacity) -> str:
-    name = max(c.shares, key=lambda part: c.shares[part])
+    name = [*c.shares][descending(np.array([*c.shares.values()]))[0]]
     return f"The largest part is the cover of {name}, {100 * c.shares[name]:.0f} %."
 
 
