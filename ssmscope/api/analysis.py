@@ -20,13 +20,13 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ssmscope.api import registry
 from ssmscope.api.inputs import MODEL_KINDS, Input
-from ssmscope.api.options import Option, asked, plain
+from ssmscope.api.options import Option, asked, noted, plain
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
@@ -41,6 +41,10 @@ R = TypeVar("R")
 
 CACHE = "answers.sqlite"
 """File next to the results that stores the model's answers, so that a killed call continues."""
+
+
+LOADING_OPTIONS = ("tokenizer", "device", "dtype", "labels")
+"""Options that say how models are loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +135,11 @@ class Analysis:
         return {name.rstrip("_"): plain(options.get(name, each.default)) for name, each in shown.items()}
 
 
+def label_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names of classes, which a command line separates by commas."""
+    return tuple(name.strip() for name in given.split(",")) if isinstance(given, str) else tuple(given)
+
+
 def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Declare a function as an analysis, with the attributes of `Analysis`."""
 
@@ -146,14 +155,15 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
             options = declared.checked(kwargs, number)
             from ssmscope.core.intercept import out_of_inference
 
-            token = asked.set(declared.recorded(options))
+            token, notes = asked.set(declared.recorded(options)), noted.set([])
             try:
                 with out_of_inference():
                     if declared.pair is not None and isinstance(given[0], list | tuple):
-                        return declared.of_each(function, given, options)
-                    return function(*given, **options)
+                        return with_notes(declared.of_each(function, given, options))
+                    return with_notes(function(*given, **options))
             finally:
                 asked.reset(token)
+                noted.reset(notes)
 
         declared = Analysis(name=name, function=called, options=options_of(function), **declaration)
         called.analysis = declared  # type: ignore[attr-defined]
@@ -161,6 +171,16 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
         return called
 
     return declare
+
+
+def with_notes(found: Any) -> Any:
+    """Return an analysis's result, or the first of several, with the notes of its run in its provenance."""
+    notes = noted.get()
+    if not notes:
+        return found
+    if isinstance(found, tuple):
+        return (with_notes(found[0]), *found[1:])
+    return replace(found, provenance={**found.provenance, "notes": notes})
 
 
 def _is_trace(value: Any) -> bool:
@@ -176,7 +196,7 @@ class Call:
         name: name of the analysis.
         models: names, directories, files or hub ids.
         inputs, options: all of them, with defaults, as plain values.
-        tokenizer, device, dtype: arguments of `load`; dtype "auto" is the analysis's own, or `load`'s.
+        tokenizer, device, dtype, labels: arguments of `load`; dtype "auto" is the analysis's own, or `load`'s.
     """
 
     name: str
@@ -186,11 +206,13 @@ class Call:
     tokenizer: str | None = None
     device: str = "cpu"
     dtype: str = "auto"
+    labels: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, name: str, models: Sequence[str], given: Mapping[str, Any], **loading: Any) -> Call:
-        """Make a call from the arguments of a command line or a plan; nothing runs. `loading` is tokenizer, device and
-        dtype. Raise InputError if the analysis would refuse the arguments without looking at a model."""
+        """Make a call from the arguments of a command line or a plan; nothing runs. `loading` is tokenizer, device,
+        dtype and labels, "A,B,…" or a list. Raise InputError if the analysis would refuse the arguments without looking
+        at a model."""
         found = registry.analysis_of(name)
         known, values = {**found.inputs, **found.options}, {}
         for each in given:
@@ -202,6 +224,9 @@ class Call:
                 raise InputError(f"missing option '{option.flags[0]}'")
             values[each] = option.default if given.get(each) is None else option.read(given[each])
         inputs, options = ({each: values[each] for each in part} for part in (found.inputs, found.options))
+        loading = {name: value for name, value in loading.items() if value is not None}
+        if "labels" in loading:
+            loading["labels"] = label_names(loading["labels"])
         call = cls(name, tuple(models), inputs, options, **loading)
         call.check()
         return call
@@ -216,8 +241,9 @@ class Call:
         if not 1 <= len(self.models) <= declared.max_models:
             allowed = {1: "one model", 2: "one model, or two", math.inf: "one or more models"}
             raise InputError(f"{self.name} takes {allowed[declared.max_models]}")
-        if not declared.loads and (self.tokenizer, self.device, self.dtype) != (None, "cpu", "auto"):
-            unused = "tokenizer" if self.tokenizer is not None else "device" if self.device != "cpu" else "dtype"
+        usual = {name: Call.__dataclass_fields__[name].default for name in LOADING_OPTIONS}
+        unused = next((name for name, value in usual.items() if getattr(self, name) != value), None)
+        if not declared.loads and unused is not None:
             raise InputError(f"{self.name} has no option {unused!r}: it loads its models itself; leave it out")
         if self.dtype not in ("auto", *DTYPES):
             raise InputError(f"dtype {self.dtype!r:.80} is unknown: choose one of auto, {', '.join(DTYPES)}")
@@ -249,7 +275,8 @@ class Call:
         loaded: list[Any] = list(self.models)
         if declared.loads:
             dtype = declared.dtype if self.dtype == "auto" else self.dtype
-            loaded = [load(name, tokenizer=self.tokenizer, device=self.device, dtype=dtype) for name in self.models]
+            setting: dict[str, Any] = {name: getattr(self, name) for name in LOADING_OPTIONS} | {"dtype": dtype}
+            loaded = [load(name, **setting) for name in self.models]
         groups = [[model] for model in loaded] if declared.pair is not None else [loaded]
         calls: list[list[Any]] = [[group if declared.several else group[0]] for group in groups]
         options = dict(self.options)
@@ -288,6 +315,7 @@ class Call:
                 typed += option.typed(value)
         typed += ["--tokenizer", self.tokenizer] if self.tokenizer is not None else []
         typed += ["--device", self.device] if self.device != "cpu" else []
+        typed += ["--labels", ",".join(self.labels)] if self.labels is not None else []
         return typed + (["--dtype", self.dtype] if self.dtype != "auto" else [])
 
     @property

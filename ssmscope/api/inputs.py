@@ -243,7 +243,7 @@ class Data(Input):
             raise InputError(f"{of_pixels} reads pixels, and --data here is texts; {GIVE_IMAGES}")
         known, read = (SOURCES, load_text) if self.of == "texts" else (LABELLED, load_labelled)
         name = data_name(values["data"], models[0], known, "a file with text and label, or an ERASER folder")
-        found = read(name, values["split"], label_names=models[0].labels)
+        found = read(name, values["split"])
         most = (options if self.leaves_out else values)["max_tokens"]
         if most is None or not self.leaves_out:
             for each in models:
@@ -345,7 +345,7 @@ def load_examples(
     if split is None and source is not None:
         split = next((name for name in prefer if name in source.splits), None)
     if model.is_classifier:
-        found = load_labelled(data, split, label_names=model.labels)
+        found = load_labelled(data, split)
         check_fits(model, found, max_tokens)
         return found
     model.check_tokenizer(str(data))

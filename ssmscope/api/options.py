@@ -94,6 +94,14 @@ NO_EFFECT = object()
 
 asked: ContextVar[Mapping[str, Any]] = ContextVar("asked")
 """Options of the running analysis, as its provenance records them."""
+noted: ContextVar[list[str]] = ContextVar("noted")
+"""Notes of the running analysis, which its results show."""
+
+
+def note(said: str) -> None:
+    """Note something that the running analysis's results should say, once."""
+    notes = noted.get([])
+    notes += [said] * (said not in notes)
 
 
 @dataclass(frozen=True)

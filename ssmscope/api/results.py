@@ -199,7 +199,7 @@ class Result(ABC):
 
         yield Prose(self.headline, "title")
         yield from map(Prose, said)
-        yield from (Prose(f"Note: {note}.", "note") for note in notes)
+        yield from (Prose(f"Note: {note}.", "note") for note in (*notes, *self.provenance.get("notes", ())))
         yield Picture(self.figure, self.headline, vector=self.vector)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from ssmscope.api import registry
-from ssmscope.api.analysis import Analysis, Call
+from ssmscope.api.analysis import LOADING_OPTIONS, Analysis, Call
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import Option
 from ssmscope.api.sharding.workers import on_engine
@@ -85,6 +85,11 @@ DTYPE = Annotated[
     ),
 ]
 
+LABELS = Annotated[
+    str | None,
+    typer.Option("--labels", metavar="A,B,…", help="Names of a classifier's classes, in the order of its logits."),
+]
+
 
 def console(**options: Any) -> Console:
     """Return a console on stdout, with a fixed width if that is not a terminal."""
@@ -128,6 +133,7 @@ def _common(
     tokenizer: TOKENIZER = None,
     device: DEVICE = "cpu",
     dtype: DTYPE = "auto",
+    labels: LABELS = None,
 ) -> None: ...
 
 
@@ -178,7 +184,7 @@ def verb(analysis: Analysis) -> Callable[..., None]:
     first = shared[model].replace(name="models") if several else shared["model"]
     own = [parameter(each) for each in (*analysis.inputs.values(), *analysis.options.values())]
     files = [shared["needed_out"].replace(name="out")] if analysis.writes else [shared["out"]]
-    names = ["json", *["formats"] * (not analysis.writes), *["tokenizer", "device", "dtype"] * analysis.loads]
+    names = ["json", *["formats"] * (not analysis.writes), *LOADING_OPTIONS * analysis.loads]
     parameters = [first, *own, *files, *(shared[name] for name in names), *map(parameter, engine.values())]
     answer.__doc__ = help_of(analysis)
     answer.analysis = analysis  # type: ignore[attr-defined]
@@ -225,7 +231,7 @@ def _signed(answer: Callable[..., None], parameters: list[inspect.Parameter]) ->
 def _call(analysis: Analysis, given: dict[str, Any]) -> Call:
     models = given["models"] if analysis.max_models > 1 else [given["model"]]
     own = {name: None if given[name] in ([], ()) else given[name] for name in (*analysis.inputs, *analysis.options)}
-    setting = {name: given[name] for name in ("tokenizer", "device", "dtype") if name in given}
+    setting = {name: given[name] for name in LOADING_OPTIONS if name in given}
     return Call.of(analysis.name, models, own, **setting)
 
 
@@ -260,6 +266,8 @@ def _print(call: Call, results: tuple[Any, ...], out: Path | None, json: bool, f
     suffixes = checked_formats(SUFFIXES if formats is None else formats)
     files = [out / f"{name}.{s}" for name in call.named(results) for s in suffixes] if out is not None else []
     for number, result in enumerate(results):
+        for note in result.provenance.get("notes", ()):
+            print(f"analyze: {note}", file=sys.stderr)
         if json:
             print(result.to_json())
         else:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ssmscope.api.analysis import label_names
 from ssmscope.api.options import REPEATED, Metavar, Range
 from ssmscope.api.sharding.workers import check_engine
 from ssmscope.api.writing import check_writable, write_errors_explained, write_whole
-from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, TOKENIZER, show
+from ssmscope.cli.command import DEVICE, DTYPE, JSON, LABELS, MODEL, TOKENIZER, show
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def serve(
     tokenizer: TOKENIZER = None,
     device: DEVICE = "cpu",
     dtype: DTYPE = "auto",
+    labels: LABELS = None,
 ) -> None:
     """Serve a page for typed texts: prediction, heatmap, attention of a clicked token, an edited text, two models."""
     from ssmscope.architectures.loading.load import load
@@ -150,7 +152,8 @@ def serve(
 
     check_address(host, port)
 
-    setting = {"tokenizer": tokenizer, "device": device, "dtype": None if dtype == "auto" else dtype}
+    named = None if labels is None else label_names(labels)
+    setting: Any = {"tokenizer": tokenizer, "device": device, "dtype": dtype, "labels": named}
     models = [load(name, **setting) for name in (model, beside) if name is not None]
     serve_page(Live(models, max_tokens=max_tokens), host=host, port=port)
 

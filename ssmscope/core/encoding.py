@@ -217,7 +217,9 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
             offsets = tuple(encoded["offset_mapping"])
             tokens.append(token_texts(text, offsets, tokenizer.convert_ids_to_tokens(row)))
             words.append(word_numbers(encoded.word_ids(0), text, offsets, tokens[-1]))
-            spelled.append(Spelled(text, offsets))
+            unknown = [at for at, i in enumerate(row) if i == tokenizer.unk_token_id]
+            unknown = [at for at in unknown if text[slice(*offsets[at])] != tokenizer.unk_token]
+            spelled.append(Spelled(text, offsets, tuple(unknown)))
         else:
             names, numbers = names_of(tokenizer, row, ())
             tokens.append(names)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ssmscope.core.affine import is_plain
 from ssmscope.core.encoding import last_positions
 from ssmscope.core.intercept import observe, override_forward, twin
+from ssmscope.errors import InputError
 
 LogitsKind = Literal["next tokens", "classes", "labels", "numbers", "nothing"]
 """Kinds of logits: of next tokens or classes, of which one is right (their softmax are probabilities);
@@ -35,6 +36,19 @@ def given_by(config: Any) -> LogitsKind:
     if problem == "multi_label_classification":
         return "labels"
     return "numbers" if problem == "regression" or config.num_labels == 1 else "classes"
+
+
+def check_class_names(module: Any, names: Any, model: str) -> None:
+    """Raise InputError unless names are None, or a classifier's: as many as its outputs, texts that differ."""
+    if names is None:
+        return
+    if gives(module) in ("next tokens", "nothing"):
+        raise InputError(f"{model} is not a classifier and has no classes to name; leave labels out")
+    if not all(isinstance(name, str) and name.strip() for name in names) or len({*names}) < len(names):
+        raise InputError(f"labels are {', '.join(map(repr, names))}; give names that differ")
+    if len(names) != module.config.num_labels:
+        count = module.config.num_labels
+        raise InputError(f"labels are {', '.join(names)}; {model} has {count} classes: give a name for each, in order")
 
 
 def hidden_vectors(module: Any, **given: Tensor) -> Tensor:

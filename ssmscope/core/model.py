@@ -20,7 +20,7 @@ from ssmscope.core.encoding import Batch, as_images, encode, last_positions
 from ssmscope.core.ends import Stop
 from ssmscope.core.fingerprint import adapters, check_finite, fingerprint, versions
 from ssmscope.core.generation import Generation, GivenEdit, Sampling, Step, Writer
-from ssmscope.core.heads import LogitsKind, gives, own_logits
+from ssmscope.core.heads import LogitsKind, check_class_names, gives, own_logits
 from ssmscope.core.intercept import evaluating, out_of_inference
 from ssmscope.core.mixers import Visit, collect_states, fast_scan, memory_of, mixers, stored_weights
 from ssmscope.core.ngrams import reads_ids
@@ -50,15 +50,17 @@ class Run(NamedTuple):
 class Model:
     """Trained transformers model `module` and its `tokenizer`, or None, under the user's `name` for it.
 
-    It runs in evaluation mode, and is in its earlier mode afterwards. Raises InputError if no layer can be read, or a
-    weight is not in memory, NaN or infinite.
+    `class_names` replace those of its configuration. It runs in evaluation mode, and is in its earlier mode afterwards.
+    Raises InputError if no layer can be read, a weight is not in memory, NaN or infinite, or names do not fit.
     """
 
     module: Any
     tokenizer: Any = None
     name: str = "model"
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        check_class_names(self.module, self.class_names, self.name)
         check_readable(self.module, self.name)
         check_finite(self.module, self.name)
 
@@ -85,8 +87,7 @@ class Model:
     @property
     def architecture(self) -> str:
         """Model type, e.g. `mamba2`; a classifier's is that of its backbone."""
-        backbone = getattr(self.config, "backbone", None)
-        return getattr(backbone, "model_type", None) or self.config.model_type
+        return getattr(getattr(self.config, "backbone", None), "model_type", None) or self.config.model_type
 
     @property
     def is_classifier(self) -> bool:
@@ -126,7 +127,8 @@ class Model:
     @property
     def labels(self) -> list[str] | None:
         """Names of a classifier's outputs in the order of its logits; None for a language model."""
-        return [self.config.id2label[i] for i in range(self.config.num_labels)] if self.is_classifier else None
+        own = self.config.id2label if self.class_names is None else self.class_names
+        return [own[i] for i in range(self.config.num_labels)] if self.is_classifier else None
 
     @property
     def mixers(self) -> list[nn.Module]:
@@ -192,6 +194,7 @@ class Model:
             "dtype": str(next(self.module.parameters()).dtype).removeprefix("torch."),
             "device": self.device.type,
             **({"edits": edits} if edits else {}),
+            **({"labels": list(self.class_names)} if self.class_names is not None else {}),
         }
 
     @out_of_inference()
@@ -407,8 +410,9 @@ class Model:
             return logits
         if not finite:
             half = " in float16; try float32, load(dtype=…)" if logits.dtype == torch.float16 else ""
-            said = f"the logits of {self.name} are not finite: it is damaged,"
-            raise InputError(f"{said} or overflows on this input{half}")
+            raise InputError(
+                f"the logits of {self.name} are not finite: it is damaged, or overflows on this input{half}"
+            )
         return logits
 
     def answers_of(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
@@ -430,10 +434,8 @@ def as_batch(model: Model | None, texts: TextsLike) -> Batch:
     """Return an analysis's input (a text, several, a batch, or the texts of a trace) as one batch. Raises InputError as
     `Model.encode`, without a model, and for a trace of images, which does not hold them."""
     model = _given(model, texts)
-    if isinstance(texts, Batch):
-        return texts
     if not isinstance(texts, Trace):
-        return model.encode(texts)
+        return texts if isinstance(texts, Batch) else model.encode(texts)
     if model.channels is not None:
         raise InputError("a trace does not hold the images that it is of; give their batch")
     return Batch(texts.input_ids, texts.mask, texts.tokens, texts.words, spelled=texts.spelled)

@@ -25,10 +25,11 @@ JOINERS = "\u200c\u200d"
 @dataclass(frozen=True)
 class Spelled:
     """Text, and the beginning and end of each token's characters in it. Tokens that each have some bytes of a character
-    share it; a special token has none."""
+    share it; a special token has none. `unknown` are the positions of tokens that the tokenizer does not know."""
 
     text: str
     offsets: tuple[tuple[int, int], ...]
+    unknown: tuple[int, ...] = ()
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the tokens of the characters from `start` to before `stop`."""

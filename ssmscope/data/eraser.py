@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,13 +35,12 @@ def eraser_splits(folder: Path) -> tuple[str, ...]:
     return splits
 
 
-def eraser_rows(folder: Path, split: str, separator: str, classes: Sequence[str] = ()) -> list[Row]:
+def eraser_rows(folder: Path, split: str, separator: str) -> list[Row]:
     """Read a split's rows as `text`, `label` and `rationale`, spans of characters of the text, one for each evidence.
 
     A text is the row's documents, line by line, and its query after the separator. A query that all rows share, as
     that of Movies, names the task and is left out; so is that of a premise and a hypothesis, which are a pair already.
-    The evidence of all groups is joined; a row may have none. A label may be the beginning of one of the `classes`,
-    whatever the case, as Movies' POS is of positive.
+    The evidence of all groups is joined; a row may have none.
 
     Raises:
         InputError: the folder lacks the split or a document, or a row lacks a column or has evidence outside of its
@@ -64,7 +63,7 @@ def eraser_rows(folder: Path, split: str, separator: str, classes: Sequence[str]
         query = text_of(row, "query").strip() if "query" in row and not (shared or paired) else ""
         values = {
             "text": text + separator + query if query else text,
-            "label": _full_name(checked_label(row, "classification"), classes),
+            "label": checked_label(row, "classification"),
             "rationale": spans,
         }
         found.append(Row(values, row.number, row.place))
@@ -148,9 +147,3 @@ def _words(document: str) -> list[tuple[int, int]]:
         start = line.start() + len(line.group()) - len(line.group().lstrip())
         found += [(start + word.start(), start + word.end()) for word in re.finditer("[^ ]+", line.group().strip())]
     return found
-
-
-def _full_name(label: str, classes: Sequence[str]) -> str:
-    """Return the only class that begins with a label, or the label."""
-    found = [name for name in classes if name.lower().startswith(label.lower())]
-    return found[0] if len(found) == 1 and label not in classes and not label.isdecimal() else label

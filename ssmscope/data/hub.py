@@ -89,14 +89,14 @@ def check_reach(repository: str, kind: str = "dataset") -> None:
             raise ConnectionError("the hub is out of reach") from error
 
 
-def labelled_rows(data: str, split: str, classes: Sequence[str] | None) -> list[Row]:
-    """Return the rows of a data set by its id, with labels that name `classes`, or its own if these are None."""
+def labelled_rows(data: str, split: str) -> tuple[list[Row], tuple[str, ...] | None]:
+    """Return the rows of a data set by its id, and the names of its classes in their order, which are its labels; None
+    if its labels have no names."""
     rows, features = _rows_of(data, split)
     names = getattr((features or {}).get("label"), "names", None)
     if names:
-        chosen = _classes_of(names, classes, data)
-        rows = [{**row, "label": _named(row.get("label"), chosen)} for row in rows]
-    return numbered(rows, f"{data} ({split})")
+        rows = [{**row, "label": _named(row.get("label"), names)} for row in rows]
+    return numbered(rows, f"{data} ({split})"), tuple(names) if names else None
 
 
 def text_rows(data: str, split: str) -> list[Row]:
@@ -115,17 +115,3 @@ def _rows_of(data: str, split: str) -> tuple[list[dict[str, Any]], Mapping[str, 
 
 def _named(label: Any, names: Sequence[str]) -> Any:
     return names[label] if isinstance(label, int) and 0 <= label < len(names) else label
-
-
-def _classes_of(names: Sequence[str], classes: Sequence[str] | None, data: str) -> list[str]:
-    """Return the model's class for each class of the data: the one of the same name, or that begins with it, whatever
-    the case; in order if the model has no names of its own (LABEL_0, …). Raise InputError if one has none."""
-    if classes is None or {*names} <= {*classes}:
-        return list(names)
-    if len(names) == len(classes) and all(name == f"LABEL_{at}" for at, name in enumerate(classes)):
-        return list(classes)
-    found = [[each for each in classes if each.lower().startswith(name.lower())] for name in names]
-    if all(len(each) == 1 for each in found) and len({each[0] for each in found}) == len(names):
-        return [each[0] for each in found]
-    said = f"the classes of {data} are {', '.join(names)}, and the model's {', '.join(classes)}"
-    raise InputError(f"{said}: save it as a file with the column label_name in the model's words")

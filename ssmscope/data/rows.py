@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmscope.core.text_files import no_character, parse_json, read_text
+from ssmscope.data.labels import COLUMNS, is_unnamed, match_labels
 from ssmscope.errors import InputError, did_you_mean
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -34,9 +35,6 @@ class Row(dict[str, Any]):
 
 Spans = tuple[tuple[int, int], ...]
 """Spans of characters [start, end) of a text, in order and not touching."""
-
-COLUMNS = ("label", "label_name", "label_index")
-"""Columns that can hold labels; the second holds names, the third indices, the first either."""
 
 
 def checked_path(
@@ -260,45 +258,34 @@ def label_column(row: Row) -> str:
 
 
 def class_ids(
-    labels: Sequence[str], names: Sequence[str], place: str | Path, column: str, *, as_written: bool = False
+    labels: Sequence[str],
+    names: Sequence[str],
+    place: str | Path,
+    column: str,
+    *,
+    as_written: bool = False,
+    numbers: Sequence[str] | None = None,
 ) -> list[int]:
-    """Return the class of every label of a file, as an index into `names`.
-
-    All labels of a file are read as names or all as indices, whichever fits them all: "1" can be both.
-
-    Args:
-        column: the label column; `label_name` and `label_index` decide the reading.
-        as_written: the names were themselves labels of such a file, so labels that can be names are names.
-
-    Raises:
-        InputError: if a label is neither, names and indices are mixed, or the two readings give different classes.
-    """
-    by_name = {name: at for at, name in enumerate(names)}
-    by_index = {str(at): at for at in range(len(names))}
-    allowed = f"0 to {len(names) - 1}" if column == COLUMNS[2] else ", ".join(names)
-    readings = dict(zip(COLUMNS, ([by_name, by_index], [by_name], [by_index])))[column]
-    known = {label for reading in readings for label in reading}
+    """Return the class of every label of a file, as an index into `names`, by `match_labels`. Raise InputError as that,
+    and if a label is neither a name nor an index, or names and indices are mixed."""
+    known = {*names, *map(str, range(len(names)))}
     labels = [label if label in known else whole(label) for label in labels]
-    distinct = dict.fromkeys(labels)
-    for label in distinct:
-        if label not in known:
-            where = f"row {labels.index(label) + 1} of {place}"
-            raise InputError(f"{where} has the label '{label:.60}'; allowed are {allowed}")
-    fitting = [reading for reading in readings if all(label in reading for label in distinct)]
-    if not fitting:
-        name = next(label for label in distinct if label not in by_index)
-        index = next(label for label in distinct if label not in by_name)
-        raise InputError(
-            f"{place} has the label '{name:.60}' (row {labels.index(name) + 1}), a class's name, and '{index}' (row "
-            f"{labels.index(index) + 1}), a class's index; write all labels as names ({allowed}) or all as indices"
-        )
-    unclear = [label for label in distinct if len({reading[label] for reading in fitting}) > 1]
-    if unclear and not as_written:
-        raise InputError(
-            f"the label '{unclear[0]}' of {place} is the name of one class and the index of another (classes: "
-            f"{allowed}); rename the column to label_name or to label_index to say which is meant"
-        )
-    return [fitting[0][label] for label in labels]
+    found = match_labels(labels, names, place, column, as_written=as_written, numbers=numbers)
+    if found is not None:
+        return [found.classes[label] for label in labels]
+    by_index = [*map(str, range(len(names)))] if column != COLUMNS[1] else []
+    by_name = list(names) if column != COLUMNS[2] else []
+    allowed = ", ".join(by_name) or f"0 to {len(names) - 1}"
+    advice = "; name the classes in their place, in the same order" if is_unnamed(names) else ""
+    for at, label in enumerate(labels, start=1):
+        if label not in by_name and label not in by_index:
+            raise InputError(f"row {at} of {place} has the label '{label:.60}'; allowed are {allowed}{advice}")
+    name = next(label for label in labels if label not in by_index)
+    index = next(label for label in labels if label not in by_name)
+    raise InputError(
+        f"{place} has the label '{name:.60}' (row {labels.index(name) + 1}), a class's name, and '{index}' (row "
+        f"{labels.index(index) + 1}), a class's index; write all labels as names ({allowed}) or all as indices"
+    )
 
 
 def sorted_names(labels: Iterable[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -48,6 +48,8 @@ class TextData:
         fingerprint: first 16 hex digits of the SHA-256 of texts, labels, label names and any rationales.
         rationales: for each text the spans of characters (start, end) that people marked as the reason for its label,
             None for an unmarked text; None if no text is marked.
+        label_column: column of a file whose labels are numbered in the order of their names, which means nothing;
+            empty if the numbers are the source's own, or the caller's.
     """
 
     name: str
@@ -57,6 +59,7 @@ class TextData:
     label_names: tuple[str, ...]
     fingerprint: str
     rationales: tuple[Spans | None, ...] | None = None
+    label_column: str = ""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -65,7 +68,8 @@ class TextData:
         """Return the examples at `indices`, in that order, with a new fingerprint."""
         texts, labels = [self.texts[i] for i in indices], [self.labels[i] for i in indices]
         rationales = None if self.rationales is None else [self.rationales[i] for i in indices]
-        return text_data(self.name, split or self.split, texts, labels, self.label_names, rationales)
+        made = text_data(self.name, split or self.split, texts, labels, self.label_names, rationales)
+        return replace(made, label_column=self.label_column)
 
     def sample(self, n: int, *, seed: int = 0) -> TextData:
         """Draw at most `n` examples without replacement; they keep their order."""
@@ -167,9 +171,9 @@ def load_text(
         split: split of a known data set, of one on the hub or of a folder, by default the one to evaluate on (`test`;
             `validation` for wnli, whose test split has no labels). `test[:200]` streams the first 200 rows of the hub
             and downloads no more. A file has no splits.
-        label_names: classes of a model or of another file. The file's labels are then all names of these or all
-            indices into them; if they could be either, name the column `label_name` or `label_index` instead of
-            `label`. By default labels are numbered by sorted name (integers by value).
+        label_names: classes of another file. The labels are then all names of these or all indices into them; if they
+            could be either, name the column `label_name` or `label_index` instead of `label`. By default labels are
+            numbered as on the hub, else by sorted name (integers by value), and matched when a model is asked.
         as_written: `label_names` are the labels of another file, so labels that can be names are names.
 
     Raises:
@@ -180,12 +184,13 @@ def load_text(
         return load_known(data, split)
     if data in LINE_SOURCES:
         raise InputError(f"{data} has no labels: it is data for language models; give one of {', '.join(SOURCES)}")
+    own = None
     if is_hub_id(data):
         path, split = Path(data), split or "test"
-        rows = labelled_rows(str(data), split, label_names)
+        rows, own = labelled_rows(str(data), split)
     elif os.path.isdir(data):
         path, split = Path(data), split or "test"
-        rows = eraser_rows(path, split, PAIR_SEPARATOR, label_names or ())
+        rows = eraser_rows(path, split, PAIR_SEPARATOR)
     else:
         path = checked_path(data, SOURCES, split)
         rows = read_rows(path)
@@ -194,14 +199,17 @@ def load_text(
     raw = [checked_label(row, column) for row in rows]
     if label_names is None:
         raw = [whole(label) for label in raw]
-        names = sorted_names(raw)
+        own = own if own and {*raw} <= {*own} else None
+        names = own or sorted_names(raw)
         numbers = {name: at for at, name in enumerate(names)}
-        ids = [numbers[label] for label in raw]
+        ids, column = [numbers[label] for label in raw], "" if own else column
     else:
         names = tuple(label_names)
-        ids = class_ids(raw, names, rows[0].place, column, as_written=as_written)
+        ids = class_ids(raw, names, rows[0].place, column, as_written=as_written, numbers=own)
+        column = ""
     name = str(data) if is_hub_id(data) else path.stem
-    return text_data(name, split or "all", texts, ids, names, list(map(rationale_spans, rows)))
+    made = text_data(name, split or "all", texts, ids, names, list(map(rationale_spans, rows)))
+    return replace(made, label_column=column)
 
 
 def known_splits(data: str | Path) -> tuple[str, ...]:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
+from ssmscope.api.options import note
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
+from ssmscope.data.labels import COLUMNS, is_unnamed, match_labels
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.rows import Spans
 from ssmscope.data.sequences import SequenceData
@@ -81,17 +83,22 @@ def token_scores(
 
 
 def class_ids(model: Model, data: PixelData | TextData | SequenceData) -> Int[np.ndarray, " examples"]:
-    """Return labels as a classifier numbers its classes, matched by name, or by number where its own have none."""
+    """Return labels as a classifier numbers its classes (`match_labels`); a match that is not by name is noted. Raise
+    InputError where classes do not match."""
     model.check_classes(f"accuracy on {data.name}")
     ours, theirs = list(data.label_names), list(model.labels or ())
-    labels = np.asarray(data.labels, dtype=np.int64)
-    if set(ours) <= set(theirs):
-        return np.array([theirs.index(name) for name in ours])[labels]
-    unnamed = theirs == [f"LABEL_{i}" for i in range(len(theirs))]
-    if unnamed and len(ours) == len(theirs):
-        return labels
+    column = getattr(data, "label_column", "")
+    numbers = None if column else ours
+    found = match_labels(ours, theirs, data.name, column or COLUMNS[0], as_written=not column, numbers=numbers)
+    if found is not None:
+        if found.how:
+            note(found.how)
+        return np.array([found.classes[name] for name in ours])[np.asarray(data.labels, dtype=np.int64)]
     given, known = (", ".join(names[:12]) for names in (ours, theirs))
-    raise InputError(f"{data.name} has the classes {given}; {model.name} tells apart {known}: give data of these")
+    advice = "give data of these"
+    if is_unnamed(theirs):
+        advice = "say which is which by labels=[…] (--labels A,B,…), in the order of its logits"
+    raise InputError(f"{data.name} has the classes {given}; {model.name} tells apart {known}: {advice}")
 
 
 def word_ids(data: TextData, words: Sequence[str]) -> Int[np.ndarray, " examples"]:

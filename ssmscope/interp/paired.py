@@ -107,7 +107,9 @@ def pair(results: Sequence[Result]) -> Paired:
     """Return the results of an analysis of two models on the same texts as one."""
     first, other = (result.provenance for result in results)
     names = [result.model_name for result in results]
+    notes = [*first.get("notes", ()), *other.get("notes", ())]
     provenance = {**first, "model": " and ".join(names), "models": [dict(first), dict(other)]}
+    provenance |= {"notes": notes} if notes else {}
     found = Paired(provenance=provenance, results=tuple(results))
     found.rows()
     return found

@@ -20,6 +20,7 @@ from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
+from ssmscope.interp.labelled import class_ids
 from ssmscope.interp.objective import objective, tokens_that_fit
 
 if TYPE_CHECKING:
@@ -87,11 +88,7 @@ def scored_examples(model: Model, data: ExampleData) -> ScoredExamples:
         batch = model.encode(list(data.texts))
     else:
         raise InputError(f"data of {kind} was given; give labelled texts, sequences or images, or rows of tokens")
-    labels = torch.as_tensor(data.labels)
-    classes = len(model.labels or ())
-    if int(labels.max()) >= classes:
-        raise InputError(f"{data.name} ({data.split}) has the class {int(labels.max())}; {model.name} has {classes}")
-    return ScoredExamples(model, batch, labels.to(model.device))
+    return ScoredExamples(model, batch, torch.from_numpy(class_ids(model, data)).to(model.device))
 
 
 MAX_HEADS = 256

@@ -23,7 +23,7 @@ from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES, SHADES, SIGNED, STEPS, ink, ramp
 from ssmscope.render.letters import drawable, families, letters
 from ssmscope.render.numbers import format_probability, number
-from ssmscope.render.token_rows import in_line, row_kinds, scale_ends
+from ssmscope.render.token_rows import in_line, row_kinds, scale_ends, window_note, windows
 from ssmscope.render.tokens import short_token, shorten, spell_tokens, visible
 
 if TYPE_CHECKING:
@@ -99,10 +99,12 @@ Box = tuple[int, float, float, str]
 
 
 def lay_out(text: TokenText, columns: float, most: int = MAX_BOXES) -> list[list[Box]]:
-    """Return the first tokens as boxes, in lines of at most so many characters."""
+    """Return tokens as boxes, of a long text those in `windows`, in lines of at most so many characters."""
     lines: list[list[Box]] = []
-    end = float(columns)
-    for position, (gap, token) in enumerate(spell_tokens(text.tokens, text.words)[:most]):
+    end, spelled, before = float(columns), spell_tokens(text.tokens, text.words), -1
+    for position in windows(text, most):
+        gap, token = spelled[position]
+        token, before = f"{'⋯ ' * (position > before + 1)}{token}", position
         token = drawable(shorten(token, min(MAX_TOKEN, int(columns) - 1)))
         width, left = max(letters(token), 1) + 0.9, end + (0.9 if gap else 0.15)
         if not lines or left + width > columns:
@@ -206,7 +208,7 @@ def rows_part(text: TokenText, rows: Sequence[TokenRow | None], columns: Columns
     lines = lay_out(text, columns.text)
     step = len(rows) + (0.45 if len(rows) > 1 else 0.0)
     cut = len(text.tokens) > MAX_BOXES
-    note = f"the first {MAX_BOXES:,} of {len(text.tokens):,} tokens; below, all of them" if cut else ""
+    note = f"{window_note(text, MAX_BOXES)}; below, all of them" if cut else ""
     count = max(1.0, step * len(lines) + bool(note))  # a text without tokens has no lines
 
     def draw(part: SubFigure) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 MAX_TERMINAL_TEXTS, MAX_PAGE_TEXTS = 40, 200
 MAX_COLOURED_TOKENS, MAX_COLOURED_ROWS = 400, 12
 MAX_PAGE_TOKENS = 2000
+MIN_REACH = 8
+"""Smallest number of tokens shown on each side of a marked token of a long text."""
 
 
 def row_kinds(block: TokenRows) -> list[bool]:
@@ -28,6 +31,30 @@ def row_kinds(block: TokenRows) -> list[bool]:
 def scale_ends(block: TokenRows, signed: bool) -> tuple[str, str]:
     """Return the names of the two ends of the colour scale."""
     return block.around if signed else ("lowest", "highest")
+
+
+def windows(text: TokenText, most: int) -> list[int]:
+    """Return the positions of a text that are shown, at most `most`: all, or of a longer one windows around the marked
+    tokens, the highest first, and its end."""
+    length = len(text.tokens)
+    marked = [at for rank in zip_longest(*(row.marked for row in text.rows)) for at in rank if at is not None]
+    marked = [at for at in dict.fromkeys(marked) if at < length - most // 2] if length > most else []
+    shown = set(range(max(length - most // 2, 0), length))
+    reach = max(most // (4 * len(marked)), MIN_REACH) if marked else 0
+    for at in marked:
+        around = range(max(at - reach, 0), min(at + reach, length))
+        shown |= {*around} if len(shown | {*around}) <= most else set()
+    rest = [at for at in reversed(range(length)) if at not in shown]
+    return sorted(shown | {*rest[: most - len(shown)]})
+
+
+def window_note(text: TokenText, most: int) -> str:
+    """Say which part of a long text is shown."""
+    shown, length = len(windows(text, most)), len(text.tokens)
+    if shown == length:
+        return ""
+    around = any(row.marked for row in text.rows)
+    return f"{shown:,} of {length:,} tokens, the end" + " and those around underlined ones" * around
 
 
 def cut_note(shown: int, every: int, what: str) -> str:
@@ -130,22 +157,25 @@ def _section(at: int, text: TokenText) -> Markup:
     titles = _titles(text)
     rows = Markup("").join(_row(row, text, titles) for row in text.rows)
     shown = answer(at, text.answer, text.probability, text.about)
-    rest = _note(cut_note(MAX_PAGE_TOKENS, len(text.tokens), "tokens"))
+    rest = _note(f"{said}; the files hold all" if (said := window_note(text, MAX_PAGE_TOKENS)) else "")
     return Markup("<section>{}{}{}</section>").format(shown, rows, rest)
 
 
-def _row(row: TokenRow, text: TokenText, titles: Sequence[Markup]) -> Markup:
+def _row(row: TokenRow, text: TokenText, titles: Mapping[int, Markup]) -> Markup:
     remark = Markup(' <span class="remark">{}</span>').format(row.remark) if row.remark else ""
     head = Markup('<p class="row"><b>{}</b> {}{}</p>').format(in_line(row.name), row.extent, remark)
     return head + Markup('<p class="tokens">{}</p>').format(tokens(row, text, titles))
 
 
-def tokens(row: TokenRow, text: TokenText, titles: Sequence[Markup] = ()) -> Markup:
+def tokens(row: TokenRow, text: TokenText, titles: Mapping[int, Markup] | None = None) -> Markup:
     """Return the running text with every token in its colour."""
     pieces = [] if row.state is None else [_state(row)]
     places = {**dict.fromkeys(row.against, "against"), **dict.fromkeys(row.marked, "kept")}
-    spelled = spell_tokens(text.tokens, text.words)[:MAX_PAGE_TOKENS]
-    for at, ((gap, token), shade) in enumerate(zip(spelled, row.shades().tolist())):
+    spelled, shades, before = spell_tokens(text.tokens, text.words), row.shades().tolist(), -1
+    for at in windows(text, MAX_PAGE_TOKENS):
+        (gap, token), shade = spelled[at], shades[at]
+        pieces += [" ⋯ "] * (at > before + 1)
+        before = at
         names = [] if row.signed or shade < 0 else [f"v{shade}"]
         names += filter(None, [places.get(at)])
         names += ["special"] * (text.words[at] is None) + ["out"] * (shade < 0)
@@ -163,16 +193,16 @@ def _state(row: TokenRow) -> str:
     return f'<i class="state{colour}" title="{number(row.state or 0.0, significant=6)}">state</i> '
 
 
-def _titles(text: TokenText) -> list[Markup]:
+def _titles(text: TokenText) -> dict[int, Markup]:
     """Return the tooltip of each token: its score in every row, and its rank if it is underlined."""
     ranks = [{at: rank for rank, at in enumerate(row.marked, start=1)} for row in text.rows]
-    titles = []
-    for at in range(min(len(text.tokens), MAX_PAGE_TOKENS)):
+    titles = {}
+    for at in windows(text, MAX_PAGE_TOKENS):
         lines = [f"position {at}" + (", special token" if text.words[at] is None else "")]
         for row, rank in zip(text.rows, ranks):
             place = f" (rank {rank[at]})" if at in rank else ""
             lines.append(f"{in_line(row.name)}: {number(float(row.scores[at]), significant=6)}{place}")
-        titles.append(Markup("&#10;").join(lines))
+        titles[at] = Markup("&#10;").join(lines)
     return titles
 
 

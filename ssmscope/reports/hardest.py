@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ssmscope.api.analysis import Call
+from ssmscope.api.analysis import LOADING_OPTIONS, Call
 from ssmscope.core.ties import descending
 from ssmscope.errors import InputError
 from ssmscope.reports.intervals import interval
@@ -117,7 +117,7 @@ def _noise(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None, s
     for row, place in _first_wrong(result.right) if data is not None else ():
         rate, text = result.levels[place].rate, data.texts[row]  # type: ignore[union-attr]
         typed = with_typos(text, rate, result.provenance["seed"])
-        yield text, typed, f"typing errors in {100 * rate:g} % of the letters"
+        yield text, typed, f"typing errors at a rate of {100 * rate:g} %"
 
 
 def _position(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None, str]]:
@@ -229,9 +229,7 @@ def follow_up(plan: Plan, report: Report) -> Plan | None:
 def _planned(model: PlannedModel, heading: str, verb: str, options: Mapping[str, Any]) -> PlannedCall:
     from ssmscope.reports.plan import PlannedCall
 
-    loading = {
-        name: getattr(model, name) for name in ("tokenizer", "device", "dtype") if getattr(model, name) is not None
-    }
+    loading = {name: getattr(model, name) for name in LOADING_OPTIONS}
     return PlannedCall(
         heading, heading, (model,), None, Call.of(verb, [model.model], options, **loading), model.resources
     )

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ssmscope.api.analysis import Call
+from ssmscope.api.analysis import LOADING_OPTIONS, Call
 from ssmscope.api.options import plain
 from ssmscope.core.known_models import PACKAGE
 from ssmscope.errors import InputError
@@ -120,7 +120,7 @@ class Fingerprints:
 def json_options(call: Call) -> dict[str, Any]:
     """Return a call's inputs, options and loading options as JSON values."""
     every = {option.name: plain(value) for option, value in call.option_values()}
-    return {**every, "tokenizer": call.tokenizer, "device": call.device, "dtype": call.dtype}
+    return {**every, **{name: plain(getattr(call, name)) for name in LOADING_OPTIONS}}
 
 
 def _contents(call: Call, prints: Fingerprints) -> dict[str, list[str | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmscope.api import registry
-from ssmscope.api.analysis import Analysis, Call
+from ssmscope.api.analysis import LOADING_OPTIONS, Analysis, Call
 from ssmscope.api.inputs import MODEL_KINDS
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.reports.plain_yaml import read_yaml
@@ -19,15 +20,13 @@ from ssmscope.reports.requirements import requirement_texts
 from ssmscope.reports.sizes import Expected, Size, read_budget, read_hardest, read_size
 
 PLAN_KEYS = ("title", "models", "analyses", "variables", "require", "budget", "hardest")
-MODEL_KEYS = ("model", "name", "tokenizer", "device", "dtype", "resources")
+MODEL_KEYS = ("model", "name", *LOADING_OPTIONS, "resources")
 ANALYSIS_KEYS = ("name", "models", "matrix", "overrides", "together", "for", "resources", "size")
 RESOURCES = ("cpus", "gpus")
 REPORT_OPTIONS = ("out", "json", "cache")
 """Options that the report sets itself."""
 WRITING_OPTIONS = ("save", "export")
 """Options that write files outside the results."""
-LOADING_OPTIONS = ("tokenizer", "device", "dtype")
-"""Options that say how models are loaded."""
 
 MAX_JOBS = 10_000
 """Maximum number of jobs of a plan."""
@@ -53,6 +52,7 @@ class PlannedModel:
     tokenizer: str | None = None
     device: str | None = None
     dtype: str | None = None
+    labels: tuple[str, ...] | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -187,8 +187,7 @@ def _model(item: Any, where: str) -> PlannedModel:
         raise InputError(f"{where} is {_shown(item)}; give a name, or a mapping with {', '.join(MODEL_KEYS)}")
     _known(fields, MODEL_KEYS, where)
     texts = {key: value for key, value in fields.items() if key != "resources" and value is not None}
-    for key, value in texts.items():
-        _text(key, value, where)
+    texts = {key: _setting(key, value, where) for key, value in texts.items()}
     if "model" not in texts:
         raise InputError(f"{where} lacks 'model': demo/NAME, a directory, a file, or a hub id")
     if texts["model"].startswith("-"):
@@ -340,6 +339,13 @@ def _text(name: str, value: Any, where: str) -> str:
     return value
 
 
+def _setting(name: str, value: Any, where: str) -> Any:
+    """Return a text, or the labels in a list, which may be numbers."""
+    if name == "labels" and isinstance(value, list | tuple):
+        return tuple(_text(name, each if isinstance(each, str) else json.dumps(each), where) for each in value)
+    return _text(name, value, where)
+
+
 def _kinds(given: Any, where: str) -> tuple[str, ...] | None:
     if given is None:
         return None
@@ -359,7 +365,7 @@ def _call(verb: Analysis, models: Sequence[PlannedModel], options: Mapping[str, 
             raise InputError(f"{where}: with together all models need the same {name}")
         value = options.get(name, next(iter(values)))
         if value is not None:
-            setting[name] = _text(name, value, where)
+            setting[name] = _setting(name, value, where)
     own = {name: value for name, value in options.items() if name not in LOADING_OPTIONS}
     try:
         if own.get("file") == "-":

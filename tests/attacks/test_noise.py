@@ -7,7 +7,7 @@ import pytest
 from fading import fading
 
 import ssmscope
-from ssmscope.attacks.noise.typos import NEIGHBOURS, with_typos
+from ssmscope.attacks.noise.typos import NEIGHBOURS, typed, with_typos
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 
@@ -35,6 +35,27 @@ def test_every_kind_of_error_occurs_as_often():
     share = {kind: number / (2 * 4000 * 0.02) for kind, number in found.items()}
     for kind, expected in {"swap": 1 / 8, "drop": 1 / 4, "double": 3 / 8, "key": 1 / 4}.items():
         assert share[kind] == pytest.approx(expected, abs=0.12), kind
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4, 1.0])
+def test_errors_per_letter_are_those_of_letters_that_no_swap_takes(rate):
+    """Within a word the chance p that no swap takes a letter satisfies p = 1 − p · rate / 4."""
+    words, errors = 400, 0
+    for seed in range(words):
+        made, count = typed("etaoin" * 20, rate, seed)
+        errors += count
+        assert count <= 120 and (rate < 1 or made != "etaoin" * 20)
+    share = rate / (1 + rate / 4)
+    assert errors / (words * 120) == pytest.approx(share, abs=4 * (share / (words * 120)) ** 0.5)
+
+
+def test_the_page_says_how_many_errors_there_are():
+    found = ssmscope.noise(fading({"fine": -1.0, "awful": 1.0, "film": 0.0, "so": 0.0}), DATA, rates=[0.1, 0.4])
+    letters = sum(map(str.isalpha, "".join(DATA.texts)))
+    for level in found.levels:
+        errors = sum(typed(text, level.rate, 0)[1] for text in DATA.texts) / letters
+        assert level.errors == errors < level.rate and f"{errors:.3f}" in str(found)
+    assert found.headline.endswith(f"with errors in {100 * errors:.3g} % of the letters") and errors < 0.38
 
 
 def test_a_higher_rate_has_the_errors_of_a_lower_one():

@@ -106,7 +106,7 @@ def test_labels_are_the_models_classes_by_their_names(repository, classes, names
 
 def test_other_classes_are_refused(repository):
     said = refusal(load_text, repository, label_names=("good", "bad")) or ""
-    assert said.startswith("the classes of them/films are neg, pos, and the model's good, bad: save it as a file")
+    assert said == "row 1 of them/films (test) has the label 'pos'; allowed are good, bad"
     assert refusal(load_text, repository, label_names=("LABEL_0", "LABEL_1", "LABEL_2")) is not None
 
 

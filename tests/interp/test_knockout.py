@@ -57,6 +57,23 @@ def test_every_cell_is_a_run_of_its_own(models, name):
     assert len(result.to_frame()) == change.size
 
 
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_parts_are_cut_where_they_are(window):
+    """A hybrid's states in its state-space layers, and attention in those of attention."""
+    model = ssmscope.load("demo/books-hybrid")
+    kinds = ["attention" if hasattr(block, "self_attn") else "states" for block in model.module.base_model.layers]
+    found = ssmscope.knockout(model, "It was a very good day", from_="0", by="part", window=window)
+    for name in ("states", "attention"):
+        every, *windows = [(cut.first, cut.last) for cut in found.cuts if cut.part == name]
+        assert every == (0, len(kinds) - 1)
+        own = [at for at, kind in enumerate(kinds) if kind == name]
+        middle = range(len(kinds)), (window - 1) // 2, window // 2
+        ends = [(max(at - middle[1], 0), min(at + middle[2], len(kinds) - 1)) for at in middle[0]]
+        assert windows == [(a, b) for a, b in ends if any(a <= at <= b for at in own)] and len(own) < len(kinds)
+        drawn = [[*map(int, line.get_xdata())] for axes in found.figure().axes for line in axes.lines]
+        assert [at for at, (a, b) in enumerate(ends) if any(a <= layer <= b for layer in own)] in drawn
+
+
 def test_heads_and_parts_are_cut_alone(models):
     model = models["mamba2"]
     result = ssmscope.knockout(model, model.encode(ids=IDS[0]), from_=["2"], by="head", level="ssm", answer=3)

@@ -111,9 +111,11 @@ def test_labels_are_matched_by_name_or_by_number():
     other = text_data("d", "all", ["a", "b", "c"], [2, 1, 0], ("u", "v", "w"))
     two = text_data("d", "all", ["a", "b"], [1, 0], ("u", "v"))
     assert class_ids(model, some).tolist() == [2, 0, 2] and class_ids(unnamed, other).tolist() == [2, 1, 0]
-    for given, data in ((model, other), (unnamed, two), (unnamed, some)):
-        with pytest.raises(InputError, match="d has the classes .*; .* tells apart .*: give data of these"):
-            class_ids(given, data)
+    with pytest.raises(InputError, match="d has the classes .*; .* tells apart .*: give data of these"):
+        class_ids(model, other)
+    for data in (two, some, dataclasses.replace(other, label_column="label")):
+        with pytest.raises(InputError, match=r"d has the classes .*; .* tells apart LABEL_0, .*: say which is which"):
+            class_ids(unnamed, data)
     assert word_ids(other, ["bad", "fair", "good"]).tolist() == [2, 1, 0]
     with pytest.raises(InputError, match=r"words are x, y; d has 3 classes, u, v, w: give one for each, in this order"):
         word_ids(other, ["x", "y"])
@@ -150,7 +152,7 @@ def test_examples_of_every_kind_fit_their_models(images):
     found = scored_examples(language, rows)
     assert found.targets.tolist() == rows.targets.tolist() and found.batch.input_ids.tolist() == ROWS.tolist()
     assert len(found) == 2 and found.room == 4096
-    sequences = SequenceData("s", "all", ROWS, np.array([2, 0]), tuple("abc"), ("x", "y", "z"))
+    sequences = SequenceData("s", "all", ROWS, np.array([2, 0]), tuple("abc"), ("class 0", "class 1", "class 2"))
     assert scored_examples(model, sequences).targets.tolist() == [2, 0]
     assert scored_examples(model, texts("a b", "c")).batch.lengths == [3, 2]
     one = dataclasses.replace(PIXELS, pixels=np.full((2, 1024, 3), 9, dtype=np.uint8), shape=(32, 32))

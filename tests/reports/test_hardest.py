@@ -46,7 +46,7 @@ def test_typing_errors_are_made_again(file):
         assert result.right[0, row]
         at = int((~result.right[1:, row]).argmax())
         assert one.attacked == with_typos(one.text, (0.1, 0.9)[at], 0)
-        assert one.how == f"typing errors in {(10, 90)[at]} % of the letters"
+        assert one.how == f"typing errors at a rate of {(10, 90)[at]} %"
 
 
 def test_phrases_are_inserted_again(file):

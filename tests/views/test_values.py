@@ -180,11 +180,11 @@ def test_groups_of_tokens_and_their_scores() -> None:
     selective = ([-1.0, -2.0, -4.0], [0.0, 0.0], [], [1.0, 1.05], [-1.0, -1.3])
     assert [is_selective(np.array(own)) for own in selective] == [True, False, False, False, True]
     found = [
-        median_half_life(np.array(lives), 9)
-        for lives in ([], [2.4], [1, 2.6], [1, INFINITE, INFINITE], [1, 3, INFINITE])
+        median_half_life(np.array(lives))
+        for lives in ([], [math.nan], [2.4], [1, 2.6, math.nan], [1, INFINITE, INFINITE], [1, 3, INFINITE])
     ]
-    assert found == ["–", "2", "2", "more than 9", "3"]
-    assert [format_half_life(life) for life in (0.4, 12.6, INFINITE)] == ["0", "13", "> 256"]
+    assert found == ["–", "–", "2", "2", "beyond the text", "3"]
+    assert [format_half_life(life, 40) for life in (0.4, 12.6, INFINITE)] == ["0", "13", "> 40"]
 
 
 def test_letters_have_widths_and_glyphs() -> None:

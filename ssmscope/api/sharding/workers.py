@@ -312,7 +312,8 @@ def packed(model: Model, measure: Measure) -> bytes:
                 if value.module is not model.module:
                     raise TypeError("a measure is of one model")
                 dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
-                return "model", model.name, model.tokenizer, dtype, model.device.type, model.fingerprint
+                rest = model.tokenizer, model.class_names, dtype, model.device.type, model.fingerprint
+                return "model", model.name, *rest
             if id(value) in known:
                 return known[id(value)]
             if isinstance(value, nn.Module):
@@ -340,7 +341,9 @@ def unpacked(payload: bytes, models: int, gpu: int | None = None) -> Measure:
     _models = _models or ModelCache(models)
     place: list[Model] = []
 
-    def loaded(name: str, tokenizer: Any, dtype: str, device: str, fingerprint: str) -> Model:
+    def loaded(
+        name: str, tokenizer: Any, class_names: tuple[str, ...] | None, dtype: str, device: str, fingerprint: str
+    ) -> Model:
         if not place:
             with cache_models(_models):
                 found = load(name, dtype=dtype, device=device if gpu is None else device.replace("cuda", f"cuda:{gpu}"))
@@ -349,7 +352,7 @@ def unpacked(payload: bytes, models: int, gpu: int | None = None) -> Measure:
                     f"the model in memory is not what {name} holds, from which workers load it: save it and give its "
                     "directory, or leave the engine ray out"
                 )
-            place.append(Model(found.module, tokenizer, name))
+            place.append(Model(found.module, tokenizer, name, class_names))
         return place[0]
 
     class Unpickler(pickle.Unpickler):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -74,6 +74,7 @@ def load(
     device: str | torch.device | None = None,
     device_map: str | Mapping[str, Any] | None = None,
     backbone: str | None = None,
+    labels: Sequence[str] | None = None,
 ) -> Model:
     """Load a trained state-space model for analysis.
 
@@ -98,12 +99,17 @@ def load(
             device for each part, as transformers reads it with accelerate. Parts on the CPU are computed there; weights
             on a disk are refused.
         backbone: path of the backbone in a model in memory, such as `encoder`; by default it is found.
+        labels: names of a classifier's classes in the order of its logits, by which labels of data are matched, in
+            place of its configuration's, which are often LABEL_0, LABEL_1, …
 
     Raises InputError if the name is unknown, the files are not what they claim, weights are missing, not finite or have
     no place in the model that the configuration describes, the model has no state-space layer that can be read, or it
     gives an answer per token. Pickled files are only ever read as plain tensors.
     """
     wanted, place = _dtype(dtype), _device(device)
+    if isinstance(labels, str) or not isinstance(labels, Sequence | None):
+        raise InputError(f"labels are {labels!r:.80}; give a list of names, one for each class")
+    named = None if labels is None else tuple(labels)
     check_split(device_map, device, source)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike) and not callable(tokenizer):
         kind = type(tokenizer).__name__
@@ -116,7 +122,7 @@ def load(
         own = _tokenizer(tokenizer, None)
         if not isinstance(given, PreTrainedModel):
             _set_end_tokens(module, {}, own)
-        return Model(converted(module, wanted, place), own, name)
+        return Model(converted(module, wanted, place), own, name, named)
     if backbone is not None:
         raise InputError("backbone is the name of a part of a model in memory; leave it out, or give a module")
     if not isinstance(source, str | os.PathLike):
@@ -127,7 +133,7 @@ def load(
     if wanted is None and device_map is None and (place is None or place.type == "cpu"):
         wanted = torch.float32
     kept = _kept.get() if isinstance(tokenizer, str | os.PathLike | None) and device_map is None else None
-    key = (name, None if tokenizer is None else str(tokenizer), wanted, place or torch.device("cpu"))
+    key = (name, None if tokenizer is None else str(tokenizer), wanted, place or torch.device("cpu"), named)
     if kept is not None and (found := kept.recall(key)) is not None:
         return found
     with quiet():
@@ -137,9 +143,9 @@ def load(
         module = module if base is where else with_adapter(module, where, name)
     own = _tokenizer(tokenizer, where)
     own = own if own is not None or base is where else _tokenizer(tokenizer, base)
-    if (named := _fields_of_other_layout(base)) is not None:
-        _set_end_tokens(module, named, own)
-    model = Model(module, own, name)
+    if (fields := _fields_of_other_layout(base)) is not None:
+        _set_end_tokens(module, fields, own)
+    model = Model(module, own, name, named)
     if device_map is None:
         cast(module, wanted, place)
     _try(model)
@@ -205,8 +211,8 @@ _kept: ContextVar[ModelCache | None] = ContextVar("kept", default=None)
 
 @contextmanager
 def cache_models(kept: ModelCache) -> Iterator[None]:
-    """Have `load` return the same model again for the same name, tokenizer, dtype and device within the context. The
-    files are not read again: a model that is retrained in the meantime stays as it was."""
+    """Have `load` return the same model again for the same name and other arguments within the context. The files are
+    not read again: a model that is retrained in the meantime stays as it was."""
     token = _kept.set(kept)
     try:
         yield

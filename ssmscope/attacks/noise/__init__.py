@@ -38,18 +38,19 @@ def character_noise(
     model: Model,
     data: TextData,
     *,
-    rates: Annotated[Sequence[float], "Shares of the letters with a typing error.", Range(0, 1)] = RATES,
+    rates: Annotated[Sequence[float], "Probabilities of a typing error in a letter.", Range(0, 1)] = RATES,
     template: Template = None,
     words: LabelWords = None,
     limit: Limit = None,
     cache: Cache = None,
     seed: Seed = 0,
 ) -> NoiseCurve:
-    """Measure accuracy on texts in which a share of the letters has a typing error.
+    """Measure accuracy on texts whose letters have typing errors with growing probability.
 
     An error swaps a letter with the next one, leaves it out, doubles it, or takes a neighbouring key, with equal
-    probability. A higher rate has all errors of a lower one, and a text the same errors in every sample of its data.
-    Within a template only the content is changed.
+    probability; a letter without the partner that its error needs is doubled, and one that a swap takes has no error of
+    its own: the result gives the errors per letter. A higher rate has the errors of a lower one that no swap takes, and
+    a text the same errors in every sample of its data. Within a template only the content is changed.
 
     Every number has a 95 % bootstrap interval over examples, and all share their resamples. A drop is relative,
     1 − accuracy / clean accuracy.
@@ -64,15 +65,19 @@ def character_noise(
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.noise.measure import measure, notes_on
     from ssmscope.attacks.noise.result import NoiseCurve
-    from ssmscope.attacks.noise.typos import with_typos
+    from ssmscope.attacks.noise.typos import typed
 
     steps = tuple(sorted(map(float, rates)))
     asked = questions(model, data, template=template, words=words, limit=limit, cache=cache, seed=seed)
-    typed = [[with_typos(content, rate, seed) for content in asked.contents] for rate in steps]
-    texts = [asked.before + text + asked.after for row in (asked.contents, *typed) for text in row]
+    made = [[typed(content, rate, seed) for content in asked.contents] for rate in steps]
+    written = [[text for text, _ in row] for row in made]
+    letters = sum(letter.isalpha() for content in asked.contents for letter in content)
+    errors = [sum(count for _, count in row) / max(letters, 1) for row in made]
+    texts = [asked.before + text + asked.after for row in (asked.contents, *written) for text in row]
     scores = asked.evaluator.scores(texts).reshape(1 + len(steps), len(asked.data), len(asked.classes))
     answers = asked.evaluator.answers(scores)
-    found = measure(asked.labels, answers, true_log_odds(scores, asked.labels), steps, asked.contents, typed, seed)
+    odds = true_log_odds(scores, asked.labels)
+    found = measure(asked.labels, answers, odds, steps, errors, asked.contents, written, seed)
     options = call_options(rates=list(steps), **asked.options)
     return NoiseCurve(
         provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),

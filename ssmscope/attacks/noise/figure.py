@@ -9,7 +9,7 @@ from ssmscope.render import figure as plot
 
 
 def draw(result: NoiseCurve, frame: plot.Frame) -> Figure:
-    """Draw accuracy and the change of log-odds over the share of letters with an error."""
+    """Draw accuracy and the change of log-odds over the rate of errors."""
     legend = [(plot.rule(), "clean")]
     title = f"Typing errors on {result.model_name}: more and more letters with an error"
     sheet = plot.Sheet(frame, title, plot.data_line(result), legend)
@@ -22,5 +22,5 @@ def draw(result: NoiseCurve, frame: plot.Frame) -> Figure:
     plot.line(panels[1], rates, [level.log_odds_change for level in result.levels], 1)
     panels[1].axhline(0, color=plot.SOFT, linewidth=0.8)
     panels[1].set_ylabel("change of the log-odds")
-    panels[-1].set_xlabel("letters with an error, %")
+    panels[-1].set_xlabel("rate of errors, %")
     return sheet.figure

@@ -20,6 +20,7 @@ def measure(
     answers: Int[np.ndarray, "levels+1 examples"],
     odds: Float[np.ndarray, "levels+1 examples"],
     rates: Sequence[float],
+    errors: Sequence[float],
     contents: Sequence[str],
     typed: Sequence[Sequence[str]],
     seed: int,
@@ -35,8 +36,8 @@ def measure(
     parts = {"accuracy": hits / len(labels), "drop": drops, "flipped": ratio(changed, clean)}
     parts |= {"log_odds_change": moved / len(labels)}
     levels = tuple(
-        NoiseLevel(rate, **{name: estimate(part[:, at]) for name, part in parts.items()})
-        for at, rate in enumerate(rates)
+        NoiseLevel(rate, **{name: estimate(part[:, at]) for name, part in parts.items()}, errors=share)
+        for at, (rate, share) in enumerate(zip(rates, errors))
     )
     return {
         "clean": estimate(clean[:, 0] / len(labels)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,7 @@ class NoiseLevel:
     """Estimates at one rate."""
 
     rate: float
-    """Share of the letters with an error."""
+    """Probability that a letter is drawn for an error."""
     accuracy: Estimate
     drop: Estimate
     """1 − accuracy / clean accuracy."""
@@ -29,6 +30,14 @@ class NoiseLevel:
     """Share of the examples answered correctly when clean whose answer changes."""
     log_odds_change: Estimate
     """Mean change of log p / (1 − p) of the true class, in natural logarithms."""
+    errors: float = math.nan
+    """Errors per letter of these texts, fewer than the rate says where a swap takes a letter with an error."""
+
+    @property
+    def share(self) -> str:
+        """Share of letters with an error, in words."""
+        share = self.rate if math.isnan(self.errors) else self.errors
+        return f"errors in {100 * share:.3g} % of the letters"
 
 
 @dataclass(frozen=True)
@@ -62,8 +71,7 @@ class NoiseCurve(Result, kind="noise"):
     def verdict(self, at: int = 0) -> str:
         most = self.levels[-1]
         return (
-            f"average drop {in_percent(self.average_drop)}, {in_percent(most.drop, interval=False)} with errors in "
-            f"{100 * most.rate:g} % of the letters"
+            f"average drop {in_percent(self.average_drop)}, {in_percent(most.drop, interval=False)} with {most.share}"
         )
 
     @classmethod
@@ -76,7 +84,7 @@ class NoiseCurve(Result, kind="noise"):
             drops["average drop, %"] = percent(result.average_drop)
             less += drops
             lines.append(Line((label,), cells | drops, "all"))
-        note = "Drop: 1 − accuracy with errors in that share of the letters / clean accuracy."
+        note = "Drop: 1 − accuracy with errors at that rate / clean accuracy."
         return table(("model",), lines, more=["clean accuracy"], less=less, note=note)
 
     @property
@@ -84,7 +92,7 @@ class NoiseCurve(Result, kind="noise"):
         most = self.levels[-1]
         return (
             f"Typing errors on {self.model_name}: accuracy {self.clean.value:.3f} clean, {most.accuracy.value:.3f} "
-            f"with errors in {100 * most.rate:g} % of the letters"
+            f"with {most.share}"
         )
 
     def to_frame(self) -> DataFrame:
@@ -112,11 +120,17 @@ class NoiseCurve(Result, kind="noise"):
     def _levels_table(self) -> Table:
         lines = [Line(("clean",), {"accuracy": Cell(self.clean)})]
         for one in self.levels:
-            cells = {"accuracy": Cell(one.accuracy), "drop in %": percent(one.drop), "flipped": value_cell(one.flipped)}
+            cells = {
+                "errors per letter": Cell(text=f"{one.errors:.3f}"),
+                "accuracy": Cell(one.accuracy),
+                "drop in %": percent(one.drop),
+                "flipped": value_cell(one.flipped),
+            }
             lines.append(Line((f"{100 * one.rate:g} %",), {**cells, "change of log-odds": Cell(one.log_odds_change)}))
         lines.append(Line(("average",), {"drop in %": percent(self.average_drop)}))
         note = (
-            "drop: 1 − accuracy / clean accuracy; flipped: share of the texts answered correctly when clean whose "
+            "rate: probability of an error in a letter; a swap takes the next letter with its error; drop: "
+            "1 − accuracy / clean accuracy; flipped: share of the texts answered correctly when clean whose "
             "answer changes."
         )
-        return replace(table(("letters with an error",), lines), note=note)
+        return replace(table(("rate",), lines), note=note)

@@ -37,4 +37,4 @@ def html_texts(result: NoiseCurve) -> Markup:
     table = Markup(
         '<div class="wide" tabindex="0"><table class="texts"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
     )
-    return table.format(in_tags("th", ("letters with an error", "class", "text")), rows)
+    return table.format(in_tags("th", ("rate", "class", "text")), rows)

@@ -206,7 +206,8 @@ def victim(
 
 def other_models(model: Model, given: Sequence[str | Model]) -> list[Model]:
     """Load the models to which triggers are transferred."""
-    found = [each if isinstance(each, Model) else load(each, device=str(model.device)) for each in given]
+    where, labels = str(model.device), model.class_names
+    found = [each if isinstance(each, Model) else load(each, device=where, labels=labels) for each in given]
     for other in found:
         if other.tokenizer is None or other.tokenizer.get_vocab() != model.tokenizer.get_vocab():
             raise InputError(

@@ -171,7 +171,7 @@ def prompt_attack(
     theirs = {name: from_promptbench.own_recipe(name, templates) for name in named if name in FROM_PROMPTBENCH}
     recipes = [theirs.get(name) or recipe_of(name, candidates, resources) for name in named]
     judge = Judge(asked.evaluator, asked.contents, asked.labels)
-    protected = asked.evaluator.words or data.label_names
+    protected = asked.evaluator.words or asked.classes
     tries = {each.name: [fixed(each, text, suffix, as_promptbench) for text in templates] for each in recipes}
     found: dict[str, list[tuple[str, int] | None]] = {name: [] for name in named}
     with progress_bar(on_stderr(progress)) as bar:

@@ -94,6 +94,7 @@ def survivals(
         lives[number] = layer.half_lives()[0].float().cpu().numpy()
 
     model.trace(ids=[list(ids)], keep_inputs=False, retention=False, visit=look)
+    lives[:, -1] = np.nan  # Nothing follows the last token.
     return shares, lives
 
 

@@ -201,9 +201,10 @@ def _notes(text: WrittenText) -> list[str]:
 
 
 def _half_life(text: WrittenText, place: int) -> str:
-    """Return the median half-life over layers of what is written at a token."""
+    """Return the median half-life over layers of what is written at a token; none at the last."""
     assert text.half_lives is not None
-    return number(float(np.median(text.half_lives[:, place])))
+    middle, after = float(np.median(text.half_lives[:, place])), len(text) - 1 - place
+    return f"> {after}" if np.isinf(middle) and after else number(middle if after else float("nan"))
 
 
 def _tokens(result: Writing) -> Table:
@@ -222,6 +223,6 @@ def _tokens(result: Writing) -> Table:
     note, score = "p and entropy (nats) of the model's own distribution. ", "score"
     if any(text.half_lives is not None for text in result):
         note += "Half-life: tokens after which half of what the layers write at this one is left, the median over "
-        note, score = note + "layers, ∞ beyond the text's end. ", "share of the states, or score"
+        note, score = note + "layers, none for the last. ", "share of the states, or score"
     note += f"Then the earlier tokens of the highest {score}."
     return table(("text", "number", "token"), lines, note=note)

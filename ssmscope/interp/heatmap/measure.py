@@ -239,9 +239,13 @@ def scored(model: Model | None, texts: TextsLike, options: Mapping[str, Any]) ->
         flat = [not is_selective(each[judged]) for each in (quantity.mean(axis=0), *quantity)]
         by_head = np.array([found.by_head[head.layer][row, real, head.head] for head in shown], dtype=np.float32)
         lives = None if found.half_lives is None else found.half_lives[places][:, row, real]
+        if lives is not None:
+            lives[:, -1] = np.nan  # Nothing follows the last token.
+        unknown = trace.spelled[row].unknown if trace.spelled else ()
         if options["merge"]:
             groups, summed = word_groups(word_of), kind == "share"
             tokens, word_of = [word_text(tokens, group) for group in groups], [word_of[group[0]] for group in groups]
+            unknown = tuple(at for at, group in enumerate(groups) if {*group} <= {*unknown})
             scores = word_scores(scores, groups, summed=summed)
             by_head = word_scores(by_head, groups, summed=summed) if shown else by_head
             lives = None if lives is None else word_scores(lives, groups, summed=False)
@@ -264,6 +268,7 @@ def scored(model: Model | None, texts: TextsLike, options: Mapping[str, Any]) ->
                 flat=tuple(flat),
                 standing=tuple(standing[1:]),
                 heads=by_head if shown else None,
+                unknown=unknown,
             )
         )
     return SelectionHeatmap(
@@ -324,6 +329,6 @@ def _averages(model: Model | None, data: str, score: Score) -> TokenAverages:
 
     if model is None:
         raise InputError("contrast needs the model, to average over texts; give the model first")
-    texts = load_text(data, None, label_names=model.labels).texts
+    texts = load_text(data, None).texts
     drawn = np.random.default_rng(0).permutation(len(texts))[:MAX_CORPUS_TEXTS]
     return TokenAverages(model, [texts[at] for at in sorted(drawn.tolist())], score)

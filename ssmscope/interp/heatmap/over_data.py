@@ -24,11 +24,11 @@ from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
 from ssmscope.interp.gates import TEXTS_JUDGED, note_on_gates
 from ssmscope.interp.heatmap.measure import Score, layers_record, scored, scored_batch
-from ssmscope.interp.heatmap.result import MEASURES, DataHeatmap, KeptGroup, KeptLayer, KeptWord
+from ssmscope.interp.heatmap.result import MEASURES, DataHeatmap, KeptGroup, KeptLayer, KeptWord, even_score
 from ssmscope.interp.heatmap.words import (
     MAX_HALF_LIFE,
     SHOWN_HIGHEST,
-    SHOWN_LOWEST,
+    UNKNOWN,
     is_punctuation,
     shown_words,
     word_groups,
@@ -39,7 +39,7 @@ from ssmscope.interp.labelled import class_ids, read_texts
 
 TENTHS = 10
 """Number of parts of equal length that a text is divided into."""
-COLUMNS = ("answers", "measures", "tenths", "sizes")
+COLUMNS = ("answers", "measures", "tenths", "sizes", "unknown")
 END_SHARE = 0.25
 """Share of a text's words that is its end."""
 LEAST_TEXTS = (5, 1 / 500)
@@ -68,10 +68,15 @@ def scored_data(
     recorded = {"score": score, "layers": layers_record(layers, numbers), "top": options["top"]}
     recorded |= {"punctuation": punctuation, "limit": limit}
     provenance = record_provenance(model.source, options=recorded, seed=seed, data=data)
-    found, words, lives, timed = measure(model, data, score, places, seed=seed, provenance=provenance)
-    summary = summarise(model, data, found, words, lives, places, numbers, punctuation=punctuation, seed=seed)
+    found, words, lives, (timed, longest) = measure(model, data, score, places, seed=seed, provenance=provenance)
+    summary = summarise(
+        model, data, found, words, lives, places, numbers, score=score, punctuation=punctuation, seed=seed
+    )
     judged = model.encode([data.texts[row] for row in found["rows"][:TEXTS_JUDGED]])
     summary["notes"] += tuple(f"{note[0].upper()}{note[1:]}." for note in note_on_gates(model, judged, [score]))
+    unknown, every = found["unknown"].sum(0).tolist()
+    if unknown:
+        summary["notes"] += (f"The tokenizer does not know {unknown:,} of {every:,} tokens ({UNKNOWN}).",)
     picked = extremes(found)
     shown = [data.texts[found["rows"][at]] for at, _ in picked]
     return DataHeatmap(
@@ -80,6 +85,7 @@ def scored_data(
         layers=numbers,
         texts=len(found["rows"]),
         timed=timed,
+        longest=longest,
         examples=(scored(model, shown, {**options, "half_lives": False}),) if shown else (),
         picked=tuple(what for _, what in picked),
         **summary,
@@ -110,13 +116,18 @@ class WordSums:
         self.entries.append(np.stack([unique, np.full(len(unique), text), sums, count]).astype(np.float64))
 
 
-def text_measures(tokens: Sequence[str], words: Sequence[int | None], scores: np.ndarray, of: Score) -> dict[str, Any]:
-    """Measure a text with scores (layers, tokens), and return its words with their scores (layers, words) too."""
+def text_measures(
+    tokens: Sequence[str], words: Sequence[int | None], scores: np.ndarray, of: Score, unknown: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Measure a text with scores (layers, tokens) and the positions of unknown tokens, and return its words with their
+    scores (layers, words) too."""
     groups = [group for group in word_groups(words) if words[group[0]] is not None]
     names = [word_text(tokens, group).strip().lower() for group in groups]
     whole = word_scores(scores, groups, summed=of == "survival")
     share, even = whole.mean(0), whole * (len(groups) if of == "survival" else 1)
     marks = np.array([is_punctuation(name) for name in names])
+    every = zip(names, groups, marks.tolist())
+    names = [UNKNOWN if {*group} <= {*unknown} and not mark else name for name, group, mark in every]
     end = np.arange(len(groups)) >= (1 - END_SHARE) * len(groups)
 
     def held(chosen: np.ndarray) -> float:  # Scores that are not shares have a mean.
@@ -133,7 +144,7 @@ def text_measures(tokens: Sequence[str], words: Sequence[int | None], scores: np
         held(end),
         share.std() / share.mean() if share.mean() else 0.0,
     ]
-    found = {"measures": measures, "tenths": np.array(tenths, dtype=np.float32)}
+    found = {"measures": measures, "tenths": np.array(tenths, dtype=np.float32), "unknown": (len(unknown), len(tokens))}
     return {**found, "sizes": len(groups), "names": names, "scores": even}
 
 
@@ -173,12 +184,12 @@ def median_half_lives(halved: np.ndarray, ended: np.ndarray) -> np.ndarray:
 
 def measure(
     model: Model, data: TextData, score: Score, places: Sequence[int], *, seed: int, provenance: Mapping[str, Any]
-) -> tuple[dict[str, np.ndarray], WordSums, dict[int, np.ndarray], int]:
+) -> tuple[dict[str, np.ndarray], WordSums, dict[int, np.ndarray], tuple[int, int]]:
     """Run the texts in batches of similar length and measure each; with survival, run some again for half-lives.
 
     Return columns of the texts: their rows in the data, answers (−1 without a classifier), measures, tenths (texts,
     1 + layers, `TENTHS`) with the average first, sizes (numbers of words); the sums of words; half-lives (1 + heads,)
-    by layer; and the number of texts that these are taken over.
+    by layer; and the number of texts that these are taken over, with the largest that can be seen in them.
     """
     lengths, sizes, _ = read_texts(model, data)
     used = [row for row, size in enumerate(sizes) if size]
@@ -194,8 +205,9 @@ def measure(
             own = values[list(places), at, : len(batch.words[at])]
             if not np.isfinite(own).all():
                 raise InputError(f"the scores of row {row + 1} of {data.name} are not finite: the model is damaged")
-            texts.append(text_measures(batch.tokens[at], batch.words[at], own, score))
-        found = {name: np.array([text[name] for text in texts]) for name in ("measures", "tenths", "sizes")}
+            unknown = batch.spelled[at].unknown if batch.spelled else ()
+            texts.append(text_measures(batch.tokens[at], batch.words[at], own, score, unknown))
+        found = {name: np.array([text[name] for text in texts]) for name in ("measures", "tenths", "sizes", "unknown")}
         found["answers"] = trace.logits.argmax(-1).cpu().numpy() if model.is_classifier else np.full(len(rows), -1)
         found["names"] = np.array([name for text in texts for name in text["names"]], dtype=str)
         return {**found, "scores": np.concatenate([text["scores"] for text in texts], axis=1)}
@@ -214,6 +226,7 @@ def measure(
     columns["rows"] = np.array(used)
     timed = np.sort(np.random.default_rng(seed).permutation(used)[:MAX_TIMED_TEXTS]).tolist()
     timed = timed if score == "survival" else []
+    longest = min(max((lengths[row] for row in timed), default=1) - 1, MAX_HALF_LIFE)
     counts: dict[str, np.ndarray] = {}
     batches = by_length(lengths, room, rows=timed)
 
@@ -223,7 +236,7 @@ def measure(
     for _, part in over(model, batches, time, provenance=provenance, what="texts timed") if timed else ():
         counts = {index: each + counts.get(index, 0) for index, each in part.items()}
     lives = {int(index): median_half_lives(*each) for index, each in counts.items()}
-    return columns, words, lives, len(timed)
+    return columns, words, lives, (len(timed), longest)
 
 
 def summarise(
@@ -235,6 +248,7 @@ def summarise(
     places: Sequence[int],
     numbers: Sequence[int],
     *,
+    score: Score = "survival",
     punctuation: bool,
     seed: int,
 ) -> dict[str, Any]:
@@ -252,23 +266,23 @@ def summarise(
         marks = np.array([is_punctuation(name) for name in names])
         entries = entries[:, ~marks[entries[0].astype(int)]]
     every = _with_intervals(entries, _chosen(entries, len(names), least, HIGHEST, LOWEST).tolist(), names, total, seed)
-    kept = []
+    kept, tenths = [], estimates[width * len(groups) :]
+    even = even_score(score, tenths[:TENTHS])
     for at, (name, chosen) in enumerate(groups.items()):
         own, size = entries[:, chosen[entries[1].astype(int)]], int(chosen.sum())
-        highest = names[_chosen(own, len(names), min_texts(size), SHOWN_HIGHEST, SHOWN_LOWEST)].tolist()
+        highest = names[_chosen(own, len(names), min_texts(size), SHOWN_HIGHEST, 0, above=even)].tolist()
         if name == "all":
-            highest = [each.word for each in shown_words(every)]
+            highest = [each.word for each in shown_words(every) if each.kept.low > even]
         means = dict(zip(MEASURES, estimates[width * at : width * (at + 1)]))
         kept.append(KeptGroup(name, size, **means, words=tuple(highest[:OF_GROUP])))
-    tenths = estimates[width * len(groups) :]
     counts = np.bincount(entries[0].astype(int), entries[3], minlength=len(names))
     texts = np.bincount(entries[0].astype(int), minlength=len(names))
     layers = []
     for at, (place, number) in enumerate(zip(places, numbers)):
         halves = lives.get(place, np.full(1, np.nan))
-        score = ratio(words.layers[at, : len(names)], np.where(texts >= least, counts, 0))
-        order = descending(score)[:OF_GROUP]
-        highest = tuple(str(names[word]) for word in order if not np.isnan(score[word]))
+        mean = ratio(words.layers[at, : len(names)], np.where(texts >= least, counts, 0))
+        order = descending(mean)[:OF_GROUP]
+        highest = tuple(str(names[word]) for word in order if not np.isnan(mean[word]))
         parts = tuple(tenths[TENTHS * (1 + at) : TENTHS * (2 + at)])
         layers.append(KeptLayer(number, float(halves[0]), halves[1:], highest, parts))
     return {
@@ -289,25 +303,27 @@ def min_texts(texts: int) -> int:
 
 def _groups(model: Model, data: TextData, found: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return masks by name of all texts, those of each class, and those answered right and wrong; and notes."""
-    labels = np.asarray(data.labels)[found["rows"]]
-    made, notes = {"all": np.ones(len(labels), dtype=bool)}, []
-    order = np.argsort(-np.bincount(labels, minlength=len(data.label_names)), kind="stable")[:MAX_CLASSES]
-    for label in sorted(order.tolist()):
-        if (labels == label).any():
-            made[f"class {data.label_names[label]}"] = labels == label
+    labels, names = np.asarray(data.labels), data.label_names
+    made, notes, answered = {"all": np.ones(len(found["rows"]), dtype=bool)}, list[str](), dict[str, np.ndarray]()
     if model.is_classifier:
         try:
-            right = found["answers"] == class_ids(model, data)[found["rows"]]
-            made |= {name: mask for name, mask in (("answered right", right), ("answered wrong", ~right)) if mask.any()}
+            labels, names = class_ids(model, data), tuple(model.labels or ())
+            right = found["answers"] == labels[found["rows"]]
+            answered = {"answered right": right, "answered wrong": ~right}
         except InputError as error:
             notes.append(f"no answer is right or wrong: {error}")
-    return made, notes
+    labels = labels[found["rows"]]
+    order = np.argsort(-np.bincount(labels, minlength=len(names)), kind="stable")[:MAX_CLASSES]
+    groups = {f"class {names[label]}": labels == label for label in sorted(order.tolist())} | answered
+    return made | {name: mask for name, mask in groups.items() if mask.any()}, notes
 
 
-def _chosen(entries: np.ndarray, words: int, least: int, highest: int, lowest: int) -> np.ndarray:
+def _chosen(
+    entries: np.ndarray, words: int, least: int, highest: int, lowest: int, *, above: float = -np.inf
+) -> np.ndarray:
     """Return words that occur in at least `least` texts, by falling mean: the `highest` ones by the lower end of the
-    mean's interval and the `lowest` ones by its upper end, so that rare words are not there by chance. Ends are two
-    standard errors away, over texts."""
+    mean's interval, which lies `above` a score, and the `lowest` ones by its upper end, so that rare words are not
+    there by chance. Ends are two standard errors away, over texts."""
     number, _, sums, count = entries
     at = number.astype(int)
     total = np.bincount(at, count, minlength=words)
@@ -315,7 +331,7 @@ def _chosen(entries: np.ndarray, words: int, least: int, highest: int, lowest: i
     error = np.sqrt(ratio(np.bincount(at, (sums - mean[at] * count) ** 2, minlength=words), total**2))
     common = np.flatnonzero(np.bincount(at, minlength=words) >= least)
     low, high = (mean - 2 * error)[common], (mean + 2 * error)[common]
-    upper = common[descending(low)][: min(highest, -(-len(common) // 2))]
+    upper = common[descending(low)][: min(highest, -(-len(common) // 2), int((low > above).sum()))]
     lower = common[descending(-high)]
     chosen = np.concatenate([upper, lower[~np.isin(lower, upper)][:lowest]])
     return chosen[descending(mean[chosen])]

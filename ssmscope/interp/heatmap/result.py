@@ -12,11 +12,17 @@ import pandas as pd
 
 from ssmscope.api.results import OverTexts, Result
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.core.ties import descending
 from ssmscope.interp.heatmap import views
-from ssmscope.interp.heatmap.words import format_half_life, median_half_life, shown_words, word_groups, word_text
+from ssmscope.interp.heatmap.scored_text import ScoredText as ScoredText
+from ssmscope.interp.heatmap.words import (
+    BEYOND,
+    MAX_HALF_LIFE,
+    UNKNOWN,
+    format_half_life,
+    median_half_life,
+    shown_words,
+)
 from ssmscope.outline import Outlined
-from ssmscope.render.blocks import OfTokens
 from ssmscope.render.numbers import counted, number_runs
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, with_interval
 from ssmscope.render.tokens import visible
@@ -40,53 +46,14 @@ MEASURES = ("strongest", "punctuation", "end", "spread")
 """Measures of a text, which groups average."""
 
 
+def even_score(score: str, tenths: Sequence[Estimate]) -> float:
+    """Return the score of a word that is kept like others: 1, an even share; with other scores the mean of tenths."""
+    return 1.0 if score == "survival" else float(np.nanmean([each.value for each in tenths]))
+
+
 def layers_name(layers: Sequence[int]) -> str:
     """Name averaged layers."""
     return f"layer {layers[0]}" if len(layers) == 1 else f"mean of layers {number_runs(layers)}"
-
-
-@dataclass(frozen=True, eq=False)
-class ScoredText(OfTokens):
-    """One text and its scores. After merging, the tokens are words, and `rationale` counts in them."""
-
-    tokens: tuple[str, ...]
-    words: tuple[int | None, ...]
-    """Word index of each token; None for special tokens."""
-    scores: np.ndarray
-    """(layers, tokens) float32."""
-    mean: np.ndarray
-    """(tokens,) float32: the average over the layers."""
-    rationale: tuple[int, ...]
-    """Positions of the tokens of the words that stand out in the average, the highest word first."""
-    answer: str
-    probability: float
-    pixels: np.ndarray | None = None
-    """(height, width, channels) float32 for an image whose pixels are the tokens."""
-    half_lives: np.ndarray | None = None
-    """(layers, tokens) float32, with survival: tokens until half of a write is left; infinite beyond the text."""
-    flat: tuple[bool, ...] = ()
-    """True where the spread of the average, and of each layer, is noise; empty if none is."""
-    standing: tuple[tuple[int, ...], ...] = ()
-    """Positions of the words that stand out, per layer."""
-    heads: np.ndarray | None = None
-    """(heads, tokens) float32 of the heads that are shown."""
-
-    def top(self, k: int, scores: np.ndarray | None = None) -> list[tuple[int, str, float]]:
-        """Return (position, token, score) of the k highest tokens by the average, or by the given scores."""
-        values = self.mean if scores is None else scores
-        ordinary = np.flatnonzero(~self.special)
-        places = ordinary[descending(values[ordinary])[:k]].tolist()
-        return [(at, self.tokens[at], float(values[at])) for at in places]
-
-    def named(self, scores: np.ndarray, places: Sequence[int], *, summed: bool) -> list[tuple[str, float]]:
-        """Return the words at some places, in their order, with their scores: the sum or the mean of their tokens'."""
-        groups = {group[0]: group for group in word_groups(self.words)}
-        found = []
-        for group in (groups[at] for at in places if at in groups):
-            values = scores[group].astype(np.float64)
-            word = visible(word_text(self.tokens, group)).strip()
-            found.append((word, float(values.sum() if summed else values.mean())))
-        return found
 
 
 @dataclass(frozen=True)
@@ -176,8 +143,25 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 
     def said(self, text: ScoredText, most: int = 3) -> str:
         """List the words of a text that stand out, with their scores."""
-        words = text.named(text.mean, text.rationale, summed=self.summed)[:most]
-        return ", ".join(f"“{word}” {self.written(score)}" for word, score in words) or "nothing stands out"
+        words = text.named(text.mean, text.rationale, summed=self.summed, quoted=True)[:most]
+        return ", ".join(f"{word} {self.written(score)}" for word, score in words) or "no word stands out"
+
+    def of_marks(self, text: ScoredText, scores: np.ndarray, most: int = 3) -> str:
+        """List shares of punctuation and special tokens, which are not among the words that may stand out."""
+        found = text.marks(scores)[:most] if self.summed and not self.of_images else []
+        return ", ".join(f"{name} {self.written(score)}" for name, score in found)
+
+    def beside(self, text: ScoredText) -> list[str]:
+        """Say what holds the state besides words, and most of it in which layer, and how many tokens are unknown."""
+        said = []
+        if marks := self.of_marks(text, text.mean):
+            ends = [text.marks(row)[0] for row in text.scores]
+            at = max(range(len(ends)), key=lambda layer: ends[layer][1])
+            layer = f"; in layer {self.layers[at]} {ends[at][0]} holds {self.written(ends[at][1])}" * (len(ends) > 1)
+            said.append(marks + layer)
+        if text.unknown:
+            said.append(f"{len(text.unknown)} of {counted(len(text), 'token')} {UNKNOWN}")
+        return said
 
     def verdict(self, at: int = 0) -> str:
         if not len(self) or self.of_images:
@@ -187,14 +171,15 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         where = f"{where} {'at the end' if self.at is None else f'after token {self.at}'}" * (self.score == "survival")
         if len(self) == 1:
             text = self[0]
+            rest = "".join(f"; {each}" for each in self.beside(text))
             if not text.rationale:
                 noise = text.flat[:1] == (True,)
-                why = "the spread over tokens is noise" if noise else "no word holds much more than others"
-                return f"nothing stands out: {why} ({self.score}, {self.layers_name})"
+                why = "nothing stands out: the spread over tokens is noise" if noise else "no word stands out"
+                return f"{why}{rest} ({self.score}, {self.layers_name})"
             if self.score == "survival" and not self.contrast:
-                return f"{self.said(text)} {where}{self._half_life(text)} ({self.layers_name})"
+                return f"{self.said(text)} {where}{rest}{self._half_life(text)} ({self.layers_name})"
             of = f"most above their own average over {self.contrast}" if self.contrast else f"highest {self.score}"
-            return f"{of}: {self.said(text)} ({self.layers_name})"
+            return f"{of}: {self.said(text)}{rest} ({self.layers_name})"
         shown = "; ".join(f"text {number}: {self.said(text, 2)}" for number, text in enumerate(self.texts[:3]))
         rest = f"; {counted(len(self) - 3, 'more text')}" if len(self) > 3 else ""
         return f"{self.score}, {self.layers_name}: {shown}{rest}"
@@ -202,8 +187,10 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     def _half_life(self, text: ScoredText) -> str:
         if text.half_lives is None:
             return ""
-        found = [median_half_life(row[~text.special], len(text)) for row in text.half_lives]
+        found = [median_half_life(row[~text.special]) for row in text.half_lives]
         found = found[:1] if len(set(found)) == 1 else found
+        if BEYOND in found:
+            return f"; half-life in tokens: {', '.join(found)}" * (len(found) <= 3)
         each = " and ".join(filter(None, [", ".join(found[:-1]), found[-1]]))
         return f"; half of what is written is left after {each} tokens" * (len(found) <= 3)
 
@@ -220,7 +207,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 
     @property
     def headline(self) -> str:
-        return f"Memory of {self.model_name}: {self.score}, {self.layers_name}"
+        return f"Memory of {self.model_name}: {self.verdict()}"
 
     def top(self, k: int) -> pd.DataFrame:
         """Return the k highest tokens of every text: columns text, rank, position, token, score."""
@@ -332,6 +319,8 @@ class DataHeatmap(Result, kind="heatmap-data"):
     picked: tuple[str, ...]
     """Description of each of them."""
     notes: tuple[str, ...]
+    longest: int = MAX_HALF_LIFE
+    """Largest half-life, in tokens, that can be seen in these texts."""
 
     def token_rows(self) -> None:
         """Return None: a data set has no rows of tokens."""
@@ -339,6 +328,10 @@ class DataHeatmap(Result, kind="heatmap-data"):
     @property
     def survives(self) -> bool:
         return self.score == "survival"
+
+    @property
+    def even(self) -> float:
+        return even_score(self.score, self.tenths)
 
     @property
     def unit(self) -> str:
@@ -354,13 +347,17 @@ class DataHeatmap(Result, kind="heatmap-data"):
         if not self.words:
             return f"{self.score} over {counted(self.texts, 'text')}; no word occurs in enough of them"
         unit = f" {self.unit}" * self.survives
-        first, *words = shown_words(self.words)
-        most = ", ".join(f"“{visible(each.word)}”" for each in words[:2])
-        said = f"highest: “{visible(first.word)}” {with_interval(first.kept)}{unit}" + f", then {most}" * bool(most)
-        said += f"; lowest: “{visible(words[-1].word)}” {with_interval(words[-1].kept)}" if words else ""
+        shown, even = shown_words(self.words), self.even
+        high, low = [each for each in shown if each.kept.low > even], [each for each in shown if each.kept.high < even]
+        most = ", ".join(f"“{visible(each.word)}”" for each in high[1:3])
+        said = f"highest: “{visible(high[0].word)}” {with_interval(high[0].kept)}{unit}" if high else ""
+        said += f", then {most}" * bool(most)
+        said += f"{'; ' * bool(high)}lowest: “{visible(low[-1].word)}” {with_interval(low[-1].kept)}" if low else ""
+        said = said or f"no word's interval lies above or below {'an even share' if self.survives else 'the mean'}"
         known = [each.half_life for each in self.by_layer if not math.isnan(each.half_life)]
         if known and len(known) <= 4:
-            said += f"; half of what is written is left after {', '.join(map(format_half_life, known))} tokens"
+            lives = ", ".join(format_half_life(life, self.longest) for life in known)
+            said += f"; half of what is written is left after {lives} tokens"
         return f"{said} ({self.score}, {counted(self.texts, 'text')})"
 
     def to_frame(self) -> pd.DataFrame:

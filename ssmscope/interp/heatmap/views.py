@@ -29,7 +29,6 @@ CONVOLUTION_REMARK = "; in italics, or underlined in orange: the convolution is 
 def blocks(result: SelectionHeatmap) -> Iterator[Block]:
     """Yield the verdict, the coloured texts with their picture, a table of what stands out, and notes."""
     yield Prose(result.headline, "title")
-    yield Prose(f"{result.verdict()[0].upper()}{result.verdict()[1:]}.")
     yield rows(result)
     yield Picture(result.figure, result.headline, vector=False, folded=not result.of_images)
     if not result.of_images:
@@ -104,8 +103,8 @@ def _text(
             made.append(row(name, scores, False, (), of_heads if result.shared else None))
     warm = min(result.reach - 1, len(text))
     span = (0, warm) if warm and not result.of_images else None
-    about = f"stands out: {result.said(text)}" if text.rationale else "nothing stands out"
-    about = "" if result.of_images else about
+    about = f"stands out: {result.said(text)}" if text.rationale else "no word stands out"
+    about = "" if result.of_images else "; ".join((about, *result.beside(text)))
     return TokenText(text.tokens, text.words, made, text.answer, text.probability, about, span, text.pixels)
 
 
@@ -121,9 +120,11 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
         for at, (name, row, places) in enumerate(zip(names[:shown], scores, standing)):
             said = result.list_words(text, row, places) or (FLAT_REMARK if any(text.flat[at : at + 1]) else "nothing")
             cells = {"stands out": Cell(text=said)}
+            if marks := result.of_marks(text, row):
+                cells["punctuation, special tokens"] = Cell(text=marks)
             if text.half_lives is not None and (at or single):
                 life = text.half_lives[max(at - 1, 0)]
-                cells["half-life in tokens"] = Cell(text=median_half_life(life[~text.special], len(text)))
+                cells["half-life in tokens"] = Cell(text=median_half_life(life[~text.special]))
             ends = {"tokens from – to": Cell(text=score_range(row[seen], text.special[seen]))}
             yield Line((str(number), name), cells | ends)
         for name, row in zip(of_heads, () if text.heads is None else text.heads):
@@ -221,6 +222,8 @@ def words(result: DataHeatmap) -> Table:
         f"{from_both} {result.named:,} words in at least {result.least} texts, ranked by the inner end of their "
         f"interval and ordered by their means over occurrences, in {result.unit}."
     )
+    if any(each.kept.low <= result.even <= each.kept.high for each in shown_words(result.words)):
+        note += f" An interval around {result.even:.3g} tells a word from no other."
     return table(("word",), lines, note=note)
 
 
@@ -228,10 +231,11 @@ def _layer_cells(result: DataHeatmap, layer: KeptLayer) -> dict[str, Cell]:
     cells = {}
     if result.timed:
         shown = np.quantile(layer.heads, [0.05, 0.5, 0.95], method="nearest") if layer.heads.size else np.empty(0)
-        cells["half-life"] = Cell(text=format_half_life(layer.half_life))
-        cells["heads 5, 50, 95 %"] = Cell(text=", ".join(map(format_half_life, shown.tolist())))
+        cells["half-life"] = Cell(text=format_half_life(layer.half_life, result.longest))
+        said = ", ".join(format_half_life(each, result.longest) for each in shown.tolist())
+        cells["heads 5, 50, 95 %"] = Cell(text=said)
     cells |= {"first tenth": Cell(layer.tenths[0], digits=2), "last tenth": Cell(layer.tenths[-1], digits=2)}
-    return {**cells, "highest words": _named(layer.words, "")}
+    return {**cells, "highest means": _named(layer.words, "")}
 
 
 def group_cells(group: KeptGroup) -> dict[str, Cell]:

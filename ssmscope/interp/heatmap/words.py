@@ -62,6 +62,10 @@ def is_punctuation(word: str) -> bool:
     return all(c.isspace() or c in string.punctuation or unicodedata.category(c)[0] == "P" for c in word)
 
 
+UNKNOWN = "[UNK]"
+"""Name of words of which the tokenizer knows no token."""
+
+
 def is_selective(quantity: np.ndarray) -> bool:
     """Return True if the coefficient of variation over ordinary tokens of what is written, or left, is at least 0.1.
 
@@ -105,17 +109,21 @@ def standing_out(words: Words, scores: np.ndarray, kind: Kind, top: int) -> tupl
     return tuple(tuple(groups[at]) for at in high[descending(found[high])][:most])
 
 
-def median_half_life(found: np.ndarray, length: int) -> str:
-    """Format the median of half-lives in tokens; "more than" the length where it is infinite."""
-    if not found.size:
+BEYOND = "beyond the text"
+
+
+def median_half_life(found: np.ndarray) -> str:
+    """Format the median of half-lives in tokens, without those of last tokens (NaN); `BEYOND` where it is infinite."""
+    known = found[~np.isnan(found)]
+    if not known.size:
         return "–"
-    middle = float(np.median(found))
-    return f"{middle:.0f}" if math.isfinite(middle) else f"more than {length}"
+    middle = float(np.median(known))
+    return f"{middle:.0f}" if math.isfinite(middle) else BEYOND
 
 
-def format_half_life(found: float) -> str:
-    """Format a half-life over a data set."""
-    return f"{found:.0f}" if math.isfinite(found) else f"> {MAX_HALF_LIFE}"
+def format_half_life(found: float, longest: int = MAX_HALF_LIFE) -> str:
+    """Format a half-life over a data set, in which none of more than `longest` tokens can be seen."""
+    return f"{found:.0f}" if math.isfinite(found) else f"> {longest}"
 
 
 def shown_words(words: Sequence[KeptWord]) -> tuple[KeptWord, ...]:

@@ -37,16 +37,24 @@ def draw(result: Knockout, frame: plot.Frame) -> Figure:
 
 def _lines(axes: Axes, result: Knockout, part: str) -> None:
     every, *windows = [at for at, cut in enumerate(result.cuts) if cut.part == part]
+    layers = result.layers
+    middles = [_middle(result, at) for at in windows] if len(windows) < len(layers) else range(len(windows))
     axes.axhline(0, color=plot.SOFT, linewidth=0.8)
     for number in range(len(result.sources)):
-        plot.line(axes, range(len(windows)), result.changes[number, windows], number)
+        plot.line(axes, middles, result.changes[number, windows], number)
         colour = plot.COLOURS[number % len(plot.COLOURS)]
         axes.axhline(result.changes[number, every, 0], color=colour, linewidth=1, linestyle=plot.DASHED)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     plot.integers(axes.xaxis)
-    layers = result.layers
     axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: str(layers[int(at)]) if 0 <= at < len(layers) else ""))
-    axes.set(xlim=(-0.5, len(windows) - 0.5), ylabel=CHANGE, title=part)
+    axes.set(xlim=(-0.5, len(layers) - 0.5), ylabel=CHANGE, title=part)
+
+
+def _middle(result: Knockout, at: int) -> int:
+    """Return the place among the layers of the middle of a window, which the first or the last layer may cut off."""
+    cut, layers, size = result.cuts[at], result.layers, int(result.provenance["options"]["window"])
+    first, last = layers.index(cut.first), layers.index(cut.last)
+    return last - size // 2 if last < len(layers) - 1 else first + (size - 1) // 2
 
 
 def _heads(result: Knockout, frame: plot.Frame, below: str) -> Figure:

@@ -48,10 +48,15 @@ def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
     if by == "window":
         yield from (Cut(*ends) for ends in windows)
     elif by == "part":
-        names = list(dict.fromkeys(name for parts in parts_of(model, batch).values() for name in parts))
+        parts = parts_of(model, batch)
+        names = list(dict.fromkeys(name for own in parts.values() for name in own))
         if len(names) < 2:
             raise InputError(f"the layers of {model.name} have one recurrence each; leave out by 'part'")
-        yield from (Cut(*ends, part=name) for name in names for ends in [(layers[0], layers[-1]), *windows])
+        for name in names:
+            yield Cut(layers[0], layers[-1], part=name)
+            having = [layer for layer in layers if name in parts[layer]]
+            shown = [ends for ends in windows if any(ends[0] <= layer <= ends[1] for layer in having)]
+            yield from (Cut(*ends, part=name) for ends in shown)
     else:
         trace = model.trace(batch.rows([0]))
         heads = [layer.recurrences[0].shape[2] for layer in trace.layers]

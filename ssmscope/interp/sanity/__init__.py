@@ -63,7 +63,7 @@ def cascading_randomisation(
     import numpy as np
 
     from ssmscope.api.results import call_options, record_provenance
-    from ssmscope.core.model import Model, as_batch
+    from ssmscope.core.model import as_batch
     from ssmscope.core.progress import progress_bar
     from ssmscope.interp.labelled import token_scores
     from ssmscope.interp.methods import bind_methods
@@ -76,7 +76,7 @@ def cascading_randomisation(
     if goal.model.module is not model.module:
         raise InputError("the objective is of another model; give one of the model whose weights are randomised")
     ready = bind_methods(methods, option, model=model, seed=seed)
-    changed = Model(copy.deepcopy(model.module), model.tokenizer, model.name)
+    changed = replace(model, module=copy.deepcopy(model.module))
     stages = parts_of(changed, layers)
     trained = {name: token_scores(name, method(goal), goal.batch)[0] for name, method in ready.items()}
     values = np.empty((len(ready), len(stages) + 1, len(goal), len(MEASURES)))

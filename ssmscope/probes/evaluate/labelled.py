@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
-import torch
 from jaxtyping import Float
 
 from ssmscope.api.sharding.parts import Columns, over
@@ -27,11 +25,11 @@ def labelled_scores(
     both of every example."""
     if not model.is_classifier:
         raise InputError(f"{model.name} is a language model; give tasks")
-    targets = torch.from_numpy(class_ids(model, data)).to(model.device)
+    class_ids(model, data)  # Classes that do not match are refused, or noted, before anything runs.
     order = sorted(range(len(data)), key=lambda row: len(data.texts[row]) if isinstance(data, TextData) else 0)
 
     def measure(rows: Sequence[int]) -> Columns:
-        examples = replace(scored_examples(model, data.take(rows)), targets=targets[list(rows)])
+        examples = scored_examples(model, data.take(rows))
         return {"values": examples.measured(model.logits(examples.batch), range(len(rows)))}
 
     batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
