@@ -16,7 +16,7 @@ import pytest
 from warm import TRANSFORMERS
 
 import ssmscope
-from ssmscope.api import registry
+from ssmscope.api import analyses as registry
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
