@@ -10,7 +10,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,8 @@ from 5.24 on."""
 
 
 class LayerAdapter(Protocol):
-    """Adapter for one family of layers: what a module of `ssmscope.architectures` defines, see `core.known_models`.
+    """Adapter for one family of layers: what a module of `ssmscope.architectures` defines, see `core.known_models`. Its
+    `output` and `linearized`, or one of them, may follow from its `FORM`, a `core.forms.Form`.
 
     Optional: `state_after(mixer, layer, scans)`, the state from which a run continues, if that is more than
     `LayerTrace.state_after`; `returned(output)`, the result of the mixer's own forward if that is not its output alone;
@@ -59,6 +60,19 @@ Visit = Callable[[int, LayerTrace, tuple[ops.Scan, ...]], None]
 _ADAPTERS: dict[type[nn.Module], LayerAdapter] = {}
 
 
+class _Formed:
+    """Family of layers with the pair that follows from its form, where it has none of its own."""
+
+    def __init__(self, family: Any) -> None:
+        self.family = family
+        self.compute_terms = family.compute_terms
+        self.output = getattr(family, "output", family.FORM.output)
+        self.linearized = getattr(family, "linearized", family.FORM.linearized)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.family, name)
+
+
 def adapter_for(mixer: nn.Module) -> LayerAdapter:
     """Return the adapter that reads this mixer. Raises InputError if there is none."""
     reader = _adapter(mixer)
@@ -79,7 +93,8 @@ def _readable_class(module: nn.Module) -> type[nn.Module] | None:
     for kind in type_before_parametrizations(module).__mro__:
         named = kind.__module__, kind.__name__
         if kind not in _ADAPTERS and named in READERS:
-            _ADAPTERS[kind] = cast(LayerAdapter, importlib.import_module(READERS[named]))
+            family: Any = importlib.import_module(READERS[named])
+            _ADAPTERS[kind] = _Formed(family) if hasattr(family, "FORM") else family
         if kind in _ADAPTERS:
             return kind
     return None
