@@ -12,7 +12,7 @@ import functools
 import importlib
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar
 
 from ssmscope.errors import InputError, did_you_mean
@@ -92,7 +92,7 @@ def _entry_points() -> metadata.EntryPoints:
 
 
 def place_of(found: Any) -> str:
-    """Return the place of an object, or of a place already written, as "package.module:object"."""
-    if isinstance(found, str):
-        return found
+    """Return the place of an object, or of a place already written, as "package.module:object"; of a module its name."""
+    if isinstance(found, str | ModuleType):
+        return getattr(found, "__name__", found)
     return f"{found.__module__}:{getattr(found, '__qualname__', repr(found))}"
