@@ -92,7 +92,7 @@ def _entry_points() -> metadata.EntryPoints:
 
 
 def place_of(found: Any) -> str:
-    """Return the place of an object, or of a place already written, as "package.module:object"; of a module its name."""
+    """Return the place of an object, or one already written, as "package.module:object", and that of a module."""
     if isinstance(found, str | ModuleType):
         return getattr(found, "__name__", found)
     return f"{found.__module__}:{getattr(found, '__qualname__', repr(found))}"
