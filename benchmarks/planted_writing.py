@@ -14,7 +14,8 @@ The fact is written after two pairs, when no convolution's tail holds a token of
 still hold what the prompt's last token has read, and it may not be in a state yet: there the fact is written into the
 states alone, and into the states and the tails. Prompts are drawn apart from those of the training.
 
-Each model's result is a line of benchmarks/results/planted-writing.jsonl and is not measured again.
+Each model's result is a line of benchmarks/results/planted-writing.jsonl and is not measured again. Results of other
+`--steps` are printed alone.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ PAIRS = 2
 """Written pairs after which the fact is written: four tokens, one more than a convolution's tail holds."""
 SEEDS = range(6)
 PROMPTS = 500
+STEPS = 2000
+"""Maximum number of training steps."""
 
 
 def prompts(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -90,13 +93,16 @@ def trained(name: str, seed: int, steps: int) -> ssmscope.Model:
 
 def measured(model: ssmscope.Model, random: np.random.Generator, count: int) -> dict[str, Any]:
     """Return what a fact changes in the solved prompts, written after PAIRS pairs into all layers or into one, beside
-    random directions, and after one pair into the states alone and with the convolutions' tails."""
+    random directions, and after one pair into the states alone and with the convolutions' tails. If none is solved,
+    only that is returned."""
     texts, values = prompts(random, count)
     plain = said(model, texts)
     right = (plain == answers(values)).all(1)
     texts, plain = texts[right], plain[right]
-    layers = len(model.run(model.encode(ids=texts[:1].tolist()), last_only=True).states)
     found: dict[str, Any] = {"prompts": count, "solved": float(right.mean())}
+    if not len(texts):
+        return found
+    layers = len(model.run(model.encode(ids=texts[:1].tolist()), last_only=True).states)
     for pairs in (PAIRS, 1):
         key = random.integers(pairs + 1, KEYS, len(texts))  # The next answer may have been looked up already.
         old = plain[np.arange(len(texts)), 2 * key + 1]
@@ -205,16 +211,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
-    done = {(each["model"], each["seed"]) for each in running.read(RESULTS)}
+    kept = options.steps == STEPS
+    done = {(each["model"], each["seed"]) for each in running.read(RESULTS)} if kept else set()
     for name in options.models:
         for seed in (each for each in options.seeds if (name, each) not in done):
             model = trained(name, seed, options.steps)
             found = measured(model, np.random.default_rng([seed, 2]), PROMPTS)
-            running.add(RESULTS, {"model": name, "seed": seed, **found})
-            print(name, seed, found["fact"], flush=True)
-    print("\n".join(docs_table()))
+            if "fact" not in found:
+                print(f"{name} {seed}: no prompt of {PROMPTS} is solved after {options.steps} steps", flush=True)
+                continue
+            if kept:
+                running.add(RESULTS, {"model": name, "seed": seed, **found})
+            print(name, seed, found["fact"] if kept else found, flush=True)
+    if kept:
+        print("\n".join(docs_table()))
 
 
 if __name__ == "__main__":

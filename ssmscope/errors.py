@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import math
 import pickle
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
 from traceback import walk_tb
+from typing import Any
 
 UNPICKLABLE = (
     *(pickle.UnpicklingError, struct.error, EOFError, OSError, RuntimeError, ValueError),
@@ -89,6 +92,23 @@ def kernels_explained() -> Iterator[None]:
             f"the package {package}, whose kernels transformers calls, cannot compute here ({reason}): uninstall it, "
             f"as ssmscope needs none of them, or on a GPU install it with its kernels ({built})"
         ) from error
+
+
+def check_whole(least: int, **numbers: Any) -> None:
+    """Raise InputError unless these numbers, which are seeds, sizes and counts by name, are whole and from `least`
+    on."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise InputError(f"{name} is {value!r:.60}; allowed is a whole number from {least} on")
+
+
+def check_number(least: float, **numbers: Any) -> None:
+    """Raise InputError unless these numbers, by name, are finite and from `least` on."""
+    for name, value in numbers.items():
+        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+        if not (math.isfinite(number) and number >= least):
+            from_ = f" from {least} on" * math.isfinite(least)
+            raise InputError(f"{name} is {value!r:.60}; allowed is a {'finite ' * (not from_)}number{from_}")
 
 
 def index_of(what: str, name: str, known: Sequence[str]) -> int:

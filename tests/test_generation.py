@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +14,15 @@ from examples import random_example, relative
 from loud import loud
 from prompted import language_model
 from small_models import SMALL_MODELS
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+import ssmscope
 from ssmscope.core.edits import Edit, edited, new_state
 from ssmscope.core.generation import Sampling
 from ssmscope.core.lasting_edits import clamped_state, frozen_decays, held_state, while_writing
 from ssmscope.core.model import Model
+from ssmscope.data.language import byte_tokenizer
 from ssmscope.errors import InputError
 
 TEXTS = ["the film is good", "a film", "it is a dull and long story of nothing"]
@@ -73,6 +79,27 @@ def test_draws_follow_the_probabilities():
     assert Sampling().choose(torch.tensor([[1.0, 3.0, 3.0]]), None).tolist() == [1]
 
 
+def test_what_is_drawn_needs_no_memory_for_the_longest_text(bare):
+    """The draws are those that a text's generator gives in one piece."""
+    prompts, steps = [[5, 17], [5, 17], [3]], 40
+    together = [np.random.default_rng([7, *seed]).random(steps) for seed in ([0, 5, 17], [1, 5, 17], [0, 3])]
+    one_by_one = [[draw.random() for _ in range(steps)] for draw in Sampling(1.0, seed=7).draws(prompts)]
+    assert (np.array(one_by_one) == together).all()
+    step = next(bare.generate_stream(ids=IDS, temperature=1.0, max_new_tokens=10**15))
+    assert step.written[0].id == bare.generate(ids=IDS, temperature=1.0, max_new_tokens=1).ids[0][0]
+
+
+def test_a_stream_may_be_open_as_the_interpreter_ends():
+    code = """
+import sys, ssmscope
+stream = ssmscope.load("demo/books-mamba2").generate_stream("Mary", max_new_tokens=9)
+next(stream)
+sys.modules["torch"].kept = stream
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
 def test_texts_end_at_stop_strings_and_end_tokens(model):
     plain = model.generate(TEXTS, max_new_tokens=12)
     stop = plain.tokens[0][4]
@@ -90,6 +117,82 @@ def test_texts_end_with_an_end_token(bare):
     bare.module.generation_config.eos_token_id = [plain.ids[1][2], 96]
     made = bare.generate(ids=IDS, max_new_tokens=9)
     assert made.ended_by[1] == "end" and made.ids[1] == plain.ids[1][: plain.ids[1].index(plain.ids[1][2]) + 1]
+
+
+# ---- what ends a text, as transformers' own generate has it
+
+
+def theirs(module, ids: list[int], **options) -> list[int]:
+    """What transformers' own generate writes after a prompt."""
+    options |= {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 10}
+    return module.generate(input_ids=torch.tensor([ids]), **options)[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("ends", ["int", "list", "tokenizer's", None])
+@pytest.mark.parametrize("own", [True, False])
+def test_end_tokens_are_those_of_the_generation_settings(ends, own, tmp_path):
+    """Whatever end token the tokenizer has; in memory and from a directory."""
+    tokenizer = byte_tokenizer()
+    module = loud(random_example("mamba2"))
+    module.generation_config.eos_token_id = None
+    said = theirs(module, IDS[0])
+    first, second, third = (said[at] for at in (2, 4, 6))
+    if own:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(first)
+    chosen = {"int": second, "list": [third, second], "tokenizer's": [first, third], None: None}[ends]
+    module.generation_config.eos_token_id = chosen
+    expected = theirs(module, IDS[0])
+    assert len(expected) == {"int": 5, "list": 5, "tokenizer's": 3, None: 10}[ends]
+    module.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    for model in (Model(module, tokenizer, "m"), ssmscope.load(tmp_path)):
+        found = model.generate(ids=[IDS[0]], max_new_tokens=10)
+        assert list(found.ids[0]) == expected and found.ended_by == ("length" if ends is None else "end",)
+
+
+@pytest.mark.parametrize("stop", ["<|end|>", " A", "two", "x\ny"])
+def test_stop_strings_are_transformers(stop):
+    """With special tokens, a space at the text's beginning that the decoder drops, and a beginning in the prompt."""
+    words = {"<unk>": 0, "<s>": 1, "▁A": 2, "▁B": 3, "C": 4, "▁t": 5, "wo": 6, "x": 7, "\n": 8, "y": 9, "<|end|>": 10}
+    words |= {f"▁w{number}": number for number in range(11, 96)} | {"▁abcdef": 96}  # What transformers tries.
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    last, written, number = {"<|end|>": (3, 10, 3), " A": (4, 2, 0), "two": (5, 6, 0), "x\ny": (8, 9, 0)}[stop]
+    prompt = [1, 7, last]
+    module = loud(random_example("mamba2"))
+    module.generation_config.eos_token_id = None
+    with torch.no_grad():
+        module.lm_head.weight[[2, 6, 9, 10]] = 0
+    said = theirs(module, prompt)
+    with torch.no_grad():
+        module.lm_head.weight[written] = module.lm_head.weight[said[number]] * 1.5
+    expected = theirs(module, prompt, stop_strings=[stop], tokenizer=tokenizer)
+    model = Model(module, tokenizer, "m")
+    found = model.generate(ids=[prompt], max_new_tokens=10, stop=stop)
+    assert written in expected and len(expected) == number + 1
+    assert list(found.ids[0]) == expected and found.ended_by == ("stop",)
+    assert found.texts[0] == model.generate(ids=[prompt], max_new_tokens=10).texts[0][: len(found.texts[0])]
+    assert (found.texts[0] == "") == (number == 0)
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-38, 1e-35, 1e-9])
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.9}])
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_a_temperature_near_0_takes_the_likeliest_token(temperature, options, scale):
+    random = torch.Generator().manual_seed(0)
+    logits = scale * torch.randn(50, 300, generator=random)
+    for given in (logits, logits.clamp(max=60_000).half().float(), logits.double(), logits.sub(1e6)):
+        found = Sampling(temperature, **options).choose(given, np.random.default_rng(0).random(50))
+        assert found.tolist() == Sampling().choose(given, None).tolist()
+
+
+def test_a_model_at_a_temperature_near_0_writes_what_it_writes_at_0(bare):
+    for module in (bare.module, bare.module.half().float()):
+        plain = Model(module).generate(ids=IDS, max_new_tokens=5)
+        assert Model(module).generate(ids=IDS, max_new_tokens=5, temperature=1e-38, seed=3).ids == plain.ids
 
 
 def test_other_texts_go_on_as_if_alone_where_one_has_ended(bare):
@@ -197,13 +300,51 @@ def test_frozen_decays_are_what_the_state_is_multiplied_by(bare):
     assert all(torch.allclose(decay, recorded[0][0]) for decay in found)
 
 
+@pytest.mark.parametrize("name", ["jamba", "zamba", "zamba2", "granitemoehybrid"])
+def test_without_position_embeddings_no_length_is_too_long(name):
+    """transformers' own generate writes on, and its logits do not change with the number of positions."""
+    module = loud(random_example(name))
+    if name == "granitemoehybrid":
+        fields = {**module.config.to_dict(), "position_embedding_type": None}
+        module = loud(type(module)(type(module.config)(**fields)))
+    module.generation_config.eos_token_id = None
+    module.config.max_position_embeddings = 10
+    written = Model(module).generate(ids=IDS[2], max_new_tokens=12).ids[0]
+    own = module.generate(input_ids=torch.tensor(IDS[2:]), max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert list(written) == own[0, len(IDS[2]) :].tolist()
+
+
+def test_what_a_tokenizer_gives_for_blank_texts_is_read_as_ids(model):
+    tokenizer = model.tokenizer
+    ids = [tokenizer.encode("the film")[0], tokenizer.eos_token_id or 0]
+    for row in ([[ids[1]]], [[ids[1]], ids]):
+        batch = model.encode({"input_ids": row, "attention_mask": [[1] * len(each) for each in row]})
+        assert batch.lengths == [len(each) for each in row]
+        as_ids = model.encode(ids=row)
+        assert torch.equal(batch.input_ids, as_ids.input_ids) and batch.tokens == as_ids.tokens
+        assert torch.equal(model.logits(batch), model.logits(as_ids))
+        assert model.generate(row, max_new_tokens=3).ids == model.generate(ids=row, max_new_tokens=3).ids
+    breaks = tokenizer("\n\n")
+    if breaks["input_ids"]:
+        assert model.encode(breaks).input_ids.tolist() == [breaks["input_ids"]]
+    assert len(ssmscope.explain(model, [[ids[1]]], methods=["gradxinput"]).to_frame()) == 1
+    with pytest.raises(InputError, match="the text is empty"):
+        model.encode("\n\n")
+
+
 def test_what_does_not_fit_is_refused(model, bare):
     twice = {"max_new_tokens": 2}
     for options, said in (
-        ({"max_new_tokens": 0}, "max_new_tokens is 0; allowed are whole numbers from 1 on"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; allowed is a whole number from 1 on"),
         ({"top_k": 3}, "top_k and top_p are for drawing tokens; give a temperature"),
         ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": math.nan}, "temperature is nan"),
         ({"temperature": 1.0, "top_k": 0}, "top_k is 0"),
+        ({"temperature": 1.0, "top_k": 1.5}, "top_k is 1.5; allowed is a whole number from 1 on"),
+        ({"seed": -1}, "seed is -1; allowed is a whole number from 0 on"),
+        ({"seed": 0.5}, "seed is 0.5"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5"),
+        ({"max_new_tokens": True}, "max_new_tokens is True"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p is 1.5"),
         ({"stop": ["."]}, "has no tokenizer to read stop strings with"),
     ):
@@ -211,6 +352,11 @@ def test_what_does_not_fit_is_refused(model, bare):
             bare.generate(ids=IDS, **{**twice, **options})
         with pytest.raises(InputError, match=said):
             bare.generate_stream(ids=IDS, **{**twice, **options})
+    for size in (0, -3, 1.5):
+        with pytest.raises(InputError, match=f"batch_size is {size}; allowed is a whole number from 1 on"):
+            bare.generate(ids=IDS, batch_size=size)
+    with pytest.raises(InputError, match="start is -1; allowed is a whole number from 0 on"):
+        while_writing(held_state(), start=-1)
     with pytest.raises(InputError, match="a stop string is empty"):
         model.generate(TEXTS, stop=["", "."])
     with pytest.raises(InputError, match="reads one token in each run, .* give after=-1"):
@@ -229,7 +375,7 @@ def test_what_does_not_fit_is_refused(model, bare):
         with pytest.raises(InputError, match=said):
             given = {"values": torch.rand(1, 16, other.channels)} if other.channels else {"ids": IDS}
             other.generate(other.encode(**given))
-    hybrid = Model(random_example("jamba"))
+    hybrid = Model(random_example("bamba"))
     hybrid.config.max_position_embeddings = 10
     with pytest.raises(InputError, match="positions for 10 tokens.* has 7: ask for at most 3 new tokens"):
         hybrid.generate(ids=IDS, max_new_tokens=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -105,3 +106,20 @@ def test_shares_are_of_the_answer_asked_for_and_of_those_to_come(writing: Module
     made[0, 1], made[1, 9] = 8, 8  # written before the fact, and another still to come
     found = writing.changed(made, plain, np.array([3, 3]), np.array([12, 12]), 2)
     assert found == {"becomes the other value": 0.5, "changes": 1, "others change": 1 / 6}
+
+
+def test_a_model_that_solves_nothing_says_so(writing, recalling, tmp_path, monkeypatch, capsys):
+    """With all weights 0 every answer is the first token, and no prompt is solved."""
+    module = copy.deepcopy(recalling.module)
+    for parameter in module.parameters():
+        torch.nn.init.zeros_(parameter)
+    idle = Model(module)
+    assert writing.measured(idle, np.random.default_rng(0), 5) == {"prompts": 5, "solved": 0.0}
+    monkeypatch.setattr(writing, "trained", lambda name, seed, steps: idle if seed else recalling)
+    monkeypatch.setattr(writing, "RESULTS", tmp_path / "results.jsonl")
+    monkeypatch.setattr(writing, "PROMPTS", 5)
+    monkeypatch.setattr("sys.argv", ["planted_writing.py", "--steps", "40", "--models", "mamba2", "--seeds", "1", "0"])
+    writing.main()
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "mamba2 1: no prompt of 5 is solved after 40 steps" and told[1].startswith("mamba2 0 {")
+    assert not (tmp_path / "results.jsonl").exists()

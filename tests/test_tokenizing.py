@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 from importlib.util import find_spec
 
 import numpy as np
@@ -18,6 +19,7 @@ import ssmscope
 from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.recipes import protect
 from ssmscope.attacks.words.hotflip import read
+from ssmscope.core import pattern_limit
 from ssmscope.core.encoding import Batch, encode_texts
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import token_texts, tokenize, word_numbers
@@ -266,8 +268,30 @@ class TestFailures:
     def test_of_a_split_pattern_that_runs_away(self, capfd):
         tokenizer = failing(models.BPE({"a": 0, "b": 1}, []), RUNAWAY)
         assert tokenize(tokenizer, "aab")["input_ids"] == [0, 0, 1]
-        with pytest.raises(InputError, match=r"text 1 \('aaaa.*cannot be read by the tokenizer: .*retry-limit"):
+        with pytest.raises(
+            InputError, match=r"text 1 \('aaaa.*cannot be split by the tokenizer's regular .*retry-limit"
+        ):
             tokenize(tokenizer, ["ab", "a" * 40 + "b"])
+        assert capfd.readouterr().err == ""  # The library's own words would be a page long.
+
+    def test_of_a_split_pattern_that_never_ends(self, monkeypatch):
+        """Each match ends before the library's own limit, and the text has thousands."""
+        monkeypatch.setattr(pattern_limit, "SECONDS", 1.0)
+        text, began = ("a" * 22 + "!") * 2000, time.monotonic()
+        tokenizer = failing(models.BPE({"a": 0, "b": 1}, []), pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated"))
+        model = Model(language_model("byte fallback").module, tokenizer)
+        for call in (lambda: tokenize(tokenizer, text), lambda: model.encode(text), lambda: token_rows(model, [text])):
+            with pytest.raises(
+                InputError, match=r"regular expression '\(a\+\)\+\$': it takes more than 1 s; give another"
+            ):
+                call()
+        assert time.monotonic() - began < 60
+        assert tokenize(tokenizer, "aab")["input_ids"] == [0, 0, 1]  # Another process reads the next text.
+
+    def test_known_patterns_need_no_process(self, monkeypatch):
+        monkeypatch.setattr(pattern_limit.Splitter, "trouble", None)
+        for demo in ("sst2-mamba2", "books-mamba2"):
+            assert tokenize(ssmscope.load(f"demo/{demo}").tokenizer, "a film")["input_ids"]
 
     def test_what_somebody_presses_is_none(self):
         def pressed(*_: object, **__: object) -> None:

@@ -173,4 +173,6 @@ def _fitting(value: Any, options: Sequence[Any]) -> Any:
             fits = isinstance(value, origin)
         if fits:
             return option
+    if all(isinstance(typing.get_origin(option) or option, type) for option in options):
+        raise ValueError(f"expected {' or '.join(option.__name__ for option in options)}, not {value!r:.60}")
     return Any

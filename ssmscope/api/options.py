@@ -241,7 +241,9 @@ class Option:
                 raise InputError(f"{self.name} is {value!r:.80}; give a mapping of methods to their options")
             return {str(name): dict(each) for name, each in value.items()}
         found: dict[str, dict[str, Any]] = {}
-        for each in [value] if isinstance(value, str) else value:
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(each, str):
+                raise InputError(f"{self.name} is {each!r:.80}; write METHOD.NAME=VALUE, such as ig.baseline=pad")
             place, equals, text = each.partition("=")
             method, dot, name = place.partition(".")
             if not (equals and dot and method and name):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -32,17 +33,24 @@ REMEDIES: dict[int | None, str] = {
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is where a directory is meant"),
 }
 """Advice about an error of writing, by its number, which torch and safetensors hide; about others: write elsewhere."""
+RUST_ERROR = re.compile(r"\(os error (\d+)\)")
+"""Number of an error of the system in the message of a library that is written in Rust."""
 READ_ATTEMPTS = 20
 """Attempts, 10 ms apart, to read a file that another process may be replacing."""
 
 
 @contextmanager
 def write_errors_explained(place: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise InputError, one line with the reason and what to do, in place of an OSError in the body, which writes to
-    this file or directory."""
+    """Raise InputError, one line with the reason and what to do, in place of an error of the system in the body, which
+    writes to this file or directory: an OSError, or what safetensors and tokenizers raise for one."""
     try:
         yield
-    except OSError as error:
+    except Exception as error:
+        found = None if isinstance(error, InputError) else RUST_ERROR.search(str(error))
+        if not isinstance(error, OSError):
+            if found is None:
+                raise
+            error = OSError(int(found[1]), os.strerror(int(found[1])))
         where = os.fspath(place)
         where = where if len(where) <= MAX_NAME_BYTES else f"{where[:60]}…"
         reason = (error.strerror or str(error)).partition("\n")[0]

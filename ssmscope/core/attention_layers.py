@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -154,6 +154,17 @@ def runs_in_two_pieces(model: Model) -> bool:
     allowed = max(1e-3, 16 * torch.finfo(next(model.module.parameters()).dtype).eps)
     spread = (expected - expected.mean()).abs().max() if expected.numel() > 1 else expected.abs().max()
     return bool((found - expected).abs().max() <= allowed * spread)
+
+
+def reads_positions(model: Model) -> bool:
+    """Return True if attention depends on the positions of tokens, not on their order alone: a text continued one
+    position later has other keys or logits."""
+    text = model.encode(ids=[*range(min(8, model.vocabulary))])
+    before = model.run(text).states
+    later = [replace(s, places=s.places + 1) if isinstance(s, AttentionState) else s for s in before]
+    runs = [model.run(text, states) for states in (before, later)]
+    read = [[run.logits, *(s.keys for s in run.states if isinstance(s, AttentionState))] for run in runs]
+    return not all(map(torch.equal, *read))
 
 
 def _name_of_cache(part: nn.Module) -> str | None:

@@ -227,10 +227,13 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
 
 
 def spelled_out(rows: Sequence[Sequence[int]], tokenizer: Any, vocabulary: int) -> list[str] | None:
-    """Return the texts that a tokenizer encodes as these ids; None if it encodes its own decoding of them differently.
-    Raises InputError for an id outside the vocabulary."""
+    """Return the texts that a tokenizer encodes as these ids; None if it encodes its own decoding of them differently,
+    or one is blank, as of a line break or the begin token alone. Raises InputError for an id outside the vocabulary.
+    """
     _check_range(rows, vocabulary, "the given ids hold")
     texts = [tokenizer.decode(list(row), skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
+    if not all(map(str.strip, texts)):
+        return None
     try:
         again = tokenize(tokenizer, texts)["input_ids"]
     except InputError:

@@ -6,23 +6,25 @@ the model writes; see `ssmscope.core.lasting_edits`.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ssmscope.core.attention_layers import attending, attention_layers
+from ssmscope.core.attention_layers import attending, reads_positions
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.edits import Edit, edited
 from ssmscope.core.encoding import Batch
+from ssmscope.core.ends import EndedBy, Ends, Stop
 from ssmscope.core.heads import own_logits
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.lasting_edits import LastingEdit
@@ -30,7 +32,7 @@ from ssmscope.core.mixers import check_causal, collect_states, fast_scan, weight
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.recording import STEPS_BEFORE, record, recordable
 from ssmscope.core.trace import LayerState, States, gathered, joined
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.outline import Outlined
 
 if TYPE_CHECKING:
@@ -38,12 +40,7 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 32
 """Texts that are written together, by default."""
-EXTRA_TOKENS_DECODED = 8
-"""Tokens decoded to look for a stop string, beyond four for each of its characters (their bytes)."""
 
-EndedBy = Literal["end", "stop", "length"]
-Stop = str | Sequence[str] | Callable[[Sequence[int]], bool]
-"""Strings, any of which ends a text, or a function from the ids written so far to True if they end it."""
 GivenEdit = Edit | LastingEdit
 
 
@@ -138,26 +135,24 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise InputError(f"temperature is {self.temperature}; allowed are numbers from 0 on")
+        check_number(0, temperature=self.temperature, top_p=1 if self.top_p is None else self.top_p)
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise InputError("top_k and top_p are for drawing tokens; give a temperature above 0 too, e.g. 1")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k is {self.top_k}; allowed are whole numbers from 1 on")
+        check_whole(0, seed=self.seed)
+        check_whole(1, top_k=1 if self.top_k is None else self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top_p is {self.top_p}; allowed are numbers above 0, up to 1")
 
-    def draws(self, prompts: Sequence[Sequence[int]], steps: int) -> Float[np.ndarray, "texts steps"] | None:
-        """Draw a number from 0 to 1 for every token of every text, from the seed, the prompt's ids and, of equal
-        prompts, the text's number among them: a text's tokens do not depend on the others."""
+    def draws(self, prompts: Sequence[Sequence[int]]) -> list[np.random.Generator] | None:
+        """Return a generator for every text, whose draws from 0 to 1 choose its tokens in turn: from the seed, the
+        prompt's ids and, of equal prompts, the text's number among them, so that they do not depend on other texts."""
         if self.temperature == 0:
             return None
-        copies: Counter[tuple[int, ...]] = Counter()
-        rows = []
+        copies, rows = Counter[tuple[int, ...]](), []
         for ids in map(tuple, prompts):
-            rows.append(np.random.default_rng([self.seed, copies[ids], *ids]).random(steps))
+            rows.append(np.random.default_rng([self.seed, copies[ids], *ids]))
             copies[ids] += 1
-        return np.stack(rows)
+        return rows
 
     def choose(
         self, logits: Float[Tensor, "texts vocabulary"], draws: Float[np.ndarray, " texts"] | None
@@ -168,62 +163,18 @@ class Sampling:
         from transformers import TopKLogitsWarper, TopPLogitsWarper
 
         none: Any = None
-        scores = logits / self.temperature
+        top = logits.amax(-1, keepdim=True)
+        scores = (logits.double() - top) / self.temperature
         if self.top_k is not None:
             scores = TopKLogitsWarper(min(self.top_k, scores.shape[-1]))(none, scores)
         if self.top_p is not None:
             scores = TopPLogitsWarper(self.top_p)(none, scores)
-        up_to = scores.double().softmax(-1).cumsum(-1)
+        up_to = scores.softmax(-1).cumsum(-1)
         drawn = torch.from_numpy(draws).to(up_to.device).unsqueeze(-1) * up_to[:, -1:]
-        return torch.searchsorted(up_to, drawn, right=True).squeeze(-1).clamp(max=scores.shape[-1] - 1)
-
-
-@dataclass(frozen=True, eq=False)
-class Ends:
-    """Conditions that end a text: one of the `ids` of end tokens, or `stop`."""
-
-    tokenizer: Any
-    ids: frozenset[int]
-    stop: tuple[str, ...] | Callable[[Sequence[int]], bool] = ()
-
-    @classmethod
-    def of(cls, model: Model, stop: Stop) -> Ends:
-        """Return the end tokens of a model's generation settings and `stop`. Settings that do not name the tokenizer's
-        end token are the library's defaults, and only the tokenizer's counts."""
-        settings = getattr(model.module, "generation_config", None) or model.config
-        ids, own = getattr(settings, "eos_token_id", None), getattr(model.tokenizer, "eos_token_id", None)
-        ids = [each for each in (ids if isinstance(ids, list | tuple) else [ids]) if each is not None]
-        ids = ids if model.tokenizer is None or own in ids else [own] * (own is not None)
-        stops = stop if callable(stop) else (stop,) if isinstance(stop, str) else tuple(stop)
-        if not callable(stops):
-            if stops:
-                model.check_tokenizer("stop strings")
-            if not all(stops):
-                raise InputError("a stop string is empty; leave it out")
-        return cls(model.tokenizer, frozenset(ids), stops)
-
-    def ended_by(self, said: Sequence[int]) -> EndedBy | None:
-        """Return what ends a text with the last of these ids, if it does."""
-        if said[-1] in self.ids:
-            return "end"
-        if callable(self.stop):
-            return "stop" if self.stop(said) else None
-        if not self.stop:
-            return None
-        near = self.decode(said[-(4 * max(map(len, self.stop)) + EXTRA_TOKENS_DECODED) :])
-        return "stop" if any(each in near for each in self.stop) else None
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-    def text(self, prompt: Sequence[int], said: Sequence[int]) -> str:
-        """Return what these ids add to the prompt's text, up to a stop string."""
-        if self.tokenizer is None:
-            return " ".join(map(str, said))
-        before, whole = self.decode(prompt), self.decode([*prompt, *said])
-        text = whole[len(before) :] if whole.startswith(before) else self.decode(said)
-        found = [] if callable(self.stop) else [text.find(each) for each in self.stop]
-        return text[: min((at for at in found if at >= 0), default=len(text))]
+        found = torch.searchsorted(up_to, drawn, right=True).clamp(max=scores.shape[-1] - 1)
+        # A temperature below the rounding of the logits is 0: only ties would be drawn from.
+        rounding = torch.finfo(logits.dtype).eps * top.abs()
+        return found.where(rounding < self.temperature, logits.argmax(-1, keepdim=True)).squeeze(-1)
 
 
 class TokenRuns:
@@ -235,6 +186,8 @@ class TokenRuns:
         self.model, self.around, self.context = model, ExitStack(), context.copy()
         self.step: Callable[[Tensor, States], tuple[Tensor, States]] = self._step
         self.count = 0
+        # A stream may be open as the interpreter ends, which takes the names of modules away before it closes streams.
+        self.leave = weakref.finalize(self, self.context.run, self.around.close)
         self.recordable = not edits and self.context.run(recordable, model.module, model.device)
         self.layers = model.num_layers
         self.before: tuple[list[LayerState], list[LayerState]] = [], []
@@ -256,7 +209,7 @@ class TokenRuns:
 
     def close(self) -> None:
         self.step = self._step  # A recording has memory of its own.
-        self.context.run(self.around.close)
+        self.leave()
 
     def __call__(self, ids: Int[Tensor, " texts"], states: States) -> tuple[Tensor, States]:
         """Return the logits after these tokens, (texts, vocabulary), and the states."""
@@ -336,7 +289,7 @@ def written_after(
     *,
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
-    draws: Float[np.ndarray, "texts steps"] | None = None,
+    draws: Sequence[np.random.Generator] | None = None,
     keep_states: bool = False,
 ) -> Iterator[Step]:
     """Yield what a model writes after prompts, at whose ends `following` is. With `sampling` above temperature 0 the
@@ -348,7 +301,8 @@ def written_after(
         for number in range(max_new_tokens):
             logits, states = following.of_texts(going, keep_states)
             precise = logits if logits.dtype == torch.float64 else logits.float()
-            chosen = sampling.choose(precise, None if draws is None else draws[going, number])
+            drawn = None if draws is None else np.array([draws[row].random() for row in going])
+            chosen = sampling.choose(precise, drawn)
             log_p = precise.log_softmax(-1)
             chosen_log_p = log_p.gather(1, chosen.unsqueeze(1)).squeeze(1)
             entropy = -torch.linalg.vecdot(log_p.exp(), log_p.clamp_(min=torch.finfo(log_p.dtype).min))
@@ -359,7 +313,7 @@ def written_after(
             tokens = []
             for row, token, log_probability, spread in zip(going, map(int, numbers[0]), *numbers[1:3]):
                 said[row].append(token)
-                ended = ends.ended_by(said[row]) or ("length" if number + 1 == max_new_tokens else None)
+                ended = ends.ended_by(prompts[row], said[row]) or ("length" if number + 1 == max_new_tokens else None)
                 tokens.append(Written(row, number, token, decode(token), log_probability, spread, ended))
             yield Step(number, tuple(tokens), logits, states if keep_states else None)
             tokens = [token for token in tokens if token.ended_by is None]
@@ -373,8 +327,7 @@ def written_after(
 
 def check_writes(model: Model, batch: Batch, max_new_tokens: int) -> None:
     """Raise InputError if a model does not write, or not so much after these texts."""
-    if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {max_new_tokens}; allowed are whole numbers from 1 on")
+    check_whole(1, max_new_tokens=max_new_tokens)
     if model.gives != "next tokens":
         kind = "has no head" if model.gives == "nothing" else "is a classifier"
         raise InputError(f"{model.name} {kind} and writes nothing; give a language model")
@@ -384,7 +337,7 @@ def check_writes(model: Model, batch: Batch, max_new_tokens: int) -> None:
         raise InputError(f"{said} eager or sdpa, or, if it is already, use the library's own generate")
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     longest = max(batch.lengths)
-    if most is not None and attention_layers(model.module) and longest + max_new_tokens > most:
+    if most is not None and longest + max_new_tokens > most and reads_positions(model):
         said = f"{model.name} has positions for {most:,} tokens, and the longest prompt has {longest:,}:"
         raise InputError(f"{said} ask for at most {max(0, most - longest):,} new tokens, or shorten it")
 
@@ -408,26 +361,26 @@ class Writer:
         self.model, self.sampling, self.ends = model, sampling, Ends.of(model, stop)
         self.max_new_tokens, self.keep_states = max_new_tokens, keep_states
 
-    def stream(self, batch: Batch, draws: Float[np.ndarray, "texts steps"] | None = None) -> Iterator[Step]:
+    def stream(self, batch: Batch, draws: Sequence[np.random.Generator] | None = None) -> Iterator[Step]:
         """Return an iterator over the steps in which the texts of a batch are continued together."""
         check_writes(self.model, batch, self.max_new_tokens)
-        prompts, steps = prompt_ids(batch), self.max_new_tokens
-        draws = self.sampling.draws(prompts, steps) if draws is None else draws
-        following = Continuation(self.model, self._read(batch), self.lasting)
-        how: dict[str, Any] = {"sampling": self.sampling, "draws": draws, "keep_states": self.keep_states}
-        return written_after(following, prompts, self.ends, max_new_tokens=steps, **how)
+        prompts, following = prompt_ids(batch), Continuation(self.model, self._read(batch), self.lasting)
+        how: dict[str, Any] = {"sampling": self.sampling, "draws": draws or self.sampling.draws(prompts)}
+        how |= {"max_new_tokens": self.max_new_tokens, "keep_states": self.keep_states}
+        return written_after(following, prompts, self.ends, **how)
 
     def generate(self, batch: Batch, batch_size: int | None) -> Generation:
         """Return what is written after the texts of a batch, `batch_size` of them at a time."""
         check_writes(self.model, batch, self.max_new_tokens)
+        check_whole(1, batch_size=1 if batch_size is None else batch_size)
         count, prompts = len(batch.tokens), prompt_ids(batch)
-        draws = self.sampling.draws(prompts, self.max_new_tokens)
+        draws = self.sampling.draws(prompts)
         said: list[list[Written]] = [[] for _ in prompts]
         last: dict[int, States] = {}
         at_once = count if self.at_prompt or self.lasting else batch_size or ROWS_AT_ONCE
         for rows in by_length(batch.lengths, 1, size=at_once):
             rows = list(range(count)) if at_once == count else rows
-            for step in self.stream(batch.rows(rows), None if draws is None else draws[rows]):
+            for step in self.stream(batch.rows(rows), draws and [draws[row] for row in rows]):
                 for place, token in enumerate(step.written):
                     said[rows[token.row]].append(token._replace(row=rows[token.row]))
                     if token.ended_by is not None and step.states is not None:

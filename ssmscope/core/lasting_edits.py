@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ssmscope.core.edits import Edit, Site, digest, new_state
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_whole
 from ssmscope.ops import DeltaRecurrence, Recurrence
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ class LastingEdit:
     def __post_init__(self) -> None:
         if not isinstance(self.edit, Edit):
             raise InputError(f"a {type(self.edit).__name__} was given as an edit; give an Edit, e.g. clamped_state(…)")
+        check_whole(0, start=self.start)
+        if self.stop is not None:
+            check_whole(0, stop=self.stop)
         if self.edit.place == "state" and self.edit.after != -1:
             said = f"{self.edit.name}: a model that writes reads one token in each run, after which its state is edited"
             raise InputError(f"{said}: give after=-1")

@@ -17,8 +17,9 @@ from ssmscope import outline
 from ssmscope.core.attention_layers import IMPLEMENTATIONS, attending, check_readable, keeps_caches, runs_in_two_pieces
 from ssmscope.core.edits import Edit, edited, edits_of
 from ssmscope.core.encoding import Batch, as_images, encode, last_positions
+from ssmscope.core.ends import Stop
 from ssmscope.core.fingerprint import adapters, check_finite, fingerprint, versions
-from ssmscope.core.generation import Generation, GivenEdit, Sampling, Step, Stop, Writer
+from ssmscope.core.generation import Generation, GivenEdit, Sampling, Step, Writer
 from ssmscope.core.heads import LogitsKind, gives, own_logits
 from ssmscope.core.intercept import evaluating, out_of_inference
 from ssmscope.core.mixers import Visit, collect_states, fast_scan, memory_of, mixers, stored_weights

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ssmscope.core.pattern_limit import check_time
 from ssmscope.errors import InputError, ran_out_of_memory
 
 MARKERS = "Ġ▁"
@@ -42,7 +43,8 @@ def tokenize(tokenizer: Any, texts: str | Sequence[str], *, named: str = "the te
 
 @contextmanager
 def failures_told(tokenizer: Any, texts: str | Sequence[str], named: str = "the text") -> Iterator[None]:
-    """Raise InputError, as `tokenize` does, if a tokenizer fails on texts in the body."""
+    """Raise InputError, as `tokenize` does, if a tokenizer fails on texts in the body, or would not end on them."""
+    check_time(tokenizer, texts, named)
     try:
         yield
     except BaseException as error:

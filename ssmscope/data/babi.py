@@ -27,7 +27,7 @@ from ssmscope.data.language import token_names
 from ssmscope.data.rows import SUFFIXES, Row, checked_text, read_rows
 from ssmscope.data.stories import NAMES, TASKS, Task, write
 from ssmscope.data.tokens import IGNORED, TokenData, fingerprint_of
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, check_whole, did_you_mean
 
 PROMPT = "{context} {question}"
 PAPER_PROMPT = "<context>{context}</context> Question:{question} Answer:"
@@ -154,8 +154,8 @@ def questions(
     for what, name, known in (("task", task, TASKS), ("split", split, SPLITS)):
         if name not in known:
             raise InputError(f"there is no {what} '{name}'; there are {', '.join(known)}{did_you_mean(name, known)}")
-    if length < 0 or examples < 1 or seed < 0:
-        raise InputError(f"length {length}, examples {examples} and seed {seed} were given; they start at 0, 1 and 0")
+    check_whole(0, length=length, seed=seed)
+    check_whole(1, examples=examples)
     refuse_contexts(length, examples)
     kind = TASKS[task]
     least, most = kind.facts if facts is None else facts

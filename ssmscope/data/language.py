@@ -21,7 +21,7 @@ from ssmscope.data.rows import SUFFIXES, Row, checked_column, checked_path, read
 from ssmscope.data.text import LINE_SOURCES, known_rows
 from ssmscope.data.tokenizer import fast_tokenizer
 from ssmscope.data.tokens import IGNORED, TokenData
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, check_whole, did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -143,7 +143,7 @@ def language_data(
     rest of the last row is padding without targets. Raise InputError for a length below 1 or too large, fewer than two
     tokens, or a symbol unknown to the tokenizer.
     """
-    _check_length(length)
+    check_whole(1, length=length)
     refuse_above(MAX_TOKENS_PER_ROW, length=length)
     tail = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     texts = [line if tail else line + "\n" for line in lines]
@@ -152,11 +152,6 @@ def language_data(
     if len(stream) < 2:
         raise InputError(f"{name} has {len(stream)} tokens; a language model needs at least 2")
     return TokenData(name, split, *next_token_rows(stream, length, tokenizer), token_names(tokenizer))
-
-
-def _check_length(length: int) -> None:
-    if length < 1:
-        raise InputError(f"rows of {length} tokens were asked for; give a length of at least 1")
 
 
 def next_token_rows(stream: np.ndarray, length: int, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -216,7 +211,7 @@ def document_data(
     exactly once. The rest of the last row is padding without targets. Raise InputError for a length below 1, no
     document, or a tokenizer without an end token or not of bytes.
     """
-    _check_length(length)
+    check_whole(1, length=length)
     if not texts:
         raise InputError(f"{name} has no document; give at least one")
     end = tokenizer.eos_token_id

@@ -26,7 +26,7 @@ from einops import rearrange
 
 from ssmscope.core.batching import refuse_held
 from ssmscope.data.tokens import IGNORED, TokenData
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_whole
 
 Parts = tuple[TokenData, TokenData]
 
@@ -63,8 +63,8 @@ def generator(
         def generate(
             *, train_examples: int = train_examples, test_examples: int = 1280, seed: int = 0, **sizes: int | float
         ) -> Parts:
-            refuse_below(1, train_examples=train_examples, test_examples=test_examples)
-            refuse_below(0, seed=seed)
+            check_whole(1, train_examples=train_examples, test_examples=test_examples)
+            check_whole(0, seed=seed)
             refuse_held(train_examples + test_examples, "so many examples", "ask for fewer", unit="examples")
             *streams, shared = np.random.SeedSequence(seed).spawn(3)
             train, test = (
@@ -103,7 +103,7 @@ def noisy_recall(
     """Draw noisy in-context recall: `associative_recall` with tokens of another vocabulary between the pairs. As in the
     authors' code, each pair is replaced with probability `noise` by two independent noise tokens, which are
     `noise_vocabulary` of the `vocabulary`. One pair at a random position and the last pair are always kept."""
-    refuse_below(1, noise_vocabulary=noise_vocabulary)
+    check_whole(1, noise_vocabulary=noise_vocabulary)
     return _recall(part, length, vocabulary, noise_vocabulary, noise, every_token)
 
 
@@ -139,10 +139,10 @@ def mqar(part: Part, *, length: int = 64, vocabulary: int = 64, pairs: int = 4, 
     the input; all other positions hold random tokens. The paper's vocabulary is 8,192, with 4 to 64 pairs at lengths of
     64 to 512. Their code fills with any token, including keys without a target; here no key occurs a third time.
     """
-    refuse_below(1, pairs=pairs)
+    check_whole(1, pairs=pairs)
     halves = _refuse_pairs(length, vocabulary, 0)
-    refuse_below(4 * pairs, length=length)
-    refuse_below(2 * pairs, vocabulary=vocabulary)
+    check_whole(4 * pairs, length=length)
+    check_whole(2 * pairs, vocabulary=vocabulary)
     if not power > 0:
         raise InputError(f"power is {power}; a number above 0 is allowed")
     random = part.random
@@ -182,9 +182,9 @@ def fuzzy_recall(
     The paper divides the whole vocabulary equally into keys and values, the authors' code all but the padding, as here.
     Their code draws the last key first and sometimes fails to place it earlier; here it is drawn from those before.
     """
-    refuse_below(1, key_tokens=key_tokens, value_tokens=value_tokens)
-    refuse_below(max(2 * max(2, key_tokens) + 1, 2 * max(2, value_tokens)), vocabulary=vocabulary)
-    refuse_below(2 * (key_tokens + value_tokens), length=length)
+    check_whole(1, key_tokens=key_tokens, value_tokens=value_tokens)
+    check_whole(max(2 * max(2, key_tokens) + 1, 2 * max(2, value_tokens)), vocabulary=vocabulary)
+    check_whole(2 * (key_tokens + value_tokens), length=length)
     keys = (vocabulary - 1) // 2
     values = vocabulary - 1 - keys
     random, examples = part.random, part.examples
@@ -228,9 +228,9 @@ def selective_copying(part: Part, *, length: int = 256, vocabulary: int = 16, co
     vocabulary includes both. In the authors' code a blank never follows the last token to copy, and the positions of
     blanks do not depend on the seed; here all choices of positions are equally likely and drawn with the seed.
     """
-    refuse_below(1, copied=copied)
-    refuse_below(4, vocabulary=vocabulary)
-    refuse_below(2 * copied + 1, length=length)
+    check_whole(1, copied=copied)
+    check_whole(4, vocabulary=vocabulary)
+    check_whole(2 * copied + 1, length=length)
     tokens = (*named("t", vocabulary - 2), "blank", "copy")
     prompt = length - copied - 1
     content = part.random.integers(0, vocabulary - 2, (part.examples, copied))
@@ -250,8 +250,8 @@ def compression(part: Part, *, length: int = 32, vocabulary: int = 16) -> Drawn:
     `CompressionData` says how the targets are decoded. The authors' decoder adds a sine-cosine code of the position to
     that hidden state; their code also has the compress token itself as a target, which is always the last and trivial.
     """
-    refuse_below(2, length=length)
-    refuse_below(3, vocabulary=vocabulary)
+    check_whole(2, length=length)
+    check_whole(3, vocabulary=vocabulary)
     tokens = (*named("t", vocabulary - 1), "compress")
     ids = part.random.integers(0, vocabulary - 1, (part.examples, length))
     targets = ids.copy()
@@ -269,9 +269,9 @@ def memorization(part: Part, *, length: int = 32, vocabulary: int = 256) -> Draw
     A key occurs about `train_examples * length / vocabulary` times in training: 32 times by default, once in the
     paper's hardest setting, a vocabulary of 8192. If that is few, the test set has keys that training never showed.
     """
-    refuse_below(2, length=length)
+    check_whole(2, length=length)
     _refuse_odd(length)
-    refuse_below(5, vocabulary=vocabulary)
+    check_whole(5, vocabulary=vocabulary)
     keys = (vocabulary - 1) // 2
     tokens = (*named("k", keys), *named("v", vocabulary - 1 - keys), "insert")
     dictionary = keys + part.shared.permutation(vocabulary - 1 - keys)[:keys]
@@ -282,15 +282,12 @@ def memorization(part: Part, *, length: int = 32, vocabulary: int = 256) -> Draw
 
 def _asked(part: Part, ids: np.ndarray, targets: np.ndarray, every_token: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return ids and targets; with `every_token` every next token is a target in training."""
-    if every_token and part.split == "train":
-        targets = np.pad(ids[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORED)
-    return ids, targets
+    return ids, next_tokens(ids) if every_token and part.split == "train" else targets
 
 
-def refuse_below(least: int, **sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < least:
-            raise InputError(f"{name} is {size}; give at least {least}")
+def next_tokens(ids: np.ndarray) -> np.ndarray:
+    """Return the targets of `ids` (examples, length) if every next token is one."""
+    return np.pad(ids[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORED)
 
 
 def _refuse_odd(length: int) -> None:
@@ -300,7 +297,7 @@ def _refuse_odd(length: int) -> None:
 
 def _refuse_pairs(length: int, vocabulary: int, noises: int) -> int:
     """Return the number of keys, one half of the tokens that are not noise."""
-    refuse_below(4, length=length)
+    check_whole(4, length=length)
     _refuse_odd(length)
     if vocabulary - noises < 4 or (vocabulary - noises) % 2:
         besides = f" besides the {noises} for noise" if noises else ""

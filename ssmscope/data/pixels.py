@@ -114,8 +114,9 @@ def read_images(
     files: Sequence[str | os.PathLike[str]], channels: int, shape: Sequence[int] | None = None
 ) -> np.ndarray:
     """Read image files as tokens (files, height · width, channels) uint8, in RGB for 3 channels and in grey for 1.
-    Raise InputError if a file cannot be read, is not an image, has more than 8 bits per channel, or another size than
-    `shape` (height, width), by default that of the first. No image is resized."""
+    Images are turned as their EXIF orientation says, and none is resized. Raise InputError if a file cannot be read, is
+    not an image, is transparent anywhere, has more than 8 bits per channel, or another size than `shape` (height,
+    width), by default that of the first."""
     modes, found = {1: "L", 3: "RGB"}, []
     if channels not in modes:
         raise InputError(f"an image file has 1 or 3 channels, the model reads {channels}: give it arrays from Python")
@@ -133,9 +134,10 @@ def decoded(
     images: Sequence[Any], mode: str, place: str, shape: Sequence[int] | None = None
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """Decode images (PNG or JPEG bytes, or PIL images) to tokens (n, height · width, channels) uint8, and return their
-    size (height, width). Raise InputError if there is no image, or one cannot be decoded, has more than 8 bits per
-    channel or more than `MAX_PIXELS` pixels, or another size than `shape` or the first."""
-    from PIL import Image, UnidentifiedImageError
+    size (height, width), both as the EXIF orientation turns them. Raise InputError if there is no image, or one cannot
+    be decoded, is transparent anywhere, has more than 8 bits per channel or more than `MAX_PIXELS` pixels, or another
+    size than `shape` or the first."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     if not images:
         raise InputError(f"{place} holds no image")
@@ -143,13 +145,19 @@ def decoded(
     def open_image(image: Any) -> np.ndarray:
         opened = Image.open(io.BytesIO(image), formats=FORMATS) if isinstance(image, bytes) else image
         width, height = opened.size
+        if width * height > MAX_PIXELS:
+            raise InputError(f"an image of {place} has {width} × {height} pixels; allowed are up to {MAX_PIXELS:,}")
+        opened = ImageOps.exif_transpose(opened)
+        width, height = opened.size
         if shape is not None and (height, width) != tuple(shape):
             needed = f"the model reads {shape[1]} × {shape[0]}: resize it first"
             raise InputError(f"the image {place} is {width} × {height} pixels; {needed}")
-        if width * height > MAX_PIXELS:
-            raise InputError(f"an image of {place} has {width} × {height} pixels; allowed are up to {MAX_PIXELS:,}")
         if opened.mode.startswith(("I", "F")):  # Pillow would clip these at 255.
             raise InputError(f"an image of {place} has more than 8 bits a channel (mode {opened.mode}): save it with 8")
+        if opened.mode.endswith(("A", "a")) or "transparency" in opened.info:
+            # The colour of what is transparent depends on a background.
+            if opened.convert("RGBA").getchannel("A").getextrema() != (255, 255):
+                raise InputError(f"an image of {place} is transparent in places: save it on a background of one colour")
         return np.asarray(opened.convert(mode), dtype=np.uint8)
 
     try:

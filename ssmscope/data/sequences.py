@@ -11,7 +11,7 @@ import numpy as np
 
 from ssmscope.core.batching import refuse_above, refuse_held
 from ssmscope.data.tokens import ArrayData
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_whole
 
 OPERATORS: Mapping[str, Callable[[list[int]], int]] = {
     "[MIN": min,
@@ -50,8 +50,8 @@ def majority(
     with probability `flipped`: .25 in the authors' code, "a small percentage" in their paper. The order of the draws is
     that of their code, so a seed gives their sets.
     """
-    if length < 1 or examples < 1:
-        raise InputError(f"length {length} and examples {examples} must be at least 1")
+    check_whole(1, length=length, examples=examples)
+    check_whole(0, seed=seed)
     refuse_held(length * examples, f"{examples:,} sequences of {length:,} bits", "ask for fewer or shorter ones")
     if not 0 <= flipped <= 1:
         raise InputError(f"flipped is {flipped}; a probability from 0 to 1 is allowed")
@@ -111,10 +111,10 @@ def listops_expressions(length: int, *, examples: int = 1000, seed: int = 0) -> 
     Rejection sampling would keep one in a thousand expressions at 96 to 104 tokens. Instead, the length of an
     expression is drawn and, from the outside in, its number of values and the length of each, given what remains.
     """
-    if not MIN_LENGTH <= length <= MAX_LENGTH:
-        raise InputError(f"length is {length}; give {MIN_LENGTH} to {MAX_LENGTH}, the tokens of an expression")
-    if examples < 1 or seed < 0:
-        raise InputError(f"examples is {examples} and seed {seed}; give at least 1 example and a seed of at least 0")
+    check_whole(MIN_LENGTH, length=length)
+    refuse_above(MAX_LENGTH, length=length)
+    check_whole(1, examples=examples)
+    check_whole(0, seed=seed)
     refuse_held(length * examples, f"{examples:,} expressions of {length:,} tokens", "ask for fewer or shorter ones")
     drawn: set[str] = set()
     trees = _Trees(length)

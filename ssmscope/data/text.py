@@ -33,7 +33,7 @@ from ssmscope.data.rows import (
     whole,
 )
 from ssmscope.data.tokens import fingerprint_of
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, check_whole, did_you_mean
 
 PAIR_SEPARATOR = " ||| "
 """Separator of the two sentences of a pair, a plain string that every tokenizer can read."""
@@ -69,13 +69,14 @@ class TextData:
 
     def sample(self, n: int, *, seed: int = 0) -> TextData:
         """Draw at most `n` examples without replacement; they keep their order."""
-        if n < 1:
-            raise InputError(f"a sample of {n} examples was asked for; ask for at least 1")
+        check_whole(1, n=n)
+        check_whole(0, seed=seed)
         return self if n >= len(self) else self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
 
     def divide(self, share: float, *, seed: int = 0) -> tuple[TextData, TextData]:
         """Split off about `share`, within (0, 1), of the examples; return the rest and the part. Both have every class;
         raise InputError if one has a single example."""
+        check_whole(0, seed=seed)
         if not 0 < share < 1:
             raise InputError(f"a share of {share} was asked for; it must lie between 0 and 1")
         draw, held = random.Random(seed), set[int]()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_whole
 
 D = TypeVar("D", bound="ArrayData")
 
@@ -57,6 +57,7 @@ class ArrayData:
         self: D, share: float, *, seed: int = 0, what: str = "held_out", splits: Sequence[str | None] = (None, None)
     ) -> tuple[D, D]:
         """Split off a `share` of the examples; return the rest and the part, by default "(held out)" of this split."""
+        check_whole(0, seed=seed)
         held = round(share * len(self))
         if not 0 < held < len(self):
             raise InputError(f"{what} {share} of {len(self)} examples leaves one of two parts empty")
@@ -66,8 +67,8 @@ class ArrayData:
 
     def sample(self: D, n: int, *, seed: int = 0) -> D:
         """Draw at most `n` examples without replacement; they keep their order."""
-        if n < 1:
-            raise InputError(f"a sample of {n} examples was asked for; ask for at least 1")
+        check_whole(1, n=n)
+        check_whole(0, seed=seed)
         if n >= len(self):
             return self
         return self.take(np.sort(np.random.default_rng(seed).permutation(len(self))[:n]))

@@ -20,7 +20,7 @@ from ssmscope.api.store import Store, errors_told
 from ssmscope.core.encoding import texts_or_ids
 from ssmscope.core.model import Model
 from ssmscope.core.trace import States
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, check_whole, did_you_mean
 from ssmscope.evaluation.forking import Rows, as_bytes, token_rows, whole_rows
 from ssmscope.evaluation.running import (
     Answers,
@@ -91,8 +91,8 @@ class Evaluator:
     ) -> None:
         _check(model, words, scoring, normalise)
         for name, number in (("new_tokens", new_tokens), ("tokens_at_once", tokens_at_once)):
-            if number is not None and number < 1:
-                raise InputError(f"{name} is {number}; allowed is a whole number from 1 on")
+            if number is not None:
+                check_whole(1, **{name: number})
         self.model, self.words = model, None if words is None else checked_words(words)
         self.asked, self.run, self.seconds = 0, 0, 0.0
         self._normalise = normalise

@@ -13,7 +13,8 @@ from torch import Tensor
 from ssmscope.core.attention_layers import AttentionState
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
-from ssmscope.core.generation import Continuation, Ends, Written, written_after
+from ssmscope.core.ends import Ends
+from ssmscope.core.generation import Continuation, Written, written_after
 from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model, Run
 from ssmscope.core.trace import LayerState, States, gathered, joined, size

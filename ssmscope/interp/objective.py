@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.progress import on_stderr
 from ssmscope.core.recomputing import recomputed
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, check_whole, did_you_mean
 from ssmscope.outline import Outlined
 
 GPU_MEMORY_SHARE = 0.6
@@ -282,22 +281,9 @@ def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
         yield
 
 
-def check_whole(name: str, value: int, least: int) -> None:
-    """Raise InputError unless a method's option is a whole number from `least` on."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(f"{name} is {value!r}; allowed is a whole number from {least} on")
-
-
-def check_number(name: str, value: float, least: float) -> None:
-    """Raise InputError unless a method's option is a finite number from `least` on."""
-    plain = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not plain or not math.isfinite(value) or value < least:
-        raise InputError(f"{name} is {value!r}; allowed is a number from {least} on")
-
-
 def text_generator(objective: Objective, text: int, seed: int) -> np.random.Generator:
     """Return a generator that depends only on the seed and on the text's own tokens or pixels."""
-    check_whole("seed", seed, 0)
+    check_whole(0, seed=seed)
     batch = objective.batch
     if batch.values is not None:
         content = [zlib.crc32(batch.values[text].cpu().double().numpy().tobytes())]

@@ -15,10 +15,10 @@ the decay), `implicit_attention` computes their attention matrices (`matrices` w
 """
 
 from ssmscope.ops.implicit_attention import attention, attention_reference, pooled_attention
-from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, retention, skip_alone, write
+from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_memory, retention, skip_alone, write
 from ssmscope.ops.scans import Scan, scan, scan_all, scan_reference, states
 
 __all__ = [
-    "OVER_TIME", "DeltaRecurrence", "Recurrence", "Scan", "attention", "attention_reference", "pooled_attention",
-    "retention", "scan", "scan_all", "scan_reference", "skip_alone", "states", "write",
+    "OVER_TIME", "DeltaRecurrence", "Recurrence", "Scan", "attention", "attention_reference", "by_memory",
+    "pooled_attention", "retention", "scan", "scan_all", "scan_reference", "skip_alone", "states", "write",
 ]  # fmt: skip

@@ -1,15 +1,16 @@
 """Scan of the delta rule, as matrix products over chunks, and its attention matrices (Gated Delta Networks, Yang et al.
 2024, section 3; RWKV-7, Peng et al. 2025, section 3).
 
-H_t = a_t H_{t-1} (I − β_t e_t r_tᵀ) + β_t x_t b_tᵀ looks up the decayed memory's value under e_t and removes it along
-r_t; both are b_t in the plain rule. With the value found, f_t = a_t H_{t-1} e_t, H_t = a_t H_{t-1} + β_t (x_t b_tᵀ −
-f_t r_tᵀ). Within a chunk that starts from H_0 the f_t therefore solve a triangular system, Γ being the decays,
+H_t = H_{t-1} (a_t − β_t e_t r_tᵀ) + β_t x_t b_tᵀ looks up the memory's value under e_t and removes it along r_t. With
+the value found, f_t = H_{t-1} e_t, H_t = a_t H_{t-1} + β_t (x_t b_tᵀ − f_t r_tᵀ). Within a chunk that starts from H_0
+the f_t therefore solve a triangular system, Γ being the decays,
 
-f_t + Σ_{s<t} β_s (e_tᵀ Γ_{s<…≤t} r_s) f_s = H_0 Γ_{≤t} e_t + Σ_{s<t} β_s (e_tᵀ Γ_{s<…≤t} b_s) x_s,
+f_t + Σ_{s<t} β_s (e_tᵀ Γ_{s<…<t} r_s) f_s = H_0 Γ_{<t} e_t + Σ_{s<t} β_s (e_tᵀ Γ_{s<…<t} b_s) x_s.
 
-whose two right sides are solved for all chunks at once (the WY representation of the products of the transitions); a
-pass over the chunks then carries H. With a decay per state (Kimi Linear, Zhang et al. 2025, section 3) Γ stands within
-the products over states, see `ssmscope.ops.wide`.
+In the plain rule r is b, and b looks up the decayed memory: Γ_{≤t} b_t stands for Γ_{<t} e_t. The two right sides are
+solved for all chunks at once (the WY representation of the products of the transitions); a pass over the chunks then
+carries H. With a decay per state (Kimi Linear, Zhang et al. 2025, section 3) Γ stands within the products over states,
+see `ssmscope.ops.wide`.
 """
 
 from __future__ import annotations
@@ -61,9 +62,13 @@ def _segment(terms: list[Tensor], H: Tensor, *, plain: bool) -> tuple[Tensor, Te
     padded = (pad(t, (0, 0, 0, 0, 0, -length % chunk)) for t in (log_a, e, b, r, c, x))  # Added steps hold the state.
     log_a, e, b, r, c, x = (rearrange(t, "b (k q) h n -> b k h q n", q=chunk) for t in padded)
 
-    (found_r, read_r), from_start, to_end = _decayed(log_a, r, e, c)
-    found_b, read_b = (found_r, read_r) if plain else _decayed(log_a, b, e, c)[0]
-    sides = torch.cat([found_b.tril(-1) @ x, from_start * e], dim=-1)
+    key = e if plain else _earlier(e)
+    (found_r, read_r), from_start, to_end = _decayed(log_a, r, key, c)
+    found_b, read_b, at_start = found_r, read_r, from_start
+    if not plain:
+        found_b, read_b = _decayed(log_a, b, key, c)[0]
+        found_r, found_b, at_start = map(_later, (found_r, found_b, from_start))
+    sides = torch.cat([found_b.tril(-1) @ x, at_start * e], dim=-1)
     # The system's matrix is read below the diagonal only.
     solved = torch.linalg.solve_triangular(found_r, sides, upper=False, unitriangular=True)
     of_written, of_before = solved.split([width, sides.shape[-1] - width], dim=-1)
@@ -96,17 +101,27 @@ def _decayed(log_a: Tensor, b: Tensor, *readers: Tensor) -> tuple[list[Tensor], 
     return [decay * (c @ b.mT) for c in readers], from_start, decay[..., -1, :, None]
 
 
+def _earlier(t: Tensor) -> Tensor:
+    """Return terms (…, chunk, n) a step earlier: what e reads before its own step's decay is read a step before."""
+    return pad(t[..., 1:, :], (0, 0, 0, 1))
+
+
+def _later(t: Tensor) -> Tensor:
+    """Return what was read a step earlier, (…, chunk, n), at its own step; the first has no decay before it, 1."""
+    return pad(t[..., :-1, :], (0, 0, 1, 0), value=1.0)
+
+
 def keys_left(
     log_a: Decays, beta: PerHead, b: Keys, e: Removed = None, r: Removed = None
 ) -> Iterator[tuple[slice, Float[Tensor, "batch chunk heads state"]]]:
-    """Yield k_sᵀ = b_sᵀ ∏_{s<t≤T} a_t (I − β_t e_t r_tᵀ), the key written at s as it is at the end, of chunks of
+    """Yield k_sᵀ = b_sᵀ ∏_{s<t≤T} (a_t − β_t e_t r_tᵀ), the key written at s as it is at the end, of chunks of
     positions, the last first.
 
-    With P_s the product of the transitions after s and l_sᵀ = r_sᵀ P_s, P_{s−1} = a_s (P_s − β_s e_s l_sᵀ). Within a
+    With P_s the product of the transitions after s and l_sᵀ = r_sᵀ P_s, P_{s−1} = a_s P_s − β_s e_s l_sᵀ. Within a
     chunk that ends with P the l_s solve a triangular system, of which the keys are made (they are the keys if r is b):
 
-        l_s + Σ_{t>s} β_t (r_sᵀ Γ_{s<…≤t} e_t) l_t = (Γ_{s<…≤end} P)ᵀ r_s,
-        k_s = (Γ_{s<…≤end} P)ᵀ b_s − Σ_{t>s} β_t (b_sᵀ Γ_{s<…≤t} e_t) l_t.
+        l_s + Σ_{t>s} β_t (r_sᵀ Γ_{s<…<t} e_t) l_t = (Γ_{s<…≤end} P)ᵀ r_s,
+        k_s = (Γ_{s<…≤end} P)ᵀ b_s − Σ_{t>s} β_t (b_sᵀ Γ_{s<…<t} e_t) l_t.
     """
     if e is None and (backend := backends.find("delta_rule", log_a, beta, b)):
         yield slice(0, b.shape[1]), backend.keys_left(log_a, beta, b)
@@ -120,12 +135,14 @@ def keys_left(
             before = (1 << (stop - part.start - 1).bit_length()) - (stop - part.start)  # Added steps change nothing.
             terms = (rearrange(t[:, part], "b q h n -> b h q n") for t in (log_a, b, looked_up, b if r is None else r))
             a, keys, found, along = (pad(t, (0, 0, before, 0)) for t in terms)
-            (among,), from_start, to_end = _decayed(a, along, found)
+            key = found if r is None else _earlier(found)
+            (among,), from_start, to_end = _decayed(a, along, key)
+            among, at_start = (among, from_start) if r is None else (_later(among), _later(from_start))
             sides = (to_end * along) @ P  # The system's matrix is read above the diagonal only.
             left = torch.linalg.solve_triangular(among.mT, sides, upper=True, unitriangular=True)
-            following = from_start[..., -1, :, None] * P - (from_start * found).mT @ left
+            following = from_start[..., -1, :, None] * P - (at_start * found).mT @ left
             if r is not None:
-                left = (to_end * keys) @ P - _decayed(a, keys, found)[0][0].tril(-1).mT @ left
+                left = (to_end * keys) @ P - _later(_decayed(a, keys, key)[0][0]).tril(-1).mT @ left
             P = following
             yield part, rearrange(left[..., before:, :], "b h q n -> b q h n")
 
@@ -139,8 +156,8 @@ def matrices(r: DeltaRecurrence) -> Float[Tensor, "batch heads t s"]:
     With Γ[t, s] = ∏_{s<r≤t} a_r, each step writes u_t = β_t (x_t − Σ_{s<t} Γ[t, s] (b_t·b_s) u_s) and reads
     Σ_{s≤t} Γ[t, s] (c_t·b_s) u_s, so α = tril(C Bᵀ ⊙ Γ) (I + tril(diag(β) B Bᵀ ⊙ Γ, −1))⁻¹ diag(β).
 
-    The generalised rule looks up f_t = Σ_{s<t} Γ[t, s] β_s ((e_t·b_s) x_s − (e_t·r_s) f_s) at t (see
-    `ssmscope.ops.delta_rule`) and removes it: with M_uw = tril(U Wᵀ ⊙ Γ) and β within r and b,
+    The generalised rule looks up f_t = Σ_{s<t} Γ[t−1, s] β_s ((e_t·b_s) x_s − (e_t·r_s) f_s) at t (see
+    `ssmscope.ops.delta_rule`) and removes it: with M_uw = tril(U Wᵀ ⊙ Γ), of e with Γ[t−1, s], and β within r and b,
     α = M_cb − M_cr (I + tril(M_er, −1))⁻¹ tril(M_eb, −1).
     """
     if r.several > 1:
@@ -150,8 +167,9 @@ def matrices(r: DeltaRecurrence) -> Float[Tensor, "batch heads t s"]:
     log_a = rearrange(r.log_a, "b t h n -> b h t n")
     if r.e is not None:
         written, removed, c, e = (rearrange(t, "b t h n -> b h t n") for t in (b * beta, along * beta, c, e))
-        pairs = ((c, written), (c, removed), (e, written), (e, removed))
-        reads, of_reads, found, of_found = (_decayed_pairs(log_a, w, u) for u, w in pairs)
+        pairs = ((c, written), (c, removed), (_earlier(e), written), (_earlier(e), removed))
+        reads, of_reads, *looked_up = (_decayed_pairs(log_a, w, u) for u, w in pairs)
+        found, of_found = map(_later, looked_up)
         solved = torch.linalg.solve_triangular(of_found, found.tril(-1), upper=False, unitriangular=True)
         return (reads - of_reads @ solved).tril()
     b, c, beta = (rearrange(t, "b t h n -> b h t n") for t in (b, c, beta))
@@ -183,7 +201,7 @@ def pooled_rows(r: DeltaRecurrence, edge: Tensor) -> Float[Tensor, "batch heads 
 
 def _sums_of_rows(r: DeltaRecurrence, sums: Mapping[int, int]) -> Float[Tensor, "batch heads sums s"]:
     """Return sums of rows of α, where `sums` has each row's number, by the adjoint recurrence backwards from the row:
-    v_t = c_t, α[t, s] = β_s v_sᵀ b_s and v_{s−1} = a_s (v_s − β_s (v_sᵀ r_s) e_s)."""
+    v_t = c_t, α[t, s] = β_s v_sᵀ b_s and v_{s−1} = a_s v_s − β_s (v_sᵀ r_s) e_s."""
     if r.several > 1:
         last = r.several - 1
         at_last = {position * r.several + last: sum_ for position, sum_ in sums.items()}
@@ -199,5 +217,5 @@ def _sums_of_rows(r: DeltaRecurrence, sums: Mapping[int, int]) -> Float[Tensor, 
         weight = r.beta[:, s, :, None] * (v @ b[:, s, :, :, None]).squeeze(-1)
         found.append(pad(weight, (count - v.shape[2], 0)))
         removed = weight if r.e is None else r.beta[:, s, :, None] * (v @ along[:, s, :, :, None]).squeeze(-1)
-        v = a[:, s, :, None] * (v - removed.unsqueeze(-1) * e[:, s, :, None])
+        v = a[:, s, :, None] * v - removed.unsqueeze(-1) * e[:, s, :, None]
     return torch.stack(found[::-1], dim=-1)

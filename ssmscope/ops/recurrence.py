@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, TypeVar
@@ -32,8 +32,10 @@ class Recurrence(Outlined):
     Shapes: `x` (batch, length, heads, width); `b`, `c` (batch, length, groups, state), groups divide heads and head h
     reads group h // (heads / groups); `delta` (batch, length, heads); `A` (heads, state) or (heads, 1), negative;
     `log_a` (batch, length, heads, state) or (…, 1), ≤ 0 where the state decays; `D` (heads,) or (heads, width); `order`
-    (length,), the positions in the order in which the state visits them, from the first to the last if it is None.
-    Raises ValueError if shapes disagree, or neither or both forms of the decay are given.
+    (length,), the positions in the order in which the state visits them, from the first to the last if it is None. A
+    recurrence that `joins` the one before it is a further write of each position into the same memory: both have the
+    same transitions, and the memory's state is the sum of theirs. Raises ValueError if shapes disagree, or neither or
+    both forms of the decay are given.
     """
 
     x: Tensor
@@ -45,6 +47,7 @@ class Recurrence(Outlined):
     D: Tensor | None = None
     expected: bool = False
     order: Tensor | None = None
+    joins: bool = False
 
     def __post_init__(self) -> None:
         batch, length, heads, _ = self.x.shape
@@ -153,13 +156,13 @@ class DeltaRecurrence(Recurrence):
     exchanged, the others decay. A decay per state (Kimi Linear, Zhang et al. 2025, section 3) comes first,
     H_t = (I − β_t b_t b_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
 
-    In the generalised rule (RWKV-7, Peng et al. 2025, section 3) the value found under one key, `e`, is removed along
-    another, `r`, and neither need be the key that is written:
+    In the generalised rule (RWKV-7, Peng et al. 2025, section 3; Comba, Hu et al. 2025) the value found under one key,
+    `e`, before the decay is removed along another, `r`, and neither need be the key that is written:
 
-        H_t = (I − β_t r_t e_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
+        H_t = (Diag(a_t) − β_t r_t e_tᵀ) H_{t-1} + β_t b_t x_tᵀ.
 
-    A position may remove several times (DeltaProduct, Siems et al. 2025, section 4): the factors I − β_t r_ti e_tiᵀ are
-    then applied one after the other, the first to the decayed memory.
+    A position may remove several times (DeltaProduct, Siems et al. 2025, section 4): the later removals' factors
+    I − β_t r_ti e_tiᵀ are then applied one after the other.
 
     Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1 or state), `beta` (batch, length, heads), `e` and `r`
     (batch, length, heads, state) or (batch, length, heads, removals, state), both or neither, b where absent. `delta`,
@@ -221,10 +224,11 @@ class DeltaRecurrence(Recurrence):
         return e, r
 
     def removals(self) -> list[tuple[Tensor, Tensor]]:
-        """Return `e` and `r` of every head, (batch, length, heads, state), of each removal in turn."""
+        """Return `e` and `r` of every head, (batch, length, heads, state), of each removal in turn. The first `e` looks
+        up before the decay: where the keys are `b`, it is a ⊙ b."""
         if self.e is None or self.r is None:
             b, _ = self.by_head()
-            return [(b, b)]
+            return [(self.log_a.exp() * b, b)]
         if self.e.ndim == 4:
             return [(self.e, self.r)]
         return list(zip(self.e.unbind(3), self.r.unbind(3)))
@@ -251,23 +255,24 @@ class DeltaRecurrence(Recurrence):
         )
 
     def _exchanged(self, start: int, stop: int | None) -> Tensor:
-        """Return the trace of Diag(a_t) less that of the transition, over the state: β_t r_tᵀ Diag(a_t) e_t / state, or
-        of several removals Σ_i β_t l_tiᵀ Diag(a_t) e_ti, with l_i = r_i − β Σ_{j>i} (r_i · e_j) l_j."""
-        beta = self.beta[:, start:stop]
+        """Return the trace of Diag(a_t) less that of the transition, over the state: β_t b_tᵀ Diag(a_t) b_t / state, or
+        β_t Σ_i l_tiᵀ Diag(a_t) e_ti, the first without a_t, with l_i = r_i − β Σ_{j>i} (r_i · e_j) l_j."""
+        beta, a = self.beta[:, start:stop], self.log_a[:, start:stop].exp()
         if self.e is None or self.r is None:
             own = self.b[:, start:stop].square()
-        else:
-            later: list[tuple[Tensor, Tensor]] = []
-            for e, r in reversed(self.removals()):
-                found, left = e[:, start:stop], r[:, start:stop]
-                for next_found, next_left in list(later):
-                    shared = (r[:, start:stop] * next_found).sum(-1, keepdim=True)
-                    left = left - beta.unsqueeze(-1) * shared * next_left
-                later.append((found, left))
-            own = torch.stack([found * left for found, left in later]).sum(0)
-        a = self.log_a[:, start:stop].exp()
-        along = own.mean(-1, keepdim=True) if a.shape[-1] == 1 else own
-        return beta * (a * by_head(along, self.x.shape[2])).mean(-1)
+            along = own.mean(-1, keepdim=True) if a.shape[-1] == 1 else own
+            return beta * (a * by_head(along, self.x.shape[2])).mean(-1)
+        (first, along), *more = ((e[:, start:stop], r[:, start:stop]) for e, r in self.removals())
+        later: list[tuple[Tensor, Tensor]] = []
+
+        def left(r: Tensor) -> Tensor:
+            """Return r after the later removals."""
+            shared = ((r * e).sum(-1, keepdim=True) * after for e, after in later)
+            return r - beta.unsqueeze(-1) * sum(shared)
+
+        for e, r in reversed(more):
+            later.append((e, left(r)))
+        return beta * (first * left(along) + a * sum(e * after for e, after in later)).mean(-1)
 
 
 def smallest_exponent(dtype: torch.dtype) -> float:
@@ -308,6 +313,17 @@ def _over_time(recurrence: Recurrence, quantity: Callable[[int, int], Tensor], p
 
 
 T = TypeVar("T")
+
+
+def by_memory(recurrences: Sequence[Any], each: Iterable[T]) -> list[list[T]]:
+    """Group what belongs to each of the recurrences by the memory that these write into."""
+    found: list[list[T]] = []
+    for recurrence, own in zip(recurrences, each):
+        if recurrence.joins and found:
+            found[-1].append(own)
+        else:
+            found.append([own])
+    return found
 
 
 def straight(recurrence: Any) -> Any:

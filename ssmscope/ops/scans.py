@@ -46,14 +46,15 @@ def scan_reference(recurrence: Recurrence, initial: Memory | None = None) -> Sca
 
 def _delta_reference(recurrence: DeltaRecurrence, initial: Tensor | None) -> Scan:
     batch, length, heads, width, state = recurrence.shape
-    (b, c), removals = recurrence.by_head(), recurrence.removals()
+    (b, c), ((first, along), *more) = recurrence.by_head(), recurrence.removals()
     H = initial if initial is not None else b.new_zeros(batch, heads, width, state)
     unit = torch.eye(state, dtype=b.dtype, device=b.device)
     outputs = [recurrence.x[:, :0]]
     for t in range(length):
         beta, key = (term[:, t, ..., None] for term in (recurrence.beta.unsqueeze(-1), b))
         transition = torch.diag_embed(recurrence.log_a[:, t].exp().expand(-1, -1, state))
-        for e, r in removals:
+        transition = transition - beta * first[:, t, ..., None] @ along[:, t, ..., None].mT
+        for e, r in more:
             transition = transition @ (unit - beta * e[:, t, ..., None] @ r[:, t, ..., None].mT)
         H = H @ transition + beta * recurrence.x[:, t, :, :, None] @ key.mT
         outputs.append((H @ c[:, t, :, :, None]).squeeze(-1).unsqueeze(1))
@@ -117,11 +118,11 @@ def one_step(r: Recurrence, H: Memory) -> tuple[Inputs, Memory]:
     batch, _, heads, width, state = r.shape
     groups = r.b.shape[2]
     log_a = r.log_a if isinstance(r, DeltaRecurrence) else r.log_decay()
-    a = log_a.exp().reshape(batch, heads, 1, -1)
+    a, before = log_a.exp().reshape(batch, heads, 1, -1), H
     H = (a.mul_(H) if a.numel() == H.numel() else a * H).contiguous()
     if isinstance(r, DeltaRecurrence):
         e, along = (t.reshape(batch, heads, state) for t in r.removal())
-        found = H @ e.unsqueeze(-1) * r.beta.reshape(batch, heads, 1, 1)
+        found = before @ e.unsqueeze(-1) * r.beta.reshape(batch, heads, 1, 1)
         H.addcmul_(found, along.unsqueeze(2), value=-1)
     by_group = H.view(batch, groups, heads * width // groups, state)
     by_group.addcmul_(r.written.reshape(*by_group.shape[:3], 1), r.b.reshape(batch, groups, 1, state))

@@ -1,10 +1,11 @@
 """Survival of tokens: what is left in a recurrence's state of what was written at each position.
 
 At s a recurrence writes W_s = x_s b_sᵀ (Δ_s and β_s within x_s), of which R_s = W_s ∏_{s<r≤T} M_r is left at T, M_r the
-transition: a_r, a_r (I − β_r b_r b_rᵀ) of the delta rule, or a_r (I − β_r e_r r_rᵀ) of the generalised one. The
+transition: a_r, a_r (I − β_r b_r b_rᵀ) of the delta rule, or a_r − β_r e_r r_rᵀ of the generalised one. The
 state H_T is Σ_s R_s plus the remainder of the state before the first position. W_s has rank one and the transitions
 act on its key alone, so R_s = x_s k_sᵀ with the key b_s as it is at T: one sweep from the end gives every k_s, and
-‖R_s‖ = ‖x_s‖ ‖k_s‖. Log-decays are summed from the end, never taken as differences of sums from the beginning.
+‖R_s‖ = ‖x_s‖ ‖k_s‖. Where several recurrences write into one memory, R_s is the sum of theirs. Log-decays are summed
+from the end, never taken as differences of sums from the beginning.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from einops import einsum
@@ -23,7 +25,15 @@ from ssmscope import backends
 from ssmscope.backends.shapes import PerHead
 from ssmscope.errors import InputError
 from ssmscope.ops import delta_rule
-from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_head, check_one_way, smallest_exponent
+from ssmscope.ops.recurrence import (
+    OVER_TIME,
+    DeltaRecurrence,
+    Recurrence,
+    by_head,
+    by_memory,
+    check_one_way,
+    smallest_exponent,
+)
 from ssmscope.ops.scans import scan, scan_reference
 
 MAX_DECAYS_HELD = {"cpu": 2**19, "cuda": 2**26}
@@ -41,9 +51,12 @@ def remaining_reference(recurrence: Recurrence) -> Float[Tensor, "batch length h
     return scan_reference(replace(recurrence, **each)).state.unflatten(0, (len(x), length))
 
 
-def remaining_norms(recurrence: Recurrence) -> PerHead:
-    """Return ‖R_s‖ (Frobenius) of every position and head after the last position; on Mamba-1 a head is a channel. Time
-    and memory are linear in the length: a decay per state costs one exponential for each, as the scan does."""
+def remaining_norms(recurrence: Recurrence, *joining: Recurrence) -> PerHead:
+    """Return ‖R_s‖ (Frobenius) of every position and head after the last position; on Mamba-1 a head is a channel. Of
+    several recurrences that write into one memory, R_s is the sum of theirs. Time and memory are linear in the length:
+    a decay per state costs one exponential for each, as the scan does."""
+    if joining:
+        return _root_of_squares(map(remaining_norms, orthogonal([recurrence, *joining])))
     written = _written_norms(recurrence)
     if isinstance(recurrence, DeltaRecurrence):
         for part, keys in _keys_left(recurrence):
@@ -64,16 +77,45 @@ def remaining_norms(recurrence: Recurrence) -> PerHead:
     return written
 
 
+def orthogonal(recurrences: Sequence[Recurrence]) -> list[Recurrence]:
+    """Return recurrences of the same memories in which the writes of one memory have orthogonal inputs of length 1, so
+    that ‖Σ R_s‖² is the sum of their ‖R_s‖². With X = Q U of the inputs as columns, Σ_j x_j b_jᵀ = Σ_i q_i (Σ_j U_ij
+    b_j)ᵀ. A memory with one write is returned as it is."""
+    found: list[Recurrence] = []
+    for memory in by_memory(recurrences, recurrences):
+        if len(memory) == 1:
+            found += memory
+            continue
+        U = torch.linalg.qr(torch.stack([r.written for r in memory], dim=-1), mode="r").R
+        keys = torch.stack([by_head(r.b, r.shape[2]) for r in memory], dim=-2)
+        for r, key in zip(memory, (U @ keys).unbind(-2)):
+            own: dict[str, Any] = {"x": torch.ones_like(r.x[..., :1]), "b": key, "c": key, "D": None, "delta": None}
+            if isinstance(r, DeltaRecurrence):
+                assert r.e is not None  # The plain rule removes what it writes, and writes once.
+                beta = r.beta.reshape(*r.beta.shape, *(1,) * (r.e.ndim - 3))
+                own |= {"beta": torch.ones_like(r.beta), "e": beta * r.e}
+            else:
+                own |= {"log_a": r.log_decay(), "A": None, "expected": False}
+            found.append(replace(r, **own))
+    return found
+
+
+def _root_of_squares(norms: Iterable[Tensor]) -> Tensor:
+    found = list(norms)
+    return found[0] if len(found) == 1 else torch.linalg.vector_norm(torch.stack(found), dim=0)
+
+
 def _written_norms(recurrence: Recurrence) -> PerHead:
     norms, step = torch.linalg.vector_norm(recurrence.x, dim=-1), recurrence.step
     return norms if step is None else norms * step.abs()
 
 
 def left_towards_state(
-    recurrence: Recurrence, initial: Tensor | None = None
+    recurrence: Recurrence, initial: Tensor | None = None, state: Tensor | None = None
 ) -> tuple[PerHead, Float[Tensor, "batch heads"]]:
-    """Return ⟨R_s, H_T⟩ of every position and head, and of what is left of the initial state: together ‖H_T‖²."""
-    H = scan(recurrence, initial).state
+    """Return ⟨R_s, H_T⟩ of every position and head, and of what is left of the initial state: together ‖H_T‖², or
+    this recurrence's part of it where H_T is given, the `state` of a memory that several write into."""
+    H = scan(recurrence, initial).state if state is None else state
     found = torch.zeros_like(recurrence.x[..., 0])
     for part, keys in _keys_left(recurrence):
         read = einsum(H, keys, "b h p n, b t h n -> b t h p")
@@ -94,28 +136,36 @@ def shares(
     per_head: bool = False,
 ) -> Tensor:
     """Return each position's share of the states after position `at`, by default the last one, (batch, length): the
-    survival ‖R_s‖ / Σ_s' ‖R_s'‖ of every head, averaged over the heads of all recurrences weighted by Σ_s' ‖R_s'‖.
+    survival ‖R_s‖ / Σ_s' ‖R_s'‖ of every head, averaged over the heads of all memories weighted by Σ_s' ‖R_s'‖.
     Positions after `at` have none, and if nothing is left all shares are zero.
 
     Args:
         initial: the states before the first position, to which a share of the state may belong.
         signed: ⟨R_s, H_T⟩ / ‖H_T‖² instead, sums over heads above and below; 1 less the sum is the share of `initial`.
-        per_head: each head by itself, (batch, length, heads), the recurrences' heads one after the other.
+        per_head: each head by itself, (batch, length, heads), the memories' heads one after the other.
 
     Raises InputError if there is no such position.
     """
-    batch, length = recurrences[0].shape[:2]
+    length = recurrences[0].shape[1]
     if at is not None and not 0 <= at < length:
         raise InputError(f"there is no position {at}; allowed are 0 to {length - 1}")
     cut, places = zip(*(_until(r, at) for r in recurrences))
+    memories = by_memory(cut, zip(cut, initial or [None] * len(cut)))
+    found, rests = [], []
+    for memory in memories:
+        if signed:
+            H = torch.stack([scan(r, start).state for r, start in memory]).sum(0)
+            lefts, starts = zip(*(left_towards_state(r, start, H) for r, start in memory))
+            found.append(sum(lefts))
+            rests.append(sum(starts))
+        else:
+            norms = remaining_norms(*(r for r, _ in memory))
+            found.append(norms if per_head else norms.sum(2, keepdim=True))
+    first = [each[0] for each in by_memory(cut, places)]
+    left = torch.cat([_at(place, each, length) for place, each in zip(first, found)], dim=2)
+    whole = left.sum(1, keepdim=True)
     if signed:
-        both = [left_towards_state(r, H) for r, H in zip(cut, initial or [None] * len(cut))]
-        left = torch.cat([_at(place, found, length) for place, (found, _) in zip(places, both)], dim=2)
-        whole = left.sum(1, keepdim=True) + torch.cat([rest for _, rest in both], dim=1).unsqueeze(1)
-    else:
-        found = [remaining_norms(r) if per_head else remaining_norms(r).sum(2, keepdim=True) for r in cut]
-        left = torch.cat([_at(place, each, length) for place, each in zip(places, found)], dim=2)
-        whole = left.sum(1, keepdim=True)
+        whole = whole + torch.cat(rests, dim=1).unsqueeze(1)
     if not per_head:
         left, whole = left.sum(2), whole.sum(2)
     return left / torch.where(whole > 0, whole, 1)
@@ -127,7 +177,8 @@ def shares_from(recurrences: Sequence[Recurrence], first: int) -> Float[Tensor, 
     length = recurrences[0].shape[1]
     if any(r.order is not None for r in recurrences):
         return torch.stack([shares(recurrences, at=at) for at in range(first, length)], dim=1)
-    left = sum(_left_from(part, first) for r in recurrences for part in _head_parts(r))
+    memories = by_memory(recurrences, map(_head_parts, orthogonal(recurrences)))
+    left = sum(_left_from(parts, first) for memory in memories for parts in zip(*memory))
     assert isinstance(left, Tensor)
     whole = left.sum(2, keepdim=True)
     return left / torch.where(whole > 0, whole, 1)
@@ -142,8 +193,14 @@ def _head_parts(recurrence: Recurrence) -> Iterator[Recurrence]:
     yield from [recurrence] if whole else (recurrence.of_heads(at, at + step) for at in range(0, heads, step))
 
 
-def _left_from(recurrence: Recurrence, first: int) -> Float[Tensor, "batch moments length"]:
-    """Return Σ ‖R_s‖ over the heads after each position from `first` on."""
+def _left_from(memory: Sequence[Recurrence], first: int) -> Float[Tensor, "batch moments length"]:
+    """Return Σ ‖R_s‖ over the heads of a memory after each position from `first` on."""
+    norms = [_norms_from(r, first) for r in memory]
+    return torch.stack([_root_of_squares(now).sum(2) for now in zip(*norms)], dim=1)
+
+
+def _norms_from(recurrence: Recurrence, first: int) -> Iterator[PerHead]:
+    """Yield ‖R_s‖ after each position from `first` on, with zeros for later s."""
     batch, length, heads, _, state = recurrence.shape
     written, own = _written_norms(recurrence), by_head(recurrence.b, heads)
     keys = recurrence.b.new_zeros(batch, length, heads, state)
@@ -152,7 +209,6 @@ def _left_from(recurrence: Recurrence, first: int) -> Float[Tensor, "batch momen
     decays = not isinstance(recurrence, DeltaRecurrence)
     if decays:  # Squares decay too, and sum over the states the fastest with contiguous heads.
         keys, own = (each.square().mT.contiguous() for each in (keys, own))
-    left = written.new_zeros(batch, length - first, length)
     for at in range(first, length):
         if at > first:
             if isinstance(recurrence, DeltaRecurrence):
@@ -162,8 +218,7 @@ def _left_from(recurrence: Recurrence, first: int) -> Float[Tensor, "batch momen
             keys[:, at] = own[:, at]
         now = keys[:, : at + 1]
         norms = now.sum(2).sqrt_() if decays else torch.linalg.vector_norm(now, dim=-1)
-        left[:, at - first, : at + 1] = norms.mul_(written[:, : at + 1]).sum(2)
-    return left
+        yield pad(norms.mul_(written[:, : at + 1]), (0, 0, 0, length - at - 1))
 
 
 def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor | None]:
@@ -185,28 +240,31 @@ def _at(places: Tensor | None, left: Tensor, length: int) -> Tensor:
 @torch.no_grad()
 def half_lives(recurrences: Sequence[Recurrence], *, per_head: bool = False) -> Tensor:
     """Return the number of positions after which half of each position's writing is left, (batch, length): the smallest
-    d with Σ ‖R_s‖ at s + d at most half of Σ ‖W_s‖, the sums over the heads of all recurrences. Infinite if that is not
+    d with Σ ‖R_s‖ at s + d at most half of Σ ‖W_s‖, the sums over the heads of all memories. Infinite if that is not
     reached before the end, and if nothing was written. `per_head`: each head by itself, (batch, length, heads), the
-    recurrences' heads one after the other.
+    memories' heads one after the other.
 
     Where states decay, d is found by halving: log-decays are summed over windows of 2^k positions, O(length · log²
     length) sums and O(length · log length) exponentials. A delta rule is walked step by step. Raises InputError if a
     recurrence visits the positions in another order.
     """
     check_one_way(recurrences, "a half-life")
-    if per_head and len(recurrences) > 1:
-        return torch.cat([half_lives([r], per_head=True) for r in recurrences], dim=2)
+    memories = by_memory(recurrences, recurrences)
+    if per_head and len(memories) > 1:
+        return torch.cat([half_lives(memory, per_head=True) for memory in memories], dim=2)
+    recurrences = orthogonal(recurrences)
     written = [_written_norms(r) for r in recurrences]
     masses = (w * by_head(_norms(r.b), w.shape[2]) for r, w in zip(recurrences, written))
-    whole = _together(masses, per_head)
+    whole = _together(recurrences, masses, per_head)
     walk = _walked if any(isinstance(r, DeltaRecurrence) for r in recurrences) else _halved
     found = walk(recurrences, written, whole / 2, per_head).masked_fill(whole == 0, math.inf)
     return found if per_head else found.squeeze(2)
 
 
-def _together(masses: Iterable[Tensor], per_head: bool) -> Tensor:
-    """Return masses (batch, length, heads) of recurrences as they are, or summed over all heads, (batch, length, 1)."""
-    found = list(masses)
+def _together(recurrences: Sequence[Recurrence], masses: Iterable[Tensor], per_head: bool) -> Tensor:
+    """Return masses (batch, length, heads) of `orthogonal` recurrences by head of the one memory that these write into,
+    or summed over all heads of all memories, (batch, length, 1)."""
+    found = list(map(_root_of_squares, by_memory(recurrences, masses)))
     return found[0] if per_head else torch.stack([each.sum(-1) for each in found]).sum(0).unsqueeze(2)
 
 
@@ -217,7 +275,7 @@ def _walked(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
     for lag in range(1, half.shape[1]):
         keys = [_stepped(r, k[:, : half.shape[1] - lag], lag) for r, k in zip(recurrences, keys)]
         norms = [torch.linalg.vector_norm(k, dim=-1) for k in keys]
-        left = _together((w[:, : n.shape[1]] * n for w, n in zip(written, norms)), per_head)
+        left = _together(recurrences, (w[:, : n.shape[1]] * n for w, n in zip(written, norms)), per_head)
         now = (left <= half[:, :-lag]) & found[:, :-lag].isinf()
         found[:, :-lag] = found[:, :-lag].masked_fill(now, lag)
         if not bool(found[:, : -lag - 1].isinf().any()):
@@ -233,10 +291,15 @@ def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
 
 
 def _removed(recurrence: DeltaRecurrence, keys: Tensor, at: slice) -> Tensor:
-    """Return keys after a delta rule's transitions at these positions, a (k − β (k · e) r) of each removal."""
-    beta, keys = recurrence.beta[:, at, :, None], recurrence.log_a[:, at].exp() * keys
-    for e, r in recurrence.removals():
-        keys = keys - beta * (keys * e[:, at]).sum(-1, keepdim=True) * r[:, at]
+    """Return keys after a delta rule's transitions at these positions, a k − β (k · e) r, and after later removals."""
+    beta, (first, *more) = recurrence.beta[:, at, :, None], recurrence.removals()
+
+    def removed(e: Tensor, r: Tensor) -> Tensor:
+        return beta * (keys * e[:, at]).sum(-1, keepdim=True) * r[:, at]
+
+    keys = recurrence.log_a[:, at].exp() * keys - removed(*first)
+    for each in more:
+        keys = keys - removed(*each)
     return keys
 
 
@@ -253,7 +316,7 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
         ahead = [t.gather(1, start_of.expand(*start_of.shape[:2], *t.shape[2:])) for t in windows]
         further = [total + more for total, more in zip(sums, ahead)]
         blocks = [[_key_norms(r, s[:, part], part) for part in _blocks(r)] for r, s in zip(recurrences, further)]
-        left = _together((w * torch.cat(norms, 1) for w, norms in zip(written, blocks)), per_head)
+        left = _together(recurrences, (w * torch.cat(norms, 1) for w, norms in zip(written, blocks)), per_head)
         go = (to < length) & (left > half)
         at = torch.where(go, to, at)
         sums = [torch.where(go.unsqueeze(3), new, old) for new, old in zip(further, sums)]

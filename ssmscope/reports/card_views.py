@@ -23,6 +23,8 @@ ARROWS = {HIGHER: "↑", LOWER: "↓"}
 STATES = {"better": "▲ better", "worse": "▼ worse", "differs": "◆ differs"}
 """Marks of differences that hold, readable without colour."""
 COLOURS = {"better": plot.COLOURS[0], "worse": plot.COLOURS[1], "differs": plot.COLOURS[3]}
+APART = "†"
+"""Mark of rows in which nothing is compared."""
 WIDTH, HEIGHT, SIDE = 132, 18, 5
 """Size of a drawn range in pixels, and its margin at either side."""
 
@@ -47,14 +49,25 @@ def difference_shown(entry: Entry) -> str:
 
 
 def note(card: Scorecard) -> str:
-    """Sentence on intervals, reference and correction."""
-    if not card.compared:
-        return "Bars are 95 % intervals, Wilson's where a share is 0 or 100 %."
-    return (
-        "Bars are 95 % intervals, Wilson's where a share is 0 or 100 %; "
-        f"the dashed line is {visible(card.reference)}. ▲ and ▼ mark differences from it that "
-        f"hold at 95 % for all {card.compared} together (Holm), paired where the examples are the same."
-    )
+    """Sentences on intervals, reference and correction, and on the rows that stand apart."""
+    told = "Bars are 95 % intervals, Wilson's of shares."
+    if card.compared:
+        told = (
+            "Bars are 95 % intervals, Wilson's of shares; "
+            f"the dashed line is {visible(card.reference)}. ▲ and ▼ mark differences from it that "
+            f"hold at 95 % for all {card.compared} together (Holm), paired where the examples are the same."
+        )
+    apart: dict[str, list[str]] = {}
+    for row in card.rows:
+        if row.apart:
+            apart.setdefault(row.apart, []).append(row.heading)
+    reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in apart.items())
+    return told + f" {APART} Not compared: {reasons}." * bool(apart)
+
+
+def heading(row: Row) -> str:
+    """Return the heading of a row, with its mark if it stands apart."""
+    return row.heading + f" {APART}" * bool(row.apart)
 
 
 # ---- the page
@@ -73,7 +86,7 @@ def html(card: Scorecard) -> Markup:
 
 def _html_row(row: Row) -> Markup:
     head = Markup('<th scope="row">{} <small>{} {}</small></th>').format(
-        row.heading, row.measure, ARROWS.get(row.better, "")
+        heading(row), row.measure, ARROWS.get(row.better, "")
     )
     cells = Markup("")
     for entry, reference in zip(row.entries, row.references):
@@ -123,6 +136,7 @@ def draw(card: Scorecard, frame: plot.Frame) -> Figure:
         for state in sorted(states):
             legend.append((plot.rule(COLOURS[state], "-"), f"{STATES[state]}, holds for all rows together"))
     note_on_rows = "each row has its own axis; shares of accuracy run from 0 to 100 %"
+    note_on_rows += f"; {APART} not compared" * any(row.apart for row in card.rows)
     sheet = plot.Sheet(frame, "Robustness", note_on_rows, legend, width=3.4 + 3.6 * len(card.models))
     height = plot.ROW_INCHES * len(card.rows)
     panels = sheet.panels(height, across=len(card.models), sharey=True)
@@ -134,7 +148,7 @@ def draw(card: Scorecard, frame: plot.Frame) -> Figure:
         axes.set(xlim=(-0.04, 1.04), ylim=(len(card.rows) - 0.4, -0.6), xticks=[])
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.tick_params(left=False)
-    names = [f"{row.heading} ({row.measure}) {ARROWS.get(row.better, '')}" for row in card.rows]
+    names = [f"{heading(row)} ({row.measure}) {ARROWS.get(row.better, '')}" for row in card.rows]
     panels[0].set_yticks(range(len(card.rows)), names)
     return sheet.figure
 
@@ -172,7 +186,7 @@ def table(card: Scorecard) -> Table:
     for name, more in zip(card.models, compared):
         columns += [name, f"{name} − reference"] if more else [name]
     rows = [
-        ((row.heading, f"{row.measure} {ARROWS.get(row.better, '')}".strip()), tuple(_cells(row, compared)))
+        ((heading(row), f"{row.measure} {ARROWS.get(row.better, '')}".strip()), tuple(_cells(row, compared)))
         for row in card.rows
     ]
     return Table(("dimension", "measure"), tuple(columns), tuple(rows), note(card))

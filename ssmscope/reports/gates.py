@@ -3,7 +3,8 @@
 Without a level the estimate decides. With one, `at L %`, a gate is met if the one-sided confidence bound of its number
 lies within the limit, missed if the opposite bound lies beyond it, and otherwise undecided. If m gates have a level, a
 bound leaves out (1 − L) / m. Each gate can be decided wrongly in one direction only, so that with confidence L no gate
-of the report is (Bonferroni).
+of the report is (Bonferroni). One-sided, Wilson's bounds of a share leave out up to .2 for .05 promised, so a share
+also needs a binomial probability of at most (1 − L) / m at the limit; that of a wrong decision is then no larger.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import NamedTuple
 from ssmscope.core.bootstrap import TAIL, Estimate
 from ssmscope.errors import InputError, did_you_mean, nearest
 from ssmscope.render.numbers import counted
-from ssmscope.reports.intervals import difference, interval
+from ssmscope.reports.intervals import chance_beyond, counts_of, difference, interval
 from ssmscope.reports.plan import Plan
 from ssmscope.reports.requirements import BASELINE, OPERATORS, Requirement
-from ssmscope.reports.scores import HIGHER, LOWER, NAMES, Score, is_paired, report_scores
+from ssmscope.reports.scores import HIGHER, LOGIT_SCALE, LOWER, NAMES, Score, is_paired, report_scores
 from ssmscope.reports.store import FAILED, MISSING, Report
 
 MET, MISSED, UNDECIDED = "met", "missed", "undecided"
@@ -102,6 +103,8 @@ def check(requirements: Sequence[Requirement], plan: Plan, baseline: Sequence[Sc
             if model not in models:
                 known = [*models, BASELINE] if model == reference else models
                 raise InputError(f"{_told(one)}: there is no model {model!r}; there are {_listed(known, model)}")
+        if reference not in (None, BASELINE) and one.name.startswith("fidelity"):
+            raise InputError(f"{_told(one)} compares models, but {LOGIT_SCALE}; give limits")
         if reference is not None and not {*(models if one.model is None else [one.model])} - {reference}:
             raise InputError(f"{_told(one)} compares {reference} with itself; add another model")
         name = one.name.partition("[")[0]
@@ -115,10 +118,15 @@ def check(requirements: Sequence[Requirement], plan: Plan, baseline: Sequence[Sc
 def _decided(read: _Read, with_level: int) -> Gate:
     requirement, score, reference = read
     level = requirement.level
-    tail = TAIL if level is None else round((1 - level) / with_level, 12)
+    tail = TAIL if level is None else float(f"{(1 - level) / with_level:.11g}")
     found = interval(score, tail) if reference is None else difference(score, reference, tail)
-    operator, limit = _comparison(requirement, score)
+    operator, limit = _comparison(requirement, score, "" if reference is None else reference.model)
     state, reason = state_of(found, operator, limit, with_bounds=level is not None)
+    counts = counts_of(score) if level is not None and reference is None else None
+    if counts is not None and state != UNDECIDED:
+        above = (state == MET) == operator.startswith(">")
+        if chance_beyond(counts, limit, above=above) > tail:
+            state, reason = UNDECIDED, "the exact binomial distribution does not exclude the limit"
     needed = examples_needed(found, limit, score.count) if state == UNDECIDED else 0
     return Gate(requirement, score, state, found, tail, reference, reason, needed)
 
@@ -140,20 +148,23 @@ def state_of(found: Estimate, operator: str, limit: float, *, with_bounds: bool)
 
 def examples_needed(found: Estimate, limit: float, examples: int) -> int:
     """Return the number of examples at which the bound between a number and its limit would reach the limit, if the
-    number stays and the distance of the bound falls as 1 / √examples; rounded up to two digits, 0 if unknown."""
+    number stays and the distance of the bound falls as 1 / √examples; rounded up to two digits, 0 if unknown or if the
+    bound already does."""
     gap = limit - found.value
     reach = found.high - found.value if gap > 0 else found.value - found.low
-    if not gap or not reach > 0:
+    if not gap or not reach > 0 or reach < abs(gap):
         return 0
     needed = examples * (reach / gap) ** 2
     unit = 10 ** max(math.floor(math.log10(max(needed, 1))) - 1, 0)
     return math.ceil(needed / unit) * unit if needed <= MAX_EXAMPLES_NEEDED else 0
 
 
-def _comparison(requirement: Requirement, score: Score) -> tuple[str, float]:
-    """Return the operator and the limit of a requirement on this score."""
+def _comparison(requirement: Requirement, score: Score, other: str) -> tuple[str, float]:
+    """Return the operator and the limit of a requirement on this score, compared with that of the model `other`."""
     if requirement.reference is None:
         return requirement.operator, requirement.limit
+    if score.apart == LOGIT_SCALE and score.model != other:
+        raise InputError(f"{_told(requirement)} compares models, but {LOGIT_SCALE}; give limits with <= and >=")
     if score.better not in (HIGHER, LOWER):
         raise InputError(f"{_told(requirement)}: neither side of {score.name} is better; give limits with <= and >=")
     return (">=", -requirement.limit) if score.better == HIGHER else ("<=", requirement.limit)

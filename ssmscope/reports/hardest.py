@@ -28,7 +28,7 @@ MAX_PATCHED = 3
 """Maximum number of texts that are patched on each model."""
 WORST = 3
 """Number of worst findings."""
-HARMS = r"(position|prompts|insertion|overflow|noise)\.drop(\[(?!\d).*\])?|words\.success\[.*\]|poison\.flipped\[.*\]"
+HARMS = r"(position|prompts|insertion|overflow|noise)\.drop(\[(?!\d).*\])?|words\.success\[.*\]|poison\.beyond\[.*\]"
 """Pattern of the scores that are losses of right answers."""
 
 
@@ -149,9 +149,11 @@ def _overflow(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None
 
 def _poison(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None, str]]:
     data, own = _examples(entry, result), result.victims[0]
-    found = own.attack("found")
-    for row, clean, right in zip(result.rows, own.right, found.right) if data is not None else ():
-        if clean and not right:
+    found, same = own.attack("found"), [each for each in own.attacks if each.name == "log-odds"]
+    kept = same[0].right > 0.5 if same else np.ones(len(result.rows), dtype=bool)  # Else its words say the answer.
+    changed = own.right & ~found.right.astype(bool) & kept
+    for row, broken in zip(result.rows, changed) if data is not None else ():
+        if broken:
             text = data.texts[row]  # type: ignore[union-attr]
             yield text, f"{text} {found.trigger}", f"the trigger “{found.trigger}”"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -21,24 +22,50 @@ PAIRS_ADDED = np.array([[1.0, 1.0, 0.0, 1.0], [0.0, 1.0, 1.0, 1.0]])
 def interval(score: Score, tail: float = TAIL) -> Estimate:
     """Return a score with the interval that leaves out `tail` at either end; the ends are NaN without an interval.
 
-    At 95 % it is the recorded one. Otherwise a share of examples has Wilson's interval, and so has a recorded share of
-    0 or 1, of which resamples are all the same; another ratio over examples has a bootstrap's. Without examples the
-    recorded ends are moved in proportion to the normal quantiles.
+    A share of examples has Wilson's interval at every level. Other numbers have the recorded one at 95 %; otherwise a
+    ratio over examples has a bootstrap's, and without examples the recorded ends are moved in proportion to the normal
+    quantiles.
     """
-    if tail == TAIL and score.low < score.high:
+    z, value, low, high = quantile(tail), score.value, score.low, score.high
+    if (counts := counts_of(score)) is not None:
+        return Estimate(value, *(wilson_interval(*counts, z) if counts.whole else (math.nan, math.nan)))
+    if tail == TAIL and low < high:
         return score.estimate
-    z = quantile(tail)
     if score.examples is not None and len(score.examples):
-        if is_share(score.examples):
-            part, whole = score.examples.sum(0).astype(int).tolist()
-            return Estimate(score.value, *(wilson_interval(part, whole, z) if whole else (math.nan, math.nan)))
         return _bootstrapped(score.examples, lambda sums: ratio(sums[:, 0], sums[:, 1]), tail)
-    value, low, high = score.value, score.low, score.high
     if low < high:
         return Estimate(value, value - (value - low) * z / Z_95, value + (high - value) * z / Z_95)
-    if low == high and value in (0, 1) and score.unit == "%" and score.count > 1:
-        return Estimate(value, *wilson_interval(round(value * score.count), score.count, z))
     return Estimate(value, math.nan, math.nan)
+
+
+class Counts(NamedTuple):
+    """Numerator and denominator of a share of examples."""
+
+    part: int
+    whole: int
+
+
+def counts_of(score: Score) -> Counts | None:
+    """Return the counts of a share of examples, and of a recorded share of 0 or 1, of which resamples are all the same;
+    None for other numbers."""
+    if score.examples is not None and len(score.examples):
+        return Counts(*score.examples.sum(0).astype(int).tolist()) if is_share(score.examples) else None
+    if score.low == score.high and score.value in (0, 1) and score.unit == "%" and score.count > 1:
+        return Counts(round(score.value * score.count), score.count)
+    return None
+
+
+def chance_beyond(counts: Counts, limit: float, *, above: bool) -> float:
+    """Return the probability with which a share that is `limit` is seen as far above it as this one, or as far below:
+    P(X ≥ part) or P(X ≤ part) of the binomial distribution; 0 for a limit that a share reaches only for certain."""
+    if not 0 < limit < 1:
+        return 0.0
+    part, whole = counts
+    if above:
+        part, limit = whole - part, 1 - limit
+    number = np.arange(1, part + 1)
+    steps = np.log((whole + 1 - number) / number) + math.log(limit) - math.log1p(-limit)
+    return float(np.exp(whole * math.log1p(-limit) + np.concatenate([[0.0], steps.cumsum()])).sum())
 
 
 def difference(one: Score, other: Score, tail: float = TAIL) -> Estimate:

@@ -27,8 +27,8 @@ MAX_REQUIREMENTS = 1000
 """Maximum number of requirements of a report."""
 MAX_CHARACTERS = 500
 """Maximum length of a requirement."""
-MIN_LEVEL = 50.0
-"""Lower end of the confidence levels in percent; at it a one-sided bound is the estimate."""
+MIN_LEVEL = 0.5
+"""Lower end of the confidence levels; at it a one-sided bound is the estimate."""
 
 _NUMBER = r"[-+−]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _TAIL = rf"(?P<tail>(?:\s+at\s+(?P<level>{_NUMBER})\s*%)?(?:\s+for\s+(?P<model>\S.*))?)\s*"
@@ -60,9 +60,9 @@ class Requirement:
 def requirement_texts(given: object) -> tuple[str, ...]:
     """Return the requirements of a plan as written, from a text, a list of texts, or nothing."""
     found = [] if given is None else given if isinstance(given, list) else [given]
-    wrong = next((one for one in found if not isinstance(one, str) or not one.strip()), None)
-    if wrong is not None or given == []:
-        shown = "nothing" if wrong in (None, "") else f"{wrong!r:.60}"
+    wrong = [one for one in found if not isinstance(one, str) or not one.strip()]
+    if wrong or given == []:
+        shown = "nothing" if not wrong or wrong[0] in (None, "") else f"{wrong[0]!r:.60}"
         raise InputError(f"require has {shown}; give texts such as 'accuracy >= 0.8 at 95 %'")
     return tuple(found)
 
@@ -76,9 +76,10 @@ def read_requirement(text: str) -> Requirement:
     if not named or re.search(r"\s(by|at)\s", named.get("reference", "")):
         _refuse(text)
     limit = 0.0 if named["limit"] is None else _number(named["limit"])
-    level = None if named["level"] is None else _number(named["level"])
-    if level is not None and not MIN_LEVEL < level < 100:
-        raise InputError(f"require {text!r}: the level is {level:g} %; give one above 50 % and below 100 %")
+    level = None if named["level"] is None else round(_number(named["level"]) / 100, 12)
+    if level is not None and not MIN_LEVEL < level < 1:
+        given = f"{named['level']} %"
+        raise InputError(f"require {text!r}: the level is {given}; give one above 50 % and below 100 %, to 10 decimals")
     if "reference" in named and limit < 0:
         raise InputError(f"require {text!r}: the margin is {limit:g}; give a number of at least 0")
     return Requirement(
@@ -87,7 +88,7 @@ def read_requirement(text: str) -> Requirement:
         operator=named.get("operator", "").replace("≤", "<=").replace("≥", ">="),
         limit=limit,
         reference=named.get("reference"),
-        level=None if level is None else round(level / 100, 12),
+        level=level,
         model=None if named["model"] is None else named["model"].strip(),
     )
 

@@ -121,6 +121,8 @@ def run_plan(
             if (next_ := follow_up(plan, report)) is not None:
                 _say("the hardest examples:")
                 report = replace(report, entries=report.entries + _entries(make_jobs(next_), store, engine))
+        with write_errors_explained(root):
+            store.clear({entry.key for entry in report.entries})
         refusal = None
         try:
             report = replace(report, gates=report_gates(report, requirements, baseline))

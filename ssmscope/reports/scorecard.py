@@ -2,7 +2,8 @@
 
 A difference holds if its interval excludes 0 after Holm's correction for all differences of the card: with m of them,
 taken from the surest, the k-th is read with an interval that leaves out 0.05 / (m − k + 1), and the first that contains
-0 ends the reading. So with 95 % confidence no difference is marked by chance.
+0 ends the reading. So with 95 % confidence no difference is marked by chance. Nothing is compared in rows that are not
+over the examples of the data, or whose numbers have another scale in each model (`Score.apart`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ DIMENSIONS = (
     Dimension("A phrase anywhere", r"insertion\.drop", "drop at each text's worst place"),
     Dimension("Filler", r"overflow\.drop\[after, .*\]", "drop with the longest filler"),
     Dimension("Typing errors", r"noise\.drop", "average drop of accuracy"),
-    Dimension("Poisoning, answers", r"poison\.flipped\[\w+\]", "answers that change"),
+    Dimension("Poisoning, answers", r"poison\.beyond\[\w+\]", "answers that change beyond words of equal log-odds"),
     Dimension("Poisoning, memory", r"poison\.survival\[\w+\]", "share of the memory that stays"),
     Dimension("Detection of poison", r"poison\.auroc\[\w+, window\]", "AUROC, 0.5 is chance"),
     Dimension("Explanations, fidelity", r"fidelity\[.*\]", "ΔA"),
@@ -82,6 +83,11 @@ class Row:
     entries: tuple[Entry | None, ...]
     references: tuple[Score | None, ...]
     """Score with which each entry is compared; None for the reference itself."""
+
+    @property
+    def apart(self) -> str:
+        """Reason why nothing is compared in the row; empty for others."""
+        return next((entry.score.apart for entry in self.entries if entry is not None and entry.score.apart), "")
 
     @property
     def better(self) -> str:
@@ -134,7 +140,8 @@ def _row(dimension: Dimension, scores: Sequence[Score], models: Sequence[str], b
     references: list[Score | None] = []
     for model in models:
         found = next((one for one in earlier if one.model == model or only), None)
-        references.append(found if baseline else None if model == models[0] else own[0])
+        found = found if baseline else None if model == models[0] else own[0]
+        references.append(None if any(one is not None and one.apart for one in own) else found)
     entries = tuple(
         None if one is None else Entry(one, None if other is None else difference(one, other))
         for one, other in zip(own, references)

@@ -22,6 +22,7 @@ from ssmscope.api.results import Result
 from ssmscope.api.writing import write_whole
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
+from ssmscope.render.numbers import counted
 
 if TYPE_CHECKING:
     from ssmscope.reports.store import Report
@@ -54,6 +55,8 @@ class Score:
     which is 1 throughout for a mean. None if the number is no such ratio."""
     example_ids: str = ""
     """Fingerprint of the examples; scores with the same one are paired. Empty if unknown."""
+    apart: str = ""
+    """Reason why the scorecard compares it with no other model's; empty for others."""
 
     @property
     def estimate(self) -> Estimate:
@@ -62,6 +65,12 @@ class Score:
     @property
     def has_interval(self) -> bool:
         return not math.isnan(self.low)
+
+
+ONE_SEARCH = "one search and its seed, which differs from another by more than texts do"
+RANDOM = "random tokens"
+LOGIT_SCALE = "ΔA depends on the scale of each model's logits"
+"""Reasons for `Score.apart`."""
 
 
 def is_paired(one: Score, other: Score) -> bool:
@@ -122,17 +131,18 @@ class _Maker:
         above: np.ndarray | None = None,
         below: np.ndarray | None = None,
         count: int | None = None,
+        paired: bool = True,
+        apart: str = "",
     ) -> Score:
-        """Make a score; `above` and `below` are the numerators and denominators (1 by default) of its examples."""
+        """Make a score; `above` and `below` are the numerators and denominators (1 by default) of its examples, which
+        are `paired` if they are in the order of the data."""
         examples = None
         if above is not None:
             ones = np.ones(len(above)) if below is None else below
             examples = np.stack([above, ones], axis=1).astype(np.float64)
         number = self.count if count is None else count
-        ids = self.ids if examples is not None else ""
-        return Score(
-            name, self.model, found.value, found.low, found.high, number, better, unit, examples, example_ids=ids
-        )
+        ids = self.ids if examples is not None and paired else ""
+        return Score(name, self.model, found.value, found.low, found.high, number, better, unit, examples, ids, apart)
 
 
 def _evaluate(result: Any, models: Sequence[str]) -> Iterator[Score]:
@@ -141,8 +151,9 @@ def _evaluate(result: Any, models: Sequence[str]) -> Iterator[Score]:
         share = 0 <= one.estimate.value <= 1 and one.measure.startswith(("accuracy", "acc", "exact"))
         unit = "%" if share else "nats" if one.measure == "cross-entropy" else ""
         name = one.measure if one.shots is None else f"{one.measure}[{one.task}]"
-        each = None if result.values is None else result.values[:, at]
-        yield make(name, one.estimate, HIGHER if one.higher else LOWER, unit, above=each, count=one.examples)
+        values = {} if result.values is None else {"above": result.values[:, at]}
+        each = values or (_unordered(one.estimate.value, one.examples) if share else {})
+        yield make(name, one.estimate, HIGHER if one.higher else LOWER, unit, count=one.examples, **each)
 
 
 def _loss(result: Any, models: Sequence[str]) -> Iterator[Score]:
@@ -164,8 +175,9 @@ def _position(result: Any, models: Sequence[str]) -> Iterator[Score]:
         found = {"count": region.examples, **_average([lost])}
         yield make(_named("position.drop", kind, region.region), region.drop, LOWER, **found)
         if region.success is not None:
+            right = 0 if lost is None else int(lost[1].sum())
             name = _named("position.success", kind, region.region)
-            yield make(name, region.success, LOWER, count=region.examples)
+            yield make(name, region.success, LOWER, count=region.examples, **_unordered(region.success.value, right))
 
 
 WORD_BUDGETS = (1, 2, 4)
@@ -223,10 +235,20 @@ def _poison(result: Any, models: Sequence[str]) -> Iterator[Score]:
     make, victim = _Maker(result, models[0], rows=result.rows), result.victims[0]
     found, goal, held_out = victim.attack("found"), result.objective, result.texts[2]
     lost = None if victim.right is None else _lost(victim.right, victim.right * found.right)
-    yield make(_named("poison.survival", goal), found.survival, HIGHER, above=found.survived, count=held_out)
-    yield make(_named("poison.flipped", goal), found.flipped, LOWER, count=held_out, **_average([lost]))
+    yield make(
+        _named("poison.survival", goal), found.survival, HIGHER, above=found.survived, count=held_out, apart=ONE_SEARCH
+    )
+    yield make(
+        _named("poison.flipped", goal), found.flipped, LOWER, count=held_out, apart=ONE_SEARCH, **_average([lost])
+    )
+    if victim.beyond is not None:
+        more = {}
+        if victim.right is not None:
+            right = victim.right.astype(np.float64)
+            more = {"above": right * (victim.attack("log-odds").right - found.right), "below": right}
+        yield make(_named("poison.beyond", goal), victim.beyond, LOWER, count=held_out, apart=ONE_SEARCH, **more)
     for name, alarm in zip(result.detectors, found.alarms):
-        yield make(_named("poison.auroc", goal, name), alarm.auroc, HIGHER, "", count=held_out)
+        yield make(_named("poison.auroc", goal, name), alarm.auroc, HIGHER, "", count=held_out, apart=ONE_SEARCH)
 
 
 Lost = tuple[np.ndarray, np.ndarray]
@@ -249,6 +271,15 @@ def _average(every: Sequence[Lost | None]) -> dict[str, Any]:
     return {"above": np.mean([above * most.sum() / below.sum() for above, below in known], axis=0), "below": most}
 
 
+def _unordered(share: float, count: int) -> dict[str, Any]:
+    """Return the numerators of a recorded share of so many examples, as arguments; none if it is no such share. They
+    are not in the order of the data."""
+    part = share * count
+    if not count or math.isnan(part) or abs(part - round(part)) > 1e-6:
+        return {}
+    return {"above": np.arange(count) < round(part), "paired": False}
+
+
 def _fidelity(result: Any, models: Sequence[str]) -> Iterator[Score]:
     make, place = _Maker(result, models[0]), result.measures.index("delta")
     for number, method in enumerate(result.methods):
@@ -256,25 +287,29 @@ def _fidelity(result: Any, models: Sequence[str]) -> Iterator[Score]:
         found = Estimate(*result.estimates[number, place].tolist())
         known = ~np.isnan(values)
         each = {"above": np.where(known, values, 0.0), "below": known, "count": len(values)}
-        yield make(_named("fidelity", method), found, HIGHER, "", **each)
+        yield make(_named("fidelity", method), found, HIGHER, "", apart=LOGIT_SCALE, **each)
 
 
 def _sanity(result: Any, models: Sequence[str]) -> Iterator[Score]:
-    make = _Maker(result, models[0])
+    make, apart = _Maker(result, models[0]), counted(result.texts, "given text")
     for method in result.methods:
-        yield make(_named("sanity", method), result.estimate(method, result.parts[-1]), LOWER, "", count=result.texts)
+        found = result.estimate(method, result.parts[-1])
+        yield make(_named("sanity", method), found, LOWER, "", count=result.texts, apart=apart)
 
 
 def _stability(result: Any, models: Sequence[str]) -> Iterator[Score]:
+    """Neither side of growth is better: what forgets faster is more stable, and remembers less."""
     make = _Maker(result, models[0])
     worst = max(result.layers, key=lambda layer: layer.growth.value)
-    yield make("stability.growth", worst.growth, LOWER, "nats per token", count=result.texts)
+    apart = "" if result.given else RANDOM
+    yield make("stability.growth", worst.growth, "", "nats per token", count=result.texts, apart=apart)
 
 
 def _influence(result: Any, models: Sequence[str]) -> Iterator[Score]:
     make = _Maker(result, models[0])
-    recent = result.output.recent(result.recent)
-    yield make(_named("influence.recent", f"last {result.recent}"), recent, "", count=len(result.lengths))
+    recent, name = result.output.recent(result.recent), _named("influence.recent", f"last {result.recent}")
+    apart = "" if result.provenance["options"]["length"] is None else RANDOM
+    yield make(name, recent, "", count=len(result.lengths), apart=apart)
 
 
 def _named(name: str, *variant: str) -> str:
@@ -308,7 +343,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "insertion": ("insertion.drop",),
     "noise": ("noise.drop",),
     "overflow": ("overflow.drop",),
-    "poison": ("poison.survival", "poison.flipped", "poison.auroc"),
+    "poison": ("poison.survival", "poison.flipped", "poison.beyond", "poison.auroc"),
     "fidelity": ("fidelity",),
     "sanity": ("sanity",),
     "stability": ("stability.growth",),
@@ -339,10 +374,20 @@ def read_scores(where: str | os.PathLike[str]) -> list[Score]:
     path = path / SCORES if path.is_dir() else path
     try:
         document = json.loads(path.read_bytes())
-        return [decode_fields(one, Score) for one in document["scores"]]
+        return [_checked(decode_fields(one, Score)) for one in document["scores"]]
     except OSError as error:
         raise InputError(
             f"there are no scores at {path}: {error.strerror or error}; give the directory of a report that has run"
         ) from error
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} does not hold a report's scores: {error}") from error
+
+
+def _checked(score: Score) -> Score:
+    """Return a score that was read. Raise ValueError if its examples are not (examples, 2) finite numbers."""
+    each = score.examples
+    if each is not None and not (each.dtype.kind in "biuf" and each.ndim == 2 and each.shape[1] == 2):
+        raise ValueError(f"the examples of {score.name} are {each.dtype} {each.shape}, not numbers (examples, 2)")
+    if each is not None and not np.isfinite(each).all():
+        raise ValueError(f"the examples of {score.name} are not finite")
+    return score

@@ -64,7 +64,7 @@ def read_size(given: Any, options: Mapping[str, Any], set_: Collection[str], whe
     wrong = not isinstance(given, dict) or set(given) - set(SIZE_KEYS) or not {"option", "runs"} <= set(given)
     if wrong:
         raise InputError(f"{where}: size is {given!r:.80}; give a mapping with {', '.join(SIZE_KEYS)}")
-    if given["option"] not in options:
+    if not isinstance(given["option"], str) or given["option"] not in options:
         near = did_you_mean(str(given["option"]), options)
         raise InputError(f"{where}: size names the option {given['option']!r:.60}, which it does not have{near}")
     costs = {}

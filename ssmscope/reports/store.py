@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+import zlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +63,10 @@ ANSWERS = "answers.sqlite"
 """File of a verb's answers, from which a killed run continues; removed when the job is finished."""
 
 
+JOB_FILE = re.compile(r"([0-9a-f]{16})(?:\.json|\.log)?")
+"""Name of a job's failure, working folder or log."""
+
+
 class JobStore:
     """Store of results by job key: `results/KEY`, `failed/KEY.json` and, for running jobs, `working/KEY`."""
 
@@ -83,7 +89,7 @@ class JobStore:
         try:
             record = json.loads((folder / RECORD).read_bytes())
             outside = any(".." in Path(name).parts or Path(name).is_absolute() for name in record["files"])
-            whole = all((folder / name).stat().st_size == size for name, size in record["files"].items())
+            whole = all(_digest(folder / name) == digest for name, digest in record["files"].items())
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         return record if whole and not outside else None
@@ -101,13 +107,21 @@ class JobStore:
         if not _results(folder):
             raise InputError(f"{job.verb} ended without a result")
         (folder / RECORD).unlink(missing_ok=True)
-        files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+        files = {str(p.relative_to(folder)): _digest(p) for p in sorted(folder.rglob("*")) if p.is_file()}
         (folder / RECORD).write_text(json.dumps({**record, "files": files}, indent=2) + "\n", encoding="utf-8")
         final.parent.mkdir(parents=True, exist_ok=True)
         if final.exists():  # It was damaged, else the job would not have run again.
             shutil.rmtree(final)
         os.replace(folder, final)
         self.failure(job.key).unlink(missing_ok=True)
+
+    def clear(self, keys: Collection[str]) -> None:
+        """Remove the failures and working files of jobs that are finished, or not among those with these keys."""
+        for folder in (self.root / "failed", self.root / "working"):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                job = JOB_FILE.fullmatch(path.name)
+                if job is not None and (job[1] not in keys or self.record(job[1]) is not None):
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def fail(self, job: Job, record: Mapping[str, Any]) -> None:
         """Record why a job failed."""
@@ -148,6 +162,11 @@ class JobStore:
             if isinstance(record.get("verb"), str) and isinstance(record.get("seconds"), int | float):
                 found.setdefault(record["verb"], []).append(float(record["seconds"]))
         return found
+
+
+def _digest(path: Path) -> str:
+    """Return the CRC-32 of a file: after a loss of power, one may have its size and nothing but zeros."""
+    return f"{zlib.crc32(path.read_bytes()):08x}"
 
 
 def _results(folder: Path) -> list[Path]:

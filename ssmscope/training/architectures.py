@@ -179,7 +179,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "deltanet": _linear_attention("delta", "DeltaNetConfig", "ssm-deltanet"),
     "rwkv": Architecture(("rwkv",), _rwkv, ("rwkv",)),
     "hybrid": Architecture(("mamba2",), _hybrid, ("bamba",)),
-    "selective": Architecture(("selective",), _selective, ("selective-ssm",), ("spectral_abscissa",)),
+    "selective": Architecture(("selective",), _selective, ("selective-ssm",), ("spectral_abscissa", "start")),
 }
 
 OWN = tuple(dict.fromkeys(name for architecture in ARCHITECTURES.values() for name in architecture.own))

@@ -151,12 +151,15 @@ def _converted(source: Any, module: Any, options: Mapping[str, Any]) -> Any:
 
 def _initialize(module: Any, options: Mapping[str, Any]) -> None:
     """Draw Δ of a hybrid's heads log-uniformly like Mamba-2, because Bamba's start at softplus(1) and forget within a
-    step; and with `spread`, put |A| of every layer in equal ratios between `RATES`, over states or heads."""
+    step; with `spread`, put |A| of every layer in equal ratios between `RATES`, over states or heads; and draw all of a
+    selective SSM but A from N(0, 1) with `normal`."""
     low, high = map(math.log, STEPS[options["decays"] or "standard"])
     for name, parameter in module.named_parameters():
         if name.endswith("dt_bias") and options["architecture"] == "hybrid":
             drawn = torch.exp(low + (high - low) * torch.rand_like(parameter))
             parameter.data.copy_(drawn + torch.log(-torch.expm1(-drawn)))  # This is the inverse of softplus.
+        elif options["start"] == "normal" and not name.endswith("ssm.A"):
+            torch.nn.init.normal_(parameter)
         elif name.endswith("A_log") and options["decays"] == "spread":
             rates = torch.linspace(math.log(RATES[0]), math.log(RATES[1]), parameter.shape[-1])
             parameter.data.copy_(rates.expand_as(parameter))

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from jinja2 import Environment, PackageLoader
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Mamba2ForCausalLM
@@ -166,16 +165,13 @@ def save(out: Path, module: Any, tokenizer: Any, saved_as: str, extra: Mapping[s
     stored = copy.deepcopy(module).cpu().to(getattr(torch, saved_as))
     if type(stored) is Mamba2ForCausalLM:
         stored._tied_weights_keys = MAMBA2_TIED
-    try:
-        with quiet():
-            stored.save_pretrained(str(out))
-        if tokenizer is not None:
-            save_tokenizer(tokenizer, out)
-        if extra:
-            half = {name: tensor.to(getattr(torch, saved_as)).contiguous() for name, tensor in extra.items()}
-            save_file(half, out / EXTRA)
-    except SafetensorError as error:  # The weights are in memory, so the disk has failed.
-        raise OSError(str(error).splitlines()[0]) from error
+    with quiet():
+        stored.save_pretrained(str(out))
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, out)
+    if extra:
+        half = {name: tensor.to(getattr(torch, saved_as)).contiguous() for name, tensor in extra.items()}
+        save_file(half, out / EXTRA)
 
 
 def measure(out: Path, objective: Objective, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ from ssmscope.data.language import (
     symbol_tokenizer,
     word_tokenizer,
 )
-from ssmscope.data.mad import GENERATORS
+from ssmscope.data.mad import GENERATORS, next_tokens
 from ssmscope.data.pixels import KNOWN as PIXELS
 from ssmscope.data.pixels import PixelData, load_pixels
 from ssmscope.data.rows import SUFFIXES, checked_label, checked_path, checked_text, read_rows
@@ -71,6 +73,8 @@ def task_options(data: str | Path) -> tuple[str, ...]:
     """Return the options that a generated task or language data take."""
     own = {"majority": ("flipped",), "listops": (), "mqar": ("vocabulary", "pairs")}
     own |= dict.fromkeys(QUESTIONS, ("filler", "vocabulary"))
+    recall = (name for name, draw in GENERATORS.items() if "every_token" in inspect.signature(draw).parameters)
+    own |= dict.fromkeys(recall, ("vocabulary", "every_token"))
     if data in own:
         return ("length", "examples", *own[str(data)])
     if data in DOCUMENTS:
@@ -109,7 +113,11 @@ def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
     else:
         train, test = _generated(options)
         parts, tokenizer = [train, None, test], symbol_tokenizer(train.tokens)
-    return _divided(parts, options), tokenizer
+    found = _divided(parts, options)
+    if options["every_token"]:  # Only in training: what is held out and the test ask for the values.
+        train: Any = found["train"]
+        found["train"] = dataclasses.replace(train, targets=next_tokens(train.ids))
+    return found, tokenizer
 
 
 def _generated(options: Mapping[str, Any]) -> tuple[Any, Any]:

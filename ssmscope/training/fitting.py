@@ -168,7 +168,13 @@ class Fit:
         self.device = next(module.parameters()).device
         self.trained = {"weights": module} | ({"extra": objective.extra} if objective.extra is not None else {})
         groups = [each for part in self.trained.values() for each in parameter_groups(part, options["weight_decay"])]
-        self.optimizer = torch.optim.AdamW(groups, lr=options["learning_rate"], fused=self.device.type == "cuda")
+        chosen: dict[str, Any] = {"lr": options["learning_rate"], "fused": self.device.type == "cuda"}
+        self.optimizer: torch.optim.Optimizer
+        if options["optimizer"] == "adam":
+            everything = [parameter for group in groups for parameter in group["params"]]
+            self.optimizer = torch.optim.Adam(everything, weight_decay=options["weight_decay"], **chosen)
+        else:
+            self.optimizer = torch.optim.AdamW(groups, **chosen)
         self.parameters = [parameter for group in groups for parameter in group["params"]]
         self.epoch, self.step, self.loss_sum = 0, 0, torch.zeros((), dtype=torch.float64, device=self.device)
         self.best: dict[str, Any] | None = None

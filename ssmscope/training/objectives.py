@@ -170,6 +170,9 @@ class Texts(Tokenized):
         self.special = torch.tensor(sorted(special), dtype=torch.long)
         limit = self.options["max_length"]
         self.examples = {name: encode(part, self.tokenizer, limit) for name, part in self.given.items()}
+        if self.options.get("padding") == "read":
+            for rows in self.examples.values():
+                rows[:] = [[*row, *[self.pad_id] * (limit - len(row))] for row in rows]
         self.current = self.examples["train"]
 
     def batches(self, epoch: int) -> list[list[int]]:

@@ -74,6 +74,9 @@ class TrainingOptions:
     examples: Whole = option("generated training examples; instruct: maximum per task (10,000).", COUNT, 2**27)
     pairs: Whole = option("mqar: pairs of a sequence (4), at most a quarter of its length.", COUNT, 2**18)
     flipped: Number = option("majority: probability that a one of the training set becomes a zero.", PROBABILITY)
+    every_token: Flag = option(
+        "recall tasks: train on every next token, as MAD's authors do; scores are those of the values (False)."
+    )
     unit: Word = option("language: word or byte.", ("word", "byte"))
     filler: Name = option(
         "questions: generated (default), wikitext2 or a file with sentences to put between the facts."
@@ -117,6 +120,17 @@ class TrainingOptions:
     fir_taps: Whole = option("number of taps of GFSSM's filter (4).", COUNT, 2**10)
     prompt: Flag = option("GFSSM: learn the states before the first token, the attention sink (True).")
     spectral_abscissa: Number = option("s_A of the selective SSM at the start (0).")
+    start: Word = option(
+        "selective SSM: W_B, W_C and q from N(0, 1/d) with p = 0 (scaled, default), or these, p and the head from "
+        "N(0, 1), as its authors draw them (normal).",
+        ("scaled", "normal"),
+    )
+    padding: Word = option(
+        "selective SSM on texts: held leaves the state as it is at padding (default); read pads every text to "
+        "max_length and reads the padding as tokens, as its authors do.",
+        ("held", "read"),
+        kinds=("text",),
+    )
     vocabulary: Whole = option(
         "number of tokens of the byte-pair tokenizer, trained on the training texts or prompts (4000; for books "
         "4,096), of words (10,000), or of a generated task.",
@@ -130,7 +144,11 @@ class TrainingOptions:
     batch_size: Whole = option("examples per step.", COUNT, 2**20)
     learning_rate: Number = option("peak learning rate.", POSITIVE)
     schedule: Word = option("cosine or constant.", ("cosine", "constant"))
-    weight_decay: Number = option("weight decay of AdamW.", NOT_NEGATIVE)
+    optimizer: Word = option(
+        "adamw, or adam, whose weight decay is a term of the loss and holds for all parameters (adamw).",
+        ("adamw", "adam"),
+    )
+    weight_decay: Number = option("weight decay.", NOT_NEGATIVE)
     warmup: Number = option("share of all steps until the peak.", PART)
     clip: Number = option("maximum norm of the gradient.", POSITIVE)
     dropout: Number = option("dropout before the head of a classifier or for instructions.", PART, kinds=CLASSIFIED)
@@ -211,6 +229,7 @@ BY_KIND: Mapping[str, tuple[Any, ...]] = {
 
 PLAIN: Mapping[str, Any] = {
     **{"head_width": 16, "expand": 2, "share": 1.0, "schedule": "cosine", "weight_decay": 0.1, "clip": 1.0},
+    **{"optimizer": "adamw"},
     "spread_penalty": 0.0,
 }
 """Defaults of every kind of data."""
@@ -234,7 +253,7 @@ DATA: Mapping[str, Mapping[str, Any]] = {
 SELECTIVE: Mapping[str, Any] = {
     **{"learning_rate": 1e-2, "schedule": "constant", "weight_decay": 0.0, "warmup": 0.0, "clip": 5.0},
     **{**NO_DROPOUT, "spread_penalty": 10.0, "saved_as": "float32", "patience": None},
-    **{"width": 16, "state": 4, "spectral_abscissa": 0.0},
+    **{"width": 16, "state": 4, "spectral_abscissa": 0.0, "start": "scaled", "padding": "held"},
 }
 """Selective SSM: Adam at 1e-2 throughout, clipped at 5; d = 16 channels, N = 4 (Honarpisheh et al., B)."""
 

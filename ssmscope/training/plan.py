@@ -85,7 +85,7 @@ def _check_kind(options: Mapping[str, Any]) -> None:
     """Raise InputError for options that do not apply to the data."""
     data, kind, vocabulary = options["data"], options["kind"], options["vocabulary"]
     task = (*task_options(data), *(("vocabulary",) if kind == "text" else ()))
-    for name in ("length", "examples", "pairs", "flipped", "unit", "filler", "mixture", "vocabulary"):
+    for name in ("length", "examples", "pairs", "flipped", "every_token", "unit", "filler", "mixture", "vocabulary"):
         if options[name] is not None and name not in task:
             raise InputError(f"{name} does not apply to {data}; leave it out")
     for name, declared in OPTIONS.items():
@@ -96,6 +96,8 @@ def _check_kind(options: Mapping[str, Any]) -> None:
     least = {"text": 8, "instructions": 259}.get(kind, 2)
     if vocabulary is not None and vocabulary < least:
         raise InputError(f"vocabulary is {vocabulary}; it must be at least {least}")
+    if options["padding"] and options["architecture"] != "selective":
+        raise InputError(f"padding does not apply to {options['architecture']}; leave it out")
     if options["architecture"] == "selective" and kind == "pixels":
         raise InputError("the selective SSM reads tokens, and cifar10 and digits are pixels; choose another task")
 

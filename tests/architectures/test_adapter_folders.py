@@ -11,6 +11,8 @@ import pytest
 import torch
 from examples import random_example, relative
 from loud import loud
+from safetensors.torch import load_file, save_file
+from small_models import language_model
 from transformers import AutoModelForSequenceClassification
 
 import ssmscope
@@ -20,6 +22,7 @@ from ssmscope.errors import InputError
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
 
 IDS = [5, 17, 3, 9, 22]
+SIZE, SIZES = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2), dict(num_heads=4, head_dim=16, n_groups=1)
 
 
 class Saved(NamedTuple):
@@ -210,3 +213,28 @@ def test_what_an_adapters_configuration_may_not_say(tmp_path, field, value, says
     assert relative(logits(found.folder), found.own) < 1e-4
     file.write_text(json.dumps({**fields, field: value}))
     assert says in refused(found.folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
+@pytest.mark.parametrize("targets", [["in_proj"], ["in_proj", "embeddings"]])
+def test_tokens_that_were_added_come_with_the_adapter(tmp_path, kind, targets):
+    """Mamba's head is its embeddings, Mamba-2's its own."""
+    sizes = SIZES if kind == "mamba2" else {}
+    module = loud(language_model(kind, **SIZE, **sizes, tie_word_embeddings=kind == "mamba"))
+    module.save_pretrained(tmp_path / "base")
+    module.resize_token_embeddings(module.config.vocab_size + 3)
+    found = saved(tmp_path, module, peft.LoraConfig(r=2, target_modules=targets), save_embedding_layers=True)
+    check(found)
+    assert ssmscope.load(found.folder).vocabulary == module.config.vocab_size
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_added_tokens_without_a_head(tmp_path):
+    module = loud(language_model("mamba2", **SIZE, **SIZES, tie_word_embeddings=False))
+    module.save_pretrained(tmp_path / "base")
+    module.resize_token_embeddings(module.config.vocab_size + 3)
+    found = saved(tmp_path, module, peft.LoraConfig(r=2, target_modules=["in_proj"]), save_embedding_layers=True)
+    file = found.folder / "adapter_model.safetensors"
+    save_file({name: part for name, part in load_file(file).items() if "lm_head" not in name}, file)
+    assert "lacks lm_head.weight; save it with save_embedding_layers=True" in refused(found.folder)

@@ -133,8 +133,11 @@ def mixed(kind: str, p: dict[str, Tensor], x: Tensor, bound: float | None = None
                     g = -rate * softplus(step) if bound is None else bound / (1 + (-rate * step).exp())
                     S = g.exp()[:, None] * S
                 elif kind in GATED_DELTA:
+                    before = S
                     S = S * (-p["A_log"][h].exp() * softplus(x[t] @ p["a_proj.weight"][h] + p["dt_bias"][h])).exp()
-                S = S + beta * torch.outer(b, v[t, h] - looked_up @ S)
+                # Comba's kernels look up before the decay, the other rules' after it.
+                found = looked_up @ (before if kind == "comba" else S)
+                S = S + beta * torch.outer(b, v[t, h] - found)
                 for step in range(1, steps):
                     b, written = (each[t, step, h] for each in several)
                     b = b / (b.square().sum() + 1e-6).sqrt()

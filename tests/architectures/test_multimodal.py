@@ -140,6 +140,29 @@ def test_a_multimodal_model_is_its_language_model(make, kind, tmp_path):
     torch.testing.assert_close(again.trace(batch).logits, logits)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("make", "kind"), MODELS.values(), ids=list(MODELS))
+@pytest.mark.parametrize("trained_on", ["the whole", "its language model"])
+def test_an_adapter_of_a_multimodal_model(make, kind, trained_on, tmp_path):
+    """Its logits are those of peft's model, whichever of the two classes it was trained on."""
+    peft = pytest.importorskip("peft")
+    module = loud(make())
+    if module.config.model_type not in transformers.CONFIG_MAPPING:
+        pytest.skip("transformers 4.57 does not know LFM2-VL by the name that it writes")
+    module.save_pretrained(tmp_path / "base")
+    module = module if trained_on == "the whole" else ssmscope.load(tmp_path / "base").module
+    targets = ["in_proj", "in_proj_qkv", "q_proj", "out_proj"]
+    adapted = peft.get_peft_model(module, peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)).eval()
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    adapted.save_pretrained(tmp_path / "adapter")
+    model = ssmscope.load(tmp_path / "adapter")
+    assert model.architecture == kind
+    for ids in TEXTS:
+        with torch.no_grad():
+            own = adapted(input_ids=torch.tensor([ids])).logits[0, -1]
+        assert relative(model.trace(model.encode(ids=[ids])).logits[0], own) < 1e-4
+
+
 def test_relevance_of_a_multimodal_model_adds_up():
     model = ssmscope.load(loud(qwen()), dtype="float64")
     explained = ssmscope.explain(model, model.encode(ids=TEXTS[:1]), methods=["lrp"])

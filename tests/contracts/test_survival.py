@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
-from examples import TEXTS
+from examples import TEXTS, random_example
 
 from ssmscope import ops
+from ssmscope.attacks.poisoning.memory import masses
 from ssmscope.core.mixers import adapter_for
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.ops import delta_rule, survival
 from ssmscope.ops.recurrence import by_head
+from ssmscope.probes.stability.measure import state_norms
 
 LENGTH, SHORT = 12, 8
 
@@ -30,8 +34,13 @@ def layers(model):
 
 
 def left_alone(recurrences, stop=LENGTH):
-    """R_s of every position by the run that writes at s alone, (batch, stop, heads of all, width · state)."""
-    return torch.cat([survival.remaining_reference(r.between(0, stop)).flatten(3) for r in recurrences], dim=2)
+    """R_s of every position by the runs that write at s alone, (batch, stop, heads of all, width · state)."""
+    return together(recurrences, [survival.remaining_reference(r.between(0, stop)).flatten(3) for r in recurrences], 2)
+
+
+def together(recurrences, each, dim):
+    """What belongs to each recurrence, summed over the writes of one memory, the memories one after the other."""
+    return torch.cat([torch.stack(own).sum(0) for own in ops.by_memory(recurrences, each)], dim)
 
 
 def test_survival_is_what_the_run_that_writes_at_one_token_alone_ends_with(layers):
@@ -68,15 +77,44 @@ def test_signed_shares_are_towards_the_state_and_sum_to_one(layers):
         alone = left_alone(layer.recurrences)
         initial = layer.initial or [None] * len(layer.recurrences)
         runs = [ops.scan_reference(r, H).state.flatten(2) for r, H in zip(layer.recurrences, initial)]
-        state = torch.cat(runs, dim=1)
+        state = together(layer.recurrences, runs, 1)
         inner = (alone * state[:, None]).sum((2, 3)) / state.square().sum((1, 2))[:, None]
         found = layer.survival(signed=True)
         torch.testing.assert_close(found, inner, rtol=0, atol=1e-9)
         none = [replace(r, x=torch.zeros_like(r.x)) for r in layer.recurrences]
-        rest = torch.cat([ops.scan_reference(r, H).state.flatten(2) for r, H in zip(none, initial)], dim=1)
+        rest = together(none, [ops.scan_reference(r, H).state.flatten(2) for r, H in zip(none, initial)], 1)
         of_start = (rest * state).sum((1, 2)) / state.square().sum((1, 2))
         torch.testing.assert_close(found.sum(1) + of_start, torch.ones_like(of_start), rtol=0, atol=1e-9)
         assert (layer.initial is None) == (not of_start.any())
+
+
+@pytest.mark.parametrize("name", ["deltaproduct", "deltaproduct-ungated", "mamba3"])
+def test_a_token_that_writes_several_times_has_the_share_of_the_sum(name):
+    """‖Σ_j R_s^j‖ of its writes j, not Σ_j ‖R_s^j‖, and the state is the sum of all of them."""
+    module = random_example(name).double()
+    (mixer, *_), u = Model(module, None, name).mixers, torch.randn(2, LENGTH, module.config.hidden_size).double()
+    with torch.no_grad():
+        layer = adapter_for(mixer).compute_terms(mixer, u)
+    by_end = []
+    for stop in range(1, LENGTH + 1):
+        by_end.append(sum(survival.remaining_reference(r.between(0, stop)).flatten(3) for r in layer.recurrences))
+    norms = [each.norm(dim=-1) for each in by_end]
+    close = dict(rtol=0, atol=1e-9)
+    torch.testing.assert_close(layer.survival(), norms[-1].sum(2) / norms[-1].sum((1, 2))[:, None], **close)
+    torch.testing.assert_close(layer.survival(per_head=True), norms[-1] / norms[-1].sum(1, keepdim=True), **close)
+    state = sum(scan.state for scan in layer.scan()).flatten(2)
+    signed = (by_end[-1] * state[:, None]).sum((2, 3)) / state.square().sum((1, 2))[:, None]
+    torch.testing.assert_close(layer.survival(signed=True), signed, **close)
+    torch.testing.assert_close(signed.sum(1), torch.ones(2).double())
+    for at, found in enumerate(survival.shares_from(layer.recurrences, 4).unbind(1), start=4):
+        expected = norms[at].sum(2) / norms[at].sum((1, 2))[:, None]
+        torch.testing.assert_close(found[:, : at + 1], expected, **close)
+    lives = layer.half_lives(per_head=True)
+    for row, s, head in itertools.product(range(2), range(LENGTH), range(lives.shape[2])):
+        left = [float(norms[t][row, s, head]) for t in range(s, LENGTH)]
+        assert lives[row, s, head] == next((lag for lag, norm in enumerate(left) if norm <= left[0] / 2), torch.inf)
+    torch.testing.assert_close(state_norms(layer, [LENGTH - 1])[:, 0], state.flatten(1).norm(dim=1))
+    torch.testing.assert_close(masses(layer.recurrences, 5), norms[5].sum(2))
 
 
 def test_half_lives_are_when_half_of_what_was_written_is_left(layers):

@@ -265,8 +265,8 @@ def test_impossible_questions_are_refused():
     for task, options, message in [
         ("qa6", {}, "no task 'qa6'; there are qa1, .*did you mean 'qa"),
         ("qa1", {"split": "tests"}, "no split 'tests'.*did you mean 'test'"),
-        ("qa1", {"length": -1}, "length -1"),
-        ("qa1", {"examples": 0}, "examples 0"),
+        ("qa1", {"length": -1}, "length is -1"),
+        ("qa1", {"examples": 0}, "examples is 0"),
         ("qa4", {"facts": (2, 8)}, "qa4 cannot have 2 to 8 facts; allowed are 2 to 5"),
         ("qa2", {"facts": (6, 5)}, "6 to 5 facts"),
         ("qa1", {"filler": "One. Two."}, "the filler is one text"),

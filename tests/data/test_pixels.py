@@ -172,3 +172,39 @@ def test_image_files(tmp_path):
     (tmp_path / "c.png").write_text("no image")
     with pytest.raises(InputError, match="c.png cannot be decoded"):
         read_images([tmp_path / "c.png"], 3)
+
+
+def test_images_are_turned_as_people_see_them(tmp_path, monkeypatch):
+    """EXIF's orientations 1 to 8, of PNG, TIFF and WEBP files and of what `datasets` opens."""
+    turned = [RASTER, RASTER[:, ::-1], RASTER[::-1, ::-1], RASTER[::-1], RASTER.swapaxes(0, 1), np.rot90(RASTER, -1)]
+    for orientation, seen in enumerate([*turned, np.rot90(RASTER, 2).swapaxes(0, 1), np.rot90(RASTER)], 1):
+        exif = Image.Exif()
+        exif[274] = orientation
+        for kind in ("png", "tiff", "webp"):
+            place = tmp_path / f"{orientation}.{kind}"
+            Image.fromarray(RASTER).save(place, exif=exif, **{"lossless": True} if kind == "webp" else {})
+            found = read_images([place], 3, seen.shape[:2])
+            assert (found[0].reshape(seen.shape) == seen).all(), (kind, orientation)
+            opened, shape = decoded([Image.open(place)], "RGB", "here")
+            assert shape == seen.shape[:2] and (opened == found).all()
+            if seen.shape != RASTER.shape:
+                with pytest.raises(InputError, match="is 3 × 4 pixels; the model reads 4 × 3"):
+                    read_images([place], 3, (3, 4))
+    monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
+    write(tmp_path, [{"img": (tmp_path / "3.png").read_bytes(), "label": 3}])
+    assert (load_pixels("cifar10").pixels[0].reshape(3, 4, 3) == turned[2]).all()
+
+
+def test_transparent_images_are_refused(tmp_path):
+    """Their colours depend on a background that no model knows; opaque ones keep theirs."""
+    opaque = np.dstack([RASTER, np.full(RASTER.shape[:2], 255, np.uint8)])
+    assert (decoded([png(opaque)], "RGB", "here")[0][0].reshape(3, 4, 3) == RASTER).all()
+    opaque[1, 1, 3] = 254
+    one = Image.fromarray(opaque)
+    keyed, palette = Image.fromarray(RASTER), Image.fromarray(RASTER).quantize(8)
+    keyed.info["transparency"], palette.info["transparency"] = (0, 5, 10), 0
+    for number, image in enumerate((one, one.convert("LA"), keyed, palette)):
+        image.save(tmp_path / f"{number}.png")
+        for channels in (1, 3):
+            with pytest.raises(InputError, match=f"{number}.png is transparent in places: save it on a background"):
+                read_images([tmp_path / f"{number}.png"], channels)

@@ -300,7 +300,7 @@ def test_a_sample_is_seeded_and_keeps_the_order():
     assert sample.texts != data.sample(10, seed=4).texts
     assert list(sample.texts) == sorted(sample.texts, key=int)
     assert data.sample(50) is data
-    with pytest.raises(InputError, match="at least 1"):
+    with pytest.raises(InputError, match="n is 0; allowed is a whole number from 1 on"):
         data.sample(0)
 
 

@@ -55,9 +55,10 @@ def test_memory_is_followed_through_all_layers_below(models, name, monkeypatch):
 def test_selectivity_is_of_real_tokens_and_nil_where_nothing_is_written(monkeypatch):
     written = torch.tensor([[[0.1, 0.0], [0.3, 0.0], [0.8, 0.0]], [[0.2, 0.5], [0.4, 0.5], [9.0, 9.0]]])
     mask = torch.tensor([[True, True, True], [True, True, False]])
-    monkeypatch.setattr(measure.ops, "write", lambda r, per_head: written[..., [r]])
+    monkeypatch.setattr(measure.ops, "write", lambda r, per_head: written[..., [r.head]])
     monkeypatch.setattr(measure.GateVariation, "visit", lambda *_: None)
-    layer: Any = SimpleNamespace(recurrences=[0, 1], u=torch.zeros(2, 3, 1), reach=3)
+    recurrences = [SimpleNamespace(head=head, joins=joins) for head, joins in ((0, False), (0, True), (1, False))]
+    layer: Any = SimpleNamespace(recurrences=recurrences, u=torch.zeros(2, 3, 1), reach=3)
     layer.survival = lambda at, per_head=False: 2 * written if per_head else written[..., 0]
     for score, expected in (("write", written), ("retention", 1 - written), ("survival", 2 * written)):
         found = LayerScores(4, mask, score, heads=True)

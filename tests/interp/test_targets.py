@@ -23,13 +23,11 @@ import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.interp import objective as module
 from ssmscope.interp.methods import lrp as propagating
 from ssmscope.interp.objective import (
     Meter,
-    check_number,
-    check_whole,
     duration,
     objective,
     target_warning,
@@ -144,19 +142,19 @@ def test_a_half_precision_head_with_a_bias_gives_float32(plain, dtype):
 
 def test_whole_numbers_and_numbers():
     for value in (2, 3, np.int64(2)):
-        check_whole("steps", value, 2)
+        check_whole(2, steps=value)
     for value in (2, 2.5, np.float32(3), np.int64(2)):
-        check_number("noise", value, 2)
+        check_number(2, noise=value)
     for value in (1, True, 2.0, "3", None):
         with pytest.raises(InputError, match="steps is .*; allowed is a whole number from 2 on"):
-            check_whole("steps", value, 2)
+            check_whole(2, steps=value)
     for value in (1.5, True, float("inf"), float("nan"), "3", None):
         with pytest.raises(InputError, match="noise is .*; allowed is a number from 2 on"):
-            check_number("noise", value, 2)
+            check_number(2, noise=value)
     with pytest.raises(InputError, match="steps is True"):
-        check_whole("steps", True, 0)
+        check_whole(0, steps=True)
     with pytest.raises(InputError, match="noise is True"):
-        check_number("noise", True, 0)
+        check_number(0, noise=True)
 
 
 def test_what_is_drawn_depends_on_the_seed_and_the_texts_own_tokens_or_pixels():

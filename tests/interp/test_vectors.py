@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from examples import random_example, relative
 from loud import loud
 from planned import planned
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig
 
 import ssmscope
 from ssmscope.core.model import Model
@@ -69,6 +72,62 @@ def test_the_command_exports_a_shipped_model(analyze, tmp_path, real_data):
     assert analyze("steer", "demo/books-mamba2", *line, *options).err.count("exists") == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["mamba2", "mamba-with-biases"])
+def test_an_export_keeps_dtype_and_settings(name, dtype, tmp_path):
+    """Its logits are those of the model in float64 that is steered by the direction in the bias's own dtype."""
+    module = loud(random_example(name)).to(dtype)
+    module.generation_config.eos_token_id, module.generation_config.repetition_penalty = [3, 5], 1.2
+    model = Model(module, name=name)
+    vector = ControlVector.between(model, TOWARD, AWAY, "residual", 1)
+    where = bake(model, vector, 2.0, tmp_path / "baked")
+    assert {part.dtype for part in load_file(where / "model.safetensors").values()} == {dtype}
+    settings = GenerationConfig.from_pretrained(where)
+    assert (settings.eos_token_id, settings.repetition_penalty) == ([3, 5], 1.2)
+    wide, again = ssmscope.load(module, dtype="float64"), ssmscope.load(where, dtype="float64")
+    batch = wide.encode(ids=TEXTS)
+    steered = wide.run(batch, edits=vector.edit(2.0)).logits
+    off = relative(again.run(batch).logits, steered)
+    assert off < max(1e-9, 20 * torch.finfo(dtype).eps) < relative(wide.run(batch).logits, steered)
+
+
+def test_an_export_says_what_a_dtype_cannot_hold(tmp_path):
+    module = loud(random_example("mamba-with-biases")).half()
+    module.backbone.layers[0].mixer.out_proj.bias.data.fill_(1.0)
+    model = Model(module, name="m")
+    vector = ControlVector.between(model, TOWARD, AWAY, "residual", 1)
+    for strength, says in ((1e6, "float16 holds no number as large"), (1e-4, "of the direction are lost in float16")):
+        with pytest.raises(InputError, match=says):
+            bake(model, vector, strength, tmp_path / "baked")
+        assert not (tmp_path / "baked").exists()
+
+
+class Around(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.inner = module
+
+    def forward(self, input_ids=None, attention_mask=None, inputs_embeds=None):
+        return self.inner(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds).logits
+
+
+def test_what_is_no_directory_is_said(tmp_path):
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(random_example("mamba2"), peft.LoraConfig(r=2, target_modules=["in_proj"]))
+    for module, says in (
+        (adapted, r"merge it \(merge_and_unload\(\)\)"),
+        (Around(random_example("mamba2")), "a module of one's own, which cannot be exported"),
+        (random_example("mamba2").backbone, "has no head, which cannot be exported"),
+    ):
+        model = ssmscope.load(module)
+        width = torch.ones(model.width, dtype=torch.float64)
+        with pytest.raises(InputError, match=says):
+            bake(model, ControlVector("residual", 1, (width,)), 1.0, tmp_path / "baked")
+        assert not (tmp_path / "baked").exists()
+    merged = ssmscope.load(adapted.merge_and_unload())
+    bake(merged, ControlVector("residual", 1, (torch.ones(merged.width, dtype=torch.float64),)), 1.0, tmp_path / "m")
+
+
 def test_where_there_is_no_bias(tmp_path):
     for name, site, layer, says in (
         ("gla", "residual", 1, "no bias of the block before layer 1 of gla"),
@@ -81,6 +140,25 @@ def test_where_there_is_no_bias(tmp_path):
         assert not (tmp_path / name).exists()
 
 
+def test_a_full_disk_leaves_nothing_of_an_export(tmp_path):
+    """What fails is the write of the weights, in safetensors, or of the configuration, in Python."""
+    resource, signal = (pytest.importorskip(name) for name in ("resource", "signal"))
+    model = model_of("mamba2")
+    vector = ControlVector.between(model, TOWARD, AWAY, "residual", 1)
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for most in (100, 3000):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+            with pytest.raises(InputError, match="cannot write to .*new/baked: File too large; make room$"):
+                bake(model, vector, 1.0, tmp_path / "new" / "baked")
+            assert not list(tmp_path.iterdir())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    with pytest.raises(InputError, match="strength is nan; allowed is a finite number"):
+        bake(model, vector, math.nan, tmp_path / "new")
+
+
 def test_files_that_do_not_fit(tmp_path):
     model, file = model_of("mamba2"), tmp_path / "vector.safetensors"
     ControlVector("residual", 1, (torch.ones(5, dtype=torch.float64),)).save(file)
@@ -89,6 +167,15 @@ def test_files_that_do_not_fit(tmp_path):
     ControlVector("residual", 9, (torch.ones(model.width, dtype=torch.float64),)).save(file)
     with pytest.raises(InputError, match="of residual 9; mamba2 has the layers 0 to 1"):
         ControlVector.load(file, model)
+    for numbers, says in (
+        (torch.full((model.width,), math.nan), "direction.0 of a control vector holds numbers that are not finite"),
+        (torch.ones(model.width, dtype=torch.int64), "direction.0 of a control vector holds int64; a direction is of"),
+    ):
+        with pytest.raises(InputError, match=says):
+            ControlVector("residual", 1, (numbers,))
+        save_file({"direction.0": numbers}, file, metadata={"site": "residual", "layer": "1"})
+        with pytest.raises(InputError, match=f"vector.safetensors: {says}"):
+            ControlVector.load(file, model)
     file.write_bytes(b"nothing")
     with pytest.raises(InputError, match="cannot read"):
         ControlVector.load(file, model)

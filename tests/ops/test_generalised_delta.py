@@ -27,12 +27,13 @@ def recurrence(
 
 
 def in_words(r: ops.DeltaRecurrence, H: torch.Tensor, text: int, head: int) -> torch.Tensor:
-    """y of one text and head: decay, look up under e, take away along r, write under b, read."""
+    """y of one text and head: look up under e, decay, take away along r, remove again, write under b, read."""
     rows, (b, c) = [], r.by_head()
     for t in range(r.x.shape[1]):
         at = text, t, head
-        H = H * r.log_a[at].exp()
-        for e, along in r.removals():
+        (e, along), *more = r.removals()
+        H = H * r.log_a[at].exp() - r.beta[at] * torch.outer(H @ e[at], along[at])
+        for e, along in more:
             H = H - r.beta[at] * torch.outer(H @ e[at], along[at])
         H = H + r.beta[at] * torch.outer(r.x[at], b[at])
         rows.append(H @ c[at] + r.D[head] * r.x[at])
@@ -53,7 +54,8 @@ def test_the_scan_is_the_rule_in_words(length, decays, groups, removals, monkeyp
         torch.testing.assert_close(one, other, **CLOSE)
     b, _ = r.by_head()
     plain, same = (
-        ops.DeltaRecurrence(r.x, r.b, r.c, log_a=r.log_a, beta=r.beta, D=r.D, **keys) for keys in ({}, {"e": b, "r": b})
+        ops.DeltaRecurrence(r.x, r.b, r.c, log_a=r.log_a, beta=r.beta, D=r.D, **keys)
+        for keys in ({}, {"e": b * r.log_a.exp(), "r": b})
     )
     if length < 50:  # states of longer runs grow: these keys are not of length 1
         for one, other in zip(ops.scan(same, H, retention=True), ops.scan_reference(plain, H)):

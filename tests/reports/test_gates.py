@@ -2,18 +2,20 @@
 
 import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 from planned import planned
 from reported import entry, failed
+from scipy.stats import binom
 
-from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums, wilson_interval
 from ssmscope.errors import InputError
 from ssmscope.reports import gates as module
 from ssmscope.reports.gates import check, decide, examples_needed, report_gates, state_of
 from ssmscope.reports.requirements import read_requirement
-from ssmscope.reports.scores import Score
+from ssmscope.reports.scores import LOGIT_SCALE, Score
 from ssmscope.reports.store import LEFT_OUT, Report
 
 NAN = math.nan
@@ -98,6 +100,46 @@ def test_the_bounds_are_one_sided_and_corrected_for_the_gates_with_a_level():
     assert [(gate.score.model, gate.tail) for gate in two] == [("a", 0.025), ("b", 0.025)]
 
 
+def of_words(right: int, model: str) -> Score:
+    """The share of 25 texts, with percentiles of resamples as `words` records them."""
+    one = shares(right, model, of=25)
+    found = estimate(resampled_sums(one.examples)[:, 0] / 25)
+    return replace(one, low=found.low, high=found.high, better="lower")
+
+
+def test_another_model_decides_nothing():
+    """1 of 25 with a limit of 15 %: P(X ≤ 1) is .0931 at .15. A second model moves the tail to .025, where percentiles
+    end at .136."""
+    for models in ("a", "ab", "abc"):
+        scores = [of_words(1 if model == "a" else 20, model) for model in models]
+        gate = decide([read_requirement("accuracy <= 0.15 at 95 %")], scores)[0]
+        z = NormalDist().inv_cdf(1 - 0.05 / len(models))
+        assert gate.state == "undecided" and gate.found.high == pytest.approx(wilson_interval(1, 25, z)[1])
+
+
+@pytest.mark.parametrize("models", [1, 2, 4])
+@pytest.mark.parametrize("n", [6, 25, 80])
+def test_a_share_is_decided_wrongly_no_more_than_promised(n, models):
+    """Exactly, over all outcomes of a share that is the limit. Wilson's bounds alone are wrong in up to .2 of cases:
+    1 of 80 is "missed" at a limit of .2 %, which happens in .15."""
+    worst, others = {"met": 0.0, "missed": 0.0}, [shares(n, str(at), of=n) for at in range(1, models)]
+    for limit in (0.002, 0.01, 0.03, 0.1, 0.15, 0.3, 0.5, 0.62, 0.8, 0.9, 0.97, 0.99):
+        for operator in ("<=", ">="):
+            gate = [read_requirement(f"accuracy {operator} {limit} at 95 %")]
+            states = np.array([decide(gate, [shares(k, of=n), *others])[0].state for k in range(n + 1)])
+            for state in worst:
+                chance = binom.pmf(np.flatnonzero(states == state), n, limit).sum()
+                worst[state] = max(worst[state], chance)
+    assert max(worst.values()) <= 0.05 / models + 1e-12 and min(worst.values()) > 0.2 * 0.05 / models
+
+
+def test_a_bound_that_wilson_moves_within_the_limit_too_soon():
+    """1 of 80 has Wilson's lower bound at .0029, though a share of .0025 shows 1 or more in .18 of cases."""
+    (gate,) = decide([read_requirement("accuracy <= 0.0025 at 95 %")], [shares(1, of=80)])
+    assert gate.found.low > 0.0025 and 1 - 0.9975**80 > 0.18
+    assert (gate.state, gate.needed) == ("undecided", 0) and "exact binomial" in gate.reason
+
+
 class TestAgainstAReference:
     def test_the_better_side_is_the_scores(self):
         baseline = [score(0.8), score(2.0, name="loss", better="lower")]
@@ -120,6 +162,18 @@ class TestAgainstAReference:
         half = 1.6448536 * math.sqrt((more + less - (more - less) ** 2) / 102)
         assert paired.found.value == pytest.approx(0.01)
         assert (paired.found.low, paired.found.high) == pytest.approx((more - less - half, more - less + half))
+
+    def test_fidelity_is_compared_with_the_same_model_alone(self):
+        """ΔA depends on the scale of a model's logits, and neither side of growth is better."""
+        own = [replace(score(0.2, model, name="fidelity[lrp]"), apart=LOGIT_SCALE) for model in "ab"]
+        assert states(["fidelity[lrp] no worse than baseline"], own, own) == ["met", "met"]
+        for text, baseline in (("b", ()), ("baseline", [replace(own[0], model="c")])):
+            with pytest.raises(
+                InputError, match=r"compares models, but ΔA depends on the scale of each model's logits"
+            ):
+                states([f"fidelity[lrp] no worse than {text}"], own, baseline)
+        with pytest.raises(InputError, match="compares models, but ΔA"):
+            check([read_requirement("fidelity[lrp] no worse than b")], plan("a", "b", data="sst2"))
 
     def test_a_model_of_the_same_report(self):
         found = decide(

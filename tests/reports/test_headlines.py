@@ -60,16 +60,16 @@ class TestOverflow:
 class TestPoison:
     def test_clean_then_random_then_found(self) -> None:
         attacks = {
-            "random": of(survival=e(0.75), accuracy=e(0.625)),
-            "found": of(survival=e(0.25), accuracy=e(0.375)),
+            "random": of(survival=e(0.75)),
+            "found": of(survival=e(0.25)),
         }
-        own = of(survival=e(0.875), accuracy=e(0.9), attack=attacks.__getitem__)
-        other = of(survival=e(0.1), accuracy=e(0.2), attack=None)
+        own = of(survival=e(0.875), changes="it changes few", attack=attacks.__getitem__)
+        other = of(survival=e(0.1), changes="it changes many", attack=None)
         result = Stand("poison", victims=(own, other))
         result.provenance["options"] = {"objective": "plant"}
         assert headline(result) == (
             "Hidden-state poisoning of own: survival 0.875 clean, 0.750 after random triggers, 0.250 after the one "
-            "found (plant); accuracy 0.900, 0.625, 0.375"
+            "found (plant); it changes few"
         )
 
     def victim(self, model: str, first: float, planted: bool) -> Any:

@@ -6,9 +6,10 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from ssmscope.core.bootstrap import Estimate, resampled_sums, wilson_interval
-from ssmscope.reports.intervals import difference, interval, paired_shares
+from ssmscope.reports.intervals import Counts, chance_beyond, difference, interval, paired_shares
 from ssmscope.reports.scores import Score
 
 NAN = math.nan
@@ -38,6 +39,22 @@ class TestOfOneScore:
         nothing = interval(replace(score([0, 0], among=[0, 0]), value=NAN), 0.01)
         assert math.isnan(nothing.value) and math.isnan(nothing.low)
 
+    @pytest.mark.parametrize("tail", [0.05, 0.025, 0.0125, 0.005])
+    def test_a_share_has_wilsons_whatever_is_recorded(self, tail):
+        """Also at 95 %, where a verb has recorded percentiles of resamples."""
+        found = interval(replace(score([1] + [0] * 24), low=0.0, high=0.1363), tail)
+        assert (found.low, found.high) == pytest.approx(wilson_interval(1, 25, NormalDist().inv_cdf(1 - tail)))
+
+    def test_wilsons_interval_covers_nearly_what_it_says(self):
+        """By sums of the binomial distribution: .05 on average over p, and at most .17 anywhere."""
+        p = np.linspace(0.005, 0.995, 199)
+        for n in (10, 25, 100, 400):
+            out = np.zeros(len(p))
+            for k in range(n + 1):
+                found = interval(score([1] * k + [0] * (n - k)))
+                out += binom.pmf(k, n, p) * ((p < found.low) | (p > found.high))
+            assert out.mean() == pytest.approx(0.05, abs=0.006) and out.max() < 0.17
+
     def test_a_mean_is_resampled(self):
         values = np.random.default_rng(0).normal(size=400)
         found = interval(score(values, unit="nats"), 0.005)
@@ -59,6 +76,13 @@ class TestOfOneScore:
         for value, whole in ((0.0, 0), (1.0, 50)):
             found = interval(recorded(value, value, value, count=50, unit="%"), 0.05)
             assert (found.low, found.high) == wilson_interval(whole, 50, z) and found.low < found.high
+
+
+def test_binomial_tails():
+    for n, k, p in [(25, 1, 0.15), (7, 7, 0.3), (7, 0, 0.3), (400, 371, 0.9), (100_000, 52_000, 0.515)]:
+        assert chance_beyond(Counts(k, n), p, above=False) == pytest.approx(binom.cdf(k, n, p), rel=1e-8)
+        assert chance_beyond(Counts(k, n), p, above=True) == pytest.approx(binom.sf(k - 1, n, p), rel=1e-8)
+    assert chance_beyond(Counts(25, 25), 1.0, above=False) == chance_beyond(Counts(0, 25), 0.0, above=True) == 0
 
 
 class TestOfADifference:

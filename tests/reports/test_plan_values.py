@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,6 +34,43 @@ def refusal(document: Any, **options: Any) -> str:
 )
 def test_where_something_is_wrong(change: dict[str, Any], said: str) -> None:
     assert said in refusal({"models": MODELS, "analyses": ["stability"], **change})
+
+
+def test_nothing_and_other_kinds_in_any_place() -> None:
+    """Each value of a plan in turn is nothing, or of another kind: the plan is read, or refused in one line."""
+    whole = {
+        "title": "all",
+        "variables": {"n": "3"},
+        "models": ["m", {"model": "runs/n", "name": "n", "dtype": "float32", "resources": {"cpus": "2"}}],
+        "require": ["accuracy >= 0.5 at 95 %"],
+        "budget": "10m",
+        "hardest": "3",
+        "analyses": [
+            {
+                "explain": {"text": ["a", "b"], "methods": ["lrp", "ig"], "option": ["ig.steps=5"]},
+                "for": ["token-classifier"],
+            },
+            {"evaluate": {"data": "sst2", "limit": "$n"}, "matrix": {"seed": ["1", "2"]}, "models": ["m"]},
+            {"fidelity": {}, "size": {"option": "limit", "runs": "4", "start": "2"}, "name": "f"},
+            {"heatmap": {"text": "a", "layers": ["1", "2"]}, "overrides": {"m": {"layers": "all"}}},
+            {"lens show": {"lens": "x", "text": "a"}, "together": False, "resources": {"gpus": "1"}},
+        ],
+    }
+
+    def changed(value: Any) -> Iterator[Any]:
+        yield from (None, [None], {"x": None}, True, "x", [])
+        for at in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+            for other in changed(value[at]):
+                yield {**value, at: other} if isinstance(value, dict) else [*value[:at], other, *value[at + 1 :]]
+
+    refused = 0
+    for document in changed(whole):
+        try:
+            planned(document)
+        except InputError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 100
 
 
 def test_its_own_title_and_its_variables_in_lists() -> None:

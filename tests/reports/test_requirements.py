@@ -40,6 +40,8 @@ def test_no_worse_than():
         (">= 0.8", "is not understood"),
         ("accuracy >= 0.8 at 50 %", "above 50 % and below 100 %"),
         ("accuracy >= 0.8 at 100 %", "above 50 % and below 100 %"),
+        ("accuracy >= 0.8 at 99.99999999999999 %", "the level is 99.99999999999999 %; give one above 50 % and below"),
+        ("accuracy >= 0.8 at 50.000000000000001 %", "above 50 % and below 100 %"),
         ("accuracy no worse than baseline by -0.1", "the margin is -0.1; give a number of at least 0"),
         ("accuracy >= " + "1" * 489, "501 characters; at most 500"),
     ],
@@ -77,7 +79,16 @@ class TestInAPlan:
         with pytest.raises(InputError, match="require needs a variable that is not set"):
             planned(plan)
 
-    @pytest.mark.parametrize(("given", "shown"), [([], "nothing"), ([""], "nothing"), ({"a": "b"}, "{'a': 'b'}")])
+    @pytest.mark.parametrize(
+        ("given", "shown"),
+        [
+            ([], "nothing"),
+            ([""], "nothing"),
+            ([None], "nothing"),
+            (["accuracy >= 0", None], "nothing"),
+            ({"a": "b"}, "{'a': 'b'}"),
+        ],
+    )
     def test_refusals(self, given, shown):
         with pytest.raises(InputError) as refused:
             planned({**self.PLAN, "require": given})

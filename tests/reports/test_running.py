@@ -273,13 +273,15 @@ class TestRunning:
         assert ran == ["stability one", "heatmap two", "stability two", "influence two"]
         assert states(second) == ["done"] * 6 and second.entries[0].results == first.entries[0].results
 
-    @pytest.mark.parametrize("harm", ["shorter", "gone", "record"])
+    @pytest.mark.parametrize("harm", ["shorter", "zeros", "gone", "record"])
     def test_a_damaged_result_is_made_again(self, models, tmp_path, ran, harm) -> None:
         folder = tmp_path / "results" / run(plan(models[:1]), tmp_path).entries[0].key
         before = numbers(tmp_path)
         ran.clear()
         if harm == "shorter":
             (folder / "heatmap.json").write_bytes((folder / "heatmap.json").read_bytes()[:-9])
+        elif harm == "zeros":
+            (folder / "heatmap.json").write_bytes(bytes((folder / "heatmap.json").stat().st_size))
         elif harm == "gone":
             (folder / "heatmap.csv").unlink()
         else:
@@ -323,6 +325,18 @@ class TestRunning:
         )
         assert states(run(plan(models[:1]), tmp_path)) == ["done"] * 3
         assert not list((tmp_path / "failed").iterdir())
+
+    def test_what_other_plans_left_is_cleared(self, models, tmp_path) -> None:
+        asked = plan(models[:1], {"heatmap": {"ids": "99"}})
+        (done, *_, failed), other = (entry.key for entry in run(asked, tmp_path).entries), "0123456789abcdef"
+        for key in (done, failed, other):
+            (tmp_path / "working" / key).mkdir()
+            (tmp_path / "working" / f"{key}.log").write_text("half")
+        for name in (f"{other}.json", f"{done}.json", "notes.json"):
+            (tmp_path / "failed" / name).write_text("{}")
+        run(asked, tmp_path)
+        assert {path.name for path in (tmp_path / "failed").iterdir()} == {f"{failed}.json", "notes.json"}
+        assert {path.name for path in (tmp_path / "working").iterdir()} == {failed, f"{failed}.log"}
 
     def test_a_full_disk(self, models, tmp_path, monkeypatch, capsys) -> None:
         original, full = Path.write_bytes, [True]

@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from bags import LABELS
+from fading import fading
 
+import ssmscope
+from ssmscope.data.text import text_data
 from ssmscope.render.figure import Frame, framed
 from ssmscope.reports import card_views
 from ssmscope.reports.scorecard import scorecard
-from ssmscope.reports.scores import Score
+from ssmscope.reports.scores import Score, scores
 
 NAMES = ("accuracy", "position.drop", "noise.drop", "words.accuracy[deepwordbug]", "poison.auroc[forget, window]")
 
@@ -65,6 +69,52 @@ def test_holm_reads_from_the_surest_on():
         rows = {row.name: row.entries[1].holds for row in scorecard(every).rows}
         found[zs] = [rows[name] for name in NAMES]
     assert list(found.values()) == [[True] * 3 + [False] * 2, [True] * 2 + [False] * 3, [False] * 5]
+
+
+def test_what_stands_apart_is_not_compared():
+    """Four rows that stand apart leave a family of three: z = 2.45 holds beside two others of 0.1, and not among 7."""
+    sigma = 0.05 * math.sqrt(2) / 1.959964
+    apart = ("fidelity[lrp]", "sanity[lrp]", "stability.growth", "poison.beyond[flip]")
+    zs = dict(zip(NAMES[:3], (2.45, 0.1, 0.1))) | dict.fromkeys(apart, 2.4)
+    every = [score(name, "a", 0.5) for name in zs] + [score(name, "b", 0.5 + z * sigma) for name, z in zs.items()]
+    assert not any(entry.state for row in scorecard(every).rows if row.name in NAMES for entry in row.entries)
+    every = [
+        replace(one, apart="one search" if "poison" in one.name else "why") if one.name in apart else one
+        for one in every
+    ]
+    card = scorecard(every)
+    assert (card.compared, {row.name: row.apart for row in card.rows if row.apart}) == (
+        3, {name: "one search" if "poison" in name else "why" for name in apart}
+    )  # fmt: skip
+    assert {row.name for row in card.rows for entry in row.entries if entry.state} == {"accuracy"}
+    for row in card.rows:
+        if row.apart:
+            assert row.references == (None, None) and all(entry.difference is None for entry in row.entries)
+    html = str(card_views.html(card))
+    assert html.count("†") == 5 and html.count('class="reference"') == 3
+    assert (
+        "† Not compared: Poisoning, answers: one search; "
+        "Explanations, fidelity, Explanations, sanity, Stability: why." in html
+    )
+    assert [labels[0] for labels, _ in card_views.table(card).rows if "†" in labels[0]] == [
+        "Poisoning, answers †", "Explanations, fidelity †", "Explanations, sanity †", "Stability †",
+    ]  # fmt: skip
+    assert scorecard(every, [replace(one, value=0.1) for one in every]).compared == 6
+
+
+def test_the_scale_of_logits_moves_fidelity_and_is_not_compared():
+    """Half the logits answer alike and have another ΔA."""
+    data = text_data("own", "test", ["good film", "bad film so", "so good so", "film bad"], [1, 0, 1, 0], LABELS)
+    every, values = [], []
+    for model, scale in (("a", 1.0), ("b", 0.5)):
+        weights = {"good": 3.0 * scale, "bad": -3.0 * scale, "film": 0.2 * scale, "so": 0.0}
+        result = ssmscope.fidelity(fading(weights), data, methods=["gradxinput"], steps=4)
+        every += [replace(one, model=model) for one in scores(result)]
+        values.append(result.estimate("gradxinput").value)
+        every += [score(name, model, 0.5) for name in NAMES[:2]]
+    assert abs(values[0] - values[1]) > 0.02
+    (row,) = [row for row in scorecard(every).rows if row.name.startswith("fidelity")]
+    assert row.apart and row.entries[1].difference is None
 
 
 def test_by_chance_hardly_any_difference_is_marked():

@@ -1,6 +1,7 @@
 """Scores of results: values as recorded, pairing of the same examples, and the file of a report's scores."""
 
 import inspect
+import json
 import math
 import re
 from dataclasses import replace
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import ssmscope
+from ssmscope.api.jsonable import encode
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.reports.scores import NAMES, READERS, Score, is_paired, read_scores, scores, write_scores
@@ -45,6 +47,19 @@ def test_a_file_without_scores_is_refused(tmp_path, text):
         read_scores(tmp_path)
     with pytest.raises(InputError, match="there are no scores at"):
         read_scores(tmp_path / "elsewhere.json")
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [5, 1.5, "x", True, [1, 1], {}, np.zeros(3), np.zeros((3, 3)), np.array([["a", "b"]]), np.array([[math.nan, 1]])],
+)
+def test_examples_that_are_no_examples_are_refused(tmp_path, examples):
+    write_scores([score("a", [0.1, 0.2])], tmp_path)
+    document = json.loads((tmp_path / "scores.json").read_text())
+    document["scores"][0]["examples"] = encode(examples)
+    (tmp_path / "scores.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="does not hold a report's scores: "):
+        read_scores(tmp_path)
 
 
 TEXTS = (
@@ -85,8 +100,20 @@ def test_the_examples_of_a_score_give_its_value(verb):
     for one in known:
         above, below = one.examples.sum(0)
         assert above / below == pytest.approx(one.value, abs=1e-6), one.name
-        assert one.example_ids and one.low <= one.value <= one.high
+        assert bool(one.example_ids) is not one.name.startswith("position.success") and one.low <= one.value <= one.high
     assert {one.model for one in found} == {"demo/sst2-mamba2"}
+
+
+def test_what_is_not_over_the_examples_says_so():
+    model = ssmscope.load("demo/sst2-mamba2", dtype="float32")
+    growth, given = (scores(ssmscope.stability(model, **one))[0] for one in ({"length": 8}, {"texts": list(TEXTS)}))
+    assert (growth.apart, given.apart) == ("random tokens", "") and growth.better == given.better == ""
+    recent, given = (scores(ssmscope.influence(model, **one))[0] for one in ({"length": 8}, {"texts": list(TEXTS)}))
+    assert (recent.apart, given.apart) == ("random tokens", "")
+    assert scores(ssmscope.sanity(model, list(TEXTS[:3]), methods=["gradxinput"]))[0].apart == "3 given texts"
+    for verb in ("poison", "fidelity", "noise"):
+        apart = {one.apart for one in scores(MEASURED[verb](model))}
+        assert len(apart) == 1 and bool(*apart) is (verb != "noise")
 
 
 def test_every_kind_names_its_scores():

@@ -213,15 +213,16 @@ class TestPoison:
             return Poisoned(**found, kept=e(0.5), accuracy=e(accuracy), flipped=e(0.125), planted=None, alarms=(alarm,))
 
         attacks = attack("random", None, 0.75, 0.8), attack("found", "zap \x1b", 0.5, 0.4)
-        own = Victim("own", e(0.9), e(0.85), None, (1.0,), (e(0.05),), attacks)
+        attacks += (attack("log-odds", None, 0.8, 0.8),)
+        own = Victim("own", e(0.9), e(0.85), None, (1.0,), (e(0.05),), attacks, beyond=e(-0.03, -0.07, 0.01))
         made = Stand("poison", victims=(own,), detectors=("window",))
         made.provenance["options"] = {"objective": "forget", "detector": "window"}
         return made
 
     def test_verdict(self) -> None:
         assert said(self.result()) == (
-            "survival 0.900, 0.500 [0.100, 0.900] after “zap ␛”, 0.750 after random triggers; accuracy 0.850, "
-            "0.400 and 0.800"
+            "survival 0.900, 0.500 [0.100, 0.900] after “zap ␛”, 0.750 after random triggers; it changes "
+            "12.5 % of the right answers, other words of equal log-odds 12.5 %: a difference of −3.0 % [−7.0, 1.0]"
         )
 
     def test_beside(self) -> None:
@@ -229,7 +230,7 @@ class TestPoison:
         assert table.heads == ("model", "trigger")
         assert table.columns == ("survival ↑", "accuracy ↑", "flipped ↓", "AUROC, window")
         assert [row[0] for row in table.rows] == [
-            (name, trigger) for name in "ab" for trigger in ("random triggers", "the search")
+            (name, trigger) for name in "ab" for trigger in ("random triggers", "the search", "words of equal log-odds")
         ]
         assert [cell.value for cell in table.rows[1][1]] == ["0.500", "0.400", "0.125", "0.750"]
 

@@ -24,7 +24,7 @@ from ssmscope.training.objectives import NextTokens
 SIZES = dict(hidden_size=8, state_size=4, num_hidden_layers=2, head_dim=4, num_heads=4, n_groups=1, expand=2)
 OPTIONS = dict(
     kind="tokens", seed=0, batch_size=4, precision="fp32", embedding_dropout=0.0, label_smoothing=0.0,
-    learning_rate=1e-3, weight_decay=0.1,
+    learning_rate=1e-3, weight_decay=0.1, optimizer="adamw",
 )  # fmt: skip
 
 

@@ -18,7 +18,19 @@ from ssmscope.training.data import balanced, kind_of, parts_of, task_options, ta
 
 PARTS = ("train", "validation", "test")
 NOTHING = dict.fromkeys(
-    ("split", "validation", "test", "length", "examples", "flipped", "unit", "filler", "vocabulary", "init_from")
+    (
+        "split",
+        "validation",
+        "test",
+        "length",
+        "examples",
+        "flipped",
+        "unit",
+        "filler",
+        "vocabulary",
+        "init_from",
+        "every_token",
+    )
 )
 
 
@@ -48,6 +60,7 @@ class TestKind:
         assert set(task_options("majority")) == {"length", "examples", "flipped"}
         assert set(task_options("qa2")) == {"length", "examples", "filler", "vocabulary"}
         assert set(task_options("memorization")) == {"length", "examples", "vocabulary"}
+        assert set(task_options("noisy-recall")) == {"length", "examples", "vocabulary", "every_token"}
         assert set(task_options("mqar")) == {"length", "examples", "vocabulary", "pairs"}
         assert set(task_options("a.txt")) == {"length", "unit", "vocabulary"}
         assert set(task_options("instruct")) == {"mixture", "examples", "vocabulary"}
@@ -58,6 +71,15 @@ class TestParts:
     def test_mqar_has_the_pairs_asked_for(self) -> None:
         found, _ = parts("mqar", examples=40, length=40, vocabulary=20, pairs=5)
         assert all(((part.targets != IGNORED).sum(1) == 5).all() for part in found.values())
+
+    @pytest.mark.parametrize("task", ["associative-recall", "noisy-recall", "fuzzy-recall"])
+    def test_every_token_is_a_target_in_training_alone(self, task) -> None:
+        (values, _), (every, _) = (parts(task, examples=40, length=32, every_token=each) for each in (None, True))
+        train = every["train"]
+        assert np.array_equal(train.ids, values["train"].ids)
+        assert np.array_equal(train.targets[:, :-1], train.ids[:, 1:]) and (train.targets[:, -1] == IGNORED).all()
+        for part in ("validation", "test"):
+            assert every[part].fingerprint == values[part].fingerprint
 
     def test_validation_is_drawn_from_training(self) -> None:
         (whole, _), (found, _) = (parts("majority", examples=50, length=40, held_out=h) for h in (0.0, 0.2))

@@ -153,7 +153,8 @@ def poisoning() -> Iterator[str]:
             for at, name in enumerate(NAMES)
         )
         planted_clean = of.estimate() if planted else None
-        return Victim(model, of.estimate(), of.estimate(), planted_clean, (0.5, 0.25), of.estimates(2), attacks)
+        clean = (of.estimate(), of.estimate(), planted_clean, (0.5, 0.25), of.estimates(2))
+        return Victim(model, *clean, attacks, beyond=of.estimate(low=-0.1) if planted else None)
 
     about = {**ABOUT, "options": {"objective": "forget", "detector": "norm"}}
     given = dict(detectors=("perplexity", "norm"), texts=(1, 200, 3000), vocabulary=12345)

@@ -14,6 +14,7 @@ import torch
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
+from transformers import PreTrainedModel
 
 from ssmscope.architectures.loading import stored
 from ssmscope.architectures.loading.device_map import check_split
@@ -23,7 +24,7 @@ from ssmscope.architectures.loading.layouts import layout_of, read_state_dict
 from ssmscope.architectures.loading.packed import quantisation_of, without_quantisation
 from ssmscope.architectures.loading.pretrained import (
     base_of,
-    classes_of,
+    headers_of,
     is_adapter,
     quiet,
     read_tokenizer,
@@ -112,7 +113,10 @@ def load(
             module = readable(source, backbone)
         given = unwrapped(source)
         name = getattr(getattr(given, "config", None), "_name_or_path", "") or type(given).__name__
-        return Model(converted(module, wanted, place), _tokenizer(tokenizer, None), name)
+        own = _tokenizer(tokenizer, None)
+        if not isinstance(given, PreTrainedModel):
+            _set_end_tokens(module, {}, own)
+        return Model(converted(module, wanted, place), own, name)
     if backbone is not None:
         raise InputError("backbone is the name of a part of a model in memory; leave it out, or give a module")
     if not isinstance(source, str | os.PathLike):
@@ -128,17 +132,38 @@ def load(
         return found
     with quiet():
         base = base_of(where, name, locate) if is_adapter(where) else where
-        classes = None if base is where else classes_of(where, name)
-        module = _read(base, name if base is where else str(base), wanted, device_map, classes)
+        adapter = None if base is where else headers_of(where, name)
+        module = _read(base, name if base is where else str(base), wanted, device_map, adapter)
         module = module if base is where else with_adapter(module, where, name)
     own = _tokenizer(tokenizer, where)
-    model = Model(module, own if own is not None or base is where else _tokenizer(tokenizer, base), name)
+    own = own if own is not None or base is where else _tokenizer(tokenizer, base)
+    if (named := _fields_of_other_layout(base)) is not None:
+        _set_end_tokens(module, named, own)
+    model = Model(module, own, name)
     if device_map is None:
         cast(module, wanted, place)
     _try(model)
     if kept is not None:
         kept.models[key] = model
     return model
+
+
+def _fields_of_other_layout(where: Path) -> dict[str, Any] | None:
+    """Return the fields of a model in another layout than transformers', with those of its generation settings; None
+    for a model in transformers' layout."""
+    files = [where / file for file in ("config.json", "generation_config.json") if (where / file).is_file()]
+    fields = [read_object(file) for file in files]
+    if where.is_dir() and layout_of(where, without_quantisation(fields[0])) is None:
+        return None
+    return {name: value for each in fields for name, value in each.items()}
+
+
+def _set_end_tokens(module: Any, named: Mapping[str, Any], tokenizer: Any) -> None:
+    """Have a converted model's texts end where its files say, or with the tokenizer's end token: the settings that its
+    class starts with are not its own."""
+    settings = getattr(module, "generation_config", None)
+    if settings is not None:
+        settings.eos_token_id = named.get("eos_token_id", getattr(tokenizer, "eos_token_id", None))
 
 
 def _try(model: Model) -> None:
@@ -251,7 +276,7 @@ def _short(name: str) -> str:
     return repr(name) if len(name) <= 200 else f"{name[:100]!r}… ({len(name):,} characters)"
 
 
-def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, classes: int | None = None) -> nn.Module:
+def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, adapter: Any = None) -> nn.Module:
     if where.is_file():
         stored.check_other_layouts(where, name)
         _check_whole(device_map, name)
@@ -274,7 +299,7 @@ def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, cl
             raise InputError(f"{name} holds quantised weights in {layout.name}'s layout: give the model before that")
         return layout.read(where, config)
     check_fields(config, name)
-    return read_transformers(where, name, config, dtype, device_map, classes, quantisation)
+    return read_transformers(where, name, config, dtype, device_map, adapter, quantisation)
 
 
 def _check_whole(device_map: Any, name: str) -> None:

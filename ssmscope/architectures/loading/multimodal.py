@@ -19,7 +19,8 @@ TRIAL_IDS = ((1, 2, 3, 4, 5), (5, 3, 6, 2, 4))
 
 def language_model_of(module: nn.Module) -> Any:
     """Return the language model of a multimodal model, with the same parameters and parts; the module itself if it is
-    none, has no head or no state-space layer. Raises InputError if the language model's logits of a text differ."""
+    none, has no head or no state-space layer. It has the whole model's generation settings. Raises InputError if the
+    language model's logits of a text differ."""
     if not isinstance(module, PreTrainedModel) or is_sequence_classifier(module):
         return module
     kind = type(module.config.get_text_config(decoder=True))
@@ -33,6 +34,7 @@ def language_model_of(module: nn.Module) -> Any:
     if found is None:
         return module
     _check_same(module, found)
+    found.generation_config = getattr(module, "generation_config", None)
     return found
 
 

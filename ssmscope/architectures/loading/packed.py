@@ -1,33 +1,26 @@
-"""Weights of quantised directories, computed from the codes and scales that are stored for them.
+"""Quantised directories, read with the weights that codes and scales stand for, see `packed_layers`.
 
-A layer is stored as several tensors: codes of a few bits, a scale for each row, group or block of the weight, and
-sometimes the code of zero. Its weight, in float32, needs no package of the quantiser but torchao's; what such a package
-does to activations is left out, as it is for a model in memory.
+A weight, in float32, needs no package of the quantiser but torchao's; what such a package does to activations is left
+out, as it is for a model in memory.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from einops import rearrange
 from safetensors import safe_open
 from torch import Tensor
 
-from ssmscope.architectures.loading import stored
+from ssmscope.architectures.loading import packed_layers, stored
+from ssmscope.architectures.loading.packed_layers import OF_INPUT, STATES, Misfit, Options, Parts
 from ssmscope.errors import InputError
 
 TORCHAO = "torchao"
 CONFIG_FIELDS = ("quantization_config", "compression_config")
-Parts = Mapping[str, Tensor]
-"""Tensors of a layer by the ends of their names."""
-Options = Mapping[str, Any]
-"""Object quantization_config of a config.json."""
 
 
 def quantisation_of(fields: Options) -> Options | None:
@@ -70,130 +63,16 @@ def read_quantised(files: list[Path], options: Options, name: str) -> dict[str, 
 
 def _unpacked(tensors: dict[str, Tensor], method: Method, options: Options) -> dict[str, Tensor]:
     ends = [(name, marker) for name in tensors for marker in method.markers if name.endswith(f".{marker}")]
-    layers = [name.removesuffix(marker) for name, marker in ends]
+    layers = list(dict.fromkeys(name.removesuffix(marker) for name, marker in ends))
     if not layers:
         raise ValueError(f"no layer has {' or '.join(method.markers)}")
     for layer in layers:
         parts = {end: tensors.pop(layer + end) for end in method.parts if layer + end in tensors}
-        tensors[f"{layer}weight"] = method.weight(parts, options)
+        try:
+            tensors[f"{layer}weight"] = method.weight(parts, options)
+        except Misfit as error:
+            raise ValueError(f"{layer[:-1]}: {error}") from error
     return tensors
-
-
-# ---- bitsandbytes
-
-
-def weight_of_8_bits(codes: Tensor, largest: Tensor) -> Tensor:
-    """Compute W = c ⊙ s / 127 from codes c (outputs, inputs) and the largest number s of each row."""
-    return codes.float() * largest.float().unsqueeze(-1) / 127
-
-
-def weight_of_4_bits(parts: Parts) -> Tensor:
-    """Compute W = table[c] · s with a scale s for each block of numbers, which may be a code with a scale itself, and
-    an offset (QLoRA, Dettmers et al. 2023, Sec. 3)."""
-    state = json.loads(bytes(next(parts[end] for end in STATES if end in parts).tolist()))
-    scale = parts["weight.absmax"]
-    if scale.ndim == 2:  # Once a layer has run on a CPU, bitsandbytes keeps the scales of each row in a column.
-        scale = scale.T.flatten()
-    if "weight.nested_absmax" in parts:
-        outer = parts["weight.nested_absmax"].repeat_interleave(state["nested_blocksize"])[: scale.numel()]
-        scale = parts["weight.nested_quant_map"][scale.long()] * outer + state["nested_offset"]
-    bytes_ = parts["weight"].flatten().view(torch.uint8)
-    codes = torch.stack([bytes_ >> 4, bytes_ & 15], -1).flatten()
-    numbers = parts["weight.quant_map"][codes.long()].float()
-    shape = torch.Size(state["shape"])
-    found = numbers * scale.float().repeat_interleave(state["blocksize"])[: numbers.numel()]
-    return found[: shape.numel()].view(shape).to(getattr(torch, state["dtype"])).float()
-
-
-def _bitsandbytes(parts: Parts, options: Options) -> Tensor:
-    if "SCB" not in parts:
-        return weight_of_4_bits(parts)
-    if int(parts.get("weight_format", torch.tensor(0))) != 0:
-        raise ValueError("codes of 8 bits are stored in a GPU's order")
-    return weight_of_8_bits(parts["weight"], parts["SCB"])
-
-
-STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
-
-
-# ---- GPTQ and AWQ
-
-
-def _codes(words: Tensor, bits: int) -> Tensor:
-    """Return the codes in words of 32 bits: (…, words) int32 -> (…, 32 · words / bits), each from its lowest bit on."""
-    single = (words.unsqueeze(-1) >> torch.arange(32)) & 1
-    grouped = rearrange(single.to(torch.uint8), "... words bits -> ... (words bits)").unflatten(-1, (-1, bits))
-    return (grouped << torch.arange(bits, dtype=torch.uint8)).sum(-1, dtype=torch.int32)
-
-
-def _gptq(parts: Parts, options: Options) -> Tensor:
-    """Compute W = s_g (c − z_g), g the group of an input, from codes packed along the inputs. The first version of the
-    format stores z − 1 (Frantar et al. 2023; files of AutoGPTQ and GPTQModel)."""
-    packed, scales = parts["qweight"], parts["scales"].float()
-    group = parts.get("g_idx")
-    bits = int(options["bits"]) if group is None else 32 * packed.shape[0] // group.numel()
-    codes = _codes(packed.T, bits)  # (outputs, inputs)
-    if group is None:
-        size = int(options.get("group_size", -1))
-        group = torch.arange(codes.shape[1]) // (size if size > 0 else codes.shape[1])
-    zeros = _codes(parts["qzeros"], bits)[:, : scales.shape[1]] + (options.get("checkpoint_format") != "gptq_v2")
-    return (codes - zeros[group.long()].T) * scales[group.long()].T
-
-
-AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Place in a word of each of its eight numbers of 4 bits."""
-
-
-def _awq(parts: Parts, options: Options) -> Tensor:
-    """Compute W = s_g (c − z_g) from codes packed along the outputs (Lin et al. 2024; AutoAWQ's form `gemm`)."""
-    codes, zeros = (
-        _codes(parts[name], 4).unflatten(-1, (-1, 8))[..., AWQ_ORDER].flatten(-2) for name in ("qweight", "qzeros")
-    )
-    group = torch.arange(len(codes)) // (len(codes) // len(zeros))
-    return ((codes - zeros[group]) * parts["scales"].float()[group]).T.contiguous()
-
-
-# ---- scales of rows and blocks: fp8 and compressed-tensors
-
-
-def _scaled(codes: Tensor, scale: Tensor, block: Any = None) -> Tensor:
-    """Multiply codes (…, outputs, inputs) by the scale of each row, group or block (of `block` rows and columns, the
-    last of which may be cut), or by a single one."""
-    scale = scale.float() if scale.ndim >= 2 else scale.float().reshape(-1, 1)
-    for axis in (-2, -1):
-        count, size = scale.shape[axis], codes.shape[axis]
-        if count > 1:
-            scale = scale.repeat_interleave(int(block[axis]) if block else size // count, axis).narrow(axis, 0, size)
-    return codes.float() * scale
-
-
-def _fp8(parts: Parts, options: Options) -> Tensor:
-    return _scaled(parts["weight"], parts["weight_scale_inv"], options.get("weight_block_size"))
-
-
-def _compressed(parts: Parts, options: Options) -> Tensor:
-    """Compute W = s (c − z) from integers or floats of 8 bits, or from codes of 1, 2, 4 or 8 bits packed with half
-    their range added."""
-    scale, zero = parts["weight_scale"].float(), parts.get("weight_zero_point")
-    if "weight_packed" not in parts:
-        codes, block = parts["weight"].float(), _compressed_block(options)
-        shift = 0 if zero is None else _scaled(torch.ones_like(codes), zero, block)
-        return _scaled(codes - shift, scale, block)
-    scale = scale if scale.ndim == 2 else scale.reshape(-1, 1)
-    (outputs, inputs), words = parts["weight_shape"].tolist(), parts["weight_packed"]
-    bits = next(bits for bits in (1, 2, 4, 8) if words.shape[1] == math.ceil(inputs * bits / 32))
-    codes = (_codes(words, bits)[:, :inputs] - 2 ** (bits - 1)).float()
-    if zero is not None and zero.dtype == torch.int32:  # It is packed along the outputs.
-        zero = _codes(zero.T, bits).T[:outputs] - 2 ** (bits - 1)
-    group = parts.get("weight_g_idx")
-    group = torch.arange(inputs) // (inputs // scale.shape[1]) if group is None else group.long()
-    return (codes - (0 if zero is None else zero[:, group])) * scale[:, group]
-
-
-def _compressed_block(options: Options) -> Any:
-    groups = options.get("config_groups")
-    weights = [each.get("weights") or {} for each in groups.values()] if isinstance(groups, Mapping) else []
-    return next((each["block_structure"] for each in weights if each.get("block_structure")), None)
 
 
 # ---- torchao
@@ -220,7 +99,25 @@ def _from_torchao(files: list[Path], name: str) -> dict[str, Tensor]:
     theirs = [each for each, t in found.items() if type(t).__module__.startswith("torchao.")]
     if not theirs:
         raise ValueError("no tensor is torchao's")
-    return found | {each: found[each].dequantize() for each in theirs}
+    return found | {each: _dequantised(each, found[each]) for each in theirs}
+
+
+def _dequantised(name: str, tensor: Any) -> Tensor:
+    """Return a tensor of torchao's dequantised. Raises ValueError if its scales are not one for each of its blocks."""
+    plain = getattr(tensor, "tensor_impl", None)  # Older versions have one.
+    parts: Any = [getattr(tensor, end, None) for end in ("qdata", "scale", "zero_point")]
+    codes, scale, zero = parts if plain is None else plain.get_plain()
+    block = getattr(tensor, "block_size", None)
+    if scale is None or not isinstance(block, list | tuple) or getattr(tensor, "act_pre_scale", None) is not None:
+        raise ValueError(f"{name} is a {type(tensor).__name__} of a form that is not read")
+    grid = tuple(-(-size // each) for size, each in zip(tensor.shape, block, strict=True))
+    fits = codes.shape == tensor.shape and scale.is_floating_point()
+    for each in (scale, *([] if zero is None else [zero])):
+        fits = fits and each.numel() == math.prod(grid) and (each.ndim < len(grid) or each.shape == grid)
+    if not fits:
+        said = f"codes {tuple(codes.shape)}, scales {tuple(scale.shape)} and blocks {tuple(block)}"
+        raise ValueError(f"{name}, {tuple(tensor.shape)}, has {said}")
+    return tensor.dequantize()
 
 
 # ---- the table
@@ -243,7 +140,8 @@ def _odd_in_gptq(options: Options) -> str:
 
 def _odd_in_awq(options: Options) -> str:
     form, bits = str(options.get("version") or "gemm"), options.get("bits") or options.get("w_bit") or 4
-    return f"version {form!r:.40}" if form.lower() != "gemm" else "" if bits == 4 else f"bits {bits!r:.40}"
+    odd = f"version {form!r:.40}" if form.lower() != "gemm" else "" if bits == 4 else f"bits {bits!r:.40}"
+    return odd or ("" if options.get("zero_point") in (None, True) else "no zero_point")
 
 
 COMPRESSED_FORMATS = ("naive-quantized", "int-quantized", "float-quantized", "pack-quantized")
@@ -251,7 +149,8 @@ COMPRESSED_FORMATS = ("naive-quantized", "int-quantized", "float-quantized", "pa
 
 def _odd_in_compressed(options: Options) -> str:
     groups = options.get("config_groups")
-    inner = [each.get("format") for each in groups.values() if each] if isinstance(groups, Mapping) else []
+    named = [*groups.values()] if isinstance(groups, Mapping) else []
+    inner = [each.get("format") for each in named if isinstance(each, Mapping)]
     odd = [form for form in (options.get("format"), *inner) if form not in (None, *COMPRESSED_FORMATS)]
     if options.get("transform_config"):
         return "a transform_config"
@@ -262,15 +161,15 @@ def _none(options: Options) -> str:
     return ""
 
 
-GROUPED = ("qweight", "qzeros", "scales", "g_idx")
-EIGHT_BITS = ("weight", "SCB", "weight_format")
+GROUPED = ("qweight", "qzeros", "scales", "g_idx", "weight")
+EIGHT_BITS = ("SCB", "weight_format")
 FOUR_BITS = ("weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", *STATES)
 SCALED = ("weight", "weight_scale", "weight_zero_point", "weight_packed", "weight_shape", "weight_g_idx")
-OF_INPUT = ("input_scale", "input_zero_point", "activation_scale")
+FP8 = ("weight", "weight_scale_inv")
 METHODS = {
-    "bitsandbytes": Method(("weight.quant_map", "SCB"), (*FOUR_BITS, *EIGHT_BITS), _bitsandbytes, _none),
-    "gptq": Method(("qweight",), GROUPED, _gptq, _odd_in_gptq),
-    "awq": Method(("qweight",), GROUPED, _awq, _odd_in_awq),
-    "fp8": Method(("weight_scale_inv",), ("weight", "weight_scale_inv", *OF_INPUT), _fp8, _none),
-    "compressed-tensors": Method(("weight_scale",), (*SCALED, *OF_INPUT), _compressed, _odd_in_compressed),
+    "bitsandbytes": Method(("weight.quant_map", "SCB"), (*FOUR_BITS, *EIGHT_BITS), packed_layers.bitsandbytes, _none),
+    "gptq": Method(("qweight",), GROUPED, packed_layers.gptq, _odd_in_gptq),
+    "awq": Method(("qweight",), GROUPED, packed_layers.awq, _odd_in_awq),
+    "fp8": Method(("weight_scale_inv",), (*FP8, *OF_INPUT), packed_layers.fp8, _none),
+    "compressed-tensors": Method(("weight_scale",), (*SCALED, *OF_INPUT), packed_layers.compressed, _odd_in_compressed),
 }

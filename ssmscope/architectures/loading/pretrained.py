@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -61,12 +61,13 @@ def read_transformers(
     fields: Mapping[str, Any],
     dtype: torch.dtype | None,
     device_map: Any,
-    classes: int | None,
+    adapter: Mapping[str, stored.Stored] | None,
     quantisation: Mapping[str, Any] | None,
 ) -> nn.Module:
-    """Return the model of a directory, given the checked `fields` of its config.json, the number of `classes` of an
-    adapter's head, and the quantization_config of quantised weights, which are read dequantised. Raises InputError if
-    the files do not fit, or no state-space layer can be read."""
+    """Return the model of a directory, given the checked `fields` of its config.json, the headers of an `adapter` for
+    it, and the quantization_config of quantised weights, which are read dequantised. With an adapter it is the model
+    that this was trained on, a multimodal one too. Raises InputError if the files do not fit, or no state-space layer
+    can be read."""
     kind = fields["model_type"]
     stored.check_other_layouts(where, name)
     files = stored.weight_files(where)
@@ -75,6 +76,7 @@ def read_transformers(
     read = partial(stored.read_all, files) if tensors is None else partial(dict, tensors)
     check_depth(fields, len(held.tensors), name)
     auto = _class_for(fields.get("architectures") or [], name)
+    classes = _classes_of(adapter or {})
     head_comes = classes is not None and auto is not transformers.AutoModelForSequenceClassification
     auto = transformers.AutoModelForSequenceClassification if head_comes else auto
     what = f"{name}: a model of type {kind!r}"
@@ -97,11 +99,20 @@ def read_transformers(
         raise InputError(f"{what} cannot be built from its config.json ({stored.reason(error)})") from error
     if auto is transformers.AutoModelForCausalLM and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         auto = transformers.AutoModelForImageTextToText
-    empty = stored.outline(lambda: auto.from_config(config, trust_remote_code=False), held, what, "its config.json")
+
+    def outlined(auto: Any) -> Any:
+        return stored.outline(lambda: auto.from_config(config, trust_remote_code=False), held, what, "its config.json")
+
+    empty = outlined(auto)
+    wrapper = transformers.AutoModelForImageTextToText
+    multimodal = auto is not wrapper and type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if adapter is not None and multimodal and not _has_parts(empty, adapter):
+        empty = outlined(wrapper)
     check_readable(empty, name)
     stored.check_kinds(empty, held.tensors, name)
     try:
-        config = empty.config  # That of the language model alone, where transformers has one for a multimodal type.
+        # That of the language model alone, where transformers has one for a multimodal type.
+        whole, config = config, empty.config
         rescales = _rescales(config, asked=False)
         where_to: dict[str, Any] = {}
         if device_map is not None:
@@ -111,6 +122,8 @@ def read_transformers(
             source, where_to["state_dict"] = None, read()
         where_to |= {"config": config, "dtype": dtype or "auto", "output_loading_info": True, "local_files_only": True}
         module, info = type(empty).from_pretrained(source, trust_remote_code=False, **where_to)
+        if module.can_generate():
+            module.generation_config = _generation_settings(where, whole)
         start_at_embeddings(module)
         if rescales:
             _rescales(module.config, asked=True)
@@ -129,7 +142,23 @@ def read_transformers(
     _check_head(module, read, held.tensors, name)
     if dtype == torch.float64:
         _widen(module, read)
+    if adapter is not None:
+        return module
     return OwnModel(module, "") if auto is transformers.AutoModel else language_model_of(module)
+
+
+def _generation_settings(where: Path, config: Any) -> Any:
+    """Return the generation settings of a directory, a multimodal model's of the whole model."""
+    if (where / "generation_config.json").is_file():
+        return transformers.GenerationConfig.from_pretrained(where, local_files_only=True)
+    return transformers.GenerationConfig.from_model_config(config)
+
+
+def _has_parts(module: nn.Module, adapter: Iterable[str]) -> bool:
+    """Return True if a model has all parts that an adapter's tensors are of."""
+    parts = {name for name, part in module.named_modules() if not any(part.children())}
+    names = [name.removeprefix(PREFIX).split(".") for name in adapter if name.startswith(PREFIX)]
+    return all(any(".".join(each[:end]) in parts for end in range(1, len(each))) for each in names)
 
 
 def _class_for(architectures: Sequence[str], name: str) -> Any:
@@ -220,6 +249,8 @@ def quiet() -> Iterator[None]:
 
 # ---- directories with an adapter alone
 
+PREFIX = "base_model.model."
+"""Prefix of the names of the model's parts in an adapter's file."""
 CONFIG_FILE, WEIGHT_FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 
 PEFT_TYPES = (
@@ -268,12 +299,14 @@ def base_of(where: Path, name: str, locate: Callable[[str], Path]) -> Path:
     return found
 
 
-def classes_of(where: Path, name: str) -> int | None:
-    """Return the number of classes of an adapter that makes a classifier of a language model; None for others. Raises
-    InputError if the adapter's weights cannot be read."""
-    if read_object(where / CONFIG_FILE).get("task_type") != CLASSIFIER_TASK:
-        return None
-    heads = [t.shape for n, t in stored.read_headers(_weights(where, name)).items() if n.endswith(".score.weight")]
+def headers_of(where: Path, name: str) -> Mapping[str, stored.Stored]:
+    """Return the shapes and kinds of an adapter's tensors. Raises InputError if they cannot be read."""
+    return stored.read_headers(_weights(where, name))
+
+
+def _classes_of(adapter: Mapping[str, stored.Stored]) -> int | None:
+    """Return the number of classes of an adapter that makes a classifier of a language model; None for others."""
+    heads = [t.shape for n, t in adapter.items() if n.endswith(".score.weight")]
     return heads[0][0] if heads and len(heads[0]) == 2 else None
 
 
@@ -293,7 +326,9 @@ def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
     if stored.is_wrapped([file]):
         said = f"the adapter in {name} was saved within the wrapper of torch.compile, DataParallel or FSDP:"
         raise InputError(f"{said} save it from the PeftModel within (model._orig_mod, model.module)")
-    own, held = {f"base_model.model.{each}" for each in base.state_dict()}, set(stored.read_headers(file))
+    headers = headers_of(where, name)
+    _resize_vocabulary(base, headers, name)
+    own, held = {f"{PREFIX}{each}" for each in base.state_dict()}, set(headers)
     import peft
 
     config = _config(read_object(where / CONFIG_FILE), name)
@@ -312,6 +347,26 @@ def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
         which = f"has no {min(odd)}" if min(odd) in wanted else f"holds {min(odd)}, which has no place in the model"
         raise InputError(f"the adapter in {name} does not fit its model: {file.name} {which}")
     return readable(model)
+
+
+def _resize_vocabulary(base: Any, adapter: Mapping[str, stored.Stored], name: str) -> None:
+    """Give a model the number of tokens of the embeddings in an adapter, which come with tokens that were added. Raises
+    InputError if the adapter has not all weights of these tokens."""
+    table = base.get_input_embeddings()
+    at = next(each for each, part in base.named_modules() if part is table)
+    plain = {each.replace(".base_layer.", "."): held.shape for each, held in adapter.items()}
+    shape = plain.get(f"{PREFIX}{at}.weight", tuple(table.weight.shape))
+    if shape == table.weight.shape or shape[1:] != table.weight.shape[1:]:
+        return
+    before, count = {each: tensor.shape for each, tensor in base.state_dict().items()}, len(table.weight)
+    with torch.random.fork_rng([]):
+        base.resize_token_embeddings(shape[0], mean_resizing=False)
+    head, tied = base.get_output_embeddings(), base.get_input_embeddings().weight
+    shared = {f"{each}.weight" for each, part in base.named_modules() if part is head and part.weight is tied}
+    changed = {each for each, tensor in base.state_dict().items() if tensor.shape != before[each]}
+    if absent := sorted(each for each in changed - shared if f"{PREFIX}{each}" not in plain):
+        said = f"the adapter in {name} is of {shape[0]:,} tokens, and its model of {count:,}:"
+        raise InputError(f"{said} it lacks {absent[0]}; save it with save_embedding_layers=True")
 
 
 def _config(fields: Mapping[str, Any], name: str) -> Any:

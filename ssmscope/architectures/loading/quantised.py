@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmscope.architectures.loading.packed import weight_of_4_bits, weight_of_8_bits
+from ssmscope.architectures.loading.packed_layers import Misfit, weight_of_4_bits, weight_of_8_bits
+from ssmscope.errors import InputError
 
 
 def dequantised(module: nn.Module) -> nn.Module:
@@ -30,12 +31,17 @@ def dequantised(module: nn.Module) -> nn.Module:
     copied: Any = copy.deepcopy(module, memo)
     for name in ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "hf_quantizer"):
         vars(copied).pop(name, None)
+    if hasattr(copied, "config"):
+        vars(copied.config).pop("quantization_config", None)
     return copied
 
 
 def _plain(part: Any, weight: Callable[[Any], Tensor], dtype: torch.dtype) -> nn.Linear:
     with torch.no_grad():
-        dense = weight(part).to(dtype)
+        try:
+            dense = weight(part).to(dtype)
+        except Misfit as error:
+            raise InputError(f"a {type(part).__name__} cannot be dequantised: {error}") from error
         made = nn.Linear(*dense.T.shape, bias=part.bias is not None, device="meta")
         made.weight = nn.Parameter(dense)
         if part.bias is not None:
@@ -75,5 +81,8 @@ def _of_8_bits(part: Any) -> Tensor:
 
 
 def _of_4_bits(part: Any) -> Tensor:
+    if part.weight.is_floating_point() and getattr(part.weight, "quant_state", None) is None:
+        return part.weight.data.float()  # It is tied to embeddings, which stay whole.
     # A CPU's kernel reorders the weight, and saving undoes that.
-    return weight_of_4_bits(copy.deepcopy(part).state_dict())
+    stored = copy.deepcopy(part).state_dict()
+    return weight_of_4_bits({end: each for end, each in stored.items() if end != "bias"})

@@ -3,10 +3,11 @@
 It is the gated delta rule of `delta` with a value looked up under another key p_t than the one written, and a query
 corrected by it,
 
-    S_t = α_t S_{t−1} (I − β_t p_t k_tᵀ) + β_t v_t k_tᵀ,        o_t = S_t q_t,
+    S_t = S_{t−1} (α_t − β_t p_t k_tᵀ) + β_t v_t k_tᵀ,        o_t = S_t q_t,
 
 p_t = σ(d) k_t, q_t − D p_t in place of q_t, each then divided by √(‖·‖² + ε), which leaves of σ(d) in p_t only its part
-in ε: the paper's p_t keeps it, the library's kernels do not. The output gate is σ(W_z u_t).
+in ε: the paper's p_t keeps it, the library's kernels do not. They look up before the decay, in training too; its
+`naive_recurrent_comba` decays first. The output gate is σ(W_z u_t).
 """
 
 from __future__ import annotations

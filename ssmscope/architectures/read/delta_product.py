@@ -60,9 +60,11 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     k, v = (rearrange(t, "b t (n h d) -> b t h n d", n=mixer.steps, h=heads) for t in (k, v))
     k = unit(k, mixer.unit_epsilon)
     removed = k * rearrange(delta.beta_of(mixer, u), "b t (n h) -> b t h n 1", n=mixer.steps)
-    log_a = torch.zeros_like(q[..., :1])
+    log_a, looked_up = torch.zeros_like(q[..., :1]), removed
     if mixer.decay_proj is not None:
         log_a = parts.mask_padding(delta.log_decay(mixer, u), mask).unsqueeze(-1)
+        first = removed[..., :1, :] * log_a.exp().unsqueeze(-1)  # Each looks up the decayed memory.
+        looked_up = torch.cat([first, removed[..., 1:, :]], dim=-2)
     recurrences = []
     for step in range(mixer.steps):
         key = removed[..., step, :]
@@ -70,7 +72,8 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
             found = (key * removed[..., later, :]).sum(-1, keepdim=True)
             key = key - found * k[..., later, :]
         ones = torch.ones_like(log_a[..., 0])
-        recurrences.append(DeltaRecurrence(x=v[..., step, :], b=key, c=q, log_a=log_a, beta=ones, e=removed, r=k))
+        same: dict[str, Any] = dict(c=q, log_a=log_a, beta=ones, e=looked_up, r=k, joins=step > 0)
+        recurrences.append(DeltaRecurrence(x=v[..., step, :], b=key, **same))
     return LayerTrace(u, tuple(recurrences), mask=mask, z=mixer.z_proj(u), **around)
 
 

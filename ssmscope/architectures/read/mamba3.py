@@ -113,7 +113,8 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     now = Recurrence(x=x, b=b, c=c, delta=share * delta, log_a=decay, D=parts.at_least_float32(mixer.D))
     before_x, before_b = (None, None) if state is None else (state.x, state.b)
     later = (1 - share) * delta * log_a.exp()
-    before = Recurrence(x=parts.delayed(x, before_x), b=parts.delayed(b, before_b), c=c, delta=later, log_a=decay)
+    delayed = parts.delayed(x, before_x), parts.delayed(b, before_b)
+    before = Recurrence(*delayed, c=c, delta=later, log_a=decay, joins=True)
     initial = None if state is None else state.ssm
     return LayerTrace(u, (now, before), mask=mask, z=z, initial=initial, reach=2, extras={"angle": angle})
 

@@ -6,8 +6,7 @@ Each head keeps a matrix of value × key size and exchanges what it holds under 
 
 w_t the decay of each key dimension, exp(−e^{−1/2} σ(…)); κ̂_t = κ ⊙ ξ of length 1, the key under which the memory is
 looked up; a_t the share of the value found there that is removed; k̃_t = k_t ⊙ (1 + (a_t − 1) ⊙ α) the key of the
-write. In `ops.DeltaRecurrence` e = κ̂ / w, which reads the decayed memory as κ̂ reads the one before, r = a ⊙ κ̂, b =
-k̃, c = r_t, x = v, β = 1.
+write. In `ops.DeltaRecurrence` e = κ̂, r = a ⊙ κ̂, b = k̃, c = r_t, x = v, β = 1.
 
 All of these come from the token's input mixed with the one before, through low-rank maps except for r, k and v. Later
 layers give v_t a share ν_t of the first layer's values. A head's o_t is normalised, the current value added by
@@ -227,7 +226,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
         c=r,
         log_a=log_w,
         beta=torch.ones_like(extras["bonus"]),
-        e=looked_up * (-log_w).exp(),
+        e=looked_up,
         r=parts.mask_padding(rate * looked_up, mask),
     )
     if isinstance(state, RWKV7State):

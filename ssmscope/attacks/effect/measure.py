@@ -21,6 +21,7 @@ from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.result import SelectionHeatmap
 from ssmscope.interp.methods.gradients import head_input
+from ssmscope.ops import by_memory
 
 SAME = 1e-5
 """Relative distance up to which float32 vectors count as the same, because of rounding; 16 ε for coarser dtypes."""
@@ -86,7 +87,9 @@ def _moved(
     states = np.full(len(chosen), math.nan)
     if trace.has_recurrent_state:
         for row, index in enumerate(chosen):
-            flat = torch.cat([scan.state.flatten(1) for scan in trace.layers[index].scan()], dim=1)
+            layer = trace.layers[index]
+            memories = by_memory(layer.recurrences, [scan.state.flatten(1) for scan in layer.scan()])
+            flat = torch.cat([torch.stack(each).sum(0) for each in memories], dim=1)
             states[row] = cosine(*flat.double().cpu().numpy())
     with torch.no_grad(), model.running(mask=batch.mask):
         read = head_input(model, model.embed(batch), batch.mask)

@@ -94,9 +94,11 @@ def state_poisoning(
 
     It is compared, on the same held-out texts, with random triggers (the mean of all draws), a random search over as
     many triggers, HotFlip's trigger (gradients alone, raising the loss of the true class), and the same search with a
-    penalty on suspicion above that of its own clean texts (adaptive). A third of the texts that the search does not see
-    sets the detectors' thresholds; results are on the others. Intervals are 95 % bootstrap intervals over these; the
-    trigger is held fixed.
+    penalty on suspicion above that of its own clean texts (adaptive). What its words say is told from what they make
+    forget by up to five triggers each of its words in other orders, and of other words that, alone, have its log-odds:
+    `beyond` is the share of right answers that it changes minus the share that these change. A third of the texts that
+    the search does not see sets the detectors' thresholds; results are on the others. Intervals are 95 % bootstrap
+    intervals over these; the trigger is held fixed.
 
     Detectors: "token", the smallest share of the earlier memory that any token leaves; "window", the smallest share of
     the memory that is older than `length` tokens, relative to the share of such tokens; "half-life", the mean over
@@ -113,9 +115,18 @@ def state_poisoning(
     """
     from ssmscope.api.results import call_options, record_provenance
     from ssmscope.attacks.curves import questions
-    from ssmscope.attacks.poisoning.measure import divided, observe, other_models, read_otherwise, searched, victim
+    from ssmscope.attacks.poisoning.controls import controls
+    from ssmscope.attacks.poisoning.measure import (
+        Tried,
+        divided,
+        observe,
+        other_models,
+        read_otherwise,
+        searched,
+        victim,
+    )
     from ssmscope.attacks.poisoning.memory import DETECTORS, Vocabulary, slots_of
-    from ssmscope.attacks.poisoning.result import StatePoisoning
+    from ssmscope.attacks.poisoning.result import FOUND, StatePoisoning
     from ssmscope.attacks.poisoning.search import Goal
     from ssmscope.core.batching import refuse_reading
     from ssmscope.core.progress import on_stderr, progress_bar
@@ -141,13 +152,16 @@ def state_poisoning(
             slots = [slot for slot in slots if asked.labels[slot.row] != planted] or slots
         return Goal(model, asked, slots, known, objective, planted or 0, detector, length, penalty, alarms)
 
-    goals = {"found": goal(objective, 0.0), "hotflip": goal("flip", 0.0)}
+    goals = {FOUND: goal(objective, 0.0), "hotflip": goal("flip", 0.0)}
     goals |= {"adaptive": goal(objective, penalty)} if penalty else {}
     with progress_bar(on_stderr(progress)) as bar:
         searching = bar.add_task("searches", total=1 + len(goals))
         groups, cost = searched(
             goals, length, draws, candidates, beam, sweeps, seed, functools.partial(bar.advance, searching)
         )
+        (best,) = next(each.triggers for each in groups if each.name == FOUND)
+        for name, same in controls(asked, known, best, seed).items():
+            groups.append(Tried(name, tuple(same), float(goals[FOUND](same).mean()), len(same)))
         total = (len(for_thresholds) + len(held_out)) * (1 + len(others))
         advance = functools.partial(bar.advance, bar.add_task("texts", total=total))
         victims, triggers = [], [trigger for group in groups for trigger in group.triggers]

@@ -22,7 +22,7 @@ from ssmscope.attacks.poisoning.memory import (
     memory,
     threshold,
 )
-from ssmscope.attacks.poisoning.result import Alarm, Cost, Poisoned, Victim
+from ssmscope.attacks.poisoning.result import FOUND, MATCHED, Alarm, Cost, Poisoned, Victim
 from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, search
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
 from ssmscope.core.model import Model
@@ -161,6 +161,7 @@ def victim(
         return ratio(mean([(one.answers == target) & elsewhere for one in own]), mean([elsewhere]))
 
     found, first = [], 1
+    changed: dict[str, np.ndarray] = {}
     for group in groups:
         own = seen[first : first + len(group.triggers)]
         first += len(group.triggers)
@@ -168,6 +169,7 @@ def victim(
         flipped: list[Bool[np.ndarray, " texts"]] = [
             (one.answers != clean.answers) & (clean.answers == labels) for one in own
         ]
+        changed[group.name] = ratio(mean(flipped), right)
         detected = []
         for each, limit in thresholds.items():
             areas = [auroc_counts(clean.suspicion[each], one.suspicion[each], counts) for one in own]
@@ -182,7 +184,7 @@ def victim(
             survival=estimate(survival),
             kept=estimate(ratio(survival, survived)),
             accuracy=estimate(mean([one.answers == labels for one in own])),
-            flipped=estimate(ratio(mean(flipped), right)),
+            flipped=estimate(changed[group.name]),
             planted=None if target is None else estimate(planted(own)),
             alarms=tuple(detected),
             right=np.mean([one.answers == labels for one in own], axis=0),
@@ -198,6 +200,7 @@ def victim(
         false_alarms=tuple(estimate(mean([clean.suspicion[each] > limit])) for each, limit in thresholds.items()),
         attacks=tuple(found),
         right=clean.answers == labels,
+        beyond=estimate(changed[FOUND] - changed[MATCHED]) if MATCHED in changed else None,
     )
 
 

@@ -143,7 +143,8 @@ Terms = list[tuple[Recurrence, ...]]
 
 def masses(recurrences: Sequence[Recurrence], at: int) -> Float[Tensor, "batch positions"]:
     """Compute Σ_heads ‖R_s(at)‖ for the positions s ≤ at."""
-    return torch.cat([survival.remaining_norms(r.between(0, at + 1)) for r in recurrences], dim=2).sum(2)
+    memories = ops.by_memory(recurrences, [r.between(0, at + 1) for r in recurrences])
+    return torch.cat([survival.remaining_norms(*memory) for memory in memories], dim=2).sum(2)
 
 
 def suspicion(
@@ -317,9 +318,11 @@ def share_gradients(
 
         def visit(_: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
             alone = [replace(r, x=r.x * inside[:, None, None].to(r.x)) for r in layer.recurrences]  # noqa: B023
-            parts = [ops.scan(r).state for r in alone]
-            ours = torch.stack([_norm(part) for part in parts]).sum(0)
-            others = torch.stack([_norm(scan.state - part) for scan, part in zip(scans, parts)]).sum(0)
+            both = ((ops.scan(r).state, scan.state) for r, scan in zip(alone, scans))
+            memories = [map(torch.stack, zip(*each)) for each in ops.by_memory(alone, both)]
+            parts = [(part.sum(0), whole.sum(0)) for part, whole in memories]
+            ours = torch.stack([_norm(part) for part, _ in parts]).sum(0)
+            others = torch.stack([_norm(whole - part) for part, whole in parts]).sum(0)
             found.append(ours / (ours + others).clamp(min=1e-30))  # noqa: B023
 
         with torch.no_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,18 +16,22 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted
-from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
+from ssmscope.render.table import Cell, Line, Table, in_percent, table, value_cell, with_interval
 from ssmscope.render.tokens import visible
 
-FOUND = "found"
+FOUND, ADAPTIVE, SHUFFLED, MATCHED = "found", "adaptive", "shuffled", "log-odds"
 NAMES: Mapping[str, str] = {
     "random": "random triggers",
     "random search": "random search",
     "hotflip": "HotFlip",
     FOUND: "the search",
-    "adaptive": "adaptive search",
+    ADAPTIVE: "adaptive search",
+    SHUFFLED: "its words in other orders",
+    MATCHED: "words of equal log-odds",
 }
 """Names of the attacks in views."""
+TIED = 1e-6
+"""Difference up to which two AUROCs are equal."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,21 @@ class Victim(Outlined):
     attacks: tuple[Poisoned, ...]
     right: np.ndarray | None = None
     """(texts,) bool: right answers on the clean texts."""
+    beyond: Estimate | None = None
+    """Share `flipped` of the trigger found minus that of other words of equal log-odds, which forget less; None if
+    there are no such words."""
 
     def attack(self, name: str) -> Poisoned:
         return next(each for each in self.attacks if each.name == name)
+
+    @property
+    def changes(self) -> str:
+        """Share of right answers that the trigger found changes, next to that of words of equal log-odds."""
+        told = f"it changes {in_percent(self.attack(FOUND).flipped, interval=False)} of the right answers"
+        if self.beyond is None:
+            return f"{told}, and there are no other words of its log-odds"
+        same = in_percent(self.attack(MATCHED).flipped, interval=False)
+        return f"{told}, other words of equal log-odds {same}: a difference of {in_percent(self.beyond)}"
 
 
 @dataclass(frozen=True)
@@ -128,9 +144,7 @@ class StatePoisoning(Result, kind="poison"):
         own, found, random = self._own
         return (
             f"survival {own.survival.value:.3f}, {with_interval(found.survival)} after "
-            f"“{visible(found.trigger or '')}”, {random.survival.value:.3f} after random triggers; "
-            f"accuracy {own.accuracy.value:.3f}, "
-            f"{found.accuracy.value:.3f} and {random.accuracy.value:.3f}"
+            f"“{visible(found.trigger or '')}”, {random.survival.value:.3f} after random triggers; {own.changes}"
         )
 
     @property
@@ -139,8 +153,7 @@ class StatePoisoning(Result, kind="poison"):
         return (
             f"Hidden-state poisoning of {self.model_name}: survival {own.survival.value:.3f} clean, "
             f"{random.survival.value:.3f} after random triggers, {found.survival.value:.3f} after the one found "
-            f"({self.objective}); accuracy {own.accuracy.value:.3f}, {random.accuracy.value:.3f}, "
-            f"{found.accuracy.value:.3f}"
+            f"({self.objective}); {own.changes}"
         )
 
     @classmethod
@@ -184,6 +197,8 @@ class StatePoisoning(Result, kind="poison"):
         for number, one in enumerate(self.victims):
             yield replace(_answers(one), title=f"{'transferred to ' if number else ''}{one.model}")
             yield replace(self._seen(one), title=f"detectors on {one.model}")
+        if raised := list(self._raised()):
+            yield Prose(" ".join(raised))
         found = [(NAMES[each.name], each.trigger) for each in self.victims[0].attacks if each.trigger is not None]
         yield Prose("; ".join(f"{name}: “{visible(trigger)}”" for name, trigger in found) + ".")
         train, threshold, held_out = self.texts
@@ -195,6 +210,19 @@ class StatePoisoning(Result, kind="poison"):
             f"results from {held_out:,} further ones."
         )
         yield from closing(self, self.notes)
+
+    def _raised(self) -> Iterator[str]:
+        """Yield a sentence for each model on which the adaptive trigger is detected more than the one it improves."""
+        detector = self.provenance["options"]["detector"]
+        at = self.detectors.index(detector)
+        for one in self.victims:
+            for each in one.attacks:
+                own, plain = each.alarms[at].auroc.value, one.attack(FOUND).alarms[at].auroc.value
+                if each.name == ADAPTIVE and own - plain > TIED:
+                    yield (
+                        f"The adaptive search raises detection on {one.model} instead of avoiding it: {detector} has "
+                        f"an AUROC of {own:.3f} on its trigger and of {plain:.3f} on the search's."
+                    )
 
     def _seen(self, one: Victim) -> Table:
         lines = []
@@ -222,6 +250,7 @@ def _answers(one: Victim) -> Table:
         lines.append(Line((name,), {column: Cell(number) for column, number in found.items()}))
     note = (
         "survival: share of the final states that was written at the attacked span; flipped: share of the texts "
-        "answered correctly when clean whose answer changes."
+        "answered correctly when clean whose answer changes. Its words in other orders, and other words that have "
+        "the same log-odds alone, show what the words say, rather than what they make forget."
     )
     return table(("trigger",), lines, note=note)

@@ -104,7 +104,8 @@ class Fidelity(Result, kind="fidelity"):
             for line in result._lines()
         ]
         measures = dict.fromkeys(measure for result in results for measure in result._shown())
-        return table(("model", "data", "method"), lines, **_directions(measures))
+        note = "ΔA depends on the scale of each model's logits: compare methods by it, not models."
+        return table(("model", "data", "method"), lines, note=note, **_directions(measures))
 
     def estimate(self, method: str, measure: str = "delta") -> Estimate:
         """Return a measure of a method, or of "random", with its interval.

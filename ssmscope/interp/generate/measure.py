@@ -20,14 +20,14 @@ from ssmscope.core.mixers import memory_of, weights_constant
 from ssmscope.core.model import Model
 from ssmscope.core.recomputing import recomputed
 from ssmscope.core.trace import LayerTrace
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_whole
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain.result import UNSIGNED, Method
 from ssmscope.interp.generate.result import SourceMap, WrittenText
 from ssmscope.interp.methods.gradients import gradxinput
 from ssmscope.interp.methods.lrp import MAX_BACKWARD_BYTES, lrp, relevance_rules
 from ssmscope.interp.methods.memory import occlusion, survival
-from ssmscope.interp.objective import Objective, check_whole, kept_bytes_per_token, objective, tokens_that_fit
+from ssmscope.interp.objective import Objective, kept_bytes_per_token, objective, tokens_that_fit
 from ssmscope.ops.survival import shares_from
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def relevance(prefixes: Prefixes, *, half: bool = True) -> Map:
 
 def occluded(prefixes: Prefixes, *, baseline: str | int | float = "mean", window: int = 1) -> Map:
     """Return the scores of `occlusion`: a run for every hidden window serves all prefixes that hold it."""
-    check_whole("window", window, 1)
+    check_whole(1, window=window)
     first, longest = prefixes.first, prefixes.longest
     if window > first:  # A window has at most a text's length, which differs.
         return _of_texts(prefixes, partial(occlusion, baseline=baseline, window=window))

@@ -87,7 +87,7 @@ class LayerScores:
         return retention if self.score == "retention" else 1 - retention
 
     def _take_heads(self, index: int, chosen: tuple[np.ndarray, ...], layer: LayerTrace) -> None:
-        replaced = torch.cat([ops.write(r, per_head=True) for r in layer.recurrences], dim=2)
+        replaced = torch.cat([ops.write(r, per_head=True) for r in layer.recurrences if not r.joins], dim=2)
         if self.score == "survival":
             found = layer.survival(self.at, per_head=True)
         else:

@@ -17,9 +17,9 @@ from ssmscope.core.heads import hidden_vectors
 from ssmscope.core.intercept import observe
 from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.objective import Objective, check_number, check_whole, text_generator
+from ssmscope.interp.objective import Objective, text_generator
 
 
 def gradxinput(objective: Objective) -> Scores:
@@ -44,8 +44,8 @@ def smoothgrad(objective: Objective, *, samples: int = 25, noise: float = 0.15, 
         noise: σ as a share of max − min over the embeddings of the text.
         seed: seed of the noise, which is drawn for each text by itself, in any batch.
     """
-    check_whole("samples", samples, 1)
-    check_number("noise", noise, 0)
+    check_whole(1, samples=samples)
+    check_number(0, noise=noise)
     embeddings, lengths = objective.embeddings(), objective.lengths
     draws = [text_generator(objective, text, seed) for text in range(len(objective))]
     spread = [float(embeddings[text, :n].max() - embeddings[text, :n].min()) for text, n in enumerate(lengths)]

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens, singularity_note
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.objective import Objective, check_number, check_whole
+from ssmscope.interp.objective import Objective
 
 SMALLEST_DIVISOR = 1e-30
 
@@ -56,13 +56,13 @@ def ig(
         fixed: one quadrature with so many nodes on the whole path, as captum's `n_steps`, in place of `steps` and
             `cap`. Twice as many gradients more give its error, from both halves of the path.
     """
-    check_whole("steps", steps, 1)
-    check_number("tolerance", tolerance, 0)
-    check_whole("cap", cap, 1)
+    check_whole(1, steps=steps)
+    check_number(0, tolerance=tolerance)
+    check_whole(1, cap=cap)
     if not isinstance(special, bool):
         raise InputError(f"special is {special!r}; allowed is true or false")
     if fixed is not None:
-        check_whole("fixed", fixed, 1)
+        check_whole(1, fixed=fixed)
         steps, cap = fixed, 3 * fixed
     if cap < steps:
         raise InputError(f"cap is {cap}, fewer gradients than the {steps} steps of one quadrature; raise it")

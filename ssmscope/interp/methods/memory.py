@@ -12,13 +12,13 @@ from torch import Tensor
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_whole
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.measure import exceeds_map_limit
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.gradients import output_gradients
-from ssmscope.interp.objective import Objective, check_whole, text_generator
+from ssmscope.interp.objective import Objective, text_generator
 
 
 def check_survival(model: Model) -> None:
@@ -68,7 +68,7 @@ def occlusion(objective: Objective, *, baseline: str | int | float = "mean", win
         window: number of neighbouring tokens hidden at a time; a token's score is the mean over the windows that it
             is in. A window is at most as long as the text.
     """
-    check_whole("window", window, 1)
+    check_whole(1, window=window)
     embeddings, lengths = objective.embeddings(), objective.lengths
     hidden = baseline_embeddings(objective, baseline).to(embeddings)
     whole_texts = objective.values(embeddings)

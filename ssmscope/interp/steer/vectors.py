@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ssmscope.api.writing import created, write_errors_explained, write_whole
+from ssmscope.architectures.loading import in_memory
 from ssmscope.architectures.loading.load import load
 from ssmscope.core.edits import Edit, blocks_of
 from ssmscope.core.model import Model
 from ssmscope.data.tokenizer import save_tokenizer
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_number
 from ssmscope.interp.steer.measure import Direction, mean_difference, norm, steering_edit
 
 MAX_LOGIT_ERROR = 1e-5
 """Largest difference of an exported model's logits from the steered model's, relative to the largest logit."""
+MAX_ROUNDING = 0.02
+"""Largest part of an exported direction, by norm, that may be lost as it is rounded to the dtype of a bias."""
 PREFIX = "direction."
 """Prefix of the tensors' names in a file, before their number."""
 
@@ -42,6 +47,13 @@ class ControlVector:
     layer: int
     direction: Direction
     source: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number, part in enumerate(self.direction):
+            if not part.is_floating_point() or not bool(part.double().isfinite().all()):
+                held = "numbers that are not finite" if part.is_floating_point() else f"{part.dtype}"
+                said = f"{PREFIX}{number} of a control vector holds {held.removeprefix('torch.')}"
+                raise InputError(f"{said}; a direction is of finite floating-point numbers")
 
     @classmethod
     def between(
@@ -75,14 +87,18 @@ class ControlVector:
             with safe_open(where, "pt") as file:
                 about = dict(file.metadata() or {})
                 names = sorted(file.keys(), key=lambda name: int(name.removeprefix(PREFIX)))
-                direction = tuple(file.get_tensor(name).double().to(model.device) for name in names)
+                direction = tuple(file.get_tensor(name).to(model.device) for name in names)
             site, layer = cast(Any, about.pop("site")), int(about.pop("layer"))
         except (OSError, SafetensorError) as error:
             raise InputError(f"cannot read {where}: {error}") from error
         except (KeyError, ValueError) as error:
             raise InputError(f"{where} is no control vector: it lacks site, layer or direction.0, …") from error
         about.pop("norm", None)
-        found = cls(site, layer, direction, about)
+        try:
+            found = cls(site, layer, direction, about)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        found = replace(found, direction=tuple(part.double() for part in direction))
         found._check_fits(model, where)
         return found
 
@@ -105,52 +121,94 @@ def bake(model: Model, vector: ControlVector, strength: float, directory: str | 
     """Write a copy of a model that is steered by its weights alone.
 
     Adding strength · d to the stream that block i reads is a bias of the last linear layer of block i − 1. A layer
-    without biases gets one where the configuration has a switch for it; the other biases that this brings are zero. The
-    copy is written only if its logits, as it is and as it is loaded again, are those of the steered model to 1e-5.
+    without biases gets one where the configuration has a switch for it; the other biases that this brings are zero. All
+    else is the model's: dtype, generation settings, tokenizer. The weights of a quantised model are written as they
+    were dequantised. The copy stays only if its logits, computed in float32 as it is and as it is loaded again, are to
+    1e-5 those of the model that is steered by the direction as the bias holds it, rounded to the model's dtype.
 
     Raises:
-        InputError: a direction of states or of layer 0, no bias that has this effect, or a directory that exists.
+        InputError: a strength that is not finite, a direction of states or of layer 0, no bias that has this effect, a
+            bias that rounds the direction away, a model with adapters, with layers in few bits, or that is no library's
+            model with a head, a copy that would be loaded as another model, or a directory that exists.
     """
     where = Path(directory)
+    check_number(-math.inf, strength=strength)
     if vector.site != "residual":
         raise InputError("a state has no bias; export a direction of the residual stream")
+    _check_exports(model)
     if os.path.lexists(where):
         raise InputError(f"{where} exists; give a new directory to export to")
     with write_errors_explained(where), created(where.parent):
         where.mkdir()
         try:
-            if not _bake(model, vector, strength, where):
-                said = f"no bias of the block before layer {vector.layer} of {model.name} adds to the residual stream"
-                raise InputError(f"{said}, and its configuration has no switch for one; steer it as it runs instead")
+            _bake(model, vector, strength, where)
         except BaseException:
             shutil.rmtree(where)
             raise
     return where
 
 
-def _bake(model: Model, vector: ControlVector, strength: float, where: Path) -> bool:
-    """Write the copy into an empty directory. Returns False if no bias has the effect."""
-    batch = model.encode(ids=torch.arange(24).remainder(model.vocabulary).view(2, 12))
-    steered = model.run(batch, edits=vector.edit(strength)).logits
+def _check_exports(model: Model) -> None:
+    """Raise InputError if a model has no directory of its own kind."""
+    module, advice = model.module, "steer it as it runs instead"
+    if any(type(part).__module__.partition(".")[0] == "peft" for part in module.modules()):
+        raise InputError(f"{model.name} has adapters of peft: merge it (merge_and_unload()), and export that")
+    if not isinstance(module, PreTrainedModel):
+        kind = "has no head" if model.gives == "nothing" else "is a module of one's own"
+        raise InputError(f"{model.name} {kind}, which cannot be exported as a directory; {advice}")
+    if any(not t.is_floating_point() for t in module.parameters()):
+        raise InputError(f"{model.name} has quantised layers: dequantise it (model.dequantize()), or {advice}")
 
-    def same(other: Model) -> bool:
-        return bool((other.run(batch).logits - steered).abs().max() <= MAX_LOGIT_ERROR * steered.abs().max())
 
+def _bake(model: Model, vector: ControlVector, strength: float, where: Path) -> None:
+    """Write the copy into an empty directory."""
+    dtype = torch.promote_types(next(model.module.parameters()).dtype, torch.float32)
+    device = torch.device("cpu")
+    batch = model.encode(ids=torch.arange(24).remainder(model.vocabulary).view(2, 12)).to(device)
+    wanted = (strength * vector.direction[0]).cpu()
+    reason = f"no bias of the block before layer {vector.layer} of {model.name} adds to the residual stream, and its "
+    reason += "configuration has no switch for one"
     for name in _last_linear_layers(model, vector.layer):
         for module in _with_bias(model.module, name):
+            plain = Model(in_memory.cast(copy.deepcopy(module), dtype, device), name=model.name)
+            bias = module.get_submodule(name).bias
+            before = bias.detach().double().cpu().clone()
             with torch.no_grad():
-                bias = module.get_submodule(name).bias
-                bias += (strength * vector.direction[0]).to(bias)
-            if not same(Model(module, model.tokenizer, model.name)):
+                bias.copy_(before + wanted)
+            added = bias.detach().double().cpu() - before
+            kind = str(bias.dtype).removeprefix("torch.")
+            if not bool(added.isfinite().all()):
+                reason = f"{kind} holds no number as large as in this direction: lower the strength"
+                continue
+            steered = plain.run(batch, edits=steering_edit("residual", vector.layer, (added,), 1.0)).logits
+            with torch.no_grad():
+                plain.module.get_submodule(name).bias.copy_(bias)
+            if not _same(plain.run(batch).logits, steered):
+                continue
+            lost = float((added - wanted).norm() / wanted.norm().clamp_min(torch.finfo(wanted.dtype).tiny))
+            if lost > MAX_ROUNDING:
+                reason = f"the bias before layer {vector.layer} of {model.name} is so large that {lost:.0%} of the "
+                reason += f"direction are lost in {kind}: load the model in float32"
                 continue
             _write(module, where)
             if model.tokenizer is not None:
                 save_tokenizer(model.tokenizer, where)
             about = {"layer": vector.layer, "strength": strength, "norm": norm(vector.direction), **vector.source}
             (where / "control_vector.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
-            if same(load(where)):
-                return True
-    return False
+            try:
+                again = load(where, dtype=dtype).run(batch).logits
+            except InputError as error:
+                raise InputError(f"the copy of {model.name} is not read as it is written: {error}") from error
+            if _same(again, steered):
+                return
+            reason = f"the directory that {type(module).__name__} writes is loaded as another model"
+            shutil.rmtree(where)
+            where.mkdir()
+    raise InputError(f"{reason}; steer it as it runs instead")
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).abs().max() <= MAX_LOGIT_ERROR * expected.abs().max())
 
 
 def _write(module: Any, where: Path) -> None:
@@ -182,14 +240,15 @@ def _with_bias(module: Any, name: str) -> Iterator[Any]:
         yield copy.deepcopy(module)
         return
     for switch in [key for key, value in module.config.to_dict().items() if "bias" in key and value is False]:
-        config = copy.deepcopy(module.config)
-        setattr(config, switch, True)
-        found = type(module)(config).to(next(module.parameters())).eval()
-        if getattr(found.get_submodule(name), "bias", None) is None:
+        found = copy.deepcopy(module)
+        setattr(found.config, switch, True)
+        with torch.device("meta"):
+            like = type(module)(found.config).state_dict()
+        own = found.state_dict()
+        new = like.keys() - own.keys()
+        if f"{name}.bias" not in new or own.keys() - like.keys() or not all(key.endswith("bias") for key in new):
             continue
-        missing, unexpected = found.load_state_dict(module.state_dict(), strict=False)
-        if not unexpected and all(key.endswith("bias") for key in missing):
-            with torch.no_grad():
-                for key in missing:
-                    found.get_parameter(key).zero_()
-            yield found
+        for key in new:
+            part = found.get_submodule(key.rpartition(".")[0])
+            part.bias = nn.Parameter(part.weight.new_zeros(like[key].shape))
+        yield found

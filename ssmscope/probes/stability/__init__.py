@@ -44,7 +44,8 @@ def stability(
     - The spectral abscissa of a head is the largest diagonal entry of its continuous state matrix A, s_A in the paper.
       GLA, RetNet, RWKV and delta rules have no such matrix: theirs is the largest log-gain of a step on the inputs.
     - The half-life of a state is ln 2 / −E[log a_t] in tokens, with the mean over all tokens of the inputs; infinite
-      if the mean is not negative. A delta rule has one per head, from the mean over the directions of its memory.
+      if the mean is not negative. A delta rule has one per head, of the direction that fades slowest: its gain over a
+      text is the largest singular value of the product of the transitions.
     - Growth, the observed ln ρ, is the mean log-gain of a layer's fastest-growing state, averaged over texts, with its
       95 % bootstrap interval over texts. (Quantiles of half-lives describe the states and have no intervals.)
     - The worst case over all inputs is ln ρ of the generalisation bound for a selective SSM (s_A δ_min for s_A ≤ 0,

@@ -38,6 +38,8 @@ DEFAULT_LENGTH = 512
 """Default length of random sequences in tokens."""
 MAX_DECAYS = 2**22
 """Maximum number of decays in memory."""
+STEPS_PER_PRODUCT = 128
+"""Steps of a product of transitions between two scalings."""
 MIN_LOG_GAIN = -80.0
 """Log-gain of a direction that a delta rule erases; the scans floor decays at the same value."""
 GATED: tuple[type[nn.Module], ...] = (GatedLinearAttention, Retention, DeltaMixer)
@@ -138,11 +140,12 @@ def record_layers(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
 
     def see(rows: list[int], index: int, layer: LayerTrace) -> None:
         norms[index, rows] = state_norms(layer, positions).cpu()
-        for place, recurrence in enumerate(layer.recurrences):
-            if len(layers[index]) == place:
+        memories = ops.by_memory(layer.recurrences, enumerate(layer.recurrences))
+        for part, ((place, recurrence), *_) in enumerate(memories):
+            if len(layers[index]) == part:
                 layers[index].append(recorded_limits(mixers[index], layer, recurrence, known))
             counted, stepping = step_masks(layer, place)
-            layers[index][place].add(step_gains(recurrence, counted, stepping), counted)
+            layers[index][part].add(step_gains(recurrence, counted, stepping), counted)
 
     visit_layers(model, batch, see)
     for index, recorded in enumerate(layers):
@@ -175,9 +178,8 @@ def step_masks(layer: LayerTrace, place: int) -> tuple[Tensor, Tensor]:
 def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) -> StepGains:
     """Compute the log-gains of a recurrence's steps, with means over the steps `counted` and maxima over `stepping`. A
     diagonal transition's gains are its decays, log a_t. The delta rule's a (I − β b bᵀ) is symmetric; its eigenvalues
-    are a (state − 1 of them) and a (1 − β ‖b‖²), its largest singular value is the largest of these in size, and one
-    mean stands for all of a head's directions, log a + log|1 − β ‖b‖²| / state: their mean Lyapunov exponent
-    exactly."""
+    are a (state − 1 of them) and a (1 − β ‖b‖²), and its largest singular value is the largest of these in size. A head
+    has one mean, that of the direction that grows fastest over a text (`product_gain`)."""
     steps = counted.sum(1).double().unsqueeze(-1)
     if isinstance(recurrence, ops.DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
@@ -187,7 +189,7 @@ def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) ->
         b, _ = recurrence.by_head()
         log_a, state = recurrence.log_a.squeeze(-1).double(), b.shape[-1]
         along = (1 - recurrence.beta.double() * b.double().square().sum(-1)).abs().log().clamp(min=MIN_LOG_GAIN)
-        mean = (log_a + along / state).masked_fill(~counted.unsqueeze(-1), 0).sum(1)
+        mean = log_a.masked_fill(~counted.unsqueeze(-1), 0).sum(1) + product_gain(recurrence, counted)
         top = log_a + (along.clamp(min=0) if state > 1 else along)
         largest = top.masked_fill(~stepping.unsqueeze(-1), -torch.inf).amax((0, 1))
         return StepGains(mean.sum(0).unsqueeze(-1), largest, (mean / steps).amax(-1))
@@ -212,6 +214,25 @@ def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) ->
     return StepGains(each.sum(0), torch.stack(tops).amax(0), (each / steps.unsqueeze(-1)).amax((1, 2)))
 
 
+def product_gain(recurrence: ops.DeltaRecurrence, counted: Tensor) -> Tensor:
+    """Return the logarithm of the largest singular value of ∏ (I − β_t b_t b_tᵀ) over the steps `counted`, (batch,
+    heads): the final state of a run without decays and inputs that starts from the unit matrix. It is scaled back to
+    norm 1 every `STEPS_PER_PRODUCT` steps; a memory that is erased whole counts as `MIN_LOG_GAIN` there, and what is
+    within rounding of 1 as 1."""
+    batch, length, heads, _, state = recurrence.shape
+    b, beta = recurrence.b.double(), recurrence.beta.double() * counted.unsqueeze(-1)
+    x = b.new_zeros(batch, length, heads, state)
+    products = ops.DeltaRecurrence(x, b, torch.zeros_like(b), log_a=torch.zeros_like(x[..., :1]), beta=beta)
+    unit = torch.eye(state, dtype=b.dtype, device=b.device).expand(batch, heads, state, state)
+    P, gain = unit, b.new_zeros(batch, heads)
+    for start in range(0, length, STEPS_PER_PRODUCT):
+        P = ops.scan(products.between(start, start + STEPS_PER_PRODUCT), P).state
+        norm = torch.linalg.eigvalsh(P.mT @ P)[..., -1].clamp(min=0).sqrt()
+        gain += norm.log().clamp(min=MIN_LOG_GAIN)
+        P = torch.where((norm > 0)[..., None, None], P / norm[..., None, None], unit)
+    return gain.masked_fill(gain.abs() < 1e-13 * length, 0)
+
+
 def state_norms(layer: LayerTrace, positions: Sequence[int]) -> Tensor:
     """Compute ‖H_t‖ (Frobenius) of all of a layer's states together at the positions, (batch, positions) float64: NaN
     after a text's last token, ∞ if the state overflows."""
@@ -219,12 +240,13 @@ def state_norms(layer: LayerTrace, positions: Sequence[int]) -> Tensor:
     inside = [at for at in positions if at < length]
     squares = torch.zeros(batch, len(positions), dtype=torch.float64, device=layer.u.device)
     squares[:, len(inside) :] = torch.nan
-    starts = layer.initial or (None,) * len(layer.recurrences)
-    for recurrence, H in zip(layer.recurrences, starts):
-        before = 0
+    initial = layer.initial or (None,) * len(layer.recurrences)
+    for memory in ops.by_memory(layer.recurrences, zip(layer.recurrences, initial)):
+        writes, starts = zip(*memory)
+        states, before = list(starts), 0
         for place, at in enumerate(inside):
-            H = ops.scan(recurrence.between(before, at + 1), H).state
-            size = torch.linalg.vector_norm(H.flatten(1), dim=1, dtype=torch.float64)
+            states = [ops.scan(r.between(before, at + 1), H).state for r, H in zip(writes, states)]
+            size = torch.linalg.vector_norm(torch.stack(states).sum(0).flatten(1), dim=1, dtype=torch.float64)
             squares[:, place] += size.square().nan_to_num(torch.inf, posinf=torch.inf)
             before = at + 1
     if layer.mask is not None:
@@ -298,7 +320,7 @@ def layer_stability(
 def notes_on(found: Sequence[Recorded]) -> tuple[str, ...]:
     notes = []
     if any(one.mixes for one in found):
-        notes.append("a delta rule's half-lives are means over the directions of its memory")
+        notes.append("a delta rule's growth and half-lives are those of the direction of its memory that fades slowest")
     bare = [one.bare.log().cpu().numpy() for one in found if one.bare is not None]
     if bare:
         low, median, high = (_quantile(half_lives(np.concatenate(bare)), q) for q in (0.05, 0.5, 0.95))

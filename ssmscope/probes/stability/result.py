@@ -25,13 +25,13 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True)
 class LayerStability(Outlined):
-    """Stability of one recurrence of a layer; most layers have one."""
+    """Stability of one memory of a layer; most layers have one."""
 
     layer: int
     part: int
-    """Index among the layer's recurrences."""
+    """Index among the layer's memories."""
     parts: int
-    """Number of the layer's recurrences."""
+    """Number of the layer's memories."""
     states: int
     """Number of decays of a head, each with its half-life: the number of states, or 1 if all states share a decay."""
     behaviour: str
