@@ -17,7 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import ssmscope
-from ssmscope.api import registry
+from ssmscope.api import analyses as registry
 
 PAGE = "reference.md"
 FIRST = ("load", "Model", "Trace", "Result")

@@ -16,38 +16,54 @@ directory with transformers alone, write `import ssmscope.architectures` first.
 from __future__ import annotations
 
 import importlib
-import re
 from pathlib import Path
 from typing import Any
 
 __version__ = "0.2.0"
 
-_NAMES = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-_HOMES = {name: home for home, name in re.findall(r"^from (\S+) import (\w+)", _NAMES, re.MULTILINE)}
-_VERBS = {
-    "lens": ("ssmscope.probes.lens", "trajectory"),
-    "models": ("ssmscope.core.known_models", "demos"),
-    "push": ("ssmscope.reports.hub", "push"),
-    "report": ("ssmscope.reports.running", "run_plan"),
-    "serve": ("ssmscope.reports.serving", "serve"),
-    "train": ("ssmscope.training", "train_model"),
+_HOMES = {
+    name: home
+    for home, names in {
+        "api.results": "Result",
+        "architectures.loading.load": "load",
+        "core.edits": "Edit edited",
+        "core.known_models:demos": "models",
+        "core.lasting_edits": "clamped_state frozen_decays held_state while_writing",
+        "core.forms": "Form",
+        "core.mixers": "adapt fast_scan",
+        "core.model": "Model",
+        "core.trace": "LayerTrace Trace",
+        "errors": "InputError",
+        "evaluation": "Evaluator",
+        "interp.attention": "attention_gradient",
+        "interp.fidelity.result": "fidelity_table",
+        "ops": "Recurrence",
+        "probes.lens:trajectory": "lens",
+        "probes.lens.lenses": "load_lens logit_lens",
+        "reports.hub": "push",
+        "reports.running:run_plan": "report",
+        "reports.serving": "serve",
+        "training:train_model": "train",
+    }.items()
+    for name in names.split()
 }
-"""Functions of verbs that no analysis declares; the verbs of analyses have their functions' names."""
+"""Modules of names that are no analyses, below `ssmscope`; "module:name" where the name there is another."""
+_ROOMS = ("architectures", "attacks", "backends", "interp", "ops", "probes")
 
 
 def __getattr__(name: str) -> Any:
-    if _HOMES.get(name) == "ssmscope":
+    if name in _ROOMS:
         return importlib.import_module(f"ssmscope.{name}")
-    home = (_HOMES[name], name) if name in _HOMES else _VERBS.get(name)
-    if home is None and (name == "__all__" or not _is_module(name)):
-        registry = importlib.import_module("ssmscope.api.registry")
+    place = f"ssmscope.{_HOMES[name]}" if name in _HOMES else None
+    if place is None and (name == "__all__" or not _is_module(name)):
+        analyses = importlib.import_module("ssmscope.api.analyses")
         if name == "__all__":
-            return ["__version__", *sorted({*_HOMES, *registry.functions()})]
-        home = registry.functions().get(name) or registry.verbs().get(name)
-    if home is None:
+            return ["__version__", *sorted({*_HOMES, *_ROOMS, *analyses.names()})]
+        place = analyses.names().get(name)
+    if place is None:
         raise AttributeError(f"module 'ssmscope' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home[0]), home[1])
-    globals()[name] = value
+    module, _, own = place.partition(":")
+    value = globals()[name] = getattr(importlib.import_module(module), own or name)
     return value
 
 
@@ -58,4 +74,4 @@ def _is_module(name: str) -> bool:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__getattr__("__all__"), *_VERBS, *importlib.import_module("ssmscope.api.registry").verbs()})
+    return __getattr__("__all__")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from markupsafe import Markup
 
-from ssmscope.api import registry
+from ssmscope.api import analyses as registry
 from ssmscope.api.inputs import Texts
 from ssmscope.api.results import Result
 from ssmscope.reports.jobs import Jobs, make_jobs

@@ -7,6 +7,7 @@ among them is a contract.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
@@ -35,6 +36,10 @@ def small_models(make: Callable[[], dict[str, nn.Module]]) -> Callable[[], dict[
     if make.__name__ not in TRANSFORMERS_FAMILIES or find_spec(f"transformers.models.{make.__name__}") is not None:
         SMALL_MODELS[make.__name__] = make
     return make
+
+
+for each in entry_points(group="ssmscope.examples"):
+    SMALL_MODELS[each.name] = each.load()
 
 
 CONVOLUTION_SIZES: dict[str, Any] = dict(

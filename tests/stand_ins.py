@@ -13,7 +13,7 @@ from typing import Any
 
 import reported
 
-from ssmscope.api import registry
+from ssmscope.api import analyses as registry
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.table import Table
@@ -30,7 +30,7 @@ class Stand:
     """Stand-in for a result of a kind, with some of its class's attributes."""
 
     def __init__(self, kind: str, items: tuple = (), *, model: str = "own", headline: str | None = None, **values):
-        importlib.import_module(registry.results()[kind])
+        importlib.import_module(registry.result_homes()[kind])
         real = Result._kinds[kind]
         self.real = real
         known = {field.name for field in dataclasses.fields(real)} | set(dir(real))

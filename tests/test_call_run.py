@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import ssmscope.architectures.loading.load as loading
-from ssmscope.api import registry
+from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import CACHE, Call, analysis
 from ssmscope.api.inputs import Input
 from ssmscope.api.options import NO_EFFECT, Option, Range
@@ -74,7 +74,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append((name, how))
         return SimpleNamespace(name=name)
 
-    monkeypatch.setattr(registry, "_added", {})
+    monkeypatch.setattr(registry.ANALYSES, "_found", dict(registry.ANALYSES._found))
     monkeypatch.setattr(loading, "load", load)
     monkeypatch.setattr(Result, "_drawn", lambda self, suffix: b"a picture")
     return found

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pytest
 from refusals import refusal
 
-from ssmscope.api import registry
+from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import Call, analysis
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import NO_EFFECT, Range, Reads, asked
@@ -25,7 +25,7 @@ Declare = Callable[..., Callable[..., Any]]
 @pytest.fixture
 def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
     """Declare an analysis for this test alone, which returns what its function received and what is recorded."""
-    monkeypatch.setattr(registry, "_added", {})
+    monkeypatch.setattr(registry.ANALYSES, "_found", dict(registry.ANALYSES._found))
 
     def declared(name: str = "own thing", **declaration: Any) -> Callable[..., Any]:
         @analysis(name, **declaration)
@@ -102,13 +102,15 @@ def test_two_models_are_paired_and_one_in_a_list_is_alone(declare: Declare, monk
 
 
 def test_declarations_and_their_limits(declare: Declare) -> None:
-    one, two, many = (declare(**more).analysis for more in ({}, {"pair": "interp.paired:pair"}, {"several": True}))
+    functions = [declare(**more) for more in ({}, {"pair": "interp.paired:pair"}, {"several": True})]
+    one, two, many = (each.analysis for each in functions)
     assert [each.max_models for each in (one, two, many)] == [1, 2, math.inf]
     assert (
         one.module == __name__ and not one.inputs and list(replace(one, reads=Texts()).inputs)[:2] == ["text", "file"]
     )
-    for declared, allowed in ((one, "one model"), (two, "one model, or two"), (many, "one or more models")):
-        registry._added["own thing"] = declared
+    for declared, allowed in zip(functions, ("one model", "one model, or two", "one or more models")):
+        registry.ANALYSES.add("own thing", declared)
+        declared = declared.analysis
         most = int(min(declared.max_models, 3))
         assert Call.of("own thing", ["m"] * most, {}).models == ("m",) * most
         for models in ([], ["m"] * (most + 1)) if declared is not many else ([],):
@@ -158,7 +160,7 @@ def test_a_call_is_typed_without_defaults(declare: Declare) -> None:
 
 
 def test_a_required_option_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_added", {})
+    monkeypatch.setattr(registry.ANALYSES, "_found", dict(registry.ANALYSES._found))
 
     @analysis("own")
     def function(model: Any, *, some_size: Annotated[int, "A size."]) -> None: ...
@@ -180,15 +182,14 @@ def test_results_are_named_by_the_verb_and_several_by_their_kinds(declare: Decla
 def test_names_of_analyses(declare: Declare) -> None:
     function = declare()
     assert registry.analysis_of("own thing") is function.analysis and list(registry.analyses())[-1] == "own thing"
-    assert registry.verbs()["own_thing"] == (__name__, "function")
-    assert registry.functions()["function"] == (__name__, "function")
-    with pytest.raises(InputError, match="no analysis 'own thin'; there are .*; did you mean 'own thing'"):
+    names = registry.names()
+    assert names["own_thing"] == names["function"] == registry.ANALYSES.places["own thing"]
+    with pytest.raises(InputError, match="unknown analysis 'own thin'; choose one of .*; did you mean 'own thing'"):
         registry.analysis_of("own thin")
-    stranger = replace(function.analysis, name="heatmap")
     with pytest.raises(
-        TypeError, match=f"the analysis 'heatmap' of {__name__} is already that of ssmscope.interp.heatmap"
+        TypeError, match=f"the analysis 'heatmap' of {__name__}:.* is already that of ssmscope.interp.heatmap"
     ):
-        registry.add(stranger)
+        registry.ANALYSES.add("heatmap", function)
 
 
 def test_where_nothing_can_be_written_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from commands import TEXT, Answer, refused
 from warm import TRANSFORMERS
 
 from ssmscope import cli, errors
-from ssmscope.api import registry
+from ssmscope.api import analyses as registry
 from ssmscope.api.signatures import options_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 pytest.importorskip("tuned_lens")
 
 import ssmscope  # noqa: E402
-from ssmscope.api import registry  # noqa: E402
+from ssmscope.api import analyses as registry  # noqa: E402
 from ssmscope.api.analysis import Call  # noqa: E402
 from ssmscope.data.babi import questions  # noqa: E402
 from ssmscope.data.language import language_data, load_lines, word_tokenizer  # noqa: E402

@@ -7,7 +7,8 @@ import importlib.util
 import inspect
 import os
 import re
-import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,45 +17,11 @@ import pytest
 from warm import TRANSFORMERS
 
 import ssmscope
-from ssmscope.api import registry
+from ssmscope.api import analyses as registry
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-HOW_TO = sorted((DOCS / "how-to").glob("*.md"))
-EDITS = {
-    "ssmscope/api/analyses.py": (
-        (
-            '    "sanity": Entry(',
-            '    "remaining": Entry("interp.remaining:remaining", {"remaining": "interp.remaining.result"}),\n',
-        ),
-        (
-            '    "overflow": Entry(',
-            '    "order": Entry("attacks.order:word_order", {"order": "attacks.order.result"}),\n',
-        ),
-    ),
-    "ssmscope/interp/methods/__init__.py": (
-        ('    "random": "memory:random",\n', '    "gradnorm": "gradnorm:gradnorm",\n'),
-    ),
-    "ssmscope/attacks/names.py": (
-        ('"stresstest", "checklist", "deepwordbug"', '"politeness", '),
-        (
-            '        "checklist": tuple(',
-            '        "politeness": (" please ", " thank you ", " please and thank you "),\n',
-        ),
-        ('    "checklist": ("50', '    "politeness": ("3 suffixes of politeness, all tried",),\n'),
-        ('"deepwordbug", "textbugger", "textfooler", "bertattack", "pwws"', '"keyboard", '),
-    ),
-    "ssmscope/attacks/recipes.py": (
-        ("_BUILDERS: Mapping", "def _keyboard"),
-        ('    "deepwordbug": _deepwordbug,\n', '    "keyboard": _keyboard,\n'),
-    ),
-    "ssmscope/core/known_models.py": (
-        ('    "mamba2attn": (', '    "leaky": ("own.leaky", "own.leaky:LeakyMixer"),\n'),
-    ),
-    "tests/reports/test_verdicts.py": (("def test_every_kind", "class TestRemaining:"),),
-    "tests/small_models.py": (("@small_models\ndef linear_attention", "@small_models\ndef leaky"),),
-}
-"""What the how-tos have a reader put into files there are: before what, and the line, or how the block begins."""
+HOW_TO = {page.stem: page for page in sorted((DOCS / "how-to").glob("*.md"))}
 
 
 @pytest.fixture(scope="module")
@@ -151,75 +118,61 @@ def test_text_means_itself(hook: ModuleType) -> None:
     assert shown == "<p>a*b*c __x__ &lt;b&gt; [y](z) |D| Σ_t and <code>k_v*</code></p>"
 
 
-def test_the_how_tos_work(tmp_path: Path) -> None:
-    """Their files are written, their lines put in, in a copy of the project; then its tests and commands run."""
-    for name in ("ssmscope", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("demo"))  # its bytecode serves too
-    (tmp_path / "ssmscope" / "demo").symlink_to(ROOT / "ssmscope" / "demo")
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    written = [file for page in HOW_TO for file in blocks(page, tmp_path)]
-    assert {
-        "ssmscope/architectures/own/leaky.py",
-        "ssmscope/interp/remaining/__init__.py",
-        "ssmscope/attacks/order/__init__.py",
-    } <= set(written)
-    text = "".join(page.read_text(encoding="utf-8") for page in HOW_TO)
-    for file, edits in EDITS.items():
-        source = (tmp_path / file).read_text(encoding="utf-8")
-        for before, line in edits:
-            assert line.rstrip(", ") in text, f"no how-to says {line!r}"
-            if line.startswith(("def ", "class ", "@")):
-                line = text[text.index(line) :].partition("```")[0] + "\n\n"
-            assert source.count(before) == 1
-            source = source.replace(before, line + before)
-        (tmp_path / file).write_text(source, encoding="utf-8")
-    own = [file for file in written if Path(file).name.startswith("test_")]
-    assert len(own) == 2
-    passed = run(
-        tmp_path, "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "-q", "-p", "no:cacheprovider",
-        "tests/contracts", "tests/interp/test_methods.py", "tests/attacks/test_parts.py",
-        "tests/attacks/test_recipes.py", "tests/reports/test_jobs.py", "tests/reports/test_plan.py",
-        "tests/reports/test_verdicts.py", *own, "-k",
-        "leaky or remaining or order] or test_order or gradnorm or suffixes_or_parts or options_of_a_recipe or "
-        "words_its_verdict or imported_when",
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages of the how-tos, written from their pages outside the checkout and installed into `site`."""
+    root = tmp_path_factory.mktemp("outside")
+    for name, page in HOW_TO.items():
+        assert "pyproject.toml" in blocks(page, root / name)
+        install = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+        subprocess.run([sys.executable, *install, "--target", root / "site", root / name], check=True)
+    return root
+
+
+def test_the_tests_of_the_how_tos_pass(packages: Path) -> None:
+    tests = [*packages.glob("*/tests/test_*.py")]
+    assert len(tests) == 2
+    run(packages, PYTEST, *map(str, tests))
+
+
+def test_what_is_outside_is_found_everywhere(packages: Path) -> None:
+    """A family, an analysis, attacks and a method, without a line changed here: in the help, in contracts (lrp's rules
+    among them), in reports and, as a page, in the documentation."""
+    passed = run(packages, PYTEST, str(ROOT / "tests" / "contracts"), "-k", "leaky")
     assert int(re.search(r"(\d+) passed", passed)[1]) >= 30  # type: ignore[index]
-    reviews = tmp_path / "reviews.csv"
-    reviews.write_text("text,label\na gripping film,positive\na dull film,negative\n")
+    (packages / "reviews.csv").write_text("text,label\na gripping film,positive\na dull film,negative\n")
+    plan = "models: [demo/sst2-mamba2]\nanalyses: [{remaining: {text: A gripping film., top: 1}}]\n"
+    (packages / "plan.yaml").write_text(plan)
     attacks = (
         "prompts demo/instruct-mamba2 --template {content}. --words negative,positive --attacks politeness",
         "words demo/sst2-mamba2 --recipe keyboard",
     )
-    plan = tmp_path / "plan.yaml"
-    plan.write_text("models: [demo/sst2-mamba2]\nanalyses: [{remaining: {text: A gripping film., top: 1}}]\n")
-    lines = [f"{line} --data {reviews}" for line in attacks] + [f"report {plan} --out {tmp_path / 'out'} --json"]
+    lines = [f"{line} --data reviews.csv" for line in attacks] + ["report plan.yaml --out out --json", "--help"]
+    lines.append("explain demo/sst2-mamba2 --text good --methods gradnorm,lrp")
     analyze = "import sys; from ssmscope.cli import run; sys.exit(max(run(line.split()) for line in sys.argv[1:]))"
-    printed = run(tmp_path, analyze, *lines)
-    for line in attacks:
-        assert line.split()[-1] in printed
+    printed = run(packages, analyze, *lines)
+    assert all(word in printed for word in ("politeness", "keyboard", "gradnorm", "Does it read the order of words"))
     assert '"verb": "remaining"' in printed and '"state": "done"' in printed
-    assert "most is left of" in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
-    assert {path.suffix for path in (tmp_path / "out").glob("results/*/remaining.*")} == {
-        ".json",
-        ".csv",
-        ".png",
-        ".html",
-    }
+    assert "most is left of" in (packages / "out" / "index.html").read_text(encoding="utf-8")
+    kept = {path.suffix for path in (packages / "out").glob("results/*/remaining.*")}
+    assert kept == {".json", ".csv", ".png", ".html"}
+    page = "import verbs; print(verbs.page('order', verbs.verbs()['order']))"
+    assert "--orders N" in run(packages, f"import sys; sys.path.insert(0, {str(DOCS)!r}); {page}")
 
 
 def test_the_how_tos_count_their_lines() -> None:
     """They give the length of a reader's code, for an analysis at most 120 lines in addition to its test."""
     for page, files in {
-        "analysis": (("package", "interp/remaining/"), ("test", "interp/test_remaining.py")),
-        "architecture": (("file", "architectures/own/leaky.py"),),
-        "attack": (("package", "attacks/order/"), ("test", "attacks/test_order.py")),
+        "an-analysis": (("package", "remaining/(?!gradnorm)"), ("test", "tests/test_remaining.py")),
+        "a-layer": (("file", "leaky/__init__.py"),),
+        "an-attack": (("analysis", "order/(?!attacks)"), ("test", "tests/test_order.py")),
     }.items():
-        text = (DOCS / "how-to" / f"add-an-{page}.md").read_text(encoding="utf-8")
+        text = HOW_TO[f"add-{page}"].read_text(encoding="utf-8")
         for what, place in files:
-            bodies = re.findall(rf'^```\w+ title="\w+/{place}[^"]*"\n(.*?)^```$', text, flags=re.M | re.S)
+            bodies = re.findall(rf'^```\w+ title="{place}[^"]*"\n(.*?)^```$', text, flags=re.M | re.S)
             lines = sum(body.count("\n") for body in bodies)
-            assert re.search(rf"{what} [\w ]*\b{lines} lines", text), f"{what} of {page}: {lines} lines"
-            assert what != "package" or page != "analysis" or lines <= 120
+            assert re.search(rf"{what}\b[\w ():.\[\]-]*\b{lines} lines", text), f"{what} of {page}: {lines} lines"
+            assert what != "package" or lines <= 120
 
 
 def blocks(page: Path, root: Path) -> list[str]:
@@ -232,9 +185,13 @@ def blocks(page: Path, root: Path) -> list[str]:
     return [name for name, _ in found]
 
 
+PYTEST = "import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
+
+
 def run(root: Path, code: str, *arguments: str) -> str:
-    variables = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    first = f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'tests')!r}]\n"
+    """Run code with what is installed in `site`, and return what it prints."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "SSMSCOPE_EXHAUSTIVE": "contracts"}
+    first = f"import sys; sys.path[:0] = [{str(root / 'site')!r}, {str(ROOT / 'tests')!r}]\n"
     done = TRANSFORMERS.run(first + code, *arguments, cwd=root, env=variables)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout

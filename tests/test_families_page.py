@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import transformers
 
-from ssmscope.core.known_models import READERS, readable_types
+from ssmscope.core.known_models import LAYERS, readable_types
 
 DOCS = Path(__file__).parents[1] / "docs"
 RECORDED = json.loads((DOCS / "families.json").read_text())
@@ -33,7 +33,8 @@ def test_every_readable_type_was_run():
 
 
 def test_what_was_run_agrees_with_the_models_and_the_registry():
-    readers = {f"{reader.removeprefix('ssmscope.architectures.')} {layer}" for (_, layer), reader in READERS.items()}
+    places = {layer.rpartition(".")[2]: reader for layer, reader in LAYERS.places.items()}
+    readers = {f"{reader.removeprefix('ssmscope.architectures.')} {layer}" for layer, reader in places.items()}
     for rows in RECORDED.values():
         for row in rows.values():
             assert row["difference"] < 1e-10 and f"{row['reader']} {row['layers']}" in readers

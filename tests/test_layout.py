@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import shapes
 
-from ssmscope.api import registry
+from ssmscope.api import analyses as registry
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
@@ -152,7 +152,10 @@ QUICK = [
     "training",
     *(name for name in MODULES if name.startswith("api.") and not name.startswith("api.sharding.")),
     *(name for name in MODULES if name.startswith("cli.")),
-    *(module.removeprefix("ssmscope.") for module in sorted({module for module, _ in registry.functions().values()})),
+    *(
+        module.removeprefix("ssmscope.")
+        for module in sorted({place.partition(":")[0] for place in registry.ANALYSES.places.values()})
+    ),
 ]
 
 

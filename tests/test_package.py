@@ -16,8 +16,7 @@ from exhaustive import few
 from warm import PLAIN, TORCH, Warm
 
 import ssmscope
-from ssmscope.api import registry
-from ssmscope.api.analyses import ANALYSES
+from ssmscope.api import analyses as registry
 from ssmscope.cli import app
 from ssmscope.cli.command import command_of
 
@@ -101,9 +100,9 @@ def test_the_table_of_analyses_lists_all_that_are_declared() -> None:
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             for call in getattr(node, "decorator_list", ()):
                 if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "analysis":
-                    declared[ast.literal_eval(call.args[0])] = f"{file.parts[-3]}.{file.parts[-2]}:{node.name}"
-    assert {name: entry.function for name, entry in ANALYSES.items()} == declared
-    assert [analysis.name for analysis in registry.analyses().values()] == list(ANALYSES)
+                    declared[ast.literal_eval(call.args[0])] = f"ssmscope.{file.parts[-3]}.{file.parts[-2]}:{node.name}"
+    assert dict(registry.ANALYSES.places) == declared
+    assert [analysis.name for analysis in registry.analyses().values()] == list(registry.ANALYSES)
 
 
 def test_there_is_one_version() -> None:
@@ -137,7 +136,8 @@ def test_the_code_for_assistants_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     exec(code, names := {})
     assert names["again"].to_frame().equals(names["heatmap"].to_frame())
     cells = re.findall(r"^\|[^|]*\| (.*) \|$", page, re.MULTILINE)
-    assert {verb for cell in cells for verb in re.findall(r"`([\w ]+)`", cell)} == {*ANALYSES, "report", "serve"}
+    named = {verb for cell in cells for verb in re.findall(r"`([\w ]+)`", cell)}
+    assert named == {*registry.ANALYSES, "report", "serve"}
 
 
 BROUGHT = {

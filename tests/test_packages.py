@@ -63,7 +63,7 @@ def file_of(module: str) -> Path:
 
 def engines_of(verb: str) -> set[str]:
     """The packages that a verb's modules import, by whatever modules of ours in between."""
-    waiting, seen, found = [f"ssmscope.{ANALYSES[verb].function.partition(':')[0]}"], set(), set()
+    waiting, seen, found = [ANALYSES.places[verb].partition(":")[0]], set(), set()
     while waiting:
         module = waiting.pop()
         if module not in seen:

@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ssmscope.api import registry, results
+from ssmscope.api import analyses as registry
+from ssmscope.api import results
 from ssmscope.api.results import OverTexts, Result, record_provenance, save_together
 from ssmscope.errors import InputError
 
@@ -58,7 +59,7 @@ def test_only_the_module_of_a_kind_that_is_unknown_is_imported(monkeypatch: pyte
     with pytest.raises(InputError, match="unknown kind of result 'test-tol'; known are .*did you mean 'test-told'"):
         Result.from_dict({"kind": "test-tol"})
     assert imported == []
-    kind, home = next(iter(registry.results().items()))
+    kind, home = next(iter(registry.result_homes().items()))
     monkeypatch.setattr(Result, "_kinds", {name: each for name, each in Result._kinds.items() if name != kind})
     with pytest.raises(InputError, match=f"unknown kind of result '{kind}'"):
         Result.from_dict({"kind": kind})

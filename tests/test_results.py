@@ -23,7 +23,8 @@ import pytest
 from matplotlib.figure import Figure
 from warm import PLAIN, TRANSFORMERS
 
-from ssmscope.api import jsonable, registry, results
+from ssmscope.api import analyses as registry
+from ssmscope.api import jsonable, results
 from ssmscope.api.jsonable import MAX_LISTED_NUMBERS
 from ssmscope.api.results import Result, record_provenance
 from ssmscope.errors import InputError
@@ -359,8 +360,8 @@ def test_every_kind_is_read_from_the_module_that_defines_it():
                         defined[ast.literal_eval(keyword.value)] = ".".join(place.parts)
     for kind, place in defined.items():
         home = f"ssmscope.{place.rpartition('.')[0]}.result"
-        assert registry.results()[kind] == ("ssmscope.interp.paired" if kind == "pair" else home)
-    assert sorted(registry.results()) == sorted(defined)
+        assert registry.result_homes()[kind] == ("ssmscope.interp.paired" if kind == "pair" else home)
+    assert sorted(registry.result_homes()) == sorted(defined)
     code = (
         "from ssmscope.errors import InputError\nfrom ssmscope.api.results import Result\n"
         f"for kind in {sorted(defined)}:\n"
@@ -437,7 +438,7 @@ def test_every_table_says_which_model_each_row_is_of(provenance, tmp_path):
     fields = {each.name: getattr(sample(provenance), each.name) for each in dataclasses.fields(Sample)}
     assert several(**fields).to_frame().model.tolist() == ["x", "y"]
     assert "model" not in str(sample(provenance)).split("part")[0].split("\n")[-1]  # the title names it
-    for kind, home in registry.results().items():
+    for kind, home in registry.result_homes().items():
         importlib.import_module(home)
         assert hasattr(Result._kinds[kind].to_frame, "__wrapped__"), kind
 

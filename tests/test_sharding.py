@@ -20,7 +20,7 @@ import torch
 from planned import tiny_model
 
 import ssmscope
-from ssmscope.api import registry
+from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import Call
 from ssmscope.api.sharding import parts, workers
 from ssmscope.api.sharding.workers import on_engine, packed, unpacked

@@ -1,58 +1,91 @@
-"""Table of all analyses, each imported when it is first needed."""
+"""Analyses by name: our own, those of installed packages (entry points `ssmscope.analyses`), and those that code
+declares with `@analysis` as it runs.
+
+The `__init__` of an analysis's package declares it and imports slow modules only when it runs, so that all packages are
+imported in a fraction of a second. The kinds of its results are defined in that package, in its module `result` if it
+has one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from ssmscope.core.registry import Registry
+
+ANALYSES: Registry[Callable[..., Any]] = Registry(
+    "analysis",
+    "ssmscope.analyses",
+    {
+        name: f"ssmscope.{place}"
+        for name, place in {
+            "ablate": "interp.ablate:ablate",
+            "attention": "interp.attention:implicit_attention",
+            "explain": "interp.explain:explain",
+            "fidelity": "interp.fidelity:fidelity_auc",
+            "generate": "interp.generate:generate",
+            "heatmap": "interp.heatmap:selection_heatmap",
+            "knockout": "interp.knockout:knockout",
+            "patch": "interp.patch:patch",
+            "plausibility": "interp.plausibility:plausibility",
+            "sanity": "interp.sanity:cascading_randomisation",
+            "steer": "interp.steer:steer",
+            "bound": "probes.bound:generalization_bound",
+            "checkpoints": "probes.checkpoints:stability_table",
+            "evaluate": "probes.evaluate:evaluate",
+            "influence": "probes.influence:influence",
+            "lens fit": "probes.lens:fit_lens",
+            "lens show": "probes.lens:trajectory",
+            "loss": "probes.loss:token_loss",
+            "retrieval": "probes.retrieval:retrieval",
+            "snr": "probes.snr:needle_snr",
+            "stability": "probes.stability:stability",
+            "effect": "attacks.effect:attack_effect",
+            "insertion": "attacks.insertion:insertion_sweep",
+            "noise": "attacks.noise:character_noise",
+            "overflow": "attacks.overflow:state_overflow",
+            "poison": "attacks.poisoning:state_poisoning",
+            "position": "attacks.position:position_bias",
+            "prompts": "attacks.prompts:prompt_attack",
+            "words": "attacks.words:word_attack",
+        }.items()
+    },
+)
+"""Functions declared with `@analysis`, by the names of their verbs, in the order of the help."""
 
 
-class Entry(NamedTuple):
-    """An analysis, with names below `ssmscope`.
-
-    Attributes:
-        function: "package:function" of the function that declares it with `@analysis`.
-        results: the module that defines each kind of its results.
-    """
-
-    function: str
-    results: Mapping[str, str]
+def analysis_of(name: str) -> Any:
+    """Return the declaration of an analysis, importing its package only; raise InputError for other names."""
+    return ANALYSES[name].analysis  # type: ignore[attr-defined]
 
 
-PAIR = {"pair": "interp.paired"}
-"""Kind of the results that combine those of two models."""
+def analyses() -> dict[str, Any]:
+    """Return the declarations of all analyses by name."""
+    return {name: analysis_of(name) for name in ANALYSES}
 
-ANALYSES: Mapping[str, Entry] = {
-    "ablate": Entry("interp.ablate:ablate", {"ablate": "interp.ablate.result"}),
-    "attention": Entry("interp.attention:implicit_attention", {"attention": "interp.attention.result", **PAIR}),
-    "explain": Entry("interp.explain:explain", {"explain": "interp.explain.result", **PAIR}),
-    "fidelity": Entry("interp.fidelity:fidelity_auc", {"fidelity": "interp.fidelity.result"}),
-    "generate": Entry("interp.generate:generate", {"generate": "interp.generate.result"}),
-    "heatmap": Entry(
-        "interp.heatmap:selection_heatmap",
-        {"heatmap": "interp.heatmap.result", "heatmap-data": "interp.heatmap.result", **PAIR},
-    ),
-    "knockout": Entry("interp.knockout:knockout", {"knockout": "interp.knockout.result"}),
-    "patch": Entry("interp.patch:patch", {"patch": "interp.patch.result"}),
-    "plausibility": Entry("interp.plausibility:plausibility", {"plausibility": "interp.plausibility.result"}),
-    "sanity": Entry("interp.sanity:cascading_randomisation", {"sanity": "interp.sanity.result"}),
-    "steer": Entry("interp.steer:steer", {"steer": "interp.steer.result"}),
-    "bound": Entry("probes.bound:generalization_bound", {"bound": "probes.bound.result"}),
-    "checkpoints": Entry("probes.checkpoints:stability_table", {"stability-table": "probes.checkpoints.result"}),
-    "evaluate": Entry("probes.evaluate:evaluate", {"evaluate": "probes.evaluate.result"}),
-    "influence": Entry("probes.influence:influence", {"influence": "probes.influence.result"}),
-    "lens fit": Entry("probes.lens:fit_lens", {"lens-fit": "probes.lens.result"}),
-    "lens show": Entry("probes.lens:trajectory", {"trajectory": "probes.lens.result"}),
-    "loss": Entry("probes.loss:token_loss", {"loss": "probes.loss.result"}),
-    "retrieval": Entry("probes.retrieval:retrieval", {"retrieval": "probes.retrieval.result"}),
-    "snr": Entry("probes.snr:needle_snr", {"snr": "probes.snr.result"}),
-    "stability": Entry("probes.stability:stability", {"stability": "probes.stability.result"}),
-    "effect": Entry("attacks.effect:attack_effect", {"effect": "attacks.effect.result"}),
-    "insertion": Entry("attacks.insertion:insertion_sweep", {"insertion": "attacks.insertion.result"}),
-    "noise": Entry("attacks.noise:character_noise", {"noise": "attacks.noise.result"}),
-    "overflow": Entry("attacks.overflow:state_overflow", {"overflow": "attacks.overflow.result"}),
-    "poison": Entry("attacks.poisoning:state_poisoning", {"poison": "attacks.poisoning.result"}),
-    "position": Entry("attacks.position:position_bias", {"position": "attacks.position.result"}),
-    "prompts": Entry("attacks.prompts:prompt_attack", {"prompts": "attacks.prompts.result"}),
-    "words": Entry("attacks.words:word_attack", {"words": "attacks.words.result"}),
-}
-"""All analyses by name, in the order of the help."""
+
+def result_homes() -> dict[str, str]:
+    """Return the module that defines each kind of result of an analysis: its package's `result` if there is one."""
+    homes = {}
+    for name, place in ANALYSES.places.items():
+        package, declared = place.partition(":")[0], analysis_of(name)
+        own = f"{package}.result"
+        homes |= dict.fromkeys(declared.kinds, own if _is_there(own) else package)
+        homes |= {} if declared.pair is None else {"pair": f"ssmscope.{declared.pair.partition(':')[0]}"}
+    return homes
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # The parent is a module, no package.
+        return False
+
+
+def names() -> dict[str, str]:
+    """Return the places of all analyses' functions by their Python names: the function's, and the verb's
+    ("lens_show" for "lens show")."""
+    places = ANALYSES.places
+    by_verb = {name.replace(" ", "_").replace("-", "_"): place for name, place in places.items()}
+    return by_verb | {place.replace(":", ".").rpartition(".")[2]: place for place in places.values()}

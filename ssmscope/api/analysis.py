@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ssmscope.api import registry
+from ssmscope.api.analyses import ANALYSES, analysis_of
 from ssmscope.api.inputs import MODEL_KINDS, Input
 from ssmscope.api.options import Option, asked, noted, plain
 from ssmscope.api.signatures import options_of
@@ -56,6 +56,7 @@ class Analysis:
         function: the analysis, which checks its options.
         options: its options by name.
         reads: its input in addition to the models; None for none.
+        kinds: kinds of its results; by default one, named as the verb.
         question: the question that it answers, in the words of a user.
         several: True if it takes any number of models at once.
         pair: "module:function", below `ssmscope`, that combines the results of two models, if it takes one or two.
@@ -72,6 +73,7 @@ class Analysis:
     function: Callable[..., Any]
     options: Mapping[str, Option]
     reads: Input | None = None
+    kinds: tuple[str, ...] = ()
     question: str = ""
     several: bool = False
     pair: str | None = None
@@ -165,9 +167,10 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
                 asked.reset(token)
                 noted.reset(notes)
 
-        declared = Analysis(name=name, function=called, options=options_of(function), **declaration)
+        kinds = declaration.pop("kinds", (name.replace(" ", "-"),))
+        declared = Analysis(name=name, function=called, options=options_of(function), kinds=kinds, **declaration)
         called.analysis = declared  # type: ignore[attr-defined]
-        registry.add(declared)
+        ANALYSES.add(name, called)
         return called
 
     return declare
@@ -213,7 +216,7 @@ class Call:
         """Make a call from the arguments of a command line or a plan; nothing runs. `loading` is tokenizer, device,
         dtype and labels, "A,B,…" or a list. Raise InputError if the analysis would refuse the arguments without looking
         at a model."""
-        found = registry.analysis_of(name)
+        found = analysis_of(name)
         known, values = {**found.inputs, **found.options}, {}
         for each in given:
             if each not in known:
@@ -233,7 +236,7 @@ class Call:
 
     @property
     def analysis(self) -> Analysis:
-        return registry.analysis_of(self.name)
+        return analysis_of(self.name)
 
     def check(self) -> None:
         """Raise InputError if the analysis would refuse the call without looking at a model; nothing runs."""

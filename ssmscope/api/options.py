@@ -59,14 +59,16 @@ class Range:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Words that are registered elsewhere: a collection "module:NAME" below `ssmscope`, and more words."""
+    """Words that are registered elsewhere: a collection, or a function that returns one, "module:NAME" below
+    `ssmscope`, and more words."""
 
     where: str
     more: tuple[str, ...] = ()
 
     def words(self) -> list[str]:
         module, _, name = self.where.partition(":")
-        return [*getattr(importlib.import_module(f"ssmscope.{module}"), name), *self.more]
+        found = getattr(importlib.import_module(f"ssmscope.{module}"), name)
+        return [*(found() if callable(found) else found), *self.more]
 
 
 @dataclass(frozen=True)

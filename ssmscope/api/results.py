@@ -30,8 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from markupsafe import Markup
+
 from ssmscope import __version__, outline
-from ssmscope.api import registry
+from ssmscope.api.analyses import result_homes
 from ssmscope.api.jsonable import decode_fields, encode, encode_fields
 from ssmscope.api.options import asked
 from ssmscope.api.writing import publish, read_current
@@ -155,6 +157,14 @@ class Result(ABC):
             if before in self.headline:
                 return self.headline.split(before, 1)[1]
         return self.headline
+
+    def sketch(self, at: int = 0) -> Markup:
+        """Return the small picture of a report's summary; by default none.
+
+        Args:
+            at: number of the model among those of the result.
+        """
+        return Markup("")
 
     @property
     def queries_made(self) -> str:
@@ -304,7 +314,7 @@ class Result(ABC):
         """
         if not isinstance(document, Mapping) or not isinstance(document.get("kind"), str):
             raise InputError("not a result: expected the .json file that save() wrote, with a 'kind'")
-        kind, homes = document["kind"], registry.results()
+        kind, homes = document["kind"], result_homes()
         if kind not in Result._kinds and kind in homes:
             importlib.import_module(homes[kind])
         found = Result._kinds.get(kind)

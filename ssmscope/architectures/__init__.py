@@ -12,23 +12,28 @@ is written and the state holds.
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import transformers
 
-from ssmscope.core.known_models import ADDED_FAMILIES
+from ssmscope.core.known_models import ADDED_FAMILIES, LAYERS
 from ssmscope.errors import kernels_explained
 
 
-def register() -> None:
-    """Make our model types known to transformers' Auto classes: the classes in `AUTO` of each of their modules."""
-    for name in sorted({"own.classifier", *(module for module, *_ in ADDED_FAMILIES.values())}):
-        for model in importlib.import_module(f"{__name__}.{name}").AUTO:
-            transformers.AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
-            _, task, of = model.__name__.rpartition("For")
-            getattr(transformers, f"AutoModel{task}{of if task else ''}").register(
-                model.config_class, model, exist_ok=True
-            )
+def register(*modules: Any) -> None:
+    """Make the model classes in the modules' `AUTO` known to transformers' Auto classes."""
+    for model in (model for module in modules for model in getattr(module, "AUTO", ())):
+        transformers.AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
+        _, task, of = model.__name__.rpartition("For")
+        auto = getattr(transformers, f"AutoModel{task}{of if task else ''}")
+        auto.register(model.config_class, model, exist_ok=True)
+
+
+def register_added() -> None:
+    """Register the model types of installed packages that add layers."""
+    register(*(LAYERS[name] for name, place in LAYERS.places.items() if not place.startswith("ssmscope.")))
 
 
 with kernels_explained():
-    register()
+    names = {"own.classifier", *(module for module, *_ in ADDED_FAMILIES.values())}
+    register(*(importlib.import_module(f"{__name__}.{name}") for name in sorted(names)))

@@ -7,12 +7,12 @@ attacks on single texts. A part whose resource is missing is replaced or left ou
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ssmscope.attacks.names import SUFFIX_PARTS, SUFFIXES
+from ssmscope.attacks.names import ATTACKS
 from ssmscope.attacks.offline import stopwords, textattack
 from ssmscope.attacks.resources import Encoder, MaskedLM, load_synonyms, load_vectors
 from ssmscope.errors import InputError
@@ -47,15 +47,16 @@ def protect(words: Iterable[str], placeholder: str | None) -> Any:
 
 def recipe(name: str, *, flavour: str, **resources: Any) -> Recipe:
     """Return the attack of this name and flavour, "prompt" or "words"; resources are files or names of models."""
-    if flavour == "prompt" and name in SUFFIXES:
-        return Recipe(name, None, (), None, SUFFIX_PARTS[name], suffixes=SUFFIXES[name])
+    declared = ATTACKS[name]
+    if flavour == "prompt" and declared.suffixes:
+        return Recipe(name, None, (), None, (declared.about,), suffixes=declared.suffixes)
     textattack()
-    return _BUILDERS[name](_Resources(**resources), flavour == "prompt")
+    return declared.build(Resources(**resources), flavour == "prompt")
 
 
 @dataclass
-class _Resources:
-    """Resources that a recipe may use, and its notes on what runs."""
+class Resources:
+    """Files and models that a recipe may use, and its notes on what runs."""
 
     embeddings: str | Path | None = None
     masked_lm: str | Path | None = None
@@ -112,13 +113,13 @@ class _Resources:
         return Recipe(name, whole, tuple(constraints), search, tuple(self.ran), tuple(self.left_out))
 
 
-def _greedy(resources: _Resources, importance: str) -> Any:
+def greedy(resources: Resources, importance: str) -> Any:
     described = {"unk": "[UNK] in its place", "delete": "its deletion", "weighted-saliency": "saliency times effect"}
     resources.ran.append(f"greedy, words by the effect of {described[importance]}")
     return textattack().search_methods.GreedyWordSwapWIR(wir_method=importance)
 
 
-def _deepwordbug(resources: _Resources, prompt: bool) -> Recipe:
+def deepwordbug(resources: Resources, prompt: bool) -> Recipe:
     """Build DeepWordBug (Gao et al. 2018)."""
     package = textattack()
     swaps = [
@@ -130,10 +131,10 @@ def _deepwordbug(resources: _Resources, prompt: bool) -> Recipe:
     resources.ran.append("swap, substitute, delete or insert a character")
     constraints = [*resources.kept_words(), package.constraints.overlap.LevenshteinEditDistance(30)]
     resources.ran.append("edit distance ≤ 30")
-    return resources.recipe("deepwordbug", swaps, constraints, _greedy(resources, "unk"))
+    return resources.recipe("deepwordbug", swaps, constraints, greedy(resources, "unk"))
 
 
-def _textbugger(resources: _Resources, prompt: bool) -> Recipe:
+def textbugger(resources: Resources, prompt: bool) -> Recipe:
     """Build TextBugger (Li et al. 2019)."""
     from ssmscope.attacks.swaps import Homoglyphs
 
@@ -148,10 +149,10 @@ def _textbugger(resources: _Resources, prompt: bool) -> Recipe:
     resources.ran.append("insert a space, delete or swap an inner character, a look-alike letter")
     swaps += resources.neighbours(5)
     constraints = [*resources.kept_words(), *resources.similar(0.8, "angular")]
-    return resources.recipe("textbugger", swaps, constraints, _greedy(resources, "delete"))
+    return resources.recipe("textbugger", swaps, constraints, greedy(resources, "delete"))
 
 
-def _textfooler(resources: _Resources, prompt: bool) -> Recipe:
+def textfooler(resources: Resources, prompt: bool) -> Recipe:
     """Build TextFooler (Jin et al. 2019). The minimum cosine of two words is PromptBench's 0.6 or TextAttack's 0.5."""
     if resources.embeddings is None:
         raise InputError("textfooler swaps words for their neighbours, by word vectors: give embeddings=…, a file")
@@ -166,10 +167,10 @@ def _textfooler(resources: _Resources, prompt: bool) -> Recipe:
     constraints += resources.part_of_speech()
     window = dict(compare_against_original=False, window_size=15, skip_text_shorter_than_window=True)
     constraints += resources.similar(0.840845057, "angular", **window)
-    return resources.recipe("textfooler", swaps, constraints, _greedy(resources, "delete"))
+    return resources.recipe("textfooler", swaps, constraints, greedy(resources, "delete"))
 
 
-def _bertattack(resources: _Resources, prompt: bool) -> Recipe:
+def bertattack(resources: Resources, prompt: bool) -> Recipe:
     """Build BERT-Attack (Li et al. 2020) with its 48 candidates; the limits are PromptBench's or TextAttack's."""
     from ssmscope.attacks.swaps import MaskedWords
 
@@ -182,10 +183,10 @@ def _bertattack(resources: _Resources, prompt: bool) -> Recipe:
     constraints = [*resources.kept_words(), few]
     resources.ran.append(f"at most {share:.0%} of the words")
     constraints += resources.similar(similarity, "cosine", compare_against_original=True, window_size=None)
-    return resources.recipe("bertattack", swaps, constraints, _greedy(resources, "unk"))
+    return resources.recipe("bertattack", swaps, constraints, greedy(resources, "unk"))
 
 
-def _pwws(resources: _Resources, prompt: bool) -> Recipe:
+def pwws(resources: Resources, prompt: bool) -> Recipe:
     """Build PWWS (Ren et al. 2019)."""
     import nltk
 
@@ -205,10 +206,10 @@ def _pwws(resources: _Resources, prompt: bool) -> Recipe:
             ) from error
     resources.ran.append(f"synonyms ({given})")
     resources.left_out.append("swaps of named entities: they need the entities of the whole data set")
-    return resources.recipe("pwws", [swap], resources.kept_words(), _greedy(resources, "weighted-saliency"))
+    return resources.recipe("pwws", [swap], resources.kept_words(), greedy(resources, "weighted-saliency"))
 
 
-def _checklist(resources: _Resources, prompt: bool) -> Recipe:
+def checklist(resources: Resources, prompt: bool) -> Recipe:
     """Build CheckList (Ribeiro et al. 2020)."""
     from ssmscope.attacks.swaps import Contractions, Numbers
 
@@ -218,13 +219,3 @@ def _checklist(resources: _Resources, prompt: bool) -> Recipe:
     swaps = [package.transformations.WordSwapExtend(), Contractions(), Numbers()]
     once = package.constraints.pre_transformation.RepeatModification()
     return resources.recipe("checklist", swaps, [once], package.search_methods.GreedySearch())
-
-
-_BUILDERS: Mapping[str, Callable[[_Resources, bool], Recipe]] = {
-    "deepwordbug": _deepwordbug,
-    "textbugger": _textbugger,
-    "textfooler": _textfooler,
-    "bertattack": _bertattack,
-    "pwws": _pwws,
-    "checklist": _checklist,
-}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ssmscope.api import registry
+from ssmscope.api.analyses import ANALYSES, analyses
 from ssmscope.api.analysis import LOADING_OPTIONS, Analysis, Call
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import Option
@@ -45,7 +45,7 @@ class Verbs(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return other verbs, then those of analyses in the order of their table; typer lists groups last."""
         names = list(super().list_commands(ctx))
-        order = list(dict.fromkeys(name.partition(" ")[0] for name in registry.analyses()))
+        order = list(dict.fromkeys(name.partition(" ")[0] for name in ANALYSES))
         return [*(name for name in names if name not in order), *(name for name in order if name in names)]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -114,7 +114,9 @@ def show(heads: Sequence[str], rows: Iterable[Sequence[Any]], *notes: str, title
 # ---- verbs made from declarations: analyses from the registry, others from a function and its options
 
 PANELS = {"interp": "Interpret", "probes": "Probe", "attacks": "Attack"}
-"""Heading of the help for the analyses of each package."""
+"""Heading of the help for the analyses of each room."""
+OUTSIDE = "From installed packages"
+"""Heading of the help for the analyses of other packages."""
 
 SEVERAL = "One or several: demo/NAME, a directory, a file, or a hub id."
 PAIR = "demo/NAME, a directory, a file, or a hub id; two are shown with their difference."
@@ -243,9 +245,10 @@ def help_of(analysis: Analysis) -> str:
 def add_to(app: typer.Typer) -> None:
     """Add the verbs of all analyses to the application; "lens show" goes into the group lens."""
     groups: dict[str, typer.Typer] = {}
-    for name, analysis in registry.analyses().items():
+    for name, analysis in analyses().items():
         group, _, leaf = name.rpartition(" ")
-        panel = PANELS.get(analysis.module.split(".")[1])
+        package, _, room = analysis.module.partition(".")
+        panel = PANELS[room.partition(".")[0]] if package == "ssmscope" else OUTSIDE
         if group and group not in groups:
             groups[group] = typer.Typer(
                 cls=Verbs, help=_group_help(analysis), context_settings={"help_option_names": ["-h", "--help"]}

@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ssmscope.core.registry import Registry
+
 TRANSFORMERS_FAMILIES: Mapping[str, tuple[str, str]] = {
     "mamba": ("read.mamba", "MambaMixer"),
     "falcon_mamba": ("read.mamba", "FalconMambaMixer"),
@@ -75,15 +77,18 @@ ADDED_FAMILIES: Mapping[str, tuple[str, ...]] = {
 }
 """Architecture, with the models, of each model type that transformers lacks, and the classes of its layers, if new."""
 ROOT = "ssmscope.architectures."
-READERS: Mapping[tuple[str, str], str] = {
-    (f"transformers.models.{family}.modeling_{family}", layer): ROOT + reader
-    for family, (reader, layer) in TRANSFORMERS_FAMILIES.items()
-} | {
-    (f"{ROOT}{module}", layer): ROOT + reader
-    for reader, *layers in ADDED_FAMILIES.values()
-    for module, layer in (each.split(":") for each in layers)
-}
-"""Module that reads each class of layers, by the module and name of the class."""
+LAYERS: Registry[Any] = Registry(
+    "layer",
+    "ssmscope.layers",
+    {
+        f"transformers.models.{family}.modeling_{family}.{layer}": ROOT + reader
+        for family, (reader, layer) in TRANSFORMERS_FAMILIES.items()
+    }
+    | {
+        ROOT + layer.replace(":", "."): ROOT + reader for reader, *layers in ADDED_FAMILIES.values() for layer in layers
+    },
+)
+"""Adapters of layers, by the full name of the layers' class; installed packages add theirs."""
 
 PACKAGE = Path(__file__).parents[1]
 DTYPES = ("float32", "float64", "bfloat16", "float16")

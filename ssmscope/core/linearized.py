@@ -32,7 +32,7 @@ from ssmscope.ops import Recurrence
 from ssmscope.ops.terms import GateAndTaps, mean_over_heads
 from ssmscope.outline import Outlined
 
-__all__ = ["LEVELS", "InputMap", "LinearizedLayer", "OutputMap", "Path", "as_diagonal"]
+__all__ = ["LEVELS", "InputMap", "LinearizedLayer", "OutputMap", "Path", "as_diagonal", "vanishes"]
 
 LEVELS = ("ssm", "block")
 MAX_MATRIX_NUMBERS = 2**24
@@ -200,8 +200,12 @@ def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
     plain = is_plain(act, type(act)) if isinstance(act, nn.Module) else act is silu
     if plain and (act is silu or isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"):
         return torch.sigmoid(c)
-    zero = torch.zeros_like(c[:1], dtype=torch.float64)  # A hook may look at its shape.
-    if act(zero).any():
+    if not vanishes(act, c):
         raise InputError(f"the activation {act} is not 0 at 0: it is no factor, and the layer not a linear map")
-    slope = (act(zero + 1e-6) / 1e-6).to(c)
+    slope = (act(torch.full_like(c[:1], 1e-6, dtype=torch.float64)) / 1e-6).to(c)
     return torch.where(c == 0, slope, act(c) / torch.where(c == 0, 1, c))
+
+
+def vanishes(act: Callable[[Tensor], Tensor], c: Tensor) -> bool:
+    """Return True if an activation of tensors like `c` is 0 at 0."""
+    return act is silu or not act(torch.zeros_like(c[:1], dtype=torch.float64)).any()  # A hook may look at its shape.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import replace
 from functools import cache, partial
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,9 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ssmscope import ops
 from ssmscope.core.affine import agree, changed_parts, described, innermost, same_outcome
+from ssmscope.core.forms import Form
 from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, observe, override_forward
-from ssmscope.core.known_models import READERS
+from ssmscope.core.known_models import LAYERS
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone
 from ssmscope.errors import InputError, Unanswerable, kernels_explained
@@ -33,7 +33,8 @@ from 5.24 on."""
 
 
 class LayerAdapter(Protocol):
-    """Adapter for one family of layers: what a module of `ssmscope.architectures` defines, see `core.known_models`.
+    """Adapter for one family of layers: what a module of `ssmscope.architectures` defines, see `core.known_models`. Its
+    `output` and `linearized`, or one of them, may follow from its `FORM`, a `core.forms.Form`.
 
     Optional: `state_after(mixer, layer, scans)`, the state from which a run continues, if that is more than
     `LayerTrace.state_after`; `returned(output)`, the result of the mixer's own forward if that is not its output alone;
@@ -59,6 +60,19 @@ Visit = Callable[[int, LayerTrace, tuple[ops.Scan, ...]], None]
 _ADAPTERS: dict[type[nn.Module], LayerAdapter] = {}
 
 
+class _Formed:
+    """Family of layers with the pair that follows from its form, where it has none of its own."""
+
+    def __init__(self, family: Any) -> None:
+        self.family = family
+        self.compute_terms = family.compute_terms
+        self.output = getattr(family, "output", family.FORM.output)
+        self.linearized = getattr(family, "linearized", family.FORM.linearized)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.family, name)
+
+
 def adapter_for(mixer: nn.Module) -> LayerAdapter:
     """Return the adapter that reads this mixer. Raises InputError if there is none."""
     reader = _adapter(mixer)
@@ -77,12 +91,42 @@ def _readable_class(module: nn.Module) -> type[nn.Module] | None:
     if type(module) in _ADAPTERS:
         return type(module)
     for kind in type_before_parametrizations(module).__mro__:
-        named = kind.__module__, kind.__name__
-        if kind not in _ADAPTERS and named in READERS:
-            _ADAPTERS[kind] = cast(LayerAdapter, importlib.import_module(READERS[named]))
+        if kind not in _ADAPTERS and _full_name(kind) in LAYERS:
+            family: Any = LAYERS[_full_name(kind)]
+            _ADAPTERS[kind] = _Formed(family) if hasattr(family, "FORM") else family
         if kind in _ADAPTERS:
             return kind
     return None
+
+
+def _full_name(kind: type[nn.Module]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def adapt(
+    kind: type[nn.Module],
+    *,
+    terms: Callable[..., LayerTrace],
+    form: Form | None = None,
+    output: Callable[..., Tensor] | None = None,
+    linearized: Callable[..., LinearizedLayer] | None = None,
+) -> None:
+    """Have layers of a class read by functions of one's own, see `LayerAdapter`. A package declares the module that has
+    these functions as an entry point of `ssmscope.layers` instead, under the class's full name.
+
+    Args:
+        kind: class of the layers, and of those derived from it.
+        terms: `compute_terms(mixer, u, mask, state)`, the layer's terms from its input.
+        form: what stands around the recurrence, from which output and linear map follow.
+        output, linearized: the same by hand, for a layer that no form describes.
+
+    Raises InputError if nothing says what the layer's output is, and TypeError if the class is read otherwise.
+    """
+    if form is None and (output is None or linearized is None):
+        said = f"nothing says what a {kind.__name__} makes of its recurrence"
+        raise InputError(f"{said}: give form=…, a Form that names its parts")
+    own = {"compute_terms": terms, "FORM": form, "output": output, "linearized": linearized}
+    LAYERS.add(_full_name(kind), SimpleNamespace(**{name: each for name, each in own.items() if each is not None}))
 
 
 def runs_own(mixer: nn.Module, below: Any) -> bool:
@@ -92,7 +136,7 @@ def runs_own(mixer: nn.Module, below: Any) -> bool:
 
 def known_mixers() -> str:
     """Return the names of all readable layer classes."""
-    return ", ".join(sorted(name for _, name in READERS))
+    return ", ".join(sorted(name.rpartition(".")[2] for name in LAYERS))
 
 
 def mixers(module: nn.Module) -> list[nn.Module]:

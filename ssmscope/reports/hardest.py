@@ -208,7 +208,7 @@ def _loaded(data: str, split: str | None, limit: int | None, seed: int) -> TextD
 def follow_up(plan: Plan, report: Report) -> Plan | None:
     """Return a plan that explains the hardest examples on every model, and patches between a text and its attacked
     version where both have as many tokens; None if there are none."""
-    from ssmscope.api.registry import analysis_of
+    from ssmscope.api.analyses import analysis_of
 
     found = hardest(report, plan.hardest)
     broken = {

@@ -16,8 +16,8 @@ from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ssmscope.api.analyses import analysis_of
 from ssmscope.api.options import Option
-from ssmscope.api.registry import analysis_of
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.core.text_files import SURROGATE

@@ -31,7 +31,6 @@ from ssmscope.render.tokens import shorten, spell_tokens, visible
 from ssmscope.reports import audit_page
 from ssmscope.reports.gate_files import gates_headline, gates_table
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, model_names, verdict
-from ssmscope.reports.sketches import sketch
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, Report, ReportEntry
 
 MAX_PROVENANCE_CHARACTERS = 100_000
@@ -379,7 +378,7 @@ def _summary_lines(item: Item, model: str) -> list[SummaryLine]:
         return [SummaryLine(item.anchor, DONE, "done, without a result")]
     at = item.entry.models.index(model)
     return [
-        SummaryLine(item.anchor, DONE, f"{before}: {line}" if before else line, sketch(one.result, at))
+        SummaryLine(item.anchor, DONE, f"{before}: {line}" if before else line, one.result.sketch(at))
         for one in found
         for line in [verdict(one, model)]
     ]

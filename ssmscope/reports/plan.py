@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ssmscope.api import registry
+from ssmscope.api.analyses import analyses
 from ssmscope.api.analysis import LOADING_OPTIONS, Analysis, Call
 from ssmscope.api.inputs import MODEL_KINDS
 from ssmscope.errors import InputError, did_you_mean
@@ -219,7 +219,7 @@ class _Reader:
 
     def __init__(self, models: Sequence[PlannedModel]) -> None:
         self.models = {model.name: model for model in models}
-        self.verbs = registry.analyses()
+        self.verbs = analyses()
 
     def calls(self, item: Any, where: str, most: int) -> list[PlannedCall]:
         """Return the calls of one analysis, at most `most`."""

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from markupsafe import Markup
 
-from ssmscope.api.registry import analysis_of
+from ssmscope.api.analyses import analysis_of
 from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
 from ssmscope.errors import InputError
 from ssmscope.render.html import stylesheet

@@ -53,7 +53,7 @@ def run_separately(mixer: nn.Module, u: Tensor, before: LayerState | None) -> tu
         own = None if before is None else LayerState(before.conv.chunk(2, dim=-1)[number], (before.ssm[number],))
         layer = mamba2.compute_terms(m, u, MASK, own)
         scanned = ops.scan(layer.recurrence, None if own is None else own.ssm[0])
-        outputs.append(mamba2.output(m, layer, (scanned,)))
+        outputs.append(mamba2.FORM.output(m, layer, (scanned,)))
         states.append(scanned.state)
     y = mixer.difference(*outputs, mixer.current_lambda())
     return (1 - mixer.lambda_init) * y, tuple(states)

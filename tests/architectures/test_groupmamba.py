@@ -106,7 +106,7 @@ def by_hand(model, ids, k: int, base, *, window=group, **wrong) -> torch.Tensor:
                 h = attend_by_hand(block.mixer.attention, h, seen, **wrong)
             y.append((c[:, t] * h).sum(-1).view(batch, heads, width) + D * r.x[:, t])
         scanned = ops.Scan(torch.stack(y, 1), r.x, None)
-        hidden = hidden + base.output(block.mixer, layer, (scanned,))
+        hidden = hidden + base.FORM.output(block.mixer, layer, (scanned,))
     return model.backbone.norm_f(hidden)
 
 

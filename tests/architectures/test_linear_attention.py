@@ -194,14 +194,14 @@ def test_the_papers_score_normalisations_are_undone_by_the_heads_norm():
     mixer.head_norm.eps = 1e-12
     with torch.no_grad():
         layer = la.compute_terms(mixer, u)
-        r, z = layer.recurrence, layer.z
+        r = layer.recurrence
         q, k, v, log_a = r.c, r.b, r.x, r.log_a
         steps = torch.arange(u.shape[1])
         gamma = log_a[0, 0, :, 0].exp()
         D = (gamma[:, None, None] ** (steps[:, None] - steps).clamp(min=0)).tril()
         R = torch.einsum("bthn,bshn->bhts", q, k) * D / D.sum(-1, keepdim=True).sqrt()
         R = R / R.sum(-1, keepdim=True).abs().clamp(min=1)
-        normalised = mixer.finish(torch.einsum("bhts,bshp->bthp", R, v), z)
+        normalised = la.FORM.output(mixer, layer, (ops.Scan(torch.einsum("bhts,bshp->bthp", R, v), None, None),))
     assert relative(normalised, own(mixer, u)) < 1e-6
 
 

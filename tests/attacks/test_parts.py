@@ -26,9 +26,10 @@ if importlib.util.find_spec("textattack") is None:
 
 from tiny_bert import save_bert
 
-from ssmscope.attacks import names, offline, recipes, resources
+from ssmscope.attacks import names, offline, resources
+from ssmscope.attacks.names import ATTACKS
 from ssmscope.attacks.offline import FUNCTION_WORDS, stopwords, textattack
-from ssmscope.attacks.recipes import SUFFIXES, protect, recipe
+from ssmscope.attacks.recipes import protect, recipe
 from ssmscope.errors import InputError
 
 textattack()
@@ -197,21 +198,19 @@ class TestProtect:
 
 
 class TestRecipes:
-    def test_every_name_has_its_suffixes_or_parts(self):
-        prompt, words, built = set(names.PROMPT), set(names.WORDS), set(recipes._BUILDERS)
-        assert SUFFIXES.keys() == names.SUFFIX_PARTS.keys() and SUFFIXES.keys() <= prompt <= built | SUFFIXES.keys()
-        assert words <= built <= prompt | words
-        assert len(prompt) == len(names.PROMPT) and len(words) == len(names.WORDS)
+    def test_every_attack_is_offered_and_says_what_its_suffixes_are(self):
+        assert {*names.on_prompts(), *names.on_words()} == {*ATTACKS}
+        assert [name for name in ATTACKS if ATTACKS[name].suffixes] == [name for name in ATTACKS if ATTACKS[name].about]
 
     def test_suffixes(self):
-        once, other, five = SUFFIXES["stresstest"]
+        once, other, five = ATTACKS["stresstest"].suffixes
         assert five == once * 5 == " and true is true " * 5 and other == " and false is not true "
-        strings = SUFFIXES["checklist"]
+        strings = ATTACKS["checklist"].suffixes
         assert len(strings) == len(set(strings)) == 50
         assert all(len(text) == 10 and set(text) <= set(string.ascii_letters + string.digits) for text in strings)
         for name in ("stresstest", "checklist"):
             found = recipe(name, flavour="prompt")
-            assert found.suffixes == SUFFIXES[name] and found.transformation is None and not found.left_out
+            assert found.suffixes == ATTACKS[name].suffixes and found.transformation is None and not found.left_out
 
     @pytest.mark.parametrize(
         ("given", "says"),

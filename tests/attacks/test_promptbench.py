@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from prompted import WORDS, answers, labelled, language_model
 
+from ssmscope.attacks.names import ATTACKS
 from ssmscope.attacks.offline import FUNCTION_WORDS, textattack
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.prompts.search import Judge, drawn_from, searched, with_suffix
-from ssmscope.attacks.recipes import SUFFIXES, recipe
+from ssmscope.attacks.recipes import recipe
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
 
@@ -112,7 +113,7 @@ class TestSuffixes:
         our_prompts, our_result = ours(model, data_of(ENDS_IN_A_WORD), name, ENDS_IN_A_WORD, monkeypatch)
         # the space after a suffix is that before the answer
         expected = {prompt.rstrip() for prompt in their_prompts}
-        assert set(our_prompts) == expected and len(expected) == 1 + len(SUFFIXES[name])
+        assert set(our_prompts) == expected and len(expected) == 1 + len(ATTACKS[name].suffixes)
         (found,) = our_result.attacks[0].prompts
         assert found.accuracy.value == pytest.approx(their_result["attacked score"])
         assert found.drop.value == pytest.approx(their_result["PDR"])
@@ -124,13 +125,13 @@ class TestSuffixes:
         body = ENDS_IN_A_MARK.removesuffix(":")
         inserted = {prompt.removeprefix(body).removesuffix(":").strip() for prompt in their_prompts}
         appended = {prompt.removeprefix(ENDS_IN_A_MARK).strip() for prompt in our_prompts}
-        assert inserted == appended == {"", *(suffix.strip() for suffix in SUFFIXES[name])}
+        assert inserted == appended == {"", *(suffix.strip() for suffix in ATTACKS[name].suffixes)}
         assert all(prompt.startswith(body) and prompt.endswith(":") for prompt in their_prompts)
 
     def test_behind_the_content_theirs_break_it(self, name, theirs):
         """Protected words are ignored there; ours keep the placeholder by construction."""
         their_prompts, _ = theirs(name, "Positive or negative? {content}")
-        assert sum("{content}" not in prompt for prompt in their_prompts) == len(SUFFIXES[name])
+        assert sum("{content}" not in prompt for prompt in their_prompts) == len(ATTACKS[name].suffixes)
 
 
 class TestDeepWordBug:
@@ -267,5 +268,5 @@ class TestRunByPromptBench:
 def test_the_random_strings_are_the_packages_own():
     package = importlib.util.find_spec("promptbench")
     source = Path(package.origin).parent.joinpath("prompt_attack", "transformations.py").read_text()
-    assert all(f"'{text}'" in source for text in SUFFIXES["checklist"])
+    assert all(f"'{text}'" in source for text in ATTACKS["checklist"].suffixes)
     assert '" and true is true ", " and false is not true ", " and true is true "*5' in source

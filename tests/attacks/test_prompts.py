@@ -28,11 +28,12 @@ from prompted import (
 from tiny_bert import save_bert
 
 import ssmscope
+from ssmscope.attacks.names import ATTACKS
 from ssmscope.attacks.prompts import PAPER
 from ssmscope.attacks.prompts import search as prompt_search
 from ssmscope.attacks.prompts.result import measured
 from ssmscope.attacks.prompts.search import Judge, drawn_from, rewritten, tried_all, with_suffix
-from ssmscope.attacks.recipes import SUFFIXES, Recipe
+from ssmscope.attacks.recipes import Recipe
 from ssmscope.core.bootstrap import estimate, resampled_sums
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.text import text_data
@@ -75,15 +76,15 @@ class TestAgainstASlowReference:
     def test_stresstest_and_checklist_try_everything(self, model, data):
         for one in attack(model, data, attacks=SUFFIX_ATTACKS).attacks:
             for number, template in enumerate(TEMPLATES):
-                candidates = [f"{template} {suffix}".rstrip() for suffix in SUFFIXES[one.name][:6]]
+                candidates = [f"{template} {suffix}".rstrip() for suffix in ATTACKS[one.name].suffixes[:6]]
                 right = [np.mean(np.array(slow_answers(model, each)) == data.labels) for each in candidates]
                 found = one.prompts[number]
                 assert found.accuracy.value <= min(right) + 1e-12
-                if len(SUFFIXES[one.name]) == 3:
+                if len(ATTACKS[one.name].suffixes) == 3:
                     assert found.accuracy.value == pytest.approx(min(right))
                     assert found.prompt == candidates[int(np.argmin(right))] and found.tried == 3
                 else:
-                    assert found.tried == 50 and found.prompt.rsplit(" ", 1)[1] in SUFFIXES["checklist"]
+                    assert found.tried == 50 and found.prompt.rsplit(" ", 1)[1] in ATTACKS["checklist"].suffixes
 
     @needs_textattack
     def test_what_is_reported_of_the_worst_prompts(self, model, data, paper):
@@ -184,7 +185,7 @@ class TestSuffixes:
         """Placeholder and label words are left alone by construction."""
         for template in (text for each in TASK_PROMPTS.values() for text in each.templates):
             for name in SUFFIX_ATTACKS:
-                for suffix in SUFFIXES[name]:
+                for suffix in ATTACKS[name].suffixes:
                     changed = with_suffix(template, suffix, where)
                     assert changed.count("{content}") == 1
                     assert "".join(changed.replace(suffix.strip(), "", 1).split()) == "".join(template.split())

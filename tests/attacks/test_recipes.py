@@ -15,7 +15,7 @@ if importlib.util.find_spec("textattack") is None:
 from tiny_bert import save_bert
 
 from ssmscope.attacks import recipes
-from ssmscope.attacks.names import OPTIONS
+from ssmscope.attacks.names import ATTACKS, on_words
 from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.recipes import recipe
 
@@ -167,16 +167,16 @@ def test_the_options_of_a_recipe_are_the_resources_that_it_reads(monkeypatch, pl
     tagged(monkeypatch, True)
     read = set()
 
-    class Watched(recipes._Resources):
+    class Watched(recipes.Resources):
         def __getattribute__(self, name: str) -> Any:
             read.add(name)
             return super().__getattribute__(name)
 
     files = dict(embeddings="vectors.txt", masked_lm="bert", encoder="bert", synonyms="words.json")
-    for name, build in recipes._BUILDERS.items():
+    for name in on_words():
         read.clear()
-        build(Watched(**{option: place / file for option, file in files.items()}), False)
-        assert read & files.keys() == set(OPTIONS.get(name, ())), name
+        ATTACKS[name].build(Watched(**{option: place / file for option, file in files.items()}), False)
+        assert read & files.keys() == set(ATTACKS[name].options), name
 
 
 def test_the_parts_are_set_as_the_papers_say(monkeypatch, place) -> None:

@@ -22,7 +22,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.attacks.names import OPTIONS, WORDS
+from ssmscope.attacks.names import ATTACKS, HOTFLIP_OPTIONS, on_words
 from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.recipes import recipe as recipe_of
 from ssmscope.attacks.words import word_attack
@@ -93,13 +93,13 @@ def precise() -> ssmscope.Model:
 
 
 def given(recipe: str, resources: dict[str, Path]) -> dict[str, Path]:
-    return {name: resources[name] for name in OPTIONS.get(recipe, ())}
+    return {name: resources[name] for name in ATTACKS[recipe].options}
 
 
 @needs_textattack
 class TestIsTextAttack:
     @pytest.mark.parametrize(
-        ("recipe", "budget"), [*((recipe, None) for recipe in WORDS), ("deepwordbug", 9), ("pwws", 5)]
+        ("recipe", "budget"), [*((recipe, None) for recipe in on_words()), ("deepwordbug", 9), ("pwws", 5)]
     )
     def test_texts_queries_and_fates_are_those_of_its_own_loop(self, precise, resources, recipe, budget, monkeypatch):
         """The model runs in float64; the scores are read in float32."""
@@ -463,8 +463,9 @@ class TestOptions:
 
     def test_options_of_attacks_are_options(self):
         parameters = inspect.signature(word_attack).parameters
-        assert {name for names in OPTIONS.values() for name in names} <= set(parameters)
-        assert set(OPTIONS) <= {*WORDS, "hotflip"}
+        assert {*HOTFLIP_OPTIONS, *(option for name in on_words() for option in ATTACKS[name].options)} <= set(
+            parameters
+        )
 
 
 def test_a_bag_of_words_in_closed_form():

@@ -68,7 +68,7 @@ def brute_force(model: Model, batch, keep: torch.Tensor, level: str = "ssm") -> 
             every = [replace(layer.recurrence, D=None), *layer.borrowed]
             y = sum(weights[..., j] * attended(r, keep, None, paths[j]) for j, r in enumerate(every))
             y = y + attended(layer.recurrence, 0 * keep, None)  # the skip
-            return groupmamba.base_of(mixer).output(mixer, layer, (ops.Scan(y, None, None),))
+            return groupmamba.base_of(mixer).FORM.output(mixer, layer, (ops.Scan(y, None, None),))
         each = zip(layer.recurrences, starts, paths)
         return reader.output(mixer, layer, tuple(ops.Scan(attended(r, keep, H, path), H, None) for r, H, path in each))
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from planned import MINIMAL, jobs_of, planned, tiny_model
 
-from ssmscope.api import registry
+from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import MODEL_KINDS
 from ssmscope.errors import InputError

@@ -14,7 +14,7 @@ import pandas as pd
 from stand_ins import BEST, INTERVALS, NAN, Stand, beside, e, found, said, shown
 
 from ssmscope import load, patch
-from ssmscope.api import registry
+from ssmscope.api import analyses as registry
 from ssmscope.api.results import Result
 from ssmscope.interp.generate.result import SourceMap, Writing, WrittenText
 from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
@@ -369,8 +369,8 @@ class TestPair:
 def test_every_kind_that_words_its_verdict_has_its_test() -> None:
     files = Path(__file__).parent.glob("test_verdicts*.py")
     tested = {name for file in files for name in re.findall(r"^class (Test\w+):", file.read_text(), re.MULTILINE)}
-    for home in set(registry.results().values()):
+    for home in set(registry.result_homes().values()):
         importlib.import_module(home)
-    kinds = {kind: Result._kinds[kind] for kind in registry.results()}
+    kinds = {kind: Result._kinds[kind] for kind in registry.result_homes()}
     own = [kind for kind, at in kinds.items() if (at.headline, at.verdict) != (Result.headline, Result.verdict)]
     assert {"Test" + kind.title().replace("-", "") for kind in own} == tested

@@ -21,6 +21,7 @@ from typing import Any
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
+from ssmscope.architectures import register_added
 from ssmscope.core.known_models import DTYPES, known_families, readable_types
 from ssmscope.errors import InputError, did_you_mean
 
@@ -158,6 +159,8 @@ SIGNED_FIELDS = ("spectral_abscissa",)
 def check_fields(fields: Mapping[str, Any], what: str) -> None:
     """Refuse fields, a backbone's too, that no trained model has, by the defaults of its `model_type`."""
     kind, known = fields.get("model_type"), readable_types()
+    if kind not in known:
+        register_added()
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         said = f"{what}: model type {shown(kind)} is unknown"
         if known_families().intersection(filter(_is_word, (kind, _language_fields(fields).get("model_type")))):

@@ -30,6 +30,7 @@ from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaForC
 from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from ssmscope.architectures.read.mambavision import COLOR_DEVIATIONS, COLOR_MEANS
 from ssmscope.architectures.read.vim import VimConfig
+from ssmscope.core.registry import Registry
 from ssmscope.errors import InputError
 
 # ---- Differential Mamba, as its authors publish it, e.g. `nadavsc/diffmamba2-370M`: config.json is Mamba-2's with
@@ -227,19 +228,22 @@ class Layout(NamedTuple):
         return stored.built(plan, stored.read_all(files), held, what)
 
 
-LAYOUTS = (
+LAYOUTS: Registry[Layout] = Registry("layout", "ssmscope.layouts")
+"""Layouts of directories by name, in the order in which they are tried; installed packages add theirs."""
+for each in (
     Layout("mamba_ssm", is_mamba_ssm, plan_mamba_ssm),
     Layout("flash-linear-attention", is_fla, plan_fla),
     Layout("PLaMo 2 and Ring-linear", is_hub, plan_hub),
     Layout("MambaVision", is_mambavision, plan_mambavision, pictures=True),
     Layout("MiniMax", is_minimax, plan_minimax),
     Layout("Differential Mamba", is_diff_mamba2, plan_diff_mamba2, any_name=True),
-)
+):
+    LAYOUTS.add(each.name, each)
 
 
 def layout_of(directory: Path, config: Mapping[str, Any]) -> Layout | None:
     """Return the layout of a directory; None for transformers' own."""
-    return next((layout for layout in LAYOUTS if layout.recognises(directory, config)), None)
+    return next((found for name in LAYOUTS if (found := LAYOUTS[name]).recognises(directory, config)), None)
 
 
 def reads_pictures(names: Collection[str]) -> bool:

@@ -199,12 +199,12 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
 
 def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms, as the base model's."""
-    return base_of(mixer).output(mixer, layer, scans)
+    return base_of(mixer).FORM.output(mixer, layer, scans)
 
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map, as the base model's: with the gates that `layer` has, sampled or expected."""
-    return base_of(mixer).linearized(mixer, layer)
+    return base_of(mixer).FORM.linearized(mixer, layer)
 
 
 def _over_positions(t: Tensor, mask: Tensor | None, how: str, first: int = 0) -> Tensor:

@@ -24,7 +24,8 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2RMSNorm
 
 from ssmscope.architectures.own.generation import base_of, variant
-from ssmscope.architectures.read import parts
+from ssmscope.architectures.read import mamba2, parts
+from ssmscope.core.forms import opened_by
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
@@ -227,7 +228,7 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
         y = mixer.norm(mixer.difference(first, second, weight) * mixer.act(layer.gate)).to(layer.gate.dtype)
         return (1 - mixer.lambda_init) * mixer.out_proj(y)
     first, second = (
-        base_of(m).output(m, replace(layer, recurrences=(r,), z=z), (scan,))
+        base_of(m).FORM.output(m, replace(layer, recurrences=(r,), z=z), (scan,))
         for m, r, z, scan in zip((mixer.m1, mixer.m2), layer.recurrences, layer.gate.chunk(2, dim=-1), scans)
     )
     return (1 - mixer.lambda_init) * mixer.difference(first, second, weight)
@@ -247,7 +248,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     assert layer.conv_input is not None
     tails, taps = ((None, None) if each is None else each.chunk(2, dim=-1) for each in (layer.conv_tail, layer.taps))
     conv_inputs, gates = layer.conv_input.chunk(2, dim=-1), layer.gate.chunk(2, dim=-1)
-    bases = [base_of(m).linearized for m in (mixer.m1, mixer.m2)]
+    bases = [base_of(m).FORM.linearized for m in (mixer.m1, mixer.m2)]
     first, second = (
         each(m, replace(layer, recurrences=(r,), conv_input=x, conv_tail=tail, taps=read, z=z))
         for each, m, r, x, tail, read, z in zip(
@@ -281,12 +282,11 @@ def _sub_norm(mixer: Subtraction, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def _s6_linearized(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor, outside: float) -> LinearizedLayer:
     inner, project = mixer.intermediate_size, parts.projection(mixer, "out_proj")
-    enter = parts.projection(mixer, "in_proj", slice(inner, 2 * inner))
-    input_map = parts.convolved_input_map(mixer, layer, mixer.act, enter, slice(0, inner))
+    input_map = mamba2.FORM.input_map(mixer, layer)
     first, second = (s.y.flatten(2) for s in layer.scan())
     _, subtracted = _sub_norm(mixer, first + weight * second)
     z = parts.at_least_float32(layer.gate)
-    opened, gate_map = mixer.act(z), parts.opened_by(parts.projection(mixer, "in_proj", slice(0, inner)), mixer.act, z)
+    opened, gate_map = mixer.act(z), opened_by(parts.projection(mixer, "in_proj", slice(0, inner)), mixer.act, z)
     norm = parts.rms_factor((first + weight * second) * subtracted * opened, mixer.norm.variance_epsilon)
     factor = subtracted * norm * parts.norm_weight(mixer, "norm", Mamba2RMSNorm)
     output_map = OutputMap(

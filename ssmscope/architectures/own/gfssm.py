@@ -28,7 +28,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from ssmscope.architectures.own.generation import base_of, variant
 from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.parts import causal_convolution
-from ssmscope.core.linearized import LinearizedLayer, Path
+from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
@@ -118,30 +118,22 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
 
 def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the base model's output (batch, length, width) for the sum of the groups' outputs."""
-    scans = layer.scan() if scans is None else scans
-    y = torch.stack([s.y for s in scans]).sum(0)
-    return base_of(mixer).output(mixer, layer, (Scan(y, scans[0].state, None),))
+    return base_of(mixer).FORM.output(mixer, layer, scans)
 
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map: a path per group of states, after the filter, with the prompts as its sink."""
-    base, u = base_of(mixer), parts.at_least_float32(layer.u)
-    input_map = base.input_map(mixer, layer)
-    output_map = base.output_map(mixer, layer, torch.stack([s.y for s in layer.scan()]).sum(0))
-    initial = layer.initial or (None,) * len(layer.recurrences)
-    paths = tuple(
-        Path(
-            recurrence,
-            input_map,
-            output_map,
-            name=f"group {group}",
-            filter=layer.extras["k"],
-            filter_tail=layer.extras.get("x_tail"),
-            initial=H,
+    form, initial = base_of(mixer).FORM, layer.initial or (None,) * len(layer.recurrences)
+    input_map = form.input_map(mixer, layer)
+    filtered: dict[str, Any] = {"filter": layer.extras["k"], "filter_tail": layer.extras.get("x_tail")}
+
+    def paths(output_map: OutputMap) -> tuple[Path, ...]:
+        return tuple(
+            Path(recurrence, input_map, output_map, name=f"group {group}", initial=H, **filtered)
+            for group, (recurrence, H) in enumerate(zip(layer.recurrences, initial))
         )
-        for group, (recurrence, H) in enumerate(zip(layer.recurrences, initial))
-    )
-    return LinearizedLayer(u, paths, rest=parts.constant(mixer, "out_proj", u))
+
+    return form.linearized(mixer, layer, paths)
 
 
 def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:

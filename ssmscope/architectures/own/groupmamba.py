@@ -222,7 +222,7 @@ def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None)
         weights, reads = attend(mixer, layer)  # As Σ_j α_j = 1, the own read moves towards the others'.
         moved = (weights[..., 1:] * (reads[..., 1:] - reads[..., :1])).sum(-1)
         scanned = Scan(scanned.y + moved, scanned.state, scanned.retention)
-    return base_of(mixer).output(mixer, layer, (scanned,))
+    return base_of(mixer).FORM.output(mixer, layer, (scanned,))
 
 
 def without(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
@@ -239,14 +239,14 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     attention weights α_j frozen, as a path for itself and for each module before it."""
     base, u = base_of(mixer), at_least_float32(layer.u)
     if not isinstance(layer, GroupTrace) or not layer.borrowed:
-        return base.linearized(mixer, layer)
+        return base.FORM.linearized(mixer, layer)
     weights, reads = attend(mixer, layer)
     recurrence = layer.recurrence
     y = (weights * reads).sum(-1)
     if recurrence.D is not None:
         D = recurrence.D if recurrence.D.ndim == 2 else recurrence.D.unsqueeze(-1)
         y = y + D * recurrence.x
-    output_map, start = base.output_map(mixer, layer, y), len(layer.borrowed) * mixer.hidden_size
+    output_map, start = base.FORM.output_map(mixer, layer, y), len(layer.borrowed) * mixer.hidden_size
     output_map = replace(output_map, gate_map=_sliced(output_map.gate_map, start, None))
     flat = rearrange(weights, "b t h p j -> j b t (h p)")
     modules = (mixer, *mixer.before[len(mixer.before) - len(layer.borrowed) :])
@@ -258,7 +258,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
         Path(
             one,
             _of_slice(
-                base.input_map(module, trace), (number if j == 0 else j - 1) * mixer.hidden_size, mixer.hidden_size
+                base.FORM.input_map(module, trace), (number if j == 0 else j - 1) * mixer.hidden_size, mixer.hidden_size
             ),
             output_map,
             name="own" if j == 0 else f"{number + 1 - j} before",

@@ -21,9 +21,9 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 from ssmscope.architectures.own.classifier import last_real
 from ssmscope.architectures.own.generation import HeadOnBackbone
 from ssmscope.architectures.read.parts import ReadMixer, as_mask, at_least_float32, mask_padding
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.ops import Recurrence, Scan
+from ssmscope.ops import Recurrence
 
 
 class SelectiveSSM(ReadMixer, nn.Module):
@@ -70,17 +70,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (recurrence,), mask=mask)
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the layer's output y (batch, length, channels)."""
-    (scanned,) = layer.scan() if scans is None else scans
-    return scanned.y.squeeze(-1).to(layer.u.dtype)
-
-
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map, its recurrence alone."""
-    u = at_least_float32(layer.u)
-    input_map = InputMap(source=u, enter=lambda v, biased: mask_padding(v, layer.mask))
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, OutputMap(lambda y: y)),))
+FORM = Form(out=None)
 
 
 class SelectiveSSMConfig(PretrainedConfig):

@@ -46,7 +46,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.z_proj(u), **around)
 
 
-output, linearized = delta.sigmoid_gated_output, delta.sigmoid_gated_linearized
+FORM = delta.SIGMOID_FORM
 
 
 class CombaConfig(delta.DeltaNetConfig):

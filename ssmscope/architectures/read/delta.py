@@ -15,19 +15,20 @@ The backbone is that of `linear_attention`.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import normalize, rms_norm, silu, softplus
+from torch.nn.functional import normalize, silu, softplus
 
 from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.gated_delta import unit
 from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, family
-from ssmscope.core.linearized import InputMap, LinearizedLayer
+from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.ops import DeltaRecurrence, Scan
+from ssmscope.ops import DeltaRecurrence
 
 # ---- the layer
 
@@ -99,49 +100,20 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 
 
-def normed_heads(mixer: Any, y: Tensor, u: Tensor) -> Tensor:
-    """Return each head's output by its root mean square, (batch, length, value size), in the dtype of `u`."""
-    norm = mixer.head_norm
-    o = rms_norm(y, norm.normalized_shape, norm.weight.to(y.dtype), norm.eps)
-    return rearrange(o, "b t h p -> b t (h p)").to(u.dtype)
+def _values(mixer: Any) -> slice:
+    return slice(sum(mixer.sizes[:2]), sum(mixer.sizes))
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
-    (scanned,) = layer.scan() if scans is None else scans
-    o = normed_heads(mixer, scanned.y, layer.u)
-    return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
-
-
-def frozen_norm(mixer: Any, layer: LayerTrace) -> Tensor:
-    """Return the factor of the heads' norms, (batch, length, value size)."""
-    norm, (scanned,) = mixer.head_norm, layer.scan()
-    factor = parts.rms_factor(scanned.y, norm.eps) * parts.at_least_float32(norm.weight)
-    return rearrange(factor, "b t h p -> b t (h p)")
-
-
-def values_map(mixer: Any, layer: LayerTrace) -> InputMap:
-    """Return the map of the layer's input to v."""
-    values = slice(sum(mixer.sizes[:2]), sum(mixer.sizes))
-    return parts.convolved_input_map(mixer, layer, silu, parts.projection(mixer, "qkv_proj", values), values)
-
-
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
-    gated = parts.gated_by(mixer, layer, frozen_norm(mixer, layer))
-    return parts.one_path(mixer, layer, values_map(mixer, layer), **gated)
-
-
-def sigmoid_gated_output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the output (batch, length, width) of a mixer with a sigmoid gate: W_O (norm(o) ⊙ σ(z))."""
-    (scanned,) = layer.scan() if scans is None else scans
-    return mixer.out_proj(normed_heads(mixer, scanned.y, layer.u) * torch.sigmoid(layer.gate))
-
-
-def sigmoid_gated_linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return a layer with a sigmoid gate as a linear map; frozen is what `linearized` freezes."""
-    gate = torch.sigmoid(parts.at_least_float32(layer.gate)) * frozen_norm(mixer, layer)
-    return parts.one_path(mixer, layer, values_map(mixer, layer), gate)
+FORM = Form(
+    values=lambda mixer, _: ("qkv_proj", _values(mixer)),
+    convolution="conv1d",
+    channels=lambda mixer, _: _values(mixer),
+    activation="silu",
+    norm="head_norm",
+    gate="z_proj",
+)
+SIGMOID_FORM = replace(FORM, gate=None, gate_activation="sigmoid")
+"""Form of layers with a sigmoid gate."""
 
 
 # ---- the models

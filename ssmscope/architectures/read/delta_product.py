@@ -12,6 +12,7 @@ later steps leave of the key β_tj k_tj.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from ssmscope.architectures.read.linear_attention import family
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
-from ssmscope.ops import DeltaRecurrence, Scan
+from ssmscope.ops import DeltaRecurrence
 
 
 class DeltaProductMixer(delta.DeltaMixer):
@@ -76,30 +77,21 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, tuple(recurrences), mask=mask, z=mixer.z_proj(u), **around)
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
-    return mixer.out_proj(delta.normed_heads(mixer, _read(layer, scans), layer.u) * silu(layer.gate))
-
-
-def _read(layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return o, (batch, length, heads, width)."""
-    return torch.stack([scan.y for scan in (layer.scan() if scans is None else scans)]).sum(0)
+FORM = delta.FORM
 
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen: a path
     for each step."""
-    u, project = parts.at_least_float32(layer.u), parts.projection(mixer, "out_proj")
-    factor = parts.rms_factor(_read(layer), mixer.head_norm.eps) * parts.at_least_float32(mixer.head_norm.weight)
-    factor = rearrange(factor, "b t h p -> b t (h p)")
-    output_map = OutputMap(lambda v: project(v, False), **parts.gated_by(mixer, layer, factor))
-    paths = []
-    for step, recurrence in enumerate(layer.recurrences):
-        values = mixer.values(step)
-        enter = parts.projection(mixer, "qkv_proj", values)
-        input_map = parts.convolved_input_map(mixer, layer, silu, enter, values)
-        paths.append(Path(recurrence, input_map, output_map, name=f"step {step + 1}"))
-    return LinearizedLayer(u, tuple(paths), rest=parts.constant(mixer, "out_proj", u))
+
+    def paths(output_map: OutputMap) -> tuple[Path, ...]:
+        found = []
+        for step, recurrence in enumerate(layer.recurrences):
+            form = replace(FORM, values=("qkv_proj", mixer.values(step)), channels=mixer.values(step))
+            found.append(Path(recurrence, form.input_map(mixer, layer), output_map, name=f"step {step + 1}"))
+        return tuple(found)
+
+    return FORM.linearized(mixer, layer, paths)
 
 
 class DeltaProductConfig(delta.DeltaNetConfig):

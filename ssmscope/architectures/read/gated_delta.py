@@ -27,19 +27,12 @@ from transformers.activations import ACT2FN
 
 from ssmscope.architectures.read import parts
 from ssmscope.core.affine import innermost
-from ssmscope.core.linearized import LinearizedLayer
+from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.ops import DeltaRecurrence, Scan
+from ssmscope.ops import DeltaRecurrence
 
 UNIT_EPSILON = 1e-6
 """ε under the root of the length of q and k, as in transformers and flash-linear-attention."""
-GATED_NORMS = (
-    "BailingHybridRMSNormGated",
-    "Glm5NextTextRMSNormGated",
-    "KimiLinearRMSNormGated",
-    "Qwen4ExpTextRMSNormGated",
-)
-"""Norms in transformers that compute RMSNorm(o) ⊙ act(z), σ or the act that they name; others are SiLU's alone."""
 
 
 class Projected(NamedTuple):
@@ -124,30 +117,20 @@ def unit(t: Tensor, eps: float = UNIT_EPSILON) -> Tensor:
     return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + eps)
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z)), or with σ(z)."""
-    (scanned,) = layer.scan() if scans is None else scans
-    norm, out = _named(mixer)
-    z = rearrange(layer.gate, "b t (h p) -> b t h p", p=scanned.y.shape[-1])
-    normed = getattr(mixer, norm)(scanned.y.to(z.dtype), z)
-    return getattr(mixer, out)(rearrange(normed, "b t h p -> b t (h p)"))
+def _inner(mixer: Any, layer: LayerTrace, y: Tensor) -> Tensor:
+    """Return norm(o) ⊙ SiLU(z), or with σ(z), which the mixer's norm computes."""
+    z = layer.gate.unflatten(-1, y.shape[2:])
+    return getattr(mixer, _named(mixer)[0])(y.to(z.dtype), z).flatten(2)
 
 
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen. A gate
-    σ(z) is no product with z and stays frozen for relevance, too."""
-    (norm, out), (scanned,) = _named(mixer), layer.scan()
-    z, kind = parts.at_least_float32(layer.gate), type(innermost(getattr(mixer, norm)))
-    opened = getattr(innermost(getattr(mixer, norm)), "activation", "silu")
-    known = opened == "silu" or kind.__name__ in GATED_NORMS
-    weight = parts.norm_weight(mixer, norm, kind if known else ())
-    factor = parts.rms_factor(scanned.y, getattr(mixer, norm).variance_epsilon) * weight
-    factor = rearrange(factor, "b t h p -> b t (h p)")
-    enter, *enter_gate = _entering(mixer)
-    values = slice(-z.shape[-1], None)
-    input_map = parts.convolved_input_map(mixer, layer, parts.activation(mixer, silu), enter, values)
-    act = ACT2FN[opened]
-    if opened == "sigmoid":
-        return parts.one_path(mixer, layer, input_map, act(z) * factor, out)
-    gate_map = parts.opened_by(enter_gate[0], act, z)
-    return parts.one_path(mixer, layer, input_map, factor * act(z), out, gate_map=gate_map, factor=factor)
+FORM = Form(
+    values=lambda mixer, _: _entering(mixer)[0],
+    convolution=lambda mixer, layer: parts.convolution(mixer, layer.conv_input),
+    channels=lambda mixer, layer: slice(-layer.gate.shape[-1], None),
+    activation=lambda mixer, _: parts.activation(mixer, silu),
+    norm=lambda mixer, _: _named(mixer)[0],
+    gate=lambda mixer, _: _entering(mixer)[1],
+    gate_activation=lambda mixer, _: ACT2FN[getattr(innermost(getattr(mixer, _named(mixer)[0])), "activation", "silu")],
+    out=lambda mixer, _: _named(mixer)[1],
+    inner=_inner,
+)

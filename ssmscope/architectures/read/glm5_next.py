@@ -14,9 +14,9 @@ from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 from transformers.models.glm5_next.modeling_glm5_next import Glm5NextPreTrainedModel, Glm5NextTextModel
 
-from ssmscope.architectures.read.gated_delta import compute_terms, linearized, output
+from ssmscope.architectures.read.gated_delta import FORM, compute_terms
 
-__all__ = ["Glm5NextForCausalLM", "compute_terms", "linearized", "output"]
+__all__ = ["FORM", "Glm5NextForCausalLM", "compute_terms"]
 
 
 # transformers lets experts be computed in other ways where it finds "@use_experts_implementation" in a model's module.

@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid, rms_norm, silu
+from torch.nn.functional import logsigmoid, silu
 
 from ssmscope import ops
 from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, LinearAttentionModel, family
-from ssmscope.core.linearized import InputMap, LinearizedLayer, as_diagonal
+from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence, Scan
 
@@ -92,10 +92,6 @@ class GatedMixer(parts.ReadMixer, nn.Module, ABC):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the queries that read the state, shaped as log f, and `extras`."""
 
-    def activated(self, o: Tensor) -> Tensor:
-        """Return the norm's input for the recurrence's output."""
-        return o
-
 
 class HGRNMixer(GatedMixer):
     """HGRN's layer."""
@@ -138,9 +134,6 @@ class SlotMixer(GatedMixer):
         keys = ops.scan(each_slot, state.keys if isinstance(state, SlotState) else None)
         return rearrange(keys.y, "b t (h m) 1 -> b t h m", h=self.num_heads).softmax(-1), {"keys": keys.state}
 
-    def activated(self, o: Tensor) -> Tensor:
-        return silu(o)
-
 
 @dataclass(frozen=True, eq=False)
 class SlotState(LayerState):
@@ -160,24 +153,13 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (recurrence,), mask=mask, z=z, extras=extras)
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms."""
-    (scanned,) = layer.scan() if scans is None else scans
-    o, norm = mixer.activated(rearrange(scanned.y, "b t h p -> b t (h p)")), mixer.norm
-    o = rms_norm(o, norm.normalized_shape, norm.weight.to(o.dtype), norm.eps).to(layer.u.dtype)
-    return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
-
-
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map of its values with f, the queries, SiLU, the gate and the norm frozen."""
-    value, (scanned,) = parts.projection(mixer, "i_proj"), layer.scan()
-    y = rearrange(scanned.y, "b t h p -> b t (h p)")
-    factor = parts.rms_factor(mixer.activated(y), mixer.norm.eps) * parts.at_least_float32(mixer.norm.weight)
-    factor = factor if not isinstance(mixer, SlotMixer) else factor * as_diagonal(silu, y)
-    source = value(parts.at_least_float32(layer.u), True)
-    activation = None if isinstance(mixer, HGRN2Mixer) else as_diagonal(silu, source)
-    input_map = InputMap(source=source, enter=value, activation=activation)
-    return parts.one_path(mixer, layer, input_map, **parts.gated_by(mixer, layer, factor))
+FORM = Form(
+    values="i_proj",
+    activation=lambda mixer, _: None if isinstance(mixer, HGRN2Mixer) else silu,
+    read=lambda mixer, _: silu if isinstance(mixer, SlotMixer) else None,
+    norm="norm",
+    gate="z_proj",
+)
 
 
 def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

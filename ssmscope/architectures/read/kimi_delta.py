@@ -55,7 +55,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.z_proj(mixer.z_in(u)), **around)
 
 
-output, linearized = delta.sigmoid_gated_output, delta.sigmoid_gated_linearized
+FORM = delta.SIGMOID_FORM
 
 
 class KimiDeltaConfig(delta.DeltaNetConfig):

@@ -9,15 +9,16 @@ ask about. Attention, which in LFM3 has windows and a gate, feed-forward parts a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssmscope.architectures.read import parts
-from ssmscope.core.linearized import LinearizedLayer
+from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.ops import Recurrence, Scan
+from ssmscope.ops import Recurrence
 from ssmscope.ops.recurrence import smallest_exponent
 
 HAS_RECURRENT_STATE = False
@@ -40,17 +41,16 @@ def _convolution(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
     return parts.convolution(mixer, x, "conv", mixer.config.conv_L_cache)
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: W_O (C ⊙ y)."""
-    (scanned,) = layer.scan() if scans is None else scans
-    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.gate.dtype) * layer.gate)
-
-
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with B and C frozen. For relevance C is an output gate, and B stays frozen."""
-    assert layer.conv_input is not None
+def _values(mixer: Any, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
+    """Return B ⊙ x as a map of the layer's input, with B frozen."""
     B, width = parts.at_least_float32(layer.extras["B"]), layer.gate.shape[-1]
-    enter_gate, enter = (parts.projection(mixer, "in_proj", slice(n * width, (n + 1) * width)) for n in (1, 2))
-    kernel = _convolution(mixer, layer.conv_input)
-    input_map = parts.convolved_input_map(mixer, layer, None, lambda u, biased: enter(u, biased) * B, kernel=kernel)
-    return parts.one_path(mixer, layer, input_map, parts.at_least_float32(layer.gate), gate_map=enter_gate)
+    enter = parts.projection(mixer, "in_proj", slice(2 * width, 3 * width))
+    return lambda u, biased: enter(u, biased) * B
+
+
+FORM = Form(
+    values=_values,
+    convolution=lambda mixer, layer: _convolution(mixer, layer.conv_input),
+    gate=lambda mixer, layer: ("in_proj", slice(layer.gate.shape[-1], 2 * layer.gate.shape[-1])),
+    gate_activation=None,
+)

@@ -30,10 +30,10 @@ from ssmscope.architectures.read.linear_attention import (
     family,
 )
 from ssmscope.architectures.read.rotary_attention import HeadsNorm, rotated
-from ssmscope.core.linearized import InputMap, LinearizedLayer
+from ssmscope.core.forms import Form, Norm
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
-from ssmscope.ops import Recurrence, Scan
+from ssmscope.ops import Recurrence
 
 state_after = linear_attention.state_after
 
@@ -90,25 +90,11 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.z_proj(u), extras={"position": position})
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ norm(o))."""
-    (scanned,) = layer.scan() if scans is None else scans
-    o = rearrange(scanned.y, "b t h p -> b t (h p)")
-    return mixer.out_proj((o * _norm_factor(mixer, o)).to(layer.u.dtype) * torch.sigmoid(layer.gate))
-
-
-def _norm_factor(mixer: Any, o: Tensor) -> Tensor:
-    return parts.rms_factor(o, mixer.eps, mixer.norm_size) * parts.at_least_float32(mixer.norm_weight)
-
-
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with q, k, the gate and the norm frozen."""
-    (scanned,) = layer.scan()
-    factor = _norm_factor(mixer, rearrange(scanned.y, "b t h p -> b t (h p)"))
-    size = mixer.z_proj.out_features
-    source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
-    input_map = InputMap(source=source, enter=parts.projection(mixer, "qkv_proj", slice(2 * size, 3 * size)))
-    return parts.one_path(mixer, layer, input_map, torch.sigmoid(parts.at_least_float32(layer.gate)) * factor)
+FORM = Form(
+    values=lambda mixer, _: ("qkv_proj", slice(-mixer.out_proj.in_features, None)),
+    norm=lambda mixer, _: Norm(mixer.norm_weight, eps=mixer.eps, size=mixer.norm_size),
+    gate_activation="sigmoid",
+)
 
 
 # ---- the models

@@ -25,9 +25,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import silu
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 from ssmscope.architectures.own.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
@@ -35,7 +33,7 @@ from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.feed_forward import FeedForward, RoutedExperts
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
 from ssmscope.architectures.read.rotary_attention import QK_NORMS, RotaryAttention, score_mask
-from ssmscope.core.linearized import InputMap, LinearizedLayer
+from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
@@ -255,36 +253,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.z_proj(u), extras=extras)
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms."""
-    (scanned,) = layer.scan() if scans is None else scans
-    return mixer.finish(scanned.y, layer.gate)
-
-
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with q, k, decays, the gate and the norms of its heads frozen."""
-    norm, (scanned,) = mixer.head_norm, layer.scan()
-    z, weight, centred = (
-        parts.at_least_float32(layer.gate),
-        parts.at_least_float32(norm.weight),
-        isinstance(norm, nn.GroupNorm),
-    )
-    y = scanned.y - scanned.y.mean(-1, keepdim=True) if centred else scanned.y
-    weight = weight if centred else weight.repeat(mixer.num_heads)
-    factor = rearrange(parts.rms_factor(y, norm.eps), "b t h p -> b t (h p)") * weight
-    opened, shift = silu(z), parts.at_least_float32(norm.bias) if centred else None
-    source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
-    return parts.one_path(
-        mixer,
-        layer,
-        InputMap(source=source, enter=parts.projection(mixer, "v_proj")),
-        opened * factor,
-        added=None if shift is None else opened * shift,
-        centred=centred,
-        gate_map=parts.opened_by(parts.projection(mixer, "z_proj"), silu, z),
-        factor=factor,
-        shift=shift,
-    )
+FORM = Form(values="v_proj", norm="head_norm", gate="z_proj")
 
 
 def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

@@ -10,7 +10,7 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, logsigmoid, rms_norm, silu
+from torch.nn.functional import logsigmoid
 
 from ssmscope.architectures.read.parts import ReadMixer, at_least_float32
 
@@ -48,17 +48,6 @@ class LinearAttention(ReadMixer, nn.Module, ABC):
     @abstractmethod
     def log_decay(self, u: Tensor) -> Tensor:
         """Return log α_t, (batch, length, heads, key) or (batch, length, heads, 1)."""
-
-    def finish(self, o: Tensor, z: Tensor) -> Tensor:
-        """Return the output from the heads' o (batch, length, heads, value) and the gate z: W_O (norm(o) ⊙
-        swish(z))."""
-        norm, weight = self.head_norm, self.head_norm.weight.to(o.dtype)
-        if isinstance(norm, nn.RMSNorm):
-            normed = rearrange(rms_norm(o, norm.normalized_shape, weight, norm.eps), "b t h p -> b t (h p)")
-        else:
-            normed = rearrange(layer_norm(o, o.shape[-1:], eps=norm.eps), "b t h p -> b t (h p)")
-            normed = torch.addcmul(norm.bias.to(o.dtype), normed, weight)
-        return self.out_proj(normed.to(z.dtype) * silu(z))
 
 
 class GatedLinearAttention(LinearAttention):

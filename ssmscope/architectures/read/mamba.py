@@ -17,10 +17,10 @@ from torch.nn.functional import rms_norm, softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 
 from ssmscope.architectures.read import parts
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.forms import Form
 from ssmscope.core.mixers import prepared
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.ops import Recurrence, Scan
+from ssmscope.ops import Recurrence
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
@@ -82,31 +82,13 @@ def _head_terms(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rearrange(delta, "b t h p -> b t (h p)"), B, C
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: out_proj(y ⊙ SiLU(z))."""
-    (scanned,) = layer.scan() if scans is None else scans
-    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.gate.dtype) * parts.gate_activation(mixer)(layer.gate))
-
-
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen; see `input_map` and `output_map`."""
-    u = parts.at_least_float32(layer.u)
-    path = Path(layer.recurrence, input_map(mixer, layer), output_map(mixer, layer))
-    return LinearizedLayer(u, (path,), rest=parts.constant(mixer, "out_proj", u))
-
-
-def input_map(mixer: Any, layer: LayerTrace) -> InputMap:
-    """Return the map from the layer's input to its recurrence's."""
-    return parts.convolved_input_map(
-        mixer, layer, parts.activation(mixer), parts.projection(mixer, "in_proj", _rows(mixer)[0])
-    )
-
-
-def output_map(mixer: Any, layer: LayerTrace, y: Tensor | None = None) -> OutputMap:
-    """Return the map from the recurrence's output to the layer's, which does not depend on `y`."""
-    project, z = parts.projection(mixer, "out_proj"), parts.at_least_float32(layer.gate)
-    enter, act = parts.projection(mixer, "in_proj", _rows(mixer)[1]), parts.gate_activation(mixer)
-    return OutputMap(lambda v: project(v, False), gate=act(z), gate_map=parts.opened_by(enter, act, z))
+FORM = Form(
+    values=lambda mixer, _: ("in_proj", _rows(mixer)[0]),
+    convolution=lambda mixer, layer: parts.convolution(mixer, layer.conv_input),
+    activation=lambda mixer, _: parts.activation(mixer),
+    gate=lambda mixer, _: ("in_proj", _rows(mixer)[1]),
+    gate_activation=lambda mixer, _: parts.gate_activation(mixer),
+)
 
 
 def _unit_rms(t: Tensor, eps: float) -> Tensor:

@@ -18,13 +18,13 @@ from typing import Any
 
 from einops import rearrange
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import softplus
 
 from ssmscope.architectures.read import parts
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.forms import Form
 from ssmscope.core.mixers import prepared
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.ops import Recurrence, Scan
+from ssmscope.ops import Recurrence
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
@@ -71,36 +71,13 @@ def _rates(mixer: Any) -> tuple[Tensor, Tensor, Tensor]:
     return bias, -A_log.exp().unsqueeze(-1), D
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: out_proj(RMSNorm(y ⊙ SiLU(z)))."""
-    (scanned,) = layer.scan() if scans is None else scans
-    y = rearrange(scanned.y, "b t h p -> b t (h p)")
-    return mixer.out_proj(mixer.norm(y, layer.gate).to(layer.gate.dtype))
-
-
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
-    u = parts.at_least_float32(layer.u)
-    (scanned,) = layer.scan()
-    path = Path(layer.recurrence, input_map(mixer, layer), output_map(mixer, layer, scanned.y))
-    return LinearizedLayer(u, (path,), rest=parts.constant(mixer, "out_proj", u))
-
-
-def input_map(mixer: Any, layer: LayerTrace) -> InputMap:
-    """Return the map from the layer's input to its recurrence's."""
-    inner = mixer.intermediate_size
-    enter = parts.projection(mixer, "in_proj", slice(inner, 2 * inner))
-    return parts.convolved_input_map(mixer, layer, parts.activation(mixer), enter, slice(0, inner))
-
-
-def output_map(mixer: Any, layer: LayerTrace, y: Tensor) -> OutputMap:
-    """Return the map from the recurrence's output to the layer's, with the norm's factor frozen at `y` (batch, length,
-    heads, width)."""
-    project = parts.projection(mixer, "out_proj")
-    z = parts.at_least_float32(layer.gate)
-    opened, gate_map = (
-        silu(z),
-        parts.opened_by(parts.projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z),
-    )
-    factor = parts.gated_norm_factor(mixer, rearrange(y, "b t h p -> b t (h p)"), layer.gate)
-    return OutputMap(lambda v: project(v, False), gate=opened * factor, gate_map=gate_map, factor=factor)
+FORM = Form(
+    values=lambda mixer, _: ("in_proj", slice(mixer.intermediate_size, 2 * mixer.intermediate_size)),
+    convolution=lambda mixer, layer: parts.convolution(mixer, layer.conv_input),
+    channels=lambda mixer, _: slice(0, mixer.intermediate_size),
+    activation=lambda mixer, _: parts.activation(mixer),
+    gate=lambda mixer, _: ("in_proj", slice(0, mixer.intermediate_size)),
+    gate_first=True,
+    norm="norm",
+    inner=lambda mixer, layer, y: mixer.norm(y.flatten(2), layer.gate).to(layer.gate.dtype),
+)

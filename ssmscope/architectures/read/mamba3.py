@@ -25,12 +25,13 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import softplus
 
 from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.linear_layers import turned
 from ssmscope.architectures.read.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM, Mamba2AttnModel
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
+from ssmscope.core.forms import Form, Norm
+from ssmscope.core.linearized import LinearizedLayer, Path
 from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
@@ -81,13 +82,6 @@ class Mamba3Mixer(parts.ReadMixer, nn.Module):
         """Return f(t), which is positive; see the module's docstring."""
         return softplus(t) if self.decay == "softplus" else t.clamp(min=0) + 1 / (1 - t.clamp(max=0))
 
-    def finish(self, y: Tensor, z: Tensor) -> Tensor:
-        """Return the output from the heads' y (batch, length, heads, width) and the gate z: W_O (norm(y) ⊙ SiLU(z))."""
-        flat = rearrange(y, "b t h p -> b t (h p)")
-        if self.norm is not None:
-            flat = flat * parts.rms_factor(flat, self.epsilon, self.head_dim) * parts.at_least_float32(self.norm.weight)
-        return self.out_proj((flat * silu(parts.at_least_float32(z))).to(z.dtype))
-
 
 @dataclass(frozen=True, eq=False)
 class Mamba3State(LayerState):
@@ -125,45 +119,28 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (now, before), mask=mask, z=z, initial=initial, reach=2, extras={"angle": angle})
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms."""
-    now, before = layer.scan() if scans is None else scans
-    return mixer.finish(now.y + before.y, layer.gate)
+FORM = Form(
+    values=lambda mixer, _: ("in_proj", slice(mixer.sizes[0], 2 * mixer.sizes[0])),
+    norm=lambda mixer, _: None if mixer.norm is None else Norm(mixer.norm.weight, None, mixer.epsilon, mixer.head_dim),
+    gate=lambda mixer, _: ("in_proj", slice(0, mixer.sizes[0])),
+)
 
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, λ, A, b, c, the gate and the norm frozen: a path for each recurrence,
     that of "before" after a shift by one token."""
-    now, before = layer.recurrences
-    z, inner = parts.at_least_float32(layer.gate), mixer.sizes[0]
-    gate, factor = silu(z), None
-    if mixer.norm is not None:
-        scans = layer.scan()
-        y = rearrange(scans[0].y + scans[1].y, "b t h p -> b t (h p)")
-        factor = parts.rms_factor(y, mixer.epsilon, mixer.head_dim) * parts.at_least_float32(mixer.norm.weight)
-        gate = gate * factor
-    project, enter = parts.projection(mixer, "out_proj"), parts.projection(mixer, "in_proj", slice(inner, 2 * inner))
-    gate_map = parts.opened_by(parts.projection(mixer, "in_proj", slice(0, inner)), silu, z)
-    output_map = OutputMap(lambda v: project(v, False), gate=gate, gate_map=gate_map, factor=factor)
-    source = rearrange(now.x, "b t h p -> b t (h p)")
-    input_map = InputMap(source=source, enter=lambda u, biased: parts.mask_padding(enter(u, biased), layer.mask))
-    first, second, tail = None, None, None
-    if layer.initial is not None:
-        (first, second), tail = layer.initial, rearrange(before.x[:, :1], "b t h p -> b t (h p)")
-    paths = (
-        Path(now, input_map, output_map, name="now", initial=first),
-        Path(
-            before,
-            input_map,
-            output_map,
-            name="before",
-            initial=second,
-            filter=source.new_tensor([0, 1]),
-            filter_tail=tail,
+    (now, before), input_map = layer.recurrences, FORM.input_map(mixer, layer)
+    first, second = (None, None) if layer.initial is None else layer.initial
+    tail = None if layer.initial is None else before.x[:, :1].flatten(2)
+    shift: dict[str, Any] = {"filter": now.x.new_tensor([0, 1]), "filter_tail": tail}
+    return FORM.linearized(
+        mixer,
+        layer,
+        lambda output_map: (
+            Path(now, input_map, output_map, name="now", initial=first),
+            Path(before, input_map, output_map, name="before", initial=second, **shift),
         ),
     )
-    u = parts.at_least_float32(layer.u)
-    return LinearizedLayer(u, paths, rest=parts.constant(mixer, "out_proj", u))
 
 
 def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> Mamba3State:

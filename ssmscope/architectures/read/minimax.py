@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor
-from transformers.models.minimax.modeling_minimax import MiniMaxRMSNorm
 
 from ssmscope.architectures.read import parts
-from ssmscope.core.linearized import InputMap, LinearizedLayer, as_diagonal
+from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.ops import Recurrence, Scan
+from ssmscope.ops import Recurrence
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
@@ -30,29 +29,20 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.output_gate(u))
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ RMSNorm(y))."""
-    (scanned,) = layer.scan() if scans is None else scans
-    normed = mixer.norm(rearrange(scanned.y, "b t h p -> b t (h p)").to(layer.u.dtype))
-    return mixer.out_proj(torch.sigmoid(layer.gate) * normed)
-
-
 def returned(output: Tensor) -> tuple[Tensor, None]:
     """Return the output as the mixer's own forward pass does: with a state, which nothing reads."""
     return output, None
 
 
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with q, k, the activation of v, the norm and the gate frozen."""
+def _values(mixer: Any) -> Tensor:
+    """Return the places of v in `qkv_proj`'s output."""
     places = torch.arange(mixer.qkv_proj.out_features).view(mixer.num_attention_heads, -1)
-    value = parts.projection(mixer, "qkv_proj", places[:, 2 * mixer.head_dim :].flatten())
-    source = parts.mask_padding(value(parts.at_least_float32(layer.u), True), layer.mask)
-    input_map = InputMap(
-        source=source,
-        enter=lambda u, biased: parts.mask_padding(value(u, biased), layer.mask),
-        activation=parts.mask_padding(as_diagonal(mixer.act_fn, source), layer.mask),
-    )
-    (scanned,) = layer.scan()
-    y = rearrange(scanned.y, "b t h p -> b t (h p)")
-    factor = parts.rms_factor(y, mixer.norm.variance_epsilon) * parts.norm_weight(mixer, "norm", MiniMaxRMSNorm)
-    return parts.one_path(mixer, layer, input_map, torch.sigmoid(parts.at_least_float32(layer.gate)) * factor)
+    return places[:, 2 * mixer.head_dim :].flatten()
+
+
+FORM = Form(
+    values=lambda mixer, _: ("qkv_proj", _values(mixer)),
+    activation="act_fn",
+    norm="norm",
+    gate_activation="sigmoid",
+)

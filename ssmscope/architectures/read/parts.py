@@ -12,19 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers.activations import ACT2FN
 
-from ssmscope.core.affine import (
-    agrees_with_weight,
-    convolved,
-    depthwise,
-    innermost,
-    linear_map,
-    norm_terms,
-    offset,
-    unreadable,
-)
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
+from ssmscope.core.affine import agrees_with_weight, convolved, depthwise, norm_terms, unreadable
+from ssmscope.core.forms import Norm, named
+from ssmscope.core.forms import at_least_float32 as at_least_float32
+from ssmscope.core.forms import constant as constant
+from ssmscope.core.forms import mask_padding as mask_padding
+from ssmscope.core.forms import projection as projection
 from ssmscope.core.mixers import adapter_for, as_constant, conv_tap_mask, edit_conv_input, prepared
-from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
 from ssmscope.ops.compiling import compilable
 
@@ -50,16 +45,6 @@ def refuse_caches(mixer: Any, *caches: Any) -> None:
             f"{type(mixer).__name__} fills no cache: call the model with use_cache=False, and continue a run with "
             "ssmscope's Model.run"
         )
-
-
-def at_least_float32(t: Tensor) -> Tensor:
-    """Return half-precision tensors as float32, in which recurrences are run, and others unchanged."""
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
-
-
-def mask_padding(t: Tensor, mask: Tensor | None) -> Tensor:
-    """Return `t` (batch, length, …) with zeros where `mask` (batch, length) is False."""
-    return t if mask is None else t.masked_fill(~mask.view(*mask.shape, *[1] * (t.ndim - 2)), 0)
 
 
 def as_mask(mask: Tensor | None) -> Tensor | None:
@@ -111,12 +96,6 @@ def convolve(
     return mask_padding(y, mask), {"conv_input": x, "conv_tail": tail, "taps": taps, "reach": weight.shape[-1]}
 
 
-def projection(mixer: Any, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:
-    """Return a linear layer of a mixer, or the `rows` of its outputs, as a map (x, biased), without its bias if
-    `biased` is False. Raise InputError if the layer is not linear, see `ssmscope.core.affine`."""
-    return linear_map(getattr(mixer, name), _named(mixer, name), rows)
-
-
 def convolution(
     mixer: Any, x: Float[Tensor, "batch length channels"], name: str = "conv1d", taps: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -128,17 +107,7 @@ def convolution(
 def _convolution(mixer: Any, channels: int, name: str, taps: int | None) -> tuple[Tensor, Tensor | None]:
     _check_weight_is_all(mixer, name)
     taps = taps or (mixer.taps if hasattr(mixer, "taps") else mixer.conv_kernel_size)
-    return depthwise(getattr(mixer, name), channels, taps, _named(mixer, name))
-
-
-GATED_NORMS = (
-    "MambaRMSNormGated",
-    "BambaRMSNormGated",
-    "GraniteMoeHybridRMSNormGated",
-    "NemotronHRMSNormGated",
-    "Zamba2RMSNormGated",
-)
-"""Norms in transformers that compute RMSNorm(y ⊙ SiLU(z))."""
+    return depthwise(getattr(mixer, name), channels, taps, named(mixer, name))
 
 
 def step_projection(mixer: Any, step: Tensor) -> Tensor:
@@ -172,114 +141,25 @@ def _check_weight_is_all(mixer: Any, name: str) -> None:
     """Raise InputError if transformers' mixer uses a part's weight alone and the part computes something else."""
     if _by_weight(mixer) and not agrees_with_weight(getattr(mixer, name)):
         raise InputError(
-            f"transformers {transformers.__version__} reads the weight of {_named(mixer, name)} and leaves out what an "
+            f"transformers {transformers.__version__} reads the weight of {named(mixer, name)} and leaves out what an "
             "adapter or hook adds to it: merge the adapter (peft's merge_and_unload()), or give it another target"
         )
-
-
-def _named(mixer: Any, name: str) -> str:
-    layer = getattr(mixer, "layer_idx", getattr(mixer, "layer_id", None))
-    return f"{type(mixer).__name__}.{name}" + ("" if layer is None else f" of layer {layer}")
 
 
 def norm_weight(mixer: Any, name: str, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Tensor:
     """Return the weight of a mixer's norm, in at least float32. Raise InputError if it is not a norm of this `kind`, or
     adds a bias."""
     norm = getattr(mixer, name)
-    found = norm_terms(norm, kind, _named(mixer, name))
+    found = norm_terms(norm, kind, named(mixer, name))
     if found.bias is not None:
-        raise unreadable(norm, _named(mixer, name), "adds a bias, which this layer's norm has not")
+        raise unreadable(norm, named(mixer, name), "adds a bias, which this layer's norm has not")
     assert found.weight is not None
     return at_least_float32(found.weight)
 
 
-def gated_norm_factor(mixer: Any, y: Tensor, gate: Tensor) -> Tensor:
-    """Return w / rms(y ⊙ SiLU(z)) of a mixer's gated norm, in at least float32, at `y` and `gate` z (batch, length,
-    channels). Raise InputError if a norm that is not of `GATED_NORMS` computes something else."""
-    kind = type(innermost(mixer.norm))
-    known = kind.__name__ in GATED_NORMS and kind.__module__.startswith("transformers.")
-    opened = y * silu(at_least_float32(gate))
-    size = getattr(mixer.norm, "group_size", None)  # transformers before 5 has one group.
-    factor = rms_factor(opened, mixer.norm.variance_epsilon, size) * norm_weight(mixer, "norm", kind if known else ())
-    if not known:
-        found, expected = mixer.norm(y, gate).to(opened), opened * factor
-        if not torch.allclose(found, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max())):
-            raise InputError(f"{_named(mixer, 'norm')}, a {kind.__name__}, does not compute RMSNorm(y ⊙ SiLU(z))")
-    return factor
-
-
-def convolved_input_map(
-    mixer: Any,
-    layer: LayerTrace,
-    act: Callable[[Tensor], Tensor] | None,
-    enter: Callable[[Tensor, bool], Tensor],
-    channels: slice = slice(None),
-    kernel: tuple[Tensor, Tensor | None] | None = None,
-) -> InputMap:
-    """Return the input map of values act(conv1d(source)), the source being `channels` of the layer's `conv_input`;
-    without `act` there is no activation; `kernel` is the convolution's weight and bias, by default `conv1d`'s."""
-    assert layer.conv_input is not None
-    source = at_least_float32(layer.conv_input[..., channels])
-    weight, bias = kernel or convolution(mixer, layer.conv_input)
-    weight, bias = weight[channels], None if bias is None else bias[channels]
-    tail = None if layer.conv_tail is None else layer.conv_tail[..., channels]
-    activation = None if layer.mask is None else layer.mask.unsqueeze(-1).to(source).expand_as(source)
-    if act is not None:
-        y = causal_convolution(source, weight, bias, tail, layer.taps)
-        activation = mask_padding(as_diagonal(act, y), layer.mask)
-    return InputMap(
-        source=source,
-        enter=lambda u, biased: mask_padding(enter(u, biased), layer.mask),
-        kernel=at_least_float32(weight[:, 0].flip(-1)),
-        bias=None if bias is None else at_least_float32(bias),
-        tail=tail,
-        taps=layer.taps,
-        activation=activation,
-    )
-
-
-def one_path(
-    mixer: Any,
-    layer: LayerTrace,
-    input_map: InputMap,
-    gate: Tensor,
-    out: str = "out_proj",
-    added: Tensor | None = None,
-    **frozen: Any,
-) -> LinearizedLayer:
-    """Return a layer of one recurrence as a linear map: the projection `out` of `gate` times the recurrence's output,
-    plus that of `added`; `frozen` are further fields of `OutputMap`."""
-    u, project = at_least_float32(layer.u), projection(mixer, out)
-    output_map = OutputMap(lambda v: project(v, False), gate=gate, **frozen)
-    rest = constant(mixer, out, u) if added is None else project(added, True)
-    return LinearizedLayer(u, (Path(layer.recurrence, input_map, output_map),), rest=rest)
-
-
-def gated_by(mixer: Any, layer: LayerTrace, factor: Tensor) -> dict[str, Any]:
-    """Return the fields of an `OutputMap` for values times `factor` and, if the layer has a gate, SiLU(z_proj(u))."""
-    if layer.z is None:
-        return {"gate": factor}
-    z = at_least_float32(layer.z)
-    return {"gate": factor * silu(z), "gate_map": opened_by(projection(mixer, "z_proj"), silu, z), "factor": factor}
-
-
-def opened_by(
-    enter: Callable[[Tensor, bool], Tensor], act: Callable[[Tensor], Tensor], z: Tensor
-) -> Callable[[Tensor, bool], Tensor]:
-    """Return an output gate act(z), z = enter(u, True), as a linear map of u, act(z) / z frozen; see `OutputMap`."""
-    return lambda u, biased: enter(u, biased) * as_diagonal(act, z)
-
-
-def constant(mixer: Any, name: str, u: Tensor) -> Tensor | None:
-    """Return a linear layer's bias at every position of `u` (batch, length, …); None without one."""
-    bias = offset(getattr(mixer, name), _named(mixer, name))
-    return None if bias is None else bias.to(u).expand(*u.shape[:2], -1)
-
-
 def rms_factor(v: Tensor, eps: float, size: int | None = None) -> Tensor:
     """Return 1 / √(mean of v² + eps) over the last dimension, or over groups of `size` in it, in the shape of `v`."""
-    groups = v.unflatten(-1, (-1, size or v.shape[-1]))
-    return torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps).expand_as(groups).flatten(-2)
+    return Norm(None, eps=eps, size=size).factor(v)
 
 
 def delayed(t: Tensor, first: Tensor | None = None) -> Tensor:

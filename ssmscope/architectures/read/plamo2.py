@@ -18,10 +18,10 @@ from torch.nn.functional import silu, softplus
 
 from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, family
-from ssmscope.core.linearized import LinearizedLayer
+from ssmscope.core.forms import Form
 from ssmscope.core.mixers import prepared
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.ops import Recurrence, Scan
+from ssmscope.ops import Recurrence
 
 
 class Plamo2Mixer(parts.ReadMixer, nn.Module):
@@ -79,19 +79,12 @@ def _rates(mixer: Any) -> tuple[Tensor, Tensor, Tensor]:
     return bias, -A_log.exp().unsqueeze(-1), D
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: out_proj(y ⊙ SiLU(z))."""
-    (scanned,) = layer.scan() if scans is None else scans
-    y = rearrange(scanned.y, "b t h p -> b t (h p)").to(layer.gate.dtype)
-    return mixer.out_proj(y * silu(layer.gate))
-
-
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen."""
-    z, enter_x = parts.at_least_float32(layer.gate), parts.projection(mixer, "in_proj", mixer.rows(1))
-    gate_map = parts.opened_by(parts.projection(mixer, "in_proj", mixer.rows(0)), silu, z)
-    input_map = parts.convolved_input_map(mixer, layer, silu, enter_x)
-    return parts.one_path(mixer, layer, input_map, silu(z), gate_map=gate_map)
+FORM = Form(
+    values=lambda mixer, _: ("in_proj", mixer.rows(1)),
+    convolution="conv1d",
+    activation="silu",
+    gate=lambda mixer, _: ("in_proj", mixer.rows(0)),
+)
 
 
 # ---- the models

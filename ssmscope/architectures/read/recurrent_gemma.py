@@ -18,9 +18,9 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBou
 
 from ssmscope.architectures.read import parts
 from ssmscope.core.affine import depthwise
-from ssmscope.core.linearized import LinearizedLayer
+from ssmscope.core.forms import Form, named
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.ops import Recurrence, Scan
+from ssmscope.ops import Recurrence
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
@@ -28,7 +28,8 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     # Transformers 4.57 passes the mask of attention.
     mask = parts.as_mask(mask) if mask is None or mask.ndim == 2 else None
     conv_input = mixer.linear_x(u)
-    convolved, around = parts.convolve(mixer, conv_input, _convolution(mixer, conv_input), mask, state)
+    kernel = depthwise(mixer.conv_1d, conv_input.shape[-1], mixer.conv1d_width, named(mixer, "conv_1d"))
+    convolved, around = parts.convolve(mixer, conv_input, kernel, mask, state)
     x = parts.at_least_float32(convolved)
     log_a = -8.0 * _gate(mixer, x, "recurrent_gate") * softplus(parts.at_least_float32(mixer.rg_lru.recurrent_param))
     root = SqrtBoundDerivative.apply(1 - torch.exp(2 * log_a))  # The library's own is not expm1 either.
@@ -49,25 +50,9 @@ def _gate(mixer: Any, x: Tensor, name: str) -> Tensor:
     return torch.sigmoid(rearrange(made, "b t h q -> b t (h q)"))
 
 
-def _convolution(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    return depthwise(mixer.conv_1d, x.shape[-1], mixer.conv1d_width, f"{type(mixer).__name__}.conv_1d")
-
-
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: W_O (h ⊙ GELU(z))."""
-    (scanned,) = layer.scan() if scans is None else scans
-    return mixer.linear_out(scanned.y.squeeze(-1).to(layer.gate.dtype) * mixer.act_fn(layer.gate))
+FORM = Form(values="linear_x", convolution="conv_1d", gate="linear_y", gate_activation="act_fn", out="linear_out")
 
 
 def returned(output: Tensor) -> Tensor | tuple[Tensor, None]:
     """Return the output in the form of the mixer's own forward pass."""
     return (output, None) if parts.BY_WEIGHT else output
-
-
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with a, i and the output gate frozen."""
-    assert layer.conv_input is not None
-    z, enter = parts.at_least_float32(layer.gate), parts.projection(mixer, "linear_x")
-    input_map = parts.convolved_input_map(mixer, layer, None, enter, kernel=_convolution(mixer, layer.conv_input))
-    gate_map = parts.opened_by(parts.projection(mixer, "linear_y"), mixer.act_fn, z)
-    return parts.one_path(mixer, layer, input_map, mixer.act_fn(z), "linear_out", gate_map=gate_map)

@@ -33,6 +33,7 @@ from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.gated_delta import unit
 from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, LinearAttentionModel, family
 from ssmscope.architectures.read.rwkv import frozen_layer_norm, mixed_with_before, shifted_map, token_before
+from ssmscope.core.forms import norm_of
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
@@ -256,8 +257,7 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     frozen: the memory, and the bonus of the token's own value. Residual stream and channel mixing are in the rest."""
     u, recurrence, norm = parts.at_least_float32(layer.u), layer.recurrence, mixer.attn.g_norm
     (scanned,), gate = layer.scan(), parts.at_least_float32(layer.extras["gate"])
-    factor = parts.rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), norm.eps)
-    factor = rearrange(factor, "b t h p -> b t (h p)") * parts.at_least_float32(norm.weight)
+    factor = norm_of(mixer.attn, "g_norm").factor(scanned.y.flatten(2))
     project = parts.projection(mixer.attn, "o_proj")
     input_map = InputMap(source=rearrange(recurrence.x, "b t h p -> b t (h p)"), enter=_values(mixer, layer))
     bonus = layer.extras["bonus"].repeat_interleave(recurrence.shape[3], dim=-1)

@@ -8,6 +8,7 @@ an `order`, in which it visits the positions. A learnt vector is added to each p
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,8 @@ from ssmscope.architectures.own.generation import BlocksInTurn
 from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.linear_attention import Block
 from ssmscope.core.affine import depthwise
-from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
+from ssmscope.core.forms import Form
+from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
@@ -104,33 +106,35 @@ def _taps(mixer: VimMixer, direction: Direction) -> tuple[Tensor, Tensor | None]
     return depthwise(direction.conv1d, mixer.out_proj.in_features, mixer.taps, "VimMixer.conv1d")
 
 
+FORM = Form(
+    values=lambda mixer, _: ("in_proj", slice(0, mixer.out_proj.in_features)),
+    gate=lambda mixer, _: ("in_proj", slice(mixer.out_proj.in_features, None)),
+    gate_activation="act",
+)
+
+
 def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """Return the mixer's output (batch, length, width) from its terms."""
-    forward, backward = layer.scan() if scans is None else scans
-    y = (forward.y + backward.y).squeeze(-1) / 2
-    return mixer.out_proj(y.to(layer.gate.dtype) * mixer.act(layer.gate))
+    scans = layer.scan() if scans is None else scans
+    return FORM.output(mixer, layer, tuple(scan._replace(y=scan.y / 2) for scan in scans))
 
 
 def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     """Return the layer as a linear map with Δ, B, C, SiLU and the gate frozen: a path for each direction."""
-    u, z, inner = parts.at_least_float32(layer.u), parts.at_least_float32(layer.gate), mixer.out_proj.in_features
-    enter, project = parts.projection(mixer, "in_proj", slice(0, inner)), parts.projection(mixer, "out_proj")
-    gate_map = parts.opened_by(parts.projection(mixer, "in_proj", slice(inner, None)), mixer.act, z)
-    output_map = OutputMap(lambda v: project(v, False), gate=mixer.act(z), gate_map=gate_map)
-    source, paths = parts.at_least_float32(layer.extras["values"]), []
-    for name, direction, recurrence in zip(DIRECTIONS, mixer.directions(layer.u, layer.mask), layer.recurrences):
-        weight, bias = _taps(mixer, direction)
-        y = along(direction.order, lambda t: parts.causal_convolution(t, weight, bias), source)  # noqa: B023
-        input_map = InputMap(
-            source=source,
-            enter=lambda u, biased: parts.mask_padding(enter(u, biased), layer.mask),
-            kernel=parts.at_least_float32(weight[:, 0].flip(-1)),
-            bias=None if bias is None else parts.at_least_float32(bias),
-            activation=parts.mask_padding(as_diagonal(mixer.act, y), layer.mask),
-            order=direction.order,
-        )
-        paths.append(Path(recurrence, input_map, output_map, name=name, weight=0.5))
-    return LinearizedLayer(u, tuple(paths), rest=parts.constant(mixer, "out_proj", u))
+    source, directions = parts.at_least_float32(layer.extras["values"]), mixer.directions(layer.u, layer.mask)
+    plain = replace(FORM.input_map(mixer, layer), source=source)
+
+    def paths(output_map: OutputMap) -> tuple[Path, ...]:
+        found = []
+        for name, direction, recurrence in zip(DIRECTIONS, directions, layer.recurrences):
+            weight, bias = _taps(mixer, direction)
+            kernel, bias = weight[:, 0].flip(-1), None if bias is None else parts.at_least_float32(bias)
+            own = replace(plain, kernel=parts.at_least_float32(kernel), bias=bias, order=direction.order)
+            diagonal = parts.mask_padding(as_diagonal(mixer.act, own.values(source, True)), layer.mask)
+            found.append(Path(recurrence, replace(own, activation=diagonal), output_map, name=name, weight=0.5))
+        return tuple(found)
+
+    return FORM.linearized(mixer, layer, paths)
 
 
 # ---- the models

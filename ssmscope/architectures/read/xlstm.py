@@ -31,8 +31,8 @@ from transformers.models.xlstm.modeling_xlstm import xLSTMModel, xLSTMMultiHeadL
 from ssmscope import ops
 from ssmscope.architectures.read import parts
 from ssmscope.core.affine import norm_terms
+from ssmscope.core.forms import Form, Norm
 from ssmscope.core.intercept import override_forward
-from ssmscope.core.linearized import InputMap, LinearizedLayer
 from ssmscope.core.mixers import CACHES, arguments
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
@@ -94,10 +94,17 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (recurrence,), mask=mask, z=mixer.ogate_preact(u), extras=extras)
 
 
-def output(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
-    """Return the mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ norm(h))."""
-    (scanned,) = layer.scan() if scans is None else scans
-    return mixer.out_proj(mixer.ogate_act_fn(layer.gate) * mixer.multihead_norm(scanned.y.to(layer.gate.dtype)))
+def _norm(mixer: Any, layer: LayerTrace) -> Norm:
+    found = norm_terms(mixer.multihead_norm, xLSTMMultiHeadLayerNorm, "the norm of an xLSTM's heads")
+    return Norm(*found, size=layer.recurrence.shape[3], centred=True)
+
+
+FORM = Form(
+    values="v",
+    norm=_norm,
+    gate_activation="ogate_act_fn",
+    inner=lambda mixer, layer, y: mixer.ogate_act_fn(layer.gate) * mixer.multihead_norm(y.to(layer.gate.dtype)),
+)
 
 
 def returned(output: Tensor) -> tuple[Tensor, None]:
@@ -108,20 +115,6 @@ def returned(output: Tensor) -> tuple[Tensor, None]:
 def state_after(mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> MLSTMState:
     """Return the state from which a run continues after this layer."""
     return MLSTMState(**vars(layer.state_after(scans)), normalizer=layer.extras["n"], stabilizer=layer.extras["m"])
-
-
-def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
-    """Return the layer as a linear map with q, k, gates, the normaliser and the norms of its heads frozen."""
-    (scanned,) = layer.scan()
-    weight, bias, eps = norm_terms(mixer.multihead_norm, xLSTMMultiHeadLayerNorm, "the norm of an xLSTM's heads")
-    assert weight is not None and eps is not None
-    factor = parts.rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), eps)
-    factor = rearrange(factor, "b t h p -> b t (h p)") * parts.at_least_float32(weight)
-    opened, value = mixer.ogate_act_fn(parts.at_least_float32(layer.gate)), parts.projection(mixer, "v")
-    source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
-    input_map = InputMap(source=source, enter=lambda u, biased: parts.mask_padding(value(u, biased), layer.mask))
-    added = None if bias is None else opened * parts.at_least_float32(bias)
-    return parts.one_path(mixer, layer, input_map, opened * factor, added=added, centred=True)
 
 
 # ---- the whole model while it is read

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from ssmscope.api.results import Result
 from ssmscope.core.ties import descending
@@ -167,6 +168,11 @@ class AttackEffect(Result, kind="effect"):
     @property
     def headline(self) -> str:
         return f"Effect of a change on {self.model_name}: {self.verdict()}"
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import curve
+
+        return curve("distance between the hidden vectors along the text", np.atleast_2d(self.distance)[-1])
 
     def to_frame(self) -> pd.DataFrame:
         """A row per side, layer and token. Columns: side ("before", "after"), layer ("mean" for the average; the layers

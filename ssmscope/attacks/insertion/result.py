@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
@@ -115,6 +116,12 @@ class InsertionSweep(Result, kind="insertion"):
             f"Insertion sweep of {model}: accuracy {self.clean.value:.3f} clean, {_where(curve)}, "
             f"{self.worst.value:.3f} where {choice} may differ by example"
         )
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import curve
+
+        lines = [[place.accuracy.value for place in one.places] for one in self.shown[:2]]
+        return curve("accuracy with the phrase at each place", *lines)
 
     def to_frame(self) -> DataFrame:
         """A row for the clean texts, and per phrase one for every place and one for the worst of each example. Columns:

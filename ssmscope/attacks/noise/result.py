@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
@@ -94,6 +95,12 @@ class NoiseCurve(Result, kind="noise"):
             f"Typing errors on {self.model_name}: accuracy {self.clean.value:.3f} clean, {most.accuracy.value:.3f} "
             f"with {most.share}"
         )
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import curve
+
+        found = [self.clean, *(one.accuracy for one in self.levels)]
+        return curve("accuracy by rate of typing errors", [one.value for one in found])
 
     def to_frame(self) -> DataFrame:
         """A row for the clean texts, each rate, and the average over the rates. Columns: part ("clean", "rate",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from markupsafe import Markup
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
@@ -92,6 +93,12 @@ class StateOverflow(Result, kind="overflow"):
             f"{self.curves[0].points[-1].tokens:,} tokens of it {' and '.join(last)} the text; chance "
             f"{self.chance:.3f}"
         )
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import curve
+
+        lines = [[point.accuracy.value for point in one.points] for one in self.curves]
+        return curve("accuracy by length of the filler", *lines)
 
     def to_frame(self) -> DataFrame:
         """A row per place and length. Columns: where, tokens, added, accuracy, drop (relative, in percent), log_odds,

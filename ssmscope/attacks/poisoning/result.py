@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
@@ -166,6 +167,11 @@ class StatePoisoning(Result, kind="poison"):
                 cells |= {"flipped": Cell(attack.flipped), f"AUROC, {detector}": Cell(alarm.auroc)}
                 lines.append(Line((label, NAMES[attack.name]), cells, attack.name))
         return table(("model", "trigger"), lines, more=("survival", "accuracy"), less=("flipped",))
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import bars
+
+        return bars("survival under each trigger", [one.survival.value for one in self.victims[0].attacks])
 
     def to_frame(self) -> DataFrame:
         """A row per model and attack, "clean" first. Columns: model, attack, trigger, value (on the texts of the

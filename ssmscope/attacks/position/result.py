@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
@@ -109,6 +110,11 @@ class PositionBias(Result, kind="position"):
             f"{self.unit} of {number} replaced by {self.replaced_by}"
         )
         return told + _worst(self, lambda one: as_share(one.accuracy.value))
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import bars
+
+        return bars("drop by region", [one.drop.value for one in self.regions])
 
     def to_frame(self) -> DataFrame:
         """A row for the clean inputs, each region, their averages, and each window. Columns: part, region, start, stop,

@@ -28,10 +28,10 @@ from ssmscope.api.options import (
 )
 from ssmscope.attacks.names import (
     FROM_PROMPTBENCH,
-    PROMPT,
     PROMPTBENCH,
     SEMANTIC,
     check_asked,
+    on_prompts,
 )
 from ssmscope.errors import InputError
 
@@ -80,8 +80,8 @@ def prompt_attack(
     *,
     attacks: Annotated[
         Sequence[str],
-        f"{', '.join(PROMPT)}, {SEMANTIC}; PromptBench's own code as {FROM_PROMPTBENCH[0]}.",
-        OneOf("attacks.names:PROMPT", (SEMANTIC, *FROM_PROMPTBENCH)),
+        f"{', '.join(on_prompts())}, {SEMANTIC}; PromptBench's own code as {FROM_PROMPTBENCH[0]}.",
+        OneOf("attacks.names:on_prompts", (SEMANTIC, *FROM_PROMPTBENCH)),
     ] = PAPER,
     template: Annotated[
         str | Sequence[str] | None, "A prompt with {content}; may be repeated. By default those of DATA.", REPEATED

@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ssmscope.attacks.names import PROMPTBENCH, PROMPTBENCH_PREFIX, SUFFIXES
+from ssmscope.attacks.names import ATTACKS, PROMPTBENCH, PROMPTBENCH_PREFIX
 from ssmscope.attacks.offline import stopwords_given, textattack
 from ssmscope.attacks.prompts.search import Judge, drawn_from
 from ssmscope.attacks.recipes import Recipe
@@ -40,7 +40,9 @@ def version() -> str:
 def _breaks_content(name: str, template: str) -> bool:
     """Return True if the placeholder is the last word, after which PromptBench puts a suffix, inside the braces. It
     cannot fill such a prompt itself."""
-    return _bare(name) in SUFFIXES and not any(letter.isalnum() for letter in template.partition(CONTENT)[2])
+    return bool(ATTACKS[_bare(name)].suffixes) and not any(
+        letter.isalnum() for letter in template.partition(CONTENT)[2]
+    )
 
 
 def attacked(each: Recipe, template: str, judge: Judge, *, words: Sequence[str], seed: int) -> tuple[str, int] | None:

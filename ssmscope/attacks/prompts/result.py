@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int
+from markupsafe import Markup
 
 from ssmscope.api.results import Result
 from ssmscope.attacks.closing import percent, tidy
@@ -156,6 +157,11 @@ class PromptAttack(Result, kind="prompts"):
     @property
     def queries_made(self) -> str:
         return f"{self.cost.asked:,} filled prompts, {self.cost.run:,} of them run"
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import bars
+
+        return bars("drop by attack", [one.drop.value for one in self.attacks])
 
     def to_frame(self) -> DataFrame:
         """A row for each attack and template, and for each attack its average over templates and its worst template.

@@ -29,7 +29,7 @@ from ssmscope.api.options import (
     Seed,
     Template,
 )
-from ssmscope.attacks.names import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS, WORDS, check_asked
+from ssmscope.attacks.names import ACTIVE, ATTACKS, CANDIDATES, HOTFLIP, HOTFLIP_OPTIONS, check_asked, on_words
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ def check_words(*, recipe: str, **options: Any) -> None:
     """Raise InputError for options of another attack, and for templates or label words that are not usable."""
     check_asked(**options)
     declared = inspect.signature(word_attack).parameters
-    for name in dict.fromkeys(name for names in OPTIONS.values() for name in names):
-        if options[name] != declared[name].default and name not in OPTIONS.get(recipe, ()):
-            whose = " and ".join(other for other, names in OPTIONS.items() if name in names)
+    read = {HOTFLIP: HOTFLIP_OPTIONS, **{name: ATTACKS[name].options for name in on_words()}}
+    for name in dict.fromkeys(name for names in read.values() for name in names):
+        if options[name] != declared[name].default and name not in read[recipe]:
+            whose = " and ".join(other for other, names in read.items() if name in names)
             raise InputError(f"{name} is an option of {whose}; {recipe} has none of that name: leave it out")
 
 
@@ -67,8 +68,8 @@ def word_attack(
     *,
     recipe: Annotated[
         str,
-        f"{', '.join(WORDS)}, or {HOTFLIP} (white box).",
-        OneOf("attacks.names:WORDS", (HOTFLIP,)),
+        f"{', '.join(on_words())}, or {HOTFLIP} (white box).",
+        OneOf("attacks.names:on_words", (HOTFLIP,)),
         Metavar("NAME"),
     ] = "deepwordbug",
     template: Template = None,
@@ -139,7 +140,7 @@ def word_attack(
     classes = class_ids(model, data) if model.is_classifier else word_ids(data, answers)
     prompt = Template(CONTENT if template is None else template)
     # A missing resource is reported before the model runs.
-    given = {name: own[name] for name in OPTIONS.get(recipe, ())}
+    given = {name: own[name] for name in (HOTFLIP_OPTIONS if recipe == HOTFLIP else ATTACKS[recipe].options)}
     attack = recipes.recipe(recipe, flavour="words", **given) if recipe != HOTFLIP else None
     rows = sampled_rows(len(data), limit, seed)
     data, labels = data.take(rows), classes[rows].tolist()

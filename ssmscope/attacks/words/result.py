@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from markupsafe import Markup
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, estimate, estimates, ratio, resampled_sums
@@ -156,6 +157,11 @@ class WordAttack(Result, kind="words"):
     def queries_made(self) -> str:
         gradients = sum(each.gradients for each in self.examples)
         return f"{sum(each.queries for each in self.examples):,} texts and {gradients:,} gradients"
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import curve
+
+        return curve("accuracy by number of changed words", self.curve[:, 0])
 
     def to_frame(self) -> DataFrame:
         """A row per example. Columns: row (in the data, from 0), status, label, clean, answer (classes: the true one,

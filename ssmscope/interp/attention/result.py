@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
@@ -170,6 +171,12 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
                 near = did_you_mean(value, known)
                 raise InputError(f"text {text} has no map of {name} {value!r}; allowed are {shown or 'none'}{near}")
         raise InputError(f"text {text} has no map of {', '.join(f'{n} {value!r}' for n, value in wanted.items())}")
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import small_map
+
+        values = self.texts[0].maps[0].values
+        return small_map("implicit attention of the first map", values) if values.ndim == 2 else super().sketch(at)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per text, map, query and key, with the `KEYS_PER_QUERY` strongest keys of every query.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from markupsafe import Markup
 from torch import Tensor
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
@@ -182,6 +183,11 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
                 return each
         hint = did_you_mean(str(method), self.methods)
         raise InputError(f"there is no method {method!r} in this result; allowed are {', '.join(self.methods)}{hint}")
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import strips_of
+
+        return strips_of("tokens of the first texts by score", self.token_rows())
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per text, method and token: columns model, text, position, token, word, method, score, in_top.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
@@ -140,6 +141,12 @@ class Fidelity(Result, kind="fidelity"):
         means = self.estimates[:-1, place, 0]
         best = highest(means if more_is_better(measure) else -means)
         return tuple(name for name, first in zip(self.methods, best) if first)
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import curve
+
+        what = "output while tokens are hidden, the most relevant and (dashed) the least relevant first"
+        return curve(what, *self.curve[0, :, :, 0])
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per method (and "random") and measure: columns method, measure, value, low, high (the 95 %

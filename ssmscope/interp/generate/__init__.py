@@ -9,7 +9,7 @@ from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TOKEN_MODEL, Texts
 from ssmscope.api.options import REPEATED, Metavar, OneOf, Range, Seed, Top
 from ssmscope.errors import InputError
-from ssmscope.interp.methods import METHODS, MethodOptions, bind_methods, check_methods
+from ssmscope.interp.methods import CAPTUM_METHODS, METHODS, MethodOptions, bind_methods, check_methods
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model, TextsLike
@@ -51,7 +51,7 @@ def generate(
         Sequence[str] | Mapping[str, Callable[..., Any]] | None,
         f"Also attribute every written token, by methods of explanation: {', '.join(METHODS)}, and captum's as "
         "captum:KernelShap.",
-        OneOf("interp.methods:NAMES"),
+        OneOf("interp.methods:METHODS", CAPTUM_METHODS),
         Metavar("A,B,…"),
     ] = None,
     contrast: Annotated[

@@ -44,6 +44,7 @@ def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
     reads=Texts(data=check_reads),
     question="What is in its memory?",
     pair="interp.paired:pair",
+    kinds=("heatmap", "heatmap-data"),
     check=check_heatmap,
     sharded=True,
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from ssmscope.api.results import OverTexts, Result
 from ssmscope.core.bootstrap import Estimate
@@ -217,6 +218,11 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
             for rank, entry in enumerate(text.top(k), start=1)
         ]
         return pd.DataFrame(rows, columns=["text", "rank", "position", "token", "score"])
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import strips_of
+
+        return strips_of("tokens of the first texts by score", self.token_rows())
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per text, layer and token: columns model, text, position, token, word, layer, head, score,

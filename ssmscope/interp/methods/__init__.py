@@ -13,49 +13,49 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.options import REPEATED, Metavar, OneOf
 from ssmscope.core.progress import on_stderr
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.core.registry import Registry
+from ssmscope.errors import InputError, did_you_mean, index_of
 from ssmscope.interp.methods.captum_names import CAPTUM, LLM
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.interp.explain.result import Method, Scores
 
-METHOD_FUNCTIONS = {
-    "ig": "integrated:ig",
-    "gradxinput": "gradients:gradxinput",
-    "smoothgrad": "gradients:smoothgrad",
-    "gradcam": "gradients:gradcam",
-    "lrp": "lrp:lrp",
-    "occlusion": "memory:occlusion",
-    "attention-rollout": "memory:attention_rollout",
-    "attention-gradient": "memory:attention_gradient",
-    "survival": "memory:survival",
-    "self-retention": "memory:self_retention",
-    "self-write": "memory:self_write",
-    "random": "memory:random",
-}
-"""Modules and functions of the built-in methods."""
-METHODS = tuple(METHOD_FUNCTIONS)
-"""Names of the built-in methods."""
+METHODS: Registry[Callable[..., Any]] = Registry(
+    "method",
+    "ssmscope.methods",
+    {
+        "ig": f"{__name__}.integrated:ig",
+        "gradxinput": f"{__name__}.gradients:gradxinput",
+        "smoothgrad": f"{__name__}.gradients:smoothgrad",
+        "gradcam": f"{__name__}.gradients:gradcam",
+        "lrp": f"{__name__}.lrp:lrp",
+        "occlusion": f"{__name__}.memory:occlusion",
+        "attention-rollout": f"{__name__}.memory:attention_rollout",
+        "attention-gradient": f"{__name__}.memory:attention_gradient",
+        "survival": f"{__name__}.memory:survival",
+        "self-retention": f"{__name__}.memory:self_retention",
+        "self-write": f"{__name__}.memory:self_write",
+        "random": f"{__name__}.memory:random",
+    },
+)
+"""Methods by name: functions of an `Objective` and keyword options; installed packages add theirs."""
 DEFAULT_METHODS = ("lrp", "gradxinput", "survival")
 """Methods used by default, except those that a model refuses."""
 CAPTUM_PREFIX = "captum:"
-NAMES = (*METHODS, *(f"{CAPTUM_PREFIX}{each}" for each in CAPTUM))
-"""Names of all methods, captum's included."""
+CAPTUM_METHODS = tuple(f"{CAPTUM_PREFIX}{each}" for each in CAPTUM)
 
 
 def method_function(name: str) -> Callable[..., Scores]:
     """Import the function of a method."""
-    if name not in NAMES:
-        raise InputError(f"unknown method {name!r}; allowed are {', '.join(NAMES)}{did_you_mean(str(name), NAMES)}")
-    if name.startswith(CAPTUM_PREFIX):
+    if str(name).startswith(CAPTUM_PREFIX):
+        index_of("method", name, CAPTUM_METHODS)
         from ssmscope.interp.methods import captum_llm, from_captum
 
         name = name.removeprefix(CAPTUM_PREFIX)
         run = captum_llm.attributed_by_tokens if name in LLM else from_captum.attributed
         return from_captum.captum_method(name, run)
-    module, _, function = METHOD_FUNCTIONS[name].partition(":")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), function)
+    return METHODS[name]
 
 
 def bind_method(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Method:
@@ -75,7 +75,7 @@ Methods = Annotated[
     Sequence[str] | Mapping[str, Callable[..., Any]] | None,
     f"Methods of explanation: {', '.join(METHODS)}, and captum's as captum:KernelShap; by default those of "
     f"{','.join(DEFAULT_METHODS)} that fit the model.",
-    OneOf("interp.methods:NAMES"),
+    OneOf("interp.methods:METHODS", CAPTUM_METHODS),
     Metavar("A,B,…"),
 ]
 MethodOptions = Annotated[

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
@@ -48,6 +49,11 @@ class SanityCheck(Result, kind="sanity"):
         """Return the mean correlation once this part and those above it are randomised."""
         places = index_of("method", method, self.methods), index_of("part", part, self.parts)
         return Estimate(*self.estimates[(*places, index_of("measure", measure, tuple(MEASURES)))].tolist())
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import curve
+
+        return curve("likeness of explanations as weights are randomised", self.estimates[0, :, 0, 0])
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per method, part and measure: columns method, randomised (how many parts), part (the newest of

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from ssmscope.probes.checkpoints.result import StabilityTable
 
 
-@analysis("checkpoints", question="Which of many checkpoints are stable?", several=True, loads=False)
+@analysis(
+    "checkpoints",
+    kinds=("stability-table",),
+    question="Which of many checkpoints are stable?",
+    several=True,
+    loads=False,
+)
 def stability_table(
     checkpoints: str | os.PathLike[str] | Model | Sequence[str | os.PathLike[str] | Model],
     *,

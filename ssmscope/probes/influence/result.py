@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -129,6 +130,11 @@ class Influence(Result, kind="influence"):
             columns |= {name + end: values[:, at] for at, end in enumerate(("", "_low", "_high"))}
         columns |= {f"q{round(100 * q):02d}": reach.quantiles[:, at] for at, q in enumerate(QUANTILES)}
         return pd.DataFrame({**columns, "error": reach.error, "noisy": reach.noisy})
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import curve
+
+        return curve("share of the influence held by distance", self.output.within[:, 0])
 
     def to_frame(self) -> pd.DataFrame:
         """Return everything as a row per number: columns part, place, distance, measure, value, low, high, count. First

@@ -140,7 +140,7 @@ def fit_lens(
         raise KeyboardInterrupt("the same command continues from the last checkpoint") from None
 
 
-@analysis("lens show", reads=Texts(most=2048), question="What would it answer earlier?")
+@analysis("lens show", reads=Texts(most=2048), kinds=("trajectory",), question="What would it answer earlier?")
 def trajectory(
     model: Model | None,
     texts: TextsLike,

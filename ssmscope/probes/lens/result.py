@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -218,6 +219,12 @@ class Trajectory(Result, kind="trajectory"):
     @property
     def headline(self) -> str:
         return f"Answers by layer of {self.model_name}: {self.verdict()}"
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import curve
+
+        last = self.texts[0].answer_probability[:, -1]
+        return curve("probability of the answer by layer", last, ends=(0.0, 1.0))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per text, position and layer. Columns: text and position (from 0), token, layer (0 the

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
@@ -113,6 +114,11 @@ class TokenLoss(Result, kind="loss"):
             for quantity, found in zip(quantities, (one.mean, one.slope, *one.bins))
         ]
         return pd.DataFrame(rows, columns=["name", "quantity", "value", "low", "high"])
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import curve
+
+        return curve("loss by position", self.curves[at, :, 0])
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per model and position of its curve: columns model, position, loss (smoothed) with its 95 %

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
@@ -153,6 +154,11 @@ class Stability(Result, kind="stability"):
     def unit(self) -> str:
         """Noun for `layers`: "layers", or "recurrences" if some layer has several."""
         return "recurrences" if any(layer.parts > 1 for layer in self.layers) else "layers"
+
+    def sketch(self, at: int = 0) -> Markup:
+        from ssmscope.render.sketches import curve
+
+        return curve("norm of the states by position", self.norms[-1, :, 0])
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per layer, or per recurrence of it. Columns: layer, part (index among the layer's recurrences),

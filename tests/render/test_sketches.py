@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 
+from ssmscope.api.results import Result
+from ssmscope.attacks.position.result import PositionBias
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import TokenRow
-from ssmscope.reports.sketches import HEIGHT, WIDTH, bars, curve, sketch, small_map, strips
+from ssmscope.render.sketches import HEIGHT, WIDTH, bars, curve, small_map, strips
 
 
 def points(drawn: Markup) -> list[tuple[float, float]]:
@@ -57,7 +59,7 @@ def test_a_map_leaves_out_what_is_nearly_nothing():
 
 
 def test_a_kind_without_a_picture_has_none():
-    assert sketch(SimpleNamespace(kind="evaluate")) == ""
+    assert Result.sketch(SimpleNamespace()) == ""
     regions = [SimpleNamespace(drop=Estimate(drop, 0, 1)) for drop in (0.1, 0.4)]
-    low, high = rects(sketch(SimpleNamespace(kind="position", regions=regions)))
+    low, high = rects(PositionBias.sketch(SimpleNamespace(regions=regions)))
     assert float(high["height"]) == pytest.approx(4 * float(low["height"]), abs=0.3)

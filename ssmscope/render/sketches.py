@@ -1,32 +1,18 @@
-"""Small pictures of results for a report's summary: lines, bars, strips of coloured tokens, and small maps."""
+"""Small pictures for the summary of a report: lines, bars, strips of coloured tokens, and small maps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from markupsafe import Markup
 
-from ssmscope.render.blocks import TokenRow
+from ssmscope.render.blocks import TokenRow, TokenRows
 from ssmscope.render.colours import BLUES, ramp, signed_shades
 
 WIDTH, HEIGHT, LINE = 120, 26, 8
 """Size of a picture in pixels, and the height of a strip."""
 MAX_STRIPS, MAX_CELLS = 3, 40
-
-
-def sketch(result: Any, at: int = 0) -> Markup:
-    """Draw a result's small picture; nothing for a kind without one.
-
-    Args:
-        at: number of the model among those of the result.
-    """
-    draw = _SKETCHES.get(result.kind)
-    return Markup("") if draw is None else draw(result, at)
-
-
-# ---- pictures
 
 
 def curve(what: str, *lines: Sequence[float], ends: tuple[float, float] | None = None) -> Markup:
@@ -74,6 +60,12 @@ def strips(what: str, rows: Sequence[TokenRow]) -> Markup:
     return _svg(what, min(len(rows), MAX_STRIPS) * (LINE + 1), parts)
 
 
+def strips_of(what: str, block: TokenRows) -> Markup:
+    """Draw the first row of each text of a block; nothing for pictures."""
+    shown = [text.rows[0] for text in block.texts if text.pixels is None and len(text.rows)]
+    return strips(what, shown) if shown else Markup("")
+
+
 def small_map(what: str, values: np.ndarray) -> Markup:
     """Draw a map of the first rows and columns, white at 0."""
     shown = np.nan_to_num(values[:MAX_CELLS, :MAX_CELLS].astype(np.float64))
@@ -98,71 +90,3 @@ def _svg(what: str, height: int, parts: Markup) -> Markup:
     return Markup(
         '<svg class="sketch" role="img" aria-label="{}" width="{}" height="{}" viewBox="0 0 {} {}">{}</svg>'
     ).format(what, WIDTH, height, WIDTH, height, parts)
-
-
-# ---- kinds
-
-
-def _tokens(what: str) -> Callable[[Any, int], Markup]:
-    def draw(result: Any, at: int) -> Markup:
-        texts = result.token_rows().texts
-        shown = [text.rows[0] for text in texts if text.pixels is None and len(text.rows)]
-        return strips(what, shown) if shown else Markup("")
-
-    return draw
-
-
-def _attention(result: Any, at: int) -> Markup:
-    values = result.texts[0].maps[0].values
-    return small_map("implicit attention of the first map", values) if values.ndim == 2 else Markup("")
-
-
-def _values(found: Sequence[Any]) -> list[float]:
-    return [one.value for one in found]
-
-
-def _loss(result: Any, at: int) -> Markup:
-    return curve("loss by position", result.curves[at, :, 0])
-
-
-def _insertion(result: Any, at: int) -> Markup:
-    lines = [_values([place.accuracy for place in curve_.places]) for curve_ in result.shown[:2]]
-    return curve("accuracy with the phrase at each place", *lines)
-
-
-_SKETCHES: Mapping[str, Callable[[Any, int], Markup]] = {
-    "heatmap": _tokens("tokens of the first texts by score"),
-    "explain": _tokens("tokens of the first texts by score"),
-    "attention": _attention,
-    "effect": lambda result, at: curve(
-        "distance between the hidden vectors along the text", np.atleast_2d(result.distance)[-1]
-    ),
-    "trajectory": lambda result, at: curve(
-        "probability of the answer by layer", result.texts[0].answer_probability[:, -1], ends=(0.0, 1.0)
-    ),
-    "stability": lambda result, at: curve("norm of the states by position", result.norms[-1, :, 0]),
-    "influence": lambda result, at: curve("share of the influence held by distance", result.output.within[:, 0]),
-    "fidelity": lambda result, at: curve(
-        "output while tokens are hidden, the most relevant and (dashed) the least relevant first",
-        *result.curve[0, :, :, 0],
-    ),
-    "sanity": lambda result, at: curve(
-        "likeness of explanations as weights are randomised", result.estimates[0, :, 0, 0]
-    ),
-    "position": lambda result, at: bars("drop by region", _values([one.drop for one in result.regions])),
-    "words": lambda result, at: curve("accuracy by number of changed words", result.curve[:, 0]),
-    "prompts": lambda result, at: bars("drop by attack", _values([one.drop for one in result.attacks])),
-    "noise": lambda result, at: curve(
-        "accuracy by rate of typing errors", _values([result.clean, *(one.accuracy for one in result.levels)])
-    ),
-    "overflow": lambda result, at: curve(
-        "accuracy by length of the filler",
-        *(_values([point.accuracy for point in one.points]) for one in result.curves),
-    ),
-    "insertion": _insertion,
-    "poison": lambda result, at: bars(
-        "survival under each trigger", _values([one.survival for one in result.victims[0].attacks])
-    ),
-    "loss": _loss,
-}
-"""Function that draws each kind."""
