@@ -159,11 +159,7 @@ class Result(ABC):
         return self.headline
 
     def sketch(self, at: int = 0) -> Markup:
-        """Return the small picture of a report's summary; by default none.
-
-        Args:
-            at: number of the model among those of the result.
-        """
+        """Return the small picture of model number `at` for a report's summary; by default none."""
         return Markup("")
 
     @property

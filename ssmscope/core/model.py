@@ -170,8 +170,7 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """Hash over the configuration, every weight and the adapters' settings, 16 hexadecimal digits. Raises
-        InputError for weights that are not in memory, NaN or infinite."""
+        """Hash over configuration, weights and adapters; InputError if weights are NaN, infinite or not in memory."""
         return self.source_of()["fingerprint"]
 
     @property
@@ -193,8 +192,7 @@ class Model:
             "fingerprint": hashed[1],
             "dtype": str(next(self.module.parameters()).dtype).removeprefix("torch."),
             "device": self.device.type,
-            **({"edits": edits} if edits else {}),
-            **({"labels": list(self.class_names)} if self.class_names is not None else {}),
+            **({"edits": edits} if edits else {}) | ({"labels": list(self.class_names)} if self.class_names else {}),
         }
 
     @out_of_inference()
