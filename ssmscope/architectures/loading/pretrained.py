@@ -66,8 +66,8 @@ def read_transformers(
 ) -> nn.Module:
     """Return the model of a directory, given the checked `fields` of its config.json, the headers of an `adapter` for
     it, and the quantization_config of quantised weights, which are read dequantised. With an adapter it is the model
-    that this was trained on, a multimodal one too. Raises InputError if the files do not fit, or no state-space layer
-    can be read."""
+    that this was trained on, a multimodal one or the language model within. Raises InputError if the files do not fit,
+    or no state-space layer can be read."""
     kind = fields["model_type"]
     stored.check_other_layouts(where, name)
     files = stored.weight_files(where)
@@ -143,7 +143,7 @@ def read_transformers(
     if dtype == torch.float64:
         _widen(module, read)
     if adapter is not None:
-        return module
+        return module if _has_parts(module, adapter) else language_model_of(module)
     return OwnModel(module, "") if auto is transformers.AutoModel else language_model_of(module)
 
 

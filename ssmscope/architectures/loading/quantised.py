@@ -29,7 +29,7 @@ def dequantised(module: nn.Module) -> nn.Module:
     dtype = torch.float32 if table is None else table.weight.dtype
     memo = {id(part): _plain(part, found[id(part)], dtype) for part in module.modules() if id(part) in found}
     copied: Any = copy.deepcopy(module, memo)
-    for name in ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "hf_quantizer"):
+    for name in ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "hf_quantizer", "quantization_method"):
         vars(copied).pop(name, None)
     if hasattr(copied, "config"):
         vars(copied.config).pop("quantization_config", None)
