@@ -77,7 +77,8 @@ def test_every_layer_and_reader_of_the_table_exists():
     for (module, layer), reader in READERS.items():
         if not module.startswith("transformers.") or find_spec(module.rpartition(".")[0]) is not None:
             assert issubclass(getattr(import_module(module), layer), nn.Module)
-            assert {"compute_terms", "output", "linearized"} <= set(dir(import_module(reader)))
+            defined = set(dir(import_module(reader)))
+            assert "compute_terms" in defined and ("FORM" in defined or {"output", "linearized"} <= defined)
     assert {"granitemoehybrid", "falcon_h1", "jamba", "zamba", "zamba2", "qwen3_next"} <= set(EXAMPLES)
 
 
