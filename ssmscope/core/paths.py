@@ -48,10 +48,9 @@ class InputMap:
     def values(self, source: Channels, biased: bool) -> Channels:
         """Return activation ⊙ (kernel ∗ source), with bias and tail if `biased`."""
         if (kernel := self.kernel) is not None:
-            tail = self.tail if biased else None
-            source = along(self.order, lambda t: convolved(t, kernel, tail, self.taps), source)
-            if biased and self.bias is not None:
-                source = source + self.bias
+            tail, bias = (self.tail, self.bias) if biased else (None, None)
+            bias = None if bias is None else bias.to(source.dtype)
+            source = along(self.order, lambda t: convolved(t, kernel, tail, self.taps, bias), source)
         return source if self.activation is None else source * self.activation
 
 

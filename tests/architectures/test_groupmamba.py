@@ -208,7 +208,7 @@ def test_a_module_that_keeps_its_own_state_is_the_base_models(base):
     u = torch.randn(2, 9, 64).double()
     with torch.no_grad():
         nn.init.eye_(mixer.attention.W_V)
-        expected = BASE_MODELS[base][0].output(mixer, BASE_MODELS[base][0].compute_terms(mixer, u[..., -16:]))
+        expected = BASE_MODELS[base][0].FORM.output(mixer, BASE_MODELS[base][0].compute_terms(mixer, u[..., -16:]))
         assert relative(mixer(u[..., -16:]), expected) < 1e-12
         assert relative(mixer(u), expected) > 1e-2
 
@@ -238,7 +238,7 @@ def test_the_layer_is_a_matrix(base):
                     kept = one.log_decay(s + 1, t + 1).sum(1).exp()
                     L[:, :, t, s] = (c[:, t] * kept * one.delta[:, s, :, None] * b[:, s]).sum(-1)
             y = y + alpha[..., j] * torch.einsum("bhts,bshp->bthp", L, one.x)
-        made = BASE_MODELS[base][0].output(mixer, layer, (ops.Scan(y, r.x, None),))
+        made = BASE_MODELS[base][0].FORM.output(mixer, layer, (ops.Scan(y, r.x, None),))
         assert relative(made, groupmamba.output(mixer, layer)) < 1e-11
 
 

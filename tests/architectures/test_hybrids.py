@@ -66,10 +66,11 @@ def test_a_hooked_convolution_is_read_from_what_it_computes():
     """The numbers of channels, positions and taps all differ."""
     mixer = mixers(loud(random_example("recurrent_gemma")))[0]
     handle = mixer.conv_1d.register_forward_hook(lambda module, args, y: 1.5 * y)
-    weight, bias = recurrent_gemma._convolution(mixer, torch.randn(2, 7, mixer.conv_1d.in_channels))
+    layer = recurrent_gemma.compute_terms(mixer, torch.randn(2, 7, mixer.linear_x.in_features))
+    read = recurrent_gemma.FORM.input_map(mixer, layer)
     handle.remove()
-    torch.testing.assert_close(weight, 1.5 * mixer.conv_1d.weight)
-    torch.testing.assert_close(bias, 1.5 * mixer.conv_1d.bias)
+    torch.testing.assert_close(read.kernel, 1.5 * mixer.conv_1d.weight[:, 0].flip(-1))
+    torch.testing.assert_close(read.bias, 1.5 * mixer.conv_1d.bias)
 
 
 def test_every_layer_and_reader_of_the_table_exists():

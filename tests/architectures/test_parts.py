@@ -129,12 +129,14 @@ def test_gated_norms_are_known_by_what_they_compute() -> None:
         read()
 
 
-def test_a_norm_that_adds_a_bias_is_refused() -> None:
-    """Its layer's map has no place for it."""
-    mixer = of("mamba2")
+def test_what_a_hook_adds_to_a_norm_is_in_the_map() -> None:
+    mixer = of("mamba2").double().eval()
     mixer.norm.register_forward_hook(lambda norm, args, y: y + 1)
-    with pytest.raises(InputError, match="^Mamba2Mixer.norm of layer 0, .* adds a bias, .*: remove the hook"):
-        parts.norm_weight(mixer, "norm", ())
+    with torch.no_grad(), TrueFloat64():
+        layer = mamba2.compute_terms(mixer, torch.randn(1, 5, mixer.in_proj.in_features, dtype=torch.float64))
+        own, block = mamba2.FORM.output(mixer, layer), mamba2.FORM.linearized(mixer, layer)
+        assert relative(block.matvec(block.u) + block.bias, own) < 1e-9
+        assert relative(block.rest, mixer.out_proj(torch.ones_like(layer.gate)).expand_as(block.rest)) < 1e-9
 
 
 def test_layers_are_named_by_their_number() -> None:

@@ -58,9 +58,11 @@ def mean_decay(r: ops.Recurrence) -> torch.Tensor:
     if not isinstance(r, ops.DeltaRecurrence):
         return r.log_decay().exp().mean((2, 3))
     transition = torch.diag_embed(r.log_a.exp().expand(*r.beta.shape, r.b.shape[-1]))
-    for e, along in r.removals():
-        removed = r.beta[..., None, None] * e.unsqueeze(-1) @ along.unsqueeze(-2)
-        transition = transition @ (torch.eye(e.shape[-1]) - removed)
+    for number, (e, along) in enumerate(r.removals()):
+        removed = (
+            r.beta[..., None, None] * e.unsqueeze(-1) @ along.unsqueeze(-2)
+        )  # The first looks up before the decay.
+        transition = transition @ (torch.eye(e.shape[-1]) - removed) if number else transition - removed
     return torch.linalg.eigvals(transition).real.mean((2, 3))
 
 

@@ -25,7 +25,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2RMSNor
 
 from ssmscope.architectures.own.generation import base_of, variant
 from ssmscope.architectures.read import mamba2, parts
-from ssmscope.core.forms import opened_by
+from ssmscope.core.forms import norm_of, opened_by
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, did_you_mean
@@ -276,8 +276,8 @@ def _sub_norm(mixer: Subtraction, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factor of the norm after the subtraction, (batch, length), and with its weights, shaped as `y`."""
     if mixer.sub_norm is None:
         return torch.ones_like(y[..., 0]), torch.ones_like(y)
-    factor = parts.rms_factor(y, mixer.sub_norm.variance_epsilon)
-    return factor[..., 0], factor * parts.norm_weight(mixer, "sub_norm", Mamba2RMSNorm)
+    norm = norm_of(mixer, "sub_norm")
+    return parts.rms_factor(y, norm.eps)[..., 0], norm.factor(y)
 
 
 def _s6_linearized(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor, outside: float) -> LinearizedLayer:
@@ -287,8 +287,7 @@ def _s6_linearized(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Ten
     _, subtracted = _sub_norm(mixer, first + weight * second)
     z = parts.at_least_float32(layer.gate)
     opened, gate_map = mixer.act(z), opened_by(parts.projection(mixer, "in_proj", slice(0, inner)), mixer.act, z)
-    norm = parts.rms_factor((first + weight * second) * subtracted * opened, mixer.norm.variance_epsilon)
-    factor = subtracted * norm * parts.norm_weight(mixer, "norm", Mamba2RMSNorm)
+    factor = subtracted * norm_of(mixer, "norm").factor((first + weight * second) * subtracted * opened)
     output_map = OutputMap(
         lambda v: outside * project(v, False), gate=opened * factor, scale=outside, gate_map=gate_map, factor=factor
     )

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import transformers
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import silu
 from transformers.activations import ACT2FN
 
-from ssmscope.core.affine import agrees_with_weight, convolved, depthwise, norm_terms, unreadable
+from ssmscope.core.affine import agrees_with_weight, convolved, depthwise
 from ssmscope.core.forms import Norm, named
 from ssmscope.core.forms import at_least_float32 as at_least_float32
 from ssmscope.core.forms import constant as constant
@@ -146,18 +146,7 @@ def _check_weight_is_all(mixer: Any, name: str) -> None:
         )
 
 
-def norm_weight(mixer: Any, name: str, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Tensor:
-    """Return the weight of a mixer's norm, in at least float32. Raise InputError if it is not a norm of this `kind`, or
-    adds a bias."""
-    norm = getattr(mixer, name)
-    found = norm_terms(norm, kind, named(mixer, name))
-    if found.bias is not None:
-        raise unreadable(norm, named(mixer, name), "adds a bias, which this layer's norm has not")
-    assert found.weight is not None
-    return at_least_float32(found.weight)
-
-
-def rms_factor(v: Tensor, eps: float, size: int | None = None) -> Tensor:
+def rms_factor(v: Tensor, eps: float | None, size: int | None = None) -> Tensor:
     """Return 1 / √(mean of v² + eps) over the last dimension, or over groups of `size` in it, in the shape of `v`."""
     return Norm(None, eps=eps, size=size).factor(v)
 
