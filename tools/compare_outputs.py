@@ -26,7 +26,8 @@ def compare(old: Path, new: Path, tolerance: float) -> Iterator[str]:
     """Yield a line for every difference between two recordings.
 
     Numbers of JSON and CSV files may differ by the tolerance, relative to the largest number of the same column, array
-    or JSON path; numbers in printed text by one unit of their last digit.
+    or JSON path; numbers in printed text by one unit of their last digit, or by the tolerance relative to
+    the number itself.
     """
     before, after = files(old), files(new)
     cases = {name.split("/")[0] for name in before} & {name.split("/")[0] for name in after}
@@ -39,7 +40,7 @@ def compare(old: Path, new: Path, tolerance: float) -> Iterator[str]:
             for column in dict.fromkeys((*one, *two)):
                 if said := differing_values(one.get(column, []), two.get(column, []), tolerance):
                     yield f"{name}: {column}: {said}"
-        elif said := differing_text(before[name].read_text(), after[name].read_text()):
+        elif said := differing_text(before[name].read_text(), after[name].read_text(), tolerance):
             yield f"{name}: {said}"
 
 
@@ -114,20 +115,24 @@ def are_arrays(a: Any, b: Any) -> bool:
     return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.shape == b.shape
 
 
-def differing_text(old: str, new: str) -> str:
-    """Return the first line that differs by more than one unit of a number's last digit, or by more than spaces."""
+def differing_text(old: str, new: str, tolerance: float) -> str:
+    """Return the first line that differs by more than spaces, or in a number by more than `nearly` allows."""
     one, two = ([" ".join(line.split()) for line in text.splitlines() if line.strip()] for text in (old, new))
     for a, b in zip(one, two):
         a, b = (JOB.sub("JOB", DURATION.sub("some time", line)).replace("−", "-") for line in (a, b))
-        if NUMBER.sub("#", a) != NUMBER.sub("#", b) or not all(map(nearly, NUMBER.findall(a), NUMBER.findall(b))):
+        if NUMBER.sub("#", a) != NUMBER.sub("#", b) or not all(
+            nearly(*pair, tolerance) for pair in zip(NUMBER.findall(a), NUMBER.findall(b))
+        ):
             return f"{a!r} → {b!r}"
     return "" if len(one) == len(two) else f"{len(one)} lines became {len(two)}"
 
 
-def nearly(a: str, b: str) -> bool:
-    """Return whether two printed numbers are at most one unit of the last digit apart, or both of rounding errors."""
+def nearly(a: str, b: str, tolerance: float) -> bool:
+    """Return whether two printed numbers are at most one unit of the last digit, or the tolerance as a share of the
+    larger one, apart, or both of rounding errors."""
     a, b = a.replace(",", ""), b.replace(",", "")
-    if max(abs(float(a)), abs(float(b))) < 1e-6:
+    larger = max(abs(float(a)), abs(float(b)))
+    if larger < 1e-6 or abs(float(a) - float(b)) <= tolerance * larger:
         return True
     digits, _, exponent = a.partition("e")
     return abs(float(a) - float(b)) <= 1.01 * 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))

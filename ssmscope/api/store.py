@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import traceback
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from ssmscope.api.writing import MAX_NAME_BYTES, check_writable, write_errors_explained
@@ -35,25 +33,27 @@ class Store:
 
     def __init__(self, file: str | Path | None) -> None:
         self.file = None if file is None else Path(file)
-        self._connection: sqlite3.Connection | None = None
         if self.file is not None:
             _check_file(self.file)
-            self._opened(make=False)
+            with self._opened(make=False):
+                pass
 
-    def _opened(self, *, make: bool) -> sqlite3.Connection | None:
-        """Connect to the file; create it only with `make`. Another process may have created it."""
-        if self._connection is None and self.file is not None and (make or os.path.exists(self.file)):
-            self._connection = _connect(self.file)
-            weakref.finalize(self, self._connection.close)
-        return self._connection
+    @contextmanager
+    def _opened(self, *, make: bool) -> Iterator[sqlite3.Connection | None]:
+        """Connect to the file for one call, in whatever thread it is made; create the file only with `make`. Another
+        process may have created it."""
+        if self.file is None or not (make or os.path.exists(self.file)):
+            yield None
+            return
+        with closing(_connect(self.file)) as connection, errors_told(self.file):
+            yield connection
 
     def _rows(self, columns: str, keys: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
-        connection = self._opened(make=False)
-        for first in range(0, len(keys) if connection is not None else 0, KEYS_PER_QUERY):
-            part = keys[first : first + KEYS_PER_QUERY]
-            with errors_told(self.file):
-                assert connection is not None
+        with self._opened(make=False) as connection:
+            for first in range(0, len(keys) if connection is not None else 0, KEYS_PER_QUERY):
+                part = keys[first : first + KEYS_PER_QUERY]
                 query = f"SELECT {columns} FROM kept WHERE key IN ({','.join('?' * len(part))})"
+                assert connection is not None
                 yield from connection.execute(query, part).fetchall()
 
     def known(self, keys: Sequence[bytes]) -> set[bytes]:
@@ -66,21 +66,22 @@ class Store:
 
     def add(self, values: Mapping[bytes, bytes]) -> None:
         """Store values; those that are stored already stay."""
-        if (connection := self._opened(make=True)) is not None:
-            with errors_told(self.file), _transaction(connection):
-                connection.executemany("INSERT OR IGNORE INTO kept VALUES (?, ?)", values.items())
+        with self._opened(make=True) as connection:
+            if connection is not None:
+                with _transaction(connection):
+                    connection.executemany("INSERT OR IGNORE INTO kept VALUES (?, ?)", values.items())
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Remove values, and the file when none are left."""
-        if (connection := self._opened(make=False)) is not None:
-            with errors_told(self.file), _transaction(connection):
-                connection.executemany("DELETE FROM kept WHERE key = ?", [(key,) for key in keys])
-                (left,) = connection.execute("SELECT count(*) FROM kept").fetchone()
-            if not left:
-                connection.close()
-                self._connection = None
-                assert self.file is not None
-                _remove(self.file)
+        left = 1
+        with self._opened(make=False) as connection:
+            if connection is not None:
+                with _transaction(connection):
+                    connection.executemany("DELETE FROM kept WHERE key = ?", [(key,) for key in keys])
+                    (left,) = connection.execute("SELECT count(*) FROM kept").fetchone()
+        if not left:
+            assert self.file is not None
+            _remove(self.file)
 
 
 @contextmanager
@@ -95,7 +96,6 @@ def removed_if_refused(file: Path) -> Iterator[None]:
         yield
     except InputError as error:
         if not known and isinstance(error.__cause__, None | ValueError | LookupError | TypeError):
-            traceback.clear_frames(error.__traceback__)  # They hold the file open, and Windows deletes no open file.
             _remove(file)
             for place in new:
                 with suppress(OSError):
@@ -130,14 +130,12 @@ def _connect(file: Path) -> sqlite3.Connection:
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if mark != APPLICATION_ID and (mark or tables):
                 raise InputError(f"{file} is a database of another program; give a new file, or a cache of scores")
-            # With these pragmas commits survive a kill of the process without waiting for the disk.
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            with _transaction(connection):
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS kept (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID"
-                )
+            if not tables:
+                with _transaction(connection):
+                    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                    connection.execute(
+                        "CREATE TABLE IF NOT EXISTS kept (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID"
+                    )
         except BaseException:
             connection.close()
             if new:

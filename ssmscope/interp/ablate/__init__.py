@@ -94,7 +94,7 @@ def ablate(
     import numpy as np
 
     from ssmscope.api.results import record_provenance
-    from ssmscope.core.ties import descending, difference
+    from ssmscope.core.ties import descending
     from ssmscope.interp.ablate import measure
     from ssmscope.interp.ablate.result import Ablation
     from ssmscope.interp.scoring import HARM_SIGNS, MEASURES, means_with_intervals, scored_examples
@@ -109,7 +109,7 @@ def ablate(
     runs = measure.AblationRuns(examples, part, by, units, seed, provenance)
     plain, single = runs.single(units)
     halves = np.array_split(np.random.default_rng(seed).permutation(len(examples)), 2)
-    harms = difference(single, plain) * np.array(HARM_SIGNS)
+    harms = (single - plain) * np.array(HARM_SIGNS)
     at = MEASURES.index(metric)
     harm, size = harms[:, halves[0], at].mean(1), np.abs(plain[halves[0], at]).mean()
     order = descending(-harm, float(size)).tolist()

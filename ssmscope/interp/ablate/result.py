@@ -10,7 +10,7 @@ import pandas as pd
 
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
-from ssmscope.core.ties import descending
+from ssmscope.core.ties import OUTPUT_ROUNDING, descending
 from ssmscope.interp.edited_texts import EditedText, text_blocks
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.render.blocks import Block
@@ -98,9 +98,13 @@ class Ablation(Result, kind="ablate"):
     def headline(self) -> str:
         return f"Ablation of {self.many} on {self.model_name}: {len(self.can_go)} of {len(self.units)} can go alone"
 
+    def _harms(self, unit: int) -> bool:
+        """Return True unless the interval of the harm ends at 0, up to rounding, or below."""
+        return not self.harm(unit).low <= OUTPUT_ROUNDING * abs(self.mean().value)
+
     def verdict(self, at: int = 0) -> str:
         start, most = f"{len(self.can_go)} of {len(self.units)} {self.many} can go alone", self.ranked[0]
-        if self.harm(most).low <= 0:
+        if not self._harms(most):
             return f"{start}; none clearly does harm"
         return f"{start}; most harm: {self.units[most].name}, {self.metric} worse by {with_interval(self.harm(most))}"
 
@@ -130,7 +134,7 @@ class Ablation(Result, kind="ablate"):
             cells = {
                 result.metric: Cell(result.mean()),
                 "can go": Cell(text=f"{len(result.can_go)} of {len(result.units)}"),
-                "most harm": Cell(text=result.units[most].name if not result.harm(most).low <= 0 else "none clearly"),
+                "most harm": Cell(text=result.units[most].name if result._harms(most) else "none clearly"),
                 "worse by": Cell(result.harm(most)),
             }
             lines.append(Line((label, result.many), cells))
