@@ -23,8 +23,8 @@ Damage = tuple[str, dict[str, Tensor], dict[str, Any]]
 """What is done, and the tensors and settings after it."""
 
 
-def damaged_tensors(tensors: dict[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    for name in (name for name in tensors if name.startswith(LAYER)):
+def damaged_tensors(tensors: dict[str, Tensor], layer: str = LAYER) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    for name in (name for name in tensors if name.startswith(layer)):
         part = tensors[name]
         yield f"{name} dropped", {key: each for key, each in tensors.items() if key != name}
         for axis in range(part.ndim):
@@ -50,8 +50,8 @@ def damaged_tensors(tensors: dict[str, Tensor]) -> Iterator[tuple[str, dict[str,
         "weight.nested_absmax",
         "foo",
     ):
-        if LAYER + end not in tensors:
-            yield f"{end} added", {**tensors, LAYER + end: torch.arange(5)}
+        if layer + end not in tensors:
+            yield f"{end} added", {**tensors, layer + end: torch.arange(5)}
 
 
 def damaged_fields(fields: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -131,3 +131,26 @@ def test_a_layer_may_have_settings_of_its_own(tmp_path: Path) -> None:
     own["dynamic"] = {"-:.*in_proj": {}, "+:.*out_proj": {"bits": 4, "group_size": 32}}
     found = read_quantised([tmp_path / "model.safetensors"], own, "m")
     torch.testing.assert_close(found[f"{LAYER}weight"], weights[f"{LAYER}weight"], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig", "IntxWeightOnlyConfig"])
+def test_damage_to_torchaos_tensors(tmp_path: Path, kind: str) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(64, 33, bias=False))
+    quantization.quantize_(module, getattr(quantization, kind)())
+    right, file = module[0].weight.dequantize(), tmp_path / "model.safetensors"
+    tensors, about = flatten_tensor_state_dict(module.state_dict())
+    refused = 0
+    for said, damaged in (("none", tensors), *damaged_tensors(tensors, "0.")):
+        save_file({key: part.contiguous() for key, part in damaged.items()}, file, metadata=about)
+        try:
+            weight = read_quantised([file], {"quant_method": "torchao"}, "m")["0.weight"]
+        except InputError:
+            refused += 1
+            continue
+        # Fewer columns than the model's are refused where the weights are put into it.
+        assert weight.shape != right.shape or torch.equal(weight, right), said
+    assert refused > 10

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -111,11 +112,13 @@ def _dequantised(name: str, tensor: Any) -> Tensor:
     if scale is None or not isinstance(block, list | tuple) or getattr(tensor, "act_pre_scale", None) is not None:
         raise ValueError(f"{name} is a {type(tensor).__name__} of a form that is not read")
     grid = tuple(-(-size // each) for size, each in zip(tensor.shape, block, strict=True))
-    fits = codes.shape == tensor.shape and scale.is_floating_point()
+    kinds = (torch.float8_e4m3fn, torch.float8_e5m2) if "Float8" in type(tensor).__name__ else (torch.int8,)
+    kinds = kinds if plain is None else (*kinds, torch.uint8, torch.float8_e4m3fn, torch.int32)
+    fits = codes.shape == tensor.shape and codes.dtype in kinds and scale.is_floating_point()
     for each in (scale, *([] if zero is None else [zero])):
         fits = fits and each.numel() == math.prod(grid) and (each.ndim < len(grid) or each.shape == grid)
     if not fits:
-        said = f"codes {tuple(codes.shape)}, scales {tuple(scale.shape)} and blocks {tuple(block)}"
+        said = f"codes {tuple(codes.shape)} {codes.dtype}, scales {tuple(scale.shape)} and blocks {tuple(block)}"
         raise ValueError(f"{name}, {tuple(tensor.shape)}, has {said}")
     return tensor.dequantize()
 
