@@ -101,7 +101,7 @@ def declared(received: list[Any], results: Any = None, **declaration: Any) -> No
     del function
 
 
-LOADING = {"tokenizer": None, "device": "cpu", "dtype": None}
+LOADING = {"tokenizer": None, "device": "cpu", "dtype": None, "labels": None}
 
 
 class TestModels:
@@ -110,7 +110,7 @@ class TestModels:
         declared(received, reads=words, dtype="float32")
         (found,) = Call.of("own thing", ["m"], {"word": "x"}, tokenizer="t", device="cuda").run()
         assert received == [
-            ("m", {"tokenizer": "t", "device": "cuda", "dtype": "float32"}),
+            ("m", {"tokenizer": "t", "device": "cuda", "dtype": "float32", "labels": None}),
             (["m"], "x of m", 6, None, None, None),
         ]
         assert words.asked == [("read", "x", 5, ["m"]), ("besides", "x", 5, ["m"])] and found.number == 2

@@ -171,7 +171,7 @@ class TestHeatmap:
     def test_prints_the_tokens_and_the_answer(self, analyze: Answer, mamba: Path) -> None:
         answer = analyze("heatmap", mamba, "--text", "a good film with bad acting")
         assert answer.code == 0 and answer.err == ""
-        assert all(word in answer.out for word in ("answer", "survival", "stands out"))
+        assert all(word in answer.out for word in ("answer", "Survival: ", "stands out"))
 
     def test_writes_four_files_and_says_where(self, analyze: Answer, mamba: Path, tmp_path: Path) -> None:
         answer = analyze("heatmap", mamba, "--text", TEXT, "--out", tmp_path / "new" / "folder")

@@ -351,7 +351,7 @@ class TestHeatmap:
             assert self.result(one, **more).verdict() == said
         nothing = self.text([0.125, 0.5, 0.375], rationale=())
         assert self.result(nothing, nothing, score="write").verdict() == (
-            "write, layer 0: text 0: nothing stands out; text 1: nothing stands out"
+            "write, layer 0: text 0: no word stands out; text 1: no word stands out"
         )
 
     def test_half_lives_of_up_to_three_layers_are_said(self) -> None:

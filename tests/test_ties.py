@@ -58,7 +58,22 @@ def test_no_number_and_infinite_ones() -> None:
     scores = np.array([np.nan, 1.0, np.inf, -np.inf, np.inf])
     assert descending(scores).tolist() == [2, 4, 1, 0, 3] and levels(np.zeros((2, 0))).shape == (2, 0)
     assert not highest(np.full(3, np.nan)).any()
-    assert levels(np.arange(100_000)).tolist() == list(range(100_000))  # Whole numbers are exact.
+    assert nonzero(np.array([np.nan, 1.0, 0.0, np.inf])).tolist() == [False, True, False, True]
+    counts = np.arange(100_000)  # Whole numbers are exact.
+    assert levels(counts).tolist() == counts.tolist() and nonzero(counts).tolist() == [False] + [True] * 99_999
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
+@pytest.mark.parametrize("size", [None, 1.0])
+def test_no_scores(shape: tuple[int, ...], size: float | None) -> None:
+    none = np.zeros(shape)
+    for function in (levels, descending, highest, nonzero):
+        assert function(none, size).shape == shape
+    assert difference(none, none).shape == shape
+
+
+def test_a_rank_correlation_of_nothing() -> None:
+    assert np.isnan(spearman(np.zeros(0), np.zeros(0)))
 
 
 def test_dense_scores_stay_apart() -> None:

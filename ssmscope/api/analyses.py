@@ -67,7 +67,7 @@ def analyses() -> dict[str, Any]:
 
 def result_homes() -> dict[str, str]:
     """Return the module that defines each kind of result of an analysis: its package's `result` if there is one."""
-    homes = {}
+    homes: dict[str, str] = {}
     for name, place in ANALYSES.places.items():
         package, declared = place.partition(":")[0], analysis_of(name)
         own = f"{package}.result"

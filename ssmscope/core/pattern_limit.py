@@ -81,8 +81,10 @@ class Splitter:
 
     def _started(self) -> subprocess.Popen[str]:
         if self.process is None:
-            pipe, command = subprocess.PIPE, [sys.executable, "-c", CHILD]
-            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+            pipe, command = subprocess.PIPE, [sys.executable, "-X", "utf8", "-c", CHILD]
+            self.process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, encoding="utf-8"
+            )
             weakref.finalize(self, _end, self.process)
             _write(self.process, json.dumps(self.steps))
         return self.process

@@ -62,7 +62,7 @@ class Registry(Generic[T]):
     def _entries(self) -> dict[str, T | str]:
         if not self._asked_packages:
             self._asked_packages = True
-            for each in sorted(_entry_points().select(group=self.group), key=lambda each: each.name):
+            for each in sorted(metadata.entry_points(group=self.group), key=lambda each: each.name):
                 if each.name in self._found:
                     said = (
                         f"an installed package declares {each.value} as the {self.what} {each.name!r}, which is that of"
@@ -86,13 +86,10 @@ class Registry(Generic[T]):
         return len(self._entries())
 
 
-@functools.cache
-def _entry_points() -> metadata.EntryPoints:
-    return metadata.entry_points()
-
-
 def place_of(found: Any) -> str:
     """Return the place of an object, or one already written, as "package.module:object", and that of a module."""
-    if isinstance(found, str | ModuleType):
-        return getattr(found, "__name__", found)
+    if isinstance(found, str):
+        return found
+    if isinstance(found, ModuleType):
+        return found.__name__
     return f"{found.__module__}:{getattr(found, '__qualname__', repr(found))}"

@@ -28,13 +28,11 @@ def levels(scores: Scores, size: float | None = None) -> Int[np.ndarray, "*shape
     NaN is below all numbers.
     """
     scores = np.asarray(scores)
-    size = 0.0 if scores.dtype.kind in "iub" else size
     values = scores.astype(np.float64)
     values = np.where(np.isnan(values), -np.inf, values)
     if not values.size:
         return np.zeros(values.shape, dtype=np.int64)
-    largest = np.where(np.isfinite(values), np.abs(values), 0.0).max(-1, keepdims=True)
-    step = ROUNDING * largest if size is None else np.full_like(largest, OUTPUT_ROUNDING * size)
+    step = _rounding(scores, size)
     order = np.argsort(-values, axis=-1, kind="stable")
     falling = np.take_along_axis(values, order, axis=-1)
     with np.errstate(invalid="ignore"):  # Infinities of one sign are equal.
@@ -59,13 +57,21 @@ def descending(scores: Scores, size: float | None = None) -> Int[np.ndarray, "*s
 def highest(scores: Scores, size: float | None = None) -> Bool[np.ndarray, "*shape n"]:
     """Return a mask of the highest score along the last axis and of those that tie with it; none where all are NaN."""
     found = levels(scores, size)
-    return (found == found.max(-1, keepdims=True)) & ~np.isnan(scores)
+    return (found == found.max(-1, keepdims=True, initial=0)) & ~np.isnan(scores)
 
 
 def nonzero(scores: Scores, size: float | None = None) -> Bool[np.ndarray, "*shape n"]:
     """Return a mask of the scores that differ from 0 by more than rounding."""
-    sizes = np.abs(scores)
-    return sizes > (ROUNDING * sizes.max(-1, keepdims=True, initial=0) if size is None else OUTPUT_ROUNDING * size)
+    return np.abs(scores) > _rounding(np.asarray(scores), size)
+
+
+def _rounding(scores: Scores, size: float | None) -> Float[np.ndarray, "*shape 1"]:
+    """Return the difference of two scores along the last axis that may be rounding."""
+    sizes = np.abs(scores.astype(np.float64))
+    largest = np.where(np.isfinite(sizes), sizes, 0.0).max(-1, keepdims=True, initial=0)
+    if scores.dtype.kind in "iub":
+        return np.zeros_like(largest)
+    return ROUNDING * largest if size is None else np.full_like(largest, OUTPUT_ROUNDING * size)
 
 
 def difference(a: np.ndarray | float, b: np.ndarray | float) -> np.ndarray:

@@ -15,7 +15,7 @@ WIDTH, HEIGHT, LINE = 120, 26, 8
 MAX_STRIPS, MAX_CELLS = 3, 40
 
 
-def curve(what: str, *lines: Sequence[float], ends: tuple[float, float] | None = None) -> Markup:
+def curve(what: str, *lines: Sequence[float] | np.ndarray, ends: tuple[float, float] | None = None) -> Markup:
     """Draw lines over evenly spaced places, the second dashed, on an axis from `ends` or the lowest to the highest."""
     found = [np.asarray(line, dtype=np.float64) for line in lines]
     known = np.concatenate([line[np.isfinite(line)] for line in found])

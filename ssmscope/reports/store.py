@@ -89,10 +89,10 @@ class JobStore:
         try:
             record = json.loads((folder / RECORD).read_bytes())
             outside = any(".." in Path(name).parts or Path(name).is_absolute() for name in record["files"])
-            whole = all(_digest(folder / name) == digest for name, digest in record["files"].items())
+            whole = not outside and all(_digest(folder / name) == digest for name, digest in record["files"].items())
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return record if whole and not outside else None
+        return record if whole else None
 
     def is_done(self, job: Job) -> bool:
         return self.record(job.key) is not None

@@ -114,7 +114,7 @@ def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
         train, test = _generated(options)
         parts, tokenizer = [train, None, test], symbol_tokenizer(train.tokens)
     found = _divided(parts, options)
-    if options["every_token"]:  # Only in training: what is held out and the test ask for the values.
+    if options.get("every_token"):  # Only in training: what is held out and the test ask for the values.
         whole: Any = found["train"]
         found["train"] = dataclasses.replace(whole, targets=next_tokens(whole.ids))
     return found, tokenizer

@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record the dtype in which each model is to be read, on devices that may be absent."""
     found: list[Any] = []
 
-    def read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, classes: int | None = None) -> None:
+    def read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, adapter: Any = None) -> None:
         found.append(dtype)
         raise Stop
 
@@ -63,14 +63,18 @@ def test_what_a_model_is_kept_under(asked: list[Any], tmp_path: Path) -> None:
 
     name, cpu = str(tmp_path), torch.device("cpu")
     with cache_models(Kept(1)):
-        for options in ({}, {"tokenizer": "t"}, {"tokenizer": Path("t")}, {"device": "cuda"}, {"dtype": "float64"}):
+        for options in (
+            {}, {"tokenizer": "t"}, {"tokenizer": Path("t")}, {"device": "cuda"}, {"dtype": "float64"},
+            {"labels": ["x", "y"]},
+        ):  # fmt: skip
             assert ssmscope.load(tmp_path, **options) == "found"
         for options in ({"tokenizer": len}, {"device_map": "auto"}, {"device_map": "auto", "tokenizer": len}):
             with pytest.raises(Stop):
                 ssmscope.load(tmp_path, **options)
     assert keys == [
-        (name, None, torch.float32, cpu), (name, "t", torch.float32, cpu), (name, "t", torch.float32, cpu),
-        (name, None, None, torch.device("cuda")), (name, None, torch.float64, cpu),
+        (name, None, torch.float32, cpu, None), (name, "t", torch.float32, cpu, None),
+        (name, "t", torch.float32, cpu, None), (name, None, None, torch.device("cuda"), None),
+        (name, None, torch.float64, cpu, None), (name, None, torch.float32, cpu, ("x", "y")),
     ]  # fmt: skip
     with pytest.raises(Stop):
         ssmscope.load(tmp_path)
@@ -128,7 +132,7 @@ def test_an_adapters_own_tokenizer_comes_before_its_models(monkeypatch: pytest.M
     module = saved(base)
     monkeypatch.setattr(loading, "is_adapter", lambda where: where == adapted)
     monkeypatch.setattr(loading, "base_of", lambda *given: base)
-    monkeypatch.setattr(loading, "classes_of", lambda *given: None)
+    monkeypatch.setattr(loading, "headers_of", lambda *given: {})
     monkeypatch.setattr(loading, "_read", lambda *given: module)
     monkeypatch.setattr(loading, "with_adapter", lambda module, where, name: module)
     monkeypatch.setattr(loading, "_try", lambda model: None)

@@ -437,22 +437,20 @@ def test_the_model_of_an_adapter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", pretrained.WEIGHT_FILES)
 def test_the_classes_of_an_adapter(file: str, tmp_path: Path) -> None:
-    def classes(task: Any, **tensors: torch.Tensor) -> int | None:
-        where = adapter(tmp_path / "a", task_type=task)
+    def classes(**tensors: torch.Tensor) -> int | None:
+        where = adapter(tmp_path / "a")
         held = {name.replace("_", "."): tensor for name, tensor in tensors.items()}
         if file.endswith("safetensors"):
             save_file(held, where / file)
         else:
             torch.save(held, where / file)
-        return pretrained.classes_of(where, "m")
+        return pretrained._classes_of(pretrained.headers_of(where, "m"))
 
-    assert classes("SEQ_CLS", a_score_weight=torch.ones(3, 5), b=torch.ones(2)) == 3
-    assert classes("CAUSAL_LM", a_score_weight=torch.ones(3, 5)) is None
-    assert classes(None, a_score_weight=torch.ones(3, 5)) is None
-    assert classes("SEQ_CLS", a_score_weight=torch.ones(3)) is None
-    assert classes("SEQ_CLS", b=torch.ones(3, 5)) is None
+    assert classes(a_score_weight=torch.ones(3, 5), b=torch.ones(2)) == 3
+    assert classes(a_score_weight=torch.ones(3)) is None
+    assert classes(b=torch.ones(3, 5)) is None
     (tmp_path / "a" / file).unlink()
-    assert refusal(pretrained.classes_of, tmp_path / "a", "m") == (
+    assert refusal(pretrained.headers_of, tmp_path / "a", "m") == (
         "m holds an adapter without weights: neither adapter_model.safetensors nor adapter_model.bin"
     )
 

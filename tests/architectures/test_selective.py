@@ -122,7 +122,8 @@ def test_heatmap(language):
     ssm, u = language.backbone.ssm, language.backbone.embedding.weight[[5, 17, 3, 9]]
     decays = torch.exp(softplus(u @ ssm.q_delta + ssm.p_delta)[:, None, None] * ssm.A).mean((1, 2))
     torch.testing.assert_close(trace.retention[0, 0], decays.detach())
-    assert "survival, layer 0" in str(ssmscope.selection_heatmap(trace))
+    share = 100 * float(trace.survival()[0, 0, 3])
+    assert f"“9” {share:.0f} % of the states at the end (layer 0)" in str(ssmscope.selection_heatmap(trace))
 
 
 def test_training_learns_to_recall():

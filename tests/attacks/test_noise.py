@@ -50,11 +50,18 @@ def test_errors_per_letter_are_those_of_letters_that_no_swap_takes(rate):
 
 
 def test_the_page_says_how_many_errors_there_are():
-    found = ssmscope.noise(fading({"fine": -1.0, "awful": 1.0, "film": 0.0, "so": 0.0}), DATA, rates=[0.1, 0.4])
-    letters = sum(map(str.isalpha, "".join(DATA.texts)))
+    texts = [f"{'fine' if at % 2 else 'awful'}{' film so' * at}" for at in range(2, 80)]
+    data = text_data("own", "all", texts, [at % 2 for at in range(2, 80)], ("bad", "good"))
+    found = ssmscope.noise(fading({"fine": -1.0, "awful": 1.0, "film": 0.0, "so": 0.0}), data, rates=[0.1, 0.4])
+    letters = sum(map(str.isalpha, "".join(texts)))
     for level in found.levels:
-        errors = sum(typed(text, level.rate, 0)[1] for text in DATA.texts) / letters
-        assert level.errors == errors < level.rate and f"{errors:.3f}" in str(found)
+        errors = sum(typed(text, level.rate, 0)[1] for text in texts) / letters
+        assert level.errors == errors and f"{errors:.3f}" in str(found)
+        # In "film so" a letter is taken by a swap of the letter before it, unless that was taken itself.
+        none, swap = 1.0, level.rate / 4
+        second, third = 1 - swap, 1 - swap * (1 - swap)
+        share = level.rate * (none + second + third + (1 - swap * third) + none + second) / 6
+        assert errors == pytest.approx(share, abs=4 * (share / letters) ** 0.5)
     assert found.headline.endswith(f"with errors in {100 * errors:.3g} % of the letters") and errors < 0.38
 
 

@@ -38,6 +38,7 @@ from ssmscope.attacks.poisoning.result import FOUND, StatePoisoning
 from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, search
 from ssmscope.core.bootstrap import resampled_sums
 from ssmscope.core.model import Model
+from ssmscope.core.ties import ROUNDING
 from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import token_rows
@@ -229,7 +230,9 @@ class TestPlantedTriggers:
         values = dict(zip(every, goal(every)))
         guide = Guided(goal, 6, np.random.default_rng(0))
         result = search(goal, guide, [(0, 0), (1, 2)], beam=2, sweeps=3)
-        assert result.value == max(values.values()) and "zap" in goal.vocabulary.text(result.trigger)
+        assert result.value == pytest.approx(values[result.trigger], rel=1e-6)
+        assert result.value >= (1 - ROUNDING) * max(values.values())
+        assert "zap" in goal.vocabulary.text(result.trigger)
         for trigger in ((0, 0), result.trigger):
             tokens = goal.vocabulary.tokens([trigger])[0]
             brute = np.mean([1 - survival_by_trace(erasing, slot, tokens) for slot in goal.slots])

@@ -14,10 +14,16 @@ from ssmscope.core.model import Model
 
 OURS = frozenset(name for name, made in EXAMPLES.items() if type(made.models[name]).__module__.startswith("ssmscope."))
 FULL = {*FEW, "kimi_linear", "nemotron_h", "vim", "xlstm"}
-IN_FULL = FULL if ALL else FULL - OURS if CONTRACTS else FULL & OURS
-"""Every contract is tried on them, on ours on release 4 of transformers and on the others on release 5. All others are
-read as one of them is: each is tried on a fifth of the contracts, and each contract on a fifth of them; with
-SSMSCOPE_EXHAUSTIVE=all on all."""
+OUTSIDE = {
+    name
+    for name, made in EXAMPLES.items()
+    if not type(made.models[name]).__module__.startswith(("ssmscope.", "transformers."))
+}
+"""Models of installed packages."""
+IN_FULL = (FULL if ALL else FULL - OURS if CONTRACTS else FULL & OURS) | OUTSIDE
+"""Every contract is tried on them: installed packages', ours on release 4 of transformers, the others on release
+5. All others are read as one of them is: each is tried on a fifth of the contracts, and each contract on a fifth of
+them; with SSMSCOPE_EXHAUSTIVE=all on all."""
 IN_TURNS = sorted(set(EXAMPLES) - IN_FULL - (set() if CONTRACTS else VARIANTS))
 
 

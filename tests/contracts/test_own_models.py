@@ -96,6 +96,10 @@ def test_half_precision_stays_near(language):
         assert 0 < relative(other.float(), whole) < 0.1
 
 
+LOUD = {"rtol": 5e-4, "atol": 5e-4}
+"""Tolerance of two ways to the same float32 logits in layers that amplify rounding."""
+
+
 @pytest.mark.parametrize("language", BACKBONES, indirect=True)
 def test_it_is_a_classifiers_backbone(language, tmp_path):
     torch.manual_seed(0)
@@ -109,10 +113,10 @@ def test_it_is_a_classifiers_backbone(language, tmp_path):
         embeds = classifier.get_input_embeddings()(ids)
         torch.testing.assert_close(classifier(inputs_embeds=embeds, attention_mask=mask).logits[0], left)
     if pads(language):
-        torch.testing.assert_close(left, right)
+        torch.testing.assert_close(left, right, **LOUD)
     classifier.save_pretrained(tmp_path)
     again = SSMForSequenceClassification.from_pretrained(tmp_path)
     assert type(again.backbone) is type(AutoModel.from_config(again.config.backbone))
     assert json.loads(again.config.to_json_string()) == json.loads(classifier.config.to_json_string())
     model = Model(again.eval())
-    torch.testing.assert_close(model.logits(model.encode(ids=[5, 6, 7]))[0], right)
+    torch.testing.assert_close(model.logits(model.encode(ids=[5, 6, 7]))[0], right, **LOUD)

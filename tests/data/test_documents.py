@@ -85,7 +85,7 @@ def test_what_cannot_be_counted_is_refused(tokenizer):
         characters_of_tokens(train_byte_pairs(TEXTS, vocabulary=270, lowercase=True))
     with pytest.raises(InputError, match="no end token"):
         document_data(TEXTS, byte_tokenizer(), length=4)
-    with pytest.raises(InputError, match="rows of 0 tokens"):
+    with pytest.raises(InputError, match="length is 0; allowed is a whole number from 1 on"):
         document_data(TEXTS, tokenizer, length=0)
     with pytest.raises(InputError, match="no document"):
         document_data([], tokenizer, length=4)

@@ -206,7 +206,7 @@ def test_bytes_are_cut_with_their_line_ends():
 
 def test_rows_that_cannot_be_are_refused():
     tokenizer = word_tokenizer(LINES)
-    with pytest.raises(InputError, match="rows of 0 tokens"):
+    with pytest.raises(InputError, match="length is 0; allowed is a whole number from 1 on"):
         language_data(LINES, tokenizer, length=0)
     for lines, count in ([], 0), ([""], 1):
         with pytest.raises(InputError, match=f"tale has {count} tokens"):

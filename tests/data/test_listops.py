@@ -188,10 +188,10 @@ def test_long_ones():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(length=7), "length is 7; give 8 to 2000"),
-        (dict(length=2001), "length is 2001; give 8 to 2000"),
+        (dict(length=7), "length is 7; allowed is a whole number from 8 on"),
+        (dict(length=2001), "length is 2,001; allowed are up to 2,000"),
         (dict(length=20, examples=0), "examples is 0"),
-        (dict(length=20, seed=-1), "seed -1"),
+        (dict(length=20, seed=-1), "seed is -1; allowed is a whole number from 0 on"),
     ],
 )
 def test_refuses(options, message):

@@ -186,10 +186,11 @@ class TestGenerated:
 
 
 def slow_answer(model: Model, row: list[int], new_tokens: int) -> list[str]:
-    row = list(row)
-    for _ in range(new_tokens):
-        row.append(int(model.logits(model.encode(ids=row))[0, -1].argmax()))
-    return model.tokenizer.convert_ids_to_tokens(row[-new_tokens:])
+    """Tokens up to the end token of the model's generation settings."""
+    said: list[int] = []
+    while len(said) < new_tokens and model.module.generation_config.eos_token_id not in said:
+        said.append(int(model.logits(model.encode(ids=[*row, *said]))[0, -1].argmax()))
+    return model.tokenizer.convert_ids_to_tokens(said)
 
 
 def first_of(words, tokens) -> int:

@@ -159,7 +159,7 @@ def test_methods_are_found_by_name_and_bound_with_their_options():
     assert method_names("ig") == ["ig"] and method_names({"a": 1, "b": 2}) == ["a", "b"]
     assert bind_method("random", seed=3).keywords == {"seed": 3} and bind_method("ig", seed=3).keywords == {}
     assert bind_method("random", {"seed": 4}, seed=3).keywords == {"seed": 4}
-    with pytest.raises(InputError, match="unknown method 'igg'; allowed are ig, .*; did you mean 'ig'"):
+    with pytest.raises(InputError, match="unknown method 'igg'; choose one of ig, .*; did you mean 'ig'"):
         method_function("igg")
     with pytest.raises(InputError, match="gradxinput has no option 'x'; it has none"):
         bind_method("gradxinput", {"x": 1})

@@ -154,7 +154,9 @@ def test_examples_of_every_kind_fit_their_models(images):
     assert len(found) == 2 and found.room == 4096
     sequences = SequenceData("s", "all", ROWS, np.array([2, 0]), tuple("abc"), ("class 0", "class 1", "class 2"))
     assert scored_examples(model, sequences).targets.tolist() == [2, 0]
-    assert scored_examples(model, texts("a b", "c")).batch.lengths == [3, 2]
+    named = dataclasses.replace(texts("a b", "c"), label_names=("class 2", "class 0"))
+    found = scored_examples(model, named)
+    assert found.batch.lengths == [3, 2] and found.targets.tolist() == [2, 0]
     one = dataclasses.replace(PIXELS, pixels=np.full((2, 1024, 3), 9, dtype=np.uint8), shape=(32, 32))
     assert scored_examples(images, one).batch.values.shape == (2, 1024, 3)
     for given, data, line in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -297,11 +298,17 @@ def test_what_becomes_of_a_job_in_its_store(tmp_path: Path, monkeypatch: pytest.
     assert not store.failure("k").exists() and not work.exists() and store.is_done(one)
     record = json.loads((store.finished("k") / RECORD).read_text())
     assert sorted(record["files"]) == ["a.json", "b.json", "notes.json", "other.json"]
-    (store.finished("k") / "a.json").write_text('{"kind": 1}'.ljust(record["files"]["a.json"]))
-    assert store.is_done(one) and [each.rows[0][0] for each in store.entry(one).results] == ["x"]
-    (store.finished("k") / "a.json").write_text("{".ljust(record["files"]["a.json"]))
-    damaged = store.entry(one)
-    assert damaged.state == FAILED and damaged.results == () and "delete " in (damaged.error or "")
+    whole = (store.finished("k") / "a.json").read_bytes()
+    for content in (bytes(len(whole)), whole[:-1], b""):  # one of its size with other bytes, as after a loss of power
+        (store.finished("k") / "a.json").write_bytes(content)
+        assert not store.is_done(one) and (store.entry(one).state, store.entry(one).results) == (MISSING, ())
+    for content, state, rows in ((b'{"kind": 1}', DONE, ["x"]), (b"{", FAILED, [])):
+        (store.finished("k") / "a.json").write_bytes(content)
+        files = {**record["files"], "a.json": f"{zlib.crc32(content):08x}"}
+        (store.finished("k") / RECORD).write_text(json.dumps({**record, "files": files}))
+        entry = store.entry(one)
+        assert store.is_done(one) and entry.state == state and [each.rows[0][0] for each in entry.results] == rows
+        assert ("delete " in (entry.error or "")) == (state == FAILED)
     (store.finished("k") / "b.json").write_text("")
     assert not store.is_done(one)
     made(("again", 1)).save(work, "a", ["json"])

@@ -280,6 +280,8 @@ class TestFidelity:
         result = Stand(
             "fidelity",
             methods=tuple(values),
+            measures=("delta",),
+            estimates=np.array([[[value, np.nan, np.nan]] for value in (*values.values(), 0.0)]),
             estimate=lambda name, measure="delta": estimates[name],
             difference=lambda name, other="random": e(0.1, above, 0.2),
         )
@@ -329,8 +331,12 @@ class TestCheckpoints:
 
 class TestNoise:
     def test_at_the_highest_rate(self) -> None:
-        levels = (of(rate=0.05, accuracy=e(0.75)), of(rate=0.2, accuracy=e(0.5)))
+        nothing = e(0.0)
+        levels = tuple(
+            NoiseLevel(rate, e(accuracy), nothing, nothing, nothing, errors)
+            for rate, accuracy, errors in ((0.05, 0.75, 0.05), (0.2, 0.5, 0.1905))
+        )
         result = Stand("noise", clean=e(0.875), levels=levels)
         assert headline(result) == (
-            "Typing errors on own: accuracy 0.875 clean, 0.500 with errors in 20 % of the letters"
+            "Typing errors on own: accuracy 0.875 clean, 0.500 with errors in 19 % of the letters"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -165,8 +166,9 @@ def test_a_record_that_names_files_elsewhere_is_of_no_finished_job(tmp_path, nam
     outside = tmp_path / "outside.json"
     outside.write_text("{}")
     (folder / "inside.json").write_text("{}")
-    name = str(outside) if name.startswith("/") else name
-    for files, done in (({"inside.json": 2}, True), ({name: 2}, False), ({"inside.json": 2, name: 2}, False)):
+    name, digest = str(outside) if name.startswith("/") else name, f"{zlib.crc32(b'{}'):08x}"
+    inside = {"inside.json": digest}
+    for files, done in ((inside, True), ({name: digest}, False), ({**inside, name: digest}, False)):
         (folder / RECORD).write_text(json.dumps({"verb": "heatmap", "files": files}))
         assert (store.record("0123456789abcdef") is not None) == done
 
@@ -236,8 +238,9 @@ def test_a_record_is_of_files_that_are_all_as_they_were_written(tmp_path):
     store = JobStore(tmp_path)
     folder = store.finished("0123456789abcdef")
     folder.mkdir(parents=True)
-    (folder / RECORD).write_text(json.dumps({"verb": "heatmap", "files": {"a.json": 2, "b.csv": 3}}))
-    for content, done in (("abc", True), ("abcd", False), ("ab", False), (None, False)):
+    files = {name: f"{zlib.crc32(content):08x}" for name, content in (("a.json", b"{}"), ("b.csv", b"abc"))}
+    (folder / RECORD).write_text(json.dumps({"verb": "heatmap", "files": files}))
+    for content, done in (("abc", True), ("abd", False), ("\0\0\0", False), ("ab", False), (None, False)):
         (folder / "a.json").write_text("{}")
         if content is None:
             (folder / "b.csv").unlink()

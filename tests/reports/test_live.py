@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ssmscope.api.registry import analysis_of
+from ssmscope.api.analyses import analysis_of
 
 from ssmscope import cli
 from ssmscope.architectures.loading.load import load

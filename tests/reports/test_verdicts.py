@@ -30,12 +30,14 @@ class TestFidelity:
             ("ig", "morf"): e(0.2, 0.1, 0.3), ("self-retention", "morf"): e(0.25, 0.2, 0.3),
             ("random", "morf"): e(0.5, 0.4, 0.6),
         }  # fmt: skip
+        rows, measures = ("ig", "self-retention", "random"), ("delta", "morf")
         return Stand(
             "fidelity",
-            methods=("ig", "self-retention"),
-            rows=("ig", "self-retention", "random"),
-            measures=("delta", "morf"),
+            methods=rows[:-1],
+            rows=rows,
+            measures=measures,
             data="sst2",
+            estimates=np.array([[dataclasses.astuple(numbers[row, measure]) for measure in measures] for row in rows]),
             best=lambda measure: ("self-retention",),
             estimate=lambda method, measure="delta": numbers[method, measure],
             difference=lambda method, other: e(0.11, 0.05, 0.17),
@@ -125,13 +127,11 @@ class TestHeatmap:
         first = self.text([0.05, 0.1, 0.3, 0.2, 0.3], (2, 3, 1))
         assert said(self.result(first)) == (
             "“so-so” 50 %, “film” 10 % of the states at the end; "
-            "half of what is written is left after more than 5 tokens (layer 3)"
+            "[CLS] 30 %; half-life in tokens: beyond the text (layer 3)"
         )
         assert said(self.result(first, score="retention")) == "highest retention: “so-so” 0.250, “film” 0.100 (layer 3)"
         nothing = self.text([0.2] * 5, ())
-        assert said(self.result(nothing)) == (
-            "nothing stands out: no word holds much more than others (survival, layer 3)"
-        )
+        assert said(self.result(nothing)) == "no word stands out; [CLS] 20 % (survival, layer 3)"
         flat = dataclasses.replace(nothing, flat=(True, True))
         assert said(self.result(flat)).startswith("nothing stands out: the spread over tokens is noise")
         four = self.result(first, nothing, first, first)
@@ -346,7 +346,7 @@ class TestHeatmapData:
         from ssmscope.interp.heatmap.result import KeptWord
 
         found = tuple(KeptWord(word, 9, 9, e(kept, kept - 0.25, kept + 0.25)) for word, kept in words)
-        return Stand("heatmap-data", score="survival", texts=1000, words=found, by_layer=(), groups=())
+        return Stand("heatmap-data", score="survival", texts=1000, words=found, tenths=(), by_layer=(), groups=())
 
     def test_verdict(self) -> None:
         assert said(self.result(("tears", 3.0), ("joy", 2.5), ("x", 2.0), ("the", 0.5))) == (

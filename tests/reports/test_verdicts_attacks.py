@@ -238,13 +238,14 @@ class TestPoison:
 class TestNoise:
     def result(self, *drops: float) -> Stand:
         levels = tuple(
-            SimpleNamespace(rate=rate, drop=e(drop, drop - 0.05, drop + 0.05)) for rate, drop in zip((0.05, 0.2), drops)
+            NoiseLevel(rate, e(0.5), e(drop, drop - 0.05, drop + 0.05), e(0.0), e(0.0), errors)
+            for rate, errors, drop in zip((0.05, 0.2), (0.05, 0.1905), drops)
         )
         return Stand("noise", levels=levels, average_drop=e(float(np.mean(drops)), 0.1, 0.3), clean=e(0.8, 0.7, 0.9))
 
     def test_verdict(self) -> None:
         assert said(self.result(0.1, 0.3)) == (
-            "average drop 20.0 % [10.0, 30.0], 30.0 % with errors in 20 % of the letters"
+            "average drop 20.0 % [10.0, 30.0], 30.0 % with errors in 19 % of the letters"
         )
 
     def test_table(self) -> None:

@@ -378,7 +378,8 @@ def _rules(
     kind, what = type_before_parametrizations(module), f"lrp's {type(module).__name__}"
     rules: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
     inner = innermost(module)
-    model = issubclass(kind, PreTrainedModel) and kind.__module__.startswith(MODEL_PACKAGES)
+    runs = next((base for base in kind.__mro__ if "forward" in vars(base)), kind)
+    model = issubclass(kind, PreTrainedModel) and runs.__module__.startswith(MODEL_PACKAGES)
     norm = next((each for each in (nn.LayerNorm, *RMS_NORMS) if isinstance(inner, each)), None)
     if is_linear(module):
         layer = twin(module)

@@ -113,11 +113,12 @@ class Patching(Result, kind="patch"):
 
     def strongest(self, count: int) -> list[tuple[tuple[int, int], float]]:
         """Return the cells of single layers that change the most."""
-        plain = {"probability": self.base[0], "difference": self.base[1], "normalised": 0.0}[self.metric]
         found = self.effects()[: self.layers]
-        size = max(abs(plain), float(np.abs(found).max()))
+        output, base = ("probability", self.base[0]) if self.metric == "probability" else ("difference", self.base[1])
+        size = float(np.nanmax(np.abs([base, *self.effects(output)[: self.layers].flat])))
+        plain = base
         if self.metric == "normalised":
-            size = float(np.abs(self.effects("difference")).max() / abs(self.other[1] - self.base[1]))
+            plain, size = 0.0, size / float(abs(self.other[1] - base))
         order = descending(np.abs(found - plain).ravel(), size)[:count]
         places = zip(*np.unravel_index(order, found.shape))
         return [((int(row), int(column)), float(found[row, column])) for row, column in places]
