@@ -15,6 +15,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import ssmscope
 from ssmscope.architectures.loading.fla_checkpoints import _BUILDERS, COMMON_FIELDS, TYPE_DEFAULTS
+from ssmscope.data.language import byte_tokenizer
 from ssmscope.errors import InputError
 
 IDS = [5, 17, 3, 9, 22, 1, 4, 60]
@@ -204,6 +205,17 @@ def test_logits_are_those_of_the_definition(kind, tmp_path):
     for name in [each for each in weights if each.endswith("mlp.gate_proj.weight")]:  # as stored before 2025
         weights[name] = torch.cat([weights[name], weights.pop(name.replace("gate_proj", "up_proj"))])
     assert torch.equal(ssmscope.load(saved(tmp_path, config, weights), dtype="float64").logits(batch), found)
+
+
+@pytest.mark.parametrize("named", [None, 5])
+def test_a_converted_model_ends_with_its_own_token_or_the_tokenizers(named, tmp_path):
+    """The settings that our class starts with are not the checkpoint's."""
+    config, weights = checkpoint("gla")
+    path = saved(tmp_path / "theirs", config | ({} if named is None else {"eos_token_id": named}), weights)
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(7)
+    tokenizer.save_pretrained(path)
+    assert ssmscope.load(path).module.generation_config.eos_token_id == (named or 7)
 
 
 def test_a_delta_product_of_one_step_with_a_forget_gate_is_a_deltanet(tmp_path):

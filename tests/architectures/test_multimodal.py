@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -161,6 +162,26 @@ def test_an_adapter_of_a_multimodal_model(make, kind, trained_on, tmp_path):
         with torch.no_grad():
             own = adapted(input_ids=torch.tensor([ids])).logits[0, -1]
         assert relative(model.trace(model.encode(ids=[ids])).logits[0], own) < 1e-4
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("make", [qwen, minicpm])
+def test_a_multimodal_models_end_tokens_are_its_own(make, file, tmp_path):
+    """In memory and from a directory, as transformers' own generate of the whole model."""
+    module, ids = loud(make()), TEXTS[0]
+    module.generation_config.eos_token_id = None
+    whole = dict(input_ids=torch.tensor([ids]), do_sample=False, max_new_tokens=6, pad_token_id=0)
+    end = int(module.generate(**whole)[0, len(ids) + 2])
+    module.generation_config.eos_token_id = [96, end]
+    module.save_pretrained(tmp_path)
+    if file == "config.json":
+        (tmp_path / "generation_config.json").unlink()
+        fields = json.loads((tmp_path / file).read_text())
+        (tmp_path / file).write_text(json.dumps(fields | {"eos_token_id": [96, end]}))
+    expected = module.generate(**whole)[0, len(ids) :].tolist()
+    assert expected[-1] == end and len(expected) < 6
+    for model in (ssmscope.load(module), ssmscope.load(tmp_path)):
+        assert list(model.generate(ids=[ids], max_new_tokens=6).ids[0]) == expected
 
 
 def test_relevance_of_a_multimodal_model_adds_up():
