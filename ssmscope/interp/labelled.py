@@ -87,13 +87,16 @@ def class_ids(model: Model, data: PixelData | TextData | SequenceData) -> Int[np
     InputError where classes do not match."""
     model.check_classes(f"accuracy on {data.name}")
     ours, theirs = list(data.label_names), list(model.labels or ())
+    labels = np.asarray(data.labels, dtype=np.int64)
+    if (odd := labels[(labels < 0) | (labels >= len(ours))]).size:
+        raise InputError(f"{data.name} ({data.split}) has the class {odd[0]}, and names of {len(ours)}, from 0 on")
     column = getattr(data, "label_column", "")
     numbers = None if column else ours
     found = match_labels(ours, theirs, data.name, column or COLUMNS[0], as_written=not column, numbers=numbers)
     if found is not None:
         if found.how:
             note(found.how)
-        return np.array([found.classes[name] for name in ours])[np.asarray(data.labels, dtype=np.int64)]
+        return np.array([found.classes[name] for name in ours])[labels]
     given, known = (", ".join(names[:12]) for names in (ours, theirs))
     advice = "give data of these"
     if is_unnamed(theirs):

@@ -109,7 +109,7 @@ def test_the_code_of_what_attacks_use(tmp_path, asked, capsys, reads, kind):
 
 
 def test_every_auto_class_is_told_not_to_trust():
-    """No call in the package leaves it to transformers to ask; peft reads weights alone, generation settings numbers."""
+    """No call in the package leaves it to transformers to ask; peft reads weights alone, settings are numbers."""
     without_code = ("peft.PeftModel.from_pretrained", "transformers.GenerationConfig.from_pretrained")
     silent, calls = [], 0
     for file in Path(ssmscope.__file__).parent.rglob("*.py"):

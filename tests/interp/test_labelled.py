@@ -158,13 +158,16 @@ def test_examples_of_every_kind_fit_their_models(images):
     found = scored_examples(model, named)
     assert found.batch.lengths == [3, 2] and found.targets.tolist() == [2, 0]
     one = dataclasses.replace(PIXELS, pixels=np.full((2, 1024, 3), 9, dtype=np.uint8), shape=(32, 32))
+    one = dataclasses.replace(one, label_names=("cat", "dog"))
+    assert scored_examples(images, one).targets.tolist() == [5, 3]
     assert scored_examples(images, one).batch.values.shape == (2, 1024, 3)
     for given, data, line in (
         (language, texts("a"), "TextData was given, and mine is a language model: give rows of text"),
         (model, rows, "TokenData was given, and .* is a classifier: give labelled examples"),
         (model, SimpleNamespace(name="n"), "data of SimpleNamespace was given; give labelled texts"),
         (language, dataclasses.replace(rows, targets=np.where(ROWS > 7, ROWS, IGNORED)), r"a row of t \(all\) asks"),
-        (model, dataclasses.replace(sequences, labels=np.array([3, 0])), r"s \(all\) has the class 3; .* has 3"),
+        (model, dataclasses.replace(sequences, labels=np.array([3, 0])), r"s \(all\) has the class 3, and names of 3"),
+        (model, dataclasses.replace(sequences, labels=np.array([0, -1])), r"s \(all\) has the class -1, and names"),
     ):
         with pytest.raises(InputError, match=line):
             scored_examples(given, data)

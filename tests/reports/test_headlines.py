@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from stand_ins import NAN, Stand, e
 
+from ssmscope.attacks.noise.result import NoiseLevel
+
 
 def headline(result: Stand) -> str:
     """Return the class's own headline."""
@@ -334,9 +336,9 @@ class TestNoise:
         nothing = e(0.0)
         levels = tuple(
             NoiseLevel(rate, e(accuracy), nothing, nothing, nothing, errors)
-            for rate, accuracy, errors in ((0.05, 0.75, 0.05), (0.2, 0.5, 0.1905))
+            for rate, accuracy, errors in ((0.05, 0.75, 0.05), (0.2, 0.5, 0.1912))
         )
         result = Stand("noise", clean=e(0.875), levels=levels)
         assert headline(result) == (
-            "Typing errors on own: accuracy 0.875 clean, 0.500 with errors in 19 % of the letters"
+            "Typing errors on own: accuracy 0.875 clean, 0.500 with errors in 19.1 % of the letters"
         )

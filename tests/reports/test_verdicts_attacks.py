@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 from stand_ins import BEST, INTERVALS, NAN, WORST, Stand, beside, e, said, shown
 
+from ssmscope.attacks.noise.result import NoiseLevel
+
 
 class TestPosition:
     def result(self, *drops: float, clean: float = 0.8) -> Stand:
@@ -239,13 +241,13 @@ class TestNoise:
     def result(self, *drops: float) -> Stand:
         levels = tuple(
             NoiseLevel(rate, e(0.5), e(drop, drop - 0.05, drop + 0.05), e(0.0), e(0.0), errors)
-            for rate, errors, drop in zip((0.05, 0.2), (0.05, 0.1905), drops)
+            for rate, errors, drop in zip((0.05, 0.2), (0.05, 0.1912), drops)
         )
         return Stand("noise", levels=levels, average_drop=e(float(np.mean(drops)), 0.1, 0.3), clean=e(0.8, 0.7, 0.9))
 
     def test_verdict(self) -> None:
         assert said(self.result(0.1, 0.3)) == (
-            "average drop 20.0 % [10.0, 30.0], 30.0 % with errors in 19 % of the letters"
+            "average drop 20.0 % [10.0, 30.0], 30.0 % with errors in 19.1 % of the letters"
         )
 
     def test_table(self) -> None:
