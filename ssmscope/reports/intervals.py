@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from ssmscope.core import ties
 from ssmscope.core.bootstrap import RESAMPLES, TAIL, Z_95, Estimate, estimate, ratio, resampled_sums, wilson_interval
 from ssmscope.reports.scores import Score, is_paired
 
@@ -80,9 +81,11 @@ def difference(one: Score, other: Score, tail: float = TAIL) -> Estimate:
         both = np.concatenate([one.examples, other.examples], axis=1)
         if is_share(one.examples) and is_share(other.examples):
             return paired_shares(both, tail)
-        if (both[:, :2] == both[:, 2:]).all():
+        if not ties.difference(both[:, :2], both[:, 2:]).any():
             return Estimate(0.0, 0.0, 0.0)
-        return _bootstrapped(both, lambda sums: ratio(sums[:, 0], sums[:, 1]) - ratio(sums[:, 2], sums[:, 3]), tail)
+        return _bootstrapped(
+            both, lambda sums: ties.difference(*(ratio(sums[:, at], sums[:, at + 1]) for at in (0, 2))), tail
+        )
     own, theirs = interval(one, tail), interval(other, tail)
     value = one.value - other.value
     below = math.hypot(own.value - own.low, theirs.high - theirs.value)
