@@ -266,10 +266,12 @@ def test_a_narrow_figure_says_all_that_a_wide_one_does(model):
     assert all("…" not in each for each in labels(narrow)) and labels(wide)[:2] == labels(narrow)[:2]
 
 
-def test_all_texts_name_the_first_words_of_the_table():
+def test_forty_texts_name_no_word_whose_interval_holds_an_even_share():
     recorded = Result.load(Path(__file__).parents[1] / "recorded" / "heatmap-data" / "heatmap.json")
-    assert recorded.groups[0].words == tuple(each.word for each in shown_words(recorded.words))[:5]
-    assert "of · and · movie" in str(recorded)
+    shown = shown_words(recorded.words)
+    assert shown[0].kept.value > 1 > shown[0].kept.low
+    assert recorded.groups[0].words == tuple(each.word for each in shown if each.kept.low > 1) == ()
+    assert "Lowest: “but”" in str(recorded) and "Highest" not in str(recorded)
 
 
 def test_a_figure_takes_a_title_but_no_axes_for_several_panels(result):
