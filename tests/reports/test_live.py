@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ssmscope.api.analyses import analysis_of
 
 from ssmscope import cli
+from ssmscope.api.analyses import analysis_of
 from ssmscope.architectures.loading.load import load
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.errors import InputError
