@@ -118,7 +118,8 @@ def adapt(
         kind: class of the layers, and of those derived from it.
         terms: `compute_terms(mixer, u, mask, state)`, the layer's terms from its input.
         form: what stands around the recurrence, from which output and linear map follow.
-        output, linearized: the same by hand, for a layer that no form describes.
+        output: the layer's output from its recurrence's, for a layer that no form describes.
+        linearized: such a layer's block map.
 
     Raises InputError if nothing says what the layer's output is, and TypeError if the class is read otherwise.
     """
