@@ -33,6 +33,7 @@ _HOMES = {
         "core.mixers": "adapt fast_scan",
         "core.model": "Model",
         "core.trace": "LayerTrace Trace",
+        "data.text": "load_text",
         "errors": "InputError",
         "evaluation": "Evaluator",
         "interp.attention": "attention_gradient",

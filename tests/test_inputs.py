@@ -20,12 +20,10 @@ from ssmscope.api.inputs import (
     check_fits,
     data_name,
     known_data,
-    lines_of,
     one_text,
-    texts_of,
-    whole_numbers,
 )
 from ssmscope.api.options import Range
+from ssmscope.api.typed import lines_of, texts_of, whole_numbers
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW
 from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN, encode
 from ssmscope.errors import InputError

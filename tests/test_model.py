@@ -226,7 +226,6 @@ class TestWhatIsGiven:
             (Path("a.txt"), "the path 'a.txt' was given as texts"),
             ({"a film"}, "set was given as texts, which has no order"),
             ({"text": ["a film"]}, "dict without input_ids was given as texts"),
-            (pd.DataFrame({"text": ["a film"]}), "DataFrame was given as texts; give its column"),
             (5, "int was given as texts"),
             ([], "no text was given"),
             (["a film", None], "text 1 is None"),
@@ -248,6 +247,14 @@ class TestWhatIsGiven:
             assert "\n" not in str(found.value)
         with pytest.raises(InputError):
             model.encode(ids=given)
+
+    def test_a_table(self, model):
+        table = pd.DataFrame({"text": ["a film"]})
+        for call in (model.encode, model.trace):
+            with pytest.raises(InputError, match="DataFrame was given as texts; give its column"):
+                call(table)
+        (text,) = ssmscope.explain(model, table, methods=("gradxinput",)).texts
+        assert text.tokens == model.encode("a film").tokens[0]
 
     def test_of_an_evaluator(self, model):
         ask = ssmscope.Evaluator(model, words=("good", "film"))

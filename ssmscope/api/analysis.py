@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ssmscope.api.analyses import ANALYSES, analysis_of
-from ssmscope.api.inputs import MODEL_KINDS, Input
+from ssmscope.api.inputs import MODEL_KINDS, Input, Named, is_named
 from ssmscope.api.options import Option, asked, noted, plain
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
@@ -100,6 +100,31 @@ class Analysis:
         """Options that name the input."""
         return {} if self.reads is None else self.reads.options
 
+    def taken(self, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, ...]:
+        """Return a call's positional arguments with its input read, where Python gives what the command line takes: the
+        name of data, a path, a table, or options of the input such as `split="validation"`. These leave `given`, the
+        keyword arguments. Raise InputError for options of an input that is not read."""
+        if self.reads is None or not args:
+            return args
+        known = inspect.signature(self.function).parameters
+        main = list(known)[1]
+        own = {name: given.pop(name) for name in self.inputs if name in given and name not in {*self.options, *known}}
+        models = args[0] if isinstance(args[0], list | tuple) else [args[0]]
+        values = {name: option.default for name, option in self.inputs.items()} | own
+        options = {name: given.get(name, option.default) for name, option in self.options.items()}
+        if is_named(given.get("validation")):
+            given |= self.reads.read_besides({**values, "validation": given["validation"]}, options, models)
+        if len(args) == 1 and main not in given:
+            if not own and not isinstance(self.reads, Named):
+                return args
+            self.reads.check(values, options)
+            return (args[0], self.reads.read(values, options, models))
+        value = args[1] if len(args) > 1 else given.pop(main)
+        found = self.reads.take(value, values, options, models)
+        if own and found is value:
+            raise InputError(f"{next(iter(own))} is for data that are named; {main} is a {type(value).__name__}")
+        return (args[0], found, *args[2:])
+
     def of_each(self, function: Callable[..., Any], given: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Call the function on one model, or on two and combine their results; `given` is the list of models, then the
         input. Raise InputError for any other number of models, or if the input is a batch or trace of one model."""
@@ -151,7 +176,7 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
             alone = _is_trace(args[0]) if len(args) == 1 else False  # A trace holds its model's answers.
             # Several models or steps may read an iterator, which can be read only once.
             args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)  # type: ignore[assignment]
-            given: Any = (None, *args) if alone else args
+            given: Any = declared.taken((None, *args) if alone else args, kwargs)
             first = args[0] if args else kwargs.get("models")
             number = len(first) if declared.several and isinstance(first, Sequence) else 1
             options = declared.checked(kwargs, number)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.api.options import REPEATED, WHOLE_NUMBER, Metavar, Option, Range, Reads
+from ssmscope.api.options import REPEATED, Metavar, Option, Range, Reads
 from ssmscope.api.signatures import options_of
+from ssmscope.api.typed import lines_of, texts_of, whole_numbers
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW
-from ssmscope.core.text_files import MAX_FILE_BYTES, SURROGATE, decoded_text, read_text
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,9 +41,6 @@ TEXTS = ("text", "file", "ids", "image")
 DEFAULT_MAX_TOKENS = 16384
 """Maximum length of a text in tokens, unless `max_tokens` is given."""
 
-TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx")
-"""Suffixes of files that hold more than lines of text."""
-
 
 class Input:
     """A kind of input: its options, and how they are read."""
@@ -63,6 +60,11 @@ class Input:
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         """Return the value that the function receives; raise InputError if it cannot be read or fits no model."""
+
+    def take(self, given: Any, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
+        """Return what the function receives where Python gives its argument, which may be what the command line takes:
+        a name, a path, or a table. Raise InputError as `read`."""
+        return given
 
     def once(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return values that can be read several times: standard input, for example, is replaced by its lines."""
@@ -153,6 +155,16 @@ class Texts(Input):
                 {**values, "file": None, "text": ["-"]} if values["file"] == "-" and not values["text"] else values
             )
 
+    def take(self, given: Any, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
+        from ssmscope.data.rows import given_rows, text_of
+
+        typed = isinstance(given, str) or (isinstance(given, list | tuple) and all(isinstance(t, str) for t in given))
+        if typed or (rows := given_rows(given)) is None:
+            return given
+        if self.data is None:
+            return [text_of(row) for row in rows]
+        return self.read({**values, "data": given}, options, models)
+
     def _of_data(self, values: Mapping[str, Any]) -> bool:
         """Return True if labelled texts are asked for; refuse texts as well, or `--split` without `--data`."""
         given = self.data is not None and values["data"] is not None
@@ -205,6 +217,25 @@ class Texts(Input):
         return model.encode(texts, ids=rows, values=pixels, max_tokens=values["max_tokens"])
 
 
+class Named(Input):
+    """Input that `data` names: a data set, a file or a folder, or in Python a table."""
+
+    def take(self, given: Any, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
+        if is_named(given):
+            return self.read({**values, "data": given}, options, models)
+        if isinstance(given, str | bytes | int | float | list | tuple | Mapping):
+            said = f"data is {given!r:.60}: give the name of a data set, a file's path, a DataFrame"
+            raise InputError(f"{said} or a list of (text, label)")
+        return given
+
+
+def is_named(given: Any) -> bool:
+    """Return True for the name or path of data, and for a table that Python holds."""
+    from ssmscope.data.rows import given_rows
+
+    return isinstance(given, str | os.PathLike) or given_rows(given) is not None
+
+
 def one_text(model: Model, text: Any) -> Batch:
     """Encode a text, or token ids, which are typed as "5,17,3" for a model without a tokenizer. Raise InputError as
     `Model.encode`, for ids that are not whole numbers, and for several texts."""
@@ -217,7 +248,7 @@ def one_text(model: Model, text: Any) -> Batch:
 
 
 @dataclass(frozen=True)
-class Data(Input):
+class Data(Named):
     """Labelled examples, by default of the data that the model was trained on.
 
     Attributes:
@@ -252,7 +283,7 @@ class Data(Input):
 
 
 @dataclass(frozen=True)
-class Examples(Input):
+class Examples(Named):
     """A classifier's labelled texts or images, or a language model's text in rows of tokens.
 
     Attributes:
@@ -278,8 +309,8 @@ class Examples(Input):
         return load_examples(model, name, values["split"], values["length"], self.prefer, max_tokens=most)
 
 
-def data_name(given: str | None, model: Model, known: Collection[str], else_: str) -> str:
-    """Return the given name of data, or that of the data on which a model was trained."""
+def data_name(given: Any, model: Model, known: Collection[str], else_: str) -> Any:
+    """Return the given data, or that of the data on which a model was trained."""
     from ssmscope.architectures.loading.load import trained_on
 
     name = given if given is not None else trained_on(model.name)
@@ -326,7 +357,7 @@ def known_data(model: Model) -> tuple[str, ...]:
 
 def load_examples(
     model: Model,
-    data: str,
+    data: Any,
     split: str | None,
     length: int,
     prefer: Sequence[str] = (),
@@ -334,74 +365,23 @@ def load_examples(
     max_tokens: int = DEFAULT_MAX_TOKENS,
 ) -> ExampleData:
     """Load text in rows of `length` tokens for a language model, or labelled examples for a classifier, of at most
-    `max_tokens` tokens. `data` is a known name or a file; `split` is by default the first of `prefer` that a known data
-    set has, else its test split. Raise InputError if the name or the split is unknown, the file cannot be read, a text
-    is longer, or a language model has no tokenizer."""
+    `max_tokens` tokens. `data` is a known name, a file or a table; `split` is by default the first of `prefer` that a
+    known data set has, else its test split. Raise InputError if the name or the split is unknown, the file cannot be
+    read, a text is longer, or a language model has no tokenizer."""
     from ssmscope.data.language import language_data, load_lines
     from ssmscope.data.pixels import load_labelled
     from ssmscope.data.text import LINE_SOURCES, SOURCES
 
-    source = (SOURCES if model.is_classifier else LINE_SOURCES).get(data)
+    source = (SOURCES if model.is_classifier else LINE_SOURCES).get(data) if isinstance(data, str) else None
     if split is None and source is not None:
         split = next((name for name in prefer if name in source.splits), None)
     if model.is_classifier:
         found = load_labelled(data, split)
         check_fits(model, found, max_tokens)
         return found
-    model.check_tokenizer(str(data))
+    name = Path(data).stem if isinstance(data, str | os.PathLike) else "given"
+    model.check_tokenizer(name if name == "given" else str(data))
     if split is None and source is not None:
         split = source.default_split
     lines = load_lines(data, split)
-    return language_data(lines, model.tokenizer, length=length, name=Path(data).stem, split=split or "all")
-
-
-# ---- typed texts
-
-
-def texts_of(texts: Sequence[str] | None, file: str | None) -> list[str]:
-    """Return the texts of `--text` or of `--file`. Raise InputError if both or neither are given, a text is not valid
-    UTF-8, or the file cannot be used."""
-    if texts and file is not None:
-        raise InputError("--text cannot be combined with --file; give one of them")
-    if file is not None:
-        return lines_of(file)
-    if not texts:
-        raise InputError(
-            "no text; give --text TEXT, --file FILE, or --ids 5,17,3 for a model without a tokenizer; --image FILE for "
-            "one of pixels"
-        )
-    for text in texts:
-        if SURROGATE.search(text):
-            raise InputError("--text is not valid UTF-8; give it in UTF-8, or in a file with --file")
-    return list(texts)
-
-
-def lines_of(file: str) -> list[str]:
-    """Return the lines of a UTF-8 file; `-` is stdin. Raise InputError if it cannot be read, is a table, is not UTF-8
-    text, is empty, or has an empty line between others, which would number texts and lines differently."""
-    suffix = Path(file).suffix.lower()
-    if suffix in TABLES:
-        raise InputError(f"--file {file} is a table, and --file takes lines: save its texts one a line in a .txt file")
-    advice = "save it as UTF-8, one text a line"
-    if file == "-":
-        text = decoded_text(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "--file -", advice=advice)
-    else:
-        text = read_text(file, f"--file {file}", advice=advice)
-    lines = text.replace("\r\n", "\n").split("\n")
-    while lines and not lines[-1].strip():
-        lines.pop()
-    if not lines:
-        raise InputError(f"--file {file} is empty; give one text a line")
-    empty = next((number for number, line in enumerate(lines, start=1) if not line.strip()), None)
-    if empty is not None:
-        raise InputError(f"--file {file}: line {empty} is empty; give one text a line")
-    return lines
-
-
-def whole_numbers(value: str, option: str, example: str) -> list[int]:
-    """Parse whole numbers such as "5,17,3". Raise InputError for anything else, or more than 18 digits."""
-    parts = [part.strip() for part in value.split(",")]
-    wrong = next((part for part in parts if not WHOLE_NUMBER.fullmatch(part)), None)
-    if wrong is not None:
-        raise InputError(f"{option} {value!r}: {wrong!r} is not a whole number; write for example {option} {example}")
-    return [int(part) for part in parts]
+    return language_data(lines, model.tokenizer, length=length, name=name, split=split or "all")

@@ -116,14 +116,14 @@ class Result(ABC):
         """Draw the picture without pyplot: nothing is registered globally and no display is needed.
 
         Args:
-            ax: matplotlib axes to draw into, for a picture of one panel, or part of a figure with constrained layout.
+            ax: matplotlib axes to draw into, whose place several panels take, or part of a constrained figure.
             title: text in place of the picture's own title; "" for none, and no line below it.
             size: width, or width and height, in inches, by default as large as the content needs. Letters keep their
                 size: at 3.3 inches, a column's width, they are 8 points.
             options: of a kind's own picture, such as `start`, the number of the first text.
 
         Raises:
-            InputError: the size or an option is invalid, or `ax` is given for a picture of several panels.
+            InputError: the size or an option is invalid, or the picture does not fit `ax`.
         """
         from ssmscope.render.figure import Frame, framed
 

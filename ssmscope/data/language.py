@@ -17,7 +17,7 @@ from ssmscope.core.batching import MAX_TOKENS_PER_ROW, refuse_above
 from ssmscope.core.text_files import read_text
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.hub import is_hub_id, text_rows
-from ssmscope.data.rows import SUFFIXES, Row, checked_column, checked_path, read_rows, text_of
+from ssmscope.data.rows import SUFFIXES, Row, checked_column, checked_path, given_rows, read_rows, text_of
 from ssmscope.data.text import LINE_SOURCES, known_rows
 from ssmscope.data.tokenizer import fast_tokenizer
 from ssmscope.data.tokens import IGNORED, TokenData
@@ -33,14 +33,16 @@ DOCUMENTS = ("books",)
 """Known texts whose rows are documents."""
 
 
-def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
+def load_lines(data: Any, split: str | None = None) -> tuple[str, ...]:
     """Load the lines of a known text or of a file, stripped of white space. Blank lines are kept.
 
     The data are `wikitext2` (WikiText-2, words separated by spaces and rare ones written `<unk>`), `books` (English
     novels), of the split `train`, `validation` or (default) `test`; a .txt file; a csv, tsv, jsonl or parquet file, or
-    `OWNER/NAME` on the hub, with a column `text`. A split may be cut, as `test[:200]`. Raise InputError for what cannot
-    be read, a missing column, or no word at all.
+    `OWNER/NAME` on the hub, with a column `text`; a DataFrame with that column, or a list of texts. A split may be cut,
+    as `test[:200]`. Raise InputError for what cannot be read, a missing column, or no word at all.
     """
+    if (given := given_rows(data)) is not None:
+        return _lines(list(map(_text, given)), given[0].place)
     if isinstance(data, str) and data in LINE_SOURCES:
         source = LINE_SOURCES[data]
         rows = known_rows(data, source, split or source.default_split)

@@ -79,14 +79,14 @@ def load_pixels(data: str, split: str | None = None) -> PixelData:
 
 
 def load_labelled(
-    data: str | Path, split: str | None = None, *, label_names: Sequence[str] | None = None
+    data: Any, split: str | None = None, *, label_names: Sequence[str] | None = None
 ) -> PixelData | TextData:
-    """Load labelled examples for a classifier: images (`load_pixels`), or texts of a data set or a file
+    """Load labelled examples for a classifier: images (`load_pixels`), or texts of a data set, a file or a table
     (`load_text`)."""
-    if data in KNOWN:
-        return load_pixels(str(data), split)
-    if data not in SOURCES and not is_hub_id(data):
-        checked_path(data, LABELLED)
+    if isinstance(data, str) and data in KNOWN:
+        return load_pixels(data, split)
+    if isinstance(data, str | os.PathLike) and str(data) not in SOURCES and not is_hub_id(data):
+        checked_path(Path(data), LABELLED)
     return load_text(data, split, label_names=label_names)
 
 

@@ -86,6 +86,28 @@ def read_rows(path: Path) -> list[Row]:
     return numbered(rows, path)
 
 
+def given_rows(data: Any) -> list[Row] | None:
+    """Return the rows of a table that Python holds: a DataFrame of pandas or polars, a `datasets.Dataset`, or a list of
+    (text, label) pairs, of rows by column, or of texts. None for anything else; raise InputError if there is none."""
+    reads = {"to_dicts": (), "to_list": (), "to_dict": ("records",)}
+    if hasattr(data, "columns") or hasattr(data, "column_names"):
+        name = next((name for name in reads if hasattr(data, name)), None)
+        rows = None if name is None else getattr(data, name)(*reads[name])
+    elif isinstance(data, list | tuple) and all(map(_is_row, data)):
+        rows = [{"text": row} if isinstance(row, str) else dict(zip(("text", "label"), row))
+                if isinstance(row, list | tuple) else row for row in data]  # fmt: skip
+    else:
+        return None
+    if rows is not None and not len(rows):
+        raise InputError("the data hold no rows; give at least one text")
+    return None if rows is None else numbered(rows, "the data")
+
+
+def _is_row(row: Any) -> bool:
+    pair = isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], str)
+    return pair or isinstance(row, str | Mapping)
+
+
 def numbered(rows: Iterable[Mapping[str, Any]], place: str | Path) -> list[Row]:
     return [Row(row, number, place) for number, row in enumerate(rows, 1)]
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from ssmscope.data.eraser import eraser_rows, eraser_splits
 from ssmscope.data.hub import hub_rows, is_hub_id, labelled_rows, part_of
@@ -25,6 +26,7 @@ from ssmscope.data.rows import (
     checked_path,
     checked_text,
     class_ids,
+    given_rows,
     label_column,
     numbered,
     rationale_spans,
@@ -159,15 +161,16 @@ def text_data(
 
 
 def load_text(
-    data: str | Path, split: str | None = None, *, label_names: Sequence[str] | None = None, as_written: bool = False
+    data: Any, split: str | None = None, *, label_names: Sequence[str] | None = None, as_written: bool = False
 ) -> TextData:
-    """Load the labelled texts of a data set known or on the hub, of a csv, tsv, jsonl or parquet file, or of an ERASER
-    folder.
+    """Load the labelled texts of a data set known or on the hub, of a csv, tsv, jsonl or parquet file, of an ERASER
+    folder, or of a table that Python holds.
 
     Args:
         data: one of `SOURCES`; `OWNER/NAME` or `OWNER/NAME:CONFIGURATION` on the hub, or the path of a file, with the
-            columns `text` and `label`; or that of a folder (`ssmscope.data.eraser`). Pairs of sentences are joined to
-            one text by `PAIR_SEPARATOR`. A file may have a column `rationale` that `rationale_spans` reads.
+            columns `text` and `label`; or that of a folder (`ssmscope.data.eraser`); or a DataFrame with these columns,
+            or a list of (text, label). Pairs of sentences are joined to one text by `PAIR_SEPARATOR`. A file may have a
+            column `rationale` that `rationale_spans` reads.
         split: split of a known data set, of one on the hub or of a folder, by default the one to evaluate on (`test`;
             `validation` for wnli, whose test split has no labels). `test[:200]` streams the first 200 rows of the hub
             and downloads no more. A file has no splits.
@@ -182,10 +185,14 @@ def load_text(
     """
     if isinstance(data, str) and data in SOURCES:
         return load_known(data, split)
-    if data in LINE_SOURCES:
+    if isinstance(data, str) and data in LINE_SOURCES:
         raise InputError(f"{data} has no labels: it is data for language models; give one of {', '.join(SOURCES)}")
     own = None
-    if is_hub_id(data):
+    if (given := given_rows(data)) is not None:
+        path, rows = Path("given"), given
+        if split is not None:
+            raise InputError(f"split {split!r:.80} was asked for, but a table has none; give the rows of one")
+    elif is_hub_id(data):
         path, split = Path(data), split or "test"
         rows, own = labelled_rows(str(data), split)
     elif os.path.isdir(data):

@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocat
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.render.colours import ink, ramp
-from ssmscope.render.layout import FittedLayout
+from ssmscope.render.layout import FittedLayout, in_place_of, inches
 from ssmscope.render.letters import MAX_NAME_LETTERS, drawable, families, short_name
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import with_interval
@@ -43,6 +43,9 @@ FONT_SIZE, NARROW_FONT_SIZE, NARROW_INCHES = 9.0, 8.0, 5.0
 MIN_SIDE_INCHES, MAX_SIDE_INCHES = 0.5, 100
 ROW_INCHES, AXIS_INCHES, MIN_PANEL_INCHES = 0.28, 0.6, 1.9
 MAX_NAMED = 60
+
+LEAST_IN_AXES = 0.75
+"""Share of the least height of a body that does in a user's axes."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +108,10 @@ class Sheet:
     """Figure `width` inches wide with title, smaller line and legend above its `body`; or what a user gives."""
 
     def __init__(
-        self,
-        frame: Frame,
-        title: str,
-        below: str = "",
-        legend: Sequence[tuple[Line2D, str]] = (),
-        *,
-        width: float = 8.0,
+        self, frame: Frame, title: str, below: str = "", legend: Sequence[tuple[Line2D, str]] = (), *, width: float = 8
     ) -> None:
         """Make the sheet, `width` inches wide unless the frame says otherwise; titles and names are cut to fit."""
-        self.frame, self.legend = frame, legend
+        self.frame, self.legend, self._told = frame, legend, (title, below, legend)
         wide, self._height = frame.sides
         self.width, self._head = wide or width, 0.0
         own = title if frame.title is None else frame.title
@@ -131,15 +128,13 @@ class Sheet:
             layout = FittedLayout(w_pad=0.06, h_pad=0.05, wspace=0.02, hspace=0.02)
             self.figure = self.body = Figure(figsize=(self.width, self._height or 1.0), layout=layout)
         lines = ((own, "large", INK, 200), (below if frame.title != "" else "", "medium", SOFT, 420))
-        for text, size, colour, most in lines:
-            if text:
-                points = font_manager.FontProperties(size=size).get_size_in_points()
-                per_line = max(int(122 * (self.width - 0.3) / points), 12)
-                text = _wrapped(text, per_line, most // per_line + 1)
+        for line, size, colour, most in lines:
+            if line:
+                text, height = self._line(line, size, most)
                 style: dict[str, Any] = dict(x=0.12 / self.width, ha="left", fontsize=size, color=colour)
                 self.body.suptitle(text, **style)
                 self.body = self.body.subfigures()
-                self._head += 0.07 + 0.017 * points * (1 + text.count("\n"))
+                self._head += height
         if legend:
             most = min(100, int(120 * (self.width - 0.5) / matplotlib.rcParams["font.size"]))
             names = [short_name(name, max(most, MAX_NAME_LETTERS)) for _, name in legend]
@@ -148,13 +143,35 @@ class Sheet:
             self.body = self.body.subfigures()
             self._head += 0.1 + 0.19 * math.ceil(len(legend) / columns)
 
+    def _line(self, text: str, size: str, most: int) -> tuple[str, float]:
+        """Return a line above the body as it is wrapped, in at most so many letters, and its height in inches."""
+        per_line = self._per_line(size)
+        text = _wrapped(text, per_line, most // per_line + 1)
+        points = font_manager.FontProperties(size=size).get_size_in_points()
+        return text, 0.07 + 0.017 * points * (1 + text.count("\n"))
+
+    def _per_line(self, size: str) -> int:
+        """Return the number of letters of this size in a line."""
+        return max(int(122 * (self.width - 0.3) / font_manager.FontProperties(size=size).get_size_in_points()), 12)
+
+    def _replace(self, ax: Axes, least: float) -> None:
+        """Go on in a part of the figure in place of a user's axes; low ones have one line of title, and no other."""
+        title, below, legend = self._told
+        frame = replace(self.frame, ax=in_place_of(ax))
+        self.width, height = inches(frame.ax)  # type: ignore[arg-type]
+        head = sum(self._line(*line)[1] for line in ((self.title, "large", 200), (below, "medium", 420)) if line[0])
+        if low := head + 0.3 * bool(legend) + least > height:
+            frame = replace(frame, title=shorten(visible(self.title), self._per_line("large")))
+        Sheet.__init__(self, frame, title, "" if low else below, legend)
+
     def take(self, height: float, least: float) -> Any:
-        """Make the sheet high enough for a body and return it. Raise InputError for axes, or a height that leaves less
-        than `least` inches."""
-        ax, part = self.frame.ax, isinstance(self.frame.ax, SubFigure)
-        if ax is not None and not part:
-            said = "ax: this figure has several panels, and axes hold one; call figure() without ax, or give a part"
-            raise InputError(f"{said} of a figure, as matplotlib's subfigures() makes them")
+        """Make the sheet high enough for a body and return it; several panels take the place of a user's axes. Raise
+        InputError for axes without a place among a figure's, or a height that leaves less than `least` inches."""
+        ax = self.frame.ax
+        if ax is not None and not isinstance(ax, SubFigure):
+            self._replace(ax, least)
+            least *= LEAST_IN_AXES
+        part = isinstance(self.frame.ax, SubFigure)
         if self._height is not None and self._height < self._head + least:
             more = f"a height of {math.ceil(10 * (self._head + least)) / 10:g} inches or more"
             if part:
@@ -211,12 +228,6 @@ def legend_below(part: SubFigure) -> None:
     """Draw the legend of a part's panels below them, in as many columns as it is wide for."""
     names = [name for axes in part.axes for name in axes.get_legend_handles_labels()[1]]
     part.legend(loc="outside lower left", ncols=legend_columns(names, inches(part)[0]), columnspacing=1.2)
-
-
-def inches(part: SubFigure) -> tuple[float, float]:
-    """Return width and height of a part of a figure."""
-    dpi = part.get_figure(root=True).dpi
-    return part.bbox.width / dpi, part.bbox.height / dpi
 
 
 def grid(part: Any, count: int, across: int, **options: Any) -> list[Axes]:

@@ -10,9 +10,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from ssmscope.errors import InputError
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
     from matplotlib.transforms import BboxBase
 
 MIN_LETTERS, MAX_PASSES = 8, 5
@@ -120,3 +122,21 @@ def _break(text: Text, said: str, along: int, room: float) -> None:
     while (size := _span(text.get_window_extent(), along))[1] - size[0] > room and letters > MIN_LETTERS:
         letters = max(min(letters - 1, int(letters * room / (size[1] - size[0]))), MIN_LETTERS)
         text.set_text("\n".join(textwrap.fill(line, letters, break_long_words=False) for line in lines))
+
+
+def in_place_of(ax: Axes) -> SubFigure:
+    """Remove axes, and return a part of their figure in their place."""
+    place, figure = ax.get_subplotspec(), ax.get_figure()
+    if place is None or figure is None:
+        said = "ax: this figure has several panels, and these axes stand where they are put by hand: give axes of"
+        raise InputError(f"{said} subplots(), a part of a figure (matplotlib's subfigures()), or none")
+    ax.remove()
+    if figure.get_layout_engine() is None:
+        figure.get_figure(root=True).set_layout_engine("constrained")
+    return figure.add_subfigure(place)
+
+
+def inches(part: SubFigure) -> tuple[float, float]:
+    """Return width and height of a part of a figure."""
+    dpi = part.get_figure(root=True).dpi
+    return part.bbox.width / dpi, part.bbox.height / dpi

@@ -21,6 +21,7 @@ from matplotlib.patches import Rectangle
 from ssmscope.errors import InputError
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES, SHADES, SIGNED, STEPS, ink, ramp
+from ssmscope.render.layout import inches
 from ssmscope.render.letters import drawable, families, letters
 from ssmscope.render.numbers import format_probability, number
 from ssmscope.render.token_rows import in_line, row_kinds, scale_ends, window_note, windows
@@ -117,7 +118,7 @@ def lay_out(text: TokenText, columns: float, most: int = MAX_BOXES) -> list[list
 
 def typewriter(part: SubFigure, lines: float) -> Axes:
     """Return axes that measure characters to the right, and lines down from the top."""
-    columns = (plot.inches(part)[0] - 0.16) / _character_inches()
+    columns = (inches(part)[0] - 0.16) / _character_inches()
     axes = part.subplots(subplot_kw={"xlim": (0, columns), "ylim": (lines, 0)})
     axes.set_axis_off()
     return axes

@@ -157,6 +157,25 @@ def test_every_method_says_of_a_text_what_it_says_alone(kind):
         np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4, atol=1e-6, err_msg=found.method)
 
 
+class Activated(Wrapper):
+    """A head of two layers with an activation between."""
+
+    def __init__(self, inner, act=nn.ReLU):
+        super().__init__(inner)
+        width = inner.config.hidden_size
+        self.act = nn.Sequential(nn.Linear(width, width), act())
+
+    def pooled(self, hidden):
+        return self.act(hidden[:, -1])
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid])
+def test_relevance_adds_up_through_an_activation(act):
+    model = ssmscope.load(loud(Activated(backbone(), act)))
+    (attribution,) = explain(model, model.encode(ids=TEXTS[:1]), methods=("lrp",), target=1).texts[0].attributions
+    assert attribution.converged and attribution.delta < 1e-4
+
+
 @pytest.mark.parametrize("kind", ["Wrapper", "First", "Mean", "Embedding", "Within"])
 def test_relevance_adds_up_where_the_head_is_linear(kind):
     model = ssmscope.load(made(kind))
@@ -170,21 +189,17 @@ class Bent(Wrapper):
         return super().forward(input_ids).tanh()
 
 
-class Activated(Wrapper):
+class Normed(Activated):
     def __init__(self, inner):
-        super().__init__(inner)
-        self.act = nn.Tanh()
-
-    def pooled(self, hidden):
-        return self.act(hidden[:, -1])
+        super().__init__(inner, lambda: nn.Softmax(-1))
 
 
 @pytest.mark.parametrize(
     "make, said",
     [
-        (Bent, r"its own forward pass is not linear; lrp reads heads that are linear, or norms and linear"),
+        (Bent, r"its own forward pass is not linear; lrp reads heads that are made of linear layers"),
         (Attending, r"its own forward pass is not linear"),
-        (Activated, r"lrp has no rule for Tanh"),
+        (Normed, r"lrp has no rule for Softmax \(act\.1\)"),
     ],
 )
 def test_relevance_is_refused_where_a_head_bends(make, said):

@@ -274,7 +274,7 @@ def test_forty_texts_name_no_word_whose_interval_holds_an_even_share():
     assert "Lowest: “but”" in str(recorded) and "Highest" not in str(recorded)
 
 
-def test_a_figure_takes_a_title_but_no_axes_for_several_panels(result):
+def test_a_figure_takes_a_title_and_a_size(result):
     assert "My words" in labels(result.figure(title="My words")) and result.headline not in said(
         result.figure(title="")
     )
@@ -282,8 +282,6 @@ def test_a_figure_takes_a_title_but_no_axes_for_several_panels(result):
         with pytest.raises(InputError, match="allowed are a width, or a width and a height, from 0.5 to 100 inches"):
             result.figure(size=size)
     axes = Figure().subplots()
-    with pytest.raises(InputError, match="this figure has several panels"):
-        result.figure(ax=axes)
     with pytest.raises(InputError, match="give ax or size, not both"):
         result.figure(ax=axes, size=3.3)
 

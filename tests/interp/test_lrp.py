@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from ssmscope.core import batching
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
+from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules, through_activation
 from ssmscope.interp.methods.lrp_blocks import freeze_soft_caps
 from ssmscope.interp.objective import Objective, objective
 
@@ -434,14 +435,14 @@ class Doubled(nn.Linear):
         return super().forward(x) * x.sum()
 
 
-NO_RULE = "lrp has no rule for (Tanh|ReLU|GroupNorm), .*MambaRMSNorm"
+NO_RULE = r"lrp has no rule for (Softmax|GroupNorm) \(backbone.norm_f(\.1)?\), which may not be linear"
 
 
 @pytest.mark.parametrize(
     "part, why",
     [
-        (nn.Tanh(), NO_RULE),
-        (nn.Sequential(nn.Linear(24, 24), nn.ReLU()), NO_RULE),
+        (nn.Softmax(-1), NO_RULE),
+        (nn.Sequential(nn.Linear(24, 24), nn.Softmax(-1)), NO_RULE),
         (Doubled(24, 24), "lrp's Doubled, a Doubled of .*, is no linear map"),
         (nn.GroupNorm(1, 24), NO_RULE),
     ],
@@ -455,6 +456,32 @@ def test_a_part_without_a_rule_is_refused(part, why):
         with pytest.raises(InputError, match=why):
             method(of)
     assert state(model.module) == before
+
+
+ACTIVATIONS = [
+    *(nn.ReLU(), nn.GELU(), nn.GELU("tanh"), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.Softplus(), nn.LeakyReLU()),
+    *(nn.ELU(), nn.PReLU(), nn.Hardtanh(), nn.Mish()),
+]
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS, ids=str)
+def test_an_activation_is_a_factor_of_its_input_beside_its_value_at_zero(act):
+    act = deepcopy(act).double()
+    with exact("mamba", target=5) as of:
+        backbone = of.model.module.backbone
+        backbone.norm_f = nn.Sequential(backbone.norm_f, deepcopy(act)).double()
+        found = lrp(of)
+    assert found.converged.all() and float(found.delta.max()) < 1e-10
+    x = torch.tensor([[[-3.0, -0.4, 0.0, 0.7, 2.0]]], dtype=torch.float64, requires_grad=True)
+    one = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    y = through_activation(act, x, one)
+    assert torch.equal(y, act(x)) or relative(y, act(x)) < 1e-15
+    by_x, by_one = torch.autograd.grad(y.sum(), (x, one), allow_unused=True)
+    at_zero = act(torch.zeros(1, dtype=torch.float64)).item()
+    assert float(by_one if by_one is not None else 0) == pytest.approx(5 * at_zero)
+    for value, factor, whole in zip(*(each.flatten().tolist() for each in (x, by_x, act(x))), strict=True):
+        if value:
+            assert factor == pytest.approx((whole - at_zero) / value, rel=1e-12)
 
 
 def test_a_model_with_a_forward_pass_of_its_own_is_refused():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from ssmscope.api.results import Result
 from ssmscope.errors import InputError
@@ -66,9 +66,37 @@ def test_a_part_of_a_figure_holds_several_panels(name: str) -> None:
     assert figure.get_size_inches().tolist() == [2 * width, height]
 
 
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_panels_take_the_place_of_axes(name: str) -> None:
+    result = Result.load(RECORDED / f"{name}.json")
+    alone = result.figure()
+    width, height = alone.get_size_inches()
+    figure = Figure((2 * width, height), layout="constrained")
+    other, axes = figure.subplots(1, 2)
+    other.plot([1, 2], [3, 4])
+    before, place = numbers(figure)[0], axes.get_position()
+    assert result.figure(ax=axes) is figure and axes not in figure.axes
+    (part,) = figure.subfigs
+    assert numbers(part) == numbers(alone)
+    figure.draw_without_rendering()
+    centre = part.bbox.transformed(figure.transFigure.inverted())
+    assert centre.x0 <= place.x0 and place.x1 <= centre.x1 + 0.05
+    assert numbers(figure)[0] == before and figure.get_size_inches().tolist() == [2 * width, height]
+
+
+def test_low_axes_have_one_line_of_title() -> None:
+    result = Result.load(RECORDED / "stability-mamba2/stability.json")
+    figure = Figure((6, 1.6))
+    result.figure(ax=figure.subplots())
+    titles = [part.get_suptitle() for part in figure.findobj(SubFigure) if part.get_suptitle()]
+    assert len(titles) == 1 and "\n" not in titles[0] and titles[0].startswith("Stability of ")
+
+
 def test_what_does_not_fit_is_refused() -> None:
     result = Result.load(RECORDED / "heatmap-text/heatmap.json")
-    with pytest.raises(InputError, match="several panels, and axes hold one; .* give a part of a figure"):
-        result.figure(ax=Figure().subplots())
+    with pytest.raises(InputError, match=r"several panels, .* by hand: give axes of subplots\(\), a part"):
+        result.figure(ax=Figure().add_axes((0, 0, 1, 1)))
+    with pytest.raises(InputError, match=r"ax is 0\.8 inches high, too low for this figure; give a height of"):
+        result.figure(ax=Figure((6, 0.8)).subplots())
     with pytest.raises(InputError, match=r"ax is 0\.5 inches high, too low for this figure; give a height of"):
         result.figure(ax=Figure((8, 0.5)).subfigures())

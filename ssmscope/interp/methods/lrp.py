@@ -3,7 +3,7 @@
 The relevance of a token is gradient × input of a network of the same value in which everything non-linear is frozen,
 so that it is linear in its input and in its constants:
 
-    activations: act(c) is c [act(c) / c], that is c [σ(c)] for SiLU,
+    activations: act(c) is c [(act(c) − act(0)) / c] + act(0), that is c [σ(c)] for SiLU,
     recurrences: decays, steps, B and C are frozen, and y is linear in x,
     output gates: y ⊙ SiLU(z) is ½ y ⊙ [SiLU(z)] + ½ [y] ⊙ z ⊙ [σ(z)], half of the relevance through each,
     norms: the scale is frozen; a mean that is subtracted is linear,
@@ -138,7 +138,7 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
             raise InputError(
                 f"the relevance of tokens and constants misses the logits of {objective.model.name} by "
                 f"{float(missed.max()):.1%} of what is added: its own forward pass is not linear; lrp reads heads that "
-                "are linear, or norms and linear layers"
+                "are made of linear layers, norms and activations"
             )
     delta = missing / value.abs().clamp(min=torch.finfo(value.dtype).tiny)
     return Scores(scores, delta=delta, converged=delta <= MAX_DELTA)
@@ -247,6 +247,29 @@ def through_affine(layer: nn.Module, constant: Tensor | None, x: Tensor, one: Te
     """Apply a linear layer; its `constant`, its output for zeros, is multiplied by `one`."""
     y = layer(x)
     return y if constant is None else y + (_rest_map(one, y) - 1) * constant.to(y)
+
+
+def through_activation(act: nn.Module, x: Tensor, one: Tensor) -> Tensor:
+    """Apply an activation by the identity rule, as a frozen factor of its input; its value at 0 times `one`."""
+    frozen = x.detach()
+    with torch.no_grad():
+        constant = act(torch.zeros_like(frozen))
+        factor = as_diagonal(lambda c: act(c) - act(torch.zeros_like(c)), frozen)
+    return x * factor + _rest_map(one, x) * constant
+
+
+def is_elementwise(module: nn.Module) -> bool:
+    """Return True if a module without parts maps each number by itself, as activations do."""
+    if next(module.children(), None) is not None:
+        return False
+    row = torch.tensor([[-3.0, -0.7, 0.2, 0.9, 2.5]])
+    row = row.to(next(module.parameters(), row))
+    try:
+        with torch.no_grad(), evaluating(module):
+            apart = torch.cat([module(value.view(1, 1)) for value in row[0]], dim=-1)
+            return bool(torch.allclose(module(row), apart, rtol=0, atol=1e-2 if row.element_size() < 4 else 1e-5))
+    except Exception:  # A module from outside may want anything but one tensor.
+        return False
 
 
 def through_map(layer: nn.Module, x: Tensor, one: Tensor) -> Tensor:
@@ -370,9 +393,10 @@ def _around_backbone(module: nn.Module) -> set[int]:
 
 
 def _rules(
-    module: nn.Module, read: set[int], one: Tensor, half: bool, passing: Set[int] = frozenset()
+    module: nn.Module, read: set[int], one: Tensor, half: bool, passing: Set[int] = frozenset(), name: str = ""
 ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-    """Return the parts that have a rule, with it, outside those in `read`; parts in `passing` need none."""
+    """Return the parts that have a rule, with it, outside those in `read`; parts in `passing` need none. Raise
+    InputError for a part without a rule, by its `name`."""
     if id(module) in read:
         return []
     kind, what = type_before_parametrizations(module), f"lrp's {type(module).__name__}"
@@ -395,9 +419,13 @@ def _rules(
     if issubclass(kind, FeedForward):
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
     elif not (kind in LINEAR_MODULES or is_family_block(module) or model or id(module) in passing):
-        kinds = (nn.Linear, nn.LayerNorm, *RMS_NORMS, *MAP_MODULES, FeedForward, *LINEAR_MODULES)
-        known = ", ".join(sorted(each.__name__ for each in kinds))
-        raise InputError(f"lrp has no rule for {kind.__name__}, which may not be linear; it has rules for {known}")
-    for part in module.children():
-        rules += _rules(part, read, one, half, passing)
+        if is_elementwise(module):
+            return [(module, partial(through_activation, twin(module), one=one))]
+        where = f" ({name.removeprefix('module.')})" if name else ""
+        raise InputError(
+            f"lrp has no rule for {kind.__name__}{where}, which may not be linear; it reads linear layers, norms, "
+            "activations, convolutions of maps, and the blocks of the families that are listed"
+        )
+    for child, part in module.named_children():
+        rules += _rules(part, read, one, half, passing, f"{name}.{child}" if name else child)
     return rules

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
-from ssmscope.api.inputs import Examples, Texts, load_examples
+from ssmscope.api.inputs import Examples, Texts, is_named, load_examples
 from ssmscope.api.options import NO_EFFECT, Metavar, Option, Progress, Range, Reads, Seed
 from ssmscope.api.signatures import options_of
 from ssmscope.core.batching import refuse_reading
@@ -46,6 +46,12 @@ class FitData(Examples):
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
         found = {**super().options, **options_of(_options)}
         return {name: found[name] for name in ("data", "split", "validation", "length", "max_tokens")}
+
+    def take(self, given: Any, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
+        # Rows of texts, or of token ids, are fitted as they are.
+        if isinstance(given, list | tuple) and all(isinstance(row, str) or not is_named([row]) for row in given):
+            return given
+        return super().take(given, values, options, models)
 
     def read_besides(
         self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]
