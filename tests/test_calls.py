@@ -15,7 +15,7 @@ from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import Call, analysis
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import NO_EFFECT, Range, Reads, asked
-from ssmscope.api.results import call_options
+from ssmscope.api.provenance import call_options
 from ssmscope.api.writing import check_writable
 from ssmscope.errors import InputError
 

@@ -18,7 +18,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, doubt, strongest
 from ssmscope.interp.heatmap import views
 from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
-from ssmscope.probes.evaluate.result import Benchmarks, Score
+from ssmscope.probes.evaluate.result import Benchmarks, TaskScore
 from ssmscope.probes.retrieval.result import Cell, Ratio, Retrieval
 from ssmscope.probes.snr.measure import LayerDifference, LayerSNR, SNRCurve, SNRDifference
 from ssmscope.probes.snr.result import LensedModel, NeedleSNR
@@ -478,9 +478,9 @@ def test_explanations_are_listed_text_by_text_and_method_by_method() -> None:
 def test_scores_of_benchmarks() -> None:
     made = counter()
     scores = (
-        Score("a", "acc", made(), True, 5, 100),
-        Score("a", "norm", replace(made(), low=NAN, high=NAN), True, 0, 100),
-        Score("b", "ppl", Estimate(12.345678, 12.0, 12.5), False, 0, 0),
+        TaskScore("a", "acc", made(), True, 5, 100),
+        TaskScore("a", "norm", replace(made(), low=NAN, high=NAN), True, 0, 100),
+        TaskScore("b", "ppl", Estimate(12.345678, 12.0, 12.5), False, 0, 0),
     )
     result = Benchmarks({"model": "own", "versions": {"lm-eval": "0.4"}}, scores)
     (table,) = result.tables()

@@ -191,7 +191,7 @@ def test_the_name_of_data(tmp_path: Path) -> None:
     assert data_name("x", Known(), ["sst2"], "a file") == "x"
     assert data_name(None, Known(name="demo/sst2-mamba2"), ["sst2"], "a file") == "sst2"
     for name, known in ((str(tmp_path), ["sst2"]), ("demo/sst2-mamba2", ["imdb", "agnews"])):
-        with pytest.raises(InputError, match=f"no data; give --data, one of {', '.join(known)}, or a file"):
+        with pytest.raises(InputError, match=f"no data; give data=…, one of {', '.join(known)}, or a file"):
             data_name(None, Known(name=name), known, "a file")
     kinds = [Known(), Known(is_classifier=False), Known(channels=3)]
     texts, lines, pixels = map(known_data, kinds)

@@ -12,7 +12,8 @@ import pytest
 
 from ssmscope.api import analyses as registry
 from ssmscope.api import results
-from ssmscope.api.results import OverTexts, Result, record_provenance, save_together
+from ssmscope.api.provenance import record_provenance
+from ssmscope.api.results import OverTexts, Result, save_together
 from ssmscope.errors import InputError
 
 

@@ -26,7 +26,8 @@ from warm import PLAIN, TRANSFORMERS
 from ssmscope.api import analyses as registry
 from ssmscope.api import jsonable, results
 from ssmscope.api.jsonable import MAX_LISTED_NUMBERS
-from ssmscope.api.results import Result, record_provenance
+from ssmscope.api.provenance import record_provenance
+from ssmscope.api.results import Result
 from ssmscope.errors import InputError
 
 

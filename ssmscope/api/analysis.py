@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from ssmscope.api.analyses import ANALYSES, analysis_of
 from ssmscope.api.inputs import MODEL_KINDS, Input, Named, is_named
 from ssmscope.api.options import Option, asked, noted, plain
+from ssmscope.api.scores import Dimension
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
@@ -67,6 +68,8 @@ class Analysis:
         writes: True if it writes its own files into the directory `out`, which it requires.
         then: the command line to try next, with {model} and {out}, if it writes its own files.
         sharded: True if it goes over a data set by `ssmscope.api.sharding.parts.over`.
+        scores: names without brackets of its results' scores (`Result.card_scores`).
+        dimensions: rows of a scorecard that its scores have.
     """
 
     name: str
@@ -84,6 +87,8 @@ class Analysis:
     writes: bool = False
     then: str = ""
     sharded: bool = False
+    scores: tuple[str, ...] = ()
+    dimensions: tuple[Dimension, ...] = ()
 
     @property
     def module(self) -> str:

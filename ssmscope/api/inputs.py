@@ -315,7 +315,7 @@ def data_name(given: Any, model: Model, known: Collection[str], else_: str) -> A
 
     name = given if given is not None else trained_on(model.name)
     if name is None or (given is None and name not in known):
-        raise InputError(f"no data; give --data, one of {', '.join(known)}, or {else_}")
+        raise InputError(f"no data; give data=…, one of {', '.join(known)}, or {else_}")
     return name
 
 

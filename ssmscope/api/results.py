@@ -16,10 +16,8 @@ that exist at run time. The views import pandas, matplotlib and rich themselves,
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import io
 import json
@@ -32,10 +30,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from markupsafe import Markup
 
-from ssmscope import __version__, outline
+from ssmscope import outline
 from ssmscope.api.analyses import result_homes
 from ssmscope.api.jsonable import decode_fields, encode, encode_fields
-from ssmscope.api.options import asked
 from ssmscope.api.writing import publish, read_current
 from ssmscope.errors import InputError, did_you_mean
 
@@ -45,6 +42,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Console, ConsoleOptions, RenderableType
 
+    from ssmscope.api.scores import Changed, Score
     from ssmscope.render.blocks import Block
     from ssmscope.render.figure import Frame
     from ssmscope.render.table import Table
@@ -70,7 +68,7 @@ class Result(ABC):
     """Base class of all results.
 
     `provenance` says where the numbers come from: model, architecture, fingerprint, options, seed, versions, date (see
-    `record_provenance`). Two results are equal if all their fields, provenance included, are equal; NaN equals NaN.
+    `ssmscope.api.provenance`). Two results are equal if all their fields, provenance included, are; NaN equals NaN.
     """
 
     provenance: Mapping[str, Any]
@@ -161,6 +159,19 @@ class Result(ABC):
     def sketch(self, at: int = 0) -> Markup:
         """Return the small picture of model number `at` for a report's summary; by default none."""
         return Markup("")
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        """Yield the numbers that scorecards, gates and model cards read (`ssmscope.api.scores`); by default none.
+
+        Args:
+            models: names of the result's models as shown, by default its own.
+        """
+        return iter(())
+
+    def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
+        """Yield the right answers that an attack changes, each once; by default none. `texts` returns the texts of the
+        data, read again; none if they cannot be."""
+        return iter(())
 
     @property
     def queries_made(self) -> str:
@@ -390,41 +401,6 @@ def save_together(
         raise InputError(f"cannot write {blocked}: a folder of that name is in the way")
     publish(folder, next(iter(results)), contents)
     return {name: {suffix: folder / f"{name}.{suffix}" for suffix in formats} for name in results}
-
-
-def call_options(**changed: Any) -> dict[str, Any]:
-    """Return the running analysis's options for its provenance, updated with those that it has changed or settled."""
-    return {**asked.get({}), **changed}
-
-
-def record_provenance(
-    source: Mapping[str, Any], *, options: Mapping[str, Any] | None = None, seed: int | None = None, data: Any = None
-) -> dict[str, Any]:
-    """Return a result's provenance: `source` (the model, as in `Trace.source`), `options` (default: those of the
-    running analysis, see `call_options`), and the origin of labelled `data`."""
-    origin = {}
-    if data is not None:
-        about = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
-        origin = {"data": about}
-    options = call_options() if options is None else dict(options)
-    return {**source, "options": options, "seed": seed, "versions": dict(versions()), "date": now(), **origin}
-
-
-@functools.cache
-def versions() -> Mapping[str, str]:
-    """Return the versions of the packages that the numbers depend on."""
-    found = {"ssmscope": __version__}
-    for package in ("torch", "transformers"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
-def now() -> str:
-    """Return the date and time in UTC."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def _with_model(to_frame: Callable[[Any], DataFrame]) -> Any:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from ssmscope.api.analyses import dimension_of
 from ssmscope.render.tokens import shorten, visible
 from ssmscope.render.worddiff import html_diff
 from ssmscope.reports import card_views
 from ssmscope.reports.hardest import EXPLAINED, PATCHED, Broken, Finding, Hard, worst_findings
-from ssmscope.reports.scorecard import DIMENSIONS, scorecard
+from ssmscope.reports.scorecard import scorecard
 from ssmscope.reports.scores import report_scores
 from ssmscope.reports.store import Report
 
@@ -41,16 +41,13 @@ def opening(report: Report, anchors: Anchors) -> Markup:
 
 
 def _finding(one: Finding, anchors: Anchors) -> Markup:
-    measure = next((each.measure for each in DIMENSIONS if _is(each.pattern, one.score.name)), "answers that change")
+    row = dimension_of(one.score.name)
+    measure = "answers that change" if row is None else row.measure
     head = Markup('<a href="#{}">{}</a>: {}, {} of {}').format(
         anchors[one.entry.key], one.entry.heading, measure, card_views.shown(one.score), visible(one.score.model)
     )
     example = Markup("") if one.example is None else _example(one.example)
     return Markup('<li dir="auto"><p>{}</p>{}</li>').format(head, example)
-
-
-def _is(pattern: str, name: str) -> bool:
-    return re.fullmatch(pattern, name) is not None
 
 
 def _example(one: Broken) -> Markup:

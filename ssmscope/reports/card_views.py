@@ -9,6 +9,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ssmscope.api.scores import HIGHER, LOWER, Score
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import figure as plot
 from ssmscope.render.letters import short_name
@@ -17,7 +18,6 @@ from ssmscope.render.table import Cell, Table, in_percent
 from ssmscope.render.tokens import visible
 from ssmscope.reports.intervals import interval
 from ssmscope.reports.scorecard import Entry, Row, Scorecard
-from ssmscope.reports.scores import HIGHER, LOWER, Score
 
 ARROWS = {HIGHER: "↑", LOWER: "↓"}
 STATES = {"better": "▲ better", "worse": "▼ worse", "differs": "◆ differs"}

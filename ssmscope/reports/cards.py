@@ -12,6 +12,7 @@ from huggingface_hub import EvalResult, ModelCard
 from yaml import YAMLError
 
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER
+from ssmscope.api.scores import Score
 from ssmscope.api.writing import write_whole
 from ssmscope.data.text import LINE_SOURCES, SOURCES
 from ssmscope.errors import InputError
@@ -20,7 +21,6 @@ from ssmscope.render.table import Cell, Table, number_cell
 from ssmscope.reports.gate_files import gates_headline, gates_table
 from ssmscope.reports.grouping import groups, model_names, unique_names, verdict
 from ssmscope.reports.intervals import interval
-from ssmscope.reports.scores import Score, scores
 from ssmscope.reports.store import Report
 
 FOLDER = "cards"
@@ -110,7 +110,7 @@ def section(report: Report, model: str) -> str:
 def _measured(report: Report, model: str) -> Iterator[_Measured]:
     for entry in report.entries:
         for result in entry.results:
-            for one in scores(result, entry.models):
+            for one in result.card_scores(entry.models):
                 if one.model == model:
                     yield _Measured(one, result.provenance)
 

@@ -14,13 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ssmscope.api.analyses import dimension_of
+from ssmscope.api.scores import HIGHER, LOWER, Score, is_paired
 from ssmscope.core.bootstrap import TAIL, Estimate
 from ssmscope.errors import InputError, did_you_mean, nearest
 from ssmscope.render.numbers import counted
 from ssmscope.reports.intervals import chance_beyond, counts_of, difference, interval
 from ssmscope.reports.plan import Plan
 from ssmscope.reports.requirements import BASELINE, OPERATORS, Requirement
-from ssmscope.reports.scores import HIGHER, LOGIT_SCALE, LOWER, NAMES, Score, is_paired, report_scores
+from ssmscope.reports.scores import report_scores
 from ssmscope.reports.store import FAILED, MISSING, Report
 
 MET, MISSED, UNDECIDED = "met", "missed", "undecided"
@@ -95,7 +97,7 @@ def check(requirements: Sequence[Requirement], plan: Plan, baseline: Sequence[Sc
     """Check requirements before anything runs. Raise InputError if one names a model that the plan does not have or a
     score that none of its verbs has, compares a model with itself, or reads a score that the baseline lacks."""
     models = [model.name for model in plan.models]
-    names = [name for call in plan.calls for name in NAMES.get(call.call.name, ())]
+    names = [name for call in plan.calls for name in call.call.analysis.scores]
     benchmarks = any(call.call.options.get("tasks") for call in plan.calls if call.call.name == "evaluate")
     for one in requirements:
         reference = None if one.reference == BASELINE else one.reference
@@ -103,8 +105,8 @@ def check(requirements: Sequence[Requirement], plan: Plan, baseline: Sequence[Sc
             if model not in models:
                 known = [*models, BASELINE] if model == reference else models
                 raise InputError(f"{_told(one)}: there is no model {model!r}; there are {_listed(known, model)}")
-        if reference not in (None, BASELINE) and one.name.startswith("fidelity"):
-            raise InputError(f"{_told(one)} compares models, but {LOGIT_SCALE}; give limits")
+        if reference not in (None, BASELINE) and (apart := _apart(one.name)):
+            raise InputError(f"{_told(one)} compares models, but {apart}; give limits")
         if reference is not None and not {*(models if one.model is None else [one.model])} - {reference}:
             raise InputError(f"{_told(one)} compares {reference} with itself; add another model")
         name = one.name.partition("[")[0]
@@ -163,11 +165,17 @@ def _comparison(requirement: Requirement, score: Score, other: str) -> tuple[str
     """Return the operator and the limit of a requirement on this score, compared with that of the model `other`."""
     if requirement.reference is None:
         return requirement.operator, requirement.limit
-    if score.apart == LOGIT_SCALE and score.model != other:
-        raise InputError(f"{_told(requirement)} compares models, but {LOGIT_SCALE}; give limits with <= and >=")
+    if (apart := _apart(score.name)) and score.model != other:
+        raise InputError(f"{_told(requirement)} compares models, but {apart}; give limits with <= and >=")
     if score.better not in (HIGHER, LOWER):
         raise InputError(f"{_told(requirement)}: neither side of {score.name} is better; give limits with <= and >=")
     return (">=", -requirement.limit) if score.better == HIGHER else ("<=", requirement.limit)
+
+
+def _apart(name: str) -> str:
+    """Return the reason why no two models are compared by any score of a name; empty if they may be."""
+    found = dimension_of(name)
+    return "" if found is None else found.apart
 
 
 def _unmeasured(requirement: Requirement) -> Gate:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ssmscope.api.analysis import LOADING_OPTIONS, Call
+from ssmscope.api.scores import Score, data_fingerprint
 from ssmscope.core.ties import descending
 from ssmscope.errors import InputError
 from ssmscope.reports.intervals import interval
-from ssmscope.reports.scores import LOWER, Score, scores
 from ssmscope.reports.store import Report, ReportEntry
 
 if TYPE_CHECKING:
+    from ssmscope.api.results import Result
     from ssmscope.core.model import Model
     from ssmscope.data.text import TextData
     from ssmscope.reports.plan import Plan, PlannedCall, PlannedModel
@@ -29,8 +29,6 @@ MAX_PATCHED = 3
 """Maximum number of texts that are patched on each model."""
 WORST = 3
 """Number of worst findings."""
-HARMS = r"(position|prompts|insertion|overflow|noise)\.drop(\[(?!\d).*\])?|words\.success\[.*\]|poison\.beyond\[.*\]"
-"""Pattern of the scores that are losses of right answers."""
 
 
 class Broken(NamedTuple):
@@ -65,11 +63,9 @@ def broken_by(entry: ReportEntry) -> Iterator[Broken]:
     """Yield the right answers that an entry's attack changes, each once; nothing for analyses that are no attacks, or
     if the data cannot be read again."""
     for result in entry.results:
-        find = _FINDERS.get(result.kind)
-        if find is None or len(entry.models) != 1:
-            continue
-        for text, attacked, how in find(result, entry):
-            yield Broken(entry.models[0], entry, text, attacked, how)
+        if len(entry.models) == 1:
+            for one in result.changed_answers(partial(_texts, entry, result)):
+                yield Broken(entry.models[0], entry, *one)
 
 
 def hardest(report: Report, number: int) -> tuple[Hard, ...]:
@@ -89,11 +85,9 @@ def worst_findings(report: Report) -> tuple[Finding, ...]:
     most: dict[str, tuple[float, Score, ReportEntry]] = {}
     for entry in report.entries:
         for result in entry.results:
-            for one in scores(result, entry.models):
+            for one in result.card_scores(entry.models):
                 low = interval(one).low
-                if one.better != LOWER or not re.fullmatch(HARMS, one.name) or math.isnan(low):
-                    continue
-                if one.name.startswith("overflow.drop[before"):  # The control.
+                if not one.harm or math.isnan(low):
                     continue
                 if entry.heading not in most or low > most[entry.heading][0]:
                     most[entry.heading] = low, one, entry
@@ -102,96 +96,14 @@ def worst_findings(report: Report) -> tuple[Finding, ...]:
     return tuple(Finding(score, entry, next(broken_by(entry), None)) for _, score, entry in order)
 
 
-# ---- what each attack breaks
-
-
-def _words(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None, str]]:
-    for one in result.successes:
-        yield one.text, one.attacked, f"{one.changed} of {one.words} words changed by {result.recipe}"
-
-
-def _noise(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None, str]]:
-    from ssmscope.attacks.noise.typos import with_typos
-
-    data = _examples(entry, result)
-    for row, place in _first_wrong(result.right) if data is not None else ():
-        rate, text = result.levels[place].rate, data.texts[row]  # type: ignore[union-attr]
-        typed = with_typos(text, rate, result.provenance["seed"])
-        yield text, typed, f"typing errors at a rate of {100 * rate:g} %"
-
-
-def _position(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None, str]]:
-    data = _examples(entry, result)
-    for row, place in _first_wrong(result.right[: 1 + len(result.regions)]) if data is not None else ():
-        how = f"tokens at {result.regions[place].region} replaced by {result.replaced_by}"
-        yield data.texts[row], None, how  # type: ignore[union-attr]
-
-
-def _insertion(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None, str]]:
-    from ssmscope.attacks.insertion.measure import inserted
-
-    data = _examples(entry, result)
-    spots = [(curve.phrase, place) for curve in result.curves for place in curve.places]
-    for row, at in _first_wrong(result.right) if data is not None else ():
-        phrase, place = spots[at]
-        text = data.texts[row]  # type: ignore[union-attr]
-        words = None if place.share is None else math.floor(place.share * len(text.split()) + 0.5)
-        yield text, None if words is None else inserted(text, phrase, words), f"“{phrase}” inserted at {place.name}"
-
-
-def _overflow(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None, str]]:
-    data = _examples(entry, result)
-    for curve, right in zip(result.curves, result.right):
-        if curve.where != "after" or data is None:
-            continue
-        for row, at in _first_wrong(right):
-            yield data.texts[row], None, f"{curve.points[1 + at].tokens} tokens of filler after the text"
-
-
-def _poison(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None, str]]:
-    data, own = _examples(entry, result), result.victims[0]
-    found, same = own.attack("found"), [each for each in own.attacks if each.name == "log-odds"]
-    kept = same[0].right > 0.5 if same else np.ones(len(result.rows), dtype=bool)  # Else its words say the answer.
-    changed = own.right & ~found.right.astype(bool) & kept
-    for row, broken in zip(result.rows, changed) if data is not None else ():
-        if broken:
-            text = data.texts[row]  # type: ignore[union-attr]
-            yield text, f"{text} {found.trigger}", f"the trigger “{found.trigger}”"
-
-
-def _prompts(result: Any, entry: ReportEntry) -> Iterator[tuple[str, str | None, str]]:
-    data = _examples(entry, result)
-    for row, at in _first_wrong(result.right[:, 0]) if data is not None else ():
-        attack = result.attacks[at]
-        yield data.texts[row], None, f"the prompt “{attack.prompts[0].prompt}” of {attack.name}"  # type: ignore[union-attr]
-
-
-_FINDERS: Mapping[str, Callable[[Any, ReportEntry], Iterator[tuple[str, str | None, str]]]] = {
-    "words": _words,
-    "noise": _noise,
-    "position": _position,
-    "insertion": _insertion,
-    "overflow": _overflow,
-    "poison": _poison,
-    "prompts": _prompts,
-}
-
-
-def _first_wrong(right: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield the examples that are right when clean, `right[0]`, and wrong under an attack, each with the first one."""
-    wrong = (right[0] == 1) & (right[1:] == 0)
-    for row in np.flatnonzero(wrong.any(0)).tolist():
-        yield row, int(wrong[:, row].argmax())
-
-
-def _examples(entry: ReportEntry, result: Any) -> TextData | None:
-    """Return the texts of an entry, read again; None if they cannot be read or are others than those of the result."""
+def _texts(entry: ReportEntry, result: Result) -> Sequence[str]:
+    """Return the texts of an entry, read again; none if they cannot be read or are others than those of the result."""
     options = entry.options
     try:
         found = _loaded(str(options.get("data")), options.get("split"), options.get("limit"), options.get("seed"))
     except (InputError, OSError):
-        return None
-    return found if found.fingerprint == result.provenance["data"]["fingerprint"] else None
+        return ()
+    return found.texts if found.fingerprint == data_fingerprint(result) else ()
 
 
 @lru_cache(maxsize=16)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from ssmscope.api.scores import Score, is_paired
 from ssmscope.core import ties
 from ssmscope.core.bootstrap import RESAMPLES, TAIL, Z_95, Estimate, estimate, ratio, resampled_sums, wilson_interval
-from ssmscope.reports.scores import Score, is_paired
 
 MAX_RESAMPLES = 20_000
 """Maximum number of resamples for ends farther out than those of a 95 % interval."""

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ssmscope.api.results import now, versions
+from ssmscope.api.provenance import now, versions
+from ssmscope.api.scores import Score
 from ssmscope.api.sharding.workers import MAX_RETRIES, Setting, check_installed, connected, finished, lacking, on_engine
 from ssmscope.api.writing import locked, write_errors_explained, write_whole
 from ssmscope.errors import InputError, Unanswerable, as_typed
@@ -26,7 +27,6 @@ from ssmscope.reports.hardest import follow_up, hardest
 from ssmscope.reports.jobs import Job, Jobs, make_jobs
 from ssmscope.reports.plan import Plan
 from ssmscope.reports.requirements import Requirement
-from ssmscope.reports.scores import Score
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, LOG, JobStore, Report, ReportEntry
 
 

@@ -12,48 +12,14 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
+from ssmscope.api.analyses import dimensions
+from ssmscope.api.scores import HIGHER, LOWER, Dimension, Score
 from ssmscope.core.bootstrap import TAIL, Estimate
 from ssmscope.core.ties import descending
 from ssmscope.reports.intervals import difference, interval
-from ssmscope.reports.scores import HIGHER, LOWER, Score
-
-
-class Dimension(NamedTuple):
-    """Heading of a row, the pattern of its score's name, and what the score is."""
-
-    heading: str
-    pattern: str
-    measure: str
-
-
-DIMENSIONS = (
-    Dimension("Clean answers", r"accuracy", "accuracy"),
-    Dimension("Clean prompts", r"prompts\.clean", "accuracy"),
-    Dimension("Clean text", r"loss", "loss per token"),
-    Dimension("Noise at the ends", r"position\.drop", "average drop of accuracy"),
-    Dimension("Another class at the ends", r"position\.drop\[other\]", "average drop of accuracy"),
-    Dimension("Words, 1 changed", r"words\.accuracy\[\w+, 1 word\]", "accuracy under attack"),
-    Dimension("Words, 2 changed", r"words\.accuracy\[\w+, 2 words\]", "accuracy under attack"),
-    Dimension("Words, any number", r"words\.accuracy\[\w+\]", "accuracy under attack"),
-    Dimension("Prompts, 3 suffixes", r"prompts\.drop\[stresstest\]", "drop of accuracy"),
-    Dimension("Prompts, 50 suffixes", r"prompts\.drop\[checklist\]", "drop of accuracy"),
-    Dimension("Prompts, a search", r"prompts\.drop\[deepwordbug\]", "drop of accuracy"),
-    Dimension("A phrase anywhere", r"insertion\.drop", "drop at each text's worst place"),
-    Dimension("Filler", r"overflow\.drop\[after, .*\]", "drop with the longest filler"),
-    Dimension("Typing errors", r"noise\.drop", "average drop of accuracy"),
-    Dimension("Poisoning, answers", r"poison\.beyond\[\w+\]", "answers that change beyond words of equal log-odds"),
-    Dimension("Poisoning, memory", r"poison\.survival\[\w+\]", "share of the memory that stays"),
-    Dimension("Detection of poison", r"poison\.auroc\[\w+, window\]", "AUROC, 0.5 is chance"),
-    Dimension("Explanations, fidelity", r"fidelity\[.*\]", "ΔA"),
-    Dimension("Explanations, sanity", r"sanity\[.*\]", "likeness to those of random weights"),
-    Dimension("Stability", r"stability\.growth", "largest growth of the states, nats per token"),
-    Dimension("Influence", r"influence\.recent\[.*\]", "share of the last tokens"),
-)
-"""Rows of the card, as far as a report has their scores."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +90,7 @@ def scorecard(scores: Sequence[Score], baseline: Sequence[Score] = ()) -> Scorec
     """Make the card of a report's scores, compared with the baseline's scores of the same or of its only model, or else
     with the first model's; None if fewer than three dimensions have a score."""
     models = tuple(dict.fromkeys(each.model for each in scores))
-    rows = [row for dimension in DIMENSIONS if (row := _row(dimension, scores, models, baseline)) is not None]
+    rows = [row for dimension in dimensions() if (row := _row(dimension, scores, models, baseline)) is not None]
     if len(rows) < 3:
         return None
     reference = "the earlier report" if baseline else models[0]

@@ -18,9 +18,9 @@ from ssmscope.errors import InputError
 from ssmscope.reports.jobs import Job
 
 if TYPE_CHECKING:
+    from ssmscope.api.scores import Score
     from ssmscope.reports.gates import Gate
     from ssmscope.reports.hardest import Hard
-    from ssmscope.reports.scores import Score
 
 DONE, FAILED, LEFT_OUT, MISSING = "done", "failed", "left-out", "missing"
 """States of an entry: left out if the analysis has no answer for its model, missing if it has not run yet."""

@@ -17,7 +17,8 @@ import ssmscope
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.curves import true_log_odds
 from ssmscope.attacks.insertion import insertion_sweep
-from ssmscope.attacks.insertion.measure import inserted, mean, measure
+from ssmscope.attacks.insertion.measure import mean, measure
+from ssmscope.attacks.insertion.places import inserted
 from ssmscope.attacks.insertion.result import (
     MAX_SHOWN_PHRASES,
     InsertionCurve,
@@ -422,7 +423,7 @@ class TestOptions:
 
     def test_data_of_another_kind(self):
         model, data = fading(WEIGHTS), reviews()
-        with pytest.raises(InputError, match="data is list; allowed are labelled texts"):
+        with pytest.raises(InputError, match=r"data is \[1\]: give the name of a data set"):
             insertion_sweep(model, [1])
         with pytest.raises(InputError, match=r"reviews \(test\) has no example"):
             insertion_sweep(model, data.take([]))

@@ -91,7 +91,7 @@ class TestCall:
             monkeypatch.setattr(module, "replaced_inputs", lambda model, data: lambda *_: inputs)
             monkeypatch.setattr(labelled, "class_ids", lambda model, data: np.arange(len(lengths)) % 2)
             data: Any = SimpleNamespace(fingerprint="0" * 16, name="own", split="test", __len__=lambda: len(lengths))
-            monkeypatch.setattr("ssmscope.api.results.record_provenance", lambda *_, **more: more["options"])
+            monkeypatch.setattr("ssmscope.api.provenance.record_provenance", lambda *_, **more: more["options"])
             with pytest.raises(Stopped) as caught:
                 position_bias(SimpleNamespace(source={}), data, **options)
             return caught.value.args

@@ -147,7 +147,7 @@ class TestOptions:
             attack(model, data, attacks=["stresstest", name])
 
     def test_other_data(self, model, data):
-        with pytest.raises(InputError, match="data is list; allowed are labelled texts"):
+        with pytest.raises(InputError, match=r"data is \[.*give the name of a data set"):
             attack(model, [1])
         with pytest.raises(InputError, match=r"sentences \(all\) has no example"):
             attack(model, data.take([]))

@@ -438,7 +438,7 @@ class TestOptions:
         assert "\n" not in str(caught.value)
 
     def test_data_of_another_kind(self, model):
-        with pytest.raises(InputError, match="data is list; allowed are labelled texts"):
+        with pytest.raises(InputError, match="the data has no column 'label'; its columns are text"):
             word_attack(model, ["a film"])
         with pytest.raises(InputError, match="has no example"):
             word_attack(model, reviews().take([]))

@@ -14,7 +14,8 @@ from exhaustive import ALL
 from matplotlib.colors import to_hex
 from seen import render
 
-from ssmscope.api.results import Result, record_provenance
+from ssmscope.api.provenance import record_provenance
+from ssmscope.api.results import Result
 from ssmscope.errors import InputError
 from ssmscope.interp.explain import result as explained
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation

@@ -13,7 +13,7 @@ from refusals import refusal
 import ssmscope
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.text import text_data
-from ssmscope.probes.evaluate.result import Score
+from ssmscope.probes.evaluate.result import TaskScore
 
 MODEL = {"good": 2.0, "bad": -1.0}
 """Weights of words: the logits are 0 and their sum."""
@@ -21,7 +21,7 @@ LINES = ("bad bad", "good", "good", "good bad")
 """Sums −2, 2, 2 and 1, for the classes 0, 1, 0 and 1: the third answer is wrong."""
 
 
-def ends(score: Score) -> tuple[float, float, float]:
+def ends(score: TaskScore) -> tuple[float, float, float]:
     return score.estimate.value, score.estimate.low, score.estimate.high
 
 
@@ -67,7 +67,7 @@ def test_images_are_labelled_data_too() -> None:
 def test_what_is_refused() -> None:
     model = bag(MODEL)
     told = refusal(ssmscope.evaluate, model)
-    assert told == "there is nothing to measure bag on; give labelled data, and it is a classifier"
+    assert told is not None and told.startswith("no data; give data=…, one of sst2, imdb")
     assert refusal(ssmscope.evaluate, model, texts("bad"), shots=2) == "shots is an option of tasks; give tasks too"
     odd = text_data("toy", "test", ["bad"], [0], ("odd", "even"))
     told = refusal(ssmscope.evaluate, model, odd)

@@ -6,13 +6,14 @@ import re
 import pytest
 import yaml
 
+from ssmscope.api.analyses import dimensions
 from ssmscope.data.text import load_text
 from ssmscope.reports.budget import with_budget
 from ssmscope.reports.hardest import EXPLAINED
 from ssmscope.reports.jobs import make_jobs
 from ssmscope.reports.plan import SHIPPED_PLANS, read_plan
 from ssmscope.reports.running import run_locally, run_plan
-from ssmscope.reports.scorecard import DIMENSIONS, scorecard
+from ssmscope.reports.scorecard import scorecard
 from ssmscope.reports.scores import read_scores
 
 MODELS = ("demo/sst2-mamba2", "demo/sst2-baleen-e")
@@ -89,7 +90,7 @@ def test_every_dimension_has_its_analysis():
     )
     verbs = {call.call.name for call in plan.calls}
     names = {"accuracy": "evaluate"}
-    measured = {re.split(r"\\|\[", dimension.pattern)[0] for dimension in DIMENSIONS}
+    measured = {re.split(r"\\|\[", dimension.pattern)[0] for dimension in dimensions()}
     assert {names.get(name, name) for name in measured} == verbs
     sized = {call.call.name for call in plan.calls if call.size is not None}
     assert verbs - sized == {"sanity"}

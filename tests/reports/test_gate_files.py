@@ -5,11 +5,11 @@ import math
 from dataclasses import replace
 from xml.etree import ElementTree
 
+from ssmscope.api.scores import Score
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.reports.gate_files import FILES, gates_headline, gates_table, is_failure, junit, note, told, write_gates
 from ssmscope.reports.gates import Gate
 from ssmscope.reports.requirements import read_requirement
-from ssmscope.reports.scores import Score
 
 NAN = math.nan
 

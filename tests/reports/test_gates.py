@@ -10,12 +10,13 @@ from planned import planned
 from reported import entry, failed
 from scipy.stats import binom
 
+from ssmscope.api.scores import Score
 from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums, wilson_interval
 from ssmscope.errors import InputError
+from ssmscope.interp.fidelity.measures import LOGIT_SCALE
 from ssmscope.reports import gates as module
 from ssmscope.reports.gates import check, decide, examples_needed, report_gates, state_of
 from ssmscope.reports.requirements import read_requirement
-from ssmscope.reports.scores import LOGIT_SCALE, Score
 from ssmscope.reports.store import LEFT_OUT, Report
 
 NAN = math.nan

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import ssmscope
+from ssmscope.api.scores import Score
 from ssmscope.data.text import load_text
 from ssmscope.reports.gates import decide
 from ssmscope.reports.requirements import read_requirement
-from ssmscope.reports.scores import Score, scores
 
 REPORTS, EXAMPLES = 200, 500
 MOST_MISSED_REPORTS = 19
@@ -30,7 +30,7 @@ def measured(noise: float = 0.0) -> np.ndarray:
     with torch.no_grad():
         table += noise * table.std() * torch.randn(table.shape, generator=generator)
     result = ssmscope.evaluate(model, load_text("sst2"), batch_size=64, progress=False)
-    assert [each.value for each in scores(result)] == pytest.approx(result.values.mean(0))
+    assert [each.value for each in result.card_scores()] == pytest.approx(result.values.mean(0))
     return result.values
 
 

@@ -7,13 +7,13 @@ import reported
 from fading import fading
 
 import ssmscope
+from ssmscope.api.scores import Score
 from ssmscope.attacks.noise.typos import with_typos
 from ssmscope.data.text import load_text
 from ssmscope.reports import audit_page, hardest
 from ssmscope.reports.hardest import Broken, Hard, broken_by, worst_findings
 from ssmscope.reports.page import render
 from ssmscope.reports.plan import read_plan
-from ssmscope.reports.scores import Score
 from ssmscope.reports.store import Report
 
 WEIGHTS = {"fine": 1.0, "awful": -1.0, "film": 0.0, "so": 0.0}
@@ -90,25 +90,48 @@ def test_the_hardest_are_broken_most_often(monkeypatch):
 
 def test_the_worst_are_those_that_surely_lose_most(monkeypatch):
     losses = {
-        "position": [("position.drop", 0.5, 0.1), ("position.drop[0%:10%]", 0.9, 0.8)],
-        "noise": [("noise.drop", 0.4, 0.35), ("noise.drop[40 %]", 0.9, 0.8)],
-        "words": [("words.success[deepwordbug]", 0.6, 0.5), ("words.accuracy[deepwordbug]", 0.99, 0.98)],
-        "overflow": [("overflow.drop[before, 512 tokens]", 0.9, 0.9), ("overflow.drop[after, 512 tokens]", 0.3, 0.2)],
-        "accuracy": [("accuracy", 0.9, 0.8)],
-        "insertion": [("insertion.drop", 0.9, -0.01)],
+        "position": [("position.drop", 0.5, 0.1, True), ("position.drop[0%:10%]", 0.9, 0.8, False)],
+        "noise": [("noise.drop", 0.4, 0.35, True)],
+        "words": [("words.success[deepwordbug]", 0.6, 0.5, True), ("words.accuracy[deepwordbug]", 0.99, 0.98, False)],
+        "overflow": [("overflow.drop[after, 512 tokens]", 0.3, 0.2, True)],
+        "insertion": [("insertion.drop", 0.9, -0.01, True)],
     }
-    monkeypatch.setattr(
-        hardest, "scores", lambda result, models: [
-            Score(name, "own", value, low, value + 0.1, 9, "higher" if "accuracy" in name else "lower", "%")
-            for name, value, low in losses[result]
-        ],
-    )  # fmt: skip
+
+    def entry(name):
+        found = [
+            Score(name, "own", value, low, value + 0.1, 9, "", "%", harm=harm)
+            for name, value, low, harm in losses[name]
+        ]
+        return SimpleNamespace(
+            heading=name, results=(SimpleNamespace(card_scores=lambda models: found),), models=("own",)
+        )
+
     monkeypatch.setattr(hardest, "broken_by", lambda entry: iter(()))
-    entries = [SimpleNamespace(heading=name, results=(name,), models=("own",)) for name in losses]
-    found = worst_findings(SimpleNamespace(entries=entries))
+    found = worst_findings(SimpleNamespace(entries=list(map(entry, losses))))
     assert [one.score.name for one in found] == [
         "words.success[deepwordbug]", "noise.drop", "overflow.drop[after, 512 tokens]",
     ]  # fmt: skip
+
+
+def test_losses_of_right_answers_are_harms():
+    """Means over regions or rates are, and no control: filler before the text."""
+    model, texts = ssmscope.load("demo/sst2-mamba2"), [("a gripping film", "positive"), ("a dull film", "negative")]
+    found = {
+        one.name: one.harm
+        for result in (
+            ssmscope.position(model, texts),
+            ssmscope.noise(model, texts, rates=[0.2]),
+            ssmscope.overflow(model, texts, lengths=[8]),
+            ssmscope.insertion(model, texts, places=2),
+            ssmscope.words(model, texts, budget=1),
+        )
+        for one in result.card_scores()
+    }
+    assert {name for name, harm in found.items() if harm} == {
+        "position.drop", "noise.drop", "overflow.drop[after, 8 tokens]", "insertion.drop",
+        *(name for name in found if name.startswith("words.success")),
+    }  # fmt: skip
+    assert found["noise.drop[20 %]"] is found["overflow.drop[before, 8 tokens]"] is False
 
 
 def test_the_hardest_are_explained_and_patched(monkeypatch):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from ssmscope.api.scores import Score
 from ssmscope.core.bootstrap import Estimate, resampled_sums, wilson_interval
 from ssmscope.reports.intervals import Counts, chance_beyond, difference, interval, paired_shares
-from ssmscope.reports.scores import Score
 
 NAN = math.nan
 

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 import ssmscope
 from ssmscope.api.results import Result
+from ssmscope.api.scores import Score
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Custom, Picture, Prose, TokenMaps, TokenRows
 from ssmscope.render.numbers import with_ties
@@ -30,7 +31,6 @@ from ssmscope.reports.gates import decide
 from ssmscope.reports.grouping import LabelledResult, comparison, groups, unique_names, verdict
 from ssmscope.reports.page import render
 from ssmscope.reports.requirements import read_requirement
-from ssmscope.reports.scores import Score
 
 VOID = {"meta", "link", "img", "input", "br", "wbr", "hr"}
 NASTY = (

@@ -10,11 +10,11 @@ from bags import LABELS
 from fading import fading
 
 import ssmscope
+from ssmscope.api.scores import Score
 from ssmscope.data.text import text_data
 from ssmscope.render.figure import Frame, framed
 from ssmscope.reports import card_views
 from ssmscope.reports.scorecard import scorecard
-from ssmscope.reports.scores import Score, scores
 
 NAMES = ("accuracy", "position.drop", "noise.drop", "words.accuracy[deepwordbug]", "poison.auroc[forget, window]")
 
@@ -109,7 +109,7 @@ def test_the_scale_of_logits_moves_fidelity_and_is_not_compared():
     for model, scale in (("a", 1.0), ("b", 0.5)):
         weights = {"good": 3.0 * scale, "bad": -3.0 * scale, "film": 0.2 * scale, "so": 0.0}
         result = ssmscope.fidelity(fading(weights), data, methods=["gradxinput"], steps=4)
-        every += [replace(one, model=model) for one in scores(result)]
+        every += [replace(one, model=model) for one in result.card_scores()]
         values.append(result.estimate("gradxinput").value)
         every += [score(name, model, 0.5) for name in NAMES[:2]]
     assert abs(values[0] - values[1]) > 0.02

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from stand_ins import INTERVALS, NAN, Stand, beside, e, said, shown
 
-from ssmscope.probes.evaluate.result import Score
+from ssmscope.probes.evaluate.result import TaskScore
 
 
 class TestStability:
@@ -272,9 +272,9 @@ class TestTrajectory:
 class TestEvaluate:
     def result(self) -> Stand:
         scores = (
-            Score("wnli", "acc", e(0.543, 0.425, 0.66), True, 0, 70),
-            Score("own", "word_perplexity", e(21.5, NAN, NAN), False, 2, 1200),
-            Score("own", "bits_per_byte", e(1.25, NAN, NAN), False, 2, 1200),
+            TaskScore("wnli", "acc", e(0.543, 0.425, 0.66), True, 0, 70),
+            TaskScore("own", "word_perplexity", e(21.5, NAN, NAN), False, 2, 1200),
+            TaskScore("own", "bits_per_byte", e(1.25, NAN, NAN), False, 2, 1200),
         )
         return Stand("evaluate", scores=scores)
 

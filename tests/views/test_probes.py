@@ -16,7 +16,7 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.probes.bound.result import GeneralizationBound
 from ssmscope.probes.bound.terms import LINEAR_P, Gap, LayerTerms, Norms, capacity, gap, log_lower_bound
 from ssmscope.probes.checkpoints.result import Checkpoint, StabilityTable
-from ssmscope.probes.evaluate.result import Benchmarks, Score
+from ssmscope.probes.evaluate.result import Benchmarks, TaskScore
 from ssmscope.probes.influence.reach import Decay, Reach
 from ssmscope.probes.influence.result import Influence
 from ssmscope.probes.influence.similarity import Similarity
@@ -371,10 +371,10 @@ def lens_fits() -> Iterator[str]:
 
 def benchmarks() -> Iterator[str]:
     scores = (
-        Score("a", "acc", Estimate(0.71234, 0.7, 0.75), True, 5, 1200),
-        Score("a", "norm", Estimate(1.0, NAN, NAN), True, 0, 0),
-        Score("b", "ppl", Estimate(12.345678, 12.0, 12.5), False, 25, 1),
-        Score("b", "log", Estimate(-12.345678, -12.5, -12.0), True, 1, 10),
+        TaskScore("a", "acc", Estimate(0.71234, 0.7, 0.75), True, 5, 1200),
+        TaskScore("a", "norm", Estimate(1.0, NAN, NAN), True, 0, 0),
+        TaskScore("b", "ppl", Estimate(12.345678, 12.0, 12.5), False, 25, 1),
+        TaskScore("b", "log", Estimate(-12.345678, -12.5, -12.0), True, 1, 10),
     )
     result = Benchmarks({**ABOUT, "versions": {"lm-eval": "0.4"}}, scores)
     yield from whole(result, result.compare([result, replace(result, scores=scores[1:])], LABELS))

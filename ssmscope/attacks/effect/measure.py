@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ssmscope.api.options import chosen_layers
-from ssmscope.api.results import call_options, record_provenance
+from ssmscope.api.provenance import call_options, record_provenance
 from ssmscope.attacks.effect.result import AttackEffect, Side
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import REPEATED, Cache, LabelWords, Limit, Metavar, Scoring, Seed, Template
+from ssmscope.api.scores import Dimension
 from ssmscope.attacks.names import check_asked
 from ssmscope.core.batching import refuse_above
 from ssmscope.errors import InputError
@@ -64,6 +65,8 @@ def _check(*, insert: str | Sequence[str], places: int | Sequence[float], **opti
     models=TEXT_MODELS,
     check=_check,
     sharded=True,
+    scores=("insertion.drop",),
+    dimensions=(Dimension("A phrase anywhere", r"insertion\.drop", "drop at each text's worst place", 11),),
 )
 def insertion_sweep(
     model: Model,
@@ -99,7 +102,7 @@ def insertion_sweep(
         InputError: an empty or repeated phrase, a place outside 0 to 1, data that do not fit the model, and what
             `Template` and `Evaluator` refuse.
     """
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.insertion.measure import attacked_texts, mean, measure, notes_on
     from ssmscope.attacks.insertion.result import FIRST, LAST, InsertionSweep, place_name

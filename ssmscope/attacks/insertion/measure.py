@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,21 +10,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ssmscope.attacks.curves import Questions, unknown_tokens
+from ssmscope.attacks.insertion.places import inserted
 from ssmscope.attacks.insertion.result import FIRST, InsertionCurve, Place
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.core.ties import highest
 from ssmscope.render.tokens import shorten, visible
-
-
-def inserted(text: str, phrase: str, words: int) -> str:
-    """Insert the phrase after the first `words` words of the text, with single spaces around it."""
-    found = list(re.finditer(r"\S+", text))
-    if not words:
-        start = found[0].start() if found else 0
-        return f"{text[:start]}{phrase} {text[start:]}"
-    at = found[words - 1].end()
-    return f"{text[:at]} {phrase}{text[at:]}"
 
 
 def attacked_texts(asked: Questions, phrase: str, spots: Sequence[tuple[str, float | None]]) -> Iterable[str]:

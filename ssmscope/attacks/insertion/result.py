@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,9 @@ from markupsafe import Markup
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
+from ssmscope.api.scores import LOWER, Changed, Score, ScoreMaker, average, first_wrong, lost
 from ssmscope.attacks.closing import closing, percent, tidy
+from ssmscope.attacks.insertion.places import inserted
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending
 from ssmscope.render.blocks import Block, Prose
@@ -116,6 +119,19 @@ class InsertionSweep(Result, kind="insertion"):
             f"Insertion sweep of {model}: accuracy {self.clean.value:.3f} clean, {_where(curve)}, "
             f"{self.worst.value:.3f} where {choice} may differ by example"
         )
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        found = None if self.right is None else lost(self.right[0], np.all(self.right[1:], axis=0))
+        yield ScoreMaker(self, models)("insertion.drop", self.worst_drop, LOWER, harm=True, **average([found]))
+
+    def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
+        read = texts()
+        spots = [(curve.phrase, place) for curve in self.curves for place in curve.places]
+        for row, at in first_wrong(self.right) if self.right is not None and read else ():
+            (phrase, place), text = spots[at], read[row]
+            words = None if place.share is None else math.floor(place.share * len(text.split()) + 0.5)
+            changed = None if words is None else inserted(text, phrase, words)
+            yield Changed(text, changed, f"“{phrase}” inserted at {place.name}")
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import curve

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import Cache, LabelWords, Limit, Range, Seed, Template
+from ssmscope.api.scores import Dimension
 from ssmscope.attacks.names import check_asked
 from ssmscope.errors import InputError
 
@@ -33,6 +34,8 @@ def check_rates(*, rates: Sequence[float], **others: Any) -> None:
     models=TEXT_MODELS,
     check=check_rates,
     sharded=True,
+    scores=("noise.drop",),
+    dimensions=(Dimension("Typing errors", r"noise\.drop", "average drop of accuracy", 13),),
 )
 def character_noise(
     model: Model,
@@ -61,7 +64,7 @@ def character_noise(
     Raises:
         InputError: a rate given twice, data that do not fit the model, and what `Template` and `Evaluator` refuse.
     """
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.noise.measure import measure, notes_on
     from ssmscope.attacks.noise.result import NoiseCurve

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from markupsafe import Markup
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
+from ssmscope.api.scores import LOWER, Changed, Score, ScoreMaker, average, first_wrong, lost, named
 from ssmscope.attacks.closing import closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Custom, Prose
@@ -95,6 +96,21 @@ class NoiseCurve(Result, kind="noise"):
             f"Typing errors on {self.model_name}: accuracy {self.clean.value:.3f} clean, {most.accuracy.value:.3f} "
             f"with {most.share}"
         )
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        make, every = ScoreMaker(self, models), [lost(self.right[0], one) for one in self.right[1:]]
+        yield make("noise.drop", self.average_drop, LOWER, harm=True, **average(every))
+        for level, one in zip(self.levels, every):
+            yield make(named("noise.drop", f"{100 * level.rate:g} %"), level.drop, LOWER, **average([one]))
+
+    def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
+        from ssmscope.attacks.noise.typos import with_typos
+
+        read = texts()
+        for row, place in first_wrong(self.right) if read else ():
+            rate = self.levels[place].rate
+            typed = with_typos(read[row], rate, self.provenance["seed"])
+            yield Changed(read[row], typed, f"typing errors at a rate of {100 * rate:g} %")
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import curve

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import Cache, LabelWords, Limit, Metavar, Range, Reads, Seed, Template
+from ssmscope.api.scores import Dimension
 from ssmscope.attacks.names import check_asked
 from ssmscope.errors import InputError
 
@@ -41,6 +42,8 @@ def check_overflow(*, lengths: Sequence[int], filler: str | None, **others: Any)
     models=TEXT_MODELS,
     check=check_overflow,
     sharded=True,
+    scores=("overflow.drop",),
+    dimensions=(Dimension("Filler", r"overflow\.drop\[after, .*\]", "drop with the longest filler", 12),),
 )
 def state_overflow(
     model: Model,
@@ -78,7 +81,7 @@ def state_overflow(
         InputError: an empty filler, no length above 0, data that do not fit the model, and what `Template` and
             `Evaluator` refuse.
     """
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.attacks.curves import questions, true_log_odds
     from ssmscope.attacks.overflow.measure import added_tokens, filled, filler_text, measure, notes_on, pieces_of
     from ssmscope.attacks.overflow.result import StateOverflow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from markupsafe import Markup
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
+from ssmscope.api.scores import LOWER, Changed, Score, ScoreMaker, average, first_wrong, lost, named
 from ssmscope.attacks.closing import closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
@@ -93,6 +94,20 @@ class StateOverflow(Result, kind="overflow"):
             f"{self.curves[0].points[-1].tokens:,} tokens of it {' and '.join(last)} the text; chance "
             f"{self.chance:.3f}"
         )
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        make = ScoreMaker(self, models)
+        for at, curve in enumerate(self.curves):
+            last = curve.points[-1]
+            found = None if self.right is None else lost(self.right[at, 0], self.right[at, -1])
+            name, harm = named("overflow.drop", curve.where, f"{last.tokens} tokens"), curve.where == "after"
+            yield make(name, last.drop, LOWER, harm=harm, **average([found]))  # Filler before the text is the control.
+
+    def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
+        read = texts()
+        for curve, right in zip(self.curves, self.right) if self.right is not None and read else ():
+            for row, at in first_wrong(right) if curve.where == "after" else ():
+                yield Changed(read[row], None, f"{curve.points[1 + at].tokens} tokens of filler after the text")
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import curve

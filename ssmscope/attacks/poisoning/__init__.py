@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import Cache, LabelWords, Limit, Metavar, Progress, Range, Reads, Seed, Template
+from ssmscope.api.scores import Dimension
 from ssmscope.attacks.names import check_asked
 from ssmscope.errors import InputError, did_you_mean
 
@@ -42,6 +43,14 @@ def check_poison(*, objective: str, target: str | None, span: str | None, **othe
     models=TEXT_MODELS,
     dtype="float32",  # Gradients need the precision.
     check=check_poison,
+    scores=("poison.survival", "poison.flipped", "poison.beyond", "poison.auroc"),
+    dimensions=(
+        Dimension(
+            "Poisoning, answers", r"poison\.beyond\[\w+\]", "answers that change beyond words of equal log-odds", 14
+        ),
+        Dimension("Poisoning, memory", r"poison\.survival\[\w+\]", "share of the memory that stays", 15),
+        Dimension("Detection of poison", r"poison\.auroc\[\w+, window\]", "AUROC, 0.5 is chance", 16),
+    ),
 )
 def state_poisoning(
     model: Model,
@@ -113,7 +122,7 @@ def state_poisoning(
             four texts, a model of `transfer` has another tokenizer, a class is unknown, and what `Template` and
             `Evaluator` refuse.
     """
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.attacks.curves import questions
     from ssmscope.attacks.poisoning.controls import controls
     from ssmscope.attacks.poisoning.measure import (

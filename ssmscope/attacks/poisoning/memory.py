@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ssmscope import ops
 from ssmscope.attacks.curves import Questions
-from ssmscope.attacks.insertion.measure import inserted
+from ssmscope.attacks.insertion.places import inserted
 from ssmscope.attacks.words.hotflip import letters
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.encoding import Batch

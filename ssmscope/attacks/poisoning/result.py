@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from markupsafe import Markup
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
+from ssmscope.api.scores import HIGHER, LOWER, Changed, Score, ScoreMaker, average, lost, named
 from ssmscope.attacks.closing import closing, tidy
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.outline import Outlined
@@ -32,6 +33,9 @@ NAMES: Mapping[str, str] = {
 """Names of the attacks in views."""
 TIED = 1e-6
 """Difference up to which two AUROCs are equal."""
+
+ONE_SEARCH = "one search and its seed, which differs from another by more than texts do"
+"""Reason why a scorecard compares no scores of a trigger."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,35 @@ class StatePoisoning(Result, kind="poison"):
                 cells |= {"flipped": Cell(attack.flipped), f"AUROC, {detector}": Cell(alarm.auroc)}
                 lines.append(Line((label, NAMES[attack.name]), cells, attack.name))
         return table(("model", "trigger"), lines, more=("survival", "accuracy"), less=("flipped",))
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        make, goal = ScoreMaker(self, models, rows=self.rows), self.objective
+        victim: Any = self.victims[0]
+        found: Any = victim.attack("found")
+        others: list[Any] = [each for each in victim.attacks if each.name == "log-odds"]
+        apart: dict[str, Any] = dict(count=self.texts[2], apart=ONE_SEARCH)
+        answered = victim.right is not None and found.right is not None
+        gone = lost(victim.right, victim.right * found.right) if answered else None
+        yield make(named("poison.survival", goal), found.survival, HIGHER, above=found.survived, **apart)
+        yield make(named("poison.flipped", goal), found.flipped, LOWER, **apart, **average([gone]))
+        if victim.beyond is not None:
+            right = victim.right.astype(np.float64) if answered else None
+            more = {"above": right * (others[0].right - found.right), "below": right} if answered else {}
+            yield make(named("poison.beyond", goal), victim.beyond, LOWER, harm=True, **apart, **more)
+        for name, alarm in zip(self.detectors, found.alarms):
+            yield make(named("poison.auroc", goal, name), alarm.auroc, HIGHER, "", **apart)
+
+    def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
+        read, own = texts(), self.victims[0]
+        found, same = own.attack("found"), [each.right for each in own.attacks if each.name == "log-odds"]
+        if not read or own.right is None or found.right is None:
+            return
+        broken = own.right & ~found.right.astype(bool)
+        if same and same[0] is not None:  # Else its words say the answer.
+            broken &= same[0] > 0.5
+        for row, changed in zip(self.rows, broken):
+            if changed:
+                yield Changed(read[row], f"{read[row]} {found.trigger}", f"the trigger “{found.trigger}”")
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import bars

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Data
 from ssmscope.api.options import BatchSize, Limit, Metavar, Seed
+from ssmscope.api.scores import Dimension
 from ssmscope.attacks.position.regions import check_places
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     models=(TEXT_CLASSIFIER, PIXEL_CLASSIFIER),
     check=check_places,
     sharded=True,
+    scores=("position.drop", "position.success"),
+    dimensions=(
+        Dimension("Noise at the ends", r"position\.drop", "average drop of accuracy", 3),
+        Dimension("Another class at the ends", r"position\.drop\[other\]", "average drop of accuracy", 4),
+    ),
 )
 def position_bias(
     model: Model,
@@ -75,7 +81,7 @@ def position_bias(
     """
     import numpy as np
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.attacks.position import measure
     from ssmscope.attacks.position.regions import regions_of, windows_of
     from ssmscope.attacks.position.result import PositionBias

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from markupsafe import Markup
 from pandas import DataFrame
 
 from ssmscope.api.results import Result
+from ssmscope.api.scores import LOWER, Changed, Lost, Score, ScoreMaker, average, first_wrong, lost, named, unordered
 from ssmscope.attacks.closing import closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
@@ -110,6 +111,26 @@ class PositionBias(Result, kind="position"):
             f"{self.unit} of {number} replaced by {self.replaced_by}"
         )
         return told + _worst(self, lambda one: as_share(one.accuracy.value))
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        make = ScoreMaker(self, models)
+        kind = "" if self.replacement == "noise" else self.replacement
+        every: list[Lost | None] = [None] * len(self.regions)
+        if self.right is not None:
+            every = [lost(self.right[0], one) for one in self.right[1 : 1 + len(self.regions)]]
+        yield make(named("position.drop", kind), self.average_drop, LOWER, harm=True, **average(every))
+        for region, one in zip(self.regions, every):
+            found = {"count": region.examples, **average([one])}
+            yield make(named("position.drop", kind, region.region), region.drop, LOWER, **found)
+            if region.success is not None:
+                right = 0 if one is None else int(one[1].sum())
+                name = named("position.success", kind, region.region)
+                yield make(name, region.success, LOWER, count=region.examples, **unordered(region.success.value, right))
+
+    def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
+        read = texts()
+        for row, place in first_wrong(self.right[: 1 + len(self.regions)]) if self.right is not None and read else ():
+            yield Changed(read[row], None, f"tokens at {self.regions[place].region} replaced by {self.replaced_by}")
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import bars

@@ -26,6 +26,7 @@ from ssmscope.api.options import (
     Scoring,
     Seed,
 )
+from ssmscope.api.scores import Dimension
 from ssmscope.attacks.names import (
     FROM_PROMPTBENCH,
     PROMPTBENCH,
@@ -73,6 +74,13 @@ def check_prompts(
     models=TEXT_MODELS,
     check=check_prompts,
     sharded=True,
+    scores=("prompts.clean", "prompts.drop"),
+    dimensions=(
+        Dimension("Clean prompts", r"prompts\.clean", "accuracy", 1),
+        Dimension("Prompts, 3 suffixes", r"prompts\.drop\[stresstest\]", "drop of accuracy", 8),
+        Dimension("Prompts, 50 suffixes", r"prompts\.drop\[checklist\]", "drop of accuracy", 9),
+        Dimension("Prompts, a search", r"prompts\.drop\[deepwordbug\]", "drop of accuracy", 10),
+    ),
 )
 def prompt_attack(
     model: Model,
@@ -144,7 +152,7 @@ def prompt_attack(
         InputError: a template without `{content}`, no template or words for data without their own, words that do not
             fit the classes, options that contradict each other, or a missing resource.
     """
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.attacks.curves import check_data, own_prompts, questions
     from ssmscope.attacks.prompts import from_promptbench
     from ssmscope.attacks.prompts.result import Cost, PromptAttack, answered, measured, notes_on

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from jaxtyping import Int
 from markupsafe import Markup
 
 from ssmscope.api.results import Result
+from ssmscope.api.scores import HIGHER, LOWER, Changed, Lost, Score, ScoreMaker, average, first_wrong, lost, named
 from ssmscope.attacks.closing import percent, tidy
 from ssmscope.attacks.names import FROM_PROMPTBENCH, PROMPTBENCH
 from ssmscope.attacks.recipes import Recipe
@@ -157,6 +158,22 @@ class PromptAttack(Result, kind="prompts"):
     @property
     def queries_made(self) -> str:
         return f"{self.cost.asked:,} filled prompts, {self.cost.run:,} of them run"
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        make = ScoreMaker(self, models)
+        clean = None if self.right is None else self.right[0].mean(0)
+        yield make("prompts.clean", self.average_clean, HIGHER, above=clean)
+        for at, one in enumerate(self.attacks):
+            found: list[Lost | None] = [None]
+            if self.right is not None:
+                found = [lost(*pair) for pair in zip(self.right[0], self.right[1 + at]) if (pair[1] >= 0).all()]
+            yield make(named("prompts.drop", one.name), one.drop, LOWER, harm=True, **average(found))
+
+    def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
+        read = texts()
+        for row, at in first_wrong(self.right[:, 0]) if self.right is not None and read else ():
+            attack = self.attacks[at]
+            yield Changed(read[row], None, f"the prompt “{attack.prompts[0].prompt}” of {attack.name}")
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import bars

@@ -29,6 +29,7 @@ from ssmscope.api.options import (
     Seed,
     Template,
 )
+from ssmscope.api.scores import Dimension
 from ssmscope.attacks.names import ACTIVE, ATTACKS, CANDIDATES, HOTFLIP, HOTFLIP_OPTIONS, check_asked, on_words
 from ssmscope.errors import InputError
 
@@ -61,6 +62,12 @@ def check_words(*, recipe: str, **options: Any) -> None:
     models=TEXT_MODELS,
     dtype="float32",  # Gradients need the precision.
     check=check_words,
+    scores=("words.success", "words.accuracy"),
+    dimensions=(
+        Dimension("Words, 1 changed", r"words\.accuracy\[\w+, 1 word\]", "accuracy under attack", 5),
+        Dimension("Words, 2 changed", r"words\.accuracy\[\w+, 2 words\]", "accuracy under attack", 6),
+        Dimension("Words, any number", r"words\.accuracy\[\w+\]", "accuracy under attack", 7),
+    ),
 )
 def word_attack(
     model: Model,
@@ -121,7 +128,7 @@ def word_attack(
     """
     import torch
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.attacks import offline, recipes
     from ssmscope.attacks.curves import check_data
     from ssmscope.attacks.words.hotflip import Limits, hotflip

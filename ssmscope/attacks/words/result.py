@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +12,7 @@ from jaxtyping import Float
 from markupsafe import Markup
 
 from ssmscope.api.results import Result
+from ssmscope.api.scores import HIGHER, LOWER, Changed, Score, ScoreMaker, named
 from ssmscope.core.bootstrap import Estimate, estimate, estimates, ratio, resampled_sums
 from ssmscope.outline import outlined
 from ssmscope.render.blocks import Block, Custom, Prose
@@ -32,6 +33,9 @@ SUMMARY = {
     "queries": "queries per example",
 }
 """Names of the totals in views."""
+
+WORD_BUDGETS = (1, 2, 4)
+"""Numbers of changed words whose accuracies are scores."""
 
 
 @outlined
@@ -157,6 +161,26 @@ class WordAttack(Result, kind="words"):
     def queries_made(self) -> str:
         gradients = sum(each.gradients for each in self.examples)
         return f"{sum(each.queries for each in self.examples):,} texts and {gradients:,} gradients"
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        make = ScoreMaker(self, models)
+        budget = self.provenance["options"].get("budget")
+        variant = (self.recipe, "" if budget is None else f"{budget} queries")
+        right = np.array([one.status != "skipped" for one in self.examples])
+        won = np.array([one.status == "success" for one in self.examples])
+        changed = np.array([one.changed for one in self.examples])
+        attacked: dict[str, Any] = dict(above=won, below=right, count=int(right.sum()), harm=True)
+        yield make(named("words.success", *variant), self.success, LOWER, **attacked)
+        for most in WORD_BUDGETS:
+            allowed = f"{most} word{'s' * (most > 1)}"
+            found = Estimate(*self.curve[min(most, len(self.curve) - 1)].tolist())
+            withstood = right & ~(won & (changed <= most))
+            yield make(named("words.accuracy", *variant, allowed), found, HIGHER, above=withstood)
+        yield make(named("words.accuracy", *variant), self.attacked, HIGHER, above=right & ~won)
+
+    def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
+        for one in self.successes:
+            yield Changed(one.text, one.attacked, f"{one.changed} of {one.words} words changed by {self.recipe}")
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import curve

@@ -93,7 +93,7 @@ def ablate(
 
     import numpy as np
 
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.provenance import record_provenance
     from ssmscope.core.ties import descending
     from ssmscope.interp.ablate import measure
     from ssmscope.interp.ablate.result import Ablation

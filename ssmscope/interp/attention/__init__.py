@@ -97,7 +97,7 @@ def implicit_attention(
         InputError: a trace without layers, a layer that the model does not have, a row or span that is not in a text,
             an unknown target, or a text that is too long for a rollout.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.provenance import record_provenance
     from ssmscope.core.attention_layers import attention_numbers
     from ssmscope.core.model import as_batch, as_trace
     from ssmscope.core.trace import Trace

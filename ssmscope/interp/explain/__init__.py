@@ -72,7 +72,7 @@ def explain(
     """
     from dataclasses import replace
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.model import as_batch
     from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
     from ssmscope.interp.gates import note_on_gates

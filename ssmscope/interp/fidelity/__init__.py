@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import TEXT_CLASSIFIER, Data
 from ssmscope.api.options import Limit, Metavar, OneOf, Range, Seed
+from ssmscope.api.scores import Dimension
 from ssmscope.errors import InputError
-from ssmscope.interp.fidelity.measures import RANDOM
+from ssmscope.interp.fidelity.measures import LOGIT_SCALE, RANDOM
 from ssmscope.interp.methods import METHODS, MethodOptions, Methods, check_methods, method_names
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
     dtype="float32",  # Gradients need the precision.
     check=check_fidelity,
     sharded=True,
+    scores=("fidelity",),
+    dimensions=(Dimension("Explanations, fidelity", r"fidelity\[.*\]", "ΔA", 17, LOGIT_SCALE),),
 )
 def fidelity_auc(
     model: Model,
@@ -112,7 +115,7 @@ def fidelity_auc(
 
     import numpy as np
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
     from ssmscope.interp.fidelity.measure import (

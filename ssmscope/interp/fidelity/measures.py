@@ -21,6 +21,8 @@ KNOCKOUT = "knockout"
 """Name of the correlation with the exact effect of knocking tokens out in all layers; followed by a layer's number, in
 that layer."""
 MORF, LERF = 0, 1
+LOGIT_SCALE = "ΔA depends on the scale of each model's logits"
+"""Reason why no ΔA of two models are compared."""
 RANDOM = "random"
 """Name of the random rankings."""
 

@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +15,11 @@ import pandas as pd
 from markupsafe import Markup
 
 from ssmscope.api.results import Result
+from ssmscope.api.scores import HIGHER, Score, ScoreMaker, named
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending, highest
 from ssmscope.errors import InputError, did_you_mean, index_of
-from ssmscope.interp.fidelity.measures import RANDOM, display_name, layer_of, more_is_better
+from ssmscope.interp.fidelity.measures import LOGIT_SCALE, RANDOM, display_name, layer_of, more_is_better
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.markup import to_latex, to_markdown
 from ssmscope.render.numbers import counted, with_ties
@@ -141,6 +142,14 @@ class Fidelity(Result, kind="fidelity"):
         means = self.estimates[:-1, place, 0]
         best = highest(means if more_is_better(measure) else -means)
         return tuple(name for name, first in zip(self.methods, best) if first)
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        make, place = ScoreMaker(self, models), self.measures.index("delta")
+        for number, method in enumerate(self.methods):
+            values = self.values[number, :, place]
+            found, known = Estimate(*self.estimates[number, place].tolist()), ~np.isnan(values)
+            each: dict[str, Any] = dict(above=np.where(known, values, 0.0), below=known, count=len(values))
+            yield make(named("fidelity", method), found, HIGHER, "", apart=LOGIT_SCALE, **each)
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import curve

@@ -80,7 +80,7 @@ def generate(
         InputError: a model that does not write, survival of one without recurrent states, options that contradict each
             other, a contrast of several tokens, or scores that are not finite.
     """
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.mixers import memory_of
     from ssmscope.core.model import as_batch
     from ssmscope.interp.generate.measure import written_text

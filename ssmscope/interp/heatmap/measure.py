@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ssmscope import ops
 from ssmscope.api.options import chosen_layers
-from ssmscope.api.results import record_provenance
+from ssmscope.api.provenance import record_provenance
 from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch

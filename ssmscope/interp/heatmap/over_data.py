@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ssmscope.api.options import chosen_layers
-from ssmscope.api.results import record_provenance
+from ssmscope.api.provenance import record_provenance
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_sums

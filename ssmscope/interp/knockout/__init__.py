@@ -82,7 +82,7 @@ def knockout(
     """
     import numpy as np
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.mixers import is_bidirectional
     from ssmscope.core.model import as_batch
     from ssmscope.core.progress import progress_bar

@@ -93,7 +93,7 @@ def patch(
     import numpy as np
 
     from ssmscope.api.inputs import one_text
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.progress import progress_bar
     from ssmscope.interp.patch import measure as patching
     from ssmscope.interp.patch.result import Patching

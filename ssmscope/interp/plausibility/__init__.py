@@ -70,7 +70,7 @@ def plausibility(
 
     import numpy as np
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
     from ssmscope.interp.gates import TEXTS_JUDGED, note_on_gates

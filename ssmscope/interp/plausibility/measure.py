@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ssmscope.api.results import record_provenance
+from ssmscope.api.provenance import record_provenance
 from ssmscope.core.bootstrap import estimate, resampled_means
 from ssmscope.core.ties import descending, levels
 from ssmscope.errors import InputError

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import Range, Seed
+from ssmscope.api.scores import Dimension
 from ssmscope.errors import InputError
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     question="Do explanations depend on what the model learnt?",
     dtype="float32",  # Gradients need the precision.
     check=check_methods,
+    scores=("sanity",),
+    dimensions=(Dimension("Explanations, sanity", r"sanity\[.*\]", "likeness to those of random weights", 18),),
 )
 def cascading_randomisation(
     model: Model,
@@ -62,7 +65,7 @@ def cascading_randomisation(
 
     import numpy as np
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.model import as_batch
     from ssmscope.core.progress import progress_bar
     from ssmscope.interp.labelled import token_scores

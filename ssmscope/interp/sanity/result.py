@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +10,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from ssmscope.api.results import Result
+from ssmscope.api.scores import LOWER, Score, ScoreMaker, named
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import index_of
 from ssmscope.render.blocks import Block, Custom, Prose
@@ -49,6 +50,12 @@ class SanityCheck(Result, kind="sanity"):
         """Return the mean correlation once this part and those above it are randomised."""
         places = index_of("method", method, self.methods), index_of("part", part, self.parts)
         return Estimate(*self.estimates[(*places, index_of("measure", measure, tuple(MEASURES)))].tolist())
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        make, apart = ScoreMaker(self, models), counted(self.texts, "given text")
+        for method in self.methods:
+            found = self.estimate(method, self.parts[-1])
+            yield make(named("sanity", method), found, LOWER, "", count=self.texts, apart=apart)
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import curve

@@ -121,7 +121,7 @@ def steer(
     import numpy as np
     import torch
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.model import as_batch
     from ssmscope.interp.edited_texts import EditedText, edited_texts
     from ssmscope.interp.scoring import MEASURES, answer_ids, scored_examples

@@ -68,7 +68,7 @@ def generalization_bound(
         InputError: a selective SSM whose number of training examples is unknown, texts for one (its bound covers all
             texts), or numbers that are not finite.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.provenance import record_provenance
     from ssmscope.architectures.loading.load import trained_examples
     from ssmscope.core.mixers import check_causal
     from ssmscope.probes.bound.measure import measured_terms, theorem_bound

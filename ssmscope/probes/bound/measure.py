@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssmscope import ops
-from ssmscope.api.results import record_provenance
+from ssmscope.api.provenance import record_provenance
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model, TextsLike
 from ssmscope.core.trace import LayerTrace

@@ -56,7 +56,7 @@ def stability_table(
     """
     import numpy as np
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.progress import progress_bar
     from ssmscope.probes.bound.measure import curve_lengths
     from ssmscope.probes.checkpoints import measure

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Examples
 from ssmscope.api.options import Metavar, Option, Progress, Range, Reads, Seed
+from ssmscope.api.scores import Dimension
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def check_asked(*, tasks: Sequence[str] | None, include: Any, shots: int | None,
     question="How good is it, on labelled data or on the benchmarks people cite?",
     models=(TEXT_CLASSIFIER, PIXEL_CLASSIFIER, LANGUAGE_MODEL),
     check=check_asked,
+    scores=("accuracy", "cross-entropy"),
+    dimensions=(Dimension("Clean answers", r"accuracy", "accuracy", 0),),
 )
 def evaluate(
     model: Model,
@@ -91,7 +94,7 @@ def evaluate(
             without an end token, the package lm-eval is not installed, an unknown task, or data that cannot be read or
             lacks the task's columns.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.provenance import record_provenance
     from ssmscope.probes.evaluate.result import Benchmarks
     from ssmscope.probes.long_rows import language_models
 

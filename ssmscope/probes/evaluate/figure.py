@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from ssmscope.probes.evaluate.result import Benchmarks, Score
+from ssmscope.probes.evaluate.result import Benchmarks, TaskScore
 from ssmscope.render.figure import ROW_INCHES, Frame, Sheet, points
 
 
 def draw(result: Benchmarks, frame: Frame) -> Figure:
     """Draw every measure on an axis of its own."""
-    by_measure: dict[str, list[Score]] = {}
+    by_measure: dict[str, list[TaskScore]] = {}
     for one in result.scores:
         by_measure.setdefault(one.measure, []).append(one)
     sheet = Sheet(frame, f"Evaluation of {result.model_name}", result.intervals.rstrip("."))

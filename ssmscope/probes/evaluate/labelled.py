@@ -15,12 +15,12 @@ from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
 from ssmscope.interp.labelled import class_ids
 from ssmscope.interp.scoring import MEASURES, means_with_intervals, scored_examples
-from ssmscope.probes.evaluate.result import Score
+from ssmscope.probes.evaluate.result import TaskScore
 
 
 def labelled_scores(
     model: Model, data: TextData | PixelData, batch_size: int, *, seed: int, progress: bool
-) -> tuple[tuple[Score, Score], Float[np.ndarray, "examples 2"]]:
+) -> tuple[tuple[TaskScore, TaskScore], Float[np.ndarray, "examples 2"]]:
     """Return accuracy with Wilson's interval and cross-entropy in nats with a bootstrap interval over examples, and
     both of every example."""
     if not model.is_classifier:
@@ -40,8 +40,8 @@ def labelled_scores(
     loss = Estimate(*means_with_intervals(values[:, [MEASURES.index("loss")]], seed)[0].tolist())
     name = f"{data.name} ({data.split})"
     scores = (
-        Score(name, "accuracy", accuracy, True, None, len(data)),
-        Score(name, "cross-entropy", loss, False, None, len(data)),
+        TaskScore(name, "accuracy", accuracy, True, None, len(data)),
+        TaskScore(name, "cross-entropy", loss, False, None, len(data)),
     )
     both = [MEASURES.index("accuracy"), MEASURES.index("loss")]
     return scores, values[np.argsort(order)][:, both]

@@ -23,7 +23,7 @@ from ssmscope.architectures.loading.stored import reason
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean, extra
-from ssmscope.probes.evaluate.result import Score
+from ssmscope.probes.evaluate.result import TaskScore
 
 DATA_ERRORS = (OSError, ValueError, KeyError, UndefinedError, DatasetsError)
 """Errors that the harness raises for missing data, or data without a task's columns."""
@@ -41,7 +41,7 @@ def measure(
     seed: int,
     progress: bool,
     **few: int | None,
-) -> tuple[list[Score], dict[str, str]]:
+) -> tuple[list[TaskScore], dict[str, str]]:
     """Return the scores of every task, and the versions of the harness and of the tasks."""
     try:
         from lm_eval import simple_evaluate
@@ -97,7 +97,7 @@ def local_files(task: str) -> dict[str, Any]:
     return {"dataset_path": "parquet", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
 
 
-def scores_of(found: Mapping[str, Any]) -> list[Score]:
+def scores_of(found: Mapping[str, Any]) -> list[TaskScore]:
     """Return a score for each number of the harness, of tasks and of groups."""
     scores = []
     for task, numbers in found["results"].items():
@@ -111,7 +111,7 @@ def scores_of(found: Mapping[str, Any]) -> list[Score]:
             higher = bool(found["higher_is_better"].get(task, {}).get(measure, True))
             counts = int(found["n-shot"].get(task) or 0), int(found["n-samples"].get(task, {}).get("effective", 0))
             named = measure if kind == "none" else f"{measure} ({kind})"
-            scores.append(Score(task, named, estimate, higher, *counts))
+            scores.append(TaskScore(task, named, estimate, higher, *counts))
     return scores
 
 

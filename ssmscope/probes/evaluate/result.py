@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from ssmscope.api.results import Result
+from ssmscope.api.scores import HIGHER, LOWER, Score, ScoreMaker, unordered
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, short_cell, table
 
 
 @dataclass(frozen=True)
-class Score:
+class TaskScore:
     task: str
     measure: str
     estimate: Estimate
@@ -41,7 +42,7 @@ class Score:
 class Benchmarks(Result, kind="evaluate"):
     """Scores of a model on labelled data or on tasks of lm-evaluation-harness. `len` and iteration are over scores."""
 
-    scores: tuple[Score, ...]
+    scores: tuple[TaskScore, ...]
     values: np.ndarray | None = None
     """(examples, scores) on labelled data, in its order; None for tasks."""
 
@@ -65,8 +66,18 @@ class Benchmarks(Result, kind="evaluate"):
         told = ((one.measure, one.cell.value, one.cell.interval, "on", one.task) for one in self._firsts())
         return ", ".join(" ".join(filter(None, words)) for words in told)
 
-    def _firsts(self) -> list[Score]:
+    def _firsts(self) -> list[TaskScore]:
         return list({score.task: score for score in reversed(self.scores)}.values())[::-1]
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        make = ScoreMaker(self, models)
+        for at, one in enumerate(self.scores):
+            share = 0 <= one.estimate.value <= 1 and one.measure.startswith(("accuracy", "acc", "exact"))
+            unit = "%" if share else "nats" if one.measure == "cross-entropy" else ""
+            name = one.measure if one.shots is None else f"{one.measure}[{one.task}]"
+            values = {} if self.values is None else {"above": self.values[:, at]}
+            each = values or (unordered(one.estimate.value, one.examples) if share else {})
+            yield make(name, one.estimate, HIGHER if one.higher else LOWER, unit, count=one.examples, **each)
 
     @classmethod
     def compare(cls, results: Sequence[Benchmarks], labels: Sequence[Sequence[str]]) -> Table:

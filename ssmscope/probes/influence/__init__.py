@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import Metavar, Range, Seed
+from ssmscope.api.scores import Dimension
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     "influence",
     reads=Texts(instead="length"),
     question="How far back does an output depend on its input?",
-    dtype="float32",  # Gradients need this precision.
+    dtype="float32",  # Gradients need this precision.,
+    scores=("influence.recent",),
+    dimensions=(Dimension("Influence", r"influence\.recent\[.*\]", "share of the last tokens", 20),),
 )
 def influence(
     model: Model,
@@ -77,7 +80,7 @@ def influence(
     """
     import numpy as np
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.batching import MAX_NUMBERS_KEPT, refuse_reading
     from ssmscope.core.mixers import check_causal
     from ssmscope.core.progress import progress_bar

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -13,6 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from ssmscope.api.results import TABLE_ROWS, Result
+from ssmscope.api.scores import Score, ScoreMaker, named
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.influence.reach import QUANTILES, SHARES, Reach
@@ -130,6 +131,11 @@ class Influence(Result, kind="influence"):
             columns |= {name + end: values[:, at] for at, end in enumerate(("", "_low", "_high"))}
         columns |= {f"q{round(100 * q):02d}": reach.quantiles[:, at] for at, q in enumerate(QUANTILES)}
         return pd.DataFrame({**columns, "error": reach.error, "noisy": reach.noisy})
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        recent, name = self.output.recent(self.recent), named("influence.recent", f"last {self.recent}")
+        apart = "" if self.provenance["options"]["length"] is None else "random tokens"
+        yield ScoreMaker(self, models)(name, recent, "", count=len(self.lengths), apart=apart)
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import curve

@@ -189,7 +189,7 @@ def trajectory(
         raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
     if statistic == "cross_entropy" and model.is_classifier:
         raise InputError(f"{model.name} is a classifier: there is no next token, and no cross-entropy to it")
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.model import as_batch
     from ssmscope.probes.lens.lenses import answers_of, lens_of
     from ssmscope.probes.lens.result import Trajectory

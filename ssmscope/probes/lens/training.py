@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from ssmscope.api.results import SUFFIXES, record_provenance
+from ssmscope.api.provenance import record_provenance
+from ssmscope.api.results import SUFFIXES
 from ssmscope.api.writing import complete_all_sets, write_whole
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL
 from ssmscope.api.options import Metavar, Piece, Progress, Range, Reads, Seed
+from ssmscope.api.scores import Dimension
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def check_smooth(*, smooth: int, **options: Any) -> None:
     dtype="float32",
     check=check_smooth,
     sharded=True,
+    scores=("loss", "loss.slope"),
+    dimensions=(Dimension("Clean text", r"loss", "loss per token", 2),),
 )
 def token_loss(
     models: Model | Sequence[Model],
@@ -77,7 +80,7 @@ def token_loss(
 
     import numpy as np
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.progress import on_stderr
     from ssmscope.probes.long_rows import distinct_names, language_models
     from ssmscope.probes.loss import measure

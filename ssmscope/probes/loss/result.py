@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from ssmscope.api.results import Result
+from ssmscope.api.scores import LOWER, Score, ScoreMaker
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number
@@ -114,6 +115,12 @@ class TokenLoss(Result, kind="loss"):
             for quantity, found in zip(quantities, (one.mean, one.slope, *one.bins))
         ]
         return pd.DataFrame(rows, columns=["name", "quantity", "value", "low", "high"])
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        for at, one in enumerate(self.summaries):
+            make = ScoreMaker(self, models, at)
+            yield make("loss", one.mean, LOWER, self.unit)
+            yield make("loss.slope", one.slope, LOWER, f"{self.unit} per doubling")
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import curve

@@ -75,7 +75,7 @@ def retrieval(
 
     import numpy as np
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.batching import MAX_ITEMS_HELD, refuse_above, refuse_reading
     from ssmscope.core.progress import on_stderr, progress_bar
     from ssmscope.data.babi import questions, refuse_contexts

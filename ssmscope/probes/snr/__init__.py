@@ -122,7 +122,7 @@ def needle_snr(
             answer that begins with the same token as one of its distractors, a lens of another model, numbers of lenses
             or names that differ from that of models, no questions, or more than can be read.
     """
-    from ssmscope.api.results import record_provenance
+    from ssmscope.api.provenance import record_provenance
     from ssmscope.core.progress import progress_bar
     from ssmscope.data.filler import GENERATED
     from ssmscope.probes.lens.lenses import lens_of

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import Metavar, Range, Seed
+from ssmscope.api.scores import Dimension
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model, TextsLike
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
 
 @analysis(
-    "stability", reads=Texts(needed=False, instead="length"), question="Can its states grow, and how fast do they fade?"
+    "stability",
+    reads=Texts(needed=False, instead="length"),
+    question="Can its states grow, and how fast do they fade?",
+    scores=("stability.growth",),
+    dimensions=(Dimension("Stability", r"stability\.growth", "largest growth of the states, nats per token", 19),),
 )
 def stability(
     model: Model,
@@ -63,7 +68,7 @@ def stability(
     """
     import numpy as np
 
-    from ssmscope.api.results import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.mixers import check_causal
     from ssmscope.probes.stability import measure
     from ssmscope.probes.stability.result import BEHAVIOURS, Stability

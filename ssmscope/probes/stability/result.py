@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ import pandas as pd
 from markupsafe import Markup
 
 from ssmscope.api.results import Result
+from ssmscope.api.scores import Score, ScoreMaker
 from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.core.ties import descending
 from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import percent_of, token_count
@@ -154,6 +156,13 @@ class Stability(Result, kind="stability"):
     def unit(self) -> str:
         """Noun for `layers`: "layers", or "recurrences" if some layer has several."""
         return "recurrences" if any(layer.parts > 1 for layer in self.layers) else "layers"
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        """Yield the largest growth. Neither side is better: what forgets faster is more stable, and remembers less."""
+        worst = self.layers[descending(np.array([layer.growth.value for layer in self.layers]))[0]]
+        apart = "" if self.given else "random tokens"
+        make = ScoreMaker(self, models)
+        yield make("stability.growth", worst.growth, "", "nats per token", count=self.texts, apart=apart)
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import curve
