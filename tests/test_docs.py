@@ -18,6 +18,7 @@ from warm import TRANSFORMERS
 
 import ssmscope
 from ssmscope.api import analyses as registry
+from ssmscope.reports.scores import read_scores
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -141,8 +142,10 @@ def test_what_is_outside_is_found_everywhere(packages: Path) -> None:
     passed = run(packages, PYTEST, str(ROOT / "tests" / "contracts"), "-k", "leaky")
     assert int(re.search(r"(\d+) passed", passed)[1]) >= 30  # type: ignore[index]
     (packages / "reviews.csv").write_text("text,label\na gripping film,positive\na dull film,negative\n")
-    plan = "models: [demo/sst2-mamba2]\nanalyses: [{remaining: {text: A gripping film., top: 1}}]\n"
-    (packages / "plan.yaml").write_text(plan)
+    calls = ["remaining: {text: A gripping film., top: 1}"]
+    calls += [f"{verb}: {{data: reviews.csv}}" for verb in ("evaluate", "noise", "order")]
+    plan = f"models: [demo/sst2-mamba2]\nanalyses: [{', '.join(f'{{{call}}}' for call in calls)}]\n"
+    (packages / "plan.yaml").write_text(f"{plan}require: ['order.drop <= 1 at 95 %']\n")
     attacks = (
         "prompts demo/instruct-mamba2 --template {content}. --words negative,positive --attacks politeness",
         "words demo/sst2-mamba2 --recipe keyboard",
@@ -153,6 +156,8 @@ def test_what_is_outside_is_found_everywhere(packages: Path) -> None:
     printed = run(packages, analyze, *lines)
     assert all(word in printed for word in ("politeness", "keyboard", "gradnorm", "From installed packages"))
     assert '"verb": "remaining"' in printed and '"state": "done"' in printed
+    assert "Words in another order" in (packages / "out" / "index.html").read_text(encoding="utf-8")
+    assert read_scores(packages / "out")[-1].name == "order.drop"
     assert "most is left of" in (packages / "out" / "index.html").read_text(encoding="utf-8")
     kept = {path.suffix for path in (packages / "out").glob("results/*/remaining.*")}
     assert kept == {".json", ".csv", ".png", ".html"}
