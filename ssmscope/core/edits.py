@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,6 +29,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from ssmscope.core.affine import is_linear
 from ssmscope.core.attention_layers import attention_changed, attention_layers, attention_modules
 from ssmscope.core.intercept import After, Before, observe
 from ssmscope.core.mixers import (
@@ -70,8 +70,6 @@ attention-output, feed-forward: the output of a layer of softmax attention, or o
 """
 BLOCK_PLACES: tuple[Place, ...] = ("attention-output", "feed-forward")
 """Places outside the state-space layers."""
-FEED_FORWARD = re.compile(r"(MLP|Mlp|FeedForward|FFN|MoE|Moe|MoeBlock|MOE|Experts)$")
-"""Names of the classes of feed-forward parts, and of experts with their router."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,16 +208,29 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def block_parts(module: nn.Module, place: Place) -> dict[str, nn.Module]:
-    """Return the parts of a model's blocks whose output is this place's value, each once, by name and in order."""
+    """Return the parts of a model's blocks whose output is this place's value, each once, by name and in order. A
+    feed-forward part, or experts with their router, is the outermost part of a block with two linear maps or more that
+    neither is in a mixer or attention nor holds one."""
     if place == "attention-output":
         return {name: part for name, part in module.named_modules() if part in {*attention_modules(module).values()}}
-    inside = {id(part) for mixer in mixers(module) for part in mixer.modules()}
+    read = [*mixers(module), *attention_modules(module).values()]
+    inside = {id(part) for own in read for part in own.modules()}
+    around = {id(part) for part in module.modules() if any(id(own) in inside for own in part.modules())}
+    other = {name for own in mixers(module) for name in getattr(adapter_for(own), "NO_FEED_FORWARD", ())}
     found: dict[str, nn.Module] = {}
     for name, part in module.named_modules():
-        if FEED_FORWARD.search(type(part).__name__) and id(part) not in inside:
+        in_block = any(each.isdigit() for each in name.split(".")[:-1]) and not name.rpartition(".")[2].isdigit()
+        if in_block and id(part) not in inside | around and type(part).__name__ not in other and _maps(part) > 1:
             found[name] = part
             inside |= {id(own) for own in part.modules()}
     return found
+
+
+def _maps(part: nn.Module) -> int:
+    """Return the number of linear maps within a part: layers, and other matrices, such as those of experts."""
+    linear = [own for own in part.modules() if is_linear(own)]
+    within = {id(weight) for own in linear for weight in own.parameters()}
+    return len(linear) + sum(weight.ndim > 1 and id(weight) not in within for weight in part.parameters())
 
 
 def _of_outputs(edits: Sequence[Edit], parts: Mapping[Place, Mapping[str, nn.Module]]) -> list[tuple[nn.Module, After]]:

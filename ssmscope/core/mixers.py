@@ -39,8 +39,11 @@ class LayerAdapter(Protocol):
     Optional: `state_after(mixer, layer, scans)`, the state from which a run continues, if that is more than
     `LayerTrace.state_after`; `returned(output)`, the result of the mixer's own forward if that is not its output alone;
     `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; `stored(module)`, the
-    weights of a model or mixer whose library rescales them in place; `HAS_RECURRENT_STATE`, False for layers that keep
-    no state, such as short convolutions; and `BIDIRECTIONAL`, True for layers that read later tokens too.
+    weights of a model or mixer whose library rescales them in place; `growth_limit(mixer, layer, recurrence)`, its
+    largest possible growth without Δ and A (`core.growth`); `HAS_RECURRENT_STATE`, False for layers that keep no state,
+    such as short convolutions; `BIDIRECTIONAL`, True for layers that read later tokens too; `RECORDABLE_STEPS` and
+    `RECORDABLE_TRAINING`, the model types whose step, or training step, never waits for a GPU nor sends it numbers; and
+    `NO_FEED_FORWARD`, names of classes of parts in a block that are none.
     """
 
     def compute_terms(

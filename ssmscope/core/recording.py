@@ -16,15 +16,9 @@ from torch import Tensor, nn
 from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.edits import edits_of
 from ssmscope.core.intercept import active_override, forward_without_transfer, is_changed, is_observed
-from ssmscope.core.mixers import mixers, runs_own
+from ssmscope.core.mixers import adapter_for, mixers, runs_own
 from ssmscope.core.trace import States, mapped, tensors
 
-RECORDABLE = frozenset(
-    "mamba falcon_mamba mamba2 rwkv xlstm baleen-mamba baleen-mamba2 diff-mamba diff-mamba1 groupmamba "
-    "groupmamba-mamba2 selective-ssm ssm-comba ssm-deltanet ssm-gla ssm-gsa ssm-hgrn ssm-hgrn2 ssm-kda ssm-mamba3 "
-    "ssm-rwkv7".split()
-)
-"""Model types whose step neither waits for the GPU nor sends it numbers, which a recording requires."""
 STEPS_BEFORE = 2
 """Steps that run as they are before one is recorded: short answers are not worth it."""
 
@@ -35,9 +29,9 @@ Step = Callable[[Tensor, States], tuple[Tensor, States]]
 def recordable(module: Any, device: torch.device) -> bool:
     """Return True if a model's step on this device, unedited, runs the same kernels whatever the token: there are no
     keys and values, which grow, and nothing is put on its parts."""
-    if device.type != "cuda" or getattr(module.config, "model_type", None) not in RECORDABLE:
+    if device.type != "cuda" or not declared(module, "RECORDABLE_STEPS") or edits_of(module):
         return False
-    if edits_of(module) or attention_modules(module):
+    if attention_modules(module):
         return False
     parts, weights = list(module.modules()), list(module.parameters())
     if any(is_changed(part) or is_observed(part) or active_override(part) is not None for part in parts):
@@ -45,6 +39,13 @@ def recordable(module: Any, device: torch.device) -> bool:
     plain = all(type(weight) is nn.Parameter and weight.is_floating_point() for weight in weights)
     one_place = len({weight.device for weight in weights}) == 1
     return plain and one_place and all(runs_own(each, forward_without_transfer(each)) for each in mixers(module))
+
+
+def declared(module: Any, name: str) -> bool:
+    """Return True if the adapters of all mixers declare the model's type in the tuple `name`, see `LayerAdapter`."""
+    config = module.config
+    kind = getattr(getattr(config, "backbone", config), "model_type", None)
+    return all(kind in getattr(adapter_for(each), name, ()) for each in mixers(module))
 
 
 class RecordedStep:

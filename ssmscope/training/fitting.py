@@ -21,6 +21,7 @@ from ssmscope.architectures.own.selective import SelectiveSSM
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.progress import progress_bar
 from ssmscope.core.recomputing import compiled_parts
+from ssmscope.core.recording import declared
 from ssmscope.errors import InputError
 from ssmscope.training.checkpoint import load_state, random_states, restore_random_states, save_state
 from ssmscope.training.objectives import Arrays, Objective
@@ -95,17 +96,13 @@ def monitored(module: nn.Module) -> dict[str, float]:
     return found | ({"mean_lambda": sum(weights) / len(weights)} if weights else {})
 
 
-RECORDABLE = ("mamba2", "baleen-mamba2", "diff-mamba", "groupmamba-mamba2", "ssm-gla", "rwkv")
-"""Backbones whose forward and backward passes never wait for the GPU, which a recording requires."""
-
 WARM_UP_STEPS = 3
 """Steps before a recording, in which libraries initialize."""
 
 
 def recordable(module: nn.Module, device: torch.device) -> bool:
-    """Return True if a model's step on this device can be recorded."""
-    config = getattr(module, "config", None)
-    return device.type == "cuda" and getattr(getattr(config, "backbone", config), "model_type", None) in RECORDABLE
+    """Return True if a model's step on this device can be recorded: its passes never wait for the GPU."""
+    return device.type == "cuda" and hasattr(module, "config") and declared(module, "RECORDABLE_TRAINING")
 
 
 class Recording:

@@ -20,7 +20,7 @@ from ssmscope.core.edits import Edit, edited
 from ssmscope.core.generation import Continuation, TokenRuns, Written
 from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
-from ssmscope.core.recording import RECORDABLE, STEPS_BEFORE, recordable
+from ssmscope.core.recording import STEPS_BEFORE, declared, recordable
 from ssmscope.core.trace import mapped, tensors
 
 GPU = torch.device("cuda")
@@ -35,7 +35,7 @@ def example(name: str) -> Model:
 
 
 def writes(module: nn.Module) -> bool:
-    return module.config.model_type in RECORDABLE and module.get_output_embeddings() is not None
+    return declared(module, "RECORDABLE_STEPS") and module.get_output_embeddings() is not None
 
 
 class Waits(TorchDispatchMode):

@@ -19,6 +19,7 @@ from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSeq
 from ssmscope.architectures.own.selective import SelectiveSSMConfig
 from ssmscope.architectures.read.delta import DeltaMixer
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
+from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
@@ -239,9 +240,9 @@ class TestLimits:
         layer = drawn_layer(10, None, kind="log_a")
         decay = torch.tensor([0.5, 0.25])
         rwkv = dataclasses.replace(layer, extras={"log_weight": torch.zeros(1), "decay": decay})
-        found = limits(SimpleNamespace(), rwkv)
+        found = limits(mixers(random_example("rwkv"))[0], rwkv)
         assert found.bare.tolist() == [0.5, 0.25] and found.bounded_by == "gates are at most 1" and not found.mixes
-        found = limits(SimpleNamespace(), layer)
+        found = limits(mixers(random_example("rwkv7"))[0], layer)
         assert (found.abscissa, found.possible, found.bounded_by) == (None, None, "no bound is known")
 
     def test_where_a_mixer_keeps_its_limits(self):

@@ -157,6 +157,10 @@ class BaleenMamba2Mixer(ReadMixer, Mamba2Mixer):
 MIXERS: tuple[type[nn.Module], ...] = (BaleenMambaMixer, BaleenMamba2Mixer)
 
 
+RECORDABLE_STEPS = ("baleen-mamba", "baleen-mamba2")
+RECORDABLE_TRAINING = ("baleen-mamba2",)
+
+
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the base model's terms with sampled gates in training and expected gates in evaluation.
 

@@ -178,6 +178,10 @@ def _of_expansion_one(config: Any) -> Any:
 # ---- how to read them
 
 
+RECORDABLE_STEPS = ("diff-mamba", "diff-mamba1")
+RECORDABLE_TRAINING = ("diff-mamba",)
+
+
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms: two recurrences, first the one that is kept, then the one that is subtracted.
 

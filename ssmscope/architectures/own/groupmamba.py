@@ -173,6 +173,10 @@ class GroupMamba2Mixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer, reading the states of a group of modules; its input is described at `compute_terms`."""
 
 
+RECORDABLE_STEPS = ("groupmamba", "groupmamba-mamba2")
+RECORDABLE_TRAINING = ("groupmamba-mamba2",)
+
+
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms from the inputs of its group and the weights of the group's modules.
 

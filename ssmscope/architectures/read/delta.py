@@ -27,8 +27,9 @@ from ssmscope.architectures.read import parts
 from ssmscope.architectures.read.gated_delta import unit
 from ssmscope.architectures.read.linear_attention import LinearAttentionConfig, family
 from ssmscope.core.forms import Form
+from ssmscope.core.growth import GrowthLimit, gates_at_most_one
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.ops import DeltaRecurrence
+from ssmscope.ops import DeltaRecurrence, Recurrence
 
 # ---- the layer
 
@@ -84,6 +85,14 @@ def log_decay(mixer: Any, u: Tensor) -> Tensor:
 def beta_of(mixer: Any, u: Tensor) -> Tensor:
     """Return β, (batch, length, heads)."""
     return mixer.largest_beta * torch.sigmoid(parts.at_least_float32(mixer.beta_proj(u)))
+
+
+RECORDABLE_STEPS = ("ssm-deltanet",)
+
+
+def growth_limit(mixer: nn.Module, layer: LayerTrace, recurrence: Recurrence) -> GrowthLimit:
+    """Return the limit of the delta rule's transitions, which are at most 1."""
+    return gates_at_most_one(recurrence)
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

@@ -83,6 +83,9 @@ def _named(mixer: Any) -> tuple[str, str]:
     return ("o_norm", "o_proj") if hasattr(mixer, "o_norm") else ("norm", "out_proj")
 
 
+NO_FEED_FORWARD = ("Qwen4ExpTextGatedResidual",)
+
+
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. At padding nothing is exchanged."""
     mask, projected = parts.as_mask(mask), _projected(mixer, u)

@@ -34,6 +34,7 @@ from ssmscope.architectures.read.feed_forward import FeedForward, RoutedExperts
 from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
 from ssmscope.architectures.read.rotary_attention import QK_NORMS, RotaryAttention, score_mask
 from ssmscope.core.forms import Form
+from ssmscope.core.growth import GrowthLimit, gates_at_most_one
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, Scan
@@ -240,6 +241,18 @@ class RetentionState(LayerState):
     """State from which a rotated layer continues, with the `position` (batch,) of every row's next token."""
 
     position: Tensor
+
+
+RECORDABLE_STEPS = ("ssm-gla",)
+RECORDABLE_TRAINING = ("ssm-gla",)
+
+
+def growth_limit(mixer: nn.Module, layer: LayerTrace, recurrence: Recurrence) -> GrowthLimit:
+    """Return the limit of gates, which are at most 1, or of a RetNet's constant decays."""
+    if not isinstance(mixer, Retention):
+        return gates_at_most_one(recurrence)
+    assert recurrence.log_a is not None
+    return GrowthLimit(recurrence.log_a[0, 0].double().amax(-1), "decays are constant")
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

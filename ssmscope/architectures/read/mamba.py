@@ -22,6 +22,8 @@ from ssmscope.core.mixers import prepared
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence
 
+RECORDABLE_STEPS = ("mamba", "falcon_mamba")
+
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Mamba, Algorithm 2)."""

@@ -26,6 +26,9 @@ from ssmscope.core.mixers import prepared
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.ops import Recurrence
 
+RECORDABLE_STEPS = ("mamba2",)
+RECORDABLE_TRAINING = ("mamba2",)
+
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Mamba-2, section 7)."""

@@ -40,6 +40,7 @@ from transformers.models.rwkv.modeling_rwkv import RwkvBlock, RwkvForCausalLM, R
 
 from ssmscope.architectures.read import parts
 from ssmscope.core.affine import agrees_with_weight, norm_terms
+from ssmscope.core.growth import GrowthLimit, gates_at_most_one
 from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.mixers import conv_tap_mask, edit_conv_input
@@ -78,6 +79,15 @@ def log_weights(
     grown = torch.cat([start.unsqueeze(1), k + rearrange(real.cumsum(1), "b t -> b t 1") * w], dim=1)
     past = torch.cat([real.new_zeros(batch, 1), real], dim=1).cumsum(1)
     return grown.logcumsumexp(1) - rearrange(past, "b t -> b t 1") * w
+
+
+RECORDABLE_STEPS = ("rwkv",)
+RECORDABLE_TRAINING = ("rwkv",)
+
+
+def growth_limit(mixer: nn.Module, layer: LayerTrace, recurrence: Recurrence) -> GrowthLimit:
+    """Return the limit of a mean's gate, which is at most 1, and the decays of its parts."""
+    return gates_at_most_one(recurrence, bare=layer.extras["decay"].double())
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

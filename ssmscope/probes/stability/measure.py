@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope import ops
-from ssmscope.architectures.read.delta import DeltaMixer
-from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
 from ssmscope.core.batching import (
     MAX_TOKENS_PER_ROW,
     MAX_TOKENS_TOGETHER,
@@ -26,6 +24,7 @@ from ssmscope.core.batching import (
 )
 from ssmscope.core.bootstrap import Estimate, estimates, resampled_means
 from ssmscope.core.encoding import Batch
+from ssmscope.core.mixers import adapter_for
 from ssmscope.core.model import Model, TextsLike, as_batch
 from ssmscope.core.progress import progress_bar
 from ssmscope.core.trace import LayerTrace
@@ -42,8 +41,6 @@ STEPS_PER_PRODUCT = 128
 """Steps of a product of transitions between two scalings."""
 MIN_LOG_GAIN = -80.0
 """Log-gain of a direction that a delta rule erases; the scans floor decays at the same value."""
-GATED: tuple[type[nn.Module], ...] = (GatedLinearAttention, Retention, DeltaMixer)
-"""Mixers without Δ and A whose transitions are at most 1 by construction; RWKV's are recognised by their extras."""
 
 
 class Inputs(NamedTuple):
@@ -260,15 +257,11 @@ def recorded_limits(mixer: nn.Module, layer: LayerTrace, recurrence: ops.Recurre
     from 0 to ∞, unless it is clamped, or bounded by the embeddings' norm, as in a model that the generalisation theorem
     covers."""
     if recurrence.A is None:
-        if isinstance(mixer, Retention):
-            assert recurrence.log_a is not None
-            return Recorded(None, recurrence.log_a[0, 0].double().amax(-1), "decays are constant")
-        if isinstance(mixer, GATED) or "log_weight" in layer.extras:
-            none = torch.zeros(recurrence.shape[2], dtype=torch.float64, device=recurrence.x.device)
-            bare = layer.extras["decay"].double() if "log_weight" in layer.extras else None
-            mixes = isinstance(recurrence, ops.DeltaRecurrence)
-            return Recorded(None, none, "gates are at most 1", mixes=mixes, bare=bare)
-        return Recorded(None, None, "no bound is known")
+        find = getattr(adapter_for(mixer), "growth_limit", None)
+        if find is None:
+            return Recorded(None, None, "no bound is known")
+        limit = find(mixer, layer, recurrence)
+        return Recorded(None, limit.possible, limit.reason, mixes=limit.mixes, bare=limit.bare)
     s = recurrence.A.double().amax(-1)
     if norms is not None:
         low, high, how = norms.delta_min, norms.M_delta, "ρ of the generalisation bound"
