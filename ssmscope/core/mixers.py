@@ -43,7 +43,7 @@ class LayerAdapter(Protocol):
     largest possible growth without Δ and A (`core.growth`); `HAS_RECURRENT_STATE`, False for layers that keep no state,
     such as short convolutions; `BIDIRECTIONAL`, True for layers that read later tokens too; `RECORDABLE_STEPS` and
     `RECORDABLE_TRAINING`, the model types whose step, or training step, never waits for a GPU nor sends it numbers; and
-    `NO_FEED_FORWARD`, names of classes of parts in a block that are none.
+    `NO_FEED_FORWARD` and `NO_RELEVANCE`, names of classes in a block that are none, or have no rule of LRP.
     """
 
     def compute_terms(

@@ -21,7 +21,7 @@ from ssmscope.core import batching
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules, through_activation
+from ssmscope.interp.methods.lrp import bias_relevance, check_lrp, lrp, relevance_rules, through_activation
 from ssmscope.interp.methods.lrp_blocks import freeze_soft_caps
 from ssmscope.interp.objective import Objective, objective
 
@@ -484,16 +484,41 @@ def test_an_activation_is_a_factor_of_its_input_beside_its_value_at_zero(act):
             assert factor == pytest.approx((whole - at_zero) / value, rel=1e-12)
 
 
-def test_a_model_with_a_forward_pass_of_its_own_is_refused():
+class Same(nn.Module):
+    """A part that passes on what its own part gives, or what is not linear in it."""
+
+    def __init__(self, part, change=lambda y: y):
+        super().__init__()
+        self.part, self.change = part, change
+
+    def forward(self, x):
+        return self.change(self.part(x))
+
+
+def test_a_forward_pass_of_the_users_own_is_read_if_it_is_linear():
+    with exact("mamba", target=5) as of:
+        model, own = of.model, of.model.module.backbone.norm_f
+        expected = lrp(of)
+        model.module.backbone.norm_f = Same(own).double()
+        check_lrp(model)
+        found = lrp(of)
+        assert torch.equal(found.scores, expected.scores) and found.converged.all()
+        model.module.backbone.norm_f = Same(own, lambda y: y.softmax(-1)).double()
+        for ask in (lambda: lrp(of), lambda: check_lrp(model)):
+            with pytest.raises(InputError, match="its own forward pass is not linear"):
+                ask()
+
+
+def test_a_model_of_another_class_is_read_by_its_parts():
     model = example("mamba")
+    expected = lrp(objective(model, model.encode(ids=TEXTS), target=5))
 
     class Scaled(type(model.module)):
         def forward(self, *args, **kwargs):
             return super().forward(*args, **kwargs)
 
     model.module.__class__ = Scaled
-    with pytest.raises(InputError, match="lrp has no rule for Scaled"):
-        lrp(objective(model, model.encode(ids=TEXTS), target=5))
+    assert torch.equal(lrp(objective(model, model.encode(ids=TEXTS), target=5)).scores, expected.scores)
 
 
 def test_an_activation_that_is_no_factor_is_refused():

@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
+from transformers.models.mamba.modeling_mamba import MambaRMSNorm
 
 from ssmscope.core.intercept import override_forward
 from ssmscope.errors import InputError
+from ssmscope.interp.methods.lrp import is_norm
 from ssmscope.interp.methods.lrp_blocks import (
     _mapped,
     gated,
     halved,
     is_family_block,
-    is_family_norm,
     part_handlers,
     runs_its_parts,
 )
@@ -171,12 +172,17 @@ def test_outputs_of_every_kind_are_mapped():
     assert _mapped(count, lambda y: y / 2) is count
 
 
-def test_blocks_and_norms_of_other_libraries_are_known_by_their_modules():
-    def made(name: str, module: str) -> nn.Module:
-        return type(name, (nn.Module,), {"__module__": module})()
+def test_blocks_of_other_libraries_are_known_by_their_modules():
+    def made(module: str) -> nn.Module:
+        return type("BambaMLP", (nn.Module,), {"__module__": module})()
 
-    own, alone = "transformers.models.bamba.modeling_bamba", "transformers.models.mamba2.modeling_mamba2"
-    assert is_family_block(made("BambaMLP", own)) and is_family_norm(made("BambaRMSNorm", own))
-    assert not is_family_block(made("BambaRMSNorm", own)) and not is_family_norm(made("BambaMLP", own))
-    for module in (alone, "mine.models"):
-        assert not is_family_block(made("BambaMLP", module)) and not is_family_norm(made("BambaRMSNorm", module))
+    assert is_family_block(made("transformers.models.bamba.modeling_bamba"))
+    for module in ("transformers.models.mamba2.modeling_mamba2", "mine.models"):
+        assert not is_family_block(made(module))
+
+
+def test_norms_are_known_by_what_they_have():
+    for norm in (nn.RMSNorm(4), MambaRMSNorm(4), nn.LayerNorm(4)):
+        assert is_norm(norm)
+    for other in (nn.GroupNorm(2, 4), nn.BatchNorm1d(4), nn.InstanceNorm1d(4), nn.Linear(4, 4), nn.Embedding(4, 4)):
+        assert not is_norm(other)

@@ -83,7 +83,7 @@ def _named(mixer: Any) -> tuple[str, str]:
     return ("o_norm", "o_proj") if hasattr(mixer, "o_norm") else ("norm", "out_proj")
 
 
-NO_FEED_FORWARD = ("Qwen4ExpTextGatedResidual",)
+NO_FEED_FORWARD = NO_RELEVANCE = ("Qwen4ExpTextGatedResidual",)
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

@@ -16,7 +16,9 @@ from transformers.models.glm5_next.modeling_glm5_next import Glm5NextPreTrainedM
 
 from ssmscope.architectures.read.gated_delta import FORM, compute_terms
 
-__all__ = ["FORM", "Glm5NextForCausalLM", "compute_terms"]
+__all__ = ["FORM", "NO_RELEVANCE", "Glm5NextForCausalLM", "compute_terms"]
+
+NO_RELEVANCE = ("Glm5NextTextHyperConnection",)
 
 
 # transformers lets experts be computed in other ways where it finds "@use_experts_implementation" in a model's module.

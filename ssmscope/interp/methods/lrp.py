@@ -32,23 +32,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from torch.nn.utils.parametrize import type_before_parametrizations
-from transformers import PreTrainedModel
-from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaBlock, FalconMambaRMSNorm
-from transformers.models.mamba.modeling_mamba import MambaBlock, MambaRMSNorm
-from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2RMSNorm
 
 from ssmscope.architectures.loading.in_memory import OwnModel
 from ssmscope.architectures.own.classifier import SSMForSequenceClassification
-from ssmscope.architectures.own.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.architectures.read import mambavision
-from ssmscope.architectures.read.feed_forward import ExpertRouter, FeedForward, RoutedExperts
-from ssmscope.architectures.read.hgrn import LowerBounds
-from ssmscope.architectures.read.linear_attention import Block
-from ssmscope.architectures.read.mamba2attn import Mamba2AttnBlock
-from ssmscope.architectures.read.minimax_m1 import PartialRotation
+from ssmscope.architectures.read.feed_forward import ExpertRouter, FeedForward
 from ssmscope.architectures.read.parts import at_least_float32, rms_factor
 from ssmscope.architectures.read.rotary_attention import RotaryAttention, softmax_attention
-from ssmscope.architectures.read.rwkv7 import RWKV7Block
 from ssmscope.core.affine import (
     NormTerms,
     changed_parts,
@@ -70,7 +60,6 @@ from ssmscope.interp.methods.lrp_blocks import (
     freeze_soft_caps,
     gated,
     is_family_block,
-    is_family_norm,
     part_handlers,
     runs_its_parts,
 )
@@ -81,35 +70,25 @@ MAX_DELTA = 1e-4  # Largest `Scores.delta` of a converged text.
 MAX_BACKWARD_BYTES = 2**33
 """Largest number of bytes that a backward pass keeps; beyond it blocks are run again."""
 
-RMS_NORMS = (MambaRMSNorm, Mamba2RMSNorm, FalconMambaRMSNorm, nn.RMSNorm)
-BLOCKS = (
-    *(MambaBlock, Mamba2Block, FalconMambaBlock),
-    *(GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock, RWKV7Block),
-    *(mambavision.MambaVisionBlock, mambavision.LastBlock),
+AFFINE_MODULES = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Modules that are affine on maps (batch, channels, …)."""
+PASSING_MODULES = (
+    *(nn.Embedding, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Identity, nn.Flatten, nn.Unflatten),
+    *(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
 )
-LINEAR_MODULES = (
-    *(*BLOCKS, RoutedExperts, LowerBounds, PartialRotation, mambavision.LastStage),
-    *(nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential),
-)
-"""Modules that are linear, that only add and pass on their parts' outputs, or that nothing passes through."""
-MAP_MODULES = (nn.Conv2d, nn.BatchNorm2d)
-"""Modules that are affine on maps (batch, channels, height, width)."""
-MODEL_PACKAGES = (
-    "ssmscope.architectures.",
-    *(f"transformers.models.{name}." for name in ("mamba", "mamba2", "falcon_mamba", "rwkv")),
-)
-"""Packages of models whose own forward passes add nothing."""
-
-
+"""Modules without parts that are linear, or that no relevance passes through."""
+LIBRARIES = ("transformers", "ssmscope")
+"""Packages whose modules with parts only add and pass on what these give, but for those that a family declares; of
+others' modules the sum of relevance tells."""
 MAX_SUM_ERROR = 1e-3
-"""Largest error of the sum of relevance in a user's own module, relative to the sum of absolute terms."""
+"""Largest error of the sum of relevance in a user's own modules, relative to the sum of absolute terms."""
 
 
 def check_lrp(model: Model) -> None:
     """Raise InputError if a model has a module without a rule, or a non-linear forward pass of the user's own."""
     with relevance_rules(model.module, torch.ones(1, dtype=torch.float32)):
         pass
-    if isinstance(model.module, OwnModel):
+    if is_foreign(model.module):
         lrp(asked_of(model, model.encode(ids=list(range(min(8, model.vocabulary))))))
 
 
@@ -132,7 +111,7 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
             longest = objective.lengths[texts[-1]]
             value[texts] = objective(embeddings[texts, :longest], texts).to(value)
     missing = (scores.sum(1) + constants - value).abs()
-    if isinstance(objective.model.module, OwnModel):
+    if is_foreign(objective.model.module):
         missed = missing / (scores.abs().sum(1) + constants.abs() + value.abs())
         if bool((missed > MAX_SUM_ERROR).any()):
             raise InputError(
@@ -328,7 +307,8 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     read = {id(part) for part in (*found, *attention, *last, *before, module.get_input_embeddings())}
     others = [each for part in _blocks(module, read) for each in part_handlers(part, half)]
     handled = read | {id(part) for part, handler in others if not runs_its_parts(handler)}
-    rules = dict(_rules(module, handled, one, half, _around_backbone(module)))
+    refused = {name for reader in map(adapter_for, found) for name in getattr(reader, "NO_RELEVANCE", ())}
+    rules = dict(_rules(module, handled, refused, one, half))
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
     handlers += [(part, partial(through_attention, part, one)) for part in attention]
     handlers += [(part, partial(_through_last_mixing, part, one, half)) for part in last]
@@ -384,48 +364,63 @@ def _through_last_mixing(part: nn.Module, one: Tensor, half: bool, below: Any, u
     return through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
 
 
-def _around_backbone(module: nn.Module) -> set[int]:
-    """Return the parts of a user's own module that have parts themselves, outside its backbone."""
-    if not isinstance(module, OwnModel):
-        return set()
-    inside = {id(part) for part in module.base_model.modules()}
-    return {id(part) for part in module.modules() if next(part.children(), None) is not None} - inside
+def is_foreign(module: nn.Module) -> bool:
+    """Return True if a model's own forward pass, or that of a part with parts, is no library's."""
+    if isinstance(module, OwnModel):
+        return True
+    return any(
+        next(part.children(), None) is not None and _forward_home(part).partition(".")[0] not in LIBRARIES
+        for part in module.modules()
+        if not (is_linear(part) or isinstance(part, nn.Sequential | nn.ModuleList | nn.ModuleDict))
+    )
+
+
+def _forward_home(module: nn.Module) -> str:
+    """Return the Python module that defines the forward pass of a module's class."""
+    kind = type_before_parametrizations(module)
+    return next((base for base in kind.__mro__ if "forward" in vars(base)), kind).__module__
 
 
 def _rules(
-    module: nn.Module, read: set[int], one: Tensor, half: bool, passing: Set[int] = frozenset(), name: str = ""
+    module: nn.Module, read: set[int], refused: Set[str], one: Tensor, half: bool, name: str = ""
 ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-    """Return the parts that have a rule, with it, outside those in `read`; parts in `passing` need none. Raise
-    InputError for a part without a rule, by its `name`."""
+    """Return the parts that have a rule, with it, outside those in `read`; of modules with parts these have rules.
+    Raise InputError for a part without a rule, by its `name`, and for one of a class in `refused`."""
     if id(module) in read:
         return []
     kind, what = type_before_parametrizations(module), f"lrp's {type(module).__name__}"
     rules: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
-    inner = innermost(module)
-    runs = next((base for base in kind.__mro__ if "forward" in vars(base)), kind)
-    model = issubclass(kind, PreTrainedModel) and runs.__module__.startswith(MODEL_PACKAGES)
-    norm = next((each for each in (nn.LayerNorm, *RMS_NORMS) if isinstance(inner, each)), None)
     if is_linear(module):
         layer = twin(module)
         constant = offset(layer, what)
         return [(module, lambda x: through_affine(layer, constant, x, one))]
-    if norm is not None or is_family_norm(inner):
-        terms = norm_terms(twin(module), () if norm is None else norm, what)
-        return [(module, partial(through_norm, terms, one=one, centred=norm is nn.LayerNorm))]
-    if is_plain(module, MAP_MODULES):
+    if is_plain(module, AFFINE_MODULES):
         return [(module, partial(through_map, twin(module), one=one))]
+    inner = innermost(module)
+    if isinstance(inner, nn.LayerNorm) or is_norm(inner):
+        terms = norm_terms(twin(module), nn.RMSNorm, what)
+        return [(module, partial(through_norm, terms, one=one, centred=isinstance(inner, nn.LayerNorm)))]
     if issubclass(kind, ExpertRouter):
         return [(module, lambda x: twin(module)(x.detach()))]
     if issubclass(kind, FeedForward):
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
-    elif not (kind in LINEAR_MODULES or is_family_block(module) or model or id(module) in passing):
-        if is_elementwise(module):
+    parts = dict(module.named_children())
+    library = _forward_home(module).startswith(("transformers.models.", "ssmscope."))
+    if kind.__name__ in refused or not (parts or library or isinstance(module, PASSING_MODULES)):
+        if kind.__name__ not in refused and is_elementwise(module):
             return [(module, partial(through_activation, twin(module), one=one))]
         where = f" ({name.removeprefix('module.')})" if name else ""
         raise InputError(
             f"lrp has no rule for {kind.__name__}{where}, which may not be linear; it reads linear layers, norms, "
-            "activations, convolutions of maps, and the blocks of the families that are listed"
+            "activations, convolutions of maps, and modules that add and pass on what such parts give"
         )
-    for child, part in module.named_children():
-        rules += _rules(part, read, one, half, passing, f"{name}.{child}" if name else child)
+    for child, part in parts.items():
+        rules += _rules(part, read, refused, one, half, f"{name}.{child}" if name else child)
     return rules
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return True if a module has what a norm by the root mean square has: a weight for each number, and ε."""
+    eps = hasattr(module, "variance_epsilon") or hasattr(module, "eps")
+    others = ("num_groups", "track_running_stats")  # Of groups of channels, of batches and instances.
+    return eps and hasattr(module, "weight") and not any(hasattr(module, name) for name in others)

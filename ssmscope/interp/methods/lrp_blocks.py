@@ -12,7 +12,6 @@ factor, and the gradient of a gated part is halved, since both of its factors ca
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -32,11 +31,6 @@ Handler = Callable[..., Any]
 ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv")
 """Families whose blocks are a mixer, for which `lrp` has the rules."""
 FAMILIES = tuple(f"transformers.models.{name}." for name in TRANSFORMERS_FAMILIES if name not in ALONE)
-LINEAR_CLASSES = re.compile(
-    r"(Layer|Block|MLP|Mlp|FeedForward|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|"
-    r"ForCausalLM|ForSequenceClassification)$"
-)
-"""Names of classes in these families that are linear once the rules for their parts hold."""
 FROZEN_OUTPUTS = ("q_proj", "q_b_proj", "k_proj", "g_proj", "router", "gate", "shared_expert_gate")
 """Parts of attention and experts whose output is frozen."""
 QUERY_KEY_ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
@@ -52,14 +46,8 @@ SOFT_CAP_FIELDS = ("output_logit_soft_cap", "logits_soft_cap")
 
 
 def is_family_block(module: nn.Module) -> bool:
-    """Return True if a module is another library's block with rules for its parts."""
-    kind = type(module)
-    return kind.__module__.startswith(FAMILIES) and bool(LINEAR_CLASSES.search(kind.__name__))
-
-
-def is_family_norm(module: nn.Module) -> bool:
-    """Return True if a module is the root-mean-square norm of another library's block."""
-    return type(module).__module__.startswith(FAMILIES) and type(module).__name__.endswith("RMSNorm")
+    """Return True if a module is another library's block, or a part of one, with rules for its parts."""
+    return type(module).__module__.startswith(FAMILIES)
 
 
 def part_handlers(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler]]:
