@@ -186,8 +186,9 @@ def test_a_long_delta_rule_goes_by_the_adjoint(monkeypatch):
     before = ops.pooled_attention(r, 5, groups=2, skip=True)
     monkeypatch.setattr(pooled, "MAX_EXACT_DELTA_LENGTH", 10)
     near(ops.pooled_attention(r, 5, groups=2, skip=True), before)
-    with pytest.raises(InputError, match="of at most 10 tokens, not 23"):
-        ops.pooled_attention(r, 5, **surroundings(r, "left"))
+    for cells in (5, 23):  # also of one token each
+        with pytest.raises(InputError, match="of at most 10 tokens, not 23"):
+            ops.pooled_attention(r, cells, **surroundings(r, "left"))
 
 
 @pytest.mark.parametrize("groups", [0, 4, 7])
