@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -199,10 +200,11 @@ def test_groups_that_do_not_divide(groups):
             make(r, groups=groups)
 
 
-def test_rows_outside():
-    r = draw("mamba", 5)
-    for rows in ([5], [-1, 2], []):
-        with pytest.raises(ValueError, match="give at least one, each from 0 to 4"):
+@pytest.mark.parametrize("order", [None, [4, 3, 2, 1, 0]], ids=["forwards", "backwards"])
+def test_rows_outside(order):
+    r = replace(draw("mamba", 5), order=None if order is None else torch.tensor(order))
+    for rows, outside in (([5], [5]), ([-1, 2], [-1]), ([], [])):
+        with pytest.raises(ValueError, match=re.escape(f"rows {outside}: give at least one, each from 0 to 4")):
             ops.attention(r, rows=rows)
 
 
