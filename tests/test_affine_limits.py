@@ -236,6 +236,12 @@ def test_a_causal_convolution_is_its_sum_over_taps(length, tail, masked, bias):
     torch.testing.assert_close(convolved(source, kernel, before, read, constant), expected, **EXACT)
 
 
+def test_a_causal_convolution_has_the_precision_of_its_input():
+    source, kernel = torch.ones(1, 3, 2, dtype=torch.bfloat16), torch.full((2, 2), 0.5)
+    found = convolved(source, kernel, None, None)
+    assert found.dtype is torch.bfloat16 and found[0, :, 1].tolist() == [0.5, 1.0, 1.0]
+
+
 def test_only_a_real_change_of_numbers_is_a_disagreement():
     """Relative to the largest number: by a thousandth, or with `rounding` some units of single precision."""
     expected = torch.tensor([100.0, -200.0, 3.0], dtype=torch.float64)

@@ -29,7 +29,7 @@ from ssmscope.core.affine import is_plain
 from ssmscope.core.paths import InputMap, OutputMap, Path
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ops import Recurrence
-from ssmscope.ops.terms import GateAndTaps, mean_over_heads
+from ssmscope.ops.terms import GateAndTaps, gate_and_taps, mean_over_heads
 from ssmscope.outline import Outlined
 
 __all__ = ["LEVELS", "InputMap", "LinearizedLayer", "OutputMap", "Path", "as_diagonal", "vanishes"]
@@ -164,6 +164,7 @@ class LinearizedLayer(Outlined):
     ) -> Tensor:
         """Return the mean of |Σ over paths| over channels, channel by channel."""
         width, length, around = self.channels[1], self.u.shape[1], [path.gate_and_taps(level) for path in paths]
+        nothing = gate_and_taps(paths[0].recurrence.x, groups, None, None)  # It checks the groups.
 
         def sums(_: Recurrence, __: GateAndTaps, heads: slice) -> Tensor:
             total = torch.zeros((), dtype=self.u.dtype, device=self.u.device)
@@ -183,7 +184,7 @@ class LinearizedLayer(Outlined):
             return total / width
 
         at_once = max(1, MAX_MATRIX_NUMBERS // max(1, len(self.u) * length * (length if rows is None else len(rows))))
-        return mean_over_heads(paths[0].recurrence, GateAndTaps(), groups, sums, at_once=at_once)
+        return mean_over_heads(paths[0].recurrence, nothing, groups, sums, at_once=at_once)
 
 
 @dataclass(frozen=True, eq=False)

@@ -367,7 +367,8 @@ def map_in_order(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return run(recurrence, **options)
         place = order.argsort()
         around = {name: t[:, order] for name in ("left", "taps") if (t := options.get(name)) is not None}
-        chosen = None if rows is None else place[list(rows)].tolist()
+        inside = range(len(order))  # A row outside stays outside.
+        chosen = None if rows is None else [int(place[t]) if t in inside else t for t in rows]
         found = run(straight(recurrence), **{**options, **around, "rows": chosen})[..., place]
         return found if rows is not None else found[:, :, place]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -186,8 +187,9 @@ def test_a_long_delta_rule_goes_by_the_adjoint(monkeypatch):
     before = ops.pooled_attention(r, 5, groups=2, skip=True)
     monkeypatch.setattr(pooled, "MAX_EXACT_DELTA_LENGTH", 10)
     near(ops.pooled_attention(r, 5, groups=2, skip=True), before)
-    with pytest.raises(InputError, match="of at most 10 tokens, not 23"):
-        ops.pooled_attention(r, 5, **surroundings(r, "left"))
+    for cells in (5, 23):  # also of one token each
+        with pytest.raises(InputError, match="of at most 10 tokens, not 23"):
+            ops.pooled_attention(r, cells, **surroundings(r, "left"))
 
 
 @pytest.mark.parametrize("groups", [0, 4, 7])
@@ -198,10 +200,11 @@ def test_groups_that_do_not_divide(groups):
             make(r, groups=groups)
 
 
-def test_rows_outside():
-    r = draw("mamba", 5)
-    for rows in ([5], [-1, 2], []):
-        with pytest.raises(ValueError, match="give at least one, each from 0 to 4"):
+@pytest.mark.parametrize("order", [None, [4, 3, 2, 1, 0]], ids=["forwards", "backwards"])
+def test_rows_outside(order):
+    r = replace(draw("mamba", 5), order=None if order is None else torch.tensor(order))
+    for rows, outside in (([5], [5]), ([-1, 2], [-1]), ([], [])):
+        with pytest.raises(ValueError, match=re.escape(f"rows {outside}: give at least one, each from 0 to 4")):
             ops.attention(r, rows=rows)
 
 

@@ -202,3 +202,15 @@ def test_absolute_maps_of_joined_paths_are_of_their_sum_in_every_group(level, sk
     apart = replace(layer, joined=False).attention(level, groups=groups, absolute=True, skip=skip)
     each = sum(by_columns(p, level, skip).abs() for p in paths).unflatten(1, (groups, -1)).mean(2)
     torch.testing.assert_close(apart, each, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [0, 3, 5])
+@pytest.mark.parametrize("joined", [False, True])
+def test_groups_that_do_not_divide_the_heads_of_a_layer(joined, groups):
+    g = torch.Generator().manual_seed(2)
+    paths = (path(g, "first"), path(g, "second"))
+    layer = LinearizedLayer(u=normal(g, BATCH, LENGTH, HEADS * WIDTH), paths=paths, joined=joined)
+    for part in (None, "second"):
+        for absolute in (False, True):
+            with pytest.raises(ValueError, match=f"{groups} groups do not divide 4 heads"):
+                layer.attention(groups=groups, absolute=absolute, part=part)

@@ -66,6 +66,7 @@ SHAPES = [
     dict(heads=3, width=4, groups=3, length=1),
     dict(heads=2, width=1, groups=1, length=70, batch=3),
     dict(heads=4, width=2, groups=2, length=33, state=1),
+    dict(heads=1, width=3, groups=1),
 ]
 
 
