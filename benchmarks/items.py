@@ -60,7 +60,7 @@ def of_language_model(shape: str, device: str) -> Iterator[Item]:
     def item(name: str, what: str, *sides: Any, first: bool = False) -> Item:
         return Item(name, f"{shape}: {what}, {lengths[name]:,} tokens", *sides, first=first)
 
-    heatmap = lambda: ssmscope.selection_heatmap(model, batches["heatmap"])  # noqa: E731
+    heatmap = lambda: ssmscope.heatmap(model, batches["heatmap"])  # noqa: E731
     yield item("heatmap", "heatmap", heatmap, first=True)
     if shape == "qwen":
         return
@@ -76,7 +76,7 @@ def of_language_model(shape: str, device: str) -> Iterator[Item]:
     pairs = lambda: peers.attention_pairs(trace().layers[layer].recurrence)  # noqa: E731
     yield item("attention", "attention map of a layer's recurrence", bare, "all pairs in torch", pairs)
     yield item("attention", "attention map of a block", lambda: trace().linearized[layer].attention("block"))
-    shown = lambda: ssmscope.implicit_attention(trace(), layers=[layer])  # noqa: E731
+    shown = lambda: ssmscope.attention(trace(), layers=[layer])  # noqa: E731
     yield item("attention", "`analyze attention` of a layer", shown)
     if "ig" in lengths:
         option = {"ig": {"steps": IG_GRADIENTS, "cap": IG_GRADIENTS}}
@@ -96,7 +96,7 @@ def of_demos() -> Iterator[Item]:
     data, methods = load_text("sst2").sample(60, seed=0), ("gradxinput", "gradcam", "survival")
     for name in CLASSIFIERS:
         model = ssmscope.load(name)
-        ours = functools.partial(ssmscope.fidelity_auc, model, data, methods=methods)
+        ours = functools.partial(ssmscope.fidelity, model, data, methods=methods)
         texts, rankings = data.texts[:PEER_TEXTS], len(methods) + 20  # ours compares with 20 random ones
         theirs = functools.partial(peers.fidelity_text_by_text, model, texts, rankings)
         peer = f"captum and transformers, text by text ({PEER_TEXTS} texts, scaled)"
@@ -107,7 +107,7 @@ def of_demos() -> Iterator[Item]:
     evaluate = peers.OneByOne(model, data, known.words)
     for attack in ("deepwordbug", "checklist"):
         arguments = dict(attacks=(attack,), template=prompt, seed=0, progress=False)
-        ours = functools.partial(ssmscope.prompt_attack, model, data, **arguments)
+        ours = functools.partial(ssmscope.prompts, model, data, **arguments)
         theirs = functools.partial(peers.promptbench, attack, prompt, evaluate)
         what = f"demo/instruct-mamba2: {attack} on a prompt, 60 texts"
         yield Item("prompts", what, ours, "PromptBench on transformers", theirs)

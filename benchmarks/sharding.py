@@ -73,7 +73,7 @@ def fidelity(texts: int, after: float, local: bool) -> None:
             killer.start()
         start = time.perf_counter()
         with on_engine(**options):
-            found[name] = digits(ssmscope.fidelity_auc(model, data, limit=texts))
+            found[name] = digits(ssmscope.fidelity(model, data, limit=texts))
         seconds[name] = time.perf_counter() - start
         ended.set()
         share = f", {seconds[name] / seconds['1 worker']:.2f} of one worker's" if "1 worker" in seconds else ""

@@ -74,7 +74,7 @@ def answers(model: Model, ids: list[list[int]]) -> dict[str, Callable[[], Tensor
         return trace.linearized[middle].attention("block")
 
     def heatmap() -> Tensor:
-        found = ssmscope.selection_heatmap(model, model.encode(ids=ids))
+        found = ssmscope.heatmap(model, model.encode(ids=ids))
         return torch.cat([torch.from_numpy(text.scores).flatten() for text in found])
 
     def continued() -> Tensor:

@@ -15,7 +15,7 @@ TEXT = "A gripping, beautifully acted film, though the ending feels a little rus
 
 
 def heatmap() -> Result:
-    return ssmscope.selection_heatmap(ssmscope.load(MODEL), TEXT)
+    return ssmscope.heatmap(ssmscope.load(MODEL), TEXT)
 
 
 def explanation() -> Result:

@@ -135,7 +135,9 @@ def _described(typed: str, command: Any, level: str) -> Iterator[str]:
     if functions:
         yield f"{level} In Python"
     for called in functions:
-        yield f"```python\nssmscope.{called.__name__}{_signature(called)}\n```"
+        declared = getattr(called, "analysis", None)
+        name = called.__name__ if declared is None else declared.name.replace(" ", "_").replace("-", "_")
+        yield f"```python\nssmscope.{name}{_signature(called)}\n```"
         yield _docstring(inspect.getdoc(called) or "")
 
 

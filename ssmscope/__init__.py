@@ -4,9 +4,9 @@
 
     model = ssmscope.load("demo/sst2-mamba2")
     trace = model.trace("A gripping, beautifully acted film.")
-    ssmscope.selection_heatmap(trace)
+    ssmscope.heatmap(trace)
 
-A verb of the command line is a name for its function: `ssmscope.heatmap` is `selection_heatmap`.
+A verb of the command line is the name of its function.
 
 Importing this package is quick: torch and transformers come with the first name that needs them. transformers' Auto
 classes know our model types once `ssmscope.architectures` is imported, which `load` does; to read such a model's
@@ -39,7 +39,6 @@ _HOMES = {
         "interp.attention": "attention_gradient",
         "interp.fidelity.result": "fidelity_table",
         "ops": "Recurrence",
-        "probes.lens:trajectory": "lens",
         "probes.lens.lenses": "load_lens logit_lens",
         "reports.hub": "push",
         "reports.running:run_plan": "report",

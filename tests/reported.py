@@ -87,14 +87,14 @@ def small() -> Report:
     model = ssmscope.load(MODELS[0])
     trace = model.trace(list(TEXTS))
     entries = [
-        entry("heatmap", ssmscope.selection_heatmap(trace, layers="all"), heading="What is kept"),
-        entry("attention", ssmscope.implicit_attention(model.trace(list(TEXTS[:2])))),
+        entry("heatmap", ssmscope.heatmap(trace, layers="all"), heading="What is kept"),
+        entry("attention", ssmscope.attention(model.trace(list(TEXTS[:2])))),
         entry("stability", ssmscope.stability(model, list(TEXTS))),
     ]
     for seed in (0, 1):
-        found = ssmscope.position_bias(model, DATA, regions="0%:25%,75%:100%", seed=seed)
+        found = ssmscope.position(model, DATA, regions="0%:25%,75%:100%", seed=seed)
         entries.append(entry("position", found, options={"limit": 4, "seed": seed}))
-    found = ssmscope.fidelity_auc(model, DATA, methods=["self-retention", "ig"], option=CHEAP, steps=4)
+    found = ssmscope.fidelity(model, DATA, methods=["self-retention", "ig"], option=CHEAP, steps=4)
     return Report("A small report", (*entries, entry("fidelity", found)), PROVENANCE)
 
 
@@ -107,10 +107,10 @@ def real() -> Report:
         trace = model.trace(list(TEXTS))
         alone = dict(models=(name,))
         for score in ("retention", "write"):
-            found = ssmscope.selection_heatmap(trace, score=score, layers="all", scale="row")
+            found = ssmscope.heatmap(trace, score=score, layers="all", scale="row")
             entries.append(entry("heatmap", found, heading="What is kept", options={"score": score}, **alone))
         entries += [
-            entry("attention", ssmscope.implicit_attention(model.trace(list(TEXTS[:2]))), **alone),
+            entry("attention", ssmscope.attention(model.trace(list(TEXTS[:2]))), **alone),
             entry(
                 "explain",
                 ssmscope.explain(model, list(TEXTS[:2]), methods=["ig", "self-retention"], option=CHEAP),
@@ -118,18 +118,18 @@ def real() -> Report:
             ),
             entry(
                 "fidelity",
-                ssmscope.fidelity_auc(model, DATA, methods=["self-retention", "ig"], option=CHEAP, steps=4),
+                ssmscope.fidelity(model, DATA, methods=["self-retention", "ig"], option=CHEAP, steps=4),
                 **alone,
             ),
-            entry("position", ssmscope.position_bias(model, DATA, regions="0%:25%,75%:100%"), **alone),
+            entry("position", ssmscope.position(model, DATA, regions="0%:25%,75%:100%"), **alone),
             entry("stability", ssmscope.stability(model, list(TEXTS)), **alone),
-            entry("prompts", ssmscope.prompt_attack(model, DATA, **PROMPTS), **alone),
+            entry("prompts", ssmscope.prompts(model, DATA, **PROMPTS), **alone),
         ]
     model = ssmscope.load(MODELS[0])
     entries += [
         entry("influence", ssmscope.influence(model, list(TEXTS[:1]))),
-        entry("insertion", ssmscope.insertion_sweep(model, DATA, places=3)),
-        entry("effect", ssmscope.attack_effect(model, before=TEXTS[0], after=TEXTS[0].replace("moving", "dull"))),
+        entry("insertion", ssmscope.insertion(model, DATA, places=3)),
+        entry("effect", ssmscope.effect(model, before=TEXTS[0], after=TEXTS[0].replace("moving", "dull"))),
     ]
     entries.append(failed("words", "no file <b>glove</b>", 'Traceback:\n  File "<x>", line 1', models=MODELS[:1]))
     entries.append(entry("words", models=MODELS[1:], state=MISSING, seconds=None))

@@ -188,7 +188,7 @@ class TestHeatmap:
         import ssmscope
 
         trace = ssmscope.load(mamba).trace([TEXT, "bad film"])
-        expected = ssmscope.selection_heatmap(trace, score="write", layers=[0, 2], top=2, merge=True)
+        expected = ssmscope.heatmap(trace, score="write", layers=[0, 2], top=2, merge=True)
         options = ("--score", "write", "--layers", "0,2", "--top", "2", "--merge", "--json")
         found = json.loads(analyze("heatmap", mamba, "--text", TEXT, "--text", "bad film", *options).out)
         wanted = json.loads(expected.to_json())

@@ -106,7 +106,7 @@ class TestBound:
         assert answer.err.count(str(tmp_path)) == 4
         found = json.loads(answer.out)
         setting: dict[str, Any] = dict(examples=77, delta=0.1, loss_bound=2.0, lipschitz=3.0, lengths=[10, 99])
-        wanted = ssmscope.generalization_bound(ssmscope.load(file), length=30, **setting)
+        wanted = ssmscope.bound(ssmscope.load(file), length=30, **setting)
         assert said(found) == said(wanted) == said(json.loads((tmp_path / "bound.json").read_text()))
         shown = analyze(*given)
         assert shown.out.index("Generalisation bound of") < shown.out.index("Files:")
@@ -122,7 +122,7 @@ class TestBound:
 
         found = json.loads(analyze("bound", models / "mamba", *IDS, "--json").out)
         model = ssmscope.load(models / "mamba")
-        wanted = ssmscope.generalization_bound(model, model.encode(ids=ROWS), length=7)
+        wanted = ssmscope.bound(model, model.encode(ids=ROWS), length=7)
         assert found["gap"] is None and found["examples"] is None and found["length"] == 7
         assert said(found) == said(wanted)
         drawn = json.loads(analyze("bound", models / "mamba", "--length", 30, "--examples", 9, "--json").out)
@@ -149,7 +149,7 @@ class TestTable:
         names = sorted(path.name for path in tmp_path.iterdir())
         assert names == [f"checkpoints.{suffix}" for suffix in ("csv", "html", "json", "png")]
         setting: dict[str, Any] = dict(examples=77, delta=0.1, lengths=[10, 99], seed=2)
-        wanted = ssmscope.stability_table([str(file) for file in files], length=30, **setting)
+        wanted = ssmscope.checkpoints([str(file) for file in files], length=30, **setting)
         found = json.loads((tmp_path / "checkpoints.json").read_text())
         assert said(found) == said(wanted)
         assert [round(row["abscissa"], 6) for row in found["rows"]] == [0.1, -0.2, 0.0]

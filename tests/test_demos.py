@@ -224,4 +224,4 @@ def test_plain_sentences_are_answered(name):
     model = ssmscope.load(name)
     trace = model.trace(["A gripping, beautifully acted film.", "A dull, lifeless mess of a movie."])
     assert [answer for answer, _ in trace.answers] == ["positive", "negative"]
-    assert len(ssmscope.selection_heatmap(trace)) == 2
+    assert len(ssmscope.heatmap(trace)) == 2

@@ -531,8 +531,8 @@ class TestPixels:
         trace = pixel_model.trace(values=IMAGES)
         torch.testing.assert_close(trace.logits, own, rtol=1e-4, atol=1e-4)
         assert trace.retention.shape == (2, 2, 7) and trace.layers[1].u.shape == (2, 7, 8)
-        assert ssmscope.selection_heatmap(trace)[0].tokens[-1] == "[class]"
-        assert 6 not in ssmscope.selection_heatmap(trace, top=9)[0].rationale
+        assert ssmscope.heatmap(trace)[0].tokens[-1] == "[class]"
+        assert 6 not in ssmscope.heatmap(trace, top=9)[0].rationale
 
     @pytest.mark.parametrize(
         "values, words",

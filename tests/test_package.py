@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import inspect
 import re
 import subprocess
 import sys
@@ -86,12 +87,18 @@ def test_verbs_are_names_of_their_functions() -> None:
     """Every verb of `analyze --help`, and those of groups."""
     commands = command_of(app).commands
     for name, command in commands.items():
-        for verb in [name, *(f"{name}_{own}" for own in getattr(command, "commands", {}))]:
+        for verb in [f"{name}_{own}" for own in getattr(command, "commands", {})] or [name]:
             assert verb in dir(ssmscope) and getattr(ssmscope, verb) is not None
-    assert ssmscope.heatmap is ssmscope.selection_heatmap and ssmscope.attention is ssmscope.implicit_attention
-    assert ssmscope.lens is ssmscope.lens_show is ssmscope.trajectory and ssmscope.lens_fit is ssmscope.fit_lens
     for name, analysis in registry.analyses().items():
         assert getattr(ssmscope, name.replace(" ", "_")) is analysis.function
+
+
+def test_a_function_has_one_public_name() -> None:
+    """Its verb's; type checkers are told the same names."""
+    found = [id(value) for name in ssmscope.__all__ if inspect.isfunction(value := getattr(ssmscope, name))]
+    assert len(found) == len(set(found))
+    told = Path(ssmscope.__file__).with_name("__init__.pyi").read_text(encoding="utf-8")
+    assert set(re.findall(r"(?: as |^)(\w+)(?:$| =|:)", told, re.MULTILINE)) == set(ssmscope.__all__)
 
 
 def test_the_table_of_analyses_lists_all_that_are_declared() -> None:

@@ -37,16 +37,16 @@ MODEL = "demo/sst2-mamba2"
 TEXTS = ("a good film", "bad", "a bad film with good music", "great acting", "a film , but with music", "no good film")
 DATA = text_data("made-up", "test", TEXTS, (1, 0, 0, 1, 1, 0), ("negative", "positive"), [((0, 1),)] * len(TEXTS))
 ANALYSES: dict[str, Callable[[Model], Any]] = {
-    "fidelity": lambda model: ssmscope.fidelity_auc(model, DATA, methods="gradxinput", steps=3),
+    "fidelity": lambda model: ssmscope.fidelity(model, DATA, methods="gradxinput", steps=3),
     "plausibility": lambda model: ssmscope.plausibility(model, DATA, methods=("gradxinput", "survival")),
-    "heatmap": lambda model: ssmscope.selection_heatmap(model, DATA),
+    "heatmap": lambda model: ssmscope.heatmap(model, DATA),
     "ablate": lambda model: ssmscope.ablate(model, DATA, by="resample", what="layer"),
-    "position": lambda model: ssmscope.position_bias(model, DATA, regions="0%:50%,50%:100%"),
-    "position-other": lambda model: ssmscope.position_bias(model, DATA, replacement="other"),
+    "position": lambda model: ssmscope.position(model, DATA, regions="0%:50%,50%:100%"),
+    "position-other": lambda model: ssmscope.position(model, DATA, replacement="other"),
     "noise": lambda model: ssmscope.noise(model, DATA),
-    "overflow": lambda model: ssmscope.state_overflow(model, DATA),
-    "loss": lambda _: ssmscope.token_loss(load("demo/instruct-mamba2"), data=list(TEXTS), length=3, progress=False),
-    "insertion": lambda model: ssmscope.insertion_sweep(model, DATA),
+    "overflow": lambda model: ssmscope.overflow(model, DATA),
+    "loss": lambda _: ssmscope.loss(load("demo/instruct-mamba2"), data=list(TEXTS), length=3, progress=False),
+    "insertion": lambda model: ssmscope.insertion(model, DATA),
 }
 
 

@@ -193,12 +193,12 @@ class TestAnalyses:
 
     def test_marked_spans_of_maps(self, model):
         text = "Der Müller aß 10€ ok"
-        found = ssmscope.implicit_attention(model, text, span="Müller")[0].span
+        found = ssmscope.attention(model, text, span="Müller")[0].span
         assert found == (touching("byte fallback", text, 4, 10)[0], touching("byte fallback", text, 4, 10)[-1] + 1)
 
     def test_two_models_are_compared_by_word_with_every_token_counted(self, model):
         text = "ok Müller 10€"
-        pair = ssmscope.implicit_attention([model, language_model("bytes")], text, rows="last")
+        pair = ssmscope.attention([model, language_model("bytes")], text, rows="last")
         (both,) = next(block for block in pair.blocks() if hasattr(block, "texts")).texts
         assert [token.strip() for token in both.tokens] == ["ok", "Müller", "10€"]
         for row, name, one in zip(both.rows, ("byte fallback", "bytes"), pair.results):

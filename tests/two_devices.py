@@ -151,11 +151,11 @@ def questions(model: Model) -> dict[str, Callable[[], Tensor]]:
         return model.encode(ids=TEXTS)
 
     def survival() -> Tensor:
-        found = ssmscope.selection_heatmap(model, batch())
+        found = ssmscope.heatmap(model, batch())
         return torch.cat([torch.from_numpy(text.scores).flatten() for text in found])
 
     def attention() -> Tensor:
-        found = ssmscope.implicit_attention(model, model.encode(ids=TEXTS[:1])).to_frame()["weight"]
+        found = ssmscope.attention(model, model.encode(ids=TEXTS[:1])).to_frame()["weight"]
         return torch.tensor(found.tolist())
 
     def continued() -> Tensor:

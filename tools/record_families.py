@@ -32,8 +32,8 @@ from ssmscope.errors import InputError  # noqa: E402
 
 IDS = [5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5]
 QUESTIONS: dict[str, Callable[[Model, Any], Any]] = {
-    "heatmap": ssmscope.selection_heatmap,
-    "attention": ssmscope.implicit_attention,
+    "heatmap": ssmscope.heatmap,
+    "attention": ssmscope.attention,
     "lrp": lambda model, batch: ssmscope.explain(model, batch, methods=["lrp"]),
     "stability": ssmscope.stability,
     "continues": lambda model, batch: model.run(batch, model.run(batch).states),

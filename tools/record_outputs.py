@@ -214,7 +214,7 @@ def compute_terms(model: Any, batch: Any, long: bool) -> Iterator[tuple[str, Cal
 
     trace = cache(partial(model.trace, batch))
     shown = slice(-3 if long else 0, None)
-    maps = partial(ssmscope.implicit_attention, model, batch)
+    maps = partial(ssmscope.attention, model, batch)
 
     def continued() -> Any:
         first, second = (model.encode(ids=part.tolist()) for part in batch.input_ids[:1].tensor_split(2, dim=1))

@@ -99,8 +99,5 @@ def _is_there(module: str) -> bool:
 
 
 def names() -> dict[str, str]:
-    """Return the places of all analyses' functions by their Python names: the function's, and the verb's
-    ("lens_show" for "lens show")."""
-    places = ANALYSES.places
-    by_verb = {name.replace(" ", "_").replace("-", "_"): place for name, place in places.items()}
-    return by_verb | {place.replace(":", ".").rpartition(".")[2]: place for place in places.values()}
+    """Return the places of all analyses' functions by their Python names, the verbs' ("lens_show" for "lens show")."""
+    return {name.replace(" ", "_").replace("-", "_"): place for name, place in ANALYSES.places.items()}

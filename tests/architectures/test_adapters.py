@@ -129,12 +129,12 @@ def test_attention_is_that_of_the_merged_model(name):
     ]
     asked += [{"rollout": True}, {"rollout": True, "heads": "abs"}, {"pool": 2}, {"rows": "last"}]
     for options in asked:
-        one, other = (ssmscope.implicit_attention(trace, **options) for trace in traces)
+        one, other = (ssmscope.attention(trace, **options) for trace in traces)
         for text, expected in zip(one, other, strict=True):
             for map_, wanted in zip(text.maps, expected.maps, strict=True):
                 same(map_.values, wanted.values)
                 assert (map_.sink is None) == (wanted.sink is None)
-    one, other = (ssmscope.selection_heatmap(trace) for trace in traces)
+    one, other = (ssmscope.heatmap(trace) for trace in traces)
     for text, expected in zip(one, other, strict=True):
         same(text.mean, expected.mean)
         same(text.scores, expected.scores)
@@ -333,7 +333,7 @@ def test_attention_gradient_asks_nothing_of_the_weights():
 
 def refusals(model: Model, of: Any) -> Iterator[str]:
     """Return the messages with which a map and relevance are refused."""
-    for ask in (lambda: ssmscope.implicit_attention(model.trace(of.batch)), lambda: lrp(of)):
+    for ask in (lambda: ssmscope.attention(model.trace(of.batch)), lambda: lrp(of)):
         with pytest.raises(InputError) as error:
             ask()
         assert "\n" not in str(error.value)
@@ -348,9 +348,9 @@ def test_the_dropout_of_an_adapter_in_training_is_not_drawn():
             nn.init.normal_(parameter, std=0.1)
     model = Model(module.double().eval())
     of = objective(model, model.encode(ids=IDS), target=7)
-    before = ssmscope.implicit_attention(model.trace(of.batch)), lrp(of).scores
+    before = ssmscope.attention(model.trace(of.batch)), lrp(of).scores
     module.train()
-    after = ssmscope.implicit_attention(model.trace(of.batch)), lrp(of).scores
+    after = ssmscope.attention(model.trace(of.batch)), lrp(of).scores
     for one, two in zip(before[0], after[0], strict=True):
         for map_, other in zip(one.maps, two.maps, strict=True):
             same(map_.values, other.values)

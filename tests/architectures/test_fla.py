@@ -263,7 +263,7 @@ def test_layers_of_softmax_attention_stand_between_the_others(kind, tmp_path):
     first = model.run(model.encode(ids=[IDS[:5], IDS[:2]]))
     second = model.run(model.encode(ids=[IDS[5:], IDS[2:5]]), first.states).logits
     assert relative(second[0], expected[5:]) < 1e-9 and relative(second[1, :3], expected[2:5]) < 1e-9
-    maps = ssmscope.implicit_attention(model, model.encode(ids=IDS))[0].maps
+    maps = ssmscope.attention(model, model.encode(ids=IDS))[0].maps
     assert [each.layer for each in maps] == ["0", "1 attention"]
 
 

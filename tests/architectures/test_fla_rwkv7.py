@@ -126,9 +126,9 @@ def test_logits_are_those_of_the_paper(options, unit, tmp_path):
 def test_what_is_asked_of_any_model_is_answered(tmp_path):
     model = ssmscope.load(saved(tmp_path, *checkpoint()), dtype="float64")
     batch = model.encode(ids=[IDS])
-    heat = ssmscope.selection_heatmap(model, batch)
+    heat = ssmscope.heatmap(model, batch)
     assert abs(heat[0].scores.sum(-1) - 1).max() < 1e-6
-    assert [each.layer for each in ssmscope.implicit_attention(model, batch)[0].maps] == ["0", "1", "2"]
+    assert [each.layer for each in ssmscope.attention(model, batch)[0].maps] == ["0", "1", "2"]
     with pytest.raises(InputError, match="the largest gain of a step is not known for a delta rule with a decay per"):
         ssmscope.stability(model, batch)
 

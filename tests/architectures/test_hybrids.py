@@ -38,13 +38,13 @@ def test_layers_keep_the_models_numbers(model):
 
 def test_analyses_name_layers_by_them(model):
     batch = model.encode(ids=IDS)
-    heatmap = ssmscope.selection_heatmap(model, batch, layers=[2])
+    heatmap = ssmscope.heatmap(model, batch, layers=[2])
     assert heatmap.layers == (2,)
-    every = ssmscope.selection_heatmap(model, batch, layers="all")
+    every = ssmscope.heatmap(model, batch, layers="all")
     assert every.layers == (0, 2) and (every[0].scores[1] == heatmap[0].scores[0]).all()
     for gradient in (False, True):
-        found = ssmscope.implicit_attention(model, batch, layers=[2], gradient=gradient)
-        both = ssmscope.implicit_attention(model, batch, gradient=gradient)
+        found = ssmscope.attention(model, batch, layers=[2], gradient=gradient)
+        both = ssmscope.attention(model, batch, gradient=gradient)
         assert [each.layer for each in found[0].maps] == ["2"]
         assert [each.layer for each in both[0].maps] == ["0", "1 attention", "2"]
         # attention whose weights are wanted is run by another function
@@ -59,7 +59,7 @@ def test_analyses_name_layers_by_them(model):
 
 def test_a_layer_of_attention_is_no_state_space_layer(model):
     with pytest.raises(InputError, match="there is no layer 1; this model's state-space layers are 0, 2"):
-        ssmscope.selection_heatmap(model, model.encode(ids=IDS), layers=[1])
+        ssmscope.heatmap(model, model.encode(ids=IDS), layers=[1])
 
 
 def test_a_hooked_convolution_is_read_from_what_it_computes():

@@ -30,13 +30,13 @@ def test_what_is_about_a_memory_is_refused_in_one_line(model):
     batch, words = model.encode(ids=IDS), tokenizer(("a", "good", "film"))
     data = text_data("made-up", "test", ["a good film", "a film"], [0, 1], ("negative", "positive"))
     for ask, what in (
-        (lambda: ssmscope.selection_heatmap(model, batch), "a heatmap"),
-        (lambda: ssmscope.selection_heatmap(None, model.trace(batch), score="retention"), "a heatmap"),
-        (lambda: ssmscope.selection_heatmap(Model(model.module, words, "short"), data), "a heatmap"),
+        (lambda: ssmscope.heatmap(model, batch), "a heatmap"),
+        (lambda: ssmscope.heatmap(None, model.trace(batch), score="retention"), "a heatmap"),
+        (lambda: ssmscope.heatmap(Model(model.module, words, "short"), data), "a heatmap"),
         (lambda: ssmscope.stability(model, batch), "stability"),
         (lambda: ssmscope.explain(model, batch, methods=["survival"]), "the method survival"),
         (lambda: ssmscope.explain(model, batch, methods=["self-write"]), "the method self-retention, or self-write,"),
-        (lambda: ssmscope.generalization_bound(model), "the bound"),
+        (lambda: ssmscope.bound(model), "the bound"),
         (lambda: ssmscope.steer(model, batch, toward=[IDS], away=[IDS[:3]], site="state"), "a state"),
     ):
         with pytest.raises(Unanswerable, match=f"^no layer of short has a recurrent memory, which {what} is about: .*"):
@@ -45,7 +45,7 @@ def test_what_is_about_a_memory_is_refused_in_one_line(model):
 
 def test_implicit_attention_is_the_convolutions_taps(model):
     """C_t k_{t−s}, averaged over channels, by hand."""
-    found = ssmscope.implicit_attention(model, model.encode(ids=IDS))[0].maps
+    found = ssmscope.attention(model, model.encode(ids=IDS))[0].maps
     assert [each.layer for each in found] == ["0", "1 attention", "2"]
     layer, mixer = model.trace(ids=IDS).layers[0], model.mixers[0]
     expected = torch.zeros(7, 7)
@@ -89,7 +89,7 @@ def test_the_usual_methods_are_those_that_can_be_asked(model, capsys):
     assert ssmscope.explain(model, batch).methods == ("lrp", "gradxinput")
     line = "survival is left out: no layer of short has a recurrent memory, which the method survival is about: its"
     assert capsys.readouterr().err.splitlines() == [f"{line} layers are short convolutions and attention"]
-    assert ssmscope.cascading_randomisation(model, batch, layers=[0]).methods == ("lrp", "gradxinput")
+    assert ssmscope.sanity(model, batch, layers=[0]).methods == ("lrp", "gradxinput")
     whole = Model(loud(random_example("bamba")), name="whole")
     assert ssmscope.explain(whole, whole.encode(ids=IDS)).methods == ("lrp", "gradxinput", "survival")
     assert capsys.readouterr().err.count("left out") == 1

@@ -166,7 +166,7 @@ def test_attention_of_stage_3_alone_is_shown(model, batch, attention):
     """Stage 4 is part of the head: neither its mixers nor its attention are among the layers."""
     assert [*attention_modules(model.module)] == ["backbone.layers.2.mixer"] == [*attention_layers(model.module)]
     assert [*block_parts(model.module, "feed-forward")] == [f"backbone.layers.{number}.mlp" for number in range(3)]
-    shown = ssmscope.implicit_attention(model, batch, heads="all")
+    shown = ssmscope.attention(model, batch, heads="all")
     maps = [map_ for map_ in shown[0].maps if map_.layer == "2 attention"]
     assert np.allclose([map_.values for map_ in maps], attention.numpy(), atol=1e-5)
     later = np.triu(np.ones((POSITIONS, POSITIONS), dtype=bool), 1)
@@ -177,7 +177,7 @@ def test_attention_of_stage_3_alone_is_shown(model, batch, attention):
 def test_rollout_is_of_every_position_that_the_answer_reads(model, batch):
     """Pictures have no class token: scores are the mean row of the rollout, not the last patch's."""
     (found, _) = ssmscope.explain(model, batch, methods=["attention-rollout"]).texts
-    whole = ssmscope.implicit_attention(model, batch, rollout=True, rows="all")[0].maps[0].values
+    whole = ssmscope.attention(model, batch, rollout=True, rows="all")[0].maps[0].values
     assert np.allclose(found.attributions[0].scores, whole.mean(0), atol=1e-6)
     assert not np.allclose(whole.mean(0), whole[-1], atol=1e-2)
 
@@ -256,7 +256,7 @@ def test_what_can_be_asked(model, batch, pixels, tmp_path):
     explained = ssmscope.explain(model, batch, methods=["gradxinput", "lrp", "survival", "attention-gradient"])
     assert explained.to_frame().groupby("method").size().eq(2 * POSITIONS).all()
     explained.save(tmp_path, "explained")
-    heatmap = ssmscope.selection_heatmap(model, batch)
+    heatmap = ssmscope.heatmap(model, batch)
     assert heatmap.to_frame().notna().any().any()
     heatmap.save(tmp_path, "heatmap")
     images = model.images_of(batch)
@@ -293,10 +293,10 @@ def test_what_cannot_be_asked_is_one_line(model, batch, pixels):
     assert ssmscope.evaluate(model, shown).to_frame()["examples"].eq(2).all()
     for words, asked in {
         "both ways, and a state after a token needs": lambda: model.run(batch, edits=new_state(3, lambda s, site: s)),
-        "has no head that is one linear map": lambda: ssmscope.trajectory(model, batch),
+        "has no head that is one linear map": lambda: ssmscope.lens_show(model, batch),
         "read their input both ways, and stability needs": lambda: ssmscope.stability(model, batch),
         "read their input both ways, and influence needs": lambda: ssmscope.influence(model, batch),
-        "reads patches; the position-bias attack replaces single pixels": lambda: ssmscope.position_bias(model, shown),
+        "reads patches; the position-bias attack replaces single pixels": lambda: ssmscope.position(model, shown),
         "cannot continue from its states": lambda: model.run(batch, model.run(batch).states),
         "15 patches were given; the model reads 4 × 4": lambda: model.logits(model.encode(values=torch.rand(15, 768))),
         r"patches \(2, 16, 3\) were given": lambda: model.encode(values=torch.rand(2, 16, 3)),

@@ -123,7 +123,7 @@ def test_heatmap(language):
     decays = torch.exp(softplus(u @ ssm.q_delta + ssm.p_delta)[:, None, None] * ssm.A).mean((1, 2))
     torch.testing.assert_close(trace.retention[0, 0], decays.detach())
     share = 100 * float(trace.survival()[0, 0, 3])
-    assert f"“9” {share:.0f} % of the states at the end (layer 0)" in str(ssmscope.selection_heatmap(trace))
+    assert f"“9” {share:.0f} % of the states at the end (layer 0)" in str(ssmscope.heatmap(trace))
 
 
 def test_training_learns_to_recall():

@@ -227,16 +227,16 @@ def test_an_order_is_that_of_the_flipped_sequence():
 def test_what_can_be_asked(model, batch):
     explained = ssmscope.explain(model, batch, methods=["gradxinput", "lrp", "occlusion", "survival", "random"])
     assert set(explained.to_frame()["method"]) == {"gradxinput", "lrp", "occlusion", "survival", "random"}
-    heatmap = ssmscope.selection_heatmap(model, batch)
+    heatmap = ssmscope.heatmap(model, batch)
     assert heatmap.to_frame().notna().any().any()
     assert model.images_of(batch).shape == (2, 4, 4, 3)
-    attended = ssmscope.implicit_attention(model, batch, parts=True)
+    attended = ssmscope.attention(model, batch, parts=True)
     bidirectional = np.triu(np.ones((17, 17), dtype=bool), 1)
     assert all(text.bidirectional and text.maps[0].values[bidirectional].any() for text in attended)
     assert "maps of layers that read both ways" in attended.verdict()
     assert attended.tables()[0].columns == ("strongest for the last query",)
     assert "patches (2, 16, 3)" in str(pytest.raises(InputError, model.encode, values=torch.rand(2, 16, 3)).value)
-    lens = ssmscope.trajectory(model, batch)
+    lens = ssmscope.lens_show(model, batch)
     assert [text.final for text in lens.texts] == [(name,) for name, _ in model.answers_of(model.logits(batch))]
     keys = strongest(attended[0].maps[0], 0, attended[0], 17)
     assert {key for key, _ in keys} == set(range(17))

@@ -32,12 +32,10 @@ VERBS = {
 }
 CALLS = {
     "noise": lambda model, data: ssmscope.noise(model, data, rates=[0.1]),
-    "overflow": lambda model, data: ssmscope.state_overflow(model, data, lengths=[0, 8], where="after"),
-    "poison": lambda model, data: ssmscope.state_poisoning(
-        model, data, length=1, sweeps=1, candidates=2, draws=2, penalty=0
-    ),
-    "prompts": lambda model, data: ssmscope.prompt_attack(model, data, attacks=["stresstest"], template=TEMPLATES),
-    "words": lambda model, data: ssmscope.word_attack(model, data, recipe="hotflip", flips=1, limit=4),
+    "overflow": lambda model, data: ssmscope.overflow(model, data, lengths=[0, 8], where="after"),
+    "poison": lambda model, data: ssmscope.poison(model, data, length=1, sweeps=1, candidates=2, draws=2, penalty=0),
+    "prompts": lambda model, data: ssmscope.prompts(model, data, attacks=["stresstest"], template=TEMPLATES),
+    "words": lambda model, data: ssmscope.words(model, data, recipe="hotflip", flips=1, limit=4),
 }
 REFUSED = {  # once the model is loaded
     "noise": ("--words", "bad,good"),
@@ -140,7 +138,7 @@ def test_effect(analyze, tmp_path):
     answer = analyze("effect", MODEL, *options, "--layers", "1,0", "--top", "2", "--json", "--out", tmp_path)
     assert answer.code == 0, answer.err
     found = json.loads(answer.out)
-    expected = ssmscope.attack_effect(ssmscope.load(MODEL), **texts, layers=[1, 0], top=2)
+    expected = ssmscope.effect(ssmscope.load(MODEL), **texts, layers=[1, 0], top=2)
     assert {**found, "provenance": None} == {**json.loads(expected.to_json()), "provenance": None}
     assert found["provenance"]["options"] == {**texts, "layers": [1, 0], "top": 2}
     missing = analyze("effect", MODEL, "--before", "a film")

@@ -265,7 +265,7 @@ def test_our_objective_is_captums_function(explained):
 
 def test_fidelity_takes_them_and_says_what_is_circular(model):
     data = text_data("two", "by hand", TEXTS, [1, 0], ["negative", "positive"])
-    result = ssmscope.fidelity_auc(
+    result = ssmscope.fidelity(
         model, data, methods=["captum:FeatureAblation"], option={"captum:FeatureAblation": {"baseline": "mean"}}
     )
     assert "captum:FeatureAblation" in result.methods and any("favours it" in note for note in result.notes)

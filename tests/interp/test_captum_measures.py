@@ -86,10 +86,10 @@ def test_methods_explain_the_embeddings_that_are_given(goal, name):
 def test_as_columns_of_fidelity(model):
     data, names = few("dull", "great").take(range(6)), ("gradxinput", "survival")
     given = dict(methods=names, steps=4, measures=[SENSITIVITY, INFIDELITY])
-    found = ssmscope.fidelity_auc(model, data, **given)
+    found = ssmscope.fidelity(model, data, **given)
     assert found.measures[-2:] == (SENSITIVITY, INFIDELITY) and not more_is_better(INFIDELITY)
     assert np.isnan(found.estimate("survival", SENSITIVITY).value) and np.isnan(found.random[:, -2]).all()
-    plain = ssmscope.fidelity_auc(model, data, methods=names, steps=4)
+    plain = ssmscope.fidelity(model, data, methods=names, steps=4)
     np.testing.assert_array_equal(found.values[..., :-2], plain.values)
     goal, fill = objective(model, model.encode(data.texts[0])), replacement_vector(model, "mean")
     from ssmscope.interp.objective import text_generator
@@ -101,4 +101,4 @@ def test_as_columns_of_fidelity(model):
     assert found.values[0, 0, -2:] == pytest.approx(expected, rel=1e-3, abs=1e-6)
     assert "infidelity ↓" in str(found) and "–" in str(found)
     with pytest.raises(InputError, match="unknown among measures: 'captum:infidelty'.*did you mean"):
-        ssmscope.fidelity_auc(model, data, measures=["captum:infidelty"])
+        ssmscope.fidelity(model, data, measures=["captum:infidelty"])

@@ -90,13 +90,13 @@ def test_what_reads_the_gates_says_so(demo, hardly):
     model = ssmscope.load(f"demo/{demo}")
     data = text_data("two", "test", TEXTS, [1, 0], ("negative", "positive"), [[(2, 10)], [(0, 4)]])
     said = "the gates hardly select"
-    assert (said in str(ssmscope.selection_heatmap(model, TEXTS)).lower()) is hardly
-    for measure in (ssmscope.fidelity_auc, ssmscope.plausibility):
+    assert (said in str(ssmscope.heatmap(model, TEXTS)).lower()) is hardly
+    for measure in (ssmscope.fidelity, ssmscope.plausibility):
         found = measure(model, data, methods=["survival", "gradxinput"])
         assert any(note.startswith(said) for note in found.notes) is hardly
         assert (said in str(found)) is hardly
         assert not measure(model, data, methods=["gradxinput"]).notes
     assert (said in str(ssmscope.explain(model, TEXTS)).lower()) is hardly
     assert said not in str(ssmscope.explain(model, TEXTS, methods=["lrp"])).lower()
-    found = ssmscope.selection_heatmap(model, data, score="retention")
+    found = ssmscope.heatmap(model, data, score="retention")
     assert any("gates hardly select" in note and "so retention says" in note for note in found.notes) is hardly

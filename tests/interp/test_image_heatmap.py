@@ -37,7 +37,7 @@ def pixels() -> np.ndarray:
 
 @pytest.fixture
 def heatmap(model, pixels):
-    return ssmscope.selection_heatmap(model.trace(values=pixels), top=3)
+    return ssmscope.heatmap(model.trace(values=pixels), top=3)
 
 
 def pictures(figure):
@@ -87,18 +87,18 @@ def test_a_flat_map_is_drawn_on_its_own_range_and_says_so(heatmap):
 def test_scales(model, pixels):
     """Maps have their own ranges, unless one scale is asked for."""
     trace = model.trace(values=pixels)
-    assert not ssmscope.selection_heatmap(trace).shared and ssmscope.selection_heatmap(trace, scale="shared").shared
+    assert not ssmscope.heatmap(trace).shared and ssmscope.heatmap(trace, scale="shared").shared
 
 
 def test_of_many_images_and_of_one_layer(model, pixels):
     trace = model.trace(values=pixels[[0] * 10])
-    figure = ssmscope.selection_heatmap(trace, layers=[1]).figure()
+    figure = ssmscope.heatmap(trace, layers=[1]).figure()
     assert len(pictures(figure)) == 8 * 2
     assert any("0–7 of 10" in text.get_text() for text in figure.findobj(Text))
 
 
 def test_pixels_of_unknown_shape_are_tokens(model, pixels):
-    part = ssmscope.selection_heatmap(model.trace(values=pixels[:, :5]))
+    part = ssmscope.heatmap(model.trace(values=pixels[:, :5]))
     assert not part.of_images and part[0].tokens == ("0", "1", "2", "3", "4", "[class]")
     part.figure()
 
@@ -116,7 +116,7 @@ class TestCommand:
         files = [part for number in (0, 1) for part in ("--image", str(folder / f"{number}.png"))]
         assert cli.run(["heatmap", str(folder / "model"), *files, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        expected = json.loads(ssmscope.selection_heatmap(model.trace(values=pixels)).to_json())
+        expected = json.loads(ssmscope.heatmap(model.trace(values=pixels)).to_json())
         assert found["texts"] == expected["texts"]
 
     @pytest.mark.parametrize(

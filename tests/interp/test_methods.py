@@ -325,7 +325,7 @@ def test_rollout_is_the_last_row(mamba):
     result = run("attention-rollout", objective(mamba, batch), residual=0.3).scores
     for text, ids in enumerate(TEXTS):
         trace = mamba.trace(ids=[ids])
-        expected = ssmscope.implicit_attention(trace, rollout=True, residual=0.3)[0].maps[0].values[-1]
+        expected = ssmscope.attention(trace, rollout=True, residual=0.3)[0].maps[0].values[-1]
         close(result[text, : len(ids)], expected)
         assert result[text, len(ids) :].tolist() == [0] * (len(TEXTS[0]) - len(ids))
 
@@ -333,7 +333,7 @@ def test_rollout_is_the_last_row(mamba):
 def test_retention_is_the_heatmaps(mamba):
     found = objective(mamba, mamba.encode(ids=TEXTS))
     kept, written = run("self-retention", found).scores, run("self-write", found).scores
-    heatmap = ssmscope.selection_heatmap(mamba.trace(ids=TEXTS), score="retention")
+    heatmap = ssmscope.heatmap(mamba.trace(ids=TEXTS), score="retention")
     for text, ids in enumerate(TEXTS):
         close(kept[text, : len(ids)], heatmap[text].mean, 1e-6)
         close(written[text, : len(ids)], 1 - heatmap[text].mean, 1e-6)

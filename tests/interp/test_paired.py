@@ -52,7 +52,7 @@ def by_name(text):
     return {row.name: row for row in text.rows}
 
 
-@pytest.mark.parametrize("analysis", [ssmscope.selection_heatmap, ssmscope.explain, ssmscope.implicit_attention])
+@pytest.mark.parametrize("analysis", [ssmscope.heatmap, ssmscope.explain, ssmscope.attention])
 def test_the_difference_is_that_of_both_results(models, analysis):
     found = analysis(models, [TEXT, "good film"])
     alone = [analysis(model, [TEXT, "good film"]) for model in models]
@@ -87,24 +87,24 @@ def test_the_difference_is_that_of_both_results(models, analysis):
 
 
 def test_chosen_queries_are_compared(models, spelled):
-    found = ssmscope.implicit_attention(models, TEXT, rows=[2, 5])
+    found = ssmscope.attention(models, TEXT, rows=[2, 5])
     (text,) = found.rows().texts
     assert [row.query for row in text.rows] == [2] * 3 + [5] * 3
-    whole = [ssmscope.implicit_attention(model, TEXT)[0].maps for model in models]
+    whole = [ssmscope.attention(model, TEXT)[0].maps for model in models]
     for row, query in zip(text.rows[2::3], (2, 5)):
         mine, theirs = (np.mean([np.abs(each.values[query]) for each in maps], axis=0) for maps in whole)
         np.testing.assert_allclose(row.scores, mine - theirs, atol=1e-6)
     assert "each chosen query" in found.rows().name and "query 2" in str(found) and "query 5" in str(found)
     assert "mean of |weight| over 2 maps · query 5 “good”" in said(found.figure())  # whole, however long
     both = [models[0], spelled]
-    text = ssmscope.implicit_attention(both, "A dull", rows=[0]).rows().texts[0]  # of both it is the first word
+    text = ssmscope.attention(both, "A dull", rows=[0]).rows().texts[0]  # of both it is the first word
     assert [row.query for row in text.rows] == [0] * 3
     with pytest.raises(InputError, match="text 0: the chosen rows belong to different words"):
-        ssmscope.implicit_attention(both, TEXT, rows=[3])
+        ssmscope.attention(both, TEXT, rows=[3])
 
 
 def test_words_of_other_tokens_are_laid_beside(models, spelled):
-    found = ssmscope.selection_heatmap([models[0], spelled], TEXT)
+    found = ssmscope.heatmap([models[0], spelled], TEXT)
     (first,), (other,) = found.results
     text = found.rows().texts[0]
     assert [token.strip() for token in text.tokens] == TEXT.split() and not text.special.any()
@@ -114,7 +114,7 @@ def test_words_of_other_tokens_are_laid_beside(models, spelled):
     np.testing.assert_allclose(rows["demo/letters\nmean"].scores, sums, atol=1e-6)
     np.testing.assert_allclose(rows["demo/mamba2\nmean"].scores, first.mean[:-1], atol=1e-6)  # without [CLS]
     np.testing.assert_allclose(rows[f"{DIFFERENCE}\nmean"].scores, first.mean[:-1] - sums, atol=1e-6)
-    kept = ssmscope.selection_heatmap([models[0], spelled], TEXT, score="retention")
+    kept = ssmscope.heatmap([models[0], spelled], TEXT, score="retention")
     means = np.add.reduceat(kept.results[1][0].mean, np.cumsum([0, *spelled_out[:-1]])) / spelled_out
     np.testing.assert_allclose(by_name(kept.rows().texts[0])["demo/letters\nmean"].scores, means, atol=1e-6)
 
@@ -124,15 +124,15 @@ def test_words_that_are_cut_elsewhere_are_put_together(models):
     joined = tokenizer(("A", "goodfilm", "."))
     apart = Model(random_example("mamba2"), tokenizer(("A", "good", "film", ".")), name="apart")
     together = Model(random_example("mamba2"), joined, name="together")
-    results = [ssmscope.selection_heatmap(apart, "A good film ."), ssmscope.selection_heatmap(together, "A goodfilm .")]
+    results = [ssmscope.heatmap(apart, "A good film ."), ssmscope.heatmap(together, "A goodfilm .")]
     text = pair(results).rows().texts[0]
     assert [token.strip() for token in text.tokens] == ["A", "good film", "."]
     with pytest.raises(InputError, match="text 0 is not read as the same characters"):
-        pair([ssmscope.selection_heatmap(apart, "A film ."), results[1]])
+        pair([ssmscope.heatmap(apart, "A film ."), results[1]])
 
 
 def test_its_views_and_files(models, tmp_path):
-    found = ssmscope.selection_heatmap(models, [TEXT])
+    found = ssmscope.heatmap(models, [TEXT])
     paths = found.save(tmp_path, "pair")
     assert Result.load(paths["json"]) == found
     assert json.loads(paths["json"].read_text())["provenance"]["model"] == "demo/mamba2 and demo/mamba"
@@ -145,7 +145,7 @@ def test_its_views_and_files(models, tmp_path):
 
 def test_over_a_data_set_tables_stand_side_by_side(models, monkeypatch):
     data = text_data("made-up", "test", [TEXT] * 6, [0, 1] * 3, ("negative", "positive"))
-    found = ssmscope.selection_heatmap(models, data)
+    found = ssmscope.heatmap(models, data)
     assert found.rows() is None and set(found.to_frame()["model"]) == {"demo/mamba2", "demo/mamba"}
     assert "class positive" in str(found)
     words = shared_words(found.results)
@@ -165,17 +165,17 @@ def test_over_a_data_set_tables_stand_side_by_side(models, monkeypatch):
 
 
 def test_the_picture_of_a_short_text_says_whole_what_it_compares(models):
-    found = ssmscope.selection_heatmap(models, "A dull film")
+    found = ssmscope.heatmap(models, "A dull film")
     shown = said(found.figure())
     assert found.headline in shown and found.rows().name in shown
 
 
 def test_one_in_a_list_is_one_and_three_are_refused(models):
-    assert not isinstance(ssmscope.selection_heatmap(models[:1], TEXT), Paired)
+    assert not isinstance(ssmscope.heatmap(models[:1], TEXT), Paired)
     with pytest.raises(InputError, match="heatmap takes one model, or two; 3 were given"):
-        ssmscope.selection_heatmap([*models, models[0]], TEXT)
+        ssmscope.heatmap([*models, models[0]], TEXT)
     with pytest.raises(InputError, match="a batch, or a trace, is of one model"):
-        ssmscope.selection_heatmap(models, models[0].encode(TEXT))
+        ssmscope.heatmap(models, models[0].encode(TEXT))
 
 
 def test_a_command_line_takes_two(capsys):

@@ -384,7 +384,7 @@ class TestViews:
         summary = found.summary()
         assert list(summary.name.unique()) == ["mamba-0", "mamba-1", "mamba-0 − mamba-1"]
         assert summary[summary.quantity == "slope"].value.iloc[2] == found.differences[0].slope.value
-        assert isinstance(found, TokenLoss) and ssmscope.token_loss is token_loss
+        assert isinstance(found, TokenLoss)
 
     def test_progress_is_on_stderr(self, capsys):
         token_loss(speaker(), data=[text(100)], length=20)

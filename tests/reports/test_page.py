@@ -533,8 +533,8 @@ def entries():
     both = [ssmscope.load(name) for name in ("demo/babi-mamba2", "demo/babi-diff-mamba")]
     asked = dict(tasks=("qa1", "qa2"), examples=4)
     answered = ssmscope.retrieval(both, lengths=(0, 32), progress=False, **asked)
-    read = ssmscope.needle_snr(both, lengths=50, **asked)
-    checked = ssmscope.stability_table(reported.MODELS)
+    read = ssmscope.snr(both, lengths=50, **asked)
+    checked = ssmscope.checkpoints(reported.MODELS)
     return {
         name: reported.entry(name, result, models=("one", "two"))
         for name, result in (("retrieval", answered), ("snr", read), ("stability", checked))

@@ -89,7 +89,7 @@ for out in sys.argv[1:]:
         trace = model.trace(values=np.random.default_rng(0).integers(0, 256, (2, 64, 1)).astype(np.uint8))
     else:
         trace = model.trace(ids=[[1, 0, 1, 1], [0, 1, 0, 0]])
-    heatmap = ssmscope.selection_heatmap(trace)
+    heatmap = ssmscope.heatmap(trace)
     auto = AutoModelForSequenceClassification if model.is_classifier else AutoModelForCausalLM
     other = auto.from_pretrained(out).eval()
     same = all(torch.equal(a, b) for a, b in zip(other.state_dict().values(), model.module.state_dict().values()))

@@ -7,7 +7,7 @@ transformers with the tuned lens, 2023; with W_i + 1 as the paper's matrix, as i
     lens_i(h_i) = head(norm(h_i + W_i h_i + b_i)).
 
 i = 0 are the embeddings; after the last of L blocks (i = L) nothing is translated, and the lens is the model itself.
-The logit lens has W_i = 0 and b_i = 0. A tuned lens is fitted (`ssmscope.fit_lens`). A classifier's lens gives classes.
+The logit lens has W_i = 0 and b_i = 0. A tuned lens is fitted (`ssmscope.lens_fit`). A classifier's lens gives classes.
 
 Translators are objects of the package tuned-lens, stored in its format (config.json, params.pt).
 """
