@@ -30,8 +30,6 @@ from ssmscope.data.tokens import IGNORED, TokenData, fingerprint_of
 from ssmscope.errors import InputError, check_whole, did_you_mean
 
 PROMPT = "{context} {question}"
-PAPER_PROMPT = "<context>{context}</context> Question:{question} Answer:"
-"""Prompt template of Differential Mamba (appendix A.5.1)."""
 
 SPLITS = {"train": (0, 1), "validation": (2,), "test": (3,)}
 """Residues modulo 4 of the CRC-32 of a story's text that belong to each split."""

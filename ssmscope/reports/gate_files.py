@@ -161,11 +161,6 @@ def junit(gates: Sequence[Gate], title: str, *, strict: bool) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def _kind(gate: Gate, strict: bool) -> str:
-    """Return the element that JUnit has for a gate; empty for one that is met."""
-    return "failure" if is_failure(gate, strict=strict) else "skipped" * (gate.state != MET)
-
-
 def _counts(kinds: Sequence[tuple[Gate, str]]) -> dict[str, str]:
     found = Counter(kind for _, kind in kinds)
     counts = {"tests": len(kinds), "failures": found["failure"], "errors": 0, "skipped": found["skipped"], "time": 0}

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from differential import lambdas
 from loud import loud
 from safetensors.torch import load_file, save_file
 from saving import write_diff_mamba2
@@ -63,7 +64,7 @@ def test_the_authors_layout_there_and_back(layers, setting, tied, tmp_path):
     assert again.config.differential_layers == layers and again.config.tie_word_embeddings == tied
     with torch.no_grad():
         assert torch.equal(again.module(IDS).logits, model(IDS).logits)
-    assert diff_mamba.lambdas(again.module) == diff_mamba.lambdas(model)
+    assert lambdas(again.module) == diff_mamba.lambdas(model)
 
 
 def test_the_authors_layout_means_what_their_model_computes(tmp_path):
@@ -102,14 +103,14 @@ def test_the_authors_layout_is_known_by_its_tensors(tmp_path):
     for field in ("diffmamba", "diffmamba_settings", "architectures"):
         config.pop(field)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert len(diff_mamba.lambdas(load(tmp_path).module)) == 2
+    assert len(lambdas(load(tmp_path).module)) == 2
     (tmp_path / "model.safetensors").rename(tmp_path / "published.safetensors")
-    assert len(diff_mamba.lambdas(load(tmp_path).module)) == 2
+    assert len(lambdas(load(tmp_path).module)) == 2
     weights = load_file(tmp_path / "published.safetensors")
     torch.save(weights, tmp_path / "pytorch_model.bin")
     (tmp_path / "published.safetensors").unlink()
     (tmp_path / "config.json").write_text(json.dumps({**config, "diffmamba": True}))
-    assert len(diff_mamba.lambdas(load(tmp_path).module)) == 2
+    assert len(lambdas(load(tmp_path).module)) == 2
 
 
 def test_a_damaged_checkpoint_of_the_authors_layout(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from differential import lambdas
 from examples import random_example
 from loud import loud
 from safetensors.torch import save_file
@@ -157,7 +158,7 @@ def test_trace_of_a_block_is_that_of_its_two_mixers():
 def test_initial_lambda_of_the_layers():
     assert lambda_init(0) == pytest.approx(0.2)
     assert [round(lambda_init(i), 4) for i in (1, 5, 47)] == [0.3555, 0.6661, 0.8]
-    found = diff_mamba.lambdas(language_model(num_hidden_layers=4))
+    found = lambdas(language_model(num_hidden_layers=4))
     assert found == pytest.approx({i: 0.5 + 0.8 - 0.6 * math.exp(-0.3 * i) for i in range(4)}, abs=1e-6)
 
 
@@ -183,7 +184,7 @@ def test_forms_of_lambda(scope):
         for t, value in ((q1, 0.5), (k1, 0.25), (q2, -0.5), (k2, 0.125)):
             t.fill_(value)
     assert mixer.current_lambda().item() == pytest.approx(math.exp(0.5) - math.exp(-0.25) + 0.2, abs=1e-6)
-    assert diff_mamba.lambdas(mixer) == {0: mixer.current_lambda().item()}
+    assert lambdas(mixer) == {0: mixer.current_lambda().item()}
 
 
 def test_standard_normal_starts_saturate_the_sigmoid():
@@ -219,7 +220,7 @@ def test_standard_normal_starts_saturate_the_sigmoid():
 def test_a_training_step_moves_lambda(options):
     torch.manual_seed(0)
     model = diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**{**MAMBA2, **options})).train()
-    before = diff_mamba.lambdas(model)
+    before = lambdas(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with fast_scan(model):
         first = model(IDS, attention_mask=MASK, labels=IDS).loss
@@ -228,7 +229,7 @@ def test_a_training_step_moves_lambda(options):
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().max() > 0, name
     optimizer.step()
-    after = diff_mamba.lambdas(model)
+    after = lambdas(model)
     assert all(abs(after[i] - before[i]) > 1e-4 for i in before)
     with torch.no_grad():
         assert model(IDS, attention_mask=MASK, labels=IDS).loss < first
@@ -299,8 +300,8 @@ def test_diff_s6_subtracts_over_the_same_input():
 def test_hybrid_layout():
     model = language_model(num_hidden_layers=5, differential_layers="hybrid")
     assert [type(m) for m in mixers(model)] == [DiffMambaMixer, Mamba2Mixer] * 2 + [DiffMambaMixer]
-    assert list(diff_mamba.lambdas(model)) == [0, 2, 4]
-    assert diff_mamba.lambdas(model)[4] == pytest.approx(0.5 + lambda_init(4))
+    assert list(lambdas(model)) == [0, 2, 4]
+    assert lambdas(model)[4] == pytest.approx(0.5 + lambda_init(4))
     chosen = language_model(num_hidden_layers=3, differential_layers=[2])
     assert [type(m) for m in mixers(chosen)] == [Mamba2Mixer, Mamba2Mixer, DiffMambaMixer]
     assert mixers(model)[1].intermediate_size == 32
@@ -408,7 +409,7 @@ def test_as_a_classifiers_backbone(options, tmp_path):
     model.save_pretrained(tmp_path)
     again = load(tmp_path)
     assert again.architecture == "diff-mamba" and again.fingerprint == Model(model).fingerprint
-    assert diff_mamba.lambdas(again.module) == diff_mamba.lambdas(model)
+    assert lambdas(again.module) == diff_mamba.lambdas(model)
     assert again.trace(ids=IDS.tolist()).retention.shape == (2, 2, 7)
     assert type(AutoModel.from_config(again.config.backbone)) is diff_mamba.DiffMambaModel
 

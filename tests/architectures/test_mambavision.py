@@ -47,7 +47,7 @@ from ssmscope.core.mixers import adapter_for
 from ssmscope.core.trace import LayerState
 from ssmscope.data.pixels import PixelData
 from ssmscope.errors import InputError
-from ssmscope.interp.methods.lrp import bias_relevance, lrp, through_layer
+from ssmscope.interp.methods.lrp import lrp, propagated, through_layer
 from ssmscope.interp.objective import objective
 from ssmscope.reports.sources import kind_of
 
@@ -186,7 +186,7 @@ def test_relevance_adds_up_through_stage_4(model, batch):
     """Positions and constants together have the logit; stage 4 has rules of its own."""
     asked = objective(model, batch, target=2)
     with TrueFloat64():
-        found, constants, logits = lrp(asked), bias_relevance(asked), model.logits(batch)[:, 2]
+        found, constants, logits = lrp(asked), propagated(asked)[1], model.logits(batch)[:, 2]
     assert found.delta is not None and float(found.delta.max()) < 1e-10
     assert relative(found.scores.sum(1) + constants, logits) < 1e-10 and relative(found.scores.sum(1), logits) > 1e-3
 

@@ -21,7 +21,7 @@ from ssmscope.core import batching
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.methods.lrp import bias_relevance, check_lrp, lrp, relevance_rules, through_activation
+from ssmscope.interp.methods.lrp import check_lrp, lrp, propagated, relevance_rules, through_activation
 from ssmscope.interp.methods.lrp_blocks import freeze_soft_caps
 from ssmscope.interp.objective import Objective, objective
 
@@ -90,7 +90,7 @@ def test_soft_caps_are_frozen_factors(field):
 @pytest.mark.parametrize(("name", "half"), in_turns([*FEW, *OTHER_MODELS, *LATENT], [True, False]))
 def test_relevance_is_conserved(name, half):
     with exact(name) as of:
-        found, constants, f = lrp(of, half=half), bias_relevance(of, half=half), values(of)
+        found, constants, f = lrp(of, half=half), propagated(of, half)[1], values(of)
         assert ((found.scores.sum(1) + constants - f).abs() < 1e-9 * f.abs()).all()
         assert (found.delta < 1e-9).all() and found.converged.all()
 
@@ -306,7 +306,7 @@ def test_of_a_linear_network_it_is_gradient_times_input():
 def test_of_a_contrast_it_is_the_difference(name):
     with exact(name, target=2) as of, exact(name, target=3) as against, exact(name, target=2, contrast=3) as both:
         assert relative(lrp(both).scores, lrp(of).scores - lrp(against).scores) < 1e-9
-        assert relative(bias_relevance(both) + lrp(both).scores.sum(1), values(both)) < 1e-9
+        assert relative(propagated(both)[1] + lrp(both).scores.sum(1), values(both)) < 1e-9
 
 
 def test_of_a_probability_it_is_that_of_the_logits_by_its_gradient():
@@ -344,13 +344,13 @@ def test_of_a_continuation_it_is_that_of_its_tokens_log_probabilities(name):
 @pytest.mark.parametrize("name", HALVES[0])
 def test_texts_do_not_see_each_other_nor_padding(name):
     with exact(name) as of:
-        together, constants = lrp(of).scores, bias_relevance(of)
+        together, constants = lrp(of).scores, propagated(of)[1]
         assert not together[~of.batch.mask].any() and together[of.batch.mask].all()
         for text, ids in enumerate(TEXTS):
             model = of.model
             alone = replace(of, batch=model.encode(ids=[ids]), targets=(of.targets[text],))
             assert relative(together[text, : len(ids)], lrp(alone).scores[0]) < 1e-9
-            torch.testing.assert_close(constants[text : text + 1], bias_relevance(alone), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(constants[text : text + 1], propagated(alone)[1], rtol=1e-9, atol=1e-9)
 
 
 def test_many_texts_are_run_some_at_a_time(monkeypatch):
@@ -373,7 +373,7 @@ def test_the_shipped_classifiers_of_texts(name):
     with torch.no_grad(), relevance_rules(model.module, torch.ones(len(of))):
         torch.testing.assert_close(values(of), own, rtol=1e-5, atol=1e-5)
     found = lrp(of)
-    total = found.scores.sum(1) + bias_relevance(of)
+    total = found.scores.sum(1) + propagated(of)[1]
     assert found.scores.dtype == torch.float32
     assert ((total - own).abs() <= 1e-4 * own.abs()).all() and found.converged.all()
 
@@ -385,7 +385,7 @@ def test_the_shipped_classifiers_of_pixels(name):
     of = objective(model, model.encode(values=pixels), contrast=2, target=5)
     found = lrp(of)
     assert found.scores.shape == (2, 1025) and found.converged.all()
-    assert relative(found.scores.sum(1) + bias_relevance(of), values(of)) < 1e-4
+    assert relative(found.scores.sum(1) + propagated(of)[1], values(of)) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "gla", "gated-deltanet", "rwkv"])
@@ -452,7 +452,7 @@ def test_a_part_without_a_rule_is_refused(part, why):
     model.module.backbone.norm_f = part.double()
     of = objective(model, model.encode(ids=TEXTS), target=5)
     before = state(model.module)
-    for method in (lrp, bias_relevance):
+    for method in (lrp, propagated):
         with pytest.raises(InputError, match=why):
             method(of)
     assert state(model.module) == before

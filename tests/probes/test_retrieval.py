@@ -18,7 +18,7 @@ import ssmscope
 import ssmscope.architectures
 from ssmscope.api.results import Result
 from ssmscope.core.model import Model
-from ssmscope.data.babi import PAPER_PROMPT, QuestionData, questions
+from ssmscope.data.babi import QuestionData, questions
 from ssmscope.data.filler import generated
 from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
 from ssmscope.data.stories import NAMES, STORIES, TASKS
@@ -27,6 +27,7 @@ from ssmscope.probes.retrieval import retrieval
 from ssmscope.probes.retrieval.measure import answers, notes_on, quotient, sign_test, wilson
 from ssmscope.probes.retrieval.result import Ratio, Retrieval
 
+PAPER_PROMPT = "<context>{context}</context> Question:{question} Answer:"  # Differential Mamba, appendix A.5.1
 QUIET = {"progress": False}
 FILLER = generated(np.random.default_rng(0), 40)
 

@@ -19,7 +19,7 @@ import ssmscope  # noqa: E402
 from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.core.bootstrap import Estimate  # noqa: E402
 from ssmscope.core.model import Model  # noqa: E402
-from ssmscope.data.babi import PAPER_PROMPT, PROMPT, Question, QuestionData, question_tokens, questions  # noqa: E402
+from ssmscope.data.babi import PROMPT, Question, QuestionData, question_tokens, questions  # noqa: E402
 from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer  # noqa: E402
 from ssmscope.data.stories import PLACES  # noqa: E402
 from ssmscope.data.tokenizer import train_tokenizer  # noqa: E402
@@ -31,6 +31,7 @@ from ssmscope.probes.snr.reading import ALL, NO_TOKEN, Needles, lens_notes, prom
 from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
 from ssmscope.render.table import Cell, with_interval  # noqa
 
+PAPER_PROMPT = "<context>{context}</context> Question:{question} Answer:"  # Differential Mamba, appendix A.5.1
 TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
 QUESTIONS = {task: questions(task, length=40, examples=12, split="test") for task in TASKS}
 TEXTS = [text for task in TASKS for text in questions(task, length=100, examples=60).texts]

@@ -265,7 +265,7 @@ def fidelity(seed: int, *more_measures: str, data: str = "sst2", model: str = "o
 def fidelities() -> Iterator[str]:
     result, other = fidelity(1, "knockout", "knockout-0", "knockout-3", "auprc"), fidelity(2, "token_f1", model="other")
     compared = result.compare([result, other], LABELS)
-    yield from whole(result, compared, result.curves(), result.differences(), result.per_text())
+    yield from whole(result, compared, result.curves(), result.differences())
     for style in ("markdown", "latex", "csv"):
         yield result.table(style=style)
 

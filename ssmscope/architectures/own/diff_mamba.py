@@ -414,9 +414,3 @@ CLASSES = DifferentialFields, DifferentialBackbone, DifferentialLanguageModel
 DiffMambaConfig, DiffMambaModel, DiffMambaForCausalLM = variant("Mamba2", "DiffMamba", "diff-mamba", *CLASSES)
 DiffMamba1Config, DiffMamba1Model, DiffMamba1ForCausalLM = variant("Mamba", "DiffMamba1", "diff-mamba1", *CLASSES)
 AUTO = (DiffMambaModel, DiffMambaForCausalLM, DiffMamba1Model, DiffMamba1ForCausalLM)
-
-
-def lambdas(module: nn.Module) -> dict[int, float]:
-    """Return λ of every differential layer of a model, by the layer's index from 0."""
-    with torch.no_grad():
-        return {m.layer_idx: m.current_lambda().item() for m in module.modules() if isinstance(m, Subtraction)}

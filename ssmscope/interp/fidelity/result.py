@@ -188,16 +188,6 @@ class Fidelity(Result, kind="fidelity"):
         ]
         return pd.DataFrame(rows, columns=["method", "other", "measure", "difference", "low", "high"])
 
-    def per_text(self) -> pd.DataFrame:
-        """Return a row per text and method (and "random"): columns text (its number in the data), predicted, clean (f
-        of it), method, and a column for every measure."""
-        parts = []
-        for method, values in zip(self.rows, [*self.values, self.random]):
-            columns = dict(zip(self.measures, values.T))
-            head = {"text": self.texts, "predicted": self.predicted, "clean": self.clean, "method": method}
-            parts.append(pd.DataFrame({**head, **columns}))
-        return pd.concat(parts, ignore_index=True)
-
     def table(self, *, style: str = "markdown") -> str:
         """Return methods × measures with the best of each marked, as "markdown", "latex" or "csv"."""
         rows = [((name,), tuple(_cell(self, name, measure) for measure in self.measures)) for name in self.rows]

@@ -102,7 +102,7 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
     Args:
         half: apply the half rule at output gates; else they are frozen, and all of the relevance goes through y.
     """
-    scores, constants = _propagated(objective, half)
+    scores, constants = propagated(objective, half)
     if objective.probability or any(len(target) > 1 for target in objective.targets):
         return Scores(scores)
     embeddings, value = objective.embeddings(), torch.zeros_like(constants)
@@ -123,12 +123,9 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
     return Scores(scores, delta=delta, converged=delta <= MAX_DELTA)
 
 
-def bias_relevance(objective: Objective, *, half: bool = True) -> Float[Tensor, " texts"]:
-    """Return the summed relevance of all constants in `lrp`'s network, without a continuation's own tokens."""
-    return _propagated(objective, half)[1]
-
-
-def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts length"], Float[Tensor, " texts"]]:
+def propagated(
+    objective: Objective, half: bool = True
+) -> tuple[Float[Tensor, "texts length"], Float[Tensor, " texts"]]:
     """Return the relevance of tokens, and of constants: f's derivative by the text's 1 that multiplies them all."""
     embeddings = objective.embeddings()
     wide = at_least_float32(embeddings)

@@ -1,0 +1,14 @@
+"""Numbers of Differential Mambas that several tests look at."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ssmscope.architectures.own.diff_mamba import Subtraction
+
+
+def lambdas(module: nn.Module) -> dict[int, float]:
+    """λ of every differential layer of a model, by the layer's index."""
+    with torch.no_grad():
+        return {m.layer_idx: m.current_lambda().item() for m in module.modules() if isinstance(m, Subtraction)}
