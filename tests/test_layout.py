@@ -12,6 +12,7 @@ import pytest
 import shapes
 
 from ssmscope.api import analyses as registry
+from ssmscope.core.known_models import ADDED_FAMILIES, TRANSFORMERS_FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
@@ -235,6 +236,34 @@ def test_messages_speak_python(name: str) -> None:
     said = [node.value for node in ast.walk(parsed(name)) if isinstance(node, ast.Constant)]
     texts = [text for text in said if isinstance(text, str) and "analyze " not in text and "style" not in text]
     assert not [text for text in texts if re.search(r"(?<![\w(-])--[a-z][\w-]*(?![\w-]*:)", text)]
+
+
+OWNERS_OF_NAMES = {
+    "api.analyses": "kinds",
+    "core.known_models": "families",
+    "reports.live": "kinds",  # The page of three analyses.
+    "training.architectures": "families",  # Those that can be trained.
+}
+"""Modules that list analyses, or families; a family's own modules may list its own."""
+
+
+def listed(node: ast.AST) -> set[str]:
+    """Strings of a list, tuple, set or text that is split, or keys of a table."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "split":
+        text = getattr(node.func.value, "value", None)
+        return set(text.split()) if isinstance(text, str) else set()
+    parts = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
+    return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_is_added_is_named_by_its_owner_alone(name: str) -> None:
+    """No other module lists three kinds of results, or three families."""
+    kinds = {kind for declared in registry.analyses().values() for kind in (declared.name, *declared.kinds)}
+    families = {*TRANSFORMERS_FAMILIES, *ADDED_FAMILIES}
+    for what, known in (("kinds", kinds), ("families", families)):
+        owned = OWNERS_OF_NAMES.get(name) == what or (what == "families" and name.startswith("architectures."))
+        assert owned or not [found for node in ast.walk(parsed(name)) if len(found := listed(node) & known) > 2]
 
 
 def test_modules_whose_shapes_are_checked_are_there() -> None:

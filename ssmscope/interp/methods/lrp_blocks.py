@@ -22,15 +22,11 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from ssmscope.core.intercept import observe, override_forward
-from ssmscope.core.known_models import TRANSFORMERS_FAMILIES
 from ssmscope.core.linearized import as_diagonal
 from ssmscope.errors import InputError
 
 Handler = Callable[..., Any]
 
-ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv")
-"""Families whose blocks are a mixer, for which `lrp` has the rules."""
-FAMILIES = tuple(f"transformers.models.{name}." for name in TRANSFORMERS_FAMILIES if name not in ALONE)
 FROZEN_OUTPUTS = ("q_proj", "q_b_proj", "k_proj", "g_proj", "router", "gate", "shared_expert_gate")
 """Parts of attention and experts whose output is frozen."""
 QUERY_KEY_ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
@@ -47,7 +43,7 @@ SOFT_CAP_FIELDS = ("output_logit_soft_cap", "logits_soft_cap")
 
 def is_family_block(module: nn.Module) -> bool:
     """Return True if a module is another library's block, or a part of one, with rules for its parts."""
-    return type(module).__module__.startswith(FAMILIES)
+    return type(module).__module__.startswith("transformers.models.")
 
 
 def part_handlers(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler]]:
