@@ -58,6 +58,14 @@ def data() -> TextData:
     return text_data("reviews", "test", TEXTS, LABELLED, LABELS)
 
 
+def test_the_best_is_better_by_more_than_the_rounding_of_an_output():
+    """Values are outputs: what differs by a share of 5e-5 is no tie, what differs by 1e-6 is."""
+    drawn = [(0, 1), (2, 3), (4, 5)]
+    for values, best in (((2.0, 2.0001, 1.5), (2, 3)), ((2.0, 2.000001, 1.5), (0, 1)), ((-2.0001, -2.0, -3.0), (2, 3))):
+        found = random_search(lambda triggers: [values[drawn.index(each)] for each in triggers], drawn)  # noqa: B023
+        assert found.trigger == best
+
+
 def goal_of(model: Model, data: TextData, **options) -> Goal:
     asked, words = questions(model, data), Vocabulary.of(model)
     slots = slots_of(model, asked, words.text((0, 0)), 0.5, None)

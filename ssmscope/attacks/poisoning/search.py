@@ -197,4 +197,5 @@ def _best(value: Value, triggers: Sequence[Trigger], values: dict[Trigger, float
     if new:
         values.update(zip(new, map(float, value(new))))
     known = sorted(set(triggers))
-    return [known[at] for at in descending(np.array([values[trigger] for trigger in known]))[:number]]
+    found = np.array([values[trigger] for trigger in known])
+    return [known[at] for at in descending(found, float(np.abs(found).max(initial=0)))[:number]]
