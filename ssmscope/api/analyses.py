@@ -8,12 +8,10 @@ has one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from ssmscope.api.scores import Dimension
 from ssmscope.core.registry import Registry
 
 ANALYSES: Registry[Callable[..., Any]] = Registry(
@@ -65,19 +63,6 @@ def analysis_of(name: str) -> Any:
 def analyses() -> dict[str, Any]:
     """Return the declarations of all analyses by name."""
     return {name: analysis_of(name) for name in ANALYSES}
-
-
-def dimensions() -> list[Dimension]:
-    """Return the rows of a scorecard that all analyses declare, in their order."""
-    every = [row for declared in analyses().values() for row in declared.dimensions]
-    return sorted(every, key=lambda row: row.row)
-
-
-def dimension_of(score: str) -> Dimension | None:
-    """Return the row of a score by its name, with or without a bracket; None if it has none."""
-    rows = dimensions()
-    exact = next((row for row in rows if re.fullmatch(row.pattern, score)), None)
-    return exact or next((row for row in rows if re.split(r"\\\[", row.pattern)[0].replace("\\", "") == score), None)
 
 
 def result_homes() -> dict[str, str]:

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ssmscope.api.analyses import ANALYSES, analysis_of
+from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import MODEL_KINDS, Input, Named, is_named
 from ssmscope.api.options import Option, asked, noted, plain
-from ssmscope.api.scores import Dimension
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable

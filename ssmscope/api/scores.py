@@ -31,18 +31,6 @@ if TYPE_CHECKING:
 HIGHER, LOWER = "higher", "lower"
 
 
-class Dimension(NamedTuple):
-    """Row of a scorecard: its heading, the pattern of its score's name, and what the score is."""
-
-    heading: str
-    pattern: str
-    measure: str
-    row: int = 100
-    """Place among the rows, which stand in rising order; by default after ours."""
-    apart: str = ""
-    """Reason why no two models are compared, where it holds for all scores of the row (`Score.apart`)."""
-
-
 class Changed(NamedTuple):
     """A right answer that an attack changes."""
 

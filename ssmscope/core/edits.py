@@ -217,9 +217,12 @@ def block_parts(module: nn.Module, place: Place) -> dict[str, nn.Module]:
     inside = {id(part) for own in read for part in own.modules()}
     around = {id(part) for part in module.modules() if any(id(own) in inside for own in part.modules())}
     other = {name for own in mixers(module) for name in getattr(adapter_for(own), "NO_FEED_FORWARD", ())}
+    blocks = {id(block) for block in blocks_of(module)}
+    stacks = {name.rpartition(".")[0] for name, part in module.named_modules() if id(part) in blocks}
     found: dict[str, nn.Module] = {}
     for name, part in module.named_modules():
-        in_block = any(each.isdigit() for each in name.split(".")[:-1]) and not name.rpartition(".")[2].isdigit()
+        above = name.split(".")[:-1]
+        in_block = any(".".join(above[:at]) in stacks for at in range(len(above)))
         if in_block and id(part) not in inside | around and type(part).__name__ not in other and _maps(part) > 1:
             found[name] = part
             inside |= {id(own) for own in part.modules()}

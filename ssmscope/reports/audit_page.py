@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from ssmscope.api.analyses import dimension_of
+from ssmscope.api.dimensions import dimension_of
 from ssmscope.render.tokens import shorten, visible
 from ssmscope.render.worddiff import html_diff
 from ssmscope.reports import card_views

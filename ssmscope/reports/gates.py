@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ssmscope.api.analyses import dimension_of
+from ssmscope.api.dimensions import dimension_of
 from ssmscope.api.scores import HIGHER, LOWER, Score, is_paired
 from ssmscope.core.bootstrap import TAIL, Estimate
 from ssmscope.errors import InputError, did_you_mean, nearest

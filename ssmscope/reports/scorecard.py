@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ssmscope.api.analyses import dimensions
-from ssmscope.api.scores import HIGHER, LOWER, Dimension, Score
+from ssmscope.api.dimensions import Dimension, dimensions
+from ssmscope.api.scores import HIGHER, LOWER, Score
 from ssmscope.core.bootstrap import TAIL, Estimate
 from ssmscope.core.ties import descending
 from ssmscope.reports.intervals import difference, interval

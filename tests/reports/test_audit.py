@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from ssmscope.api.analyses import dimensions
+from ssmscope.api.dimensions import dimensions
 from ssmscope.data.text import load_text
 from ssmscope.reports.budget import with_budget
 from ssmscope.reports.hardest import EXPLAINED

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.analysis import analysis
+from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import REPEATED, Cache, LabelWords, Limit, Metavar, Scoring, Seed, Template
-from ssmscope.api.scores import Dimension
 from ssmscope.attacks.names import check_asked
 from ssmscope.core.batching import refuse_above
 from ssmscope.errors import InputError

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
+from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import Cache, LabelWords, Limit, Metavar, Progress, Range, Reads, Seed, Template
-from ssmscope.api.scores import Dimension
 from ssmscope.attacks.names import check_asked
 from ssmscope.errors import InputError, did_you_mean
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
+from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Data
 from ssmscope.api.options import BatchSize, Limit, Metavar, Seed
-from ssmscope.api.scores import Dimension
 from ssmscope.attacks.position.regions import check_places
 
 if TYPE_CHECKING:

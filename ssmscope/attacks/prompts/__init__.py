@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
+from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import (
     REPEATED,
@@ -26,7 +27,6 @@ from ssmscope.api.options import (
     Scoring,
     Seed,
 )
-from ssmscope.api.scores import Dimension
 from ssmscope.attacks.names import (
     FROM_PROMPTBENCH,
     PROMPTBENCH,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.analysis import analysis
+from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import TEXT_MODELS, Data
 from ssmscope.api.options import (
     NO_EFFECT,
@@ -29,7 +30,6 @@ from ssmscope.api.options import (
     Seed,
     Template,
 )
-from ssmscope.api.scores import Dimension
 from ssmscope.attacks.names import ACTIVE, ATTACKS, CANDIDATES, HOTFLIP, HOTFLIP_OPTIONS, check_asked, on_words
 from ssmscope.errors import InputError
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
+from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import TEXT_CLASSIFIER, Data
 from ssmscope.api.options import Limit, Metavar, OneOf, Range, Seed
-from ssmscope.api.scores import Dimension
 from ssmscope.errors import InputError
 from ssmscope.interp.fidelity.measures import LOGIT_SCALE, RANDOM
 from ssmscope.interp.methods import METHODS, MethodOptions, Methods, check_methods, method_names

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
+from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import Range, Seed
-from ssmscope.api.scores import Dimension
 from ssmscope.errors import InputError
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods
 

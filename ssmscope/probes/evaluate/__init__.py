@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.analysis import analysis
+from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Examples
 from ssmscope.api.options import Metavar, Option, Progress, Range, Reads, Seed
-from ssmscope.api.scores import Dimension
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
+from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import Metavar, Range, Seed
-from ssmscope.api.scores import Dimension
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
+from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import LANGUAGE_MODEL
 from ssmscope.api.options import Metavar, Piece, Progress, Range, Reads, Seed
-from ssmscope.api.scores import Dimension
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.analysis import analysis
+from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import Texts
 from ssmscope.api.options import Metavar, Range, Seed
-from ssmscope.api.scores import Dimension
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model, TextsLike
