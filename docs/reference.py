@@ -33,8 +33,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 ABOUT = (
-    "What `ssmscope.__all__` lists. A verb of the command line is another name of its function, so "
-    "`ssmscope.heatmap` is `selection_heatmap`. `ssmscope.__version__` is the version."
+    "What `ssmscope.__all__` lists. A verb of the command line is the name of its function: `ssmscope.lens_show` for "
+    "`analyze lens show`. `ssmscope.__version__` is the version."
 )
 
 
@@ -42,7 +42,7 @@ def page() -> str:
     """The page as Markdown, with a line for mkdocstrings in place of each docstring."""
     names = [name for name in ssmscope.__all__ if name not in FIRST and name != "__version__"]
     modules = [name for name in names if isinstance(getattr(ssmscope, name), types.ModuleType)]
-    analyses = {each.function.__name__: each.module.split(".")[1] for each in registry.analyses().values()}
+    analyses = {name: place.split(".")[1] for name, place in registry.names().items()}
     parts = ["# API reference", ABOUT]
     parts += ["## Models and results", *map(_described, FIRST)]
     for room, title in ROOMS.items():

@@ -64,7 +64,7 @@ def test_the_authors_layout_there_and_back(layers, setting, tied, tmp_path):
     assert again.config.differential_layers == layers and again.config.tie_word_embeddings == tied
     with torch.no_grad():
         assert torch.equal(again.module(IDS).logits, model(IDS).logits)
-    assert lambdas(again.module) == diff_mamba.lambdas(model)
+    assert lambdas(again.module) == lambdas(model)
 
 
 def test_the_authors_layout_means_what_their_model_computes(tmp_path):

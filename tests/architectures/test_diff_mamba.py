@@ -409,7 +409,7 @@ def test_as_a_classifiers_backbone(options, tmp_path):
     model.save_pretrained(tmp_path)
     again = load(tmp_path)
     assert again.architecture == "diff-mamba" and again.fingerprint == Model(model).fingerprint
-    assert lambdas(again.module) == diff_mamba.lambdas(model)
+    assert lambdas(again.module) == lambdas(model)
     assert again.trace(ids=IDS.tolist()).retention.shape == (2, 2, 7)
     assert type(AutoModel.from_config(again.config.backbone)) is diff_mamba.DiffMambaModel
 
