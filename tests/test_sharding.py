@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exhaustive import ALL
 from planned import tiny_model
 
 import ssmscope
@@ -213,6 +214,7 @@ class TestRefusals:
             pass
 
 
+@pytest.mark.skipif(not ALL, reason="its cluster needs most of a minute: set SSMSCOPE_EXHAUSTIVE=all")
 def test_ray_loses_nothing_with_a_worker(model, tmp_path, monkeypatch) -> None:
     """One is killed in a batch, another refuses one; each has a GPU, of two that this machine says it has."""
     ray = pytest.importorskip("ray")

@@ -10,7 +10,7 @@ from loud import loud
 
 import ssmscope
 
-CHOSEN = ("gla",) if CONTRACTS else ("mamba", "groupmamba", "mamba2attn")
+CHOSEN = ("gla",) if CONTRACTS else ("mamba", "groupmamba")
 """One on transformers 5, others on release 4: compiling takes seconds and little of it is about transformers."""
 
 
