@@ -27,8 +27,8 @@ ON_BOTH = tests/contracts tests/architectures tests/evaluation tests/training te
 # What is run on release 5 too, and what of the above is not: our own equations, plans, options and files.
 ON_5 = $(ON_BOTH) $(addprefix tests/test_,affine.py cli.py cli_interp.py inference_mode.py model.py package.py)
 NOT_TRIED_ON_5 = $(addprefix tests/architectures/test_,attention_options.py concrete.py config_values.py damaged.py \
-    default_sizes.py delta.py diff_mamba.py fla_fields.py gfssm.py groupmamba.py mamba2attn.py mamba3.py mamba_ssm.py \
-    mambavision.py vim.py weight_files.py) \
+    default_sizes.py delta.py diff_mamba.py fla_fields.py gfssm.py groupmamba.py linear_attention.py mamba2attn.py \
+    mamba3.py mamba_ssm.py mambavision.py packed_damage.py vim.py weight_files.py) \
     tests/evaluation \
     $(addprefix tests/training/test_,compiling.py data.py disk.py instructions.py objectives.py plan.py recording.py resume.py selectivity.py)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
