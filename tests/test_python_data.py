@@ -108,6 +108,23 @@ def test_what_is_no_data_is_refused(given: dict[str, Any], said: str, model: ssm
         ssmscope.evaluate(model, **given)
 
 
+def test_texts_are_given_once(model: ssmscope.Model) -> None:
+    for given in (dict(data="sst2"), dict(text=["b"]), dict(file="f")):
+        with pytest.raises(InputError, match=f"texts and {next(iter(given))} were given; give one of them"):
+            ssmscope.heatmap(model, "a", **given)
+    with pytest.raises(InputError, match="split is for data that are named; texts is a str"):
+        ssmscope.heatmap(model, "a", split="test")
+
+
+def test_held_out_data_of_a_lens(model: ssmscope.Model, path: Path, tmp_path: Path) -> None:
+    """A second input is read as the first."""
+    short = dict(steps=2, look_every=1, progress=False)
+    found = ssmscope.lens_fit(model, path, tmp_path / "a", validation=FRAME, **short)
+    data = ssmscope.load_text(path)
+    expected = ssmscope.lens_fit(model, data, tmp_path / "b", validation=ssmscope.load_text(FRAME), **short)
+    pd.testing.assert_frame_equal(found.to_frame(), expected.to_frame())
+
+
 def test_lines_of_a_language_model(tmp_path: Path) -> None:
     model = ssmscope.load("demo/books-mamba2")
     texts = ["the film is in the city of the king", "the song of the war was the first"]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ssmscope.api.analyses import ANALYSES, analysis_of
 from ssmscope.api.dimensions import Dimension
-from ssmscope.api.inputs import MODEL_KINDS, Input, Named, is_named
+from ssmscope.api.inputs import MODEL_KINDS, TEXTS, Input, Named, is_named
 from ssmscope.api.options import Option, asked, noted, plain
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
@@ -117,8 +117,8 @@ class Analysis:
         models = args[0] if isinstance(args[0], list | tuple) else [args[0]]
         values = {name: option.default for name, option in self.inputs.items()} | own
         options = {name: given.get(name, option.default) for name, option in self.options.items()}
-        if is_named(given.get("validation")):
-            given |= self.reads.read_besides({**values, "validation": given["validation"]}, options, models)
+        if besides := {name: given[name] for name in self.inputs if name != main and is_named(given.get(name))}:
+            given |= self.reads.read_besides({**values, **besides}, options, models)
         if len(args) == 1 and main not in given:
             if not own and not isinstance(self.reads, Named):
                 return args
@@ -126,6 +126,8 @@ class Analysis:
             return (args[0], self.reads.read(values, options, models))
         value = args[1] if len(args) > 1 else given.pop(main)
         found = self.reads.take(value, values, options, models)
+        if (twice := next((name for name in own if name in (*TEXTS, "data")), None)) is not None:
+            raise InputError(f"{main} and {twice} were given; give one of them")
         if own and found is value:
             raise InputError(f"{next(iter(own))} is for data that are named; {main} is a {type(value).__name__}")
         return (args[0], found, *args[2:])
