@@ -1,4 +1,4 @@
-"""Numbers of Differential Mambas that several tests look at."""
+"""Numbers of Differential Mambas that several tests look at, and the paper's prompt."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import torch
 from torch import nn
 
 from ssmscope.architectures.own.diff_mamba import Subtraction
+
+PAPER_PROMPT = "<context>{context}</context> Question:{question} Answer:"
+"""Prompt template of appendix A.5.1."""
 
 
 def lambdas(module: nn.Module) -> dict[int, float]:

@@ -183,7 +183,7 @@ def test_names_of_analyses(declare: Declare) -> None:
     function = declare()
     assert registry.analysis_of("own thing") is function.analysis and list(registry.analyses())[-1] == "own thing"
     names = registry.names()
-    assert names["own_thing"] == names["function"] == registry.ANALYSES.places["own thing"]
+    assert names["own_thing"] == registry.ANALYSES.places["own thing"] and "function" not in names
     with pytest.raises(InputError, match="unknown analysis 'own thin'; choose one of .*; did you mean 'own thing'"):
         registry.analysis_of("own thin")
     with pytest.raises(

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from differential import PAPER_PROMPT
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from ssmscope.data.babi import PAPER_PROMPT, SPLITS, question_tokens, questions
+from ssmscope.data.babi import SPLITS, question_tokens, questions
 from ssmscope.data.filler import generated, sentences, without_world
 from ssmscope.data.language import byte_tokenizer, load_lines, symbol_tokenizer, word_tokenizer
 from ssmscope.data.stories import NAMES, OBJECTS, PERSONS, PLACES, STORIES

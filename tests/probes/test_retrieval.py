@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from differential import PAPER_PROMPT
 from drawn import said
 from loud import loud
 from torch import nn
@@ -27,7 +28,6 @@ from ssmscope.probes.retrieval import retrieval
 from ssmscope.probes.retrieval.measure import answers, notes_on, quotient, sign_test, wilson
 from ssmscope.probes.retrieval.result import Ratio, Retrieval
 
-PAPER_PROMPT = "<context>{context}</context> Question:{question} Answer:"  # Differential Mamba, appendix A.5.1
 QUIET = {"progress": False}
 FILLER = generated(np.random.default_rng(0), 40)
 

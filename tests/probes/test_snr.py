@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from differential import PAPER_PROMPT
 from loud import loud
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
@@ -31,7 +32,6 @@ from ssmscope.probes.snr.reading import ALL, NO_TOKEN, Needles, lens_notes, prom
 from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
 from ssmscope.render.table import Cell, with_interval  # noqa
 
-PAPER_PROMPT = "<context>{context}</context> Question:{question} Answer:"  # Differential Mamba, appendix A.5.1
 TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
 QUESTIONS = {task: questions(task, length=40, examples=12, split="test") for task in TASKS}
 TEXTS = [text for task in TASKS for text in questions(task, length=100, examples=60).texts]
