@@ -75,4 +75,7 @@ def test_tables(verb, model, alone):
     numbers = together.select_dtypes("number").columns
     assert len(numbers) and list(apart.columns) == list(together.columns)
     for name in numbers:
-        np.testing.assert_allclose(apart[name], together[name], rtol=1e-3, atol=1e-6, err_msg=name)
+        rounding = 1e-4 * np.abs(np.nan_to_num(together[name])).max(
+            initial=0.01
+        )  # Scores cancel: their parts are larger.
+        np.testing.assert_allclose(apart[name], together[name], rtol=1e-3, atol=rounding, err_msg=name)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from planned import TEXT, jobs_of, numbers, run, tables, tiny_model, unpainted
 
 import ssmscope
@@ -447,7 +448,12 @@ class TestTheLock:
 class TestKilled:
     def killed(self, start: Callable[[], object], after: float) -> int | None:
         """Run in a process of its own and kill it so many seconds later; how it ended."""
-        process = multiprocessing.get_context("fork").Process(target=start)
+
+        def alone() -> None:
+            torch.set_num_threads(1)  # OpenMP's threads do not come with a fork.
+            start()
+
+        process = multiprocessing.get_context("fork").Process(target=alone)
         process.start()
         process.join(after)
         process.kill()

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from ssmscope.api.writing import locked
 from ssmscope.errors import InputError
@@ -87,6 +88,7 @@ def limited(out: Path, most: int) -> None:
     import resource
     import signal
 
+    torch.set_num_threads(1)  # OpenMP's threads do not come with a fork.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     try:
