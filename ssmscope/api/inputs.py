@@ -231,9 +231,9 @@ class Named(Input):
 
 def is_named(given: Any) -> bool:
     """Return True for the name or path of data, and for a table that Python holds."""
-    from ssmscope.data.rows import given_rows
+    from ssmscope.data.rows import is_table
 
-    return isinstance(given, str | os.PathLike) or given_rows(given) is not None
+    return isinstance(given, str | os.PathLike) or is_table(given)
 
 
 def one_text(model: Model, text: Any) -> Batch:

@@ -1,4 +1,4 @@
-"""Where a result's numbers come from: model, options, seed, data, versions and date."""
+"""Provenance of a result's numbers: model, options, seed, data, versions and date."""
 
 from __future__ import annotations
 

@@ -86,21 +86,32 @@ def read_rows(path: Path) -> list[Row]:
     return numbered(rows, path)
 
 
-def given_rows(data: Any) -> list[Row] | None:
-    """Return the rows of a table that Python holds: a DataFrame of pandas or polars, a `datasets.Dataset`, or a list of
-    (text, label) pairs, of rows by column, or of texts. None for anything else; raise InputError if there is none."""
-    reads = {"to_dicts": (), "to_list": (), "to_dict": ("records",)}
+TABLE_READERS: Mapping[str, tuple[str, ...]] = {"to_dicts": (), "to_list": (), "to_dict": ("records",)}
+"""Methods that give a table's rows, of polars, `datasets` and pandas, and their arguments."""
+
+
+def is_table(data: Any) -> bool:
+    """Return True for a DataFrame of pandas or polars, a `datasets.Dataset`, and a list of (text, label) pairs, of rows
+    by column, or of texts."""
     if hasattr(data, "columns") or hasattr(data, "column_names"):
-        name = next((name for name in reads if hasattr(data, name)), None)
-        rows = None if name is None else getattr(data, name)(*reads[name])
-    elif isinstance(data, list | tuple) and all(map(_is_row, data)):
+        return any(hasattr(data, name) for name in TABLE_READERS)
+    return isinstance(data, list | tuple) and all(map(_is_row, data))
+
+
+def given_rows(data: Any) -> list[Row] | None:
+    """Return the rows of a table that Python holds (`is_table`). None for anything else; raise InputError if there is
+    none."""
+    if not is_table(data):
+        return None
+    if isinstance(data, list | tuple) and not hasattr(data, "columns"):
         rows = [{"text": row} if isinstance(row, str) else dict(zip(("text", "label"), row))
                 if isinstance(row, list | tuple) else row for row in data]  # fmt: skip
     else:
-        return None
-    if rows is not None and not len(rows):
+        name = next(name for name in TABLE_READERS if hasattr(data, name))
+        rows = getattr(data, name)(*TABLE_READERS[name])
+    if not len(rows):
         raise InputError("the data hold no rows; give at least one text")
-    return None if rows is None else numbered(rows, "the data")
+    return numbered(rows, "the data")
 
 
 def _is_row(row: Any) -> bool:

@@ -44,8 +44,8 @@ MIN_SIDE_INCHES, MAX_SIDE_INCHES = 0.5, 100
 ROW_INCHES, AXIS_INCHES, MIN_PANEL_INCHES = 0.28, 0.6, 1.9
 MAX_NAMED = 60
 
-LEAST_IN_AXES = 0.75
-"""Share of the least height of a body that does in a user's axes."""
+HEIGHT_SHARE_IN_AXES = 0.75
+"""Share of a body's least height that is enough in a user's axes."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Sheet:
         ax = self.frame.ax
         if ax is not None and not isinstance(ax, SubFigure):
             self._replace(ax, least)
-            least *= LEAST_IN_AXES
+            least *= HEIGHT_SHARE_IN_AXES
         part = isinstance(self.frame.ax, SubFigure)
         if self._height is not None and self._height < self._head + least:
             more = f"a height of {math.ceil(10 * (self._head + least)) / 10:g} inches or more"
