@@ -11,7 +11,7 @@ The rule, declared before any run: for each model and task the grid is run with 
 validation accuracy, the mean over these two seeds, is then run with new seeds, from 10 on, and only these are compared.
 Validation examples are a tenth of the training set, held out of training, and ask for the values alone, as the test
 does; the test is not looked at before. The grid's own runs are not part of a comparison. Six at
-a time, a run took 21 to 35 seconds of an H200; noisy recall and the second stage have not been run.
+a time, a run took 21 to 35 seconds of an H200; the second stage has not been run.
 """
 
 from __future__ import annotations

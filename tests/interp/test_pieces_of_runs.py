@@ -72,7 +72,8 @@ def test_chosen_positions_are_those_of_all(models, site):
         assert np.abs(some.values - whole.values).max() > 1e-3
         later = slice(None)
     exact = some.values[:2, later, 1] - some.base[1]
-    assert some.agreement[0] == pytest.approx(np.corrcoef(exact.ravel(), some.attributed[:, later].ravel())[0, 1])
+    expected = np.corrcoef(exact.ravel(), some.attributed[:, later].ravel())[0, 1]
+    assert some.agreement[0] == pytest.approx(expected, rel=1e-5)  # of float32 values that subtract
     np.testing.assert_allclose(near.attributed, some.attributed)
     np.testing.assert_allclose(near.values[:2, :, 1], some.base[1] + some.attributed)
     assert np.isnan(near.values[:2, :, 0]).all() and np.isnan(near.values[2:]).all()
