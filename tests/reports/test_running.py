@@ -10,7 +10,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -446,14 +446,18 @@ class TestTheLock:
 
 
 class TestKilled:
+    @pytest.fixture(autouse=True)
+    def one_thread(self) -> Iterator[None]:
+        """The threads of OpenMP do not come with a fork, and their number changes the last digits of sums."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
     def killed(self, start: Callable[[], object], after: float) -> int | None:
         """Run in a process of its own and kill it so many seconds later; how it ended."""
 
-        def alone() -> None:
-            torch.set_num_threads(1)  # OpenMP's threads do not come with a fork.
-            start()
-
-        process = multiprocessing.get_context("fork").Process(target=alone)
+        process = multiprocessing.get_context("fork").Process(target=start)
         process.start()
         process.join(after)
         process.kill()
