@@ -137,7 +137,7 @@ def measure(arguments: argparse.Namespace) -> None:
     import ssmscope
     from ssmscope.core.mixers import fast_scan
     from ssmscope.data.pixels import load_pixels
-    from ssmscope.training.card import Selectivity
+    from ssmscope.zoo.training.card import Selectivity
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = ssmscope.load(arguments.out.absolute(), dtype="float32", device=device)

@@ -23,9 +23,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ssmscope.core.mixers import fast_scan
-from ssmscope.training.architectures import OWN, Tokens
-from ssmscope.training.build import language_model
-from ssmscope.training.objectives import regularized
+from ssmscope.zoo.training.architectures import OWN, Tokens
+from ssmscope.zoo.training.build import language_model
+from ssmscope.zoo.training.objectives import regularized
 
 MODELS: dict[str, dict[str, Any]] = {
     "mamba2": {"architecture": "mamba2"},

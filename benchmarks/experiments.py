@@ -109,9 +109,9 @@ def _keep(run: Run, into: Path, seconds: float) -> None:
 
 def measure(arguments: argparse.Namespace) -> None:
     """Train the run of this number to its end, and write what came out."""
+    from ssmscope.api.checkpoint import load_state
     from ssmscope.errors import InputError
-    from ssmscope.training import train_model
-    from ssmscope.training.checkpoint import load_state
+    from ssmscope.zoo.training import train_model
 
     run = runs()[arguments.number]
     options: dict[str, Any] = {"seed": run.seed, "device": "cpu", "progress": False}

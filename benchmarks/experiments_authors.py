@@ -116,7 +116,7 @@ def reviews(file: Mapping[str, Any], split: str, length: int) -> Examples:
 
 def generated(task: str, length: int, seed: int) -> tuple[Examples, Examples]:
     """Return the training and test set of majority or ListOps."""
-    from ssmscope.training.data import parts_of
+    from ssmscope.zoo.training.data import parts_of
 
     parts, _ = parts_of(settled(Run("experiment2", task, length, 0.0, "authors", seed)))
     found = []
@@ -130,8 +130,8 @@ def settled(run: Run) -> dict[str, Any]:
     """Return the options of `analyze train` for a run on generated sequences."""
     import inspect
 
-    from ssmscope.training import train_model
-    from ssmscope.training.plan import checked
+    from ssmscope.zoo.training import train_model
+    from ssmscope.zoo.training.plan import checked
 
     given = {name: parameter.default for name, parameter in inspect.signature(train_model).parameters.items()}
     given |= {"architecture": "selective", "data": run.task, "out": Path(), "seed": run.seed, "length": run.length}
@@ -203,10 +203,10 @@ def _tenth(data: Examples, seed: int) -> np.ndarray:
 
 def start_of(run: Run, vocabulary: int) -> Any:
     """Return the model of a run before training, the one of `analyze train` on generated sequences."""
+    from ssmscope.api.checkpoint import seed_everything
     from ssmscope.data.language import symbol_tokenizer
     from ssmscope.data.sequences import SequenceData
-    from ssmscope.training.build import build
-    from ssmscope.training.checkpoint import seed_everything
+    from ssmscope.zoo.training.build import build
 
     classes = tuple(map(str, range(CLASSES[run.task])))
     nothing = np.zeros((0, 0), dtype=np.int64)

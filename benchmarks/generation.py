@@ -27,8 +27,8 @@ import transformers
 from timing import THREADS, machine
 
 import ssmscope
-from ssmscope.training.architectures import OWN, Tokens
-from ssmscope.training.build import language_model
+from ssmscope.zoo.training.architectures import OWN, Tokens
+from ssmscope.zoo.training.build import language_model
 
 VOCABULARY = 50280
 WARM_UP_TOKENS = 4

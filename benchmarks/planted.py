@@ -31,13 +31,13 @@ from torch.nn.functional import cross_entropy
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
 from ssmscope.core.cuts import cut_convolution, cut_edges
 from ssmscope.core.known_models import demos
 from ssmscope.data.babi import Question, questions
-from ssmscope.data.mad import associative_recall
 from ssmscope.data.stories import PERSONS, PLACES
 from ssmscope.data.tokens import IGNORED
+from ssmscope.zoo.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
+from ssmscope.zoo.mad import associative_recall
 
 WIDTH, BATCH = 64, 64
 MAMBA2 = dict(head_dim=16, num_heads=8, n_groups=1, state_size=16, chunk_size=16)

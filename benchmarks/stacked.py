@@ -82,7 +82,7 @@ class Stack:
 
     def losses(self, logits: Any, labels: Any) -> Any:
         """Return each model's mean cross-entropy with the penalty on answers that are all alike, as in
-        `ssmscope.training.objectives`."""
+        `ssmscope.zoo.training.objectives`."""
         found = -logits.log_softmax(-1).gather(-1, labels[..., None]).squeeze(-1).mean(1)
         spread = logits.softmax(-1).var(1).clamp(min=1e-12).sqrt()
         spread = spread[:, 1] if logits.shape[-1] == 2 else spread.mean(-1)

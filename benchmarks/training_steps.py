@@ -17,12 +17,12 @@ from timing import Seconds
 
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.tokens import TokenData
-from ssmscope.training.answering import objective_of
-from ssmscope.training.architectures import Tokens
-from ssmscope.training.build import build, language_model
-from ssmscope.training.fitting import Fit, matrix_products
-from ssmscope.training.plan import checked
-from ssmscope.training.run import train_model
+from ssmscope.zoo.training.answering import objective_of
+from ssmscope.zoo.training.architectures import Tokens
+from ssmscope.zoo.training.build import build, language_model
+from ssmscope.zoo.training.fitting import Fit, matrix_products
+from ssmscope.zoo.training.plan import checked
+from ssmscope.zoo.training.run import train_model
 
 BATCH, WARM_UP, STEPS = 64, 10, 30
 

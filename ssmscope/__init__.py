@@ -9,8 +9,8 @@
 A verb of the command line is the name of its function.
 
 Importing this package is quick: torch and transformers come with the first name that needs them. transformers' Auto
-classes know our model types once `ssmscope.architectures` is imported, which `load` does; to read such a model's
-directory with transformers alone, write `import ssmscope.architectures` first.
+classes know our model types once `ssmscope.loading` is imported, which `load` does; to read such a model's directory
+with transformers alone, write `import ssmscope.loading` first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOMES = {
     name: home
     for home, names in {
         "api.results": "Result",
-        "architectures.loading.load": "load",
+        "loading.load": "load",
         "core.edits": "Edit edited",
         "core.known_models:demos": "models",
         "core.lasting_edits": "clamped_state frozen_decays held_state while_writing",
@@ -43,12 +43,11 @@ _HOMES = {
         "reports.hub": "push",
         "reports.running:run_plan": "report",
         "reports.serving": "serve",
-        "training:train_model": "train",
     }.items()
     for name in names.split()
 }
 """Modules of names that are no analyses, below `ssmscope`; "module:name" where the name there is another."""
-_ROOMS = ("architectures", "attacks", "backends", "interp", "ops", "probes")
+_ROOMS = ("attacks", "backends", "interp", "loading", "ops", "probes")
 
 
 def __getattr__(name: str) -> Any:

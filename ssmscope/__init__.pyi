@@ -1,13 +1,12 @@
 # Names of the package, each imported when it is asked for; verbs are names of their functions.
 
-from ssmscope import architectures as architectures
 from ssmscope import attacks as attacks
 from ssmscope import backends as backends
 from ssmscope import interp as interp
+from ssmscope import loading as loading
 from ssmscope import ops as ops
 from ssmscope import probes as probes
 from ssmscope.api.results import Result as Result
-from ssmscope.architectures.loading.load import load as load
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.attacks.insertion import insertion_sweep
 from ssmscope.attacks.noise import character_noise
@@ -45,6 +44,7 @@ from ssmscope.interp.patch import patch as patch
 from ssmscope.interp.plausibility import plausibility as plausibility
 from ssmscope.interp.sanity import cascading_randomisation
 from ssmscope.interp.steer import steer as steer
+from ssmscope.loading.load import load as load
 from ssmscope.ops import Recurrence as Recurrence
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.checkpoints import stability_table
@@ -60,7 +60,7 @@ from ssmscope.probes.stability import stability as stability
 from ssmscope.reports.hub import push as push
 from ssmscope.reports.running import run_plan
 from ssmscope.reports.serving import serve as serve
-from ssmscope.training import train_model
+from ssmscope.zoo.training import train_model
 
 attention = implicit_attention
 bound = generalization_bound

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ssmscope.architectures.own.diff_mamba import Subtraction
+from ssmscope.zoo.diff_mamba import Subtraction
 
 PAPER_PROMPT = "<context>{context}</context> Question:{question} Answer:"
 """Prompt template of appendix A.5.1."""

@@ -59,7 +59,7 @@ HYBRIDS = tuple(
     and any(
         type(part).__name__.endswith("Attention")
         and _readable_class(part) is None
-        and not type(part).__module__.startswith(("ssmscope.architectures.own.groupmamba", "transformers.models.rwkv"))
+        and not type(part).__module__.startswith(("ssmscope.zoo.groupmamba", "transformers.models.rwkv"))
         for part in made.models[name].modules()
     )
 )

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from bags import LABELS, tokenizer
 
-from ssmscope.architectures.own.selective import (
+from ssmscope.core.model import Model
+from ssmscope.zoo.selective import (
     SelectiveSSMConfig,
     SelectiveSSMForCausalLM,
     SelectiveSSMForSequenceClassification,
 )
-from ssmscope.core.model import Model
 
 
 def fading(

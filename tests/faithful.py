@@ -8,8 +8,8 @@ from loud import loud
 from transformers import Mamba2Config
 
 import ssmscope
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.interp.explain.result import Scores
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 WORDS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j")
 

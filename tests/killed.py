@@ -14,7 +14,7 @@ from warm import TRANSFORMERS
 
 TRAIN = """
 import json, sys
-from ssmscope.training import train_model
+from ssmscope.zoo.training import train_model
 train_model(*json.loads(sys.argv[1]), **json.loads(sys.argv[2]))
 """
 

@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaForCausalLM, PreTrainedModel
 
-from ssmscope.architectures.loading.layouts import DIFF_PART_NAMES, FILE_FIELDS
-from ssmscope.architectures.loading.mamba_checkpoints import check_groups
-from ssmscope.architectures.own.diff_mamba import DiffMambaForCausalLM
 from ssmscope.core.affine import stored_weights
 from ssmscope.errors import InputError
+from ssmscope.loading.layouts import DIFF_PART_NAMES, FILE_FIELDS
+from ssmscope.loading.mamba_checkpoints import check_groups
+from ssmscope.zoo.diff_mamba import DiffMambaForCausalLM
 
 
 def saved(directory: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:

@@ -14,12 +14,12 @@ from typing import Any
 from torch import nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
-import ssmscope.architectures  # noqa: F401, which makes our model types known to transformers
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
-from ssmscope.architectures.read.mambavision import MambaVisionConfig
-from ssmscope.architectures.read.vim import VimConfig
-from ssmscope.core.known_models import TRANSFORMERS_FAMILIES
+import ssmscope.loading  # noqa: F401, which makes our model types known to transformers
+from ssmscope.core.known_models import of_transformers
+from ssmscope.layers.mambavision import MambaVisionConfig
+from ssmscope.layers.vim import VimConfig
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 
 SMALL_MODELS: dict[str, Callable[[], dict[str, nn.Module]]] = {}
 """The function of every architecture that is installed, by its name."""
@@ -33,7 +33,7 @@ def language_model(kind: str, **options: Any) -> nn.Module:
 
 def small_models(make: Callable[[], dict[str, nn.Module]]) -> Callable[[], dict[str, nn.Module]]:
     """List a function in `SMALL_MODELS`, unless it is named for a family that the installed transformers lacks."""
-    if make.__name__ not in TRANSFORMERS_FAMILIES or find_spec(f"transformers.models.{make.__name__}") is not None:
+    if make.__name__ not in of_transformers().values() or find_spec(f"transformers.models.{make.__name__}") is not None:
         SMALL_MODELS[make.__name__] = make
     return make
 
@@ -386,7 +386,7 @@ def falcon_h1() -> dict[str, nn.Module]:
 
 @small_models
 def glm5_next() -> dict[str, nn.Module]:
-    from ssmscope.architectures.read.glm5_next import Glm5NextForCausalLM, Glm5NextTextConfig
+    from ssmscope.layers.glm5_next import Glm5NextForCausalLM, Glm5NextTextConfig
 
     return {"glm5_next": with_smaller_decays(Glm5NextForCausalLM(Glm5NextTextConfig(**GLM_SIZES)))}
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pandas as pd
 import pytest
 
-import ssmscope.architectures.loading.load as loading
+import ssmscope.loading.load as loading
 from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import CACHE, Call, analysis
 from ssmscope.api.inputs import Input

@@ -252,7 +252,7 @@ class TestTrain:
         assert "good" in analyze("explain", out, "--text", "a good film").out
 
     def test_options_are_those_of_the_function(self) -> None:
-        from ssmscope.training import train_model
+        from ssmscope.zoo.training import train_model
 
         train = next(each.callback for each in cli.app.registered_commands if each.callback.__name__ == "train")
         ours, declared = inspect.signature(train).parameters, options_of(train_model, without=("command",))
@@ -282,7 +282,7 @@ class TestTrain:
     def test_an_interruption_says_how_to_go_on(
         self, analyze: Answer, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ssmscope.cli.training.train_model", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        monkeypatch.setattr("ssmscope.zoo.verbs.train_model", lambda *_, **__: signal.raise_signal(signal.SIGINT))
         answer = analyze("train", "mamba", *self.options(reviews, tmp_path / "model"))
         assert answer.code == 130 and answer.err.count("\n") == 1 and "the same command continues" in answer.err
 
@@ -312,7 +312,7 @@ class TestFaults:
         def fail(*args: object, **kwargs: object) -> None:
             raise RuntimeError("a fault")
 
-        monkeypatch.setattr("ssmscope.architectures.loading.load.load", fail)
+        monkeypatch.setattr("ssmscope.loading.load.load", fail)
         with pytest.raises(RuntimeError, match="a fault"):
             analyze("heatmap", mamba, "--text", TEXT)
 
@@ -320,7 +320,7 @@ class TestFaults:
         def interrupt(*args: object, **kwargs: object) -> None:
             signal.raise_signal(signal.SIGINT)
 
-        monkeypatch.setattr("ssmscope.architectures.loading.load.load", interrupt)
+        monkeypatch.setattr("ssmscope.loading.load.load", interrupt)
         answer = analyze("heatmap", mamba, "--text", TEXT)
         assert (answer.code, answer.out, answer.err) == (130, "", "analyze: interrupted\n")
 

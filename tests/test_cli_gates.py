@@ -122,7 +122,7 @@ def test_a_summary_for_github(analyze, plan, tmp_path, monkeypatch) -> None:
     ],
 )
 def test_refusals_before_anything_runs(analyze, plan, tmp_path, monkeypatch, options, says) -> None:
-    monkeypatch.setattr("ssmscope.architectures.loading.load.load", None)
+    monkeypatch.setattr("ssmscope.loading.load.load", None)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     answer = analyze(plan(), "--out", tmp_path / "out", *options)
     assert answer.code == 2 and says in answer.err and answer.err.count("\n") == 1

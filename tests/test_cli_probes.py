@@ -22,7 +22,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import MambaConfig, MambaForCausalLM
 
-    from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
+    from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)

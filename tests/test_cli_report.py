@@ -231,7 +231,7 @@ class TestQuick:
     def test_data_that_cannot_be_had_is_refused_before_anything_runs(
         self, analyze, out, monkeypatch, model, data, line
     ) -> None:
-        monkeypatch.setattr("ssmscope.architectures.loading.load.load", None)
+        monkeypatch.setattr("ssmscope.loading.load.load", None)
         monkeypatch.setenv("SSMSCOPE_DATA", str(out.parent))
         assert line in refusal(analyze, "quick", "--model", model, "--data", data, "--out", out)
         assert not out.exists()
@@ -240,7 +240,7 @@ class TestQuick:
 class TestWhatIsCheckedFirst:
     @pytest.fixture(autouse=True)
     def nothing_is_loaded(self, monkeypatch) -> None:
-        monkeypatch.setattr("ssmscope.architectures.loading.load.load", None)
+        monkeypatch.setattr("ssmscope.loading.load.load", None)
 
     def refused(self, analyze: Answer, tmp_path: Path, item: Any, *models: object) -> str:
         file = tmp_path / "plan.yaml"

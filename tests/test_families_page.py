@@ -34,7 +34,7 @@ def test_every_readable_type_was_run():
 
 def test_what_was_run_agrees_with_the_models_and_the_registry():
     places = {layer.rpartition(".")[2]: reader for layer, reader in LAYERS.places.items()}
-    readers = {f"{reader.removeprefix('ssmscope.architectures.')} {layer}" for layer, reader in places.items()}
+    readers = {f"{reader.removeprefix('ssmscope.')} {layer}" for layer, reader in places.items()}
     for rows in RECORDED.values():
         for row in rows.values():
             assert row["difference"] < 1e-10 and f"{row['reader']} {row['layers']}" in readers

@@ -14,10 +14,10 @@ import xxhash
 from torch import Tensor, nn
 from transformers import MambaConfig
 
-from ssmscope.architectures.own.classifier import SSMClassifierConfig
 from ssmscope.core import fingerprint
 from ssmscope.core.fingerprint import adapters, check_finite, essence, hashes, versions
 from ssmscope.errors import InputError
+from ssmscope.networks.classifier import SSMClassifierConfig
 
 ROWS, COLUMNS = 2**17, 2**16
 DRAWN = torch.randint(-(2**63), 2**63 - 1, (ROWS + COLUMNS,), generator=torch.Generator().manual_seed(0)).numpy() | 1

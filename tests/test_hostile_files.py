@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from ssmscope import cli
-from ssmscope.architectures.loading.load import ModelCache, cache_models
+from ssmscope.loading.load import ModelCache, cache_models
 
 CLASSIFIER, PROMPTED, ASKED, PIXELS = (
     f"demo/{name}" for name in ("sst2-mamba", "instruct-mamba2", "babi-mamba2", "cifar10-mamba")

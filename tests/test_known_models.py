@@ -5,14 +5,7 @@ from __future__ import annotations
 import json
 
 from ssmscope.core import known_models as readable
-from ssmscope.core.known_models import (
-    ADDED_FAMILIES,
-    TRANSFORMERS_FAMILIES,
-    data_set_of,
-    demos,
-    readable_types,
-    training_data,
-)
+from ssmscope.core.known_models import LAYERS, MODELS, data_set_of, demos, readable_types, training_data
 
 
 def test_shipped_models_are_listed_by_name(tmp_path, monkeypatch):
@@ -41,11 +34,12 @@ def test_the_data_of_a_record_of_training(tmp_path):
 def test_types_of_models_are_ours_and_those_of_the_installed_transformers():
     import transformers
 
-    families = {name for name in TRANSFORMERS_FAMILIES if hasattr(transformers.models, name)}
+    known = {name.split(".")[2] for name in LAYERS if name.startswith("transformers.")}
+    families = {name for name in known if hasattr(transformers.models, name)}
     text = {name: f"{name}_text" for name in ("glm5_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp")}
     found = readable_types()
+    assert {"ssm-classifier", "mamba2attn", "baleen-mamba2"} < set(found) and "mamba2" in families
     assert list(found) == sorted(found) and set(found) == {
-        "ssm-classifier",
-        *ADDED_FAMILIES,
+        *MODELS,
         *(text.get(f, f) for f in families),
     }

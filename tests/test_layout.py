@@ -12,31 +12,35 @@ import pytest
 import shapes
 
 from ssmscope.api import analyses as registry
-from ssmscope.core.known_models import ADDED_FAMILIES, TRANSFORMERS_FAMILIES
+from ssmscope.core.known_models import MODELS, of_transformers
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-BELOW = {"errors", "outline", "backends", "ops", "core", "architectures", "render", "data", "api"}
+BELOW = {"errors", "outline", "backends", "ops", "core", "networks", "layers", "loading", "render", "data", "api"}
 """What analyses stand on."""
+ANALYSES = {"interp", "probes", "attacks"}
 MAY_IMPORT = {
     "errors": set(),
     "outline": set(),
     "backends": {"errors"},
     "ops": {"errors", "outline", "backends"},
     "core": {"errors", "outline", "ops"},
-    "architectures": {"errors", "ops", "core"},
+    "networks": {"errors", "ops", "core"},
+    "layers": {"errors", "ops", "core", "networks"},
+    "loading": {"errors", "core", "networks", "layers"},
     "render": {"errors", "outline", "core"},
     "data": {"errors", "core"},
-    "api": BELOW - {"api", "backends"},
-    "evaluation": BELOW - {"backends", "render"},
-    "training": BELOW - {"backends", "render"},
+    "api": BELOW - {"api", "backends", "networks", "layers"},
+    "evaluation": BELOW - {"backends", "render", "networks", "layers"},
     "interp": BELOW - {"backends"} | {"evaluation"},
-    "probes": BELOW - {"backends"} | {"evaluation", "training", "interp"},
-    "attacks": BELOW - {"backends"} | {"evaluation", "interp"},
-    "reports": BELOW - {"backends"} | {"evaluation", "training", "interp", "probes", "attacks"},
-    "cli": BELOW | {"evaluation", "training", "interp", "probes", "attacks", "reports"},
+    "probes": BELOW - {"backends", "networks", "layers"} | {"evaluation", "interp"},
+    "attacks": BELOW - {"backends", "networks", "layers"} | {"evaluation", "interp"},
+    "reports": BELOW - {"backends", "networks", "layers"} | {"evaluation"} | ANALYSES,
+    "cli": BELOW - {"networks", "layers"} | {"evaluation", "reports"} | ANALYSES,
+    "zoo": BELOW - {"backends"} | {"evaluation", "cli"},
 }
+"""Nothing imports the zoo, which is added as another package would be."""
 ENTRANCES = {"__init__", "__main__"}
 """The package's own face, which names everything lazily."""
 
@@ -122,7 +126,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 
 FLOATS = {"zeros", "ones", "empty", "rand", "randn", "eye", "linspace", "logspace"}
 """What torch makes in the process's default dtype, which a user may have set."""
-TRAINED = ("architectures.", "training.")
+TRAINED = ("networks.", "layers.", "loading.", "zoo.")
 """Where parameters are made, in the dtype that whoever makes a model has chosen."""
 
 
@@ -150,8 +154,8 @@ def test_transformers_is_not_imported_below_architectures(name: str) -> None:
 
 QUICK = [
     *("__init__", "cli", "core.batching", "core.known_models", "core.text_files", "data", "data.text", "errors"),
-    "training",
-    *(name for name in MODULES if name.startswith("api.") and not name.startswith("api.sharding.")),
+    "zoo.training",
+    *(name for name in MODULES if name.startswith("api.") and not name.startswith(("api.sharding.", "api.checkpoint"))),
     *(name for name in MODULES if name.startswith("cli.")),
     *(
         module.removeprefix("ssmscope.")
@@ -226,7 +230,7 @@ def test_words_of_an_option_stand_in_one_order():
 
 # What is only reached by a command line, or writes one.
 OPTIONS_ARE_TYPED = re.compile(
-    r"(api\.(analysis|inputs|options|typed|sharding\.workers)|cli|errors|reports|training\.card)\b"
+    r"(api\.(analysis|inputs|options|typed|sharding\.workers)|cli|errors|reports|zoo\.(verbs|training\.card))\b"
 )
 
 
@@ -242,7 +246,6 @@ OWNERS_OF_NAMES = {
     "api.analyses": "kinds",
     "core.known_models": "families",
     "reports.live": "kinds",  # The page of three analyses.
-    "training.architectures": "families",  # Those that can be trained.
 }
 """Modules that list analyses, or families; a family's own modules may list its own."""
 
@@ -260,9 +263,9 @@ def listed(node: ast.AST) -> set[str]:
 def test_what_is_added_is_named_by_its_owner_alone(name: str) -> None:
     """No other module lists three kinds of results, or three families."""
     kinds = {kind for declared in registry.analyses().values() for kind in (declared.name, *declared.kinds)}
-    families = {*TRANSFORMERS_FAMILIES, *ADDED_FAMILIES}
+    families = {*MODELS, *of_transformers(), *of_transformers().values()}
     for what, known in (("kinds", kinds), ("families", families)):
-        owned = OWNERS_OF_NAMES.get(name) == what or (what == "families" and name.startswith("architectures."))
+        owned = OWNERS_OF_NAMES.get(name) == what or (what == "families" and name.startswith(("layers.", "zoo.")))
         assert owned or not [found for node in ast.walk(parsed(name)) if len(found := listed(node) & known) > 2]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ssmscope.architectures.loading.load import ModelCache, cache_models
 from ssmscope.core.batching import MAX_ITEMS_HELD, MAX_TOKENS_READ, refuse_above, refuse_held, refuse_reading
 from ssmscope.errors import InputError
+from ssmscope.loading.load import ModelCache, cache_models
 
 CLASSIFIER, ASKED, PROMPTED = "demo/sst2-mamba", "demo/babi-mamba2", "demo/instruct-mamba2"
 HUGE = "99999999999"

@@ -18,10 +18,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.core.encoding import encode_ids, encode_texts, spelled_out
 from ssmscope.core.model import Model, as_batch, as_trace
 from ssmscope.errors import InputError
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "a", "film", "##ed", "act", "good", "!", "Å"]
 

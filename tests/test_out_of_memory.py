@@ -27,7 +27,7 @@ def test_a_verb_refuses(analyze, monkeypatch, error: Exception) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("ssmscope.architectures.loading.load.load", fail)
+    monkeypatch.setattr("ssmscope.loading.load.load", fail)
     answer = analyze("heatmap", "demo/sst2-mamba2", "--text", "x")
     assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1
     assert answer.err.startswith("analyze: this needs more memory than there is (")

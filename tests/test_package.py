@@ -42,18 +42,18 @@ def python(code: str, warm: Warm = PLAIN) -> str:
     "first",
     few(
         [
-            "import ssmscope.architectures, transformers",
-            "import transformers, ssmscope.architectures",
+            "import ssmscope.loading, transformers",
+            "import transformers, ssmscope.loading",
             "import ssmscope, transformers; ssmscope.load",
-            "import ssmscope, transformers; ssmscope.architectures",
-            "import ssmscope.architectures.own.classifier",
+            "import ssmscope, transformers; ssmscope.loading",
+            "import ssmscope.networks.classifier",
         ],
-        "import transformers, ssmscope.architectures",
+        "import transformers, ssmscope.loading",
         "import ssmscope, transformers; ssmscope.load",
     ),
 )
 def test_transformers_knows_our_models(first: str) -> None:
-    """It does once ssmscope.architectures is imported, by whatever and in any order."""
+    """It does once ssmscope.loading is imported, by whatever and in any order."""
     assert python(f"{first}\n{KNOWS_OURS}", TORCH).endswith("SSMForSequenceClassification")
 
 

@@ -15,8 +15,8 @@ import torch
 
 from ssmscope.api.sharding import parts, workers
 from ssmscope.api.sharding.workers import Setting, check_engine, connected, finished, lacking, on_engine
-from ssmscope.architectures.loading.load import load
 from ssmscope.errors import InputError
+from ssmscope.loading.load import load
 
 
 class Died(Exception):

@@ -327,7 +327,7 @@ def test_load_imports_no_foreign_module(provenance):
     assert "antigravity" not in sys.modules
 
 
-@pytest.mark.parametrize("path", ["ssmscope.__main__.X", "ssmscope.cli.command.X", "ssmscope.training.run.X"])
+@pytest.mark.parametrize("path", ["ssmscope.__main__.X", "ssmscope.cli.command.X", "ssmscope.zoo.training.run.X"])
 def test_load_imports_nothing_that_a_file_names(tmp_path, provenance, path):
     """`ssmscope.__main__` is the command line: importing it runs whatever sys.argv says, and ends the process."""
     file = tmp_path / "x.json"

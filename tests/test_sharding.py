@@ -25,13 +25,13 @@ from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import Call
 from ssmscope.api.sharding import parts, workers
 from ssmscope.api.sharding.workers import on_engine, packed, unpacked
-from ssmscope.architectures.loading.load import load
 from ssmscope.core import batching
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, evaluator
 from ssmscope.interp import objective
+from ssmscope.loading.load import load
 from ssmscope.probes.loss import measure as losses
 
 MODEL = "demo/sst2-mamba2"

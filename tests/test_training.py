@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 import ssmscope
 from ssmscope.core.bootstrap import wilson_interval
 from ssmscope.errors import InputError
-from ssmscope.training import train_model
-from ssmscope.training.architectures import ARCHITECTURES, SIZES
-from ssmscope.training.fitting import parameter_groups, schedule
+from ssmscope.zoo.training import train_model
+from ssmscope.zoo.training.architectures import ARCHITECTURES, SIZES
+from ssmscope.zoo.training.fitting import parameter_groups, schedule
 
 PRAISE = ("lovely", "brilliant", "moving", "funny", "superb")
 BLAME = ("awful", "dull", "clumsy", "boring", "stale")
@@ -316,7 +316,7 @@ def test_a_damaged_checkpoint_is_refused(reviews, tmp_path, monkeypatch):
     def die(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ssmscope.training.card.save", die)
+    monkeypatch.setattr("ssmscope.zoo.training.card.save", die)
     with pytest.raises(KeyboardInterrupt):
         train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **OPTIONS)
     state = tmp_path / "o" / "checkpoint" / "state.pt"

@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from ssmscope.core.model import Model
+from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 
 
 def log_fraction(number: Fraction) -> float:

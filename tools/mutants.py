@@ -49,14 +49,14 @@ WORDS = (
     "*/show_*.py interp/paired*.py"
 )
 LOADING = (
-    "architectures/loading/* architectures/own/classifier.py architectures/own/baleen.py architectures/__init__.py "
+    "loading/* networks/classifier.py zoo/baleen.py zoo/layouts.py "
     "core/encoding.py core/model.py core/text_files.py core/fingerprint.py core/batching.py"
 )
 AREAS = {
     "words": WORDS,
     "loading": LOADING,
     "reports": "reports/* api/*",
-    "measures": "ops/* architectures/* core/* interp/* probes/* attacks/* evaluation/*",
+    "measures": "ops/* networks/* layers/* zoo/* core/* interp/* probes/* attacks/* evaluation/*",
 }
 """Patterns of an area's files; a file belongs to the first area that names it."""
 FIGURES = "*figure.py interp/attention/triangles.py"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+from ssmscope.api.verbs import VERBS
 from ssmscope.core.registry import Registry
 
 ANALYSES: Registry[Callable[..., Any]] = Registry(
@@ -84,5 +85,7 @@ def _is_there(module: str) -> bool:
 
 
 def names() -> dict[str, str]:
-    """Return the places of all analyses' functions by their Python names, the verbs' ("lens_show" for "lens show")."""
-    return {name.replace(" ", "_").replace("-", "_"): place for name, place in ANALYSES.places.items()}
+    """Return the places of all analyses' functions, and of the verbs from elsewhere, by their Python names, the verbs'
+    ("lens_show" for "lens show")."""
+    places = {**ANALYSES.places, **VERBS.places}
+    return {name.replace(" ", "_").replace("-", "_"): place for name, place in places.items()}

@@ -298,8 +298,8 @@ class Call:
         """
         from ssmscope.api.results import SUFFIXES, Result, checked_formats, save_together
         from ssmscope.api.sharding.parts import keeping
-        from ssmscope.architectures.loading.load import load
         from ssmscope.core.progress import pulse
+        from ssmscope.loading.load import load
 
         self.check()
         check_writable(out)

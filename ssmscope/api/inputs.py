@@ -311,7 +311,7 @@ class Examples(Named):
 
 def data_name(given: Any, model: Model, known: Collection[str], else_: str) -> Any:
     """Return the given data, or that of the data on which a model was trained."""
-    from ssmscope.architectures.loading.load import trained_on
+    from ssmscope.loading.load import trained_on
 
     name = given if given is not None else trained_on(model.name)
     if name is None or (given is None and name not in known):

@@ -20,11 +20,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.architectures.loading.fields import check_fields, read_object
-from ssmscope.architectures.loading.pretrained import TOKENIZER_PATTERNS, fetched, is_adapter, quiet, read_tokenizer
-from ssmscope.architectures.loading.stored import DAMAGE_ERRORS, reason, weight_files
 from ssmscope.core.text_files import no_character, parse_json, read_text
 from ssmscope.errors import InputError
+from ssmscope.loading.fields import check_fields, read_object
+from ssmscope.loading.pretrained import TOKENIZER_PATTERNS, fetched, is_adapter, quiet, read_tokenizer
+from ssmscope.loading.stored import DAMAGE_ERRORS, reason, weight_files
 
 MAX_UNZIPPED_BYTES = 2**34
 UNZIPPABLE = (zipfile.BadZipFile, zlib.error)

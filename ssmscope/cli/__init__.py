@@ -20,11 +20,11 @@ import typer
 from ssmscope import __version__
 from ssmscope.api.sharding.workers import on_engine
 from ssmscope.api.signatures import options_of
+from ssmscope.api.verbs import VERBS
 from ssmscope.cli import command
 from ssmscope.cli.command import add_to, declared
+from ssmscope.cli.models import models
 from ssmscope.cli.pages import push, report, serve
-from ssmscope.cli.training import models, train
-from ssmscope.training import train_model
 
 app = typer.Typer(
     cls=command.Verbs,
@@ -51,7 +51,8 @@ def analyze(
 
 
 # The order of the verbs in --help is that of these lines.
-app.command()(declared(train, options_of(train_model, without=("command",))))
+for name in VERBS:
+    app.command(name)(command.from_elsewhere(VERBS[name]))
 app.command()(declared(models))
 app.command()(declared(report, options_of(on_engine, without=("gpus_per_worker",))))
 app.command()(declared(serve))

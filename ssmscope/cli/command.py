@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 import shlex
@@ -240,6 +241,13 @@ def _call(analysis: Analysis, given: dict[str, Any]) -> Call:
 def help_of(analysis: Analysis) -> str:
     """Return the help of an analysis: the first paragraph of its function's docstring."""
     return inspect.cleandoc(analysis.function.__doc__ or "").partition("\n\n")[0]
+
+
+def from_elsewhere(function: Any) -> Callable[..., None]:
+    """Return the verb of a function declared with `@verb`."""
+    module, _, name = function.verb.answer.partition(":")
+    answer = getattr(importlib.import_module(module), name)
+    return declared(answer, options_of(function, without=function.verb.without))
 
 
 def add_to(app: typer.Typer) -> None:

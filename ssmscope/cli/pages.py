@@ -145,7 +145,7 @@ def serve(
     labels: LABELS = None,
 ) -> None:
     """Serve a page for typed texts: prediction, heatmap, attention of a clicked token, an edited text, two models."""
-    from ssmscope.architectures.loading.load import load
+    from ssmscope.loading.load import load
     from ssmscope.reports.live import Live
     from ssmscope.reports.serving import check_address
     from ssmscope.reports.serving import serve as serve_page

@@ -33,17 +33,18 @@ from 5.24 on."""
 
 
 class LayerAdapter(Protocol):
-    """Adapter for one family of layers: what a module of `ssmscope.architectures` defines, see `core.known_models`. Its
+    """Adapter for one family of layers: what a module of `ssmscope.layers` defines, see its `entries`. Its
     `output` and `linearized`, or one of them, may follow from its `FORM`, a `core.forms.Form`.
 
     Optional: `state_after(mixer, layer, scans)`, the state from which a run continues, if that is more than
     `LayerTrace.state_after`; `returned(output)`, the result of the mixer's own forward if that is not its output alone;
     `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; `stored(module)`, the
     weights of a model or mixer whose library rescales them in place; `growth_limit(mixer, layer, recurrence)`, its
-    largest possible growth without Δ and A (`core.growth`); `HAS_RECURRENT_STATE`, False for layers that keep no state,
-    such as short convolutions; `BIDIRECTIONAL`, True for layers that read later tokens too; `RECORDABLE_STEPS` and
-    `RECORDABLE_TRAINING`, the model types whose step, or training step, never waits for a GPU nor sends it numbers; and
-    `NO_FEED_FORWARD` and `NO_RELEVANCE`, names of classes in a block that are none, or have no rule of LRP.
+    largest possible growth without Δ and A (`core.growth`); `theorem_parameters(mixer)`, what the generalisation bound
+    reads; `HAS_RECURRENT_STATE`, False for layers that keep no state, such as short convolutions; `BIDIRECTIONAL`, True
+    for layers that read later tokens too; `RECORDABLE_STEPS` and `RECORDABLE_TRAINING`, the model types whose step, or
+    training step, never waits for a GPU nor sends it numbers; and `NO_FEED_FORWARD` and `NO_RELEVANCE`, names of
+    classes in a block that are none, or have no rule of LRP.
     """
 
     def compute_terms(

@@ -2,7 +2,7 @@
 
 Only norms and the functions marked `compilable` are compiled, each by itself. A model compiled as a whole has
 had the right loss and wrong gradients, so whoever compiles compares gradients with those of plain torch first, as
-`ssmscope.training.fitting` does.
+`ssmscope.zoo.training.fitting` does.
 """
 
 from __future__ import annotations

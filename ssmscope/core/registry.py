@@ -12,6 +12,7 @@ import functools
 import importlib
 from collections.abc import Iterator, Mapping
 from importlib import metadata
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -62,6 +63,8 @@ class Registry(Generic[T]):
     def _entries(self) -> dict[str, T | str]:
         if not self._asked_packages:
             self._asked_packages = True
+            for room in _rooms():
+                self._found |= room.get(self.group, {})
             for each in sorted(metadata.entry_points(group=self.group), key=lambda each: each.name):
                 if each.name in self._found:
                     said = (
@@ -84,6 +87,14 @@ class Registry(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._entries())
+
+
+@functools.cache
+def _rooms() -> list[Mapping[str, Mapping[str, str]]]:
+    """Return what rooms of our own package register, by group and name: the ENTRIES in their `entries`."""
+    package = __name__.partition(".")[0]
+    files = sorted(Path(__file__).parents[1].glob("*/entries.py"))
+    return [importlib.import_module(f"{package}.{file.parent.name}.entries").ENTRIES for file in files]
 
 
 def place_of(found: Any) -> str:

@@ -16,7 +16,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ssmscope.architectures.own.selective import SelectiveSSMForSequenceClassification
 from ssmscope.core import batching
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
@@ -355,8 +354,8 @@ def objective(
             raise InputError("a contrast is the difference of two logits: give one token as target, one as contrast")
         contrasts = (against,) * count
         names = [f"{name} − {_name(model, (against,))}" for name in names]
-    elif not probability and isinstance(model.module, SelectiveSSMForSequenceClassification):
-        contrasts = tuple(1 - index for (index,) in targets) if model.module.config.binary else None
+    elif not probability and getattr(model.module.config, "binary", False):  # One logit decides, the other is 0.
+        contrasts = tuple(1 - index for (index,) in targets)
     return Objective(model, batch, tuple(targets), contrasts, tuple(names), probability)
 
 

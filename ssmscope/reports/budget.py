@@ -112,13 +112,13 @@ class _RunSeconds:
         self._texts: dict[tuple[Any, ...], tuple[int, float]] = {}
 
     def kind(self, model: str, tokenizer: bool) -> str | None:
-        from ssmscope.architectures.loading.load import locate
+        from ssmscope.loading.load import locate
 
         return kind_of(locate(model), tokenizer=tokenizer)
 
     def of_run(self, call: Call) -> float:
         """Estimate the seconds of one run of the call's models on one of its texts."""
-        from ssmscope.architectures.loading.load import chosen_device
+        from ssmscope.loading.load import chosen_device
 
         device = chosen_device(call.device).partition(":")[0]
         parameters = sum(map(self._of_model, call.models))
@@ -130,7 +130,7 @@ class _RunSeconds:
 
     def _of_model(self, name: str) -> float:
         if name not in self._parameters:
-            from ssmscope.architectures.loading.load import locate
+            from ssmscope.loading.load import locate
 
             self._parameters[name] = parameters_of(locate(name))
         return self._parameters[name]

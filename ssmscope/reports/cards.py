@@ -59,7 +59,7 @@ def write_cards(report: Report, root: Path) -> list[Path]:
 
 def own_card(report: Report, model: str) -> str:
     """Return the text of the README.md in a model's directory; empty if there is none."""
-    from ssmscope.architectures.loading.load import locate
+    from ssmscope.loading.load import locate
 
     path = locate(report.provenance["models"][model]["model"]) / "README.md"
     try:

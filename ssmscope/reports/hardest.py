@@ -149,8 +149,8 @@ def _planned(model: PlannedModel, heading: str, verb: str, options: Mapping[str,
 
 def _patchable(planned: PlannedModel, broken: Sequence[Broken]) -> list[Broken]:
     """Return the first texts, each once, whose attacked version has as many tokens and other ones."""
-    from ssmscope.architectures.loading.load import load
     from ssmscope.core.tokenizing import tokenize
+    from ssmscope.loading.load import load
 
     if not any(one.attacked for one in broken):
         return []

@@ -9,10 +9,10 @@ from pathlib import Path
 from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
 
 from ssmscope.api.writing import write_whole
-from ssmscope.architectures.loading.stored import reason
 from ssmscope.core.known_models import demos
 from ssmscope.data.hub import HUB_ID, NETWORK_ERRORS
 from ssmscope.errors import InputError
+from ssmscope.loading.stored import reason
 from ssmscope.reports.cards import escaped
 
 CARD = "README.md"

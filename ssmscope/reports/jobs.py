@@ -64,7 +64,7 @@ def make_jobs(plan: Plan) -> Jobs:
     `for`, or a plan without any job."""
     check_sources(plan)
 
-    from ssmscope.architectures.loading.load import locate, trained_on
+    from ssmscope.loading.load import locate, trained_on
 
     prints = Fingerprints()
     places = {model.name: locate(model.model) for model in plan.models}
@@ -83,8 +83,8 @@ def make_jobs(plan: Plan) -> Jobs:
 
 
 def _known(model: PlannedModel, place: Path, prints: Fingerprints) -> dict[str, Any]:
-    from ssmscope.architectures.loading.load import locate
-    from ssmscope.architectures.loading.pretrained import base_of, is_adapter
+    from ssmscope.loading.load import locate
+    from ssmscope.loading.pretrained import base_of, is_adapter
 
     check_model(model.model, place)
     try:
@@ -118,7 +118,7 @@ def _with_data(call: Call, trained_on: Callable[[str], str | None], kind: str | 
 
 
 def _job(key: str, planned: PlannedCall, call: Call) -> Job:
-    from ssmscope.architectures.loading.load import chosen_device
+    from ssmscope.loading.load import chosen_device
 
     cpus, names = planned.resources.get("cpus"), tuple(model.name for model in planned.models)
     gpus = planned.resources.get("gpus", float(chosen_device(call.device).startswith("cuda")))

@@ -27,7 +27,10 @@ ROOT = PACKAGE
 BYTES_PER_READ = 2**20
 SUFFIXES = (".py", ".c", ".h", ".cu", ".json", ".txt")
 IMPORT = re.compile(r"^ *(?:from|import) ssmscope\.([\w.]+)(?: import (\w+))?", re.MULTILINE)
-BY_NAME = ("api", "architectures/own", "architectures/read", "backends", "backends/c", "backends/triton")
+BY_NAME = (
+    *("api", "backends", "backends/c", "backends/triton"),
+    *sorted(file.parent.name for file in PACKAGE.glob("*/entries.py")),
+)
 """Folders that every call uses, some of whose modules are imported by name."""
 UNUSED = ("api/analyses.py", "__init__.py", "__main__.py")
 """Files that change no number: the table of analyses and the package's own names."""

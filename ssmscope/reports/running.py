@@ -212,7 +212,7 @@ def max_models_loaded(jobs: Sequence[Job]) -> int:
 
 def run_locally(jobs: Sequence[Job], store: JobStore) -> Iterator[tuple[Job, Outcome]]:
     """Run one job after the other in this process."""
-    from ssmscope.architectures.loading.load import ModelCache, cache_models
+    from ssmscope.loading.load import ModelCache, cache_models
 
     with cache_models(ModelCache(max_models_loaded(jobs))):
         for job in jobs:
@@ -266,7 +266,7 @@ def _work(job: Job, setting: Setting) -> tuple[Outcome, dict[str, bytes]]:
     """Run a job on a worker; return its outcome and its files by path below `working`."""
     global _kept
     setting.apply()
-    from ssmscope.architectures.loading.load import ModelCache, cache_models
+    from ssmscope.loading.load import ModelCache, cache_models
 
     if _kept is None:
         _kept = ModelCache(setting.models)

@@ -65,8 +65,8 @@ def _place(name: str) -> Path | None:
 
 def check_model(name: str, place: Path) -> None:
     """Refuse a model's directory that cannot be loaded, judged by its configuration and file names alone."""
-    from ssmscope.architectures.loading.layouts import layout_of
     from ssmscope.core.known_models import readable_types
+    from ssmscope.loading.layouts import layout_of
 
     file = place / "config.json"
     if place.is_file() or not file.is_file():  # It is a state dict, or a directory of checkpoints.
@@ -154,8 +154,8 @@ def _check_split(data: str, split: str, splits: Sequence[str]) -> None:
 def kind_of(where: Path, *, tokenizer: bool = False) -> str | None:
     """Return the kind of the model in a directory or file, with a separate `tokenizer` or without; None if unknown, as
     for a directory of checkpoints."""
-    from ssmscope.architectures.loading.layouts import layout_of, reads_pictures
-    from ssmscope.architectures.loading.stored import read_headers
+    from ssmscope.loading.layouts import layout_of, reads_pictures
+    from ssmscope.loading.stored import read_headers
 
     if where.is_file():  # A single file is a classifier.
         with suppress(InputError):  # Loading reports a file that cannot be read.

@@ -16,8 +16,8 @@ from small_models import language_model
 from transformers import AutoModelForSequenceClassification
 
 import ssmscope
-from ssmscope.architectures.loading.pretrained import PEFT_TYPES
 from ssmscope.errors import InputError
+from ssmscope.loading.pretrained import PEFT_TYPES
 
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
 
@@ -181,7 +181,7 @@ def test_a_classifiers_adapter_brings_its_head(tmp_path, saved_as, classes):
 @pytest.mark.filterwarnings("ignore")
 def test_a_classifier_of_our_own_with_a_trained_head(tmp_path):
     module = loud(random_example("mamba2"))
-    from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
+    from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
     classifier = loud(SSMForSequenceClassification(SSMClassifierConfig(module.config, num_labels=3)))
     config = peft.LoraConfig(r=2, target_modules=["in_proj"], modules_to_save=["head"])

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import ssmscope
-from ssmscope.architectures.own.baleen import convert
-from ssmscope.architectures.read import parts
 from ssmscope.core.affine import embedding_table
 from ssmscope.core.mixers import adapter_for
 from ssmscope.core.model import Model
@@ -27,10 +25,12 @@ from ssmscope.errors import InputError
 from ssmscope.interp.fidelity.measure import replacement_vector
 from ssmscope.interp.methods.lrp import lrp, propagated, relevance_rules
 from ssmscope.interp.objective import objective
+from ssmscope.layers import parts
 from ssmscope.probes.bound.terms import theorem_model
 from ssmscope.probes.influence import influence
 from ssmscope.probes.lens.lenses import chosen_states, logit_lens
 from ssmscope.probes.stability import stability
+from ssmscope.zoo.baleen import convert
 
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
 

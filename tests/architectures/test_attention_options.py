@@ -10,10 +10,10 @@ import pytest
 import torch
 from refusals import refusal
 
-from ssmscope.architectures.read.linear_attention import GLAConfig, GLAModel
-from ssmscope.architectures.read.mamba2attn import Mamba2AttnConfig
-from ssmscope.architectures.read.rotary_attention import score_mask
 from ssmscope.errors import InputError
+from ssmscope.layers.linear_attention import GLAConfig, GLAModel
+from ssmscope.layers.mamba2attn import Mamba2AttnConfig
+from ssmscope.layers.rotary_attention import score_mask
 
 WIDTH = 80
 KNOWN_OPTIONS = "layers, num_heads, num_kv_heads, qkv_bias, window_size, rope_theta, head_dim, rotary_dim, qk_norm"

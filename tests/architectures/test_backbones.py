@@ -15,19 +15,19 @@ from torch.nn.functional import softplus
 from transformers import CONFIG_MAPPING, MambaConfig
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaMixer, DiffS6Mixer, compute_terms
-from ssmscope.architectures.own.gfssm import GFSSMConfig, Grouping
-from ssmscope.architectures.own.groupmamba import StateAttention
-from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
-from ssmscope.architectures.read import vim
-from ssmscope.architectures.read.delta import DeltaMixer, DeltaNetConfig
-from ssmscope.architectures.read.linear_attention import GLAConfig, GLAModel
-from ssmscope.architectures.read.mamba2attn import Mamba2AttnConfig, Mamba2AttnModel
-from ssmscope.architectures.read.mamba3 import Mamba3Config, Mamba3Mixer
-from ssmscope.architectures.read.vim import VimConfig, VimModel
 from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
+from ssmscope.layers import vim
+from ssmscope.layers.delta import DeltaMixer, DeltaNetConfig
+from ssmscope.layers.linear_attention import GLAConfig, GLAModel
+from ssmscope.layers.mamba2attn import Mamba2AttnConfig, Mamba2AttnModel
+from ssmscope.layers.mamba3 import Mamba3Config, Mamba3Mixer
+from ssmscope.layers.vim import VimConfig, VimModel
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.zoo.diff_mamba import DiffMambaConfig, DiffMambaMixer, DiffS6Mixer, compute_terms
+from ssmscope.zoo.gfssm import GFSSMConfig, Grouping
+from ssmscope.zoo.groupmamba import StateAttention
+from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 
 IDS = torch.tensor([[3, 9, 17, 4], [5, 1, 2, 8]])
 MAMBA2 = dict(vocab_size=30, hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, num_hidden_layers=2)

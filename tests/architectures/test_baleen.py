@@ -16,11 +16,11 @@ from transformers import (
 )
 
 from ssmscope import ops
-from ssmscope.architectures.own import baleen
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.read import mamba, mamba2
 from ssmscope.core.mixers import mixers
 from ssmscope.errors import InputError
+from ssmscope.layers import mamba, mamba2
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.zoo import baleen
 
 SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)
 BASES = {

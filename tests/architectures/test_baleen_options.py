@@ -7,12 +7,12 @@ import torch
 from loud import loud
 from transformers import AutoModelForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
-from ssmscope.architectures.own import baleen
-from ssmscope.architectures.own.baleen import mean_log_gate
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.training.fitting import prior_in
+from ssmscope.zoo import baleen
+from ssmscope.zoo.baleen import mean_log_gate
+from ssmscope.zoo.training.fitting import prior_in
 
 SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)
 IDS = torch.tensor([[3, 9, 17, 2, 40, 5, 6], [7, 7, 8, 30, 1, 0, 0]])

@@ -11,8 +11,8 @@ from loud import loud
 from transformers import AutoModelForSequenceClassification, MambaConfig
 
 import ssmscope
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification, last_real
 from ssmscope.errors import InputError
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification, last_real
 
 BACKBONES = {
     name: made.models[name].config
@@ -234,7 +234,7 @@ def test_losses_by_kind(problem, outputs, labels, expected, monkeypatch):
     backbone = MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, state_size=2, time_step_rank=2)
     config = SSMClassifierConfig(backbone, num_labels=outputs, problem_type=problem)
     module = SSMForSequenceClassification(config)
-    monkeypatch.setattr("ssmscope.architectures.own.classifier.applied", lambda head, hidden: LOGITS[:, :outputs])
+    monkeypatch.setattr("ssmscope.networks.classifier.applied", lambda head, hidden: LOGITS[:, :outputs])
     for training in (True, False):
         found = module.train(training)(torch.tensor([[1, 2], [3, 4]]), labels=torch.tensor(labels))
         torch.testing.assert_close(found.loss, expected)
@@ -258,6 +258,6 @@ def test_a_divergence_is_added_in_training_alone(monkeypatch):
     module.config.backbone.kl_weight = 0.25
     ids, labels = torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 0])
     plain = module.eval()(ids, labels=labels).loss
-    monkeypatch.setattr("ssmscope.architectures.own.classifier.information_loss", lambda part: torch.tensor(8.0))
+    monkeypatch.setattr("ssmscope.networks.classifier.information_loss", lambda part: torch.tensor(8.0))
     assert torch.equal(module(ids, labels=labels).loss, plain)
     torch.testing.assert_close(module.train()(ids, labels=labels).loss, plain + 2)

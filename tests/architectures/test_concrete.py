@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from ssmscope.architectures.own.baleen import MAX_LOGIT, mean_log_gate
+from ssmscope.zoo.baleen import MAX_LOGIT, mean_log_gate
 
 LOGITS = torch.linspace(-30, 30, 301, dtype=torch.float64) + 0.01234
 

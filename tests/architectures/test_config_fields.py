@@ -20,8 +20,8 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.architectures.loading.mamba_checkpoints import FIELDS, SSM_FIELDS
 from ssmscope.errors import InputError
+from ssmscope.loading.mamba_checkpoints import FIELDS, SSM_FIELDS
 from ssmscope.reports.sources import kind_of
 
 IDS = [5, 17, 3, 9, 22, 1, 60, 61, 5, 17]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from refusals import refusal
 
-from ssmscope.architectures.loading import fields
 from ssmscope.errors import InputError
+from ssmscope.loading import fields
 
 INFINITY = math.inf
 RANGE = "[low, high] with 0 ≤ low < high"

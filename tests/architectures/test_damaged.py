@@ -19,9 +19,9 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 import ssmscope
-from ssmscope.architectures.loading import stored
-from ssmscope.architectures.loading.pretrained import read_tokenizer
 from ssmscope.errors import InputError
+from ssmscope.loading import stored
+from ssmscope.loading.pretrained import read_tokenizer
 
 COMMON = {*PretrainedConfig().to_dict(), "transformers_version"} - {"tie_word_embeddings", "architectures", "id2label"}
 """Fields that every configuration has, and that say nothing of what a state-space model computes."""

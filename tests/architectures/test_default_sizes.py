@@ -8,15 +8,15 @@ from examples import random_example
 from refusals import refusal
 from torch.nn.functional import softplus
 
-from ssmscope.architectures.read.delta import DeltaNetConfig
-from ssmscope.architectures.read.hgrn import GSAConfig, HGRN2Config, HGRNConfig
-from ssmscope.architectures.read.linear_attention import GLAConfig, RetNetConfig
-from ssmscope.architectures.read.mamba3 import Mamba3Config
-from ssmscope.architectures.read.mambavision import MambaVisionConfig
-from ssmscope.architectures.read.rwkv7 import RWKV7Config
-from ssmscope.architectures.read.vim import VimConfig
 from ssmscope.core.mixers import mixers
 from ssmscope.errors import InputError
+from ssmscope.layers.delta import DeltaNetConfig
+from ssmscope.layers.hgrn import GSAConfig, HGRN2Config, HGRNConfig
+from ssmscope.layers.linear_attention import GLAConfig, RetNetConfig
+from ssmscope.layers.mamba3 import Mamba3Config
+from ssmscope.layers.mambavision import MambaVisionConfig
+from ssmscope.layers.rwkv7 import RWKV7Config
+from ssmscope.layers.vim import VimConfig
 
 WIDTH = 80
 SWIGLU = 216

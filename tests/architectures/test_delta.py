@@ -8,10 +8,10 @@ from loud import TrueFloat64, loud
 from torch.nn.functional import silu, softplus
 
 from ssmscope import ops
-from ssmscope.architectures.read import delta
 from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
+from ssmscope.layers import delta
 from ssmscope.ops import delta_rule
 from ssmscope.probes.stability.measure import step_gains
 

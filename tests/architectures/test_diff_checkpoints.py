@@ -15,9 +15,9 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.architectures.loading.load import load
-from ssmscope.architectures.own import diff_mamba
 from ssmscope.errors import InputError
+from ssmscope.loading.load import load
+from ssmscope.zoo import diff_mamba
 
 MAMBA2 = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=4)
 MAMBA2.update(num_heads=4, head_dim=8, n_groups=1, chunk_size=8)

@@ -18,14 +18,14 @@ from transformers import AutoModel, Mamba2Config, Mamba2ForCausalLM
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from warm import TRANSFORMERS
 
-from ssmscope.architectures.loading.load import load
-from ssmscope.architectures.own import diff_mamba
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.own.diff_mamba import DiffMambaForCausalLM, DiffMambaMixer, DiffS6Mixer, lambda_init
-from ssmscope.architectures.read import mamba2
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
+from ssmscope.layers import mamba2
+from ssmscope.loading.load import load
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.zoo import diff_mamba
+from ssmscope.zoo.diff_mamba import DiffMambaForCausalLM, DiffMambaMixer, DiffS6Mixer, lambda_init
 
 SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=4)
 MAMBA2 = dict(**SIZES, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
@@ -348,7 +348,7 @@ def test_diff_s6_is_built_on_mamba2():
 
 
 OPEN_IN_A_FRESH_PROCESS = """
-import sys, torch, ssmscope.architectures
+import sys, torch, ssmscope.loading
 from pathlib import Path
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM

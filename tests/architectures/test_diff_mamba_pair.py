@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from ssmscope import ops
-from ssmscope.architectures.own import diff_mamba
-from ssmscope.architectures.read import mamba, mamba2
-from ssmscope.architectures.read.parts import BY_WEIGHT
 from ssmscope.core.mixers import Edits, computed_by, mixers
 from ssmscope.core.trace import LayerState
+from ssmscope.layers import mamba, mamba2
+from ssmscope.layers.parts import BY_WEIGHT
+from ssmscope.zoo import diff_mamba
 
 SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=1, expand=2, conv_kernel=3, state_size=4)
 SIZES |= dict(num_heads=4, head_dim=8, n_groups=2, chunk_size=8)

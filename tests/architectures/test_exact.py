@@ -10,7 +10,7 @@ from saving import write_diff_mamba2, write_mamba_ssm
 from torch import Tensor, nn
 
 import ssmscope
-from ssmscope.architectures.own.baleen import convert
+from ssmscope.zoo.baleen import convert
 
 
 def finer(module: nn.Module) -> nn.Module:

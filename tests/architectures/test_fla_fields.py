@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from ssmscope.architectures.loading.fla_checkpoints import MODEL_TYPES, _as_mamba_ssm, is_fla, plan_fla
-from ssmscope.architectures.loading.stored import Contents, Stored
-from ssmscope.architectures.read.gated_delta import UNIT_EPSILON
 from ssmscope.errors import InputError
+from ssmscope.layers.gated_delta import UNIT_EPSILON
+from ssmscope.loading.fla_checkpoints import MODEL_TYPES, _as_mamba_ssm, is_fla, plan_fla
+from ssmscope.loading.stored import Contents, Stored
 
 HELD = Contents({"backbone.embeddings.weight": Stored((24, 64), True)}, 10**9)
 

@@ -14,8 +14,8 @@ from loud import loud
 from safetensors.torch import load_file, save_file
 
 import ssmscope
-from ssmscope.architectures.loading.stored import read_tensors
 from ssmscope.errors import InputError
+from ssmscope.loading.stored import read_tensors
 
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
 

@@ -13,11 +13,11 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from ssmscope import ops
-from ssmscope.architectures.own import gfssm
-from ssmscope.architectures.read import mamba, mamba2
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
+from ssmscope.layers import mamba, mamba2
+from ssmscope.zoo import gfssm
 
 SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=3)
 MAMBA = dict(**SIZES, time_step_rank=2)

@@ -10,7 +10,6 @@ import torch
 from loud import loud
 from transformers import JambaConfig, JambaForSequenceClassification, Mamba2Config
 
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.attacks.insertion import insertion_sweep
 from ssmscope.attacks.overflow import state_overflow
@@ -30,6 +29,7 @@ from ssmscope.interp.objective import objective
 from ssmscope.interp.patch import patch
 from ssmscope.interp.plausibility import plausibility
 from ssmscope.interp.steer import steer
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.lens import trajectory
 
 WORDS = [f"w{at}" for at in range(48)]

@@ -314,7 +314,7 @@ def test_norms_of_plamo2_are_not_rounded(dtype, tmp_path):
 
 
 def test_slopes_of_heads_that_are_no_power_of_two():
-    from ssmscope.architectures.read.lightning import slopes
+    from ssmscope.layers.lightning import slopes
 
     assert slopes(8) == [2.0**-n for n in range(1, 9)]
     assert slopes(6) == [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]

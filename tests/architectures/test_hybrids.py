@@ -14,13 +14,13 @@ from torch import nn
 from warm import TORCH
 
 import ssmscope
-from ssmscope.architectures.read import recurrent_gemma
-from ssmscope.core.known_models import LAYERS, TRANSFORMERS_FAMILIES
+from ssmscope.core.known_models import LAYERS, of_transformers
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
+from ssmscope.layers import recurrent_gemma
 
-HYBRIDS = TRANSFORMERS_FAMILIES.keys() - {"mamba", "falcon_mamba", "mamba2", "rwkv"}
+HYBRIDS = set(of_transformers().values()) - {"mamba", "falcon_mamba", "mamba2", "rwkv"}
 IDS = [5, 17, 3, 9, 22, 1, 4]
 
 
@@ -97,14 +97,14 @@ def test_a_family_is_imported_with_its_first_model():
     own = {"minimax"}  # A model of ours is derived from its classes.
     families = [f"transformers.models.{name}.modeling_{name}" for name in HYBRIDS if name not in own]
     code = f"""
-import sys, ssmscope.architectures
+import sys, ssmscope.loading
 from ssmscope.core.mixers import mixers
 print(sorted(set({families}) & set(sys.modules)))
 from transformers import Lfm2Config, Lfm2ForCausalLM
 small = Lfm2Config(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
     num_key_value_heads=2, layer_types=["conv"])
-print(len(mixers(Lfm2ForCausalLM(small))), sorted(n for n in sys.modules if n.endswith("read.lfm2")))
+print(len(mixers(Lfm2ForCausalLM(small))), sorted(n for n in sys.modules if n.endswith("layers.lfm2")))
 """
     done = TORCH.run(code, cwd="/")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[]", "1 ['ssmscope.architectures.read.lfm2']"]
+    assert done.stdout.splitlines() == ["[]", "1 ['ssmscope.layers.lfm2']"]

@@ -11,9 +11,9 @@ from torch import nn
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.core.intercept import observe
 from ssmscope.errors import InputError
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 SIZES = dict(vocab_size=48, hidden_size=16, num_hidden_layers=2, expand=2, state_size=4)
 IDS = [5, 1, 17, 3, 9]

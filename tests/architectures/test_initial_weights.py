@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn.functional import softplus
 from transformers import AutoModelForCausalLM
 
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.own.diff_mamba import DiffMambaConfig, DiffMambaMixer, DiffS6Mixer
-from ssmscope.architectures.own.selective import SelectiveSSM
-from ssmscope.architectures.read.mambavision import MambaVisionConfig
-from ssmscope.architectures.read.rwkv7 import TimeMixing
-from ssmscope.architectures.read.vim import VimConfig
 from ssmscope.core.mixers import mixers
+from ssmscope.layers.mambavision import MambaVisionConfig
+from ssmscope.layers.rwkv7 import TimeMixing
+from ssmscope.layers.vim import VimConfig
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.zoo.diff_mamba import DiffMambaConfig, DiffMambaMixer, DiffS6Mixer
+from ssmscope.zoo.selective import SelectiveSSM
 
 WIDTH = 96
 SIZES = dict(vocab_size=300, hidden_size=WIDTH, num_hidden_layers=2, num_heads=4)

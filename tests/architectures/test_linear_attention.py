@@ -13,11 +13,11 @@ from transformers import AutoModel, AutoModelForCausalLM, MambaConfig, MambaMode
 from warm import TRANSFORMERS
 
 from ssmscope import ops
-from ssmscope.architectures.read import linear_attention as la
-from ssmscope.architectures.read.linear_layers import rotated
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
+from ssmscope.layers import linear_attention as la
+from ssmscope.layers.linear_layers import rotated
 
 SIZES = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=24)
 MODELS = {
@@ -274,7 +274,7 @@ def test_the_backbone_by_hand(kind):
 
 
 FRESH = """
-import sys, torch, ssmscope.architectures
+import sys, torch, ssmscope.loading
 from transformers import AutoModelForCausalLM
 for folder, name in zip(sys.argv[1::2], sys.argv[2::2]):
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -14,11 +14,11 @@ from saving import write_mamba_ssm
 from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.architectures.loading.device_map import device_of_parts
-from ssmscope.architectures.loading.pretrained import _class_for
 from ssmscope.core.known_models import demos, readable_types
 from ssmscope.data.sequences import listops, majority
 from ssmscope.errors import InputError
+from ssmscope.loading.device_map import device_of_parts
+from ssmscope.loading.pretrained import _class_for
 
 IDS = [[5, 1, 17, 3, 9, 22, 4], [7, 8, 9]]
 GROUPS = 2 if int(transformers.__version__.split(".")[0]) >= 5 else 1  # see test_groups_before_transformers_5
@@ -281,7 +281,7 @@ def test_a_hub_id_is_fetched_and_read(tmp_path, monkeypatch, safetensors):
         asked.append((name, allow_patterns))
         return str(tmp_path)
 
-    monkeypatch.setattr("ssmscope.architectures.loading.load.snapshot_download", snapshot_download)
+    monkeypatch.setattr("ssmscope.loading.load.snapshot_download", snapshot_download)
     module = small()
     write_mamba_ssm(module, tmp_path, safetensors=safetensors)
     model = ssmscope.load("somebody/some-mamba")
@@ -295,7 +295,7 @@ def test_why_the_hub_gave_nothing(monkeypatch):
         def snapshot_download(name, allow_patterns):
             raise error
 
-        monkeypatch.setattr("ssmscope.architectures.loading.load.snapshot_download", snapshot_download)
+        monkeypatch.setattr("ssmscope.loading.load.snapshot_download", snapshot_download)
         with pytest.raises(InputError) as raised:
             ssmscope.load("somebody/some-mamba")
         return str(raised.value)
@@ -365,7 +365,7 @@ def test_a_device_map_is_of_directories_in_transformers_layout(oracle):
 
 
 def test_a_device_map_without_accelerate_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("ssmscope.architectures.loading.device_map.find_spec", lambda name: None)
+    monkeypatch.setattr("ssmscope.loading.device_map.find_spec", lambda name: None)
     small().save_pretrained(tmp_path)
     with pytest.raises(InputError, match="device_map needs accelerate"):
         ssmscope.load(tmp_path, device_map="auto")

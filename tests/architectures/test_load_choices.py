@@ -13,11 +13,11 @@ from refusals import refusal
 from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.architectures.loading import load as loading
-from ssmscope.architectures.loading import mamba_checkpoints
-from ssmscope.architectures.loading.layouts import plan_diff_mamba2
-from ssmscope.architectures.loading.load import ModelCache, cache_models
-from ssmscope.architectures.loading.stored import Contents, headers_of
+from ssmscope.loading import load as loading
+from ssmscope.loading import mamba_checkpoints
+from ssmscope.loading.layouts import plan_diff_mamba2
+from ssmscope.loading.load import ModelCache, cache_models
+from ssmscope.loading.stored import Contents, headers_of
 
 
 class Stop(Exception):

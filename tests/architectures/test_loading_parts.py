@@ -15,14 +15,14 @@ from transformers import MambaConfig, MambaForCausalLM
 from transformers.utils import logging
 
 import ssmscope
-from ssmscope.architectures.loading import load as loading
-from ssmscope.architectures.loading import pretrained
-from ssmscope.architectures.loading.layouts import is_diff_mamba2, plan_diff_mamba2, plan_selective
-from ssmscope.architectures.loading.load import ModelCache, cache_models, chosen_device, trained_examples
-from ssmscope.architectures.loading.mamba_checkpoints import is_mamba_ssm, plan_mamba_ssm
-from ssmscope.architectures.loading.stored import Contents, Stored, headers_of
 from ssmscope.data.language import symbol_tokenizer
 from ssmscope.errors import InputError
+from ssmscope.loading import load as loading
+from ssmscope.loading import pretrained
+from ssmscope.loading.layouts import is_diff_mamba2, plan_diff_mamba2, plan_selective
+from ssmscope.loading.load import ModelCache, cache_models, chosen_device, trained_examples
+from ssmscope.loading.mamba_checkpoints import is_mamba_ssm, plan_mamba_ssm
+from ssmscope.loading.stored import Contents, Stored, headers_of
 
 
 def saved(where: Path, **options: Any) -> MambaForCausalLM:

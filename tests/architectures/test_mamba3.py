@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 import ssmscope
-from ssmscope.architectures.read import mamba3
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
+from ssmscope.layers import mamba3
 
 IDS = [[5, 17, 3, 9, 22, 1, 40], [7, 8, 9]]
 WIDTH, STATE, HEAD = 24, 8, 8

@@ -34,11 +34,6 @@ from torch import Tensor
 import ssmscope
 from ssmscope import ops
 from ssmscope.api.inputs import Texts
-from ssmscope.architectures.loading import mambavision_checkpoints
-from ssmscope.architectures.loading.mambavision_checkpoints import Form
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.read import mambavision
-from ssmscope.architectures.read.mambavision import MambaVisionConfig
 from ssmscope.core.attention_layers import attention_layers, attention_modules
 from ssmscope.core.cuts import cut_attention
 from ssmscope.core.edits import block_parts, new_state
@@ -49,6 +44,11 @@ from ssmscope.data.pixels import PixelData
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.lrp import lrp, propagated, through_layer
 from ssmscope.interp.objective import objective
+from ssmscope.layers import mambavision
+from ssmscope.layers.mambavision import MambaVisionConfig
+from ssmscope.loading import mambavision_checkpoints
+from ssmscope.loading.mambavision_checkpoints import Form
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.reports.sources import kind_of
 
 NO_TEXTS = {"text": None, "file": None, "ids": None, "image": None, "max_tokens": 2000}

@@ -14,8 +14,8 @@ from torch import nn
 from transformers import MambaConfig, MambaForCausalLM, MambaModel
 
 import ssmscope
-from ssmscope.architectures.loading.in_memory import OwnModel, cast, converted, own_model, readable
 from ssmscope.errors import InputError
+from ssmscope.loading.in_memory import OwnModel, cast, converted, own_model, readable
 
 WIDTH, VOCABULARY = 8, 6
 """Fewer tokens than a trial has, and fewer than the width."""

@@ -16,7 +16,7 @@ from small_models import language_model
 from transformers import AutoModelForCausalLM
 
 import ssmscope
-from ssmscope.architectures.loading.packed import quantisation_of, read_quantised, without_quantisation
+from ssmscope.loading.packed import quantisation_of, read_quantised, without_quantisation
 
 IDS = [5, 17, 3, 9, 22, 1, 4]
 

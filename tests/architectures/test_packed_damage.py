@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import ssmscope
-from ssmscope.architectures.loading.packed import read_quantised
 from ssmscope.errors import InputError
+from ssmscope.loading.packed import read_quantised
 
 LAYER = "backbone.layers.0.mixer.out_proj."
 Damage = tuple[str, dict[str, Tensor], dict[str, Any]]

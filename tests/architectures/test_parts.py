@@ -12,12 +12,12 @@ from refusals import refusal
 from torch import nn
 from torch.nn.functional import conv1d, pad, silu
 
-from ssmscope.architectures.read import mamba2, parts
-from ssmscope.architectures.read.parts import causal_convolution, mask_padding
 from ssmscope.core import forms
 from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
+from ssmscope.layers import mamba2, parts
+from ssmscope.layers.parts import causal_convolution, mask_padding
 
 
 @pytest.mark.parametrize("taps", [1, 3, 4])

@@ -14,7 +14,7 @@ from small_models import language_model
 from torch import nn
 
 import ssmscope
-from ssmscope.architectures.loading.quantised import dequantised
+from ssmscope.loading.quantised import dequantised
 
 TEXTS = [[5, 17, 3, 9, 22, 1, 4], [4, 8, 1]]
 MAMBA: dict[str, Any] = dict(vocab_size=97, hidden_size=64, num_hidden_layers=2, expand=2, conv_kernel=4)

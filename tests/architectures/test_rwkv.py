@@ -10,12 +10,12 @@ from loud import loud
 from transformers import RwkvConfig, RwkvForCausalLM
 
 from ssmscope import ops
-from ssmscope.architectures.loading.load import load
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.read import rwkv
 from ssmscope.core.mixers import fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
+from ssmscope.layers import rwkv
+from ssmscope.loading.load import load
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 SIZES = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, rescale_every=0, use_cache=False)
 

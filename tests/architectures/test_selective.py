@@ -11,15 +11,15 @@ from torch import nn
 from torch.nn.functional import cross_entropy, softplus
 
 import ssmscope
-from ssmscope.architectures.own.selective import (
+from ssmscope.core.mixers import fast_scan
+from ssmscope.core.model import Model
+from ssmscope.zoo.selective import (
     SelectiveSSMConfig,
     SelectiveSSMForCausalLM,
     SelectiveSSMForSequenceClassification,
     SelectiveSSMModel,
 )
-from ssmscope.core.mixers import fast_scan
-from ssmscope.core.model import Model
-from ssmscope.training.fitting import monitored
+from ssmscope.zoo.training.fitting import monitored
 
 IDS = torch.tensor([[5, 17, 3, 9, 11], [7, 8, 9, 1, 2]])
 SIZES = dict(vocab_size=23, hidden_size=6, state_size=3)

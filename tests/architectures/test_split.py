@@ -12,8 +12,8 @@ from refusals import refusal
 from torch import nn
 from transformers import MambaConfig, MambaForCausalLM
 
-from ssmscope.architectures.loading import device_map as split
-from ssmscope.architectures.loading.device_map import check_split, device_of_parts, start_at_embeddings
+from ssmscope.loading import device_map as split
+from ssmscope.loading.device_map import check_split, device_of_parts, start_at_embeddings
 
 CPU = torch.device("cpu")
 

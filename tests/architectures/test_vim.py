@@ -17,11 +17,11 @@ from torch.nn.functional import silu, softplus
 import ssmscope
 from ssmscope import ops
 from ssmscope.api.inputs import Texts
-from ssmscope.architectures.loading.layouts import plan_vim
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import adapter_for
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.maps import strongest
+from ssmscope.loading.layouts import plan_vim
 from ssmscope.ops import survival
 
 WIDTH, STATE, RANK, TAPS, DEPTH, CLASSES = 12, 3, 2, 4, 2, 5

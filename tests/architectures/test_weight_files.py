@@ -14,8 +14,8 @@ from refusals import refusal
 from safetensors.torch import save_file
 from torch import nn
 
-from ssmscope.architectures.loading import stored
-from ssmscope.architectures.loading.stored import Contents, Plan, Stored
+from ssmscope.loading import stored
+from ssmscope.loading.stored import Contents, Plan, Stored
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 ONE, TWO = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([4, 5])

@@ -18,16 +18,16 @@ from safetensors.torch import load_file, save_file
 from tiny_bert import save_bert
 
 import ssmscope
-from ssmscope.architectures.loading.fields import (
+from ssmscope.attacks.resources import Encoder, MaskedLM
+from ssmscope.errors import InputError
+from ssmscope.loading.fields import (
     check_config,
     check_fields,
     check_generation,
     check_tokenizer,
     read_object,
 )
-from ssmscope.architectures.loading.pretrained import read_tokenizer
-from ssmscope.attacks.resources import Encoder, MaskedLM
-from ssmscope.errors import InputError
+from ssmscope.loading.pretrained import read_tokenizer
 
 KERNEL = "someone/kernel"
 

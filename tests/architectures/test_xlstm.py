@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import sigmoid
 
 from ssmscope import ops
-from ssmscope.architectures.read import xlstm
-from ssmscope.architectures.read.parts import BY_WEIGHT
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.lrp import lrp, propagated
 from ssmscope.interp.objective import objective
+from ssmscope.layers import xlstm
+from ssmscope.layers.parts import BY_WEIGHT
 
 
 @pytest.fixture

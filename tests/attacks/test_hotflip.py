@@ -14,7 +14,6 @@ from tokenizers import models as token_models
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.offline import stopwords
 from ssmscope.attacks.words import hotflip as module
 from ssmscope.attacks.words import word_attack
@@ -33,6 +32,7 @@ from ssmscope.core import batching
 from ssmscope.data.text import load_text
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template, label_words
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 TEMPLATE = Template("{content}")
 WORDS = "good bad fine great film movie a the is very dull sad".split()

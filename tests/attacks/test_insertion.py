@@ -14,7 +14,6 @@ from fading import fading, log_odds
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.curves import true_log_odds
 from ssmscope.attacks.insertion import insertion_sweep
 from ssmscope.attacks.insertion.measure import mean, measure
@@ -31,6 +30,7 @@ from ssmscope.data.language import byte_tokenizer
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a": 0.0, "Is": 0.3, "it": -0.1, "?": 0.2}
 

@@ -16,7 +16,6 @@ from fading import fading
 from sklearn.metrics import roc_auc_score
 from transformers import Mamba2Config
 
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import check_poison, state_poisoning
 from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, divided, searched, victim
@@ -42,6 +41,7 @@ from ssmscope.core.ties import ROUNDING
 from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import token_rows
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.ops import Recurrence, survival
 
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a": 0.1, "zap": 0.3, "the": -0.1}

@@ -23,7 +23,6 @@ from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrained
 
 import ssmscope
 from ssmscope import cli
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.position.measure import (
     LEFT_OUT,
@@ -44,6 +43,7 @@ from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.labelled import class_ids
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.render.table import Table, in_percent
 
 LENGTH = 16

@@ -14,13 +14,13 @@ from loud import TrueFloat64, doubled
 
 import ssmscope
 from ssmscope import ops
-from ssmscope.architectures.read.parts import BY_WEIGHT
 from ssmscope.core.attention_layers import AttentionState
 from ssmscope.core.known_models import readable_types
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace, gathered, joined
 from ssmscope.errors import InputError
+from ssmscope.layers.parts import BY_WEIGHT
 
 
 def mixer_runs(module, dtype: torch.dtype, length: int = 23):

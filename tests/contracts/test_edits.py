@@ -12,8 +12,6 @@ from loud import TrueFloat64, doubled, loud
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ssmscope import ops
-from ssmscope.architectures.own import groupmamba
-from ssmscope.architectures.read import parts, rwkv, rwkv7
 from ssmscope.core.attention_layers import attention_layers, attention_modules
 from ssmscope.core.cuts import contribution, cut_attention, cut_convolution, cut_edges
 from ssmscope.core.edits import BLOCK_PLACES, PLACES, Edit, block_parts, edited, new_state, recorded, replaced
@@ -22,6 +20,8 @@ from ssmscope.core.linearized import OutputMap, Path
 from ssmscope.core.mixers import adapter_for, memory_of
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
+from ssmscope.layers import parts, rwkv, rwkv7
+from ssmscope.zoo import groupmamba
 
 NOT = () if int(transformers.__version__.split(".")[0]) >= 5 else ("jamba", "zamba", "recurrent_gemma")
 INTERFACED = [name for name in HYBRIDS if name not in NOT]

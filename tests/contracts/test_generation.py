@@ -14,7 +14,6 @@ from loud import TrueFloat64, doubled
 from transformers import Mamba2ForCausalLM
 from transformers.models.rwkv.modeling_rwkv import RwkvBlock
 
-from ssmscope.architectures.read.parts import BY_WEIGHT
 from ssmscope.core.attention_layers import attention_layers
 from ssmscope.core.edits import PLACES, Edit, Site, edited
 from ssmscope.core.lasting_edits import while_writing
@@ -22,6 +21,7 @@ from ssmscope.core.mixers import memory_of
 from ssmscope.core.model import Model
 from ssmscope.core.trace import mapped
 from ssmscope.errors import InputError
+from ssmscope.layers.parts import BY_WEIGHT
 
 STEPS = 3
 PADDED = TEXTS[:2]

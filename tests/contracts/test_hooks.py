@@ -19,13 +19,13 @@ from loud import loud
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from ssmscope.architectures.read.parts import BY_WEIGHT
 from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.gradients import gradxinput
 from ssmscope.interp.methods.lrp import lrp
 from ssmscope.interp.objective import objective
+from ssmscope.layers.parts import BY_WEIGHT
 
 TEXTS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5, 8, 14, 33, 71, 2], [7, 8, 9]]
 LATE_POSITION = 14  # after all positions of a layer's own trial

@@ -11,10 +11,10 @@ from exhaustive import CONTRACTS
 from loud import loud
 from transformers import AutoModel, AutoModelForCausalLM
 
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.own.generation import CACHE
 from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.networks.generation import CACHE
 
 LANGUAGE = [
     name

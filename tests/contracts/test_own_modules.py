@@ -8,8 +8,8 @@ from examples import TEXTS, relative
 from torch import nn
 
 import ssmscope
-from ssmscope.architectures.read.parts import BY_WEIGHT
 from ssmscope.interp.explain import explain
+from ssmscope.layers.parts import BY_WEIGHT
 
 
 class Pooled(nn.Module):

@@ -23,8 +23,8 @@ from ssmscope.data.language import (
 from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
-from ssmscope.training.card import score_record
-from ssmscope.training.objectives import NextTokens
+from ssmscope.zoo.training.card import score_record
+from ssmscope.zoo.training.objectives import NextTokens
 
 TEXTS = ["It was a café — naïve, “good”.\n\nThe end.", "Zoë 日本語 ran ran ran\n", "a"]
 

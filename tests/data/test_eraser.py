@@ -11,7 +11,7 @@ from refusals import refusal
 
 from ssmscope.data.text import known_splits, load_text, text_data
 from ssmscope.reports.sources import check_data
-from ssmscope.training.data import parts_of
+from ssmscope.zoo.training.data import parts_of
 
 
 def evidence(docid: str, start: Any, stop: Any, **more: Any) -> dict[str, Any]:

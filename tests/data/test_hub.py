@@ -17,7 +17,7 @@ from ssmscope.data.hub import check_reach, hub_rows, is_hub_id, part_of
 from ssmscope.data.language import load_lines
 from ssmscope.data.text import load_text
 from ssmscope.reports.sources import check_data
-from ssmscope.training.data import _texts, kind_of
+from ssmscope.zoo.training.data import _texts, kind_of
 
 ROWS = [("a film", 1), ("no film", 0), ("the film", 1), ("an end", 0)]
 

@@ -12,7 +12,7 @@ import pytest
 from ssmscope.data.sequences import LISTOPS, evaluate, listops_expressions
 from ssmscope.data.tokens import ArrayData
 from ssmscope.errors import InputError
-from ssmscope.training.data import parts_of
+from ssmscope.zoo.training.data import parts_of
 
 PAD = LISTOPS.index("[PAD]")
 

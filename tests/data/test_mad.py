@@ -9,7 +9,9 @@ import re
 import numpy as np
 import pytest
 
-from ssmscope.data.mad import (
+from ssmscope.data.tokens import IGNORED, TokenData
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.zoo.mad import (
     GENERATORS,
     CompressionData,
     associative_recall,
@@ -20,8 +22,6 @@ from ssmscope.data.mad import (
     noisy_recall,
     selective_copying,
 )
-from ssmscope.data.tokens import IGNORED, TokenData
-from ssmscope.errors import InputError, did_you_mean
 
 COUNTS = dict(train_examples=60, test_examples=40)
 

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 from ssmscope import cli
 from ssmscope.cli.command import command_of
-from ssmscope.training import ARCHITECTURES
+from ssmscope.zoo.training import ARCHITECTURES
 
 WHOLE, NUMBER = {"N", "K", "M"}, {"X", "P"}
 """What stands for a whole number and for any number in the help of an option."""

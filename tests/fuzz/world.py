@@ -16,11 +16,11 @@ from tiny_bert import save_bert
 from transformers import AutoModelForSequenceClassification, Mamba2Config, MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.architectures.own.classifier import SSMClassifierConfig
-from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from ssmscope.data.babi import questions
 from ssmscope.data.language import language_data, word_tokenizer
+from ssmscope.networks.classifier import SSMClassifierConfig
 from ssmscope.probes.lens import fit_lens
+from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 
 ROWS = (
     ("a gripping and funny film", "positive"),

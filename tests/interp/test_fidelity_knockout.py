@@ -9,7 +9,6 @@ from examples import random_example
 from loud import loud
 
 import ssmscope
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.core.attention_layers import attention_numbers
 from ssmscope.core.cuts import cut_attention, cut_edges
 from ssmscope.data.text import text_data
@@ -17,6 +16,7 @@ from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.fidelity.measure import knockout_effects
 from ssmscope.interp.fidelity.measures import MEASURES
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from transformers import Mamba2Config
 
 import ssmscope
 from ssmscope import cli
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.errors import InputError
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 HEIGHT, WIDTH = 3, 4
 

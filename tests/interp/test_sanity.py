@@ -13,7 +13,6 @@ from loud import loud
 from seen import render
 
 from ssmscope.api.results import Result
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
@@ -21,6 +20,7 @@ from ssmscope.interp.objective import objective
 from ssmscope.interp.sanity import cascading_randomisation
 from ssmscope.interp.sanity.measure import parts_of, randomise
 from ssmscope.interp.sanity.result import SanityCheck
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 
 def language_model(name: str) -> Model:

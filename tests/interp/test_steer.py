@@ -175,7 +175,7 @@ def test_a_classifiers_own_data_are_held_out(monkeypatch):
     assert asked == [(demo, "sst2", None, 128), (demo, "books", "validation", 64)]
     assert held_out_examples(demo, DATA, None, 128, None, 0) is DATA and len(asked) == 2
     for known in (None, "nowhere"):
-        monkeypatch.setattr("ssmscope.architectures.loading.load.trained_on", lambda name, known=known: known)
+        monkeypatch.setattr("ssmscope.loading.load.trained_on", lambda name, known=known: known)
         assert held_out_examples(demo, None, None, 128, 5, 0) is None
     steered = ssmscope.steer(demo, ["A fine film.", "Dull."], toward=["good"], away=["bad"], random=1, strengths=(0, 1))
     batch = demo.encode(["A fine film.", "Dull."])

@@ -19,10 +19,9 @@ from theorem import exact_sums, log_fraction, make, numbers
 import ssmscope
 from ssmscope import ops
 from ssmscope.api.results import Result
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.measure import curve_lengths
 from ssmscope.probes.bound.terms import (
@@ -38,6 +37,7 @@ from ssmscope.probes.bound.terms import (
     theorem_model,
     worst_row,
 )
+from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM
 
 
 class TestSums:

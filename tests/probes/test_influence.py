@@ -16,12 +16,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from ssmscope import ops
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.core import mixers
 from ssmscope.core.bootstrap import FEWER_DRAWS, RESAMPLES
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.influence import influence
 from ssmscope.probes.influence.measure import Blocks, Probes, block_norms, of_layer, of_output
 from ssmscope.probes.influence.reach import QUANTILES, SHARES, noise_of, reach_of

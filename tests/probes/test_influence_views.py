@@ -15,10 +15,10 @@ from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
 from ssmscope.api.results import Result
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.core import batching
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.influence import influence, measure
 from ssmscope.probes.influence.measure import name_places
 from ssmscope.probes.influence.result import Influence

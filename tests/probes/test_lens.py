@@ -17,9 +17,9 @@ pytest.importorskip("tuned_lens")
 from tuned_lens import TunedLens  # noqa: E402
 
 import ssmscope  # noqa: E402
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.core.model import Model  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.probes.lens.lenses import (
     SSMUnembed,
     _plain_linear,

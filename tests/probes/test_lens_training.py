@@ -19,7 +19,6 @@ from killed import killed
 
 import ssmscope  # noqa: E402
 import ssmscope.probes.lens.lenses as lenses  # noqa: E402
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.core.mixers import fast_scan  # noqa: E402
 from ssmscope.core.model import Model  # noqa: E402
 from ssmscope.data.language import language_data, word_tokenizer  # noqa: E402
@@ -27,6 +26,7 @@ from ssmscope.data.pixels import PixelData  # noqa: E402
 from ssmscope.data.sequences import SequenceData  # noqa: E402
 from ssmscope.data.tokens import IGNORED, TokenData  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.probes.lens import fit_lens, training  # noqa: E402
 from ssmscope.probes.lens.data import Rows, rows_of, shuffled_batches, split_rows  # noqa: E402
 from ssmscope.probes.lens.lenses import chosen_states, load_lens, logit_lens  # noqa: E402

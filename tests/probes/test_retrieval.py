@@ -16,7 +16,7 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
-import ssmscope.architectures
+import ssmscope.loading
 from ssmscope.api.results import Result
 from ssmscope.core.model import Model
 from ssmscope.data.babi import QuestionData, questions

@@ -17,7 +17,6 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 pytest.importorskip("tuned_lens")
 
 import ssmscope  # noqa: E402
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.core.bootstrap import Estimate  # noqa: E402
 from ssmscope.core.model import Model  # noqa: E402
 from ssmscope.data.babi import PROMPT, Question, QuestionData, question_tokens, questions  # noqa: E402
@@ -25,6 +24,7 @@ from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokeni
 from ssmscope.data.stories import PLACES  # noqa: E402
 from ssmscope.data.tokenizer import train_tokenizer  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.probes.lens.lenses import LOGIT, hidden_states, logit_lens  # noqa: E402
 from ssmscope.probes.snr import needle_snr, reading  # noqa: E402
 from ssmscope.probes.snr.measure import METRICS, interpolation, measure  # noqa: E402

@@ -20,12 +20,11 @@ from transformers import Mamba2Config
 import ssmscope
 from ssmscope import ops
 from ssmscope.api.results import Result
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.own.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.stability import stability
 from ssmscope.probes.stability.measure import (
@@ -41,6 +40,7 @@ from ssmscope.probes.stability.measure import (
     step_gains,
 )
 from ssmscope.probes.stability.result import QUANTILES, Stability
+from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 
 LN2 = math.log(2)
 

@@ -15,14 +15,13 @@ from examples import random_example
 from handmade import HEADS, STATE, drawn_layer, steps_of
 
 from ssmscope import ops
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.architectures.own.selective import SelectiveSSMConfig
-from ssmscope.architectures.read.delta import DeltaMixer
-from ssmscope.architectures.read.linear_layers import GatedLinearAttention, Retention
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
+from ssmscope.layers.delta import DeltaMixer
+from ssmscope.layers.linear_layers import GatedLinearAttention, Retention
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.stability import measure
 from ssmscope.probes.stability.measure import (
     Recorded,
@@ -37,6 +36,7 @@ from ssmscope.probes.stability.measure import (
     step_limits,
     step_masks,
 )
+from ssmscope.zoo.selective import SelectiveSSMConfig
 
 MASK = [[1, 1, 0], [1, 1, 1]]
 

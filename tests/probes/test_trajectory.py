@@ -18,10 +18,10 @@ pytest.importorskip("tuned_lens")
 
 import ssmscope  # noqa: E402
 import ssmscope.probes.lens.lenses as lenses  # noqa: E402
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.core.model import Model  # noqa: E402
 from ssmscope.data.language import word_tokenizer  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.probes.lens import trajectory  # noqa: E402
 from ssmscope.probes.lens.lenses import chosen_states, logit_lens  # noqa: E402
 from ssmscope.probes.lens.result import (  # noqa: E402

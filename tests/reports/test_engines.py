@@ -13,7 +13,7 @@ import pytest
 from exhaustive import ALL
 from planned import TEXT, jobs_of, numbers, run, tiny_model, unpainted
 
-import ssmscope.architectures.loading.load
+import ssmscope.loading.load
 from ssmscope.api.sharding import parts
 from ssmscope.api.sharding.workers import Setting, connected, lacking
 from ssmscope.errors import InputError
@@ -51,9 +51,9 @@ class TestAWorker:
 
     def test_sends_what_it_wrote_and_loads_a_model_once(self, models, monkeypatch) -> None:
         read: list[str] = []
-        original = ssmscope.architectures.loading.load._read
+        original = ssmscope.loading.load._read
         monkeypatch.setattr(
-            ssmscope.architectures.loading.load,
+            ssmscope.loading.load,
             "_read",
             lambda where, name, *more: read.append(name) or original(where, name, *more),
         )

@@ -12,8 +12,8 @@ import pytest
 
 from ssmscope.api.options import NO_EFFECT, Reads
 from ssmscope.api.signatures import options_of
-from ssmscope.architectures.loading.load import load
 from ssmscope.errors import InputError
+from ssmscope.loading.load import load
 from ssmscope.reports import live as module
 from ssmscope.reports.live import Live, choices, form_options, form_values, refusal, shown
 

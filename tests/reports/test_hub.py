@@ -17,8 +17,8 @@ from huggingface_hub.utils import filter_repo_objects
 from refusals import refusal
 
 import ssmscope
-from ssmscope.architectures.loading.load import trained_examples, trained_on
 from ssmscope.core.known_models import demos
+from ssmscope.loading.load import trained_examples, trained_on
 from ssmscope.reports.hub import dataset_card, push
 
 ADDRESS = "https://huggingface.co/them/it"

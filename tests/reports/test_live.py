@@ -14,11 +14,11 @@ import pytest
 
 from ssmscope import cli
 from ssmscope.api.analyses import analysis_of
-from ssmscope.architectures.loading.load import load
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
+from ssmscope.loading.load import load
 from ssmscope.reports import live as forms
 from ssmscope.reports import live as module
 from ssmscope.reports import serving

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planned import MINIMAL, planned
 
-import ssmscope.architectures.loading.load
+import ssmscope.loading.load
 from ssmscope import cli
 from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import Call
@@ -363,7 +363,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a plan ran something")
 
-    monkeypatch.setattr(ssmscope.architectures.loading.load, "load", never)
+    monkeypatch.setattr(ssmscope.loading.load, "load", never)
     for name, home in ssmscope._HOMES.items():
         module, _, own = home.partition(":")
         if name[0].islower() and name not in ("fast_scan", "load"):

@@ -19,12 +19,12 @@ import torch
 from planned import TEXT, jobs_of, numbers, run, tables, tiny_model, unpainted
 
 import ssmscope
-import ssmscope.architectures.loading.load
+import ssmscope.loading.load
 from ssmscope import cli
 from ssmscope.api.writing import locked
-from ssmscope.architectures.loading.load import ModelCache, cache_models, load
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import measure
+from ssmscope.loading.load import ModelCache, cache_models, load
 from ssmscope.render import pictures
 from ssmscope.reports import keys as code
 from ssmscope.reports import page as report_page
@@ -129,7 +129,7 @@ class TestKeys:
         assert changed("\n/* x */\n", "backends/c/selective_scan.c") == every, "the kernels belong to it"
         assert changed("\n/* x */\n", "backends/c/vectors.h") == every
         assert changed("\nX = 1\n", "backends/triton/ssd_kernels.py") == every, "backends are imported by name"
-        assert changed("\nX = 1\n", "architectures/read/mamba.py") == every, "architectures are imported by name"
+        assert changed("\nX = 1\n", "layers/mamba.py") == every, "layers are imported by name"
         assert changed("\nX = 1\n", "api/inputs.py") == every, "how texts are read"
         others = ("api/analyses.py", "reports/page.py", "cli/command.py", "training/run.py", "__init__.py")
         assert changed("\nX = 1\n", *others) == set()
@@ -292,9 +292,9 @@ class TestRunning:
 
     def test_models_are_loaded_once(self, models, tmp_path, monkeypatch) -> None:
         read: list[str] = []
-        original = ssmscope.architectures.loading.load._read
+        original = ssmscope.loading.load._read
         monkeypatch.setattr(
-            ssmscope.architectures.loading.load,
+            ssmscope.loading.load,
             "_read",
             lambda where, name, *more: read.append(name) or original(where, name, *more),
         )

@@ -14,8 +14,8 @@ import urllib.request
 
 import pytest
 
-from ssmscope.architectures.loading.load import load
 from ssmscope.errors import InputError
+from ssmscope.loading.load import load
 from ssmscope.reports import live as forms
 from ssmscope.reports.live import Live, predictions
 from ssmscope.reports.serving import EXAMPLE, start

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssmscope.architectures.loading.load import load
+from ssmscope.loading.load import load
 from ssmscope.reports import live as forms
 from ssmscope.reports import serving
 from ssmscope.reports.live import Live

@@ -14,8 +14,8 @@ import torch
 import ssmscope
 from ssmscope.data.language import bits_per_character, document_data, load_documents
 from ssmscope.errors import InputError
-from ssmscope.training import train_model
-from ssmscope.training.fitting import matrix_products
+from ssmscope.zoo.training import train_model
+from ssmscope.zoo.training.fitting import matrix_products
 
 SIZES = dict(width=16, layers=1, state=8, head_width=8, vocabulary=300, length=32, batch_size=4)
 
@@ -71,9 +71,9 @@ def test_a_baleen_starts_from_its_weights_and_tokenizer(trained, folder, tmp_pat
 
 
 def test_the_recipe_is_the_datas_own(folder):
-    from ssmscope.training.options import DATA, defaults
-    from ssmscope.training.plan import checked
-    from ssmscope.training.run import train_model as called
+    from ssmscope.zoo.training.options import DATA, defaults
+    from ssmscope.zoo.training.plan import checked
+    from ssmscope.zoo.training.run import train_model as called
 
     given = {name: p.default for name, p in inspect.signature(called).parameters.items()}
     settled = checked({**given, "architecture": "mamba2", "data": "books", "out": "x"})

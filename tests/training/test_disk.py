@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssmscope.api.checkpoint import continued, read_json, save_state
 from ssmscope.api.writing import locked
 from ssmscope.errors import InputError
-from ssmscope.training import train_model
-from ssmscope.training.checkpoint import continued, read_json, save_state
+from ssmscope.zoo.training import train_model
 
 QUICK = dict(length=5, examples=20, epochs=2, width=8, layers=1, state=4, progress=False, device="cpu")
 
@@ -48,12 +48,12 @@ def test_without_memory_nothing_is_left(tmp_path, monkeypatch, error) -> None:
     def fail(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr("ssmscope.training.fitting.Fit._train_step", fail)
+    monkeypatch.setattr("ssmscope.zoo.training.fitting.Fit._train_step", fail)
     with pytest.raises(InputError, match="needs more memory than there is; give a smaller model"):
         train(tmp_path / "new")
     assert not (tmp_path / "new").exists()
     monkeypatch.setattr(
-        "ssmscope.training.fitting.Fit._train_step", lambda *_: (_ for _ in ()).throw(RuntimeError("x"))
+        "ssmscope.zoo.training.fitting.Fit._train_step", lambda *_: (_ for _ in ()).throw(RuntimeError("x"))
     )
     with pytest.raises(RuntimeError, match="x"):
         train(tmp_path / "new")

@@ -15,16 +15,16 @@ from safetensors.torch import load_file
 
 import ssmscope
 from ssmscope import cli
-from ssmscope.architectures.own.baleen import convert, information_loss
 from ssmscope.core.mixers import fast_scan
 from ssmscope.data.instructions import label_tokens, load_mixture, spoken
 from ssmscope.data.language import word_tokenizer
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.errors import InputError
-from ssmscope.training import train_model
-from ssmscope.training.answering import Answers
-from ssmscope.training.card import commands_before
+from ssmscope.zoo.baleen import convert, information_loss
+from ssmscope.zoo.training import train_model
+from ssmscope.zoo.training.answering import Answers
+from ssmscope.zoo.training.card import commands_before
 
 OPTIONS: dict[str, Any] = {"width": 16, "layers": 1, "state": 4, "head_width": 8, "vocabulary": 600, "progress": False}
 PLAIN = {

@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from warm import TRANSFORMERS
 
 import ssmscope
-from ssmscope.architectures.own.baleen import information_loss
-from ssmscope.data.mad import associative_recall
 from ssmscope.probes.bound.terms import norms_of, theorem_model
-from ssmscope.training import build, train_model
-from ssmscope.training.fitting import monitored
+from ssmscope.zoo.baleen import information_loss
+from ssmscope.zoo.mad import associative_recall
+from ssmscope.zoo.training import build, train_model
+from ssmscope.zoo.training.fitting import monitored
 
 OPTIONS: dict[str, Any] = {"width": 16, "layers": 1, "state": 4, "head_width": 8, "batch_size": 16, "progress": False}
 WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog")

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ssmscope.architectures.own.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM, information_loss
-from ssmscope.architectures.own.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.core.bootstrap import wilson_interval
 from ssmscope.data.babi import QuestionData, QuestionTokens, question_tokens, questions
 from ssmscope.data.language import word_tokenizer
-from ssmscope.data.mad import compression
 from ssmscope.data.sequences import majority
 from ssmscope.data.tokens import IGNORED, TokenData
-from ssmscope.training.card import bootstrap_interval, score_record
-from ssmscope.training.objectives import (
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.zoo.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM, information_loss
+from ssmscope.zoo.mad import compression
+from ssmscope.zoo.training.card import bootstrap_interval, score_record
+from ssmscope.zoo.training.objectives import (
     MIN_SPREAD,
     Arrays,
     NextTokens,

@@ -10,9 +10,9 @@ import pytest
 
 from ssmscope import cli
 from ssmscope.errors import InputError
-from ssmscope.training import train_model
-from ssmscope.training.options import RECIPES, SELECTIVE, defaults
-from ssmscope.training.plan import checked
+from ssmscope.zoo.training import train_model
+from ssmscope.zoo.training.options import RECIPES, SELECTIVE, defaults
+from ssmscope.zoo.training.plan import checked
 
 RECALL = "--task associative-recall --length 8 --vocabulary 4 --examples 40 --epochs 1 --no-progress".split()
 SIZES = "--width 8 --state 4 --head-width 8".split()

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ssmscope.data.pixels import load_pixels
-from ssmscope.training import train_model
-from ssmscope.training.fitting import Fit, Recording, recordable
-from ssmscope.training.objectives import NextTokens, Pixels, Questions, Sequences
+from ssmscope.zoo.training import train_model
+from ssmscope.zoo.training.fitting import Fit, Recording, recordable
+from ssmscope.zoo.training.objectives import NextTokens, Pixels, Questions, Sequences
 
 OPTIONS = dict(epochs=2, width=8, layers=1, state=4, head_width=8, batch_size=256, progress=False)
 

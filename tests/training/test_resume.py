@@ -10,7 +10,7 @@ import torch
 from killed import killed_training
 from safetensors.torch import load_file
 
-from ssmscope.training import train_model
+from ssmscope.zoo.training import train_model
 
 OPTIONS: dict[str, Any] = {"width": 8, "layers": 1, "state": 4, "head_width": 8, "epochs": 3, "learning_rate": 1e-2}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {

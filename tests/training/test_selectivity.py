@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import ssmscope
-from ssmscope.architectures.own.baleen import exponential_kl, prior_of
 from ssmscope.core.known_models import demos
 from ssmscope.core.mixers import fast_scan
-from ssmscope.training.card import Selectivity, model_card
+from ssmscope.zoo.baleen import exponential_kl, prior_of
+from ssmscope.zoo.training.card import Selectivity, model_card
 
 TEXTS = ["A gripping film.", "Flat.", "The jokes fall flat, but the music is lovely and the cast is good."]
 

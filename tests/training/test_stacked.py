@@ -11,7 +11,7 @@ import torch
 
 import ssmscope
 from ssmscope.data.sequences import majority
-from ssmscope.training import train_model
+from ssmscope.zoo.training import train_model
 
 
 @pytest.fixture

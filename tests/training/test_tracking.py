@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from refusals import refusal
 
-from ssmscope.training import train_model
-from ssmscope.training.tracking import TRACKERS, epoch_numbers, trackers_of
+from ssmscope.zoo.training import train_model
+from ssmscope.zoo.training.tracking import TRACKERS, epoch_numbers, trackers_of
 
 OPTIONS: dict[str, Any] = dict(
     width=8, layers=1, state=4, head_width=8, length=8, vocabulary=6, examples=600, batch_size=8, epochs=2,

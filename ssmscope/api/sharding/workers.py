@@ -35,7 +35,7 @@ OBJECT_STORE_BYTES = 256 * 2**20
 OWN_GPU = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 """Variable that keeps Ray from hiding all GPUs but a task's own: a process that has used one GPU never sees another,
 but Ray may give the next task of the same process a different one."""
-PRELOADED_MODULES = ("ssmscope.architectures.loading.load", "ssmscope.interp.objective")
+PRELOADED_MODULES = ("ssmscope.loading.load", "ssmscope.interp.objective")
 """Modules, slow to import, that workers of a Ray that is started here import at once."""
 RAY_VARIABLES = {"RAY_preload_python_modules": ",".join(PRELOADED_MODULES), OWN_GPU: "1"}
 """Environment variables of a Ray that is started here for analyses."""
@@ -334,8 +334,8 @@ def unpacked(payload: bytes, models: int, gpu: int | None = None) -> Measure:
     packed."""
     import pickle
 
-    from ssmscope.architectures.loading.load import ModelCache, cache_models, load
     from ssmscope.core.model import Model
+    from ssmscope.loading.load import ModelCache, cache_models, load
 
     global _models
     _models = _models or ModelCache(models)

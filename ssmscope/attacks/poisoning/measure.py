@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from ssmscope.architectures.loading.load import load
 from ssmscope.attacks.curves import Questions
 from ssmscope.attacks.poisoning.memory import (
     DETECTORS,
@@ -28,6 +27,7 @@ from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import token_rows
+from ssmscope.loading.load import load
 
 
 class Tried(NamedTuple):

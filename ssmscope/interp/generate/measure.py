@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ssmscope.architectures.read.parts import at_least_float32
 from ssmscope.core.affine import is_plain
 from ssmscope.core.intercept import evaluating, observe
 from ssmscope.core.mixers import memory_of, weights_constant
@@ -28,6 +27,7 @@ from ssmscope.interp.methods.gradients import gradxinput
 from ssmscope.interp.methods.lrp import MAX_BACKWARD_BYTES, lrp, relevance_rules
 from ssmscope.interp.methods.memory import occlusion, survival
 from ssmscope.interp.objective import Objective, kept_bytes_per_token, objective, tokens_that_fit
+from ssmscope.layers.parts import at_least_float32
 from ssmscope.ops.survival import shares_from
 
 if TYPE_CHECKING:

@@ -33,12 +33,6 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from ssmscope.architectures.loading.in_memory import OwnModel
-from ssmscope.architectures.own.classifier import SSMForSequenceClassification
-from ssmscope.architectures.read import mambavision
-from ssmscope.architectures.read.feed_forward import ExpertRouter, FeedForward
-from ssmscope.architectures.read.parts import at_least_float32, rms_factor
-from ssmscope.architectures.read.rotary_attention import RotaryAttention, softmax_attention
 from ssmscope.core.affine import (
     NormTerms,
     changed_parts,
@@ -65,6 +59,12 @@ from ssmscope.interp.methods.lrp_blocks import (
 )
 from ssmscope.interp.objective import Objective, backward_bytes, kept_bytes_per_token
 from ssmscope.interp.objective import objective as asked_of
+from ssmscope.layers import mambavision
+from ssmscope.layers.feed_forward import ExpertRouter, FeedForward
+from ssmscope.layers.parts import at_least_float32, rms_factor
+from ssmscope.layers.rotary_attention import RotaryAttention, softmax_attention
+from ssmscope.loading.in_memory import OwnModel
+from ssmscope.networks.classifier import SSMForSequenceClassification
 
 MAX_DELTA = 1e-4  # Largest `Scores.delta` of a converged text.
 MAX_BACKWARD_BYTES = 2**33

@@ -36,7 +36,7 @@ def held_out_examples(
     model: Model, data: str | ExampleData | None, split: str | None, length: int, limit: int | None, seed: int
 ) -> ExampleData | None:
     """Return the data by its name, or the data that the model was trained on; None where those are not known."""
-    from ssmscope.architectures.loading.load import trained_on
+    from ssmscope.loading.load import trained_on
 
     if data is None:
         data = trained_on(model.name)

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ssmscope.api.writing import created, write_errors_explained, write_whole
-from ssmscope.architectures.loading import in_memory
-from ssmscope.architectures.loading.load import load
 from ssmscope.core.edits import Edit, blocks_of
 from ssmscope.core.model import Model
 from ssmscope.data.tokenizer import save_tokenizer
 from ssmscope.errors import InputError, check_number
 from ssmscope.interp.steer.measure import Direction, mean_difference, norm, steering_edit
+from ssmscope.loading import in_memory
+from ssmscope.loading.load import load
 
 MAX_LOGIT_ERROR = 1e-5
 """Largest difference of an exported model's logits from the steered model's, relative to the largest logit."""

@@ -69,8 +69,8 @@ def generalization_bound(
             texts), or numbers that are not finite.
     """
     from ssmscope.api.provenance import record_provenance
-    from ssmscope.architectures.loading.load import trained_examples
     from ssmscope.core.mixers import check_causal
+    from ssmscope.loading.load import trained_examples
     from ssmscope.probes.bound.measure import measured_terms, theorem_bound
     from ssmscope.probes.bound.terms import theorem_model
     from ssmscope.probes.stability.measure import DEFAULT_LENGTH

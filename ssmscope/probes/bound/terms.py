@@ -18,7 +18,6 @@ from ssmscope.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ssmscope.architectures.own.selective import SelectiveSSM
     from ssmscope.core.model import Model
 
 
@@ -255,7 +254,8 @@ class LayerTerms:
 class TheoremModel(NamedTuple):
     """One selective SSM between embeddings (tokens, channels) and a head (rows, channels), which the theorem covers."""
 
-    mixer: SelectiveSSM
+    parameters: Mapping[str, Tensor]
+    """A (channels, states), W_B, W_C (states, channels), q (channels,) and p (one number)."""
     embeddings: Tensor
     head: Tensor
     bias: bool
@@ -264,25 +264,24 @@ class TheoremModel(NamedTuple):
 
 def theorem_model(model: Model) -> TheoremModel | None:
     """Return the parts of a model that the theorem covers; None for several layers, another layer or pixel inputs."""
-    from ssmscope.architectures.own.selective import SelectiveSSM
     from ssmscope.core.affine import embedding_table, matrix, offset
     from ssmscope.core.heads import linear_head
+    from ssmscope.core.mixers import adapter_for
 
     mixers, head = model.mixers, linear_head(model.module)
-    if len(mixers) != 1 or not isinstance(mixers[0], SelectiveSSM) or model.channels is not None or head is None:
+    parameters = getattr(adapter_for(mixers[0]), "theorem_parameters", None) if len(mixers) == 1 else None
+    if parameters is None or model.channels is not None or head is None:
         return None
     constant = offset(head, "the head")
     bias = constant is not None and bool(constant.any())
-    return TheoremModel(mixers[0], embedding_table(model.module), matrix(head, "the head"), bias)
+    return TheoremModel(parameters(mixers[0]), embedding_table(model.module), matrix(head, "the head"), bias)
 
 
 def norms_of(parts: TheoremModel, row: int) -> Norms:
     """Compute the norms (Assumptions 3.1, 3.2 and 3.4) with w = row `row` of the head, in float64."""
     from torch.linalg import matrix_norm
 
-    one = parts.mixer
-    given = {"A": one.A, "W_B": one.W_B, "W_C": one.W_C, "q": one.q_delta, "p": one.p_delta}
-    given |= {"the head": parts.head[row], "the embedding": parts.embeddings}
+    given = {**parts.parameters, "the head": parts.head[row], "the embedding": parts.embeddings}
     A, W_B, W_C, q, p, w, table = (tensor.detach().cpu().double() for tensor in given.values())
     broken = next((name for name, tensor in given.items() if not bool(tensor.isfinite().all())), None)
     if broken is not None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ssmscope.architectures.loading.load import load
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
+from ssmscope.loading.load import load
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.terms import CURVES, theorem_model
 from ssmscope.probes.checkpoints.result import Checkpoint

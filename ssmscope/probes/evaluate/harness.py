@@ -14,10 +14,10 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
-from ssmscope.architectures.loading.load import load
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import failures_told
 from ssmscope.errors import InputError
+from ssmscope.loading.load import load
 
 
 @register_model("ssmscope")

@@ -19,10 +19,10 @@ from typing import Any
 from datasets.exceptions import DatasetsError
 from jinja2 import UndefinedError
 
-from ssmscope.architectures.loading.stored import reason
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean, extra
+from ssmscope.loading.stored import reason
 from ssmscope.probes.evaluate.result import TaskScore
 
 DATA_ERRORS = (OSError, ValueError, KeyError, UndefinedError, DatasetsError)

@@ -31,7 +31,6 @@ from torch.nn.utils import skip_init
 from tuned_lens.nn.lenses import TunedLens, TunedLensConfig
 from tuned_lens.nn.unembed import Unembed
 
-from ssmscope.architectures.loading.stored import check_finished, reason
 from ssmscope.core.affine import matrix, offset
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
@@ -41,6 +40,7 @@ from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.core.text_files import parse_json
 from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable
+from ssmscope.loading.stored import check_finished, reason
 from ssmscope.probes.lens.result import STATISTICS, LensedText, LensFit
 
 CONFIG, WEIGHTS = "config.json", "params.pt"

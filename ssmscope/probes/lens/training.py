@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
+from ssmscope.api import checkpoint as stored
 from ssmscope.api.provenance import record_provenance
 from ssmscope.api.results import SUFFIXES
 from ssmscope.api.writing import complete_all_sets, write_whole
@@ -31,7 +32,6 @@ from ssmscope.errors import InputError
 from ssmscope.probes.lens.data import LensData, Rows, rows_of, shuffled_batches, split_rows
 from ssmscope.probes.lens.lenses import RECORD, chosen_states, slices, translated, untrained_lens
 from ssmscope.probes.lens.result import Evaluation, LayerFit, LensFit
-from ssmscope.training import checkpoint as stored
 
 MOMENTUM = 0.9
 PROGRESS = ("step", "epoch", "place", "loss_sum", "best", "history")

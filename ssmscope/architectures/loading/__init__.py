@@ -1,1 +1,0 @@
-"""Models from directories, hubs and memory."""

@@ -1,1 +1,0 @@
-"""Layers of other libraries, one file per family."""

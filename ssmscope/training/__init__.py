@@ -1,6 +1,0 @@
-"""Training of a model on a task: data, recipes, the loop, checkpoints and the model card. Quick to import."""
-
-from ssmscope.training.architectures import ARCHITECTURES
-from ssmscope.training.run import train_model
-
-__all__ = ["ARCHITECTURES", "train_model"]
