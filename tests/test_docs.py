@@ -1,28 +1,22 @@
-"""Docs: the pages about verbs cover all options, and the how-tos' code works."""
+"""Docs: the pages about verbs cover all options, and tables are what was measured."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-from warm import TRANSFORMERS
 
 import ssmscope
 from ssmscope.api import analyses as registry
-from ssmscope.reports.scores import read_scores
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-HOW_TO = {page.stem: page for page in sorted((DOCS / "how-to").glob("*.md"))}
 
 
 @pytest.fixture(scope="module")
@@ -117,89 +111,6 @@ def test_text_means_itself(hook: ModuleType) -> None:
     said = "a*b*c __x__ <b> [y](z) |D| Σ_t and `k_v*`"
     shown = markdown.markdown(hook._escaped(said), extensions=["tables"])
     assert shown == "<p>a*b*c __x__ &lt;b&gt; [y](z) |D| Σ_t and <code>k_v*</code></p>"
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages of the how-tos, written from their pages outside the checkout and installed into `site`."""
-    root = tmp_path_factory.mktemp("outside")
-    for name, page in HOW_TO.items():
-        assert "pyproject.toml" in blocks(page, root / name)
-        install = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-        subprocess.run([sys.executable, *install, "--target", root / "site", root / name], check=True)
-    return root
-
-
-def test_the_tests_of_the_how_tos_pass(packages: Path) -> None:
-    tests = [*packages.glob("*/tests/test_*.py")]
-    assert len(tests) == 2
-    run(packages, PYTEST, *map(str, tests))
-
-
-def test_what_is_outside_is_found_everywhere(packages: Path) -> None:
-    """A family, an analysis, attacks and a method, without a line changed here: in the help, in contracts (lrp's rules
-    among them), in reports and, as a page, in the documentation."""
-    passed = run(packages, PYTEST, str(ROOT / "tests" / "contracts"), "-k", "leaky")
-    assert int(re.search(r"(\d+) passed", passed)[1]) >= 30  # type: ignore[index]
-    (packages / "reviews.csv").write_text("text,label\na gripping film,positive\na dull film,negative\n")
-    calls = ["remaining: {text: A gripping film., top: 1}"]
-    calls += [f"{verb}: {{data: reviews.csv}}" for verb in ("evaluate", "noise", "order")]
-    plan = f"models: [demo/sst2-mamba2]\nanalyses: [{', '.join(f'{{{call}}}' for call in calls)}]\n"
-    (packages / "plan.yaml").write_text(f"{plan}require: ['order.drop <= 1 at 95 %']\n")
-    attacks = (
-        "prompts demo/instruct-mamba2 --template {content}. --words negative,positive --attacks politeness",
-        "words demo/sst2-mamba2 --recipe keyboard",
-    )
-    lines = [f"{line} --data reviews.csv" for line in attacks] + ["report plan.yaml --out out --json", "--help"]
-    lines.append("explain demo/sst2-mamba2 --text good --methods gradnorm,lrp")
-    analyze = "import sys; from ssmscope.cli import run; sys.exit(max(run(line.split()) for line in sys.argv[1:]))"
-    printed = run(packages, analyze, *lines)
-    assert all(word in printed for word in ("politeness", "keyboard", "gradnorm", "From installed packages"))
-    assert '"verb": "remaining"' in printed and '"state": "done"' in printed
-    assert "Words in another order" in (packages / "out" / "index.html").read_text(encoding="utf-8")
-    assert read_scores(packages / "out")[-1].name == "order.drop"
-    assert "most is left of" in (packages / "out" / "index.html").read_text(encoding="utf-8")
-    kept = {path.suffix for path in (packages / "out").glob("results/*/remaining.*")}
-    assert kept == {".json", ".csv", ".png", ".html"}
-    page = "import verbs; print(verbs.page('order', verbs.verbs()['order']))"
-    assert "--orders N" in run(packages, f"import sys; sys.path.insert(0, {str(DOCS)!r}); {page}")
-
-
-def test_the_how_tos_count_their_lines() -> None:
-    """They give the length of a reader's code, for an analysis at most 120 lines in addition to its test."""
-    for page, files in {
-        "an-analysis": (("package", "remaining/(?!gradnorm)"), ("test", "tests/test_remaining.py")),
-        "a-layer": (("file", "leaky/__init__.py"),),
-        "an-attack": (("analysis", "order/(?!attacks)"), ("test", "tests/test_order.py")),
-    }.items():
-        text = HOW_TO[f"add-{page}"].read_text(encoding="utf-8")
-        for what, place in files:
-            bodies = re.findall(rf'^```\w+ title="{place}[^"]*"\n(.*?)^```$', text, flags=re.M | re.S)
-            lines = sum(body.count("\n") for body in bodies)
-            assert re.search(rf"{what}\b[\w ():.\[\]-]*\b{lines} lines", text), f"{what} of {page}: {lines} lines"
-            assert what != "package" or lines <= 120
-
-
-def blocks(page: Path, root: Path) -> list[str]:
-    """Write the code blocks that have a file's name, and return the names."""
-    found = re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    for name, body in found:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        assert not (root / name).exists(), f"{page.name} writes over {name}"
-        (root / name).write_text(body, encoding="utf-8")
-    return [name for name, _ in found]
-
-
-PYTEST = "import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
-
-
-def run(root: Path, code: str, *arguments: str) -> str:
-    """Run code with what is installed in `site`, and return what it prints."""
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    first = f"import sys; sys.path[:0] = [{str(root / 'site')!r}, {str(ROOT / 'tests')!r}]\n"
-    done = TRANSFORMERS.run(first + code, *arguments, cwd=root, env=variables)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
 
 
 @pytest.mark.parametrize(

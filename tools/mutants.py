@@ -36,6 +36,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 NEVER = (
     "tests/fuzz",
     "tests/test_docs.py",
+    "tests/test_outside.py",
     "tests/test_package.py",
     "tests/test_layout.py",
     "tests/test_two_devices.py",
