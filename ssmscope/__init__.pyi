@@ -15,6 +15,8 @@ from ssmscope.attacks.poisoning import state_poisoning
 from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.words import word_attack
+from ssmscope.core.adapted import Terms as Terms
+from ssmscope.core.adapted import adapt as adapt
 from ssmscope.core.edits import Edit as Edit
 from ssmscope.core.edits import edited as edited
 from ssmscope.core.forms import Form as Form
@@ -23,7 +25,6 @@ from ssmscope.core.lasting_edits import clamped_state as clamped_state
 from ssmscope.core.lasting_edits import frozen_decays as frozen_decays
 from ssmscope.core.lasting_edits import held_state as held_state
 from ssmscope.core.lasting_edits import while_writing as while_writing
-from ssmscope.core.mixers import adapt as adapt
 from ssmscope.core.mixers import fast_scan as fast_scan
 from ssmscope.core.model import Model as Model
 from ssmscope.core.trace import LayerTrace as LayerTrace

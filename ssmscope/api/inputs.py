@@ -108,6 +108,16 @@ def _chosen(*names: str, **helps: str) -> dict[str, Option]:
     return {name: replace(known[name], help=helps.get(name, known[name].help)) for name in names}
 
 
+def _id_rows(ids: Any) -> list[list[int]]:
+    """Return token ids of one text or several, numbers as Python has them or as they are typed, "5,17,3"."""
+    given = [ids] if isinstance(ids, str) else ids
+    if any(isinstance(row, str) for row in given):
+        return [whole_numbers(str(row), "--ids", "5,17,3") for row in given]
+    from ssmscope.core.encoding import texts_or_ids
+
+    return texts_or_ids(given)[1] or []
+
+
 @dataclass(frozen=True)
 class Texts(Input):
     """Texts, token ids or images, as one `Batch` of the model.
@@ -194,7 +204,7 @@ class Texts(Input):
             raise InputError("--ids cannot be combined with --text or --file; give one of them")
         if image and (text or file is not None or ids):
             raise InputError("--image cannot be combined with --text, --file or --ids; give one of them")
-        rows = [whole_numbers(row, "--ids", "5,17,3") for row in ids] if ids else None
+        rows = None if not ids else _id_rows(ids)
         return (texts_of(text, file) if rows is None and not image else None), rows
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:

@@ -57,7 +57,7 @@ def cut_edges(
         batch, length = like.shape[:2]
         cut, read = _at(sources, batch, length, like.device), _at(targets, batch, length, like.device)
         cut = cut.unsqueeze(-1) & own.unsqueeze(1)
-        paths = linearize(site.mixer, layer).paths if level == "block" else ()
+        paths = linearize(site.mixer, layer).chosen("block", None) if level == "block" else ()
 
         def part(number: int, recurrence: Recurrence, late: int = 0) -> Tensor:
             if recurrences is not None and number not in recurrences:

@@ -27,7 +27,7 @@ from torch.nn.functional import silu
 from ssmscope import ops
 from ssmscope.core.affine import is_plain
 from ssmscope.core.paths import InputMap, OutputMap, Path
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, Unanswerable, did_you_mean
 from ssmscope.ops import Recurrence
 from ssmscope.ops.terms import GateAndTaps, gate_and_taps, mean_over_heads
 from ssmscope.outline import Outlined
@@ -44,6 +44,12 @@ def check_level(level: str) -> None:
         raise InputError(f"unknown level {level!r}; allowed are 'ssm' and 'block'{did_you_mean(str(level), LEVELS)}")
 
 
+def undeclared(layer: str) -> Unanswerable:
+    """Return the refusal of a question about what stands around the recurrence of a layer that was adapted."""
+    said = f"nothing says what stands around the recurrence of {layer}: adapt it with form=…, or ask about the"
+    return Unanswerable(f"{said} recurrence alone, level='ssm'")
+
+
 @dataclass(frozen=True, eq=False)
 class LinearizedLayer(Outlined):
     """Layer's output as a linear map of its input u (batch, length, width), everything else frozen as it is at `u`.
@@ -54,6 +60,8 @@ class LinearizedLayer(Outlined):
         joined: True if the paths share their channels, added before the gate; else each path has its own.
         rest_map: (u, Σ of the paths' outputs) → `rest`, where that is not a constant, as a linear map of both, without
             constants or, when its third argument is true, with them.
+        undeclared: name of the layer's class where nothing is known of what stands around its recurrences: it has maps
+            of these alone.
     """
 
     u: Float[Tensor, "batch length width"]
@@ -61,6 +69,7 @@ class LinearizedLayer(Outlined):
     rest: Tensor | None = None
     joined: bool = True
     rest_map: Callable[[Tensor, Tensor, bool], Tensor] | None = None
+    undeclared: str | None = None
 
     @property
     def channels(self) -> tuple[int, int]:
@@ -151,6 +160,8 @@ class LinearizedLayer(Outlined):
     def chosen(self, level: str, part: str | None) -> tuple[Path, ...]:
         """Return the paths of a part, or all for None. Raises InputError for an unknown part or level."""
         check_level(level)
+        if level == "block" and self.undeclared is not None:
+            raise undeclared(self.undeclared)
         if part is None:
             return self.paths
         found = tuple(path for path in self.paths if path.name == part)

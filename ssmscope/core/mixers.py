@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import replace
 from functools import cache, partial
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -18,7 +18,6 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ssmscope import ops
 from ssmscope.core.affine import agree, changed_parts, described, innermost, same_outcome
-from ssmscope.core.forms import Form
 from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, observe, override_forward
 from ssmscope.core.known_models import LAYERS
 from ssmscope.core.linearized import LinearizedLayer
@@ -95,43 +94,22 @@ def _readable_class(module: nn.Module) -> type[nn.Module] | None:
     if type(module) in _ADAPTERS:
         return type(module)
     for kind in type_before_parametrizations(module).__mro__:
-        if kind not in _ADAPTERS and _full_name(kind) in LAYERS:
-            family: Any = LAYERS[_full_name(kind)]
+        if kind not in _ADAPTERS and full_name(kind) in LAYERS:
+            family: Any = LAYERS[full_name(kind)]
             _ADAPTERS[kind] = _Formed(family) if hasattr(family, "FORM") else family
         if kind in _ADAPTERS:
             return kind
     return None
 
 
-def _full_name(kind: type[nn.Module]) -> str:
+def full_name(kind: type[nn.Module]) -> str:
+    """Return the name of a class under which `LAYERS` has its adapter."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def adapt(
-    kind: type[nn.Module],
-    *,
-    terms: Callable[..., LayerTrace],
-    form: Form | None = None,
-    output: Callable[..., Tensor] | None = None,
-    linearized: Callable[..., LinearizedLayer] | None = None,
-) -> None:
-    """Have layers of a class read by functions of one's own, see `LayerAdapter`. A package declares the module that has
-    these functions as an entry point of `ssmscope.layers` instead, under the class's full name.
-
-    Args:
-        kind: class of the layers, and of those derived from it.
-        terms: `compute_terms(mixer, u, mask, state)`, the layer's terms from its input.
-        form: what stands around the recurrence, from which output and linear map follow.
-        output: the layer's output from its recurrence's, for a layer that no form describes.
-        linearized: such a layer's block map.
-
-    Raises InputError if nothing says what the layer's output is, and TypeError if the class is read otherwise.
-    """
-    if form is None and (output is None or linearized is None):
-        said = f"nothing says what a {kind.__name__} makes of its recurrence"
-        raise InputError(f"{said}: give form=…, a Form that names its parts")
-    own = {"compute_terms": terms, "FORM": form, "output": output, "linearized": linearized}
-    LAYERS.add(_full_name(kind), SimpleNamespace(**{name: each for name, each in own.items() if each is not None}))
+def read_anew(kind: type[nn.Module]) -> None:
+    """Have a class's adapter looked up again, as it was registered anew."""
+    _ADAPTERS.pop(kind, None)
 
 
 def runs_own(mixer: nn.Module, below: Any) -> bool:

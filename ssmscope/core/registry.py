@@ -31,9 +31,10 @@ class Registry(Generic[T]):
         self._found: dict[str, T | str] = dict(own or {})
         self._asked_packages = False
 
-    def add(self, name: str, found: T | str) -> None:
-        """Register an object, or its place as "package.module:object". Raise TypeError if the name is another's."""
-        known = self._entries().get(name, found)
+    def add(self, name: str, found: T | str, *, instead: bool = False) -> None:
+        """Register an object, or its place as "package.module:object". Raise TypeError if the name is another's, unless
+        it comes `instead`."""
+        known = found if instead else self._entries().get(name, found)
         if known != found and place_of(known) != place_of(found):
             raise TypeError(f"the {self.what} {name!r} of {place_of(found)} is already that of {place_of(known)}")
         self._found[name] = found

@@ -60,7 +60,8 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
     if own is None:
         within = f" within the {given} that was given" if name != given else ""
         said = f"{name}{within} is not a transformers model and contains none that can be read; give one, such as"
-        raise InputError(f"{said} MambaForCausalLM, mamba_ssm's MambaLMHeadModel, or a module around such a model")
+        said = f"{said} MambaForCausalLM, mamba_ssm's MambaLMHeadModel, or a module around such a model"
+        raise InputError(f"{said}; layers of your own are read once ssmscope.adapt says what they compute")
     return own
 
 
@@ -140,7 +141,7 @@ class OwnModel(nn.Module):
         super().__init__()
         self.module, self.path = module, path
         self.config = copy.deepcopy(self.base_model.config)
-        self.config.around = _written(module)  # The fingerprint is made from this and the weights.
+        self.config.around = written(module)  # The fingerprint is made from this and the weights.
         self.gives: LogitsKind = "nothing"
         with torch.no_grad(), evaluating(module):
             self._table = self._find_embeddings()
@@ -213,9 +214,12 @@ class OwnModel(nn.Module):
         output = self._run(given, mask)
         if self.gives == "nothing":
             return output[0].new_zeros(len(given), 0)
-        logits = _logits_in(output)
+        logits = self._logits_of(output)
         assert logits is not None
         return logits.unsqueeze(1) if logits.ndim == 1 else logits
+
+    def _logits_of(self, output: Any) -> Tensor | None:
+        return _logits_in(output)
 
     def _run(self, given: Tensor, mask: Tensor) -> Any:
         """Return the module's output for ids (batch, length) or embeddings (batch, length, width), without padding."""
@@ -275,7 +279,7 @@ class OwnModel(nn.Module):
         outputs = [self._tried(length)[0] for length in TRIAL_LENGTHS]
         if isinstance(outputs[0], ModelOutput) and "start_logits" in outputs[0]:
             self._refuse("a beginning and an end among a text's tokens, as in question answering")
-        logits = [_logits_in(output) for output in outputs]
+        logits = [self._logits_of(output) for output in outputs]
         first, second = logits
         if first is None or second is None:
             said = f"{self._name} gives a {type(outputs[0]).__name__} without logits; its forward pass should return a"
@@ -293,7 +297,7 @@ class OwnModel(nn.Module):
             )
         count = 1 if first.ndim == 1 else first.shape[1]
         own: Any = getattr(self.module, "config", None)
-        named = own is not self.base_model.config and getattr(own, "num_labels", None) == count
+        named = own is not getattr(self.base_model, "config", None) and getattr(own, "num_labels", None) == count
         self.config.num_labels = count
         self.config.problem_type = getattr(own, "problem_type", None) if named else None
         if named and isinstance(getattr(own, "id2label", None), Mapping):
@@ -323,7 +327,7 @@ def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None
     return OwnModel(module, backbone)
 
 
-def _written(module: nn.Module) -> list[str]:
+def written(module: nn.Module) -> list[str]:
     """Return the names of a module's classes that a user has written, with a hash of their code if it is available."""
     kinds = {type(part) for part in module.modules()}
     own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "transformers", "ssmscope")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ssmscope.core.intercept import out_of_inference
@@ -23,6 +23,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.loading import stored
 from ssmscope.loading.device_map import check_split
 from ssmscope.loading.fields import check_fields, read_object
+from ssmscope.loading.host import host
 from ssmscope.loading.in_memory import cast, converted, readable, unwrapped
 from ssmscope.loading.layouts import layout_of, read_state_dict
 from ssmscope.loading.packed import quantisation_of, without_quantisation
@@ -74,16 +75,20 @@ def load(
     device: str | torch.device | None = None,
     device_map: str | Mapping[str, Any] | None = None,
     backbone: str | None = None,
+    embedding: str | None = None,
+    head: str | None = None,
+    answer: Callable[[Any], Tensor] | None = None,
+    example: Any = None,
     labels: Sequence[str] | None = None,
 ) -> Model:
     """Load a trained state-space model for analysis.
 
     A model in memory is used itself and left unchanged, or a deep copy in another dtype or device, or with dequantised
-    weights. A compiled, parallel
-    or adapted model is taken out of its wrapper (`torch.compile`, `DataParallel`, peft's); the adapters of a PeftModel
-    stay active. Any module around a backbone loads, too: its own forward pass, which takes token ids first or as
-    `input_ids`, gives the logits, and each text's are those of the text alone, whatever its head does with padding. A
-    backbone without a head loads for analyses of its layers.
+    weights. A compiled or parallel model or a PeftModel is taken out of its wrapper (`torch.compile`, `DataParallel`,
+    peft's); PEFT adapters stay active. Any module around a backbone, or around layers that can be read, loads too
+    (those of a class of one's own once `adapt` says what they compute): its own forward pass, which takes token ids
+    first or as `input_ids`, gives the logits, and each text's are those of the text alone, whatever its head does with
+    padding. A backbone without a head loads for analyses of its layers.
 
     No code from a model's files is ever run: transformers' own classes and ours read them.
 
@@ -99,6 +104,11 @@ def load(
             device for each part, as transformers reads it with accelerate. Parts on the CPU are computed there; weights
             on a disk are refused.
         backbone: path of the backbone in a model in memory, such as `encoder`; by default it is found.
+        embedding, head: of a module of one's own without a transformers model in it, the paths of the embedding that
+            reads the ids, and of the linear layer that gives the logits; by default they are found.
+        answer: function of such a module's output that returns its logits, (batch, classes) or (batch, length,
+            vocabulary), where they are not the output itself or its `logits`.
+        example: token ids (batch, length) on which adapted layers are checked; by default some of the vocabulary.
         labels: names of a classifier's classes in the order of its logits, by which labels of data are matched, in
             place of its configuration's, which are often LABEL_0, LABEL_1, …
 
@@ -115,9 +125,15 @@ def load(
         kind = type(tokenizer).__name__
         raise InputError(f"tokenizer is a {kind}; give a tokenizer, or the directory or hub id of one")
     if isinstance(source, nn.Module):
-        with quiet():
-            module = readable(source, backbone)
         given = unwrapped(source)
+        hosted: dict[str, Any] = {"embedding": embedding, "head": head, "answer": answer, "example": example}
+        asked = any(each is not None for each in hosted.values())
+        if asked and backbone is not None:
+            raise InputError("backbone is of a transformers model within the module; leave it out, or all the others")
+        inside = any(isinstance(part, PreTrainedModel) for part in given.modules())
+        with quiet():
+            module = host(given, **hosted) if asked or not (inside or backbone) else None
+            module = readable(source, backbone) if module is None else module
         name = getattr(getattr(given, "config", None), "_name_or_path", "") or type(given).__name__
         own = _tokenizer(tokenizer, None)
         if not isinstance(given, PreTrainedModel):
@@ -125,6 +141,8 @@ def load(
         return Model(converted(module, wanted, place), own, name, named)
     if backbone is not None:
         raise InputError("backbone is the name of a part of a model in memory; leave it out, or give a module")
+    if any(each is not None for each in (embedding, head, answer, example)):
+        raise InputError("embedding, head, answer and example are about a module in memory; leave them out")
     if not isinstance(source, str | os.PathLike):
         kind = type(source).__name__
         raise InputError(f"a {kind} was given; a model is a name, a directory, a file, or a transformers model")

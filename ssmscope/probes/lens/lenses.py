@@ -167,6 +167,8 @@ def _streams(model: Model, batch: Batch, chosen: Callable[[Tensor], Tensor]) -> 
     observed = observe(before=[(block, entering) for block in blocks], after=[(blocks[-1], leaving)])
     with torch.no_grad(), model.running(mask=batch.mask), observed:
         model.forward(batch, last_only=True)
+    if not kept:
+        raise Unanswerable(f"{model.name} does not call its blocks as modules, whose outputs a lens reads")
     return torch.stack(kept)
 
 

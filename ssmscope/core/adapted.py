@@ -1,0 +1,284 @@
+"""Layers of one's own class: their terms from a function of layer and input, their output checked against their own."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ssmscope.core.forms import Form, mask_padding
+from ssmscope.core.known_models import LAYERS
+from ssmscope.core.linearized import LinearizedLayer, undeclared
+from ssmscope.core.mixers import full_name, read_anew
+from ssmscope.core.paths import InputMap, OutputMap, Path
+from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
+from ssmscope.errors import InputError, check_whole
+from ssmscope.ops import DeltaRecurrence, Recurrence, Scan
+from ssmscope.ops.recurrence import OVER_TIME
+
+HELD = ("x", "delta", "log_a", "beta", "e")
+"""Terms that are 0 where a recurrence writes nothing and holds its state."""
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Largest difference from a layer's own output, in units of its largest number; 3e-2 in half precision."""
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What a layer makes of its input u (batch, length, width), for `adapt`.
+
+    Attributes:
+        recurrences: one or several `Recurrence` or `DeltaRecurrence`, whose outputs are handed to `output`. A complex
+            state is two real ones: Re(c λ^(t−s) b) is |λ|^(t−s) times the product of c and b turned by t and s phases.
+        conv_input, z: of a layer with a form, the inputs of its convolution and of its gate's activation, (batch,
+            length, channels).
+    """
+
+    recurrences: Recurrence | DeltaRecurrence | Sequence[Recurrence | DeltaRecurrence]
+    conv_input: Tensor | None = None
+    z: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedState(LayerState):
+    """State of an adapted layer: `conv` are the last inputs u, of the `read` (batch,) positions so far."""
+
+    read: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Adapted:
+    """Adapter of a class of layers, see `adapt` for its fields."""
+
+    terms: Callable[..., Any]
+    own_output: Callable[[Any, Tensor, list[Tensor]], Tensor] | None
+    form: Form | None
+    reach: int
+    BIDIRECTIONAL: bool
+    counts: bool
+    """Whether `terms` is told how many positions came before."""
+
+    def compute_terms(
+        self, mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+    ) -> LayerTrace:
+        """Return the layer's terms; at padding the states are held."""
+        mask = None if mask is None or bool(mask.all()) else mask.bool()
+        u = mask_padding(u, mask)
+        extras = {}
+        if state is not None and (self.reach > 1 or self.counts):
+            assert isinstance(state, AdaptedState) and state.read is not None
+            before = u[:, :0] if state.conv is None else state.conv.to(u)
+            extras = {"before": before, "read": state.read}
+        found = self._by_rows(u, extras, partial(self._terms, mixer))
+        recurrences = tuple(found.recurrences)
+        if mask is not None:
+            recurrences = tuple(_held(each, mask) for each in recurrences)
+        tail = getattr(found, "tail", None)
+        start = None if state is None else state.ssm
+        return LayerTrace(
+            u, recurrences, mask, found.conv_input, tail, z=found.z, initial=start, reach=self.reach, extras=extras
+        )
+
+    def _terms(self, mixer: Any, u: Tensor, cut: int, start: int) -> Any:
+        given = self.terms(mixer, u, start) if self.counts else self.terms(mixer, u)
+        found = given if isinstance(given, Terms) else Terms(given)
+        several = found.recurrences
+        several = (several,) if isinstance(several, Recurrence | DeltaRecurrence) else tuple(several)
+        for each in several:
+            if not isinstance(each, Recurrence | DeltaRecurrence) or each.x.shape[:2] != u.shape[:2]:
+                said = f"the terms of {type(mixer).__name__} hold a {type(each).__name__}, where a Recurrence"
+                raise InputError(f"{said} of {u.shape[0]} sequences of {u.shape[1]} positions was expected")
+        return _cut(Terms(several, found.conv_input, found.z), cut, self.reach - 1)
+
+    def output(self, mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+        """Return the layer's output from its recurrences'."""
+        if self.form is not None:
+            return self.form.output(mixer, layer, scans)
+        assert self.own_output is not None
+        scans = layer.scan() if scans is None else scans
+        ys = [scan.y.flatten(2) for scan in scans]
+        give = self.own_output
+
+        def whole(u: Tensor, cut: int, start: int, *ys: Tensor) -> Tensor:
+            return give(mixer, u, [pad(y, (0, 0, cut, 0)) for y in ys])[:, cut:]
+
+        return self._by_rows(layer.u, layer.extras, whole, *ys)
+
+    def state_after(self, mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+        """Return the last inputs, and the states of the recurrences."""
+        before, read = layer.extras.get("before"), layer.extras.get("read")
+        real = layer.u.new_full(layer.u.shape[:1], layer.u.shape[1], dtype=torch.long)
+        real = real if layer.mask is None else layer.mask.sum(1)
+        read = real if read is None else real + read
+        conv = last_inputs(layer.u, self.reach, before, layer.mask) if self.reach > 1 else None
+        return AdaptedState(conv, tuple(scan.state for scan in scans), read)
+
+    def _by_rows(self, u: Tensor, extras: Any, compute: Callable[..., Any], *others: Tensor) -> Any:
+        """Return compute(u, cut, start, …) for u after the `cut` inputs before it that are needed, whose first is at
+        position `start`: together for rows of which these are the same."""
+        if not extras:
+            return compute(u, 0, 0, *others)
+        before, read = extras["before"], extras["read"]
+        kinds = read if self.counts else read.clamp(max=self.reach - 1)
+        found, places = [], []
+        for number in kinds.unique().tolist():
+            rows, cut = (kinds == number).nonzero()[:, 0].to(u.device), min(number, self.reach - 1)
+            whole = torch.cat([before[rows, before.shape[1] - cut :], u[rows]], 1)
+            found.append(compute(whole, cut, number - cut, *(t[rows] for t in others)))
+            places.append(rows)
+        return found[0] if len(found) == 1 else _joined(found, torch.cat(places).argsort())
+
+    def linearized(self, mixer: Any, layer: LayerTrace) -> LinearizedLayer:
+        """Return the layer as a linear map: of a layer without a form, its recurrences alone."""
+        if self.form is not None:
+            several = layer.recurrences
+            if len(several) == 1:
+                return self.form.linearized(mixer, layer)
+            entry = self.form.input_map(mixer, layer)
+            return self.form.linearized(mixer, layer, lambda out: [Path(each, entry, out) for each in several])
+        name = type(mixer).__name__
+
+        def refuse(*_: Any) -> Tensor:
+            raise undeclared(name)
+
+        around = OutputMap(refuse)
+        paths = [
+            Path(each, InputMap(each.x.flatten(2), refuse), around, f"recurrence {at}")
+            for at, each in enumerate(layer.recurrences)
+        ]
+        paths = paths if len(paths) > 1 else [replace(paths[0], name="")]
+        return LinearizedLayer(layer.u, tuple(paths), joined=False, undeclared=name)
+
+
+@dataclass(frozen=True, eq=False)
+class _CutTerms(Terms):
+    tail: Tensor | None = None
+
+
+def _cut(found: Terms, cut: int, kept: int) -> _CutTerms:
+    """Return the terms from position `cut` on, with the convolution's `kept` inputs before it."""
+    if not cut:
+        return _CutTerms(found.recurrences, found.conv_input, found.z)
+    before = None if found.conv_input is None else found.conv_input[:, :cut]
+    tail = None if before is None else pad(before, (0, 0, kept - cut, 0))
+    conv, z = (None if t is None else t[:, cut:] for t in (found.conv_input, found.z))
+    return _CutTerms(tuple(each.between(cut) for each in found.recurrences), conv, z, tail)  # type: ignore[union-attr]
+
+
+def _joined(found: Sequence[Any], order: Tensor) -> Any:
+    if isinstance(found[0], Tensor):
+        return torch.cat(list(found))[order]
+    if isinstance(found[0], tuple):
+        return tuple(_joined(each, order) for each in zip(*found))
+    if found[0] is None:
+        return None
+    over = OVER_TIME if isinstance(found[0], Recurrence | DeltaRecurrence) else [one.name for one in fields(found[0])]
+    present = {one.name for one in fields(found[0])}.intersection(over)
+    return replace(found[0], **{name: _joined([getattr(each, name) for each in found], order) for name in present})
+
+
+def _held(recurrence: Any, mask: Tensor) -> Any:
+    """Return a recurrence that writes nothing and holds its state where `mask` (batch, length) is False."""
+    given = {name: getattr(recurrence, name, None) for name in HELD}
+    return replace(recurrence, **{name: mask_padding(t, mask) for name, t in given.items() if t is not None})
+
+
+def adapt(
+    kind: type[nn.Module],
+    *,
+    terms: Callable[..., Any],
+    output: Callable[[Any, Tensor, list[Tensor]], Tensor] | None = None,
+    form: Form | None = None,
+    reach: int = 1,
+    both_ways: bool = False,
+) -> None:
+    """Have layers of a class, and of those derived from it, read as recurrences. `load` checks a model's adapted layers
+    against their own forward pass. A package declares an adapter as an entry point of `ssmscope.layers` instead.
+
+    Args:
+        kind: class of the layers, whose forward pass takes u (batch, length, width) and gives one tensor.
+        terms: function (layer, u) that returns the layer's recurrences, or `Terms`; one of (layer, u, start) is also
+            told how many positions came before the first of u, in runs that go on from a state.
+        output: function (layer, u, ys) that returns the layer's output from u and its recurrences' outputs, a list of
+            (batch, length, channels).
+        form: in place of `output`, the declaration of what stands around the recurrence, from which the output follows
+            and, unlike from a function, the map from tokens to outputs: relevance (lrp) and block attention need it.
+        reach: number of positions whose u a term or an output depends on: that of the convolution's taps, 1 without.
+        both_ways: whether the layer reads later positions too.
+
+    Raises InputError unless either `output` or `form` is given, and TypeError if the class is read otherwise.
+    """
+    if (output is None) == (form is None):
+        said = f"nothing says what a {kind.__name__} makes of its recurrence" if form is None else "output and form do"
+        raise InputError(f"{said}: give output=…, a function, or form=…, a Form that names the layer's parts")
+    check_whole(1, reach=reach)
+    name = full_name(kind)
+    known = LAYERS[name] if name in LAYERS else None
+    counts = len(inspect.signature(terms).parameters) > 2
+    LAYERS.add(name, Adapted(terms, output, form, reach, both_ways, counts), instead=isinstance(known, Adapted))
+    read_anew(kind)
+
+
+# ---- is it what the layer computes?
+
+
+def check_adapted(mixer: nn.Module, reader: Any, u: Float[Tensor, "batch length width"], name: str) -> None:
+    """Check terms and output of a layer against its own forward pass on an input u of two positions or more: whole and
+    cut off, continued from a state, in a padded batch, and in float64. Raises InputError with what differs."""
+    with torch.no_grad():
+        _check(mixer, reader, u, name)
+        try:
+            wide = copy.deepcopy(mixer).double()
+            wide(u.double())
+        except Exception:  # noqa: BLE001  # Whatever a module raises that has no float64.
+            return
+        _check(wide, reader, u.double(), name)
+
+
+def _check(mixer: nn.Module, reader: Any, u: Tensor, name: str) -> None:
+    own = mixer(u)
+    if not isinstance(own, Tensor) or own.shape[:2] != u.shape[:2]:
+        said = f"{name} gives a {type(own).__name__}; adapt a layer whose forward pass gives one tensor"
+        raise InputError(f"{said} (batch, length, width)")
+    if _apart(mixer(u), own) > 0:
+        raise InputError(f"{name} gives another output each time: it draws random numbers in evaluation")
+    both, half = bool(getattr(reader, "BIDIRECTIONAL", False)), max(1, 2 * u.shape[1] // 3)
+    short = mixer(u[:, :half])
+    if not both and _apart(short, own[:, :half]) > _tolerance(u):
+        raise InputError(f"{name} reads later positions: adapt it with both_ways=True")
+    layer = reader.compute_terms(mixer, u)
+    _refuse(name, "its terms and output do not give its own output", reader.output(mixer, layer), own)
+    cut = reader.compute_terms(mixer, u[:, :half])
+    _refuse(name, f"they do not give its output for {half} positions", reader.output(mixer, cut), short)
+    padded = torch.arange(u.shape[1], device=u.device).expand(u.shape[:2]) < half
+    found = reader.output(mixer, reader.compute_terms(mixer, u, padded))[:, :half]
+    what = "in a padded batch they give another output: what reads later positions must read zeros at padding"
+    _refuse(name, what, found, short)
+    if both:
+        return
+    state = reader.state_after(mixer, cut, cut.scan())
+    rest = reader.output(mixer, reader.compute_terms(mixer, u[:, half:], None, state))
+    what = f"continued after {half} positions they do not: it reads further back than reach={reader.reach}"
+    _refuse(name, what, rest, own[:, half:])
+
+
+def _refuse(name: str, what: str, found: Tensor, own: Tensor) -> None:
+    if found.shape != own.shape:
+        raise InputError(f"{name}: {what}; theirs is {tuple(found.shape)}, its own {tuple(own.shape)}")
+    if (gap := _apart(found, own)) > _tolerance(own):
+        raise InputError(f"{name}: {what}; the difference is {gap:.1e} of its largest number")
+
+
+def _apart(found: Tensor, own: Tensor) -> float:
+    return float((found - own).abs().max() / own.abs().max().clamp(min=torch.finfo(own.dtype).tiny))
+
+
+def _tolerance(u: Tensor) -> float:
+    return TOLERANCES.get(u.dtype, 3e-2)
