@@ -42,7 +42,8 @@ def page() -> str:
     """The page as Markdown, with a line for mkdocstrings in place of each docstring."""
     names = [name for name in ssmscope.__all__ if name not in FIRST and name != "__version__"]
     modules = [name for name in names if isinstance(getattr(ssmscope, name), types.ModuleType)]
-    analyses = {name: place.split(".")[1] for name, place in registry.names().items()}
+    rooms = {name: place.split(".")[1] for name, place in registry.names().items()}
+    analyses = {name: room for name, room in rooms.items() if room in ROOMS}
     parts = ["# API reference", ABOUT]
     parts += ["## Models and results", *map(_described, FIRST)]
     for room, title in ROOMS.items():

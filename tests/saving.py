@@ -14,9 +14,9 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaForCausalLM, PreT
 
 from ssmscope.core.affine import stored_weights
 from ssmscope.errors import InputError
-from ssmscope.loading.layouts import DIFF_PART_NAMES, FILE_FIELDS
 from ssmscope.loading.mamba_checkpoints import check_groups
 from ssmscope.zoo.diff_mamba import DiffMambaForCausalLM
+from ssmscope.zoo.layouts import DIFF_PART_NAMES, FILE_FIELDS
 
 
 def saved(directory: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:

@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "attacks": BELOW - {"backends", "networks", "layers"} | {"evaluation", "interp"},
     "reports": BELOW - {"backends", "networks", "layers"} | {"evaluation"} | ANALYSES,
     "cli": BELOW - {"networks", "layers"} | {"evaluation", "reports"} | ANALYSES,
+    "testing": BELOW,
     "zoo": BELOW - {"backends"} | {"evaluation", "cli"},
 }
 """Nothing imports the zoo, which is added as another package would be."""

@@ -15,9 +15,9 @@ from transformers import MambaConfig, MambaForCausalLM
 import ssmscope
 from ssmscope.loading import load as loading
 from ssmscope.loading import mamba_checkpoints
-from ssmscope.loading.layouts import plan_diff_mamba2
 from ssmscope.loading.load import ModelCache, cache_models
 from ssmscope.loading.stored import Contents, headers_of
+from ssmscope.zoo.layouts import plan_diff_mamba2
 
 
 class Stop(Exception):

@@ -19,10 +19,10 @@ from ssmscope.data.language import symbol_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.loading import load as loading
 from ssmscope.loading import pretrained
-from ssmscope.loading.layouts import is_diff_mamba2, plan_diff_mamba2, plan_selective
 from ssmscope.loading.load import ModelCache, cache_models, chosen_device, trained_examples
 from ssmscope.loading.mamba_checkpoints import is_mamba_ssm, plan_mamba_ssm
 from ssmscope.loading.stored import Contents, Stored, headers_of
+from ssmscope.zoo.layouts import is_diff_mamba2, plan_diff_mamba2, plan_selective
 
 
 def saved(where: Path, **options: Any) -> MambaForCausalLM:
@@ -218,7 +218,7 @@ def test_the_plan_of_a_selective_ssm() -> None:
     for prefix in ("", "SSM."):
         given = {prefix + name: t for name, t in SELECTIVE.items()}
         for name, head, labels in (("w", torch.ones(4), 2), ("W", torch.ones(5, 4), 5)):
-            plan = plan_selective({**given, name: head}, "m")
+            plan = plan_selective({**given, name: head}, None, "m")
             config = plan.build().config
             assert {each: getattr(config, each) for each in sizes} == sizes
             assert config.num_labels == labels and config.binary == (name == "w") and not plan.tied
@@ -239,7 +239,7 @@ def test_the_plan_of_a_selective_ssm() -> None:
 )
 def test_state_dicts_of_no_selective_ssm(change: dict[str, Any], said: str) -> None:
     given = {**SELECTIVE, "w": torch.ones(4), **change}
-    assert said in (refusal(plan_selective, {name: t for name, t in given.items() if t is not None}, "m") or "")
+    assert said in (refusal(plan_selective, {name: t for name, t in given.items() if t is not None}, None, "m") or "")
 
 
 # ---- names
