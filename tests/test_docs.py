@@ -117,6 +117,7 @@ def test_text_means_itself(hook: ModuleType) -> None:
     ("script", "function", "page", "first"),
     [
         ("reference", "mad_table", "differential-mamba", "| mamba2 | 0.887 ± 0.070 |"),
+        ("mad_every_token", "verdict_table", "differential-mamba", "| fuzzy-recall | 17, 18 | +0.046"),
         ("baleen_cifar10", "docs_table", "position-bias", "| Mamba-2 | 0.625 ± 0.019 |"),
         ("reference", "grouped_table", "groupmamba", "| mamba2 | 429,504 | 0.887 ± 0.070 |"),
         ("baleen_texts", "position_table", "position-bias", "| sst2 | mamba2 warm | 0.782 ± 0.010 | 1.1 ± 3.0 |"),
