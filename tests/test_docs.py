@@ -148,6 +148,13 @@ def test_a_table_of_a_page_is_what_was_measured(
     assert rows[2].startswith(first)
 
 
+def test_no_verdict_is_typed() -> None:
+    """What is said of two methods follows from a table by the rules of `benchmarks/verdicts.py`."""
+    typed = re.compile(r"\bno (?:advantage|gain)\b|\bnor does\b|\bno difference at\b", re.IGNORECASE)
+    pages = [*DOCS.rglob("*.md"), ROOT / "README.md"]
+    assert len(pages) > 25 and not [page.name for page in pages if typed.search(page.read_text(encoding="utf-8"))]
+
+
 def test_extras_are_installed_from_the_checkout() -> None:
     """There is no package index that has this project: the project's name with an extra would find nothing."""
     folders = ("ssmscope", "docs", "notebooks", "tests", "benchmarks")
