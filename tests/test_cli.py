@@ -282,7 +282,8 @@ class TestTrain:
     def test_an_interruption_says_how_to_go_on(
         self, analyze: Answer, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ssmscope.zoo.verbs.train_model", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        place = "ssmscope.zoo.training.verbs.train_model"
+        monkeypatch.setattr(place, lambda *_, **__: signal.raise_signal(signal.SIGINT))
         answer = analyze("train", "mamba", *self.options(reviews, tmp_path / "model"))
         assert answer.code == 130 and answer.err.count("\n") == 1 and "the same command continues" in answer.err
 

@@ -231,7 +231,7 @@ def test_words_of_an_option_stand_in_one_order():
 
 # What is only reached by a command line, or writes one.
 OPTIONS_ARE_TYPED = re.compile(
-    r"(api\.(analysis|inputs|options|typed|sharding\.workers)|cli|errors|reports|zoo\.(verbs|training\.card))\b"
+    r"(api\.(analysis|inputs|options|typed|sharding\.workers)|cli|errors|reports|zoo\.training\.(card|verbs))\b"
 )
 
 

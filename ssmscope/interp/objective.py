@@ -354,7 +354,7 @@ def objective(
             raise InputError("a contrast is the difference of two logits: give one token as target, one as contrast")
         contrasts = (against,) * count
         names = [f"{name} − {_name(model, (against,))}" for name in names]
-    elif not probability and getattr(model.module.config, "binary", False):  # One logit decides, the other is 0.
+    elif not probability and model.is_classifier and getattr(model.config, "binary", False):  # One logit decides.
         contrasts = tuple(1 - index for (index,) in targets)
     return Objective(model, batch, tuple(targets), contrasts, tuple(names), probability)
 

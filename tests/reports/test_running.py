@@ -131,7 +131,7 @@ class TestKeys:
         assert changed("\nX = 1\n", "backends/triton/ssd_kernels.py") == every, "backends are imported by name"
         assert changed("\nX = 1\n", "layers/mamba.py") == every, "layers are imported by name"
         assert changed("\nX = 1\n", "api/inputs.py") == every, "how texts are read"
-        others = ("api/analyses.py", "reports/page.py", "cli/command.py", "training/run.py", "__init__.py")
+        others = ("api/analyses.py", "reports/page.py", "cli/command.py", "zoo/training/run.py", "__init__.py")
         assert changed("\nX = 1\n", *others) == set()
         line = "    return scored("
         file = root / "interp/heatmap/__init__.py"

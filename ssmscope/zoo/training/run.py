@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ssmscope.zoo.training.data import Parts
 
 
-@verb("ssmscope.zoo.verbs:train", without=("command",))
+@verb("ssmscope.zoo.training.verbs:train", without=("command",))
 def train_model(
     architecture: str, data: str | Path, out: str | Path, *, command: str | None = None, **options: Any
 ) -> Path:
