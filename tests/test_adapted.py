@@ -407,6 +407,24 @@ def test_an_answer_of_ones_own_and_half_precision() -> None:
     torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
 
 
+def test_what_logits_are_called() -> None:
+    asked: Any = lambda answer, outputs=3, pooled=True: ssmscope.load(  # noqa: E731
+        network(MinGRU, outputs=outputs, pooled=pooled), answer=answer
+    )
+    assert asked("class").gives == "classes" and asked("labels").gives == "labels"
+    assert asked("next", 30, False).gives == "next tokens"
+    assert asked("number").gives == "numbers" and asked("number", 1).gives == "numbers"
+    with pytest.raises(InputError, match="gives logits of classes, for which 'next' is no name"):
+        asked("next")
+    with pytest.raises(InputError, match="give one of next, class, labels, number, or a function"):
+        asked("position")
+    module = network(MinGRU, pooled=False, outputs=4)
+    model = ssmscope.load(module, answer=lambda output, ids: output[torch.arange(len(ids)), ids.argmax(1)])
+    with torch.no_grad():
+        expected = torch.stack([module(torch.tensor([row]))[0, int(np.argmax(row))] for row in ROWS])
+    torch.testing.assert_close(model.logits(model.encode(ids=ROWS)), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_adapting_a_class_again_replaces_its_adapter() -> None:
     kind = adapted(MinGRU, terms=lambda m, u: gru_terms(m, 2 * u), output=lambda m, u, ys: ys[0])
     with pytest.raises(InputError):

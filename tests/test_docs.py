@@ -122,6 +122,7 @@ def test_text_means_itself(hook: ModuleType) -> None:
         ("reference", "grouped_table", "groupmamba", "| mamba2 | 429,504 | 0.887 ± 0.070 |"),
         ("baleen_texts", "position_table", "position-bias", "| sst2 | mamba2 warm | 0.782 ± 0.010 | 1.1 ± 3.0 |"),
         ("baleen_texts", "docs_table", "explanations", "| sst2 | mamba2 | 0.792 ± 0.027 | 1.00 | 10.2 ± 24.4 |"),
+        ("baleen_texts", "verdict_table", "explanations", "| accuracy × 100 | 5, 5 | −0.1 [−1.3, +1.1] |"),
         ("baleen_texts", "planted_table", "explanations", "| planted-words | mamba2 warm | 1.000 ± 0.000 | 1.00 |"),
         ("reference", "prompt_table", "robustness", "| ours | mamba2 | 0.706 ± 0.084 |"),
         ("reference", "gfssm_table", "gfssm", "| mamba2 | 0.887 ± 0.070 |"),

@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from ssmscope.core.adapted import Adapted, check_adapted
+from ssmscope.core.heads import LogitsKind
 from ssmscope.core.intercept import active_override, evaluating, observe, override_forward
 from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.errors import InputError, did_you_mean
@@ -20,6 +21,9 @@ from ssmscope.loading.in_memory import OwnModel, written
 from ssmscope.loading.stored import DAMAGE_ERRORS, reason
 
 TRIAL_TOKENS = 9
+ANSWERS: dict[str, LogitsKind] = {"next": "next tokens", "class": "classes", "labels": "labels", "number": "numbers"}
+"""Kinds of answers by the words for them."""
+Answer = str | Callable[..., Tensor]
 
 
 class Host(OwnModel):
@@ -31,8 +35,8 @@ class Host(OwnModel):
     Args:
         embedding, head: paths of the embedding that reads the ids, and of the linear layer that gives logits; by
             default they are found.
-        answer: function of the module's output that returns the logits, (batch, classes) or (batch, length,
-            vocabulary); by default they are the output, or its `logits`.
+        answer: one of `ANSWERS`, by default found by the logits' shape; or a function of the module's output, or of
+            that and the token ids, that returns the logits, (batch, classes) or (batch, length, vocabulary).
         example: token ids (batch, length) that the module is tried on.
 
     Raises InputError if the module cannot be run on token ids, a layer runs several times, or an adapted layer does not
@@ -44,11 +48,13 @@ class Host(OwnModel):
         module: nn.Module,
         embedding: str | None = None,
         head: str | None = None,
-        answer: Callable[[Any], Tensor] | None = None,
+        answer: Answer | None = None,
         example: Tensor | None = None,
     ) -> None:
         nn.Module.__init__(self)
-        self.module, self.path, self.answer, self.gives = module, "", answer, "nothing"
+        self.module, self.path, self.gives = module, "", "nothing"
+        self._answer = None if isinstance(answer, str) else answer
+        self._reads_ids = callable(answer) and len(inspect.signature(answer).parameters) > 1
         self.config = PretrainedConfig()
         self.config.model_type = type(module).__name__
         self.config.around = written(module)
@@ -67,6 +73,8 @@ class Host(OwnModel):
             self._table = self._find_embeddings() if embedding is None else embedding
             self._check_layers()
             self.gives = self._find_what_it_gives()
+        if isinstance(answer, str):
+            self._call_it(answer)
         self._example = None
 
     @property
@@ -140,8 +148,22 @@ class Host(OwnModel):
             raise InputError(f"the head of {self._name} does not read one vector at every position")
         return (seen[0],)
 
-    def _logits_of(self, output: Any) -> Tensor | None:
-        return super()._logits_of(output) if self.answer is None else self.answer(output)
+    def _call_it(self, answer: str) -> None:
+        """Take the logits as what they are called. Raises InputError if their shape is not that of such."""
+        wanted = ANSWERS[answer]
+        if wanted == "labels" and self.gives == "classes":
+            self.config.problem_type = "multi_label_classification"
+        elif wanted == "numbers" and self.gives == "classes":
+            self.config.problem_type = "regression"
+        elif wanted != self.gives:
+            said = f"{self._name} gives logits of {self.gives}, for which {answer!r} is no name"
+            raise InputError(f"{said}: leave answer out, or give a function that returns others")
+        self.gives = wanted
+
+    def _logits_of(self, output: Any, ids: Tensor | None = None) -> Tensor | None:
+        if self._answer is None:
+            return super()._logits_of(output, ids)
+        return self._answer(output, ids) if self._reads_ids else self._answer(output)
 
     def _refuse(self, what: str) -> None:
         said = f"{self._name} gives {what}; ssmscope explains one answer per text: say which, answer=…, with a function"
@@ -193,7 +215,7 @@ def host(
     *,
     embedding: str | None = None,
     head: str | None = None,
-    answer: Callable[[Any], Tensor] | None = None,
+    answer: Answer | None = None,
     example: Any = None,
 ) -> Host | None:
     """Return a module as `Host`; None if it has no layer that can be read. Raises InputError as `Host`, and for an
@@ -203,6 +225,7 @@ def host(
     ids = None if example is None else torch.as_tensor(example)
     if ids is not None and (ids.ndim != 2 or ids.is_floating_point() or ids.shape[1] < 2):
         raise InputError(f"the example is {tuple(ids.shape)} {ids.dtype}; give token ids (batch, length), two or more")
-    if answer is not None and not (callable(answer) and len(inspect.signature(answer).parameters) >= 1):
-        raise InputError(f"answer is {answer!r:.60}; give a function of the module's output that returns the logits")
+    if answer is not None and not callable(answer) and answer not in ANSWERS:
+        said = f"answer is {answer!r:.60}; give one of {', '.join(ANSWERS)}, or a function of the module's output"
+        raise InputError(f"{said} that returns the logits")
     return Host(module, embedding, head, answer, ids)

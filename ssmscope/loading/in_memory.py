@@ -37,7 +37,7 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
     """
     given, module = type(module).__name__, unwrapped(module)
     name = type(module).__name__
-    if name == "MambaLMHeadModel" and type(module).__module__.startswith("mamba_ssm."):
+    if _is_mamba_ssm(module):
         module = of_mamba_ssm(module)
     module = dequantised(module)
     absent = next((n for n, t in [*module.named_parameters(), *module.named_buffers()] if t.is_meta), None)
@@ -63,6 +63,15 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
         said = f"{said} MambaForCausalLM, mamba_ssm's MambaLMHeadModel, or a module around such a model"
         raise InputError(f"{said}; layers of your own are read once ssmscope.adapt says what they compute")
     return own
+
+
+def of_library(module: nn.Module) -> bool:
+    """Return True if a module holds a transformers model, or is a model of mamba_ssm's."""
+    return _is_mamba_ssm(module) or any(isinstance(part, PreTrainedModel) for part in module.modules())
+
+
+def _is_mamba_ssm(module: nn.Module) -> bool:
+    return type(module).__name__ == "MambaLMHeadModel" and type(module).__module__.startswith("mamba_ssm.")
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -214,11 +223,11 @@ class OwnModel(nn.Module):
         output = self._run(given, mask)
         if self.gives == "nothing":
             return output[0].new_zeros(len(given), 0)
-        logits = self._logits_of(output)
+        logits = self._logits_of(output, given if given.ndim == 2 else None)
         assert logits is not None
         return logits.unsqueeze(1) if logits.ndim == 1 else logits
 
-    def _logits_of(self, output: Any) -> Tensor | None:
+    def _logits_of(self, output: Any, ids: Tensor | None = None) -> Tensor | None:
         return _logits_in(output)
 
     def _run(self, given: Tensor, mask: Tensor) -> Any:
@@ -276,10 +285,11 @@ class OwnModel(nn.Module):
         return found[0]
 
     def _find_what_it_gives(self) -> LogitsKind:
-        outputs = [self._tried(length)[0] for length in TRIAL_LENGTHS]
+        tried = [self._tried(length) for length in TRIAL_LENGTHS]
+        outputs = [output for output, _ in tried]
         if isinstance(outputs[0], ModelOutput) and "start_logits" in outputs[0]:
             self._refuse("a beginning and an end among a text's tokens, as in question answering")
-        logits = [self._logits_of(output) for output in outputs]
+        logits = [self._logits_of(output, ids) for output, ids in tried]
         first, second = logits
         if first is None or second is None:
             said = f"{self._name} gives a {type(outputs[0]).__name__} without logits; its forward pass should return a"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from ssmscope.core.intercept import out_of_inference
@@ -23,8 +23,8 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.loading import stored
 from ssmscope.loading.device_map import check_split
 from ssmscope.loading.fields import check_fields, read_object
-from ssmscope.loading.host import host
-from ssmscope.loading.in_memory import cast, converted, readable, unwrapped
+from ssmscope.loading.host import Answer, host
+from ssmscope.loading.in_memory import cast, converted, of_library, readable, unwrapped
 from ssmscope.loading.layouts import layout_of, read_state_dict
 from ssmscope.loading.packed import quantisation_of, without_quantisation
 from ssmscope.loading.pretrained import (
@@ -77,7 +77,7 @@ def load(
     backbone: str | None = None,
     embedding: str | None = None,
     head: str | None = None,
-    answer: Callable[[Any], Tensor] | None = None,
+    answer: Answer | None = None,
     example: Any = None,
     labels: Sequence[str] | None = None,
 ) -> Model:
@@ -104,10 +104,12 @@ def load(
             device for each part, as transformers reads it with accelerate. Parts on the CPU are computed there; weights
             on a disk are refused.
         backbone: path of the backbone in a model in memory, such as `encoder`; by default it is found.
-        embedding, head: of a module of one's own without a transformers model in it, the paths of the embedding that
-            reads the ids, and of the linear layer that gives the logits; by default they are found.
-        answer: function of such a module's output that returns its logits, (batch, classes) or (batch, length,
-            vocabulary), where they are not the output itself or its `logits`.
+        embedding: of a module of one's own without a transformers model in it, the path of the embedding that reads the
+            ids; by default it is found.
+        head: the path of such a module's linear layer that gives the logits; by default it is found.
+        answer: what such a module's logits are: `next` tokens, a `class`, `labels` of which several may be right, or a
+            `number`; by default found by their shape. Where they are neither the module's output nor its `logits`, a
+            function of the output that returns them, (batch, classes) or (batch, length, vocabulary).
         example: token ids (batch, length) on which adapted layers are checked; by default some of the vocabulary.
         labels: names of a classifier's classes in the order of its logits, by which labels of data are matched, in
             place of its configuration's, which are often LABEL_0, LABEL_1, …
@@ -130,9 +132,8 @@ def load(
         asked = any(each is not None for each in hosted.values())
         if asked and backbone is not None:
             raise InputError("backbone is of a transformers model within the module; leave it out, or all the others")
-        inside = any(isinstance(part, PreTrainedModel) for part in given.modules())
         with quiet():
-            module = host(given, **hosted) if asked or not (inside or backbone) else None
+            module = host(given, **hosted) if asked or not (backbone or of_library(given)) else None
             module = readable(source, backbone) if module is None else module
         name = getattr(getattr(given, "config", None), "_name_or_path", "") or type(given).__name__
         own = _tokenizer(tokenizer, None)
