@@ -17,7 +17,7 @@ from ssmscope.core.heads import LogitsKind
 from ssmscope.core.intercept import active_override, evaluating, observe, override_forward
 from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.loading.in_memory import OwnModel, written
+from ssmscope.loading.in_memory import OwnModel, given_and_mask, written
 from ssmscope.loading.stored import DAMAGE_ERRORS, reason
 
 TRIAL_TOKENS = 9
@@ -100,8 +100,7 @@ class Host(OwnModel):
         use_cache: bool | None = None,
     ) -> SequenceClassifierOutput:
         """Return logits (batch, classes) or (batch, length, vocabulary)."""
-        given: Any = input_ids if inputs_embeds is None else inputs_embeds
-        mask = given.new_ones(given.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        given, mask = given_and_mask(input_ids, attention_mask, inputs_embeds)
         if self.gives == "next tokens" or bool(mask.all()):
             return SequenceClassifierOutput(logits=self._logits(given, mask))
         whole = self._outputs_of_layers(given, mask)
@@ -140,8 +139,7 @@ class Host(OwnModel):
         head, seen = self.get_output_embeddings(), list[Tensor]()
         if head is None:
             raise InputError(f"which part of {self._name} gives the logits is not known: load it with head=…")
-        given: Any = input_ids if inputs_embeds is None else inputs_embeds
-        mask = given.new_ones(given.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        given, mask = given_and_mask(input_ids, attention_mask, inputs_embeds)
         with observe(before=[(head, lambda part, args, kwargs: seen.append(args[0]))]):
             self._run(given, mask)
         if len(seen) != 1 or seen[0].shape[:2] != given.shape[:2]:

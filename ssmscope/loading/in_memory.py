@@ -181,7 +181,7 @@ class OwnModel(nn.Module):
         use_cache: bool | None = None,
     ) -> SequenceClassifierOutput:
         """Return logits (batch, classes) or (batch, length, vocabulary), or (batch, 0) without a head."""
-        given, mask = _given(input_ids, attention_mask, inputs_embeds)
+        given, mask = given_and_mask(input_ids, attention_mask, inputs_embeds)
         if self.gives == "nothing" or bool(mask.all()):
             return SequenceClassifierOutput(logits=self._logits(given, mask))
         whole = self.run_backbone(input_ids, attention_mask, inputs_embeds)
@@ -216,7 +216,7 @@ class OwnModel(nn.Module):
             return whole[-1]
 
         with override_forward([(self.base_model, keep)]):
-            self._logits(*_given(input_ids, attention_mask, inputs_embeds))
+            self._logits(*given_and_mask(input_ids, attention_mask, inputs_embeds))
         return whole[0]
 
     def _logits(self, given: Tensor, mask: Tensor) -> Tensor:
@@ -351,7 +351,8 @@ def written(module: nn.Module) -> list[str]:
     return sorted(found)
 
 
-def _given(ids: Tensor | None, mask: Tensor | None, embeddings: Tensor | None) -> tuple[Tensor, Tensor]:
+def given_and_mask(ids: Tensor | None, mask: Tensor | None, embeddings: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return ids, or embeddings, and the mask of real positions."""
     given: Any = ids if embeddings is None else embeddings
     return given, given.new_ones(given.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
 
