@@ -76,8 +76,12 @@ class Adapted:
             assert isinstance(state, AdaptedState) and state.read is not None
             before = u[:, :0] if state.conv is None else state.conv.to(u)
             extras = {"before": before, "read": state.read}
-        found = self._by_rows(u, extras, partial(self._terms, mixer))
+        terms = partial(self._terms, mixer)
+        found = self._by_rows(u, extras, terms) if self._one_way(mask) else _by_lengths(mask, terms, u)
         recurrences = tuple(found.recurrences)
+        if not self._one_way(mask):  # An order is that of all positions.
+            orders = [each.order for each in terms(u, 0, 0).recurrences]
+            recurrences = tuple(replace(each, order=order) for each, order in zip(recurrences, orders))
         if mask is not None:
             recurrences = tuple(_held(each, mask) for each in recurrences)
         tail = getattr(found, "tail", None)
@@ -109,7 +113,13 @@ class Adapted:
         def whole(u: Tensor, cut: int, start: int, *ys: Tensor) -> Tensor:
             return give(mixer, u, [pad(y, (0, 0, cut, 0)) for y in ys])[:, cut:]
 
-        return self._by_rows(layer.u, layer.extras, whole, *ys)
+        if self._one_way(layer.mask):
+            return self._by_rows(layer.u, layer.extras, whole, *ys)
+        return _by_lengths(layer.mask, whole, layer.u, *ys)
+
+    def _one_way(self, mask: Tensor | None) -> bool:
+        """Return True if padding on the right is read by nothing before it."""
+        return mask is None or not self.BIDIRECTIONAL
 
     def state_after(self, mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
         """Return the last inputs, and the states of the recurrences."""
@@ -170,6 +180,31 @@ def _cut(found: Terms, cut: int, kept: int) -> _CutTerms:
     tail = None if before is None else pad(before, (0, 0, kept - cut, 0))
     conv, z = (None if t is None else t[:, cut:] for t in (found.conv_input, found.z))
     return _CutTerms(tuple(each.between(cut) for each in found.recurrences), conv, z, tail)  # type: ignore[union-attr]
+
+
+def _by_lengths(mask: Any, compute: Callable[..., Any], u: Tensor, *others: Tensor) -> Any:
+    """Return compute(u, 0, 0, …) of each row without its padding, filled up with zeros."""
+    lengths = mask.sum(1)
+    found, places = [], []
+    for length in lengths.unique().tolist():
+        rows = (lengths == length).nonzero()[:, 0].to(u.device)
+        one = compute(u[rows, :length], 0, 0, *(t[rows, :length] for t in others))
+        found.append(_filled(one, mask.shape[1] - length))
+        places.append(rows)
+    return _joined(found, torch.cat(places).argsort())
+
+
+def _filled(found: Any, number: int) -> Any:
+    if isinstance(found, Tensor):
+        return pad(found, (0, 0) * (found.ndim - 2) + (0, number))
+    if isinstance(found, tuple):
+        return tuple(_filled(each, number) for each in found)
+    if isinstance(found, Recurrence | DeltaRecurrence):
+        present = {name: t for name in OVER_TIME if (t := getattr(found, name, None)) is not None}
+        return replace(found, order=None, **{name: _filled(t, number) for name, t in present.items()})
+    if found is None:
+        return None
+    return replace(found, **{each.name: _filled(getattr(found, each.name), number) for each in fields(found)})
 
 
 def _joined(found: Sequence[Any], order: Tensor) -> Any:
@@ -259,8 +294,7 @@ def _check(mixer: nn.Module, reader: Any, u: Tensor, name: str) -> None:
     _refuse(name, f"they do not give its output for {half} positions", reader.output(mixer, cut), short)
     padded = torch.arange(u.shape[1], device=u.device).expand(u.shape[:2]) < half
     found = reader.output(mixer, reader.compute_terms(mixer, u, padded))[:, :half]
-    what = "in a padded batch they give another output: what reads later positions must read zeros at padding"
-    _refuse(name, what, found, short)
+    _refuse(name, "in a padded batch they give another output", found, short)
     if both:
         return
     state = reader.state_after(mixer, cut, cut.scan())
