@@ -29,8 +29,8 @@ for file in sorted(here.rglob("*.py")):
     if parts[-1] != "__main__" and "backends" not in parts:
         try:
             importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
-        except ModuleNotFoundError as error:
-            if error.name.partition(".")[0] == "ssmscope":  # Others are of libraries that are not installed.
+        except (ImportError, ssmscope.InputError) as error:
+            if (getattr(error, "name", None) or "").startswith("ssmscope"):  # Others are of libraries that are not there.
                 raise
 said = io.StringIO()
 with redirect_stdout(said):
