@@ -30,8 +30,8 @@ for file in sorted(here.rglob("*.py")):
         try:
             importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
         except (ImportError, ssmscope.InputError) as error:
-            if (getattr(error, "name", None) or "").startswith("ssmscope"):  # Others are of libraries that are not there.
-                raise
+            if (getattr(error, "name", None) or "").startswith("ssmscope"):
+                raise  # Others are of libraries that are not there.
 said = io.StringIO()
 with redirect_stdout(said):
     code = run(["--help"])
