@@ -207,8 +207,8 @@ def adapt_all() -> None:
 
 
 adapt_all()
-KINDS = (PlainMamba, Formed, MinGRU, Diagonal, BothWays, MambaBothWays)
-TURNED = (BothWays, MambaBothWays)
+LAYER_CLASSES = (PlainMamba, Formed, MinGRU, Diagonal, BothWays, MambaBothWays)
+BOTH_WAYS_CLASSES = (BothWays, MambaBothWays)
 
 
 def network(kind: Callable[[int], nn.Module], **options: Any) -> Network:
@@ -219,7 +219,7 @@ def network(kind: Callable[[int], nn.Module], **options: Any) -> Network:
     return module
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LAYER_CLASSES)
 def test_logits_are_each_texts_own(kind) -> None:
     module = network(kind)
     model = ssmscope.load(module, labels=["a", "b", "c"])
@@ -229,11 +229,11 @@ def test_logits_are_each_texts_own(kind) -> None:
     torch.testing.assert_close(model.logits(model.encode(ids=ROWS)), expected, rtol=1e-4, atol=1e-4)
     trace = model.trace(ROWS)
     torch.testing.assert_close(trace.logits, expected, rtol=1e-4, atol=1e-4)
-    assert trace.bidirectional == (kind in TURNED) and np.ptp(expected.numpy()) > 0.1
+    assert trace.bidirectional == (kind in BOTH_WAYS_CLASSES) and np.ptp(expected.numpy()) > 0.1
 
 
 def test_survival_in_a_padded_batch_is_that_of_each_text() -> None:
-    for kind in KINDS:
+    for kind in LAYER_CLASSES:
         model = ssmscope.load(network(kind))
         found = model.trace(ROWS).survival()
         for row, ids in enumerate(ROWS):
@@ -241,7 +241,7 @@ def test_survival_in_a_padded_batch_is_that_of_each_text() -> None:
             torch.testing.assert_close(found[:, row, : len(ids)], alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in TURNED])
+@pytest.mark.parametrize("kind", [kind for kind in LAYER_CLASSES if kind not in BOTH_WAYS_CLASSES])
 def test_a_language_model_writes_what_it_would(kind) -> None:
     module = network(kind, outputs=30, pooled=False)
     model = ssmscope.load(module)

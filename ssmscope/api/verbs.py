@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Verb(NamedTuple):
-    """What the command line needs of a function.
+    """Declaration of a verb.
 
     `answer` is the place, as "package.module:function", of what reads the arguments, calls the function and prints. Its
     `**options` are the function's keyword-only parameters but those in `without`."""

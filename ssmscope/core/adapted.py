@@ -32,7 +32,7 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """What a layer makes of its input u (batch, length, width), for `adapt`.
+    """Terms of a layer at its input u (batch, length, width), for `adapt`.
 
     Attributes:
         recurrences: one or several `Recurrence` or `DeltaRecurrence`, whose outputs are handed to `output`. A complex
@@ -63,7 +63,7 @@ class Adapted:
     reach: int
     BIDIRECTIONAL: bool
     counts: bool
-    """Whether `terms` is told how many positions came before."""
+    """True if `terms` is told how many positions came before."""
 
     def compute_terms(
         self, mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None

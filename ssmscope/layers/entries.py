@@ -1,4 +1,4 @@
-"""What `ssmscope.layers` registers, as a package does by entry points: the module that reads each layer, by the full
+"""Entries of `ssmscope.layers`, as a package has entry points: the module that reads each layer, by the full
 name of the layer's class, and the module of each model type that transformers lacks."""
 
 from collections.abc import Mapping

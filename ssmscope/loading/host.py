@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from transformers.modeling_outputs import SequenceClassifierOutput
 
 from ssmscope.core.adapted import Adapted, check_adapted
 from ssmscope.core.heads import LogitsKind
@@ -42,6 +41,8 @@ class Host(OwnModel):
     Raises InputError if the module cannot be run on token ids, a layer runs several times, or an adapted layer does not
     compute what its adapter says.
     """
+
+    ignores_padding = ("nothing", "next tokens")
 
     def __init__(
         self,
@@ -92,31 +93,7 @@ class Host(OwnModel):
         heads = [part for part in heads if part.out_features == outputs]
         return heads[0] if len(heads) == 1 else None
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-    ) -> SequenceClassifierOutput:
-        """Return logits (batch, classes) or (batch, length, vocabulary)."""
-        given, mask = given_and_mask(input_ids, attention_mask, inputs_embeds)
-        if self.gives == "next tokens" or bool(mask.all()):
-            return SequenceClassifierOutput(logits=self._logits(given, mask))
-        whole = self._outputs_of_layers(given, mask)
-        places, found = [], []
-        for length in mask.sum(1).unique().tolist():
-            rows = (mask.sum(1) == length).nonzero()[:, 0]
-
-            def alone(t: Tensor) -> Tensor:
-                return t[rows][mask[rows]].unflatten(0, (len(rows), -1))  # noqa: B023
-
-            with override_forward([(mixer, _constant(alone(y))) for mixer, y in whole]):
-                found.append(self._logits(alone(given), alone(mask)))
-            places.append(rows)
-        return SequenceClassifierOutput(logits=torch.cat(found)[torch.cat(places).argsort()])
-
-    def _outputs_of_layers(self, given: Tensor, mask: Tensor) -> list[tuple[nn.Module, Tensor]]:
+    def _outputs_of_parts(self, given: Tensor, mask: Tensor, arguments: tuple[Any, ...]) -> list[tuple[nn.Module, Any]]:
         found: list[tuple[nn.Module, Tensor]] = []
 
         def keep(mixer: nn.Module) -> Callable[..., Tensor]:
@@ -202,10 +179,6 @@ class Host(OwnModel):
                     said = f"{path} ({type(mixer).__name__}) is not called with u (batch, length, width)"
                     raise InputError(f"{said} as its first argument, as an adapted layer is")
                 check_adapted(mixer, reader, inputs[path], f"{path} ({type(mixer).__name__})")
-
-
-def _constant(output: Tensor) -> Callable[..., Tensor]:
-    return lambda below, *args, **kwargs: output
 
 
 def host(

@@ -146,6 +146,9 @@ class OwnModel(nn.Module):
     if the module cannot be run on token ids, or gives neither logits of a text nor of next tokens.
     """
 
+    ignores_padding: tuple[LogitsKind, ...] = ("nothing",)
+    """Kinds of logits for which the whole module runs on padded batches."""
+
     def __init__(self, module: nn.Module, path: str) -> None:
         super().__init__()
         self.module, self.path = module, path
@@ -182,9 +185,9 @@ class OwnModel(nn.Module):
     ) -> SequenceClassifierOutput:
         """Return logits (batch, classes) or (batch, length, vocabulary), or (batch, 0) without a head."""
         given, mask = given_and_mask(input_ids, attention_mask, inputs_embeds)
-        if self.gives == "nothing" or bool(mask.all()):
+        if self.gives in self.ignores_padding or bool(mask.all()):
             return SequenceClassifierOutput(logits=self._logits(given, mask))
-        whole = self.run_backbone(input_ids, attention_mask, inputs_embeds)
+        whole = self._outputs_of_parts(given, mask, (input_ids, attention_mask, inputs_embeds))
         places, found = [], []
         for length in mask.sum(1).unique().tolist():
             rows = (mask.sum(1) == length).nonzero()[:, 0]
@@ -193,14 +196,17 @@ class OwnModel(nn.Module):
             def alone(t: Tensor) -> Tensor:
                 return t[rows][real].unflatten(0, real.sum(1).shape + (-1,))  # noqa: B023
 
-            output = _mapped(whole, mask.shape, alone)
-            with override_forward([(self.base_model, lambda below, *args, **kwargs: output)]):  # noqa: B023
+            with override_forward([(part, _constant(_mapped(output, mask.shape, alone))) for part, output in whole]):
                 logits = self._logits(alone(given), alone(mask))
             if self.gives == "next tokens":
                 logits = logits.new_zeros(*real.shape, logits.shape[-1]).masked_scatter(real.unsqueeze(-1), logits)
             places.append(rows)
             found.append(logits)
         return SequenceClassifierOutput(logits=torch.cat(found)[torch.cat(places).argsort()])
+
+    def _outputs_of_parts(self, given: Tensor, mask: Tensor, arguments: tuple[Any, ...]) -> list[tuple[nn.Module, Any]]:
+        """Return the parts that run once for a padded batch, with their outputs."""
+        return [(self.base_model, self.run_backbone(*arguments))]
 
     def run_backbone(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None
@@ -349,6 +355,10 @@ def written(module: nn.Module) -> list[str]:
             code = ""
         found.append(f"{kind.__module__}.{kind.__qualname__} {code}")
     return sorted(found)
+
+
+def _constant(output: Any) -> Callable[..., Any]:
+    return lambda below, *args, **kwargs: output
 
 
 def given_and_mask(ids: Tensor | None, mask: Tensor | None, embeddings: Tensor | None) -> tuple[Tensor, Tensor]:

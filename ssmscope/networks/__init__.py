@@ -1,1 +1,1 @@
-"""What our own models consist of around their layers: backbones, language models and the classifier."""
+"""Parts of our own models around their layers: backbones, language models and the classifier."""

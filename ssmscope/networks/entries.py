@@ -1,3 +1,3 @@
-"""What `ssmscope.networks` registers, as a package does by entry points."""
+"""Entries of `ssmscope.networks`, of the form of a package's entry points."""
 
 ENTRIES = {"ssmscope.models": {"ssm-classifier": "ssmscope.networks.classifier"}}

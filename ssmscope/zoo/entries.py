@@ -1,4 +1,4 @@
-"""What the zoo registers, as a package of its own would by entry points."""
+"""Entries of the zoo, of the form of a package's entry points."""
 
 ENTRIES = {
     "ssmscope.layers": {
