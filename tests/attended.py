@@ -6,8 +6,9 @@ import itertools
 
 import numpy as np
 
+from ssmscope.interp.attention.maps import AttendedText, AttentionMap
 from ssmscope.interp.attention.measure import Reader
-from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention
+from ssmscope.interp.attention.result import ImplicitAttention
 
 SENTENCE = (
     "I went into this film expecting very little , and for the first twenty minutes that is what I got : "

@@ -17,7 +17,8 @@ from markupsafe import Markup
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.data.text import text_data
-from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
+from ssmscope.interp.heatmap.scored_text import ScoredText
+from ssmscope.interp.heatmap.text_result import SelectionHeatmap
 from ssmscope.render.blocks import Picture
 from ssmscope.render.html import image_html
 from ssmscope.render.tokens import visible

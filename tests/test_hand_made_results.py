@@ -16,8 +16,9 @@ from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, Pl
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, doubt, strongest
-from ssmscope.interp.heatmap import views
-from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
+from ssmscope.interp.heatmap import text_result as views
+from ssmscope.interp.heatmap.scored_text import ScoredText
+from ssmscope.interp.heatmap.text_result import SelectionHeatmap
 from ssmscope.probes.evaluate.result import Benchmarks, TaskScore
 from ssmscope.probes.retrieval.result import Cell, Ratio, Retrieval
 from ssmscope.probes.snr.measure import LayerDifference, LayerSNR, SNRCurve, SNRDifference

@@ -125,6 +125,28 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert not graph, f"these import each other: {sorted(graph)}"
 
 
+SAY_EACH_OTHER = [
+    {"api.results", "api.scores"},
+    {"reports.gates", "reports.hardest", "reports.scores", "reports.store"},
+]
+"""Modules that name each other, in annotations alone."""
+
+
+def test_few_modules_name_each_other() -> None:
+    names = {name: ours(imported(parsed(name), name)) - {name} for name in MODULES}
+
+    def reached(name: str) -> set[str]:
+        found, left = set(), [name]
+        while left:
+            left += (new := names.get(left.pop(), set()) - found)
+            found |= new
+        return found
+
+    every = {name: reached(name) for name in names}
+    circles = {frozenset(other for other in every[name] if name in every.get(other, ())) for name in names}
+    assert sorted(map(sorted, circles - {frozenset()})) == sorted(map(sorted, SAY_EACH_OTHER))
+
+
 FLOATS = {"zeros", "ones", "empty", "rand", "randn", "eye", "linspace", "logspace"}
 """What torch makes in the process's default dtype, which a user may have set."""
 TRAINED = ("networks.", "layers.", "loading.", "zoo.")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ssmscope.core.registry import Registry
-
-if TYPE_CHECKING:
-    from ssmscope.attacks.recipes import Recipe
 
 RANDOM_STRINGS = """
     d6ZQ3u0GBQ vTAjHynoIG OB4KVJzIft LkF0FZxMZ4 iia2yL9Uzm CuVpbbkC4c w52rwgo0Av Vq3aBzuZcD hXLpw3bbiw RcRneWo6Iv
@@ -23,6 +21,27 @@ RANDOM_STRINGS = """
 STRESSES = (" and true is true ", " and false is not true ", " and true is true " * 5)
 """Suffixes that mean nothing for the task (Naik et al. 2018), of PromptBench 0.0.4; it has 50 `RANDOM_STRINGS` too
 (Ribeiro et al. 2020)."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An attack of TextAttack's parts, or (without transformation and search) one that tries all its suffixes. `ran`
+    describes the parts that run, `left_out` those of the definition that do not, and why."""
+
+    name: str
+    transformation: Any
+    constraints: tuple[Any, ...]
+    search: Any
+    ran: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
+
+    def attack(self, goal_function: Any, *more_constraints: Any) -> Any:
+        """Return TextAttack's `Attack` for a goal, with further constraints."""
+        from ssmscope.attacks.offline import textattack
+
+        constraints = [*self.constraints, *more_constraints]
+        return textattack().Attack(goal_function, constraints, self.transformation, copy.copy(self.search))
 
 
 @dataclass(frozen=True)

@@ -6,35 +6,15 @@ attacks on single texts. A part whose resource is missing is replaced or left ou
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ssmscope.attacks.names import ATTACKS
+from ssmscope.attacks.names import ATTACKS, Recipe
 from ssmscope.attacks.offline import stopwords, textattack
 from ssmscope.attacks.resources import Encoder, MaskedLM, load_synonyms, load_vectors
 from ssmscope.errors import InputError
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """An attack of TextAttack's parts, or (without transformation and search) one that tries all its suffixes. `ran`
-    describes the parts that run, `left_out` those of the definition that do not, and why."""
-
-    name: str
-    transformation: Any
-    constraints: tuple[Any, ...]
-    search: Any
-    ran: tuple[str, ...]
-    left_out: tuple[str, ...] = ()
-    suffixes: tuple[str, ...] = ()
-
-    def attack(self, goal_function: Any, *more_constraints: Any) -> Any:
-        """Return TextAttack's `Attack` for a goal, with further constraints."""
-        constraints = [*self.constraints, *more_constraints]
-        return textattack().Attack(goal_function, constraints, self.transformation, copy.copy(self.search))
 
 
 def protect(words: Iterable[str], placeholder: str | None) -> Any:

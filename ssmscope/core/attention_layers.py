@@ -38,7 +38,7 @@ from ssmscope.core.trace import Earlier, LayerState, alone
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model
+    from ssmscope.core.interface import Runs
 
 IMPLEMENTATIONS = ("eager", "sdpa")
 """Implementations of transformers that add a mask of any shape to their scores."""
@@ -141,7 +141,7 @@ def keeps_caches(module: Any) -> bool:
     return not found.keys() ^ attention_modules(module).keys() and (adds or not found)
 
 
-def runs_in_two_pieces(model: Model) -> bool:
+def runs_in_two_pieces(model: Runs) -> bool:
     """Return True if a short text run in two pieces has the logits of the whole text, to rounding."""
     ids = [(5 * place + place // 7) % model.vocabulary for place in range(24)]
     whole, first, second = (model.encode(ids=part) for part in (ids, ids[:14], ids[14:]))
@@ -156,7 +156,7 @@ def runs_in_two_pieces(model: Model) -> bool:
     return bool((found - expected).abs().max() <= allowed * spread)
 
 
-def reads_positions(model: Model) -> bool:
+def reads_positions(model: Runs) -> bool:
     """Return True if attention depends on the positions of tokens, not on their order alone: a text continued one
     position later has other keys or logits."""
     text = model.encode(ids=[*range(min(8, model.vocabulary))])

@@ -20,7 +20,7 @@ from ssmscope.errors import InputError
 from ssmscope.outline import Outlined
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model
+    from ssmscope.core.interface import Runs
 
 # These control a terminal or end a string. The upper control characters are allowed: real texts have them where
 # Windows' own quotation marks and dashes were read as Latin-1. Halves of surrogate pairs are not characters at all.
@@ -74,7 +74,7 @@ class Batch(Outlined):
         return replace(self, input_ids=self.input_ids.to(device), mask=self.mask.to(device), values=values)
 
 
-def encode(model: Model, texts: Any, ids: Any, values: Any, max_tokens: int | None) -> Batch:
+def encode(model: Runs, texts: Any, ids: Any, values: Any, max_tokens: int | None) -> Batch:
     """Encode a model's input as one batch; arguments and errors as `Model.encode`."""
     if model.channels is not None:
         if values is None and ids is None and isinstance(texts, Tensor | np.ndarray):

@@ -1,15 +1,15 @@
-"""Ends of written texts: end tokens, stop strings, and what is left of a text before them."""
+"""Written tokens and the ends of texts: end tokens, stop strings, and what is left of a text before them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model
+    from ssmscope.core.interface import Runs
 
 EXTRA_TOKENS_DECODED = 8
 """Tokens decoded to look for a stop string, beyond four for each of its characters (their bytes)."""
@@ -17,6 +17,20 @@ EXTRA_TOKENS_DECODED = 8
 EndedBy = Literal["end", "stop", "length"]
 Stop = str | Sequence[str] | Callable[[Sequence[int]], bool]
 """Strings, any of which ends a text, or a function from the ids written so far to True if they end it."""
+
+
+class Written(NamedTuple):
+    """Token written after text number `row`, the `number`-th from 0: its `id`, its characters, log P of it and the
+    entropy of the model's distribution, both natural and before temperature, `top_k` and `top_p`; and what ended its
+    text, if that ended with it: the end token, a stop string, or the maximum length."""
+
+    row: int
+    number: int
+    id: int
+    token: str
+    log_probability: float
+    entropy: float
+    ended_by: EndedBy | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +42,7 @@ class Ends:
     stop: tuple[str, ...] | Callable[[Sequence[int]], bool] = ()
 
     @classmethod
-    def of(cls, model: Model, stop: Stop) -> Ends:
+    def of(cls, model: Runs, stop: Stop) -> Ends:
         """Return the end tokens of a model's generation settings, as transformers reads them, and `stop`. Of a model
         without settings they are the tokenizer's or, if it has none, the configuration's."""
         own = model.config if getattr(model.tokenizer, "eos_token_id", None) is None else model.tokenizer

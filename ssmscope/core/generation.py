@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from ssmscope.core.attention_layers import attending, reads_positions
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.edits import Edit, edited
 from ssmscope.core.encoding import Batch
-from ssmscope.core.ends import EndedBy, Ends, Stop
+from ssmscope.core.ends import EndedBy, Ends, Stop, Written
 from ssmscope.core.heads import own_logits
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.lasting_edits import LastingEdit
@@ -36,26 +36,12 @@ from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.outline import Outlined
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model
+    from ssmscope.core.interface import Runs
 
 ROWS_AT_ONCE = 32
 """Texts that are written together, by default."""
 
 GivenEdit = Edit | LastingEdit
-
-
-class Written(NamedTuple):
-    """Token written after text number `row`, the `number`-th from 0: its `id`, its characters, log P of it and the
-    entropy of the model's distribution, both natural and before temperature, `top_k` and `top_p`; and what ended its
-    text, if that ended with it: the end token, a stop string, or the maximum length."""
-
-    row: int
-    number: int
-    id: int
-    token: str
-    log_probability: float
-    entropy: float
-    ended_by: EndedBy | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +99,7 @@ class Generation(Outlined):
     def ended_by(self) -> tuple[EndedBy, ...]:
         return tuple(row[-1].ended_by or "length" for row in self.written)
 
-    def batch(self, model: Model) -> Batch:
+    def batch(self, model: Runs) -> Batch:
         """Return prompts with what was written after them, as the model reads it in one run."""
         whole = [[*row, *said] for row, said in zip(prompt_ids(self.prompts), self.ids)]
         return model.encode(ids=whole)
@@ -182,7 +168,7 @@ class TokenRuns:
     prepared once, and on a GPU, without edits, the run is recorded. They run in a copy of the caller's context, as the
     caller goes on in between. Logits may be infinite or NaN."""
 
-    def __init__(self, model: Model, edits: Sequence[Edit], context: Context) -> None:
+    def __init__(self, model: Runs, edits: Sequence[Edit], context: Context) -> None:
         self.model, self.around, self.context = model, ExitStack(), context.copy()
         self.step: Callable[[Tensor, States], tuple[Tensor, States]] = self._step
         self.count = 0
@@ -238,7 +224,7 @@ class Continuation:
     last token is read again and nothing of it is used.
     """
 
-    def __init__(self, model: Model, run: tuple[Tensor, States], edits: Sequence[LastingEdit] = ()) -> None:
+    def __init__(self, model: Runs, run: tuple[Tensor, States], edits: Sequence[LastingEdit] = ()) -> None:
         self.model, self.edits, self.context = model, tuple(edits), copy_context()
         self.logits, self.states = run
         self.rows = list(range(len(self.logits)))  # Texts of the batch.
@@ -325,7 +311,7 @@ def written_after(
         following.close()
 
 
-def check_writes(model: Model, batch: Batch, max_new_tokens: int) -> None:
+def check_writes(model: Runs, batch: Batch, max_new_tokens: int) -> None:
     """Raise InputError if a model does not write, or not so much after these texts."""
     check_whole(1, max_new_tokens=max_new_tokens)
     if model.gives != "next tokens":
@@ -348,7 +334,7 @@ class Writer:
 
     def __init__(
         self,
-        model: Model,
+        model: Runs,
         edits: GivenEdit | Sequence[GivenEdit],
         stop: Stop,
         sampling: Sampling,

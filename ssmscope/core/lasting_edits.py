@@ -24,7 +24,7 @@ from ssmscope.errors import InputError, check_whole
 from ssmscope.ops import DeltaRecurrence, Recurrence
 
 if TYPE_CHECKING:
-    from ssmscope.core.generation import Written
+    from ssmscope.core.ends import Written
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from ssmscope.core.trace import Layers, LayerTrace, Trace, mapped
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model
+    from ssmscope.core.interface import Runs
 
 
 Look = Callable[[int, Sequence[int], LayerTrace], None]
@@ -28,7 +28,7 @@ Look = Callable[[int, Sequence[int], LayerTrace], None]
 
 
 def take_trace(
-    model: Model, batch: Batch, keep_inputs: bool | Sequence[int], retention: bool, visit: Look | None
+    model: Runs, batch: Batch, keep_inputs: bool | Sequence[int], retention: bool, visit: Look | None
 ) -> Trace:
     """Run the model on a batch and record what its layers compute; arguments and errors as `Model.trace`."""
     rows, length = batch.input_ids.shape
@@ -98,7 +98,7 @@ def take_trace(
     )
 
 
-def _check_unchanged(model: Model, index: int, before: dict[str, int]) -> None:
+def _check_unchanged(model: Runs, index: int, before: dict[str, int]) -> None:
     """Raise InputError if the weights that a layer reads have changed: its terms cannot be recomputed."""
     names = {id(part): f"{path}." if path else "" for path, part in model.module.named_modules()}
     mixer = model.mixers[index]

@@ -13,8 +13,9 @@ from torch import Tensor
 from ssmscope.core.attention_layers import AttentionState
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
-from ssmscope.core.ends import Ends
-from ssmscope.core.generation import Continuation, Written, written_after
+from ssmscope.core.ends import Ends, Written
+from ssmscope.core.generation import Continuation, written_after
+from ssmscope.core.interface import Runs
 from ssmscope.core.mixers import is_bidirectional
 from ssmscope.core.model import Model, Run
 from ssmscope.core.trace import LayerState, States, gathered, joined, size
@@ -142,7 +143,7 @@ def max_batch_rows(model: Model, states_at_once: int | None = None) -> int:
 
 
 def run_batch(
-    model: Model,
+    model: Runs,
     ids: Int[np.ndarray, "rows length"],
     mask: np.ndarray,
     states: States | None = None,

@@ -24,9 +24,9 @@ from ssmscope.core.text_files import SURROGATE
 from ssmscope.core.ties import descending
 from ssmscope.errors import InputError, as_typed
 from ssmscope.interp.attention import implicit_attention
-from ssmscope.interp.attention.views import query_rows, readouts
-from ssmscope.interp.heatmap import selection_heatmap, views
-from ssmscope.interp.heatmap.result import SelectionHeatmap
+from ssmscope.interp.attention.result import query_rows, readouts
+from ssmscope.interp.heatmap import selection_heatmap
+from ssmscope.interp.heatmap.text_result import SelectionHeatmap, notes, rows, strongest
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.html import fragment
 from ssmscope.render.table import table
@@ -267,10 +267,10 @@ def _heatmap(trace: Trace, layer: str, options: Mapping[str, Any]) -> str:
     found = selection_heatmap(None, trace, layers=of, **options)
     assert isinstance(found, SelectionHeatmap)
     every = bool(found.heads) or len(found.layers) <= MAX_LAYERS_SHOWN
-    shown: list[Block] = [views.rows(found, every=every)]
+    shown: list[Block] = [rows(found, every=every)]
     if found.heads or lives:
-        shown.append(table(("text", "of"), list(views.strongest(found)), most=TABLE_ROWS))
-    return fragment([*shown, *(Prose(line, "note") for line in views.notes(found))])
+        shown.append(table(("text", "of"), list(strongest(found)), most=TABLE_ROWS))
+    return fragment([*shown, *(Prose(line, "note") for line in notes(found))])
 
 
 def _change(model: Model, text: str, edited: str, options: Mapping[str, Any]) -> str:

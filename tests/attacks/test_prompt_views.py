@@ -14,8 +14,16 @@ import pytest
 from drawn import drawn, labels, outside, overlapping
 
 import ssmscope
-from ssmscope.attacks.prompts.result import UNDEFINED, AttackedPrompt, Cost, PromptAttack, PromptAttacker
-from ssmscope.attacks.prompts.views import by_template, html_prompts, terminal_prompts
+from ssmscope.attacks.prompts.result import (
+    UNDEFINED,
+    AttackedPrompt,
+    Cost,
+    PromptAttack,
+    PromptAttacker,
+    by_template,
+    html_prompts,
+    terminal_prompts,
+)
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.worddiff import Piece, html_diff, rich_diff, word_diff
 

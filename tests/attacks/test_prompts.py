@@ -28,12 +28,11 @@ from prompted import (
 from tiny_bert import save_bert
 
 import ssmscope
-from ssmscope.attacks.names import ATTACKS
+from ssmscope.attacks.names import ATTACKS, Recipe
 from ssmscope.attacks.prompts import PAPER
 from ssmscope.attacks.prompts import search as prompt_search
 from ssmscope.attacks.prompts.result import measured
 from ssmscope.attacks.prompts.search import Judge, drawn_from, rewritten, tried_all, with_suffix
-from ssmscope.attacks.recipes import Recipe
 from ssmscope.core.bootstrap import estimate, resampled_sums
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.text import text_data
@@ -264,7 +263,9 @@ class TestZeroAccuracy:
 
         judge = Judge(SimpleNamespace(grid=grid, answers=lambda right: right - 1), ["a"] * 4, np.zeros(4))
         recipe = prompt_search_recipe("deepwordbug")
-        prompt, tried = prompt_search.searched(recipe, TEMPLATES[0], judge, words=WORDS, seed=0)
+        from ssmscope.attacks.prompts.goal import searched
+
+        prompt, tried = searched(recipe, TEMPLATES[0], judge, words=WORDS, seed=0)
         assert prompt != TEMPLATES[0] and len(waves) == 3  # the template, the ranking, one word's changes
         assert tried == len({each for wave in waves for each in wave} - {TEMPLATES[0]})
 

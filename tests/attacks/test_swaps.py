@@ -23,17 +23,9 @@ textattack()
 
 from textattack.shared import AttackedText  # noqa: E402
 
-from ssmscope.attacks.swaps import (  # noqa: E402
-    MAX_CHANGED_NUMBER,
-    ChangedAnswer,
-    Contractions,
-    KeepsPair,
-    MaskedWords,
-    Numbers,
-    PromptAccuracy,
-    Synonyms,
-    Vectors,
-)
+from ssmscope.attacks.prompts.goal import PromptAccuracy  # noqa: E402
+from ssmscope.attacks.swaps import MAX_CHANGED_NUMBER, Contractions, MaskedWords, Numbers, Synonyms, Vectors  # noqa: E402
+from ssmscope.attacks.words.goal import ChangedAnswer, KeepsPair  # noqa: E402
 
 
 def texts(*given: str) -> list[AttackedText]:

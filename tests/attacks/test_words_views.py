@@ -13,8 +13,7 @@ from drawn import drawn, outside, overlapping
 from matplotlib.figure import Figure
 
 import ssmscope
-from ssmscope.attacks.words.result import SUMMARY, AttackedText, WordAttack, measure
-from ssmscope.attacks.words.views import STYLE
+from ssmscope.attacks.words.result import STYLE, SUMMARY, AttackedText, WordAttack, measure
 
 TEXTS = {
     "success": ("a <b>great</b> film & a $x^{y story", "a <b>grate</b> film & a $x^{y stroy", 2),

@@ -12,9 +12,8 @@ from attended import HOSTILE, IMAGE, make, make_text
 
 from ssmscope.api.results import TABLE_ROWS
 from ssmscope.interp.attention import figure as attention_figure
-from ssmscope.interp.attention import views
-from ssmscope.interp.attention.maps import limit, mean_map, row_limits, strongest
-from ssmscope.interp.attention.result import AttendedText
+from ssmscope.interp.attention import result as views
+from ssmscope.interp.attention.maps import AttendedText, limit, mean_map, row_limits, strongest
 from ssmscope.render import token_maps
 
 

@@ -17,8 +17,8 @@ from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import figure, triangles
 from ssmscope.interp.attention import result as attention
-from ssmscope.interp.attention.maps import causal, limit, mean_map, row_limits, title
-from ssmscope.interp.attention.result import KEYS_PER_QUERY, AttendedText, AttentionMap, ImplicitAttention
+from ssmscope.interp.attention.maps import AttendedText, AttentionMap, causal, limit, mean_map, row_limits, title
+from ssmscope.interp.attention.result import KEYS_PER_QUERY, ImplicitAttention
 from ssmscope.render import token_maps
 from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, ink, signed_shades
 from ssmscope.render.numbers import number

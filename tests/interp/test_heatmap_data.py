@@ -24,8 +24,8 @@ from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import over_data, selection_heatmap
 from ssmscope.interp.heatmap.over_data import median_half_lives
-from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer, KeptWord
-from ssmscope.interp.heatmap.words import MAX_HALF_LIFE, format_half_life, shown_words
+from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer
+from ssmscope.interp.heatmap.words import MAX_HALF_LIFE, KeptWord, format_half_life, shown_words
 from ssmscope.interp.paired import Paired
 from ssmscope.render.blocks import Prose, TokenRows
 from ssmscope.render.figure import COLOURS

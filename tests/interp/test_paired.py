@@ -21,8 +21,8 @@ from ssmscope.api.results import Result
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap import views
-from ssmscope.interp.heatmap.views import shared_words
+from ssmscope.interp.heatmap import result as data_result
+from ssmscope.interp.heatmap.result import shared_words
 from ssmscope.interp.paired import DIFFERENCE, MIN_NAMED_SHARE, Paired, pair
 
 TEXT = "A dull film , and good fun ."
@@ -159,7 +159,7 @@ def test_over_a_data_set_tables_stand_side_by_side(models, monkeypatch):
     drawn = {each.get_text() for each in found.figure(size=(6, 4)).findobj(Text)}
     assert {each.word for each in words} <= drawn and {"demo/mamba2", "demo/mamba"} <= drawn
     for name in ("SHOWN_HIGHEST", "SHOWN_LOWEST"):
-        monkeypatch.setattr(views, name, 1)
+        monkeypatch.setattr(data_result, name, 1)
     few = shared_words(found.results)  # those that lie furthest apart
     assert len(few) == 2 and min(each.gap for each in few) >= max(each.gap for each in words if each not in few)
 

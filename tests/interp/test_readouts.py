@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from ssmscope.interp.attention.maps import Readouts
 from ssmscope.interp.attention.measure import Reader
-from ssmscope.interp.attention.result import Readouts
 
 
 def read(values, sink, queries, edges, span, top):

@@ -20,8 +20,7 @@ from ssmscope.core.trace import Trace
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.measure import TokenAverages, through_layers
-from ssmscope.interp.heatmap.result import SelectionHeatmap
-from ssmscope.interp.heatmap.views import rows, scale, strongest
+from ssmscope.interp.heatmap.text_result import SelectionHeatmap, rows, scale, strongest
 from ssmscope.interp.heatmap.words import NOISE_VARIATION, is_punctuation, is_selective, standing_out, words_of
 from ssmscope.render.colours import BLUES, BLUES_ON_DARK, CIVIDIS, ink, ramp
 from ssmscope.render.numbers import format_range, number_runs, score_range

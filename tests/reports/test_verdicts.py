@@ -17,7 +17,8 @@ from ssmscope import load, patch
 from ssmscope.api import analyses as registry
 from ssmscope.api.results import Result
 from ssmscope.interp.generate.result import SourceMap, Writing, WrittenText
-from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
+from ssmscope.interp.heatmap.scored_text import ScoredText
+from ssmscope.interp.heatmap.text_result import SelectionHeatmap
 from ssmscope.render.table import MAX_COMPARED_ROWS
 from ssmscope.reports.grouping import verdict
 
@@ -343,7 +344,7 @@ class TestGenerate:
 
 class TestHeatmapData:
     def result(self, *words: tuple[str, float]) -> Stand:
-        from ssmscope.interp.heatmap.result import KeptWord
+        from ssmscope.interp.heatmap.words import KeptWord
 
         found = tuple(KeptWord(word, 9, 9, e(kept, kept - 0.25, kept + 0.25)) for word, kept in words)
         return Stand("heatmap-data", score="survival", texts=1000, words=found, tenths=(), by_layer=(), groups=())

@@ -12,16 +12,10 @@ import pytest
 from described import Drawn, briefly, check, described, spread, whole
 
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.interp.heatmap.result import (
-    DataHeatmap,
-    Head,
-    KeptGroup,
-    KeptLayer,
-    KeptWord,
-    ScoredText,
-    SelectionHeatmap,
-)
-from ssmscope.interp.heatmap.views import rows
+from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer
+from ssmscope.interp.heatmap.scored_text import ScoredText
+from ssmscope.interp.heatmap.text_result import Head, SelectionHeatmap, rows
+from ssmscope.interp.heatmap.words import KeptWord
 from ssmscope.interp.paired import Paired
 
 TOKENS = ("[CLS]", " A", " won", "der", "ful", " film", ",", " but", " long", " ", ".")

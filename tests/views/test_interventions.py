@@ -15,7 +15,7 @@ from drawn import ONE_COLUMN, TEXT_WIDTH, assert_fits
 from ssmscope.attacks.effect.result import AttackEffect, Side
 from ssmscope.interp.ablate.result import Ablation, Unit
 from ssmscope.interp.fidelity.result import Fidelity, fidelity_table
-from ssmscope.interp.heatmap.result import ScoredText
+from ssmscope.interp.heatmap.scored_text import ScoredText
 from ssmscope.interp.knockout.result import Cut, Knockout
 from ssmscope.interp.paired import Paired
 from ssmscope.interp.patch.result import METRICS, Patching

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from reported import PROVENANCE, entry, failed
 
 from ssmscope.api.results import Result
-from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
+from ssmscope.interp.heatmap.scored_text import ScoredText
+from ssmscope.interp.heatmap.text_result import SelectionHeatmap
 from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.table import Cell, Line, Table, number_cell, table
 from ssmscope.reports import page

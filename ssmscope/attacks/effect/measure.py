@@ -19,7 +19,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.trace import Trace
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
-from ssmscope.interp.heatmap.result import SelectionHeatmap
+from ssmscope.interp.heatmap.text_result import SelectionHeatmap
 from ssmscope.interp.methods.gradients import head_input
 from ssmscope.ops import by_memory
 

@@ -14,8 +14,8 @@ from markupsafe import Markup
 
 from ssmscope.api.results import Result
 from ssmscope.core.ties import descending
-from ssmscope.interp.heatmap.result import ScoredText
-from ssmscope.interp.heatmap.views import FLAT_REMARK
+from ssmscope.interp.heatmap.scored_text import ScoredText
+from ssmscope.interp.heatmap.text_result import FLAT_REMARK
 from ssmscope.interp.heatmap.words import is_selective
 from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText

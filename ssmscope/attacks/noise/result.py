@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 from pandas import DataFrame
+from rich.text import Text
 
 from ssmscope.api.results import Result
 from ssmscope.api.scores import LOWER, Changed, Score, ScoreMaker, average, first_wrong, lost, named
 from ssmscope.attacks.closing import closing, percent, tidy
+from ssmscope.attacks.words.result import STYLE, in_tags
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.table import Cell, Line, Table, in_percent, table, value_cell
+from ssmscope.render.tokens import visible
+from ssmscope.render.worddiff import html_diff, rich_diff
 
 
 @dataclass(frozen=True)
@@ -130,9 +134,6 @@ class NoiseCurve(Result, kind="noise"):
         return tidy(rows, ["part", "rate", "accuracy", "drop", "flipped", "log_odds"])
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.attacks.noise.views import html_texts, terminal_texts
-        from ssmscope.attacks.words.views import STYLE
-
         yield from self.opening()
         yield self._levels_table()
         if self.mistyped:
@@ -157,3 +158,28 @@ class NoiseCurve(Result, kind="noise"):
             "answer changes."
         )
         return replace(table(("rate",), lines), note=note)
+
+
+MAX_TERMINAL_TEXTS = 5
+
+
+def _turn(result: NoiseCurve, each: Mistyped) -> str:
+    return f"{visible(result.classes[each.label])} → {visible(result.classes[each.answer])}"
+
+
+def terminal_texts(result: NoiseCurve) -> Iterator[Text]:
+    for each in result.mistyped[:MAX_TERMINAL_TEXTS]:
+        line = Text(f"{100 * each.rate:g} %, {_turn(result, each)}: ", style="bold")
+        yield line.append_text(rich_diff(visible(each.text), visible(each.typed)))
+
+
+def html_texts(result: NoiseCurve) -> Markup:
+    rows = Markup("")
+    for each in result.mistyped:
+        text = Markup(html_diff(each.text, each.typed))
+        cells = in_tags("td", (f"{100 * each.rate:g} %", _turn(result, each)))
+        rows += Markup('<tr>{}<td class="text">{}</td></tr>').format(cells, text)
+    table = Markup(
+        '<div class="wide" tabindex="0"><table class="texts"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    )
+    return table.format(in_tags("th", ("rate", "class", "text")), rows)

@@ -156,7 +156,7 @@ def prompt_attack(
     from ssmscope.attacks.curves import check_data, own_prompts, questions
     from ssmscope.attacks.prompts import from_promptbench
     from ssmscope.attacks.prompts.result import Cost, PromptAttack, answered, measured, notes_on
-    from ssmscope.attacks.prompts.search import Judge, fixed, recipe_of, rewritten, searched, tried_all
+    from ssmscope.attacks.prompts.search import Judge, fixed, recipe_of, rewritten, tried_all
     from ssmscope.core.progress import on_stderr, progress_bar
     from ssmscope.data.prompts import TASK_PROMPTS
     from ssmscope.evaluation import Template
@@ -196,6 +196,8 @@ def prompt_attack(
                 elif clean[number].any() and each.name in theirs:
                     place = from_promptbench.attacked(each, text, judge, words=protected, seed=seed)
                 elif clean[number].any():
+                    from ssmscope.attacks.prompts.goal import searched  # imports TextAttack
+
                     place = searched(each, text, judge, words=protected, seed=seed, as_promptbench=as_promptbench)
                 found[each.name].append(place)
                 bar.advance(task)

@@ -9,10 +9,9 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ssmscope.attacks.names import ATTACKS, PROMPTBENCH, PROMPTBENCH_PREFIX
+from ssmscope.attacks.names import ATTACKS, PROMPTBENCH, PROMPTBENCH_PREFIX, Recipe
 from ssmscope.attacks.offline import stopwords_given, textattack
 from ssmscope.attacks.prompts.search import Judge, drawn_from
-from ssmscope.attacks.recipes import Recipe
 from ssmscope.data.hub import check_reach
 from ssmscope.data.prompts import CONTENT
 from ssmscope.errors import INSTALL_PROMPTBENCH, InputError

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from ssmscope.attacks.names import PROMPTBENCH, SEMANTIC
+from ssmscope.attacks.names import PROMPTBENCH, SEMANTIC, Recipe
 from ssmscope.attacks.offline import textattack
-from ssmscope.attacks.recipes import Recipe, protect, recipe
+from ssmscope.attacks.recipes import recipe
 from ssmscope.attacks.words.lockstep import drawing_from, seeded
 from ssmscope.core.text_files import read_text
 from ssmscope.data.prompts import CONTENT
@@ -24,7 +24,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation import Evaluator, Template
 
 if TYPE_CHECKING:
-    from textattack.shared import AttackedText
+    pass
 
 MAX_CHARACTERS_PER_CALL = 100_000_000
 """Characters of the filled prompts that are asked for together."""
@@ -114,21 +114,6 @@ def with_suffix(template: str, suffix: str, where: str) -> str:
     before, _, after = template.partition(CONTENT)
     gap = " " if before and not before[-1].isspace() else ""
     return f"{before}{gap}{suffix.strip()} {CONTENT}{after}"
-
-
-def searched(
-    each: Recipe, template: str, judge: Judge, *, words: Sequence[str], seed: int, as_promptbench: bool = False
-) -> tuple[str, int]:
-    """Return the prompt at which the attack's search ends, and how many others than the template it tried."""
-    from textattack.shared import AttackedText
-
-    from ssmscope.attacks.swaps import PromptAccuracy
-
-    goal = PromptAccuracy(judge, as_promptbench=as_promptbench)
-    with drawn_from(seed, template, each.name):
-        found = each.attack(goal, protect(words, CONTENT)).attack(AttackedText(template), 0)
-    worst: AttackedText = found.perturbed_result.attacked_text
-    return worst.text, len(goal.tried - {template})
 
 
 def drawn_from(seed: int, template: str, attack: str) -> AbstractContextManager[None]:

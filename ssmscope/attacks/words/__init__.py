@@ -173,7 +173,7 @@ def word_attack(
             shares = [probabilities(end.best.scores[None])[0] for end in ends]
             outcomes = [Outcome(e.best.text, share, e.queries, e.gradients) for e, share in zip(ends, shares)]
         else:
-            from ssmscope.attacks.swaps import search
+            from ssmscope.attacks.words.goal import search
 
             seeds = [draw_seed(seed, rows[place]) for place in right]
             guards = (recipes.protect(answers, None),) if answers or not all(map(str.isascii, texts)) else ()

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup
+from rich.text import Text
 
-from ssmscope.api.results import Result
+from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.api.scores import HIGHER, LOWER, Changed, Score, ScoreMaker, named
 from ssmscope.core.bootstrap import Estimate, estimate, estimates, ratio, resampled_sums
 from ssmscope.outline import outlined
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, table, with_interval
+from ssmscope.render.tokens import visible
+from ssmscope.render.worddiff import html_diff, rich_diff
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -198,8 +201,6 @@ class WordAttack(Result, kind="words"):
         return frame.replace({name: dict(enumerate(self.labels)) for name in ("label", "clean", "answer")})
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.attacks.words.views import STYLE, html_texts, terminal_texts
-
         data = self.provenance["data"]
         yield from self.opening()
         lines = [Line((name,), {self.recipe: cell}) for name, cell in self.cells().items()]
@@ -251,3 +252,48 @@ def measure(examples: Sequence[AttackedText], seed: int) -> dict[str, Any]:
         "queries": estimate(ratio(asked, rights)),
         "curve": estimates(sums[:, 4:] / len(examples)),
     }
+
+
+MAX_TERMINAL_TEXTS = 5
+STYLE = """
+.ssmscope .texts td { white-space: nowrap; }
+.ssmscope .texts td.text { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 24em; }
+"""
+
+
+def terminal_texts(result: WordAttack) -> Iterator[Text]:
+    """Yield the successes with the fewest changed words."""
+    yield Text("The successes with the fewest changed words:" if result.successes else "No attack succeeded.")
+    for each in result.successes[:MAX_TERMINAL_TEXTS]:
+        line = Text(f"row {each.row}, {_turn(result, each)}: ", style="bold")
+        yield line.append_text(rich_diff(visible(each.text), visible(each.attacked)))
+
+
+def _turn(result: WordAttack, each: AttackedText) -> str:
+    """Describe the change of class and of the true class's probability."""
+    label, answer = visible(result.labels[each.label]), visible(result.labels[each.answer])
+    turn = f"{label} → {answer}" if each.answer != each.label else label
+    return f"{turn} (p {each.before:.2f} → {each.after:.2f})"
+
+
+def html_texts(result: WordAttack, attacked: Sequence[AttackedText]) -> str:
+    """Render a table of the first attacked texts."""
+    won = set(result.successes)
+    heads = ("row", "class", "p of the true class", "words", "queries", "text")
+    rows = Markup("")
+    for each in attacked[:TABLE_ROWS]:
+        label, answer = result.labels[each.label], result.labels[each.answer]
+        turn = f"{label} → {answer}" if each in won else Markup("{} <small>failed</small>").format(label)
+        words = Markup("{} <small>of {}</small>").format(each.changed, each.words)
+        cells = (each.row, turn, f"{each.before:.3f} → {each.after:.3f}", words, f"{each.queries:,}")
+        text = Markup(html_diff(each.text, each.attacked))
+        rows += Markup('<tr>{}<td class="text">{}</td></tr>').format(in_tags("td", cells), text)
+    table = (
+        '<div class="wide" tabindex="0"><table class="texts"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    )
+    cut = f'<p class="note">{TABLE_ROWS} of {len(attacked):,} attacked examples.</p>'
+    return Markup(table + (cut if len(attacked) > TABLE_ROWS else "")).format(in_tags("th", heads), rows)
+
+
+def in_tags(tag: str, parts: Sequence[object]) -> Markup:
+    return Markup("").join(Markup(f"<{tag}>{{}}</{tag}>").format(part) for part in parts)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from ssmscope.interp.attention.maps import CLIP_PERCENTILE, heads_name, span_name
-from ssmscope.interp.attention.result import AttendedText, ImplicitAttention
+from ssmscope.interp.attention.maps import CLIP_PERCENTILE, AttendedText, span_name
+from ssmscope.interp.attention.result import NAMED_KEYS, ImplicitAttention, heads_name, row_of, text_of
 from ssmscope.interp.attention.triangles import Triangles
-from ssmscope.interp.attention.views import NAMED_KEYS, row_of, text_of
 from ssmscope.render.blocks import TokenText
 from ssmscope.render.colours import SIGNED
 from ssmscope.render.figure import Frame

@@ -1,23 +1,91 @@
-"""Attention maps in every view: their causal cells, the limits of their colours, and their names."""
+"""Attention maps of a text: their causal cells, the limits of their colours, and their names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ssmscope.core.ties import descending
+from ssmscope.outline import Outlined
+from ssmscope.render.blocks import OfTokens
 from ssmscope.render.tokens import visible
-
-if TYPE_CHECKING:
-    from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention
 
 CLIP_PERCENTILE = 99.5
 """Percentile of |weight| at which a map's colours end."""
 MEAN_MAP = "mean of |weight|"
 """Name of the average of maps, in the place of a layer's number."""
+SOFTMAX = "attention"
+"""Suffix of the number of a softmax attention layer."""
+
+
+@dataclass(frozen=True)
+class Readouts:
+    """Readouts of a map: where the mass |weight| of each row lies, as means over queries; NaN where undefined.
+
+    p(t, s) = |w(t, s)| / Σ_s |w(t, s)|, where the sum has the state before the first token too. Rows without any mass
+    are left out.
+    """
+
+    distance: float
+    """Mean attention distance, Σ_s p(t, s) (t − s), in tokens, without the state before the first token."""
+    recent: float
+    """Share on the query itself and the k − 1 tokens before it."""
+    sink: float
+    """Share on the first k tokens and on the state before them."""
+    outside: float
+    """Share outside the marked span, over the queries after it: irrelevant context."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap(Outlined):
+    """One map of one text: the weight of each key in the layer's output at each query."""
+
+    layer: str
+    """Number of the layer ("12 attention" for softmax attention), or "rollout"."""
+    part: str
+    """ "" for the whole layer, else the name of one of its summands."""
+    head: str
+    """"mean" (the signed mean), "abs" (the mean of absolute values), "3" for a head, "0–95" for a group of channels."""
+    values: np.ndarray
+    """(queries, keys) float32, zero where the key comes after the query. In a pooled map the mean over the pairs of a
+    cell in which the key does not come after the query."""
+    sink: np.ndarray | None
+    """(queries,) float32: the weight of the state before the first token, where that is not zero."""
+    readouts: Readouts
+
+    @property
+    def softmax(self) -> bool:
+        """True for softmax attention: weights are not negative, and those of a query sum to 1."""
+        return self.layer.endswith(f" {SOFTMAX}")
+
+
+@dataclass(frozen=True, eq=False)
+class AttendedText(OfTokens):
+    """One text and its maps."""
+
+    tokens: tuple[str, ...]
+    words: tuple[int | None, ...]
+    """Word index of each token; None for special tokens."""
+    queries: np.ndarray
+    """(queries,) int64: the position of each row of a map; in a pooled map the last one of the cell."""
+    edges: np.ndarray | None
+    """(cells + 1,) int64: first positions of the cells of a pooled map, and the length; None for single tokens."""
+    span: tuple[int, int] | None
+    """Marked tokens, from the first to the one after the last."""
+    maps: tuple[AttentionMap, ...]
+    answer: str
+    probability: float
+    pixels: np.ndarray | None = None
+    """(height, width, channels) float32 for an image whose pixels are the tokens."""
+    bidirectional: bool = False
+    """True if queries read keys that come after them."""
+
+    @property
+    def whole(self) -> bool:
+        """True if the maps have a row and a column for every token."""
+        return self.edges is None and len(self.queries) == len(self.tokens)
 
 
 def causal(text: AttendedText) -> np.ndarray:
@@ -68,18 +136,6 @@ def title(map_: AttentionMap) -> str:
     if map_.head not in ("mean", "abs"):
         parts.append(f"head {map_.head}" if map_.head.isdigit() else f"channels {visible(map_.head)}")
     return " · ".join(parts)
-
-
-def heads_name(result: ImplicitAttention) -> str:
-    """Describe how the channels of a result's maps were combined."""
-    if result.heads == "all":
-        return "each head or group of channels"
-    if result.level == "gradient":
-        return "sum over channels"
-    if result.heads == "abs":
-        return "mean of absolute values over channels"
-    rolled = any(map_.layer == "rollout" for text in result.texts for map_ in text.maps)
-    return "absolute value of the signed mean over channels" if rolled else "signed mean over channels"
 
 
 def strongest(map_: AttentionMap, row: int, text: AttendedText, count: int) -> list[tuple[int, float]]:

@@ -21,7 +21,7 @@ from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.model import Model
 from ssmscope.core.trace import Trace
 from ssmscope.errors import InputError
-from ssmscope.interp.attention.result import SOFTMAX, AttendedText, AttentionMap, Readouts
+from ssmscope.interp.attention.maps import SOFTMAX, AttendedText, AttentionMap, Readouts
 from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import objective
 from ssmscope.interp.spans import find_piece, spelling

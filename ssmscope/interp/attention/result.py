@@ -7,7 +7,7 @@ softmax: what its output at query t takes from key s, with a sign, and zero wher
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,14 +16,27 @@ from markupsafe import Markup
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.attention.maps import causal, strongest_keys
-from ssmscope.outline import Outlined
-from ssmscope.render.blocks import Block, OfTokens, Prose, TokenRows
-from ssmscope.render.numbers import number_runs
-from ssmscope.render.table import MAX_COMPARED_ROWS, Table, frame_table
+from ssmscope.interp.attention.maps import (
+    CLIP_PERCENTILE,
+    MEAN_MAP,
+    AttendedText,
+    AttentionMap,
+    causal,
+    coarse_note,
+    limit,
+    mean_map,
+    row_limits,
+    span_name,
+    strongest,
+    strongest_keys,
+    title,
+)
+from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
+from ssmscope.render.numbers import number, number_runs
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, frame_table, number_cell, table
+from ssmscope.render.token_maps import MappedText, TokenMap, token_maps
+from ssmscope.render.tokens import short_token
 
-SOFTMAX = "attention"
-"""Suffix of the number of a softmax attention layer."""
 SOFTMAX_NOTE = (
     "A hybrid's layers of attention are shown too, as in “12 attention”: their softmax weights, which are positive and "
     "add up to 1, before values and projection. The implicit maps of the other layers have signs, and are on another "
@@ -31,74 +44,6 @@ SOFTMAX_NOTE = (
 )
 KEYS_PER_QUERY = 64
 """Number of a query's strongest keys in the table."""
-
-
-@dataclass(frozen=True)
-class Readouts:
-    """Readouts of a map: where the mass |weight| of each row lies, as means over queries; NaN where undefined.
-
-    p(t, s) = |w(t, s)| / Σ_s |w(t, s)|, where the sum has the state before the first token too. Rows without any mass
-    are left out.
-    """
-
-    distance: float
-    """Mean attention distance, Σ_s p(t, s) (t − s), in tokens, without the state before the first token."""
-    recent: float
-    """Share on the query itself and the k − 1 tokens before it."""
-    sink: float
-    """Share on the first k tokens and on the state before them."""
-    outside: float
-    """Share outside the marked span, over the queries after it: irrelevant context."""
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionMap(Outlined):
-    """One map of one text: the weight of each key in the layer's output at each query."""
-
-    layer: str
-    """Number of the layer ("12 attention" for softmax attention), or "rollout"."""
-    part: str
-    """ "" for the whole layer, else the name of one of its summands."""
-    head: str
-    """"mean" (the signed mean), "abs" (the mean of absolute values), "3" for a head, "0–95" for a group of channels."""
-    values: np.ndarray
-    """(queries, keys) float32, zero where the key comes after the query. In a pooled map the mean over the pairs of a
-    cell in which the key does not come after the query."""
-    sink: np.ndarray | None
-    """(queries,) float32: the weight of the state before the first token, where that is not zero."""
-    readouts: Readouts
-
-    @property
-    def softmax(self) -> bool:
-        """True for softmax attention: weights are not negative, and those of a query sum to 1."""
-        return self.layer.endswith(f" {SOFTMAX}")
-
-
-@dataclass(frozen=True, eq=False)
-class AttendedText(OfTokens):
-    """One text and its maps."""
-
-    tokens: tuple[str, ...]
-    words: tuple[int | None, ...]
-    """Word index of each token; None for special tokens."""
-    queries: np.ndarray
-    """(queries,) int64: the position of each row of a map; in a pooled map the last one of the cell."""
-    edges: np.ndarray | None
-    """(cells + 1,) int64: first positions of the cells of a pooled map, and the length; None for single tokens."""
-    span: tuple[int, int] | None
-    """Marked tokens, from the first to the one after the last."""
-    maps: tuple[AttentionMap, ...]
-    answer: str
-    probability: float
-    pixels: np.ndarray | None = None
-    """(height, width, channels) float32 for an image whose pixels are the tokens."""
-    bidirectional: bool = False
-    """True if queries read keys that come after them."""
-
-    @property
-    def whole(self) -> bool:
-        """True if the maps have a row and a column for every token."""
-        return self.edges is None and len(self.queries) == len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -115,8 +60,6 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
 
     def token_rows(self) -> TokenRows:
         """Return the chosen queries of every text (of whole maps, the last one), coloured by their weights."""
-        from ssmscope.interp.attention.views import query_rows
-
         return query_rows(self)
 
     @property
@@ -186,7 +129,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         cells. The strongest key of a query comes first, ties by position.
         """
         parts = []
-        for number, text in enumerate(self.texts):
+        for place, text in enumerate(self.texts):
             tokens = np.array([*text.tokens, None], dtype=object)  # The index −1 finds the last.
             seen = causal(text)
             for each in text.maps:
@@ -196,7 +139,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
                     queries = text.edges[np.searchsorted(text.edges, queries, side="right") - 1]
                     keys = np.where(found < 0, -1, text.edges[found])
                 columns = {
-                    **{"text": number, "layer": each.layer, "part": each.part, "head": each.head},
+                    **{"text": place, "layer": each.layer, "part": each.part, "head": each.head},
                     **{"query": queries, "query_token": pd.array(tokens[queries], dtype="string")},
                     **{"key": keys, "key_token": pd.array(tokens[keys], dtype="string"), "weight": weights},
                 }
@@ -215,10 +158,132 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         return pd.DataFrame(rows, columns=["model", "text", "layer", "part", "head", *read])
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.interp.attention import views
-
         yield Prose(self.headline, "title")
         if self.level != "gradient" and any(each.softmax for text in self for each in text.maps):
             yield Prose(SOFTMAX_NOTE, "note")
-        yield from views.maps_blocks(self)
-        yield replace(views.readouts(self), brief=TABLE_ROWS)
+        yield from maps_blocks(self)
+        yield replace(readouts(self), brief=TABLE_ROWS)
+
+
+NAMED_KEYS = 5
+"""Number of keys of a query that are named."""
+
+
+def query_rows(result: ImplicitAttention) -> TokenRows:
+    """Return a row for each chosen query of each text (of whole maps, the last); of several maps their mean
+    |weight|."""
+    texts, alone = [], True
+    for text in result:
+        shown = mean_map(text) or next(iter(text.maps), None)
+        chosen = [-1] if text.whole or text.edges is not None else range(len(text.queries))
+        rows = [row_of(shown, at, text) for at in chosen] if shown is not None else []
+        last = len(rows) == 1 and int(text.queries[-1]) == len(text) - 1
+        alone &= last or not rows
+        about = "; ".join(filter(None, (f"last query: {query_name(text, -1)}" if last else "", span_name(text))))
+        texts.append(text_of(text, rows, about))
+    name = "what the last query takes from each token" if alone else "what each chosen query takes from each token"
+    marked = f"its {NAMED_KEYS} strongest keys"
+    return TokenRows(tuple(texts), "map", "weight", name, marked, ("negative", "positive"))
+
+
+def heads_name(result: ImplicitAttention) -> str:
+    """Describe how the channels of a result's maps were combined."""
+    if result.heads == "all":
+        return "each head or group of channels"
+    if result.level == "gradient":
+        return "sum over channels"
+    if result.heads == "abs":
+        return "mean of absolute values over channels"
+    rolled = any(map_.layer == "rollout" for text in result.texts for map_ in text.maps)
+    return "absolute value of the signed mean over channels" if rolled else "signed mean over channels"
+
+
+def maps_blocks(result: ImplicitAttention) -> Iterator[Block]:
+    """Yield every text's maps, their mean |weight| first, and the picture, folded where a page has all texts."""
+    texts = [_mapped(text, [*filter(None, [mean_map(text)]), *text.maps]) for text in result]
+    legend = f"{heads_name(result)}; limit: the {CLIP_PERCENTILE:g}th percentile of |weight| of the row, or of the map"
+    yield token_maps(texts, query_rows(result), result.level_name, legend)
+    folded = bool(texts) and all(text.fits for text in texts)
+    yield Picture(result.figure, result.headline, vector=False, folded=folded)
+
+
+def _mapped(text: AttendedText, maps: Sequence[AttentionMap]) -> MappedText:
+    seen = causal(text)
+
+    def map_of(number: int) -> TokenMap:
+        one = maps[number]
+        found: list[list[tuple[int, float]]] = [[] for _ in text.queries]
+        rows, *keys = (each.tolist() for each in strongest_keys(one.values, one.sink, seen, NAMED_KEYS))
+        for row, key, weight in zip(rows, *keys):
+            found[row].append((key, weight))
+        return TokenMap(
+            title(one), one.values, one.sink, *limit(one, text), row_limits(one, text), found, one.layer != MEAN_MAP
+        )
+
+    return MappedText(text_of(text, (), span_name(text)), text.queries, text.edges, seen, len(maps), map_of)
+
+
+def text_of(text: AttendedText, rows: Sequence[TokenRow], about: str) -> TokenText:
+    shown = (text.tokens, text.words, rows, text.answer, text.probability)
+    return TokenText(*shown, about=about, span=text.span, pixels=text.pixels)
+
+
+def row_of(map_: AttentionMap, row: int, text: AttendedText) -> TokenRow:
+    """Return a row of a map over the tokens, on its own scale; every token of a cell has the cell's weight."""
+    query, values = int(text.queries[row]), map_.values[row]
+    if text.edges is not None:
+        values = np.repeat(values, np.diff(text.edges))
+    state = None if map_.sink is None else float(map_.sink[row])
+    end = float(row_limits(map_, text)[row])
+    signed = map_.layer != MEAN_MAP
+    found = [key for key, weight in strongest(map_, row, text, NAMED_KEYS) if key >= 0 and weight]
+    return TokenRow(
+        f"{title(map_)}\nquery {query_name(text, row)}",
+        values,
+        (-end if signed else 0.0, end),
+        signed,
+        outside=np.arange(len(text)) > query,
+        marked=found if text.edges is None and text.pixels is None else (),
+        query=query if text.edges is None else None,
+        state=state,
+    )
+
+
+def query_name(text: AttendedText, row: int) -> str:
+    """Name a query by its position and its token."""
+    query = int(text.queries[row])
+    return f"{query} “{short_token(text.tokens[query], 20)}”"
+
+
+def key_name(key: int, text: AttendedText) -> str:
+    """Name a key by its token, or a cell by its positions."""
+    if key < 0:
+        return "[state]"
+    edges = text.edges
+    return short_token(text.tokens[key], 16) if edges is None else f"{edges[key]}–{edges[key + 1] - 1}"
+
+
+def readouts(result: ImplicitAttention) -> Table:
+    """Return a row per text and map: the readouts, and the last query's strongest keys."""
+    lines = []
+    for at, text in enumerate(result):
+        for each in text.maps:
+            found, top = each.readouts, result.top
+            shares = {f"last {top}": found.recent, f"first {top}": found.sink}
+            shares |= {"off the mark": found.outside} if text.span is not None else {}
+            cells = {}
+            if not text.bidirectional:  # Distances back are undefined for layers that look ahead.
+                cells["tokens back"] = replace(number_cell(found.distance), digits=1)
+                cells |= {name: replace(number_cell(share), digits=3) for name, share in shares.items()}
+            keys = strongest(each, -1, text, NAMED_KEYS) if len(text.queries) else []
+            named = " · ".join(f"{key_name(key, text)} {number(weight)}" for key, weight in keys)
+            cells["strongest for the last query"] = Cell(text=named)
+            lines.append(Line((str(at), title(each)), cells))
+    note = f"{heads_name(result).capitalize()}."
+    if not all(text.bidirectional for text in result):
+        off = ", and off the marked tokens" if any(text.span for text in result) else ""
+        note += (
+            " Means over the queries of where |weight| lies: how many tokens back, and its shares on the query and the "
+            f"{result.top - 1} tokens before it, on the first {result.top} and the state before them{off}."
+        )
+    return table(("text", "map"), lines, note=" ".join(filter(None, (note, coarse_note(result)))))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
-    from ssmscope.interp.attention.result import AttendedText, AttentionMap
+    from ssmscope.interp.attention.maps import AttendedText, AttentionMap
 
 MAX_LARGE_MAPS, MAX_NAMED_IN_SMALL = 4, 12
 """Largest number of maps of a text drawn large, with a colour bar each, and of tokens named along small ones."""

@@ -17,7 +17,7 @@ from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.core.ties import descending, nonzero
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.gates import READ_BY
-from ssmscope.interp.heatmap.views import FLAT_REMARK
+from ssmscope.interp.heatmap.text_result import FLAT_REMARK
 from ssmscope.interp.heatmap.words import is_selective
 from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRow, TokenRows, TokenText

@@ -12,7 +12,8 @@ from ssmscope.errors import InputError
 if TYPE_CHECKING:
     from ssmscope.core.model import Model, TextsLike
     from ssmscope.data.text import TextData
-    from ssmscope.interp.heatmap.result import DataHeatmap, SelectionHeatmap
+    from ssmscope.interp.heatmap.result import DataHeatmap
+    from ssmscope.interp.heatmap.text_result import SelectionHeatmap
 
 
 def check_heatmap(

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.interp.heatmap.views import shared_words
+from ssmscope.interp.heatmap.result import shared_words
 from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, shown_words
 from ssmscope.render import figure as plot
 from ssmscope.render.figure import line

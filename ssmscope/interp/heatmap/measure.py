@@ -23,7 +23,8 @@ from ssmscope.core.trace import LayerTrace, Trace, check_recurrent_state
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.measure import absolute_map, normalise_rows
 from ssmscope.interp.gates import MIN_SELECTING_SHARE, GateVariation
-from ssmscope.interp.heatmap.result import Head, ScoredText, SelectionHeatmap
+from ssmscope.interp.heatmap.scored_text import ScoredText
+from ssmscope.interp.heatmap.text_result import Head, SelectionHeatmap
 from ssmscope.interp.heatmap.words import (
     Kind,
     is_selective,

@@ -24,11 +24,12 @@ from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
 from ssmscope.interp.gates import TEXTS_JUDGED, note_on_gates
 from ssmscope.interp.heatmap.measure import Score, layers_record, scored, scored_batch
-from ssmscope.interp.heatmap.result import MEASURES, DataHeatmap, KeptGroup, KeptLayer, KeptWord, even_score
+from ssmscope.interp.heatmap.result import MEASURES, DataHeatmap, KeptGroup, KeptLayer, even_score
 from ssmscope.interp.heatmap.words import (
     MAX_HALF_LIFE,
     SHOWN_HIGHEST,
     UNKNOWN,
+    KeptWord,
     is_punctuation,
     shown_words,
     word_groups,

@@ -1,48 +1,41 @@
-"""Heatmaps of texts and of data sets: scored tokens, the words that stand out, and their views."""
+"""Heatmap over a data set: words, parts of texts and groups that are kept, and their views."""
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
 
-from ssmscope.api.results import OverTexts, Result
+from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.interp.heatmap import views
-from ssmscope.interp.heatmap.scored_text import ScoredText as ScoredText
+from ssmscope.core.ties import descending
+from ssmscope.interp.heatmap.text_result import SelectionHeatmap, layers_name, rows
 from ssmscope.interp.heatmap.words import (
-    BEYOND,
     MAX_HALF_LIFE,
-    UNKNOWN,
+    SHOWN_HIGHEST,
+    SHOWN_LOWEST,
+    KeptWord,
     format_half_life,
-    median_half_life,
     shown_words,
 )
 from ssmscope.outline import Outlined
-from ssmscope.render.numbers import counted, number_runs
-from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, with_interval
+from ssmscope.render.blocks import Block, Prose
+from ssmscope.render.numbers import counted
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table, value_cell, with_interval
 from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ssmscope.interp.paired import Paired
-    from ssmscope.render.blocks import Block, TokenRows
+    from ssmscope.render.blocks import Block
     from ssmscope.render.figure import Frame
 
-SCORES = {
-    "survival": "survival: the share of the state that was written at each token",
-    "retention": "retention E[A_t]: the share of its old state that a layer keeps when it reads the token",
-    "write": "write 1 − E[A_t]: the share of its old state that a layer overwrites when it reads the token",
-}
-"""Scores by name, with their names in the views."""
-MAX_NAMED_WORDS = 8
-"""Largest number of words that a table names."""
 MEASURES = ("strongest", "punctuation", "end", "spread")
 """Measures of a text, which groups average."""
 
@@ -50,219 +43,6 @@ MEASURES = ("strongest", "punctuation", "end", "spread")
 def even_score(score: str, tenths: Sequence[Estimate]) -> float:
     """Return the score of a word that is kept like others: 1, an even share; with other scores the mean of tenths."""
     return 1.0 if score == "survival" else float(np.nanmean([each.value for each in tenths]))
-
-
-def layers_name(layers: Sequence[int]) -> str:
-    """Name averaged layers."""
-    return f"layer {layers[0]}" if len(layers) == 1 else f"mean of layers {number_runs(layers)}"
-
-
-@dataclass(frozen=True)
-class Head:
-    """Head that is shown, and the coefficient of variation over tokens of what it overwrites, averaged over texts."""
-
-    layer: int
-    head: int
-    selectivity: float
-
-
-@dataclass(frozen=True)
-class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
-    """Heatmap of one or several texts. `len`, iteration and `[i]` are over the texts."""
-
-    vector: ClassVar[bool] = False
-
-    texts: tuple[ScoredText, ...]
-    score: str
-    """"survival", "retention" or "write"."""
-    layers: tuple[int, ...]
-    """Numbers of the layers in the rows of every text's `scores`, which its `mean` averages."""
-    size: int
-    """Largest number of words in a rationale."""
-    by_layer: bool
-    """True if table and terminal show every layer, not only the average."""
-    at: int | None = None
-    """Position whose states are examined, with survival; None for the end."""
-    contrast: str | None = None
-    """Data over which every token's own average was taken: scores are z-scores then."""
-    through: bool = False
-    """True if survival is followed through the layers below to the tokens of the input."""
-    reach: int = 1
-    """Number of positions that contribute to a write, by convolutions."""
-    shared: bool = True
-    """True if all rows of all texts are coloured on one scale."""
-    heads: tuple[Head, ...] = ()
-    """Heads that are shown, the most selective first."""
-    attends: bool = False
-    """True if the model also has layers of attention, which keep no state."""
-    selects: bool = True
-    """False for survival in a model whose gates hardly vary over these tokens, see `ssmscope.interp.gates`."""
-
-    @property
-    def of_images(self) -> bool:
-        """True if the tokens are pixels of images whose size is known, and the views are maps."""
-        return any(text.pixels is not None for text in self)
-
-    def token_rows(self) -> TokenRows:
-        return views.rows(self)
-
-    def draw(self, frame: Frame, *, start: int = 0) -> Figure:  # type: ignore[override]
-        """Draw every text in the colours of its average, its layers and its heads; long texts as strips over positions,
-        images as maps. One figure holds 8 texts, from number `start` on."""
-        from ssmscope.render.token_figure import draw_rows
-
-        return draw_rows(views.rows(self), self.headline, frame, start=start)
-
-    @property
-    def summed(self) -> bool:
-        """True if the scores of a word's tokens add up."""
-        return self.score == "survival" and self.contrast is None
-
-    @property
-    def score_name(self) -> str:
-        """Score with its formula, as the views call it."""
-        name = SCORES[self.score]
-        if self.score == "survival" and self.at is not None:
-            name = name.replace("the state", f"the state after token {self.at}")
-        above = f", in standard deviations above the token's own average over {self.contrast}"
-        return name + above if self.contrast else name
-
-    @property
-    def layers_name(self) -> str:
-        return layers_name(self.layers)
-
-    def written(self, score: float) -> str:
-        """Format a score: shares in percent."""
-        if self.summed:
-            return f"{100 * score:.0f} %" if score >= 0.1 else f"{100 * score:.1f} %"
-        return f"{score:+.1f}".replace("-", "−") if self.contrast else f"{score:.3f}"
-
-    def list_words(self, text: ScoredText, scores: np.ndarray, places: Sequence[int]) -> str:
-        """List words of a text with their scores, for a table."""
-        words = text.named(scores, places, summed=self.summed)[:MAX_NAMED_WORDS]
-        return " · ".join(f"{word} {self.written(score)}" for word, score in words)
-
-    def said(self, text: ScoredText, most: int = 3) -> str:
-        """List the words of a text that stand out, with their scores."""
-        words = text.named(text.mean, text.rationale, summed=self.summed, quoted=True)[:most]
-        return ", ".join(f"{word} {self.written(score)}" for word, score in words) or "no word stands out"
-
-    def of_marks(self, text: ScoredText, scores: np.ndarray, most: int = 3) -> str:
-        """List shares of punctuation and special tokens, which are not among the words that may stand out."""
-        found = text.marks(scores)[:most] if self.summed and not self.of_images else []
-        return ", ".join(f"{name} {self.written(score)}" for name, score in found)
-
-    def beside(self, text: ScoredText) -> list[str]:
-        """Say what holds the state besides words, and most of it in which layer, and how many tokens are unknown."""
-        said = []
-        if marks := self.of_marks(text, text.mean):
-            ends = [text.marks(row)[0] for row in text.scores]
-            at = max(range(len(ends)), key=lambda layer: ends[layer][1])
-            layer = f"; in layer {self.layers[at]} {ends[at][0]} holds {self.written(ends[at][1])}" * (len(ends) > 1)
-            said.append(marks + layer)
-        if text.unknown:
-            said.append(f"{len(text.unknown)} of {counted(len(text), 'token')} {UNKNOWN}")
-        return said
-
-    def verdict(self, at: int = 0) -> str:
-        if not len(self) or self.of_images:
-            hardly = ", which hardly selects" * any(text.flat[:1] == (True,) for text in self)
-            return f"{self.score} of {counted(len(self), 'image')}, {self.layers_name}{hardly}"
-        where = {"survival": "of the states", "retention": "kept at", "write": "overwritten at"}[self.score]
-        where = f"{where} {'at the end' if self.at is None else f'after token {self.at}'}" * (self.score == "survival")
-        if len(self) == 1:
-            text = self[0]
-            rest = "".join(f"; {each}" for each in self.beside(text))
-            if not text.rationale:
-                noise = text.flat[:1] == (True,)
-                why = "nothing stands out: the spread over tokens is noise" if noise else "no word stands out"
-                return f"{why}{rest} ({self.score}, {self.layers_name})"
-            if self.score == "survival" and not self.contrast:
-                return f"{self.said(text)} {where}{rest}{self._half_life(text)} ({self.layers_name})"
-            of = f"most above their own average over {self.contrast}" if self.contrast else f"highest {self.score}"
-            return f"{of}: {self.said(text)}{rest} ({self.layers_name})"
-        shown = "; ".join(f"text {number}: {self.said(text, 2)}" for number, text in enumerate(self.texts[:3]))
-        rest = f"; {counted(len(self) - 3, 'more text')}" if len(self) > 3 else ""
-        return f"{self.score}, {self.layers_name}: {shown}{rest}"
-
-    def _half_life(self, text: ScoredText) -> str:
-        if text.half_lives is None:
-            return ""
-        found = [median_half_life(row[~text.special]) for row in text.half_lives]
-        found = found[:1] if len(set(found)) == 1 else found
-        if BEYOND in found:
-            return f"; half-life in tokens: {', '.join(found)}" * (len(found) <= 3)
-        each = " and ".join(filter(None, [", ".join(found[:-1]), found[-1]]))
-        return f"; half of what is written is left after {each} tokens" * (len(found) <= 3)
-
-    @classmethod
-    def compare(cls, results: Sequence[SelectionHeatmap], labels: Sequence[Sequence[str]]) -> Table:
-        lines = []
-        for result, (label,) in zip(results, labels):
-            for number, text in enumerate(result):
-                tokens = result.list_words(text, text.mean, text.rationale)
-                cells = {"answer": Cell(text=text.answer), "p": Cell(Estimate(text.probability, math.nan, math.nan))}
-                cells |= {"score": Cell(text=result.score), "stands out": Cell(text=tokens or "nothing")}
-                lines.append(Line((label, str(number)), cells))
-        return table(("model", "text"), lines, most=MAX_COMPARED_ROWS)
-
-    @property
-    def headline(self) -> str:
-        return f"Memory of {self.model_name}: {self.verdict()}"
-
-    def top(self, k: int) -> pd.DataFrame:
-        """Return the k highest tokens of every text: columns text, rank, position, token, score."""
-        rows = [
-            (number, rank, *entry)
-            for number, text in enumerate(self.texts)
-            for rank, entry in enumerate(text.top(k), start=1)
-        ]
-        return pd.DataFrame(rows, columns=["text", "rank", "position", "token", "score"])
-
-    def sketch(self, at: int = 0) -> Markup:
-        from ssmscope.render.sketches import strips_of
-
-        return strips_of("tokens of the first texts by score", self.token_rows())
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return a row per text, layer and token: columns model, text, position, token, word, layer, head, score,
-        half_life (with survival, infinite where the text is too short for it), in_rationale.
-
-        `layer` is "mean" for the average; the layers follow if they were asked for, and the heads. `text` and
-        `position` count from 0. `word` is missing for special tokens, `head` and `half_life` where not defined.
-        """
-        parts = []
-        for number, text in enumerate(self.texts):
-            unknown = np.full((len(self.layers), len(text)), np.nan)
-            lives = unknown if text.half_lives is None else text.half_lives
-            rows: list[tuple[str, int | None, np.ndarray, np.ndarray]] = [("mean", None, text.mean, unknown[0])]
-            of_layers = zip(self.layers, text.scores, lives) if self.by_layer else ()
-            rows += [(str(layer), None, row, life) for layer, row, life in of_layers]
-            of_heads = () if text.heads is None else zip(self.heads, text.heads)
-            rows += [(str(head.layer), head.head, row, unknown[0]) for head, row in of_heads]
-            tokens, words = pd.array(text.tokens, dtype="string"), pd.array(text.words, dtype="Int64")
-            first = {"text": number, "position": range(len(text)), "token": tokens, "word": words}
-            kept = np.isin(range(len(text)), text.rationale)
-            for layer, head, scores, half_lives in rows:
-                columns = {**first, "layer": layer, "head": pd.array([head] * len(text), dtype="Int64")}
-                columns |= {"score": scores, "half_life": half_lives, "in_rationale": kept}
-                parts.append(pd.DataFrame(columns))
-        return pd.concat(parts, ignore_index=True)
-
-    def blocks(self) -> Iterable[Block]:
-        return views.blocks(self)
-
-
-@dataclass(frozen=True)
-class KeptWord:
-    """Word of a data set, lower case, and its mean score over its occurrences."""
-
-    word: str
-    texts: int
-    """Number of texts in which it occurs."""
-    count: int
-    kept: Estimate
-    """Score; with survival in units of an even share, a word's share times the number of words in its text."""
 
 
 @dataclass(frozen=True)
@@ -396,7 +176,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
     @classmethod
     def compare(cls, results: Sequence[DataHeatmap], labels: Sequence[Sequence[str]]) -> Table:
         lines = [
-            Line((label, group.name), {"score": Cell(text=result.score), **views.group_cells(group)})
+            Line((label, group.name), {"score": Cell(text=result.score), **group_cells(group)})
             for result, (label,) in zip(results, labels)
             for group in result.groups
         ]
@@ -405,13 +185,129 @@ class DataHeatmap(Result, kind="heatmap-data"):
     @classmethod
     def draw_pair(cls, pair: Paired, frame: Frame) -> Figure:
         """Draw two models in one picture: words, parts of a text, half-lives of layers."""
-        from ssmscope.interp.heatmap.data_figure import draw_pair
-
-        return draw_pair(pair, frame)
+        return importlib.import_module(f"{__package__}.{cls.drawn_by}").draw_pair(pair, frame)
 
     @classmethod
     def differences(cls, results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
-        return views.differences(results, names)
+        return differences(results, names)
 
     def blocks(self) -> Iterable[Block]:
-        return views.data_blocks(self)
+        return data_blocks(self)
+
+
+BRIEF_LAYERS = 6
+"""Number of layers in a terminal."""
+NAMED_WORDS = 3
+"""Number of words that a table names for a group of texts, or for a layer."""
+
+
+def data_blocks(result: DataHeatmap) -> Iterator[Block]:
+    """Yield the verdict and the picture, words, groups, layers, and examples."""
+    yield from result.opening(f"{result.verdict()[0].upper()}{result.verdict()[1:]}.")
+    yield words(result)
+    what = (
+        "Shares of the state held by a text's highest word, all its punctuation, the last quarter of its words"
+        if result.survives
+        else "Means over words: a text's highest, its punctuation, the last quarter"
+    )
+    note = f"{what}; spread: coefficient of variation over its words."
+    yield table(("texts",), [Line((each.name,), group_cells(each)) for each in result.groups], note=note)
+    note = f"Half-lives in tokens. First and last tenth of a text: mean over words, in {result.unit}."
+    lines = [Line((str(each.number),), _layer_cells(result, each)) for each in result.by_layer]
+    yield replace(table(("layer",), lines, note=note), brief=BRIEF_LAYERS)
+    for shown in result.examples:
+        yield Prose("Texts at the extremes", "heading")
+        made = rows(shown)
+        of_texts = zip(made.texts, result.picked)
+        texts = tuple(replace(text, about=f"{picked}; {text.about}") for text, picked in of_texts)
+        yield replace(made, texts=texts, first=1)
+    if result.timed:
+        yield Prose(
+            "Half-lives of what a layer, or a head, writes at a token, over the tokens of "
+            f"{counted(result.timed, 'text')}: the Kaplan–Meier median, since what is written often outlives its "
+            "text.",
+            "note",
+        )
+    yield from (Prose(line, "note") for line in result.notes)
+
+
+def words(result: DataHeatmap) -> Table:
+    lines = []
+    for each in shown_words(result.words):
+        cells = {"score": Cell(each.kept), "texts": Cell(text=f"{each.texts:,}")}
+        lines.append(Line((visible(each.word),), {**cells, "times": Cell(text=f"{each.count:,}")}))
+    from_both = f"The {SHOWN_HIGHEST} highest and {SHOWN_LOWEST} lowest of" if len(lines) < len(result.words) else "Of"
+    note = (
+        f"{from_both} {result.named:,} words in at least {result.least} texts, ranked by the inner end of their "
+        f"interval and ordered by their means over occurrences, in {result.unit}."
+    )
+    if any(each.kept.low <= result.even <= each.kept.high for each in shown_words(result.words)):
+        note += f" An interval around {result.even:.3g} tells a word from no other."
+    return table(("word",), lines, note=note)
+
+
+def _layer_cells(result: DataHeatmap, layer: KeptLayer) -> dict[str, Cell]:
+    cells = {}
+    if result.timed:
+        shown = np.quantile(layer.heads, [0.05, 0.5, 0.95], method="nearest") if layer.heads.size else np.empty(0)
+        cells["half-life"] = Cell(text=format_half_life(layer.half_life, result.longest))
+        said = ", ".join(format_half_life(each, result.longest) for each in shown.tolist())
+        cells["heads 5, 50, 95 %"] = Cell(text=said)
+    cells |= {"first tenth": Cell(layer.tenths[0], digits=2), "last tenth": Cell(layer.tenths[-1], digits=2)}
+    return {**cells, "highest means": _named(layer.words, "")}
+
+
+def group_cells(group: KeptGroup) -> dict[str, Cell]:
+    """Return the cells of a group of texts."""
+    cells = {"number": Cell(text=f"{group.texts:,}"), "highest word": Cell(group.strongest, digits=2)}
+    cells |= {"punctuation": Cell(group.punctuation, digits=2), "last quarter": Cell(group.end, digits=2)}
+    return {**cells, "spread": value_cell(group.spread, 2), "its highest words": _named(group.words)}
+
+
+def _named(words: Sequence[str], none: str = "–") -> Cell:
+    return Cell(text=" · ".join(map(visible, words[:NAMED_WORDS])) or none)
+
+
+@dataclass(frozen=True)
+class SharedWord:
+    """Word that both models' results name, with its mean score in each."""
+
+    word: str
+    kept: tuple[Estimate, Estimate]
+
+    @property
+    def difference(self) -> float:
+        """Mean score of the first model minus that of the other."""
+        return self.kept[0].value - self.kept[1].value
+
+    @property
+    def signed(self) -> str:
+        return f"{self.difference:+.2f}".replace("-", "−")
+
+    @property
+    def gap(self) -> float:
+        """Distance between the two intervals; negative where they overlap."""
+        first, other = self.kept
+        return max(first.low - other.high, other.low - first.high)
+
+
+def shared_words(results: Sequence[DataHeatmap]) -> list[SharedWord]:
+    """Return the words that both results name, by falling difference; of many, those furthest apart."""
+    theirs = {each.word: each.kept for each in results[1].words}
+    found = [SharedWord(each.word, (each.kept, theirs[each.word])) for each in results[0].words if each.word in theirs]
+    apart = [found[at] for at in descending(np.array([each.gap for each in found]))[: SHOWN_HIGHEST + SHOWN_LOWEST]]
+    return [apart[at] for at in descending(np.array([each.difference for each in apart]))]
+
+
+def differences(results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
+    """Return a row per word that both models' results name."""
+    lines = []
+    for each in shared_words(results):
+        cells = {name: Cell(kept) for name, kept in zip(names, each.kept)}
+        said = each.signed + " *" * (each.gap > 0)
+        lines.append(Line((visible(each.word),), {**cells, "difference": Cell(text=said)}))
+    note = (
+        f"Mean scores over a word's occurrences, in {results[0].unit}, for words in both results; the difference "
+        f"is {names[0]} minus {names[1]}, * where the two intervals do not overlap."
+    )
+    return table(("word",), lines, note=note)

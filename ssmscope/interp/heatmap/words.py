@@ -6,15 +6,14 @@ import math
 import string
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending
-
-if TYPE_CHECKING:
-    from ssmscope.interp.heatmap.result import KeptWord
 
 Kind = Literal["share", "mean", "z"]
 NOISE_VARIATION = 0.1
@@ -28,6 +27,18 @@ SHOWN_HIGHEST, SHOWN_LOWEST = 10, 5
 """Number of words that views of a data set show from each end."""
 WORDS_PER_NAMED_WORD = 3
 """Number of words of a text per word that may be named."""
+
+
+@dataclass(frozen=True)
+class KeptWord:
+    """Word of a data set, lower case, and its mean score over its occurrences."""
+
+    word: str
+    texts: int
+    """Number of texts in which it occurs."""
+    count: int
+    kept: Estimate
+    """Score; with survival in units of an even share, a word's share times the number of words in its text."""
 
 
 def word_groups(words: Sequence[int | None]) -> list[list[int]]:

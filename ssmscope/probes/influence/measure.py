@@ -21,7 +21,7 @@ from ssmscope.core.model import Model, TextsLike, as_batch
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.interp.methods.gradients import head_input
 from ssmscope.interp.objective import tokens_that_fit
-from ssmscope.probes.influence.reach import Reach, noise_of, reach_of
+from ssmscope.probes.influence.reach import Blocks, Reach, noise_of, reach_of
 from ssmscope.probes.stability.measure import random_batch
 
 MAX_EXACT_COMPONENTS = 64
@@ -64,16 +64,6 @@ class Dependence:
     """Number of layers that it runs through, which determines the memory of a backward pass."""
     place: int
     """0 for the whole model, 1 + i for layer i, so that they draw different probes."""
-
-
-@dataclass(frozen=True, eq=False)
-class Blocks:
-    """Norms ‖∂y_t/∂x_s‖_F for positions t of one text and all its tokens s."""
-
-    positions: Int[np.ndarray, " positions"]
-    norm: Float[np.ndarray, "positions length"]
-    error: Float[np.ndarray, "positions length"]
-    """Standard error of an estimated norm; 0 if exact."""
 
 
 def of_output(model: Model, batch: Batch, of: str) -> Dependence:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,9 +12,6 @@ from jaxtyping import Float, Int
 
 from ssmscope.core.bootstrap import Estimate, estimates, ratio, resampled_sums
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from ssmscope.probes.influence.measure import Blocks
 
 SHARES = (0.5, 0.9, 0.95)
 """Shares of the influence for which the effective context is measured."""
@@ -28,6 +24,16 @@ MIN_R2 = 0.9
 """R² from which on the fitted line describes the decay."""
 RESAMPLED_COLUMNS = 512
 """Columns that are resampled together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Norms ‖∂y_t/∂x_s‖_F for positions t of one text and all its tokens s."""
+
+    positions: Int[np.ndarray, " positions"]
+    norm: Float[np.ndarray, "positions length"]
+    error: Float[np.ndarray, "positions length"]
+    """Standard error of an estimated norm; 0 if exact."""
 
 
 @dataclass(frozen=True)
