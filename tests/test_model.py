@@ -19,7 +19,8 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
 from ssmscope.core.encoding import encode_ids, encode_texts, spelled_out
-from ssmscope.core.model import Model, as_batch, as_trace
+from ssmscope.core.model import Model
+from ssmscope.core.take_trace import as_batch, as_trace
 from ssmscope.errors import InputError
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 

@@ -340,7 +340,7 @@ def check_fits(model: Model, data: ExampleData, most: int) -> None:
     from ssmscope.core.tokenizing import tokenize
 
     if model.channels is not None and hasattr(data, "texts"):
-        raise InputError(f"{model.name} reads pixels, but {data.name} holds texts; {GIVE_IMAGES}")
+        raise InputError(f"{model.name} reads {model.reads}, but {data.name} holds texts; {GIVE_IMAGES}")
     if model.channels is not None and model.config.patch is not None and hasattr(data, "shape"):
         _, (height, width) = image_form(model.channels, model.config.image_size, model.config.patch)
         if tuple(data.shape) != (height, width):

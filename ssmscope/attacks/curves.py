@@ -77,7 +77,7 @@ def questions(
     the words of a known data set (`TASK_PROMPTS`)."""
     check_data(data)
     if model.channels is not None:
-        raise InputError(f"{model.name} reads pixels, but {data.name} holds texts")
+        raise InputError(f"{model.name} reads {model.reads}, but {data.name} holds texts")
     model.check_classes(f"accuracy on {data.name}")
     model.check_tokenizer()
     if limit is not None:

@@ -37,7 +37,7 @@ class Batch(Outlined):
         tokens: per text, the tokens as they are shown.
         words: per text, the number of the word that each token belongs to; None for special tokens.
         values: (batch, length − 1, channels), the pixels or patches of images, or (batch, length, channels) without a
-            class token; None for texts.
+            class token, or the steps of series; None for texts.
         spelled: per text that was given as such, the text with the characters of each token.
     """
 
@@ -67,7 +67,7 @@ class Batch(Outlined):
         ids, mask = (t[own, :longest] for t in (self.input_ids, self.mask))
         shown: tuple[Any, ...] = (self.tokens, self.words, self.spelled)
         tokens, words, spelled = (tuple(each[row] for row in own) if each else () for each in shown)
-        return Batch(ids, mask, tokens, words, None if self.values is None else self.values[own], spelled)
+        return Batch(ids, mask, tokens, words, None if self.values is None else self.values[own, :longest], spelled)
 
     def to(self, device: torch.device) -> Batch:
         values = None if self.values is None else self.values.to(device)
@@ -77,8 +77,15 @@ class Batch(Outlined):
 def encode(model: Runs, texts: Any, ids: Any, values: Any, max_tokens: int | None) -> Batch:
     """Encode a model's input as one batch; arguments and errors as `Model.encode`."""
     if model.channels is not None:
-        if values is None and ids is None and isinstance(texts, Tensor | np.ndarray):
+        of_series = getattr(model.config, "series", False)
+        if values is None and ids is None and (of_series or isinstance(texts, Tensor | np.ndarray)):
             texts, values = None, texts
+        if of_series:
+            if values is None or isinstance(values, str) or texts is not None or ids is not None:
+                said = f"{model.name} reads series of {model.channels} channels: give numbers (length, channels)"
+                raise InputError(f"{said}, (series, length, channels), or a list of such")
+            dtype = next(model.module.parameters()).dtype
+            return encode_series(values, model.channels, dtype, max_tokens).to(model.device)
         if values is None or texts is not None or ids is not None:
             channels, size = model.channels, model.config.image_size
             if size:
@@ -322,6 +329,34 @@ def encode_values(
     shown, words = (*names, *[CLASS_TOKEN] * class_token), (*range(length), *[None] * class_token)
     ids, mask = (torch.zeros(images, tokens, dtype=kind) for kind in (torch.long, torch.bool))
     return Batch(ids, ~mask, (shown,) * images, (words,) * images, values=pixels)
+
+
+def encode_series(values: Any, channels: int, dtype: torch.dtype, max_tokens: int | None = None) -> Batch:
+    """Encode series, (length, channels) or (series, length, channels) or a list of (length, channels), as one batch
+    padded on the right with zeros, whose tokens are the steps. Raises InputError for another shape, numbers that are
+    not finite, or more than `max_tokens` steps."""
+    try:
+        whole = isinstance(values, Tensor | np.ndarray) or np.ndim(values[0]) < 2
+        rows = torch.as_tensor(values) if whole else [torch.as_tensor(row) for row in values]
+        rows = rows[None] if isinstance(rows, Tensor) and rows.ndim == 2 else rows
+        rows = [row.to(dtype) for row in rows]
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        said = f"a {type(values).__name__} was given; give numbers (length, {channels}), or several such"
+        raise InputError(said) from error
+    for number, row in enumerate(rows):
+        if row.ndim != 2 or 0 in row.shape or row.shape[1] != channels:
+            said = f"series {number} is {tuple(row.shape)}; the model reads (length, {channels})"
+            raise InputError(f"{said}: {channels} numbers at each step")
+        if not bool(row.isfinite().all()):
+            raise InputError(f"series {number} holds numbers that are not finite")
+        check_tokens(len(row), max_tokens, f"series {number}")
+    if not rows:
+        raise InputError("no series was given")
+    filled = pad_sequence(rows, batch_first=True)
+    lengths = [len(row) for row in rows]
+    mask = torch.arange(filled.shape[1]) < torch.tensor(lengths)[:, None]
+    shown = [tuple(f"step {at}" for at in range(length)) for length in lengths]
+    return Batch(mask.long() * 0, mask, tuple(shown), tuple(tuple(range(n)) for n in lengths), values=filled)
 
 
 def image_form(channels: int, shape: Sequence[int], patch: Sequence[int] | None) -> tuple[int, tuple[int, int]]:

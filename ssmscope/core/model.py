@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,14 +29,12 @@ from ssmscope.core.ngrams import reads_ids
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.take_trace import Look, take_trace
 from ssmscope.core.trace import Earlier, LayerState, Trace, check_recurrent_state
-from ssmscope.errors import InputError, Unanswerable
+from ssmscope.errors import InputError, Unanswerable, check_whole
 from ssmscope.outline import outlined
 
 Texts = str | Iterable[str] | Mapping[str, Any] | None
 Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray | None
 Pixels = Tensor | np.ndarray | None
-TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
-"""Input of analyses: a text, several, a tokenizer's output, a batch (of ids or images too), or an existing trace."""
 
 
 @outlined
@@ -99,6 +99,16 @@ class Model:
         """Kind of the model's logits."""
         return gives(self.module)
 
+    def at(self, position: int) -> Model:
+        """Return the model whose answer is the one at this position, −1 for the last. Raises InputError for a model
+        that does not give one at every position."""
+        if getattr(self.module, "position", None) is None:
+            raise InputError(f"{self.name} gives one answer, not one at every position that at=… could choose from")
+        check_whole(-sys.maxsize, position=position)
+        module = copy.copy(self.module)
+        module.position = int(position)
+        return replace(self, module=module)
+
     def check_classes(self, what: str) -> None:
         """Raise InputError if the model does not give each text one class, which `what` needs."""
         self._check_head()
@@ -121,8 +131,18 @@ class Model:
 
     @property
     def channels(self) -> int | None:
-        """Channels of a pixel for a pixel classifier; None for a model of tokens."""
-        return getattr(self.config, "channels", None) if self.is_classifier else None
+        """Channels of a pixel, or of a step of a series, for a model that reads these; None for a model of tokens."""
+        return (
+            getattr(self.config, "channels", None)
+            if self.is_classifier or getattr(self.config, "series", False)
+            else None
+        )
+
+    @property
+    def reads(self) -> str:
+        """Kind of the model's input: "tokens", "pixels", or "series", numbers (length, channels) at steps."""
+        series = getattr(self.config, "series", False)
+        return "series" if series else "tokens" if self.channels is None else "pixels"
 
     @property
     def labels(self) -> list[str] | None:
@@ -160,8 +180,9 @@ class Model:
 
     @property
     def width(self) -> int:
-        """Width of the token embeddings."""
-        return self.module.get_input_embeddings().weight.shape[1]
+        """Width of the token embeddings; of a model of series that of its layers."""
+        table = self.module.get_input_embeddings()
+        return self.config.hidden_size if table is None else table.weight.shape[1]
 
     @property
     def device(self) -> torch.device:
@@ -192,6 +213,7 @@ class Model:
             "fingerprint": hashed[1],
             "dtype": str(next(self.module.parameters()).dtype).removeprefix("torch."),
             "device": self.device.type,
+            **({"position": at} if (at := getattr(self.module, "position", None)) is not None else {}),
             **({"edits": edits} if edits else {}) | ({"labels": list(self.class_names)} if self.class_names else {}),
         }
 
@@ -210,8 +232,9 @@ class Model:
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids that the model has embeddings for."""
-        return self.module.get_input_embeddings().weight.shape[0]
+        """Number of token ids that the model has embeddings for; 0 of a model of series."""
+        table = self.module.get_input_embeddings()
+        return 0 if table is None else table.weight.shape[0]
 
     def logits(self, batch: Batch) -> Tensor:
         """Return a classifier's logits (batch, classes), or a language model's at every position, without gradients."""
@@ -368,8 +391,7 @@ class Model:
         `ops.scan` within `running`. With `last_only` a language model's are those at each text's last position. Raises
         InputError for a batch of another kind, and, unless `checked` is off, for logits that are not finite."""
         if (batch.values is None) != (self.channels is None):
-            wanted = "tokens" if self.channels is None else "pixels"
-            raise InputError(f"{self.name} reads {wanted}: give it a batch of its own encode()")
+            raise InputError(f"{self.name} reads {self.reads}: give it a batch of its own encode()")
         if batch.values is not None:
             count_tokens(batch.mask.numel())
             logits = self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits
@@ -426,25 +448,3 @@ class Model:
         name_of = str if self.tokenizer is None else lambda i: self.tokenizer.decode([i])
         names = map(name_of if labels is None else labels.__getitem__, best.indices.tolist())
         return tuple(zip(names, best.values.tolist()))
-
-
-def as_batch(model: Model | None, texts: TextsLike) -> Batch:
-    """Return an analysis's input (a text, several, a batch, or the texts of a trace) as one batch. Raises InputError as
-    `Model.encode`, without a model, and for a trace of images, which does not hold them."""
-    model = _given(model, texts)
-    if not isinstance(texts, Trace):
-        return texts if isinstance(texts, Batch) else model.encode(texts)
-    if model.channels is not None:
-        raise InputError("a trace does not hold the images that it is of; give their batch")
-    return Batch(texts.input_ids, texts.mask, texts.tokens, texts.words, spelled=texts.spelled)
-
-
-def as_trace(model: Model | None, texts: TextsLike, *, keep_inputs: bool | Sequence[int] = True) -> Trace:
-    """Return an analysis's input as a trace. A trace is returned as it is and needs no model; anything else is run."""
-    return texts if isinstance(texts, Trace) else _given(model, texts).trace(texts, keep_inputs=keep_inputs)
-
-
-def _given(model: Model | None, texts: TextsLike) -> Model:
-    if model is None:
-        raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
-    return model

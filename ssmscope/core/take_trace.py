@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 Look = Callable[[int, Sequence[int], LayerTrace], None]
 """Function of a layer's number, the rows that run together, and the layer's terms on them."""
+
+TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
+"""Input of analyses: a text, several, a tokenizer's output, a batch (of ids or images too), or an existing trace."""
 
 
 def take_trace(
@@ -109,3 +113,34 @@ def _check_unchanged(model: Runs, index: int, before: dict[str, int]) -> None:
         if any(before.get(name) != version for name, version in now.items()):
             said = f"the weights of layer {index} of {model.name} have changed since this trace was taken: its terms"
             raise InputError(f"{said} cannot be recomputed; take a new trace")
+
+
+def as_batch(model: Runs | None, texts: TextsLike) -> Batch:
+    """Return an analysis's input (a text, several, a batch, or the texts of a trace) as one batch. Raises InputError as
+    `Model.encode`, without a model, and for a trace of images, which does not hold them."""
+    model = _given(model, texts)
+    if not isinstance(texts, Trace):
+        return texts if isinstance(texts, Batch) else model.encode(texts)
+    if model.channels is not None:
+        raise InputError("a trace does not hold the images that it is of; give their batch")
+    return Batch(texts.input_ids, texts.mask, texts.tokens, texts.words, spelled=texts.spelled)
+
+
+def as_trace(model: Runs | None, texts: TextsLike, *, keep_inputs: bool | Sequence[int] = True) -> Trace:
+    """Return an analysis's input as a trace. A trace is returned as it is and needs no model; anything else is run."""
+    return texts if isinstance(texts, Trace) else _given(model, texts).trace(texts, keep_inputs=keep_inputs)
+
+
+def _given(model: Runs | None, texts: TextsLike) -> Runs:
+    if model is None:
+        raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
+    return model
+
+
+def few_tokens(model: Runs, most: int = 4) -> Batch:
+    """Return an input of at most so many tokens, to try a model on; of a model that reads whole images, an image."""
+    if model.channels is not None:
+        tokens = math.prod(model.config.image_size or (2,))  # Learnt positions allow no other number.
+        values = torch.linspace(0, 1, tokens * model.channels, dtype=torch.float32)
+        return model.encode(values=values.view(tokens, model.channels))
+    return model.encode(ids=list(range(min(most, model.vocabulary))))

@@ -308,7 +308,7 @@ class Evaluator:
 
 def _check(model: Model, words: Sequence[str] | None, scoring: str, normalise: bool) -> None:
     if model.channels is not None:
-        raise InputError(f"{model.name} reads pixels; give a model of texts")
+        raise InputError(f"{model.name} reads {model.reads}; give a model of texts")
     model.check_classes("an evaluation")
     model.check_tokenizer()
     if scoring not in SCORINGS:

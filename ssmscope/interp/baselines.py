@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ssmscope.core.affine import embedding_table
+from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.objective import Objective
@@ -39,12 +40,15 @@ def baseline_embeddings(
             median size; "mean", that mean itself, which in a small model lies near zero; "zero", where RMSNorm is
             singular, so that what integrates up to it converges slowly; a token's id, or a token (a special one by its
             role too: "pad", "unk", "mask"). Of a pixel classifier "neutral" and both means are a pixel of 0.5 in every
-            channel, a number from 0 to 1 is another grey, and the class token stays.
+            channel, a number from 0 to 1 is another grey, and the class token stays. Of a model of series "neutral" and
+            both means are the mean of each channel over the series, and a number is that at every step.
 
     Raises:
         InputError: for a baseline that is none of these, or a scaled mean of a table whose mean is zero.
     """
     model, batch = objective.model, objective.batch
+    if model.reads == "series":
+        return _of_series(batch, baseline)
     table = embedding_table(model.module)
     width = table.shape[1]
     if baseline == ZERO:
@@ -72,6 +76,10 @@ def baseline_name(objective: Objective, baseline: str | int | float = NEUTRAL) -
     model = objective.model
     if baseline == ZERO:
         return "a zero embedding"
+    if model.reads == "series":
+        return (
+            "the mean of each channel" if baseline in (NEUTRAL, SCALED, MEAN) else f"{_number(baseline):g} everywhere"
+        )
     if objective.batch.values is not None:
         return f"a grey of {_grey(model, baseline):g}"
     chosen = _settled(model, baseline, embedding_table(model.module))
@@ -82,6 +90,8 @@ def baseline_name(objective: Objective, baseline: str | int | float = NEUTRAL) -
 
 def singularity_note(objective: Objective, start: Float[Tensor, "texts length width"]) -> str:
     """Return a note if a baseline's embeddings are so small that norms are nearly singular there; else ""."""
+    if objective.model.reads == "series":
+        return ""
     mask, of_pixels = objective.batch.mask, objective.batch.values is not None
     table = objective.embeddings()[mask] if of_pixels else embedding_table(objective.model.module)
     typical, least = float(_sizes(table).median()), float(_sizes(start)[mask].min())
@@ -116,6 +126,24 @@ def _mean(model: Model, table: Float[Tensor, "vocabulary width"], *, scaled: boo
             )
         mean = mean * (_sizes(table).median() / size)
     return mean.to(table.dtype)
+
+
+def _of_series(batch: Batch, baseline: str | int | float) -> Float[Tensor, "texts length channels"]:
+    assert batch.values is not None
+    real = batch.mask.unsqueeze(-1)
+    if baseline in (NEUTRAL, SCALED, MEAN):
+        found = batch.values.masked_fill(~real, 0).sum(1, keepdim=True) / real.sum(1, keepdim=True)
+    else:
+        found = torch.full_like(batch.values, _number(baseline))
+    return found.expand_as(batch.values).masked_fill(~real, 0)
+
+
+def _number(baseline: str | int | float) -> float:
+    try:
+        return 0.0 if baseline == ZERO else float(baseline)
+    except ValueError:
+        said = f"baseline {baseline!r} is none of a series; give neutral, zero or a number"
+        raise InputError(said) from None
 
 
 def _sizes(embeddings: Float[Tensor, "... width"]) -> Float[Tensor, " ..."]:

@@ -26,7 +26,7 @@ def check_classifier(model: Model, data: Any, what: str) -> None:
     if not model.is_classifier:
         raise InputError(f"{model.name} is not a classifier: {what} needs a predicted class")
     if model.channels is not None or not isinstance(data, TextData):
-        given = "a model of pixels" if model.channels is not None else f"data of {type(data).__name__}"
+        given = f"a model of {model.reads}" if model.channels is not None else f"data of {type(data).__name__}"
         raise InputError(f"{given} was given; {what} needs a classifier of texts and labelled texts (load_text)")
     model.check_tokenizer()
     if not len(data):
@@ -74,6 +74,7 @@ def token_scores(
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Return a method's scores of the non-special tokens of every text, and the texts on which it converged."""
     values = scores.scores.detach().double().cpu().numpy()
+    values = values.sum(2) if values.ndim == 3 and batch.values is not None else values  # of a series' channels
     if values.shape != tuple(batch.mask.shape):
         raise InputError(f"the method {name} gives scores of shape {values.shape} for {tuple(batch.mask.shape)} tokens")
     own = [row[: len(words)][[word is not None for word in words]] for row, words in zip(values, batch.words)]

@@ -231,6 +231,10 @@ class Objective(Outlined):
             names=tuple(self.names[row] for row in chosen),
         )
 
+    def by_token(self, products: Float[Tensor, "... length width"]) -> Tensor:
+        """Return what embeddings and gradients give for each token, summed over the width; of series by channel."""
+        return products if self.model.reads == "series" else products.sum(-1)
+
     def _of_last(self, logits: Float[Tensor, "runs vocabulary"], texts: Sequence[int]) -> Float[Tensor, " runs"]:
         """Return f of runs whose targets are one id each."""
 

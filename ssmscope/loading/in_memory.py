@@ -148,6 +148,8 @@ class OwnModel(nn.Module):
 
     ignores_padding: tuple[LogitsKind, ...] = ("nothing",)
     """Kinds of logits for which the whole module runs on padded batches."""
+    of_series = False
+    """True if it reads numbers in place of token ids."""
 
     def __init__(self, module: nn.Module, path: str) -> None:
         super().__init__()
@@ -229,7 +231,7 @@ class OwnModel(nn.Module):
         output = self._run(given, mask)
         if self.gives == "nothing":
             return output[0].new_zeros(len(given), 0)
-        logits = self._logits_of(output, given if given.ndim == 2 else None)
+        logits = self._logits_of(output, given if given.ndim == 2 or self.of_series else None)
         assert logits is not None
         return logits.unsqueeze(1) if logits.ndim == 1 else logits
 
@@ -301,11 +303,11 @@ class OwnModel(nn.Module):
             said = f"{self._name} gives a {type(outputs[0]).__name__} without logits; its forward pass should return a"
             raise InputError(f"{said} tensor, or an output, a dictionary or a tuple with logits")
         shapes = tuple(first.shape), tuple(second.shape)
-        vocabulary = self.get_input_embeddings().weight.shape[0]
+        vocabulary = None if self.of_series else self.get_input_embeddings().weight.shape[0]
         if shapes == tuple((2, length, vocabulary) for length in TRIAL_LENGTHS):
             return "next tokens"
         if all(len(shape) > 1 and shape[:2] == (2, length) for shape, length in zip(shapes, TRIAL_LENGTHS)):
-            self._refuse("logits at every token, as in token classification")
+            self._refuse("logits at every position")
         if shapes[0] != shapes[1] or len(shapes[0]) not in (1, 2) or shapes[0][0] != 2:
             raise InputError(
                 f"{self._name} gives {shapes[0]} for two texts of {TRIAL_LENGTHS[0]} tokens and {shapes[1]} for two of "

@@ -77,7 +77,9 @@ def load(
     backbone: str | None = None,
     embedding: str | None = None,
     head: str | None = None,
+    inputs: str | None = None,
     answer: Answer | None = None,
+    at: int | None = None,
     example: Any = None,
     labels: Sequence[str] | None = None,
 ) -> Model:
@@ -107,10 +109,15 @@ def load(
         embedding: of a module of one's own without a transformers model in it, the path of the embedding that reads the
             ids; by default it is found.
         head: the path of such a module's linear layer that gives the logits; by default it is found.
-        answer: what such a module's logits are: `next` tokens, a `class`, `labels` of which several may be right, or a
-            `number`; by default found by their shape. Where they are neither the module's output nor its `logits`, a
-            function of the output that returns them, (batch, classes) or (batch, length, vocabulary).
-        example: token ids (batch, length) on which adapted layers are checked; by default some of the vocabulary.
+        inputs: what such a module reads: `tokens`, or `floats`, numbers (batch, length, channels) such as time series.
+        answer: what such a module's logits are: `next` tokens, a `class`, `labels` of which several may be right, a
+            `number`, or a class at every `position`; by default found by their shape. Where they are neither the
+            module's output nor its `logits`, a function of the output, or of that and the input, that returns them,
+            (batch, classes) or (batch, length, vocabulary).
+        at: the position whose logits are the answer, where there are some at every position; −1 is the last. `Model.at`
+            asks about another.
+        example: an input on which adapted layers are checked: token ids (batch, length), by default some of the
+            vocabulary; or numbers (batch, length, channels), which floats need.
         labels: names of a classifier's classes in the order of its logits, by which labels of data are matched, in
             place of its configuration's, which are often LABEL_0, LABEL_1, …
 
@@ -128,7 +135,8 @@ def load(
         raise InputError(f"tokenizer is a {kind}; give a tokenizer, or the directory or hub id of one")
     if isinstance(source, nn.Module):
         given = unwrapped(source)
-        hosted: dict[str, Any] = {"embedding": embedding, "head": head, "answer": answer, "example": example}
+        hosted: dict[str, Any] = {"embedding": embedding, "head": head, "inputs": inputs, "answer": answer, "at": at}
+        hosted["example"] = example
         asked = any(each is not None for each in hosted.values())
         if asked and backbone is not None:
             raise InputError("backbone is of a transformers model within the module; leave it out, or all the others")
@@ -142,8 +150,8 @@ def load(
         return Model(converted(module, wanted, place), own, name, named)
     if backbone is not None:
         raise InputError("backbone is the name of a part of a model in memory; leave it out, or give a module")
-    if any(each is not None for each in (embedding, head, answer, example)):
-        raise InputError("embedding, head, answer and example are about a module in memory; leave them out")
+    if any(each is not None for each in (embedding, head, inputs, answer, at, example)):
+        raise InputError("embedding, head, inputs, answer, at and example are about a module in memory; leave them out")
     if not isinstance(source, str | os.PathLike):
         kind = type(source).__name__
         raise InputError(f"a {kind} was given; a model is a name, a directory, a file, or a transformers model")

@@ -11,7 +11,8 @@ from ssmscope.api.options import Metavar, Range, chosen_layers
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.core.model import Model
+    from ssmscope.core.take_trace import TextsLike
     from ssmscope.interp.attention.result import ImplicitAttention
 
 
@@ -99,7 +100,7 @@ def implicit_attention(
     """
     from ssmscope.api.provenance import record_provenance
     from ssmscope.core.attention_layers import attention_numbers
-    from ssmscope.core.model import as_batch, as_trace
+    from ssmscope.core.take_trace import as_batch, as_trace
     from ssmscope.core.trace import Trace
     from ssmscope.interp.attention import measure
     from ssmscope.interp.attention.result import ImplicitAttention

@@ -12,7 +12,8 @@ from ssmscope.errors import InputError
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods, method_names
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.core.model import Model
+    from ssmscope.core.take_trace import TextsLike
     from ssmscope.interp.explain.result import Explanation
 
 
@@ -73,7 +74,7 @@ def explain(
     from dataclasses import replace
 
     from ssmscope.api.provenance import call_options, record_provenance
-    from ssmscope.core.model import as_batch
+    from ssmscope.core.take_trace import as_batch
     from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
     from ssmscope.interp.gates import note_on_gates
     from ssmscope.interp.methods import bind_methods

@@ -45,7 +45,8 @@ class Scores(Outlined):
     """Scores of a method for all texts of an objective.
 
     Attributes:
-        scores: (texts, length), the relevance of every token; signed where the method is. Zero at padding.
+        scores: (texts, length), the relevance of every token; signed where the method is. Zero at padding. Of series
+            they may be (texts, length, channels).
         delta: (texts,), |Σ scores − (f(x) − f(baseline))| / |f(x) − f(baseline)|, for methods whose scores should add
             up to that; None for the others.
         steps: (texts,), number of evaluations of the gradient; None where that has no meaning.
@@ -57,7 +58,7 @@ class Scores(Outlined):
         note: note on that baseline.
     """
 
-    scores: Float[Tensor, "texts length"]
+    scores: Float[Tensor, "texts length *channels"]
     delta: Float[Tensor, " texts"] | None = None
     steps: Tensor | None = None
     converged: Tensor | None = None
@@ -85,6 +86,8 @@ class Attribution(Outlined):
     """This and the following as in `Scores`."""
     baseline: str = ""
     note: str = ""
+    channels: np.ndarray | None = None
+    """(tokens, channels) float32 of the steps of a series, which `scores` are the sums of; None without."""
 
     @staticmethod
     def of(name: str, found: Scores, row: int, length: int) -> Attribution:
@@ -94,7 +97,8 @@ class Attribution(Outlined):
             raise InputError(f"the scores of {name} for text {row} are not finite: the model is damaged")
         measured = {"delta": found.delta, "steps": found.steps, "converged": found.converged, "error": found.error}
         own: dict[str, Any] = {key: None if each is None else each[row].item() for key, each in measured.items()}
-        return Attribution(name, scores, **own, baseline=found.baseline, note=found.note)
+        channels, scores = (scores, scores.sum(1)) if scores.ndim == 2 else (None, scores)
+        return Attribution(name, scores, **own, baseline=found.baseline, note=found.note, channels=channels)
 
     @property
     def signed(self) -> bool:
@@ -126,6 +130,11 @@ class ExplainedText(OfTokens):
     def against(self, attribution: Attribution, k: int) -> list[int]:
         """Return positions of at most k ordinary tokens most against what is explained; none without signs."""
         return self._highest(-attribution.scores, k) if attribution.signed else []
+
+    def named(self, attribution: Attribution, at: int) -> str:
+        """Return a token, and the channel that counts most of a step of a series."""
+        several = attribution.channels
+        return self.tokens[at] if several is None else f"{self.tokens[at]}, channel {int(np.abs(several[at]).argmax())}"
 
     def _highest(self, scores: np.ndarray, k: int) -> list[int]:
         order = descending(np.where(self.special, -np.inf, scores))
@@ -192,7 +201,8 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
     def to_frame(self) -> pd.DataFrame:
         """Return a row per text, method and token: columns model, text, position, token, word, method, score, in_top.
 
-        `text` and `position` count from 0. `word` is missing for special tokens, which are never in the top.
+        `text` and `position` count from 0. `word` is missing for special tokens, which are never in the top. Of series
+        the scores of each channel follow, in columns channel_0, …
         """
         parts = []
         for at, text in enumerate(self.texts):
@@ -200,7 +210,10 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
             head = {"text": at, "position": range(len(text)), "token": tokens, "word": words}
             for each in text.attributions:
                 top = np.isin(range(len(text)), text.top(each, self.top))
-                parts.append(pd.DataFrame({**head, "method": each.method, "score": each.scores, "in_top": top}))
+                columns = {**head, "method": each.method, "score": each.scores, "in_top": top}
+                several = [] if each.channels is None else each.channels.T
+                columns |= {f"channel_{number}": scores for number, scores in enumerate(several)}
+                parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
     def summary(self) -> pd.DataFrame:
@@ -315,7 +328,7 @@ def baselines(result: Explanation) -> list[str]:
 def _answer_in_words(text: ExplainedText) -> str:
     """Name what is explained and the words that are strongest for it by the first method."""
     first, target = text.attributions[0], shorten(visible(text.target.strip() or text.target), 32)
-    words = ", ".join(f"“{visible(text.tokens[at]).strip()}”" for at in text.top(first, TOLD_WORDS))
+    words = ", ".join(f"“{visible(text.named(first, at)).strip()}”" for at in text.top(first, TOLD_WORDS))
     return f"{target} by {words or 'no word'}"
 
 

@@ -12,7 +12,8 @@ from ssmscope.errors import InputError
 from ssmscope.interp.methods import CAPTUM_METHODS, METHODS, MethodOptions, bind_methods, check_methods
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.core.model import Model
+    from ssmscope.core.take_trace import TextsLike
     from ssmscope.interp.generate.result import Writing
 
 NewTokens = Annotated[int, "Maximum number of tokens written after each text.", Range(1, 2**17)]
@@ -82,7 +83,7 @@ def generate(
     """
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.mixers import memory_of
-    from ssmscope.core.model import as_batch
+    from ssmscope.core.take_trace import as_batch
     from ssmscope.interp.generate.measure import written_text
     from ssmscope.interp.generate.result import Writing
 

@@ -10,7 +10,8 @@ from ssmscope.api.options import Layers, Limit, Metavar, Range, Reads, Seed, Top
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.core.model import Model
+    from ssmscope.core.take_trace import TextsLike
     from ssmscope.data.text import TextData
     from ssmscope.interp.heatmap.result import DataHeatmap
     from ssmscope.interp.heatmap.text_result import SelectionHeatmap

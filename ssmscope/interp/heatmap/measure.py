@@ -17,7 +17,8 @@ from ssmscope.api.provenance import record_provenance
 from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
-from ssmscope.core.model import Model, TextsLike, as_batch
+from ssmscope.core.model import Model
+from ssmscope.core.take_trace import TextsLike, as_batch
 from ssmscope.core.ties import descending
 from ssmscope.core.trace import LayerTrace, Trace, check_recurrent_state
 from ssmscope.errors import InputError

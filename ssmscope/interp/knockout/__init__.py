@@ -10,7 +10,8 @@ from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIE
 from ssmscope.api.options import REPEATED, Metavar, Range, Seed
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.core.model import Model
+    from ssmscope.core.take_trace import TextsLike
     from ssmscope.interp.knockout.result import Knockout
 
 
@@ -84,8 +85,8 @@ def knockout(
 
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.mixers import is_bidirectional
-    from ssmscope.core.model import as_batch
     from ssmscope.core.progress import progress_bar
+    from ssmscope.core.take_trace import as_batch
     from ssmscope.errors import InputError
     from ssmscope.interp.knockout.measure import CutRuns, others_have_attention, roads_of
     from ssmscope.interp.knockout.result import Knockout

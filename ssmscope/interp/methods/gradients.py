@@ -28,10 +28,10 @@ def gradxinput(objective: Objective) -> Scores:
     It is zero where f does not change with an embedding's length, as in RWKV, whose embeddings meet a norm at once.
     """
     embeddings = objective.embeddings()
-    scores = torch.zeros_like(embeddings[..., 0])
+    scores = torch.zeros_like(objective.by_token(embeddings))
     for chosen, longest in objective.parts():
         inputs = embeddings[chosen, :longest]
-        scores[chosen, :longest] = (objective.gradient(inputs, chosen) * inputs).sum(-1)
+        scores[chosen, :longest] = objective.by_token(objective.gradient(inputs, chosen) * inputs)
     return Scores(scores)
 
 

@@ -104,7 +104,8 @@ def ig(
 
 @dataclass(eq=False)
 class _Piece:
-    """Piece of a text's path, with f at both ends, and its tokens' scores by one quadrature, (length,) float64."""
+    """Piece of a text's path, with f at both ends, and its tokens' scores by one quadrature, (length,) float64;
+    of series (length, channels)."""
 
     text: int
     first: float
@@ -209,19 +210,20 @@ class _Path:
     def integrated(self, pieces: list[_Piece]) -> list[_Piece]:
         """Set the pieces' `scores`: Σ_width (end − start) · the integral of the gradient along each."""
         runs = [(piece, step) for piece in range(len(pieces)) for step in range(len(self.nodes))]
-        values = torch.zeros(len(runs), self.end.shape[1], dtype=torch.float64)  # Not every device has float64.
+        each = self.objective.by_token(self.end).shape[1:]
+        values = torch.zeros(len(runs), *each, dtype=torch.float64)  # Not every device has float64.
         for part in self._parts([pieces[piece].text for piece, _ in runs]):
             owners = [pieces[runs[place][0]] for place in part]
             texts = [piece.text for piece in owners]
             at = [self.nodes[runs[place][1]] for place in part]
             points = self.points(texts, [piece.first + (piece.last - piece.first) * x for piece, x in zip(owners, at)])
             slopes = self.objective.gradient(points, texts) * self.difference[texts, : points.shape[1]]
-            values[part, : points.shape[1]] = slopes.sum(-1).cpu().double()
+            values[part, : points.shape[1]] = self.objective.by_token(slopes).cpu().double()
             if self.objective.meter is not None:
                 tokens = sum(self.objective.lengths[text] for text in texts)
                 self.objective.meter.ran(len(texts), tokens, self.done)
-        weights = torch.from_numpy(self.weights).view(-1, 1)
-        for piece, own in zip(pieces, (weights * values.unflatten(0, (len(pieces), -1))).sum(1)):
+        weights = torch.from_numpy(self.weights)
+        for piece, own in zip(pieces, torch.einsum("n,pn...->p...", weights, values.unflatten(0, (len(pieces), -1)))):
             piece.scores = (piece.last - piece.first) * own
         return pieces
 

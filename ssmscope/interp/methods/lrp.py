@@ -48,6 +48,7 @@ from ssmscope.core.intercept import evaluating, is_own, override_forward, twin, 
 from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal
 from ssmscope.core.mixers import adapter_for, check_parts, linearize, mixers
 from ssmscope.core.model import Model
+from ssmscope.core.take_trace import few_tokens
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.lrp_blocks import (
@@ -89,7 +90,7 @@ def check_lrp(model: Model) -> None:
     with relevance_rules(model.module, torch.ones(1, dtype=torch.float32)):
         pass
     if is_foreign(model.module):
-        lrp(asked_of(model, model.encode(ids=list(range(min(8, model.vocabulary))))))
+        lrp(asked_of(model, few_tokens(model, 8)))
 
 
 def lrp(objective: Objective, *, half: bool = True) -> Scores:
@@ -110,9 +111,9 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
         for texts in _batches(objective):
             longest = objective.lengths[texts[-1]]
             value[texts] = objective(embeddings[texts, :longest], texts).to(value)
-    missing = (scores.sum(1) + constants - value).abs()
+    missing = (scores.flatten(1).sum(1) + constants - value).abs()
     if is_foreign(objective.model.module):
-        missed = missing / (scores.abs().sum(1) + constants.abs() + value.abs())
+        missed = missing / (scores.flatten(1).abs().sum(1) + constants.abs() + value.abs())
         if bool((missed > MAX_SUM_ERROR).any()):
             raise InputError(
                 f"the relevance of tokens and constants misses the logits of {objective.model.name} by "
@@ -125,11 +126,12 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
 
 def propagated(
     objective: Objective, half: bool = True
-) -> tuple[Float[Tensor, "texts length"], Float[Tensor, " texts"]]:
-    """Return the relevance of tokens, and of constants: f's derivative by the text's 1 that multiplies them all."""
+) -> tuple[Float[Tensor, "texts length *channels"], Float[Tensor, " texts"]]:
+    """Return the relevance of tokens, of series by channel, and of constants: f's derivative by the text's 1 that
+    multiplies them all."""
     embeddings = objective.embeddings()
     wide = at_least_float32(embeddings)
-    scores, constants = wide.new_zeros(wide.shape[:2]), wide.new_zeros(len(wide))
+    scores, constants = torch.zeros_like(objective.by_token(wide)), wide.new_zeros(len(wide))
     # Rows of a user's own module run one at a time, each multiplied by its own 1.
     apart = isinstance(objective.model.module, OwnModel)
     for texts in ([text] for text in range(len(wide))) if apart else _batches(objective):
@@ -143,10 +145,11 @@ def propagated(
             total = replace(objective, recomputes=not _fits(objective, x))(x, texts).sum()
             by_x, by_one = torch.autograd.grad(total, (x, one), allow_unused=True)  # A network may have no constants.
         if by_x is not None:
-            scores[texts, :longest] = at_least_float32(by_x * x.detach()).sum(-1)
+            scores[texts, :longest] = objective.by_token(at_least_float32(by_x * x.detach()))
         if by_one is not None:
             constants[texts] = by_one
-    return scores.masked_fill(~objective.batch.mask, 0), constants
+    real = objective.batch.mask.view(*scores.shape[:2], *(1,) * (scores.ndim - 2))
+    return scores.masked_fill(~real, 0), constants
 
 
 def _batches(objective: Objective) -> Iterator[list[int]]:

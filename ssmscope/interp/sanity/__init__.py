@@ -13,7 +13,8 @@ from ssmscope.errors import InputError
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.core.model import Model
+    from ssmscope.core.take_trace import TextsLike
     from ssmscope.interp.objective import Objective
     from ssmscope.interp.sanity.result import SanityCheck
 
@@ -66,8 +67,8 @@ def cascading_randomisation(
     import numpy as np
 
     from ssmscope.api.provenance import call_options, record_provenance
-    from ssmscope.core.model import as_batch
     from ssmscope.core.progress import progress_bar
+    from ssmscope.core.take_trace import as_batch
     from ssmscope.interp.labelled import token_scores
     from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import Objective, objective

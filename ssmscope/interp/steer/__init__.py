@@ -12,7 +12,8 @@ from ssmscope.api.options import NO_EFFECT, REPEATED, Limit, Metavar, Range, Rea
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.core.model import Model
+    from ssmscope.core.take_trace import TextsLike
     from ssmscope.data.pixels import PixelData
     from ssmscope.data.sequences import SequenceData
     from ssmscope.data.text import TextData
@@ -122,7 +123,7 @@ def steer(
     import torch
 
     from ssmscope.api.provenance import call_options, record_provenance
-    from ssmscope.core.model import as_batch
+    from ssmscope.core.take_trace import as_batch
     from ssmscope.interp.edited_texts import EditedText, edited_texts
     from ssmscope.interp.scoring import MEASURES, answer_ids, scored_examples
     from ssmscope.interp.steer import measure

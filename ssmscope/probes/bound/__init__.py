@@ -13,7 +13,8 @@ from ssmscope.api.options import Range, Seed
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.core.model import Model
+    from ssmscope.core.take_trace import TextsLike
     from ssmscope.probes.bound.result import GeneralizationBound
 
 Delta = Annotated[float, "δ, the probability with which the bound may fail.", Range(0, 1, strict=True)]

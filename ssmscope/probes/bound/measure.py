@@ -13,7 +13,8 @@ from torch import Tensor
 from ssmscope import ops
 from ssmscope.api.provenance import record_provenance
 from ssmscope.core.encoding import Batch
-from ssmscope.core.model import Model, TextsLike
+from ssmscope.core.model import Model
+from ssmscope.core.take_trace import TextsLike
 from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import terms as bounds

@@ -17,7 +17,8 @@ from ssmscope.api.options import Metavar, Range, Seed
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.core.model import Model
+    from ssmscope.core.take_trace import TextsLike
     from ssmscope.probes.influence.result import Influence
 
 

@@ -17,7 +17,8 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import head_logits
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.mixers import adapter_for, weights_constant
-from ssmscope.core.model import Model, TextsLike, as_batch
+from ssmscope.core.model import Model
+from ssmscope.core.take_trace import TextsLike, as_batch
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.interp.methods.gradients import head_input
 from ssmscope.interp.objective import tokens_that_fit
@@ -86,7 +87,7 @@ def of_output(model: Model, batch: Batch, of: str) -> Dependence:
         y = found[torch.arange(len(found), device=found.device), positions]
         return y if head is None else head_logits(module, y)
 
-    size = len(model.labels or ()) if classes else x.shape[-1] if head is None else head.out_features
+    size = len(model.labels or ()) if classes else model.width if head is None else head.out_features
     return Dependence(x, size, run, at, model.num_layers, 0)
 
 
@@ -192,8 +193,7 @@ def inputs_of(model: Model, texts: TextsLike | None, length: int | None, sequenc
         raise InputError("give either texts (or a batch of encode()), or a length for random sequences")
     if isinstance(texts, Batch):
         if (texts.values is None) != (model.channels is None):
-            wanted = "tokens" if model.channels is None else "pixels"
-            raise InputError(f"{model.name} reads {wanted}: give it a batch of its own encode()")
+            raise InputError(f"{model.name} reads {model.reads}: give it a batch of its own encode()")
         return texts
     if length is not None:
         return random_batch(model, sequences, length, np.random.default_rng([seed, sequences, length]))

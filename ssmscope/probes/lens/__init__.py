@@ -17,7 +17,8 @@ from ssmscope.core.batching import refuse_reading
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.core.model import Model
+    from ssmscope.core.take_trace import TextsLike
     from ssmscope.probes.lens.data import LensData
     from ssmscope.probes.lens.lenses import Lens
     from ssmscope.probes.lens.result import LensFit, Trajectory
@@ -190,7 +191,7 @@ def trajectory(
     if statistic == "cross_entropy" and model.is_classifier:
         raise InputError(f"{model.name} is a classifier: there is no next token, and no cross-entropy to it")
     from ssmscope.api.provenance import call_options, record_provenance
-    from ssmscope.core.model import as_batch
+    from ssmscope.core.take_trace import as_batch
     from ssmscope.probes.lens.lenses import answers_of, lens_of
     from ssmscope.probes.lens.result import Trajectory
 

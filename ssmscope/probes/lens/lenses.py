@@ -15,7 +15,6 @@ Translators are objects of the package tuned-lens, stored in its format (config.
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from ssmscope.core.heads import linear_head
 from ssmscope.core.intercept import observe, remove_accelerate_hooks
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
+from ssmscope.core.take_trace import few_tokens
 from ssmscope.core.text_files import parse_json
 from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable
 from ssmscope.loading.stored import check_finished, reason
@@ -69,7 +69,7 @@ def final_norm_of(model: Model) -> nn.Module | None:
     parts = (part for part in model.module.base_model.children() if not isinstance(part, nn.ModuleList))
     noted = [(part, lambda module, output: ran.append(module)) for part in parts if part not in (last, head)]
     with observe(after=[(last, lambda module, output: ran.clear()), *noted]):
-        model.logits(_few_tokens(model))
+        model.logits(few_tokens(model))
     if len(ran) > 1:
         names = ", ".join(type(module).__name__ for module in ran)
         raise Unanswerable(f"after the last block of {model.name} run {names}; a lens reads models with one final norm")
@@ -83,14 +83,6 @@ def head_of(model: Model) -> nn.Module:
     if head is None or not getattr(model.config, "class_token", True):
         raise Unanswerable(f"{model.name} has no head that is one linear map; a lens reads models with one")
     return head
-
-
-def _few_tokens(model: Model) -> Batch:
-    if model.channels is not None:
-        tokens = math.prod(model.config.image_size or (2,))  # Learnt positions allow no other number.
-        values = torch.linspace(0, 1, tokens * model.channels, dtype=torch.float32)
-        return model.encode(values=values.view(tokens, model.channels))
-    return model.encode(ids=list(range(min(4, model.vocabulary))))
 
 
 class SSMUnembed(Unembed):
@@ -108,7 +100,7 @@ class SSMUnembed(Unembed):
 
     @torch.no_grad()
     def _check(self, model: Model) -> None:
-        batch = _few_tokens(model)
+        batch = few_tokens(model)
         own = model.logits(batch).float()
         found = self(hidden_states(model, batch)[-1])
         if model.is_classifier:

@@ -13,7 +13,8 @@ from ssmscope.api.inputs import Texts
 from ssmscope.api.options import Metavar, Range, Seed
 
 if TYPE_CHECKING:
-    from ssmscope.core.model import Model, TextsLike
+    from ssmscope.core.model import Model
+    from ssmscope.core.take_trace import TextsLike
     from ssmscope.probes.stability.result import Stability
 
 

@@ -25,8 +25,9 @@ from ssmscope.core.batching import (
 from ssmscope.core.bootstrap import Estimate, estimates, resampled_means
 from ssmscope.core.encoding import Batch
 from ssmscope.core.mixers import adapter_for
-from ssmscope.core.model import Model, TextsLike, as_batch
+from ssmscope.core.model import Model
 from ssmscope.core.progress import progress_bar
+from ssmscope.core.take_trace import TextsLike, as_batch
 from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.probes.bound.terms import Norms, norms_of, theorem_model

@@ -1,0 +1,229 @@
+"""Modules that read numbers: series as input, an answer at one position, and which step and channel decides it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, logsigmoid
+
+import ssmscope
+from ssmscope.errors import InputError
+
+
+class Unit(nn.Module):
+    """A minimal GRU, in parallel form only where a test asks for it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.candidate = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, u: Tensor) -> Tensor:
+        gate, candidate = self.gate(u).sigmoid(), self.candidate(u)
+        h, found = torch.zeros_like(u[:, 0]), []
+        for t in range(u.shape[1]):
+            h = (1 - gate[:, t]) * h + gate[:, t] * candidate[:, t]
+            found.append(h)
+        return torch.stack(found, 1)
+
+
+class Network(nn.Module):
+    def __init__(self, channels: int, outputs: int, width: int = 16, layers: int = 2) -> None:
+        super().__init__()
+        self.enter, self.head = nn.Linear(channels, width), nn.Linear(width, outputs)
+        self.units = nn.ModuleList(Unit(width) for _ in range(layers))
+
+    def forward(self, series: Tensor) -> Tensor:
+        x = self.enter(series)
+        for unit in self.units:
+            x = x + unit(x)
+        return self.head(x)
+
+
+class Pooled(Network):
+    def forward(self, series: Tensor) -> Tensor:
+        return super().forward(series).mean(1)
+
+
+def terms(layer: Unit, u: Tensor) -> ssmscope.Recurrence:
+    held = logsigmoid(-layer.gate(u)).unsqueeze(-1)
+    b = -torch.expm1(held)
+    return ssmscope.Recurrence(x=layer.candidate(u).unsqueeze(-1), b=b, c=torch.ones_like(b), log_a=held)
+
+
+@pytest.fixture(autouse=True)
+def adapted() -> None:
+    ssmscope.adapt(Unit, terms=terms, form=ssmscope.Form(values="candidate", out=None))
+
+
+@pytest.fixture
+def series() -> Tensor:
+    return torch.randn(2, 11, 3, generator=torch.Generator().manual_seed(0))
+
+
+def network(kind: type[Network] = Network, outputs: int = 4) -> Network:
+    torch.manual_seed(0)
+    found = kind(3, outputs)
+    with torch.no_grad():
+        for weight in found.parameters():
+            weight.mul_(2)
+    return found.eval()
+
+
+def test_the_answer_is_that_at_the_position(series: Tensor) -> None:
+    module = network().double()
+    whole = module(series.double())
+    model = ssmscope.load(module, at=-1, example=series.double())
+    assert model.reads == "series" and model.gives == "classes" and model.channels == 3
+    for place in (-1, 0, 6):
+        asked = model.at(place)
+        torch.testing.assert_close(asked.logits(asked.encode(series)), whole[:, place])
+        assert asked.source["position"] == place
+    assert model.fingerprint == model.at(3).fingerprint
+    short = [series[0], series[1, :7]]
+    expected = torch.stack([whole[0, -1], module(series[1:, :7].double())[0, -1]])
+    torch.testing.assert_close(model.logits(model.encode(short)), expected)
+    with pytest.raises(InputError, match="no position 9 in an input of 7"):
+        model.at(9).logits(model.encode(short))
+    ssmscope.load(network(Pooled), example=series)
+    with pytest.raises(InputError, match="gives one answer"):
+        ssmscope.load(network(Pooled), example=series).at(2)
+
+
+def test_tokens_are_steps(series: Tensor) -> None:
+    model = ssmscope.load(network(Pooled), inputs="floats", example=series)
+    batch = model.encode([series[0, :2].numpy(), series[1].tolist()])
+    assert batch.tokens[0] == ("step 0", "step 1") and batch.lengths == [2, 11]
+    assert torch.equal(batch.rows([0]).values, series[:1, :2]) and torch.equal(batch.values[1], series[1])
+    assert torch.equal(model.encode(series[0]).values, series[:1])
+
+
+@pytest.mark.parametrize("kind", [Network, Pooled])
+def test_scores_are_those_of_the_modules_own_gradients(series: Tensor, kind: type[Network]) -> None:
+    module = network(kind).double()
+    at = None if kind is Pooled else 8
+    model = ssmscope.load(module, at=at, example=series.double())
+    x = series.double()
+    logits = (lambda v: module(v)) if kind is Pooled else (lambda v: module(v)[:, at])
+    best = logits(x).argmax(1)
+
+    def slope(points: Tensor) -> Tensor:
+        points = points.detach().requires_grad_()
+        logits(points).gather(1, best[:, None]).sum().backward()
+        return points.grad
+
+    found = ssmscope.explain(
+        model, x, methods=["gradxinput", "ig", "occlusion", "lrp"], option={"ig": {"baseline": "zero"}}
+    )
+    places = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
+    expected = sum(slope(place * x) for place in places) / 400 * x
+    mean = x.mean(1, keepdim=True)
+    value = logits(x).gather(1, best[:, None])[:, 0]
+    for row in range(2):
+        by = {each.method: each for each in found[row].attributions}
+        np.testing.assert_allclose(by["gradxinput"].channels, (slope(x) * x)[row], atol=1e-5)
+        np.testing.assert_allclose(by["ig"].channels, expected[row], atol=2e-3)
+        np.testing.assert_allclose(by["ig"].scores, by["ig"].channels.sum(1), atol=1e-6)
+        assert by["ig"].converged and by["lrp"].delta < 1e-4
+        for step in (0, 5, 8):
+            hidden = x.clone()
+            hidden[row, step] = mean[row, 0]
+            lost = value[row] - logits(hidden)[row, best[row]]
+            assert by["occlusion"].scores[step] == pytest.approx(lost.item(), abs=1e-5)
+    frame = found.to_frame()
+    assert {"channel_0", "channel_1", "channel_2"} < {*frame.columns}
+    assert "channel" in found.verdict()
+
+
+def test_what_reads_the_memory_of_series(series: Tensor, tmp_path) -> None:
+    module = network().double()
+    model = ssmscope.load(module, at=-1, example=series.double())
+    trace = model.trace(series)
+    first = module.enter(series.double())
+    torch.testing.assert_close(trace.layers[0].u, first)
+    heatmap = ssmscope.heatmap(model, series)
+    assert "step" in heatmap.headline
+    held = module.units[0].gate(first).sigmoid()
+    np.testing.assert_allclose(trace.retention[0, 0], (1 - held).mean(-1)[0].detach(), atol=1e-6)
+    attended = ssmscope.attention(model, series[:1], level="ssm", heads="all")
+    kept, written = 1 - held[0, :, 2], held[0, :, 2]
+    expected = [
+        [float(kept[s + 1 : t + 1].prod() * written[s]) if s <= t else 0.0 for s in range(11)] for t in range(11)
+    ]
+    np.testing.assert_allclose(attended.map(0, layer=0, head=2), expected, atol=1e-6)
+    heatmap.save(tmp_path, "heatmap")
+    assert type(heatmap).load(tmp_path / "heatmap.json")[0].tokens[0] == "step 0"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "has no embedding of token ids"),
+        ({"inputs": "floats"}, "the example is nothing; for floats give"),
+        ({"inputs": "series", "example": torch.randn(1, 5, 3)}, "inputs is 'series'; give one of tokens, floats"),
+        ({"example": torch.randn(1, 5, 3)}, "gives logits at every position"),
+        ({"example": torch.randn(1, 5, 3), "answer": "next"}, "gives logits at every position"),
+        ({"example": torch.randn(1, 5, 3), "at": 5}, "at is 5; give the number of a position in the example"),
+        ({"example": torch.randn(1, 5, 3), "at": True}, "at is True"),
+        ({"example": torch.randn(1, 5, 2), "at": 0}, "cannot be run on numbers"),
+        ({"example": torch.randn(5, 3), "at": 0}, r"the example is \(5, 3\)"),
+    ],
+)
+def test_what_does_not_fit_is_said(options: dict, said: str) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        ssmscope.load(network(), **options)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("a text", "reads series of 3 channels"),
+        ([1, 2, 3], "series 0 is"),
+        (torch.randn(4, 2), r"series 0 is \(4, 2\)"),
+        ([[[1.0, 2.0, float("inf")]]], "not finite"),
+        ([], "give numbers"),
+        ([["a", "b", "c"]], "give numbers"),
+        (torch.zeros(1, 0, 3), r"series 0 is \(0, 3\)"),
+    ],
+)
+def test_other_inputs_are_refused(series: Tensor, given, said: str) -> None:
+    model = ssmscope.load(network(), at=-1, example=series)
+    with pytest.raises(InputError, match=said) as error:
+        model.encode(given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_planted_step_and_channel_are_found(seed: int) -> None:
+    """The sign of channel 2 at the one step where it is large is the class; all else is noise."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(number: int) -> tuple[Tensor, Tensor, Tensor]:
+        x = torch.randn(number, 12, 3, generator=generator)
+        at, sign = (torch.randint(0, most, (number,), generator=generator) for most in (12, 2))
+        x[:, :, 2] *= 0.2
+        x[torch.arange(number), at, 2] = 2.0 * (2 * sign - 1)
+        return x, at, sign
+
+    torch.manual_seed(seed)
+    module = Network(3, 2, layers=1)
+    step = torch.optim.Adam(module.parameters(), 1e-2)
+    for _ in range(250):
+        x, _, label = drawn(64)
+        step.zero_grad()
+        cross_entropy(module(x)[:, -1], label).backward()
+        step.step()
+    x, at, label = drawn(40)
+    model = ssmscope.load(module.eval(), at=-1, labels=["below", "above"], example=x)
+    assert (model.logits(model.encode(x)).argmax(1) == label).float().mean() > 0.95
+    found = ssmscope.explain(model, x, methods=["ig", "lrp"])
+    for number in range(2):
+        scores = np.stack([each.attributions[number].channels for each in found])
+        highest = [np.unravel_index(each.argmax(), each.shape) for each in scores]
+        assert np.mean([(int(t), int(c)) == (place, 2) for (t, c), place in zip(highest, at.tolist())]) >= 0.9
+    for row, place in enumerate(at.tolist()[:6]):
+        cut = {t: ssmscope.knockout(model, x[row : row + 1], from_=str(t)).to_frame() for t in range(12)}
+        changes = {t: float(frame["change"].iloc[0]) for t, frame in cut.items()}
+        assert min(changes, key=changes.__getitem__) == place
