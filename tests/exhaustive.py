@@ -26,3 +26,8 @@ def in_turns(first: Iterable[A], second: Iterable[B], of: int = 2) -> list[tuple
     """Every pair; or of each of the first every so many-th of the second, beginning one later for each."""
     pairs = itertools.product(enumerate(first), enumerate(second))
     return [(a, b) for (i, a), (j, b) in pairs if ALL or (i + j) % of == 0]
+
+
+def half(everything: Iterable[A], name: str) -> list[A]:
+    """Every second one, from the first or the second on by the name of what they are tried on; or all of it."""
+    return [each for at, each in enumerate(everything) if ALL or (at + sum(name.encode())) % 2 == 0]

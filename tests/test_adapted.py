@@ -403,7 +403,7 @@ def test_modules_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(InputError, match=r"blocks\.0\.mixer 2 times for a text"):
         torch.manual_seed(0)
         ssmscope.load(Twice(MinGRU))
-    with pytest.raises(InputError, match=r"logits at every token.*answer="):
+    with pytest.raises(InputError, match=r"logits at every position.*answer="):
         ssmscope.load(network(MinGRU, pooled=False))
     with pytest.raises(InputError, match="no part 'body', which embedding names; its parts are tokens"):
         ssmscope.load(network(MinGRU), embedding="body")
@@ -449,8 +449,15 @@ def test_what_logits_are_called() -> None:
     assert asked("number").gives == "numbers" and asked("number", 1).gives == "numbers"
     with pytest.raises(InputError, match="gives logits of classes, for which 'next' is no name"):
         asked("next")
-    with pytest.raises(InputError, match="give one of next, class, labels, number, or a function"):
+    with pytest.raises(InputError, match="give one of next, class, labels, number, position, or a function"):
+        asked("words")
+    with pytest.raises(InputError, match="at every position: leave at=… out"):
         asked("position")
+    at_each = ssmscope.load(network(MinGRU, outputs=4, pooled=False), answer="position", labels=[*"abcd"])
+    rows = at_each.encode(ids=ROWS[:2])
+    for place in (0, 3, -1):
+        own = torch.cat([at_each.module.module(torch.tensor([row]))[:, place] for row in ROWS[:2]])
+        torch.testing.assert_close(at_each.at(place).logits(rows), own, rtol=1e-4, atol=1e-4)
     module = network(MinGRU, pooled=False, outputs=4)
     model = ssmscope.load(module, answer=lambda output, ids: output[torch.arange(len(ids)), ids.argmax(1)])
     with torch.no_grad():

@@ -211,7 +211,7 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
             for each in text.attributions:
                 top = np.isin(range(len(text)), text.top(each, self.top))
                 columns = {**head, "method": each.method, "score": each.scores, "in_top": top}
-                several = [] if each.channels is None else each.channels.T
+                several: Any = () if each.channels is None else each.channels.T
                 columns |= {f"channel_{number}": scores for number, scores in enumerate(several)}
                 parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
