@@ -32,6 +32,8 @@ NOT_TRIED_ON_5 = $(addprefix tests/architectures/test_,attention_options.py conc
     mamba3.py mamba_ssm.py mambavision.py packed_damage.py vim.py weight_files.py)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
+# Layers and a model of others, in a folder of their own: transformers imports xlstm where it is installed, and then fails.
+FOREIGN = mambapy==1.2.0 minGRU-pytorch==0.2.1 xlstm==2.0.6 typeseg==0.2.7
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub|numpy)==
 
 # Kernels of Triton, compared with torch in triton's interpreter: on the release of triton that GPUs were measured with, whose
@@ -39,7 +41,7 @@ NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub|numpy)==
 TRITON = triton==3.6.0 "numpy<2.4"
 KERNELS = $(wildcard tests/backends/test_triton_*.py)
 
-.PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-install test-beside-others test-perturbed test-exhaustive notebooks docs mutants clean
+.PHONY: demo setup test lint types pytest fuzz test-kernels test-foreign test-transformers test-transformers4 test-transformers5 test-install test-beside-others test-perturbed test-exhaustive notebooks docs mutants clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-mamba2 --text "$(TEXT)" --out demo-output
@@ -67,6 +69,14 @@ fuzz: $(VENV)/.dev
 
 test-kernels: $(VENV)-transformers5/.dev
 	$(THREADS) TRITON_INTERPRET=1 $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist worksteal $(KERNELS)
+
+# Networks of packages that transformers knows nothing of.
+test-foreign: $(VENV)/.foreign
+	$(THREADS) PYTHONPATH=$(VENV)/foreign $(VENV)/bin/pytest -q tests/test_package_layers.py tests/test_typeseg.py
+
+$(VENV)/.foreign: Makefile $(VENV)/.dev
+	$(PYTHON) tools/install.py $(VENV) --quiet --no-deps --target $(VENV)/foreign $(FOREIGN)
+	touch $@
 
 # What orders, ranks and records, with noise larger than rounding on every forward pass and gradient.
 test-perturbed: $(VENV)/.dev

@@ -45,6 +45,7 @@ class Known:
     def __init__(self, **own: Any) -> None:
         self.tokenizer: Any = lambda text, **_: {"input_ids": text.split()}
         vars(self).update(own)
+        self.reads = "tokens" if self.channels is None else "pixels"
 
     def encode(self, texts: Any = None, **given: Any) -> Any:
         return texts, given

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,13 +34,6 @@ class Recipe:
     ran: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
-
-    def attack(self, goal_function: Any, *more_constraints: Any) -> Any:
-        """Return TextAttack's `Attack` for a goal, with further constraints."""
-        from ssmscope.attacks.offline import textattack
-
-        constraints = [*self.constraints, *more_constraints]
-        return textattack().Attack(goal_function, constraints, self.transformation, copy.copy(self.search))
 
 
 @dataclass(frozen=True)

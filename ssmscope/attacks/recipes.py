@@ -6,6 +6,7 @@ attacks on single texts. A part whose resource is missing is replaced or left ou
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,12 @@ from ssmscope.attacks.names import ATTACKS, Recipe
 from ssmscope.attacks.offline import stopwords, textattack
 from ssmscope.attacks.resources import Encoder, MaskedLM, load_synonyms, load_vectors
 from ssmscope.errors import InputError
+
+
+def attack_of(recipe: Recipe, goal_function: Any, *more_constraints: Any) -> Any:
+    """Return TextAttack's `Attack` of a recipe for a goal, with further constraints."""
+    constraints = [*recipe.constraints, *more_constraints]
+    return textattack().Attack(goal_function, constraints, recipe.transformation, copy.copy(recipe.search))
 
 
 def protect(words: Iterable[str], placeholder: str | None) -> Any:

@@ -59,6 +59,14 @@ _LAYERS: Mapping[str, str] = {
     "vim.VimMixer": "vim",
 }
 """Layers of our own models, by module and class."""
+_OF_PACKAGES: Mapping[str, str] = {
+    "mamba_ssm.modules.mamba_simple.Mamba": "MAMBA",
+    "mamba_ssm.modules.mamba2.Mamba2": "MAMBA2",
+    "mambapy.mamba.MambaBlock": "MAMBA",
+    "minGRU_pytorch.minGRU.minGRU": "MIN_GRU",
+    "xlstm.blocks.mlstm.layer.mLSTMLayer": "MLSTM",
+}
+"""Layers of other packages, by their classes and the adapter in `packages`."""
 _MODELS: Mapping[str, str] = {
     "mamba2attn": "mamba2attn",
     "ssm-comba": "comba",
@@ -86,6 +94,7 @@ ENTRIES: Mapping[str, Mapping[str, str]] = {
         for reader, layers in _OF_TRANSFORMERS.items()
         for family, _, kind in (layer.partition(".") for layer in layers)
     }
-    | {_HERE + layer: _HERE + reader for layer, reader in _LAYERS.items()},
+    | {_HERE + layer: _HERE + reader for layer, reader in _LAYERS.items()}
+    | {layer: f"{_HERE}packages:{name}" for layer, name in _OF_PACKAGES.items()},
     "ssmscope.models": {kind: _HERE + module for kind, module in _MODELS.items()},
 }

@@ -372,7 +372,7 @@ class Two(nn.Module):
 @pytest.mark.parametrize(
     "make, said",
     [
-        (PerToken, r"PerToken gives logits at every token, as in token classification; .* or its backbone, \.encoder"),
+        (PerToken, r"PerToken gives logits at every position; .* or its backbone, \.encoder"),
         (NoLogits, "NoLogits gives a dict without logits"),
         (Twice, "Twice runs encoder 2 times"),
         (Unasked, "Unasked cannot be run on token ids: TypeError .*images"),
@@ -479,7 +479,7 @@ def test_a_classifier_of_ones_own_on_transformers_base():
 @pytest.mark.parametrize("kind", [MiniMaxForTokenClassification, Qwen3NextForQuestionAnswering])
 def test_heads_of_tokens_are_refused(kind):
     name = "minimax" if kind is MiniMaxForTokenClassification else "qwen3_next"
-    what = "logits at every token" if name == "minimax" else "a beginning and an end among a text's tokens"
+    what = "logits at every position" if name == "minimax" else "a beginning and an end among a text's tokens"
     module = kind(random_example(name).config)
     with pytest.raises(InputError, match=f"{kind.__name__} gives {what}.*; .* one answer per text: .* whose layers"):
         ssmscope.load(module)

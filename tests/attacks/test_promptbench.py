@@ -19,7 +19,7 @@ from prompted import WORDS, answers, labelled, language_model
 from ssmscope.attacks.names import ATTACKS
 from ssmscope.attacks.offline import FUNCTION_WORDS, textattack
 from ssmscope.attacks.prompts import prompt_attack
-from ssmscope.attacks.prompts.search import Judge, drawn_from, searched, with_suffix
+from ssmscope.attacks.prompts.search import Judge, drawn_from, with_suffix
 from ssmscope.attacks.recipes import recipe
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
@@ -27,6 +27,8 @@ from ssmscope.evaluation import Evaluator
 for package in ("textattack", "promptbench"):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed", allow_module_level=True)
+
+from ssmscope.attacks.prompts.goal import searched  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDS_IN_A_WORD = "Decide whether the sentence, this one, is 'positive' or 'negative': {content} My answer"

@@ -24,6 +24,7 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 import ssmscope
 from ssmscope.attacks.names import ATTACKS, HOTFLIP_OPTIONS, on_words
 from ssmscope.attacks.offline import textattack
+from ssmscope.attacks.recipes import attack_of
 from ssmscope.attacks.recipes import recipe as recipe_of
 from ssmscope.attacks.words import word_attack
 from ssmscope.attacks.words.lockstep import draw_seed, sampled_rows
@@ -132,7 +133,7 @@ class TestIsTextAttack:
         monkeypatch.setattr(Evaluator, "scores", in_float64)
         found = word_attack(precise, data, recipe=recipe, budget=budget, seed=5, **options)
         goal = UntargetedClassification(Plain(), query_budget=limit)
-        attack = recipe_of(recipe, flavour="words", **options).attack(goal)
+        attack = attack_of(recipe_of(recipe, flavour="words", **options), goal)
         for row, (text, label) in enumerate(zip(data.texts, data.labels)):
             random.seed(draw_seed(5, row))
             np.random.seed(draw_seed(5, row))

@@ -35,6 +35,9 @@ class Cubes:
     def __len__(self):
         return len(self.weights)
 
+    def by_token(self, products):
+        return products.sum(-1)
+
     def terms(self, embeddings, texts, power):
         rows = torch.nn.utils.rnn.pad_sequence([self.weights[text] for text in texts], batch_first=True)
         return rows[:, : embeddings.shape[1]] * embeddings[..., 0].double() ** power

@@ -211,6 +211,7 @@ class TestExplain:
                 value=0.5 + number,
                 special=np.zeros(3, dtype=bool),
                 pixels=None,
+                named=lambda each, at: tokens[at],
                 top=lambda each, size: np.argsort(-each.scores)[:size].tolist(),
                 against=lambda each, size: [at for at in np.argsort(each.scores)[:size] if each.scores[at] < 0],
             )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ssmscope.attacks.names import Recipe
 from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.prompts.search import Judge, drawn_from
-from ssmscope.attacks.recipes import protect
+from ssmscope.attacks.recipes import attack_of, protect
 from ssmscope.attacks.swaps import ASKED_LATER
 from ssmscope.data.prompts import CONTENT
 
@@ -82,6 +82,6 @@ def searched(
     """Return the prompt at which the attack's search ends, and how many others than the template it tried."""
     goal = PromptAccuracy(judge, as_promptbench=as_promptbench)
     with drawn_from(seed, template, each.name):
-        found = each.attack(goal, protect(words, CONTENT)).attack(AttackedText(template), 0)
+        found = attack_of(each, goal, protect(words, CONTENT)).attack(AttackedText(template), 0)
     worst = found.perturbed_result.attacked_text
     return worst.text, len(goal.tried - {template})

@@ -11,6 +11,7 @@ import torch
 
 from ssmscope.attacks.names import Recipe
 from ssmscope.attacks.offline import textattack
+from ssmscope.attacks.recipes import attack_of
 from ssmscope.attacks.swaps import ASKED_LATER
 from ssmscope.attacks.words.lockstep import Ask
 from ssmscope.attacks.words.result import Outcome
@@ -70,7 +71,7 @@ def search(
 ) -> Outcome:
     """Run TextAttack's attack on one correctly classified text with these class probabilities."""
     goal = ChangedAnswer(ask, text, clean, budget)
-    attack = recipe.attack(goal, *constraints, KeepsPair())
+    attack = attack_of(recipe, goal, *constraints, KeepsPair())
     result, spent = goal.init_attack_example(AttackedText(text), label)
     if not spent:
         result = attack.search_method(result)
