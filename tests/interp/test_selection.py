@@ -275,6 +275,21 @@ def test_a_flat_row_is_drawn_flat_and_says_so(trace):
     assert not any(lively[0].flat) and {row.remark for row in rows(lively).texts[0].rows} == {""}
 
 
+def test_a_lift_is_the_score_over_the_median_around(model):
+    result = selection_heatmap(model, model.encode(ids=[[5, 17, 3, 9, 22, 1, 4, 60], [7, 8, 9]]))
+    lifts = result.lifts(window=2)
+    assert lifts["lift"].is_monotonic_decreasing and len(lifts) == sum(len(text) for text in result) * len(
+        result.layers
+    )
+    for number, text in enumerate(result):
+        for row, layer in enumerate(result.layers):
+            own = lifts[(lifts["text"] == number) & (lifts["layer"] == layer)].set_index("position")
+            for at in range(len(text)):
+                around = [text.scores[row, s] for s in range(max(0, at - 2), min(len(text), at + 3)) if s != at]
+                assert own["lift"][at] == pytest.approx(text.scores[row, at] / np.median(around), rel=1e-5)
+                assert own["token"][at] == text.tokens[at]
+
+
 def test_one_scale_for_all_rows_and_texts(model):
     result = selection_heatmap(model, model.encode(ids=IDS))
     end = max(float(np.vstack([text.mean, text.scores]).max()) for text in result)

@@ -207,6 +207,23 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         ]
         return pd.DataFrame(rows, columns=["text", "rank", "position", "token", "score"])
 
+    def lifts(self, window: int = 12) -> pd.DataFrame:
+        """Return a row per text, layer and token, the highest lift first: columns text, layer, position, token, score,
+        lift, the score over the median of those of the `window` tokens on either side. A kept marker that the mean over
+        layers hides stands out in its layer."""
+        parts = []
+        for number, text in enumerate(self.texts):
+            last = len(text) if self.at is None else self.at + 1
+            around = np.abs(np.subtract.outer(range(last), range(last)))
+            near = (around <= window) & (around > 0)
+            for layer, scores in zip(self.layers, text.scores[:, :last].astype(np.float64)):
+                medians = [np.median(scores[row]) if row.any() else np.nan for row in near]
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    columns = {"score": scores, "lift": scores / medians}
+                first = {"text": number, "layer": layer, "position": range(last), "token": text.tokens[:last]}
+                parts.append(pd.DataFrame({**first, **columns}))
+        return pd.concat(parts).sort_values("lift", ascending=False, kind="stable", ignore_index=True)
+
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import strips_of
 
