@@ -26,7 +26,7 @@ from ssmscope.ops.recurrence import OVER_TIME
 
 HELD = ("x", "delta", "log_a", "beta", "e")
 """Terms that are 0 where a recurrence writes nothing and holds its state."""
-TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}
+TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4}
 """Largest difference from a layer's own output, in units of its largest number; 3e-2 in half precision. Some modules
 compute in float32 in between whatever their dtype is."""
 
