@@ -29,7 +29,7 @@ from tiny_bert import save_bert
 from ssmscope.attacks import names, offline, resources
 from ssmscope.attacks.names import ATTACKS
 from ssmscope.attacks.offline import FUNCTION_WORDS, stopwords, textattack
-from ssmscope.attacks.recipes import protect, recipe
+from ssmscope.attacks.recipes import attack_of, protect, recipe
 from ssmscope.errors import InputError
 
 textattack()
@@ -282,7 +282,7 @@ class TestRecipes:
 
         found = recipe("deepwordbug", flavour="words")
         goals = [UntargetedClassification(SimpleNamespace(model=None)) for _ in range(2)]
-        one, two = (found.attack(goal, protect(["good"], None)) for goal in goals)
+        one, two = (attack_of(found, goal, protect(["good"], None)) for goal in goals)
         assert one.search_method is not two.search_method and one.search_method.goal_function is goals[0]
         assert len(one.pre_transformation_constraints) == 3
 
