@@ -1,4 +1,4 @@
-"""What encoding, tracing and writing need of a model, as a protocol; `ssmscope.core.model.Model` has it."""
+"""Protocol of a model, for encoding, tracing and writing; `ssmscope.core.model.Model` has it."""
 
 from __future__ import annotations
 

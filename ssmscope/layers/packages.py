@@ -150,5 +150,5 @@ def _mlstm_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
 
 
 EPS = 1e-6
-"""What the package adds to the normaliser, in units of the largest gate product."""
+"""Addend of the package to its normaliser, in units of the largest gate product."""
 MLSTM = Adapted(_mlstm_terms, _mlstm_output, None, TAPS, False, False)
