@@ -66,7 +66,7 @@ class Registry(Generic[T]):
             self._asked_packages = True
             for room in _rooms():
                 self._found |= room.get(self.group, {})
-            for each in sorted(metadata.entry_points(group=self.group), key=lambda each: each.name):
+            for each in sorted(_declared().select(group=self.group), key=lambda each: each.name):
                 if each.name in self._found:
                     said = (
                         f"an installed package declares {each.value} as the {self.what} {each.name!r}, which is that of"
@@ -88,6 +88,12 @@ class Registry(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._entries())
+
+
+@functools.cache
+def _declared() -> Any:
+    """Return the entry points of all installed packages, whose files are read once."""
+    return metadata.entry_points()
 
 
 @functools.cache
