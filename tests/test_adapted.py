@@ -397,6 +397,40 @@ class Twice(Network):
         return self.head(self.blocks(x).mean(1))
 
 
+class Unpacking(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        y, nothing = self.mixer(self.norm(x))
+        assert nothing is None
+        return x + y
+
+
+class Stateful(MinGRU):
+    def forward(self, u: Tensor) -> Any:
+        y = super().forward(u)
+        return y, y[:, -1]
+
+
+def test_an_output_before_nothing_is_the_layers() -> None:
+    kind = adapted(Pair, terms=gru_terms, output=lambda m, u, ys: ys[0])
+    module = network(kind)
+    module.blocks = nn.Sequential(*(Unpacking(block.mixer, 12) for block in module.blocks)).eval()
+    model = ssmscope.load(module)
+    with torch.no_grad():
+        own = torch.cat([module(torch.tensor([row])) for row in ROWS])
+    torch.testing.assert_close(model.logits(model.encode(ids=ROWS)), own, rtol=1e-4, atol=1e-4)
+    assert ssmscope.heatmap(model, ids=TEXT).headline and model.trace([TEXT]).layers[1].u.shape == (1, len(TEXT), 12)
+    kind = adapted(Stateful, terms=gru_terms, output=lambda m, u, ys: ys[0])
+    with pytest.raises(InputError, match=r"mixer .* gives a tuple; adapt a layer .* alone or before None"):
+        other = network(kind)
+        other.blocks = nn.Sequential(*(Unpacked(block.mixer, 12) for block in other.blocks)).eval()
+        ssmscope.load(other)
+
+
+class Unpacked(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mixer(self.norm(x))[0]
+
+
 def test_modules_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(InputError, match="gives another output each time: it draws random numbers"):
         ssmscope.load(network(adapted(Noisy, terms=gru_terms, output=lambda m, u, ys: ys[0])))

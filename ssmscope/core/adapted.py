@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,13 @@ class Adapted:
     BIDIRECTIONAL: bool
     counts: bool
     """True if `terms` is told how many positions came before."""
+    checked: dict[str, int] = field(default_factory=dict)
+    """`after`, the number of Nones that a forward pass gives after its output, once a layer that does was checked."""
+
+    def returned(self, output: Tensor) -> Any:
+        """Return what the layer's own forward pass gives: its output, or a tuple of that and of None."""
+        after = self.checked.get("after")
+        return output if after is None else (output, *(None,) * after)
 
     def compute_terms(
         self, mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
@@ -239,7 +246,8 @@ def adapt(
     against their own forward pass. A package declares an adapter as an entry point of `ssmscope.layers` instead.
 
     Args:
-        kind: class of the layers, whose forward pass takes u (batch, length, width) and gives one tensor.
+        kind: class of the layers, whose forward pass takes u (batch, length, width) and gives one tensor, alone or
+            before None.
         terms: function (layer, u) that returns the layer's recurrences, or `Terms`; one of (layer, u, start) is also
             told how many positions came before the first of u, in runs that go on from a state.
         output: function (layer, u, ys) that returns the layer's output from u and its recurrences' outputs, a list of
@@ -279,14 +287,21 @@ def check_adapted(mixer: nn.Module, reader: Any, u: Float[Tensor, "batch length 
 
 
 def _check(mixer: nn.Module, reader: Any, u: Tensor, name: str) -> None:
-    own = mixer(u)
-    if not isinstance(own, Tensor) or own.shape[:2] != u.shape[:2]:
-        said = f"{name} gives a {type(own).__name__}; adapt a layer whose forward pass gives one tensor"
-        raise InputError(f"{said} (batch, length, width)")
-    if _apart(mixer(u), own) > 0:
+    def run(u: Tensor) -> Tensor:
+        found = mixer(u)
+        if isinstance(found, tuple) and found and all(each is None for each in found[1:]):
+            reader.checked["after"] = len(found) - 1
+            found = found[0]
+        if not isinstance(found, Tensor) or found.shape[:2] != u.shape[:2]:
+            said = f"{name} gives a {type(found).__name__}; adapt a layer whose forward pass gives one tensor"
+            raise InputError(f"{said} (batch, length, width), alone or before None")
+        return found
+
+    own = run(u)
+    if _apart(run(u), own) > 0:
         raise InputError(f"{name} gives another output each time: it draws random numbers in evaluation")
     both, half = bool(getattr(reader, "BIDIRECTIONAL", False)), max(1, 2 * u.shape[1] // 3)
-    short = mixer(u[:, :half])
+    short = run(u[:, :half])
     if not both and _apart(short, own[:, :half]) > _tolerance(u):
         raise InputError(f"{name} reads later positions: adapt it with both_ways=True")
     layer = reader.compute_terms(mixer, u)
