@@ -15,7 +15,8 @@ import torch
 from loud import loud
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import MambaConfig, MambaForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
 
 import ssmscope
 from ssmscope import Form, InputError, Recurrence, Terms, testing
@@ -395,6 +396,36 @@ class Twice(Network):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.blocks(self.tokens(ids))
         return self.head(self.blocks(x).mean(1))
+
+
+class Config(PretrainedConfig):
+    model_type = "of-ones-own"
+
+
+class Library(PreTrainedModel):
+    """A model of transformers' kind around a layer of one's own."""
+
+    config_class = Config
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__(Config())
+        self.tokens, self.layer, self.head = nn.Embedding(30, 12), kind(12), nn.Linear(12, 30)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.tokens
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, inputs_embeds: Any = None, **_: Any) -> Any:
+        x = self.tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        return CausalLMOutput(logits=self.head(x + self.layer(x)))
+
+
+def test_layers_within_a_model_of_transformers_are_checked_too() -> None:
+    torch.manual_seed(0)
+    output = lambda m, u, ys: ys[0]  # noqa: E731
+    assert ssmscope.load(Library(adapted(MinGRU, terms=gru_terms, output=output)).eval()).num_layers == 1
+    wrong = adapted(MinGRU, terms=lambda m, u: gru_terms(m, 1.01 * u), output=output)
+    with pytest.raises(InputError, match=r"layer \(MinGRU.*do not give its own output; the difference is"):
+        ssmscope.load(Library(wrong).eval())
 
 
 class Unpacking(Block):

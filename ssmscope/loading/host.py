@@ -236,12 +236,38 @@ class Host(OwnModel):
             path = paths[id(mixer)]
             if runs[path] != 1:
                 raise InputError(f"{self._name} runs its layer {path} {runs[path]} times for a text; once can be read")
-            reader = adapter_for(mixer)
-            if isinstance(reader, Adapted):
-                if path not in inputs or inputs[path].ndim != 3:
-                    said = f"{path} ({type(mixer).__name__}) is not called with u (batch, length, width)"
-                    raise InputError(f"{said} as its first argument, as an adapted layer is")
-                check_adapted(mixer, reader, inputs[path], f"{path} ({type(mixer).__name__})")
+            _check_layer(mixer, path, inputs.get(path))
+
+
+def _check_layer(mixer: nn.Module, path: str, u: Any) -> None:
+    """Check an adapted layer on the input it had, None without one, as `check_adapted` does; others are known."""
+    reader, name = adapter_for(mixer), f"{path} ({type(mixer).__name__})"
+    if not isinstance(reader, Adapted):
+        return
+    if u is None or u.ndim != 3:
+        said = f"{name} is not called with u (batch, length, width)"
+        raise InputError(f"{said} as its first argument, as an adapted layer is")
+    check_adapted(mixer, reader, u, name)
+
+
+def check_in_library_model(module: Any) -> None:
+    """Check the adapted layers within a transformers model on a run of some token ids. Raises InputError as `Host`."""
+    paths = {id(part): path for path, part in module.named_modules()}
+    found = [mixer for mixer in mixers(module) if isinstance(adapter_for(mixer), Adapted)]
+    inputs: dict[int, Tensor] = {}
+    if not found:
+        return
+
+    def note(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if args:
+            inputs[id(part)] = args[0]
+
+    table = module.get_input_embeddings().weight
+    ids = torch.arange(1, 2 * TRIAL_TOKENS + 1, device=table.device).view(2, -1).remainder(len(table))
+    with torch.no_grad(), evaluating(module), observe(before=[(mixer, note) for mixer in found]):
+        module(input_ids=ids, attention_mask=torch.ones_like(ids))
+    for mixer in found:
+        _check_layer(mixer, paths[id(mixer)], inputs.get(id(mixer)))
 
 
 def host(

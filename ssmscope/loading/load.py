@@ -23,7 +23,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.loading import stored
 from ssmscope.loading.device_map import check_split
 from ssmscope.loading.fields import check_fields, read_object
-from ssmscope.loading.host import Answer, host
+from ssmscope.loading.host import Answer, check_in_library_model, host
 from ssmscope.loading.in_memory import cast, converted, of_library, readable, unwrapped
 from ssmscope.loading.layouts import layout_of, read_state_dict
 from ssmscope.loading.packed import quantisation_of, without_quantisation
@@ -142,7 +142,9 @@ def load(
             raise InputError("backbone is of a transformers model within the module; leave it out, or all the others")
         with quiet():
             module = host(given, **hosted) if asked or not (backbone or of_library(given)) else None
-            module = readable(source, backbone) if module is None else module
+            if module is None:
+                module = readable(source, backbone)
+                check_in_library_model(module)
         name = getattr(getattr(given, "config", None), "_name_or_path", "") or type(given).__name__
         own = _tokenizer(tokenizer, None)
         if not isinstance(given, PreTrainedModel):
