@@ -7,10 +7,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from math import prod
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -59,14 +60,43 @@ class Adapted:
     """Adapter of a class of layers, see `adapt` for its fields."""
 
     terms: Callable[..., Any]
-    own_output: Callable[[Any, Tensor, list[Tensor]], Tensor] | None
+    own_output: Callable[..., Tensor] | None
     form: Form | None
     reach: int
     BIDIRECTIONAL: bool
     counts: bool
     """True if `terms` is told how many positions came before."""
+    channels_first: bool | Callable[[Any], bool] = False
+    grids: WeakKeyDictionary[Any, tuple[int, ...]] = field(default_factory=WeakKeyDictionary)
+    """Numbers of positions along the axes of a layer's latest input, e.g. (height, width)."""
     checked: dict[str, int] = field(default_factory=dict)
     """`after`, the number of Nones that a forward pass gives after its output, once a layer that does was checked."""
+
+    def flat(self, mixer: Any, given: Tensor) -> Tensor:
+        """Return a layer's input or output as (batch, length, width), the positions of a grid row by row."""
+        given = given.movedim(1, -1) if self.has_channels_first(mixer) else given
+        return given.flatten(1, -2)
+
+    def entered(self, mixer: Any, given: Tensor) -> Tensor:
+        """Return a layer's input as u (batch, length, width), and note the grid of its positions."""
+        self.grids[mixer] = tuple(given.shape[2:] if self.has_channels_first(mixer) else given.shape[1:-1])
+        return self.flat(mixer, given)
+
+    def shaped(self, mixer: Any, u: Tensor) -> Tensor:
+        """Return u, or an output (batch, length, width), as the layer takes and gives it. Raises InputError for other
+        positions than those of its grid."""
+        grid = self.grids.get(mixer, ())
+        if len(grid) > 1:
+            if u.shape[1] != prod(grid):
+                said = (
+                    f"a {type(mixer).__name__} reads a grid of {' × '.join(map(str, grid))} positions as a whole, and"
+                )
+                raise InputError(f"{said} cannot be read for {u.shape[1]} positions, padded or from a state")
+            u = u.unflatten(1, grid)
+        return u.movedim(-1, 1) if self.has_channels_first(mixer) else u
+
+    def has_channels_first(self, mixer: Any) -> bool:
+        return self.channels_first(mixer) if callable(self.channels_first) else self.channels_first
 
     def returned(self, output: Tensor) -> Any:
         """Return what the layer's own forward pass gives: its output, or a tuple of that and of None."""
@@ -99,7 +129,8 @@ class Adapted:
         )
 
     def _terms(self, mixer: Any, u: Tensor, cut: int, start: int) -> Any:
-        given = self.terms(mixer, u, start) if self.counts else self.terms(mixer, u)
+        own = self.shaped(mixer, u)
+        given = self.terms(mixer, own, start) if self.counts else self.terms(mixer, own)
         found = given if isinstance(given, Terms) else Terms(given)
         several = found.recurrences
         several = (several,) if isinstance(several, Recurrence | DeltaRecurrence) else tuple(several)
@@ -116,10 +147,11 @@ class Adapted:
         assert self.own_output is not None
         scans = layer.scan() if scans is None else scans
         ys = [scan.y.flatten(2) for scan in scans]
-        give = self.own_output
+        give, told = self.own_output, len(inspect.signature(self.own_output).parameters) > 3
 
         def whole(u: Tensor, cut: int, start: int, *ys: Tensor) -> Tensor:
-            return give(mixer, u, [pad(y, (0, 0, cut, 0)) for y in ys])[:, cut:]
+            given = (self.shaped(mixer, u), [pad(y, (0, 0, cut, 0)) for y in ys], *[start] * told)
+            return self.flat(mixer, give(mixer, *given))[:, cut:]
 
         if self._one_way(layer.mask):
             return self._by_rows(layer.u, layer.extras, whole, *ys)
@@ -237,25 +269,28 @@ def adapt(
     kind: type[nn.Module],
     *,
     terms: Callable[..., Any],
-    output: Callable[[Any, Tensor, list[Tensor]], Tensor] | None = None,
+    output: Callable[..., Tensor] | None = None,
     form: Form | None = None,
     reach: int = 1,
     both_ways: bool = False,
+    channels_first: bool = False,
 ) -> None:
     """Have layers of a class, and of those derived from it, read as recurrences. `load` checks a model's adapted layers
     against their own forward pass. A package declares an adapter as an entry point of `ssmscope.layers` instead.
 
     Args:
-        kind: class of the layers, whose forward pass takes u (batch, length, width) and gives one tensor, alone or
-            before None.
-        terms: function (layer, u) that returns the layer's recurrences, or `Terms`; one of (layer, u, start) is also
-            told how many positions came before the first of u, in runs that go on from a state.
+        kind: class of the layers, whose forward pass takes u (batch, length, width), or (batch, height, width,
+            channels), and gives one tensor like it, alone or before None.
+        terms: function (layer, u) that returns the layer's recurrences, or `Terms`, whose positions are those of u row
+            by row; one of (layer, u, start) is also told how many positions came before the first of u, in runs that go
+            on from a state.
         output: function (layer, u, ys) that returns the layer's output from u and its recurrences' outputs, a list of
-            (batch, length, channels).
+            (batch, length, channels); one of (layer, u, ys, start) is told the position too.
         form: in place of `output`, the declaration of what stands around the recurrence, from which the output follows
             and, unlike from a function, the map from tokens to outputs: relevance (lrp) and block attention need it.
         reach: number of positions whose u a term or an output depends on: that of the convolution's taps, 1 without.
-        both_ways: whether the layer reads later positions too.
+        both_ways: whether the layer reads later positions too; all that read grids do.
+        channels_first: whether u is (batch, channels, length), or (batch, channels, height, width).
 
     Raises InputError unless either `output` or `form` is given, and TypeError if the class is read otherwise.
     """
@@ -266,51 +301,63 @@ def adapt(
     name = full_name(kind)
     known = LAYERS[name] if name in LAYERS else None
     counts = len(inspect.signature(terms).parameters) > 2
-    LAYERS.add(name, Adapted(terms, output, form, reach, both_ways, counts), instead=isinstance(known, Adapted))
+    LAYERS.add(
+        name, Adapted(terms, output, form, reach, both_ways, counts, channels_first), instead=isinstance(known, Adapted)
+    )
     read_anew(kind)
 
 
 # ---- is it what the layer computes?
 
 
-def check_adapted(mixer: nn.Module, reader: Any, u: Float[Tensor, "batch length width"], name: str) -> None:
-    """Check terms and output of a layer against its own forward pass on an input u of two positions or more: whole and
+def check_adapted(mixer: nn.Module, reader: Adapted, given: Tensor, name: str) -> None:
+    """Check terms and output of a layer against its own forward pass on an input of two positions or more: whole and
     cut off, continued from a state, in a padded batch, and in float64. Raises InputError with what differs."""
     with torch.no_grad():
-        _check(mixer, reader, u, name)
+        _check(mixer, reader, given, name)
         try:
             wide = copy.deepcopy(mixer).double()
-            wide(u.double())
+            found = wide(given.double())
         except Exception:  # noqa: BLE001  # Whatever a module raises that has no float64.
             return
-        _check(wide, reader, u.double(), name)
+        if (found[0] if isinstance(found, tuple) else found).dtype == torch.float64:
+            _check(wide, reader, given.double(), name)
 
 
-def _check(mixer: nn.Module, reader: Any, u: Tensor, name: str) -> None:
-    def run(u: Tensor) -> Tensor:
-        found = mixer(u)
+def _check(mixer: nn.Module, reader: Adapted, given: Tensor, name: str) -> None:
+    def run(given: Tensor) -> Tensor:
+        found = mixer(given.clone())  # Some write into their input.
         if isinstance(found, tuple) and found and all(each is None for each in found[1:]):
             reader.checked["after"] = len(found) - 1
             found = found[0]
-        if not isinstance(found, Tensor) or found.shape[:2] != u.shape[:2]:
+        if not isinstance(found, Tensor) or found.ndim != given.ndim:
             said = f"{name} gives a {type(found).__name__}; adapt a layer whose forward pass gives one tensor"
-            raise InputError(f"{said} (batch, length, width), alone or before None")
+            raise InputError(f"{said} with as many positions as its input, alone or before None")
+        found, u = reader.flat(mixer, found), reader.entered(mixer, given)
+        if found.shape[:2] != u.shape[:2]:
+            said = f"{name} gives {found.shape[1]} positions for {u.shape[1]}; adapt a layer whose forward pass gives"
+            raise InputError(f"{said} one tensor with as many positions as its input, alone or before None")
         return found
 
-    own = run(u)
-    if _apart(run(u), own) > 0:
+    own = run(given)
+    if _apart(run(given), own) > 0:
         raise InputError(f"{name} gives another output each time: it draws random numbers in evaluation")
-    both, half = bool(getattr(reader, "BIDIRECTIONAL", False)), max(1, 2 * u.shape[1] // 3)
-    short = run(u[:, :half])
-    if not both and _apart(short, own[:, :half]) > _tolerance(u):
-        raise InputError(f"{name} reads later positions: adapt it with both_ways=True")
-    layer = reader.compute_terms(mixer, u)
-    _refuse(name, "its terms and output do not give its own output", reader.output(mixer, layer), own)
-    cut = reader.compute_terms(mixer, u[:, :half])
+    axis = 2 if reader.has_channels_first(mixer) else 1
+    some = given.narrow(axis, 0, max(1, 2 * given.shape[axis] // 3))
+    short, both, grid = run(some), reader.BIDIRECTIONAL, given.ndim > 3
+    half = short.shape[1]
+    if not both and (grid or _apart(short, own[:, :half]) > _tolerance(own)):
+        raise InputError(f"{name} reads {'a grid' if grid else 'later positions'}: adapt it with both_ways=True")
+    u = reader.entered(mixer, given)
+    found = reader.output(mixer, reader.compute_terms(mixer, u))
+    _refuse(name, "its terms and output do not give its own output", found, own)
+    cut = reader.compute_terms(mixer, reader.entered(mixer, some))
     _refuse(name, f"they do not give its output for {half} positions", reader.output(mixer, cut), short)
-    padded = torch.arange(u.shape[1], device=u.device).expand(u.shape[:2]) < half
-    found = reader.output(mixer, reader.compute_terms(mixer, u, padded))[:, :half]
-    _refuse(name, "in a padded batch they give another output", found, short)
+    reader.entered(mixer, given)
+    if not grid:
+        padded = torch.arange(u.shape[1], device=u.device).expand(u.shape[:2]) < half
+        found = reader.output(mixer, reader.compute_terms(mixer, u, padded))[:, :half]
+        _refuse(name, "in a padded batch they give another output", found, short)
     if both:
         return
     state = reader.state_after(mixer, cut, cut.scan())

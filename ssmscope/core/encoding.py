@@ -95,6 +95,7 @@ def encode(model: Runs, texts: Any, ids: Any, values: Any, max_tokens: int | Non
             raise InputError(f"{model.name} reads pixels ({form}), not texts: give it images, model.encode(values=…)")
         read = {"shape": model.config.image_size, "dtype": next(model.module.parameters()).dtype}
         read |= {name: getattr(model.config, name) for name in ("patch", "class_token")}
+        read["normalised"] = getattr(model.config, "normalises", True)
         return encode_values(values, model.channels, **read, max_tokens=max_tokens).to(model.device)
     if values is not None:
         raise InputError(f"{model.name} reads tokens, not pixels: give texts or token ids")
@@ -281,17 +282,18 @@ def encode_values(
     shape: Sequence[int] | None = None,
     patch: Sequence[int] | None = None,
     class_token: bool = True,
+    normalised: bool = True,
     max_tokens: int | None = None,
 ) -> Batch:
     """Encode pixels (n, length, channels) or (length, channels) as one batch, with the class token after them unless
     the model has none. Where `shape` (height, width) is that of the images, they may be (n, height, width, channels) or
-    (height, width, channels) too.
+    (height, width, channels), or with the channels first, too.
 
     Of a model that reads patches, `patch` pixels wide and so many apart, `channels` are those of a patch's pixels, and
     `shape` is that of the patches; images may be given as pixels too. Whole numbers are uint8 and divided by 255;
     floats stay as they are. Tokens are called "row,column" where `shape` (height, width) is that of the images, and by
     their position elsewhere. Raises InputError for another shape or dtype, numbers that are not finite, patches outside
-    0…1, or more than `max_tokens` tokens.
+    0…1 for a model that has them `normalised`, or more than `max_tokens` tokens.
     """
     given = values
     if isinstance(values, np.ndarray) and (native := values.dtype.newbyteorder("=")) in _NUMBERS:
@@ -304,6 +306,8 @@ def encode_values(
         colours, form = image_form(channels, shape, patch)
         image = (*form, colours)
         allowed = f"(images, {', '.join(map(str, image))}) or {allowed}"
+        first = (colours, *form)
+        given = given.movedim(-3, -1) if given.shape[-3:] == first and given.shape[-3:] != image else given
         given = given.unsqueeze(0) if given.shape == image else given
         given = given.flatten(1, 2) if given.ndim == 4 and given.shape[1:] == image else given
     given = given.unsqueeze(0) if given.ndim == 2 else given
@@ -321,7 +325,7 @@ def encode_values(
     pixels = given.to(dtype) / 255 if given.dtype == torch.uint8 else given.to(dtype)
     if not bool(pixels.isfinite().all()):
         raise InputError("the pixels hold numbers that are not finite; give floats in 0…1")
-    if patch is not None and not (0 <= float(pixels.min()) and float(pixels.max()) <= 1):
+    if patch is not None and normalised and not (0 <= float(pixels.min()) and float(pixels.max()) <= 1):
         ends = f"from {float(pixels.min()):.3g} to {float(pixels.max()):.3g}"
         raise InputError(f"the pixels go {ends}; give floats in 0…1, or uint8: the model normalises them itself")
     across = shape[1] if shape is not None and shape[0] * shape[1] == length else None
@@ -377,9 +381,12 @@ def in_patches(pixels: Tensor, channels: int, form: tuple[int, int], patch: Sequ
 
 
 def as_images(values: Tensor, shape: Sequence[int], patch: Sequence[int] | None) -> Tensor:
-    """Return a batch's tokens as images (n, height, width, channels), each patch as its mean colour."""
+    """Return a batch's tokens as images (n, height, width, channels), each patch as its mean colour, in 0…1: scaled
+    where they are not."""
     images = values.unflatten(1, tuple(shape))
-    return images if patch is None else images.unflatten(-1, (patch[0] ** 2, -1)).mean(-2)
+    images = images if patch is None else images.unflatten(-1, (patch[0] ** 2, -1)).mean(-2)
+    low, high = torch.aminmax(images)
+    return images if low >= 0 and high <= 1 else (images - low) / (high - low).clamp(min=torch.finfo(images.dtype).tiny)
 
 
 def check_characters(text: str, max_tokens: int | None, which: str) -> None:

@@ -37,6 +37,7 @@ class LayerAdapter(Protocol):
 
     Optional: `state_after(mixer, layer, scans)`, the state from which a run continues, if that is more than
     `LayerTrace.state_after`; `returned(output)`, the result of the mixer's own forward if that is not its output alone;
+    `entered(mixer, given)` and `shaped(mixer, u)`, its input as u (batch, length, width), and u as it is given;
     `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; `stored(module)`, the
     weights of a model or mixer whose library rescales them in place; `growth_limit(mixer, layer, recurrence)`, its
     largest possible growth without Δ and A (`core.growth`); `theorem_parameters(mixer)`, what the generalisation bound
@@ -123,10 +124,13 @@ def known_mixers() -> str:
 
 
 def mixers(module: nn.Module) -> list[nn.Module]:
-    """Return a model's state-space mixers, first layer first; parts of a mixer are not mixers. Raises InputError if a
-    mixer is in an adapter of its parameters, which are adapted in a forward pass only."""
+    """Return a model's state-space mixers, first layer first: its `read_layers` where it says which are read; parts of
+    a mixer are not mixers. Raises InputError if a mixer is in an adapter of its parameters, which are adapted in a
+    forward pass only."""
     if _adapter(module) is not None:
         return [module]
+    if (chosen := getattr(module, "read_layers", None)) is not None:
+        return list(chosen)
     inside = innermost(module)
     if inside is not module and _adapter(inside) is not None:
         said = f"a {type(module).__name__} of {type(module).__module__} wraps a {type(inside).__name__} and adapts its"
@@ -294,7 +298,7 @@ def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs:
 def _forward(mixer, index, mask, whole, states, retention, visit, plain, /, below, *args, **kwargs):
     """Run a mixer of the numbers `plain` as it is read; the others are first asked what is put on them."""
     given = dict(zip(arguments(mixer), args)) | kwargs
-    u = args[0] if args else kwargs["hidden_states"]
+    u = entered(mixer, args, kwargs)
     if any(given.get(name) is not None for name in CACHES):
         if id(mixer) in _edits.get().outputs:
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
@@ -306,17 +310,29 @@ def _forward(mixer, index, mask, whole, states, retention, visit, plain, /, belo
         plain.add(index)
     instead = _edits.get().outputs.get(id(mixer))
     if instead is not None:
-        result = instead(mixer, u, mask, state, retention, visit, own)
-        return reader.returned(result) if hasattr(reader, "returned") else result
+        return as_returned(mixer, instead(mixer, u, mask, state, retention, visit, own))
     layer = terms_of(mixer, u, mask, state)
     scans = layer.scan(state, retention=retention)
     if visit is not None:
         visit(index, layer, scans)
-    result = reader.output(mixer, layer, scans)
-    result = reader.returned(result) if hasattr(reader, "returned") else result
+    result = as_returned(mixer, reader.output(mixer, layer, scans))
     if own:
         return result
     return _checked_output(index, below(*args, **_accepted(mixer, kwargs)), result, layer.mask, state)
+
+
+def entered(mixer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return the input of a mixer that is called with these arguments, its first, as u (batch, length, width)."""
+    first = "hidden_states" if "hidden_states" in kwargs else arguments(mixer)[0]
+    given, reader = args[0] if args else kwargs[first], adapter_for(mixer)
+    return reader.entered(mixer, given) if hasattr(reader, "entered") else given
+
+
+def as_returned(mixer: nn.Module, output: Tensor) -> Any:
+    """Return a mixer's output (batch, length, width) as its own forward pass does."""
+    reader = adapter_for(mixer)
+    output = reader.shaped(mixer, output) if hasattr(reader, "shaped") else output
+    return reader.returned(output) if hasattr(reader, "returned") else output
 
 
 def _unedited() -> Context:
@@ -333,10 +349,16 @@ def check_parts(
     parts = changed_parts(mixer)
     if not parts and runs_own(mixer, below):
         return True
-    named = {name: value for name, value in _accepted(mixer, kwargs).items() if name != "hidden_states"}
+    first = "hidden_states" if args or "hidden_states" in kwargs else arguments(mixer)[0]
+    named = {name: value for name, value in _accepted(mixer, kwargs).items() if name != first}
+    reader = adapter_for(mixer)
 
-    theirs = lambda v: _unedited().run(below, v, *args[1:], **named)  # noqa: E731
-    ours = lambda v: adapter_for(mixer).output(mixer, _unedited().run(terms_of, mixer, v, mask))  # noqa: E731
+    def theirs(v: Tensor) -> Any:
+        found = _unedited().run(below, reader.shaped(mixer, v) if hasattr(reader, "shaped") else v, *args[1:], **named)
+        found = found[0] if isinstance(found, tuple) else found
+        return reader.entered(mixer, found) if hasattr(reader, "entered") else found
+
+    ours = lambda v: reader.output(mixer, _unedited().run(terms_of, mixer, v, mask))  # noqa: E731
     if not same_outcome(mixer, parts, theirs, ours, u, mask if mask is not None and mask.ndim == 2 else None):
         raise InputError(f"{described(mixer, parts)} make it compute something other than its terms: remove them")
     return False

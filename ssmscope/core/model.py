@@ -145,6 +145,11 @@ class Model:
         return "series" if series else "tokens" if self.channels is None else "pixels"
 
     @property
+    def embeds(self) -> bool:
+        """False where the numbers of the input themselves stand in for embeddings."""
+        return self.module.get_input_embeddings() is not None
+
+    @property
     def labels(self) -> list[str] | None:
         """Names of a classifier's outputs in the order of its logits; None for a language model."""
         own = self.config.id2label if self.class_names is None else self.class_names

@@ -40,15 +40,16 @@ def baseline_embeddings(
             median size; "mean", that mean itself, which in a small model lies near zero; "zero", where RMSNorm is
             singular, so that what integrates up to it converges slowly; a token's id, or a token (a special one by its
             role too: "pad", "unk", "mask"). Of a pixel classifier "neutral" and both means are a pixel of 0.5 in every
-            channel, a number from 0 to 1 is another grey, and the class token stays. Of a model of series "neutral" and
-            both means are the mean of each channel over the series, and a number is that at every step.
+            channel, a number from 0 to 1 is another grey, and the class token stays. Of a model of one's own of
+            series or images "neutral" and both means are the mean of each channel over the series or image, and a
+            number is that at every step or pixel.
 
     Raises:
         InputError: for a baseline that is none of these, or a scaled mean of a table whose mean is zero.
     """
     model, batch = objective.model, objective.batch
-    if model.reads == "series":
-        return _of_series(batch, baseline)
+    if not model.embeds:
+        return _of_numbers(model, batch, baseline)
     table = embedding_table(model.module)
     width = table.shape[1]
     if baseline == ZERO:
@@ -76,7 +77,7 @@ def baseline_name(objective: Objective, baseline: str | int | float = NEUTRAL) -
     model = objective.model
     if baseline == ZERO:
         return "a zero embedding"
-    if model.reads == "series":
+    if not model.embeds:
         return (
             "the mean of each channel" if baseline in (NEUTRAL, SCALED, MEAN) else f"{_number(baseline):g} everywhere"
         )
@@ -90,7 +91,7 @@ def baseline_name(objective: Objective, baseline: str | int | float = NEUTRAL) -
 
 def singularity_note(objective: Objective, start: Float[Tensor, "texts length width"]) -> str:
     """Return a note if a baseline's embeddings are so small that norms are nearly singular there; else ""."""
-    if objective.model.reads == "series":
+    if not objective.model.embeds:
         return ""
     mask, of_pixels = objective.batch.mask, objective.batch.values is not None
     table = objective.embeddings()[mask] if of_pixels else embedding_table(objective.model.module)
@@ -128,11 +129,14 @@ def _mean(model: Model, table: Float[Tensor, "vocabulary width"], *, scaled: boo
     return mean.to(table.dtype)
 
 
-def _of_series(batch: Batch, baseline: str | int | float) -> Float[Tensor, "texts length channels"]:
+def _of_numbers(model: Model, batch: Batch, baseline: str | int | float) -> Float[Tensor, "texts length channels"]:
     assert batch.values is not None
     real = batch.mask.unsqueeze(-1)
     if baseline in (NEUTRAL, SCALED, MEAN):
         found = batch.values.masked_fill(~real, 0).sum(1, keepdim=True) / real.sum(1, keepdim=True)
+        if model.config.patch is not None:
+            pixels = found.unflatten(-1, (model.config.patch[0] ** 2, -1))
+            found = pixels.mean(-2, keepdim=True).expand_as(pixels).flatten(-2)
     else:
         found = torch.full_like(batch.values, _number(baseline))
     return found.expand_as(batch.values).masked_fill(~real, 0)

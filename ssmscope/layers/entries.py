@@ -65,6 +65,9 @@ _OF_PACKAGES: Mapping[str, str] = {
     "mambapy.mamba.MambaBlock": "MAMBA",
     "minGRU_pytorch.minGRU.minGRU": "MIN_GRU",
     "xlstm.blocks.mlstm.layer.mLSTMLayer": "MLSTM",
+    "minimamba.s6.S6": "S6",
+    "LRU_pytorch.LRU.LRU": "LRU",
+    "s5.s5_model.S5": "S5",
 }
 """Layers of other packages, by their classes and the adapter in `packages`."""
 _MODELS: Mapping[str, str] = {

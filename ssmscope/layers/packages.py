@@ -1,19 +1,23 @@
-"""Layers of packages that networks are built around: mamba_ssm, mambapy, xlstm and minGRU-pytorch.
+"""Layers of packages that networks are built around, and of code that people copy.
 
-Their classes are found by name, and none of these packages is imported. As for any adapted layer, `load` compares what
-is read with the layer's own output.
+Classes of packages are found by name, and none is imported; copied ones by the names of their parts, `USUAL_PARTS`. As
+for any adapted layer, `load` compares what is read with the layer's own output.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
 
 from ssmscope.core.adapted import Adapted, Terms
 from ssmscope.core.forms import Form, Norm
+from ssmscope.core.known_models import LAYERS
+from ssmscope.core.mixers import full_name
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence
 
@@ -25,10 +29,10 @@ def _convolved(mixer: Any, source: Tensor) -> Tensor:
     return silu(mixer.conv1d(source.mT)[..., : source.shape[1]].mT)
 
 
-# ---- Mamba: mamba_ssm's Mamba, mambapy's MambaBlock
+# ---- Mamba: mamba_ssm's Mamba, mambapy's MambaBlock, mamba-minimal; minimamba's S6 adds the bias of Δ twice
 
 
-def _mamba_terms(mixer: Any, u: Tensor) -> Terms:
+def _mamba_terms(mixer: Any, u: Tensor, biases: int = 1) -> Terms:
     source, z = mixer.in_proj(u).chunk(2, -1)
     x, states = _convolved(mixer, source), mixer.A_log.shape[1]
     step, B, C = mixer.x_proj(x).split([mixer.dt_proj.in_features, states, states], -1)
@@ -38,7 +42,7 @@ def _mamba_terms(mixer: Any, u: Tensor) -> Terms:
         x=x.unsqueeze(-1),
         b=B.unsqueeze(2),
         c=C.unsqueeze(2),
-        delta=softplus(mixer.dt_proj(step)),
+        delta=softplus(mixer.dt_proj(step) + (biases - 1) * mixer.dt_proj.bias),
         A=-mixer.A_log.exp(),
         D=mixer.D,
     )
@@ -57,6 +61,8 @@ _MAMBA_FORM = Form(
     gate=lambda mixer, _: _half(mixer, 1),
 )
 MAMBA = Adapted(_mamba_terms, None, _MAMBA_FORM, TAPS, False, False)
+_S6_FORM = replace(_MAMBA_FORM, gate_activation=None)
+S6 = Adapted(partial(_mamba_terms, biases=2), None, _S6_FORM, TAPS, False, False)
 
 
 # ---- Mamba-2: mamba_ssm's Mamba2
@@ -152,3 +158,162 @@ def _mlstm_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
 EPS = 1e-6
 """Addend of the package to its normaliser, in units of the largest gate product."""
 MLSTM = Adapted(_mlstm_terms, _mlstm_output, None, TAPS, False, False)
+
+
+# ---- VMamba's SS2D (Liu et al. 2024, arXiv 2401.10166): a grid is read in rows and columns, forwards and backwards
+
+
+def _entered_grid(mixer: Any, u: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the values (batch, height, width, channels) after convolution, and the gate."""
+    inner = mixer.conv2d.in_channels
+    x, z = mixer.in_proj(u).split([inner, mixer.in_proj.out_features - inner], -1)
+    return silu(mixer.conv2d(x.movedim(-1, 1))).movedim(1, -1), z if z.shape[-1] else None
+
+
+def _ss2d_terms(mixer: Any, u: Tensor) -> list[Recurrence]:
+    x = _entered_grid(mixer, u)[0]
+    rows = torch.arange(x.shape[1] * x.shape[2], device=u.device)
+    columns = rows.view(x.shape[1:3]).T.flatten()
+    x, rank, inner = x.flatten(1, 2), mixer.dt_projs_weight.shape[2], x.shape[-1]
+    A, D = -mixer.A_logs.exp().view(4, inner, -1), mixer.Ds.view(4, inner)
+    found = []
+    for way, order in enumerate((rows, columns, rows.flip(0), columns.flip(0))):
+        step, B, C = (x @ mixer.x_proj_weight[way].T).split([rank, A.shape[-1], A.shape[-1]], -1)
+        delta = softplus(step @ mixer.dt_projs_weight[way].T + mixer.dt_projs_bias[way])
+        terms = {"b": B.unsqueeze(2), "c": C.unsqueeze(2), "delta": delta, "A": A[way], "D": D[way]}
+        found.append(Recurrence(x=x.unsqueeze(-1), order=order, **terms))
+    return found
+
+
+def _ss2d_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
+    z, y = _entered_grid(mixer, u)[1], mixer.out_norm(torch.stack(ys).sum(0)).view(*u.shape[:3], -1)
+    return mixer.out_proj(y if z is None else y * silu(z))
+
+
+SS2D = Adapted(_ss2d_terms, _ss2d_output, None, 1, True, False)
+
+
+# ---- complex states: Re(C λ^(t−s) b) is a product of |λ|^(t−s) and vectors that turn with the position
+
+
+def _turn(angle: Tensor, length: int, start: int) -> Tensor:
+    """Return exp(i · angle · t) at the positions t from `start` on, (length, …)."""
+    t = torch.arange(start, start + length, device=angle.device, dtype=torch.float64)
+    phase = (t.view(-1, *[1] * angle.ndim) * angle.double()).to(angle)
+    return torch.polar(torch.ones_like(phase), phase)
+
+
+def _as_complex(mixer: Any, name: str) -> Tensor:
+    """Return a complex parameter, or one given by its real and imaginary parts."""
+    found = getattr(mixer, name, None)
+    if found is None:
+        return torch.complex(getattr(mixer, f"{name}_re"), getattr(mixer, f"{name}_im"))
+    return found if found.is_complex() else torch.view_as_complex(found)
+
+
+# S4D (Gu et al. 2022, arXiv 2206.11893), as in the authors' minimal code: diagonal, the same at every position
+
+
+def _s4d_terms(mixer: Any, u: Tensor, start: int) -> Recurrence:
+    x, kernel = u.mT if mixer.transposed else u, mixer.kernel
+    A = torch.complex(-kernel.log_A_real.exp(), kernel.A_imag)
+    step = A * kernel.log_dt.exp().unsqueeze(-1)
+    C = 2 * torch.view_as_complex(kernel.C) * (step.exp() - 1) / A
+    turn = _turn(step.imag, x.shape[1], start)
+    c, b, log_a = C * turn, turn.conj(), step.real.repeat(1, 2)
+
+    def expanded(t: Tensor) -> Tensor:
+        return t.expand(x.shape[0], x.shape[1], -1, -1)
+
+    b, c = (expanded(torch.cat([t.real, sign * t.imag], -1)) for t, sign in ((b, 1), (c, -1)))
+    return Recurrence(x=x.unsqueeze(-1), b=b, c=c, log_a=expanded(log_a), D=mixer.D)
+
+
+def _s4d_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
+    y = mixer.output_linear(mixer.dropout(mixer.activation(ys[0].mT)))
+    return y if mixer.transposed else y.mT
+
+
+S4D = Adapted(_s4d_terms, _s4d_output, None, 1, False, True, lambda mixer: mixer.transposed)
+
+
+# LRU (Orvieto et al. 2023, arXiv 2303.06349) and S5 (Smith et al. 2022, arXiv 2208.04933): dense B and C
+
+
+def _dense_terms(u: Tensor, rate: Tensor, B: Tensor, start: int) -> Recurrence:
+    """Return h_t = λ h_{t−1} + B u_t for λ = exp(`rate`), in a frame that turns with h."""
+    x = (u.to(B) @ B.T) * _turn(-rate.imag, u.shape[1], start)
+    one = rate.real.new_ones(*u.shape[:2], 1, 1)
+    log_a = rate.real.view(-1, 1).expand(*u.shape[:2], -1, 1)
+    return Recurrence(x=torch.view_as_real(x), b=one, c=one, log_a=log_a)
+
+
+def _turned_back(y: Tensor, rate: Tensor, start: int) -> Tensor:
+    """Return the states h (batch, length, states) from a recurrence's output."""
+    return torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous()) * _turn(rate.imag, y.shape[1], start)
+
+
+def _lru_rate(mixer: Any) -> Tensor:
+    return torch.complex(-mixer.nu_log.exp(), mixer.theta_log.exp())
+
+
+def _lru_terms(mixer: Any, u: Tensor, start: int) -> Recurrence:
+    return _dense_terms(u, _lru_rate(mixer), mixer.gamma_log.exp().unsqueeze(-1) * _as_complex(mixer, "B"), start)
+
+
+def _lru_output(mixer: Any, u: Tensor, ys: list[Tensor], start: int) -> Tensor:
+    skip = u * mixer.D if mixer.D.ndim == 1 else u @ mixer.D.T
+    return (_turned_back(ys[0], _lru_rate(mixer), start) @ _as_complex(mixer, "C").T).real + skip
+
+
+LRU = Adapted(_lru_terms, _lru_output, None, 1, False, True)
+
+
+def _s5_parts(mixer: Any) -> tuple[Tensor, Tensor, Tensor]:
+    seq = mixer.seq
+    if seq.liquid or seq.bidir or seq.degree != 1:
+        raise InputError(
+            "an S5 that is liquid (its decay depends on its input), bidir or of another degree is not read"
+        )
+    B, C = seq.get_BC_tilde()
+    decay, B = seq.discretize(seq.Lambda, B, seq.log_step.exp())
+    return decay.log(), B, C
+
+
+def _s5_terms(mixer: Any, u: Tensor, start: int) -> Recurrence:
+    rate, B, _ = _s5_parts(mixer)
+    return _dense_terms(u, rate, B, start)
+
+
+def _s5_output(mixer: Any, u: Tensor, ys: list[Tensor], start: int) -> Tensor:
+    rate, _, C = _s5_parts(mixer)
+    return (_turned_back(ys[0], rate, start) @ C.T).real + mixer.seq.D * u
+
+
+S5 = Adapted(_s5_terms, _s5_output, None, 1, False, True)
+
+
+# ---- code that is copied
+
+
+USUAL_PARTS: dict[frozenset[str], Adapted] = {
+    frozenset({"in_proj", "conv1d", "x_proj", "dt_proj", "out_proj", "A_log", "D"}): MAMBA,
+    frozenset({"in_proj", "conv1d", "out_proj", "A_log", "D", "dt_bias"}): MAMBA2,
+    frozenset({"in_proj", "conv2d", "x_proj_weight", "dt_projs_weight", "A_logs", "Ds", "out_proj"}): SS2D,
+    frozenset({"kernel", "D", "activation", "dropout", "output_linear"}): S4D,
+    frozenset({"nu_log", "theta_log", "gamma_log", "D"}): LRU,
+}
+"""Names of the parameters and parts of a layer, and the adapter that reads layers with such."""
+
+
+def recognise(module: nn.Module) -> None:
+    """Have classes of a module's parts that no adapter reads, and whose parts have usual names, read accordingly."""
+    for part in module.modules():
+        kind = type(part)
+        if kind.__module__.startswith(("torch.", "transformers.")) or full_name(kind) in LAYERS:
+            continue
+        names = {name for name, _ in [*part.named_parameters(recurse=False), *part.named_children()]}
+        for needed, reader in USUAL_PARTS.items():
+            if needed <= names and not any(name.endswith("_b") or "_b_" in name for name in names):  # Of Vim's kin.
+                LAYERS.add(full_name(kind), reader)
+                break

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import isqrt
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from ssmscope.core.adapted import Adapted, check_adapted
+from ssmscope.core.affine import agree
 from ssmscope.core.heads import LogitsKind
 from ssmscope.core.intercept import active_override, evaluating, observe, override_forward
-from ssmscope.core.mixers import adapter_for, mixers
+from ssmscope.core.mixers import fast_scan, mixers
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.layers.packages import recognise
 from ssmscope.loading.in_memory import OwnModel, given_and_mask, written
+from ssmscope.loading.seen_layers import TRIAL_TOKENS, SeenLayers
 from ssmscope.loading.stored import DAMAGE_ERRORS, reason
 
-TRIAL_TOKENS = 9
 ANSWERS: dict[str, LogitsKind | None] = {
     "next": "next tokens",
     "class": "classes",
@@ -31,11 +33,13 @@ ANSWERS: dict[str, LogitsKind | None] = {
 """Kinds of answers by the words for them; a class at every position is asked about at one."""
 INPUTS = ("tokens", "floats")
 Answer = str | Callable[..., Tensor]
+Inputs = str | Callable[[Tensor], Any]
 
 
 class Host(OwnModel):
-    """Any module from token ids, or numbers (batch, length, channels), to logits, around layers that are read, with a
-    transformers model's interface.
+    """Any module from token ids, numbers (batch, length, channels) or images (batch, channels, height, width) to
+    logits, around layers that are read, with a transformers model's interface. The tokens of an image are the patches
+    under the positions that the layers read.
 
     A padded batch runs whole, and then, unless logits are those of next tokens, what is not a layer runs for the rows
     of each length by themselves, with the layers' outputs as they were.
@@ -45,11 +49,13 @@ class Host(OwnModel):
             default they are found.
         answer: one of `ANSWERS`, by default found by the logits' shape; or a function of the module's output, or of
             that and the input, that returns the logits, (batch, classes) or (batch, length, vocabulary).
-        example: token ids (batch, length), or numbers (batch, length, channels), that the module is tried on.
+        example: ids, numbers or images that the module is tried on.
+        inputs: function from these to what the module is called with: one argument, a tuple, or a dictionary by name.
+        layers: path of the part whose layers are read; by default all are.
         position: the position whose logits are the answer, −1 for the last; None for logits of the whole input.
 
-    Raises InputError if the module cannot be run on its input, a layer runs several times, or an adapted layer does not
-    compute what its adapter says.
+    Raises InputError if the module cannot be run on its input, a layer runs several times or on other positions, an
+    adapted layer does not compute what its adapter says, or the module gives other logits where its layers are read.
     """
 
     ignores_padding = ("nothing", "next tokens")
@@ -62,9 +68,12 @@ class Host(OwnModel):
         answer: Answer | None = None,
         example: Tensor | None = None,
         position: int | None = None,
+        inputs: Callable[[Tensor], Any] | None = None,
+        layers: str | None = None,
     ) -> None:
         nn.Module.__init__(self)
         self.module, self.path, self.gives, self.position = module, "", "nothing", position
+        self._inputs, self._layers, self._patch = inputs, layers, 0
         self.of_series = example is not None and example.is_floating_point()
         self._answer = None if isinstance(answer, str) else answer
         self._reads_ids = callable(answer) and len(inspect.signature(answer).parameters) > 1
@@ -73,11 +82,11 @@ class Host(OwnModel):
         self.config.around = written(module)
         if self.of_series:
             assert example is not None
-            self.config.channels, self.config.series = example.shape[2], True
+            self.config.channels, self.config.series = example.shape[-1], example.ndim == 3
             self.config.image_size = self.config.patch = None
-            self.config.class_token = False
+            self.config.class_token = self.config.normalises = False
         named = {name: part for name, part in module.named_modules() if name}
-        for what, path in {"embedding": embedding, "head": head}.items():
+        for what, path in {"embedding": embedding, "head": head, "layers": layers}.items():
             if path is not None and path not in named:
                 said = f"{self._name} has no part {path!r}, which {what} names"
                 raise InputError(f"{said}; its parts are {', '.join(named)}{did_you_mean(path, named)}")
@@ -90,9 +99,12 @@ class Host(OwnModel):
         weight = next(module.parameters())
         self._example = None if example is None else example.to(weight if self.of_series else weight.device)
         with torch.no_grad(), evaluating(module):
+            if example is not None and example.ndim == 4:
+                self._take_images()
             self._table = self._table if self.of_series or embedding is not None else self._find_embeddings()
             self._check_layers()
             self.gives = self._find_what_it_gives()
+            self._check_reading()
         if isinstance(answer, str):
             self._call_it(answer)
         self._example = None
@@ -126,7 +138,7 @@ class Host(OwnModel):
         if self._head is not None:
             return self.module.get_submodule(self._head)
         outputs = self.get_input_embeddings().weight.shape[0] if self.gives == "next tokens" else self.config.num_labels
-        inside = {part for mixer in mixers(self.module) for part in mixer.modules()}
+        inside = {part for mixer in mixers(self) for part in mixer.modules()}
         heads = [part for part in self.module.modules() if isinstance(part, nn.Linear) and part not in inside]
         heads = [part for part in heads if part.out_features == outputs]
         return heads[0] if len(heads) == 1 else None
@@ -143,7 +155,7 @@ class Host(OwnModel):
 
             return run
 
-        with override_forward([(mixer, keep(mixer)) for mixer in mixers(self.module)]):
+        with override_forward([(mixer, keep(mixer)) for mixer in mixers(self)]):
             self._run(given, mask)
         return found
 
@@ -199,7 +211,19 @@ class Host(OwnModel):
         if not self.of_series:
             return super()._run(given, mask)
         known = inspect.signature(self.module.forward).parameters
-        return self.module(given, **{name: mask.long() for name in ("attention_mask", "mask") if name in known})
+        if self._patch:
+            high, size = self.config.image_size[0], self._patch
+            given = rearrange(given, "n (y x) (a b c) -> n c (y a) (x b)", y=high, a=size, b=size)
+        more = {name: mask.long() for name in ("attention_mask", "mask") if name in known and not self._patch}
+        return self._call(given, **more)
+
+    def _call(self, ids: Tensor, **arguments: Any) -> Any:
+        if self._inputs is None:
+            return self.module(ids, **arguments) if self.of_series else super()._call(ids, **arguments)
+        called = self._inputs(ids)
+        if isinstance(called, Mapping):
+            return self.module(**arguments | dict(called))
+        return self.module(*(called if isinstance(called, tuple) else (called,)), **arguments)
 
     def _tried(self, length: int) -> tuple[Any, Tensor]:
         shown, given = self._example, torch.empty(0)
@@ -207,67 +231,74 @@ class Host(OwnModel):
             table = self.get_input_embeddings().weight
             given = torch.arange(1, 2 * length + 1, device=table.device).view(2, length).remainder(len(table))
         else:
-            rows = torch.arange(2) % len(shown)
+            rows, length = torch.arange(2) % len(shown), shown.shape[1] if self._patch else length
             given = shown[rows][:, torch.arange(length) % shown.shape[1]]
+        return self._run_on(given), given
+
+    def _run_on(self, given: Tensor) -> Any:
         try:
-            return self._run(given, torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)), given
+            return self._run(given, torch.ones(given.shape[:2], dtype=torch.bool, device=given.device))
         except DAMAGE_ERRORS as error:
             why = f"{type(error).__name__} ({reason(error)})"
-            what = "numbers (batch, length, channels)" if self.of_series else "token ids (batch, length)"
-            raise InputError(f"{self._name} cannot be run on {what}: {why}") from error
+            kind = "images (batch, channels, height, width)" if self._patch else "numbers (batch, length, channels)"
+            kind = kind if self.of_series else "token ids (batch, length)"
+            raise InputError(f"{self._name} cannot be run on {kind}: {why}") from error
+
+    @property
+    def read_layers(self) -> list[nn.Module] | None:
+        """The layers that are read, where they are not all: see `ssmscope.core.mixers.mixers`."""
+        return None if self._layers is None else mixers(self.module.get_submodule(self._layers))
+
+    def _take_images(self) -> None:
+        """Have images read as the patches under the positions of the layers. Raises InputError if there are none."""
+        images = self._example
+        assert images is not None
+        height, width = images.shape[2:]
+        number = SeenLayers(self.module, mixers(self), lambda: self._call_on_images(images)).positions()
+        size = isqrt(max(1, height * width // number))
+        if height % size or width % size or height * width != number * size**2:
+            said = f"the layers of {self._name} read {number} positions of an image of {height} × {width}:"
+            raise InputError(f"{said} these are no square patches")
+        self._patch = size
+        self.config.image_size, self.config.patch = (height // size, width // size), (size, size)
+        self.config.channels = images.shape[1] * size**2
+        self._example = rearrange(images, "n c (y a) (x b) -> n (y x) (a b c)", a=size, b=size)
+
+    def _call_on_images(self, images: Tensor) -> Any:
+        try:
+            return self._call(images)
+        except DAMAGE_ERRORS as error:
+            why = f"{type(error).__name__} ({reason(error)})"
+            raise InputError(f"{self._name} cannot be run on images (batch, channels, height, width): {why}") from error
 
     def _check_layers(self) -> None:
-        inputs: dict[str, Tensor] = {}
-        runs: Counter[str] = Counter()
-        paths = {id(part): path for path, part in self.module.named_modules()}
-
-        def note(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            path = paths[id(part)]
-            runs[path] += 1
-            if args:
-                inputs[path] = args[0]
-
-        found = mixers(self.module)
-        with observe(before=[(mixer, note) for mixer in found]):
-            self._tried(TRIAL_TOKENS if self._example is None else self._example.shape[1])
+        length = TRIAL_TOKENS if self._example is None else self._example.shape[1]
+        given = self._tried(length)[1]
+        other = given.clone()
+        other[:, -1] = given[:, -2] + 1 if given.is_floating_point() else (given[:, -1] + 1) % self._vocabulary
+        seen = SeenLayers(self.module, mixers(self), lambda: self._run_on(given))
         if self.of_series:
-            self.config.hidden_size = max((u.shape[-1] for u in inputs.values()), default=self.config.channels)
-        for mixer in found:
-            path = paths[id(mixer)]
-            if runs[path] != 1:
-                raise InputError(f"{self._name} runs its layer {path} {runs[path]} times for a text; once can be read")
-            _check_layer(mixer, path, inputs.get(path))
+            self.config.hidden_size = max((u.shape[-1] for u in seen.inputs.values()), default=self.config.channels)
+        if seen.find_pair():
+            seen = SeenLayers(self.module, mixers(self), lambda: self._run_on(given))
+        seen.check(given.shape[1], lambda: self._run_on(other))
 
+    @property
+    def _vocabulary(self) -> int:
+        return len(self.get_input_embeddings().weight)
 
-def _check_layer(mixer: nn.Module, path: str, u: Any) -> None:
-    """Check an adapted layer on the input it had, None without one, as `check_adapted` does; others are known."""
-    reader, name = adapter_for(mixer), f"{path} ({type(mixer).__name__})"
-    if not isinstance(reader, Adapted):
-        return
-    if u is None or u.ndim != 3:
-        said = f"{name} is not called with u (batch, length, width)"
-        raise InputError(f"{said} as its first argument, as an adapted layer is")
-    check_adapted(mixer, reader, u, name)
-
-
-def check_in_library_model(module: Any) -> None:
-    """Check the adapted layers within a transformers model on a run of some token ids. Raises InputError as `Host`."""
-    paths = {id(part): path for path, part in module.named_modules()}
-    found = [mixer for mixer in mixers(module) if isinstance(adapter_for(mixer), Adapted)]
-    inputs: dict[int, Tensor] = {}
-    if not found:
-        return
-
-    def note(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if args:
-            inputs[id(part)] = args[0]
-
-    table = module.get_input_embeddings().weight
-    ids = torch.arange(1, 2 * TRIAL_TOKENS + 1, device=table.device).view(2, -1).remainder(len(table))
-    with torch.no_grad(), evaluating(module), observe(before=[(mixer, note) for mixer in found]):
-        module(input_ids=ids, attention_mask=torch.ones_like(ids))
-    for mixer in found:
-        _check_layer(mixer, paths[id(mixer)], inputs.get(id(mixer)))
+    def _check_reading(self) -> None:
+        """Raise InputError if the module gives other logits where its layers are read than by itself."""
+        given = self._tried(TRIAL_TOKENS)[1]
+        mask = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+        own = self._logits(given, mask)
+        with fast_scan(self):
+            read = self._logits(given, mask)
+        if not agree(read, own):
+            said = (
+                f"{self._name} gives other logits where its layers are read than by itself: one writes into its input,"
+            )
+            raise InputError(f"{said} or keeps something from call to call")
 
 
 def host(
@@ -275,32 +306,39 @@ def host(
     *,
     embedding: str | None = None,
     head: str | None = None,
-    inputs: str | None = None,
+    inputs: Inputs | None = None,
     answer: Answer | None = None,
     at: int | None = None,
     example: Any = None,
+    layers: str | None = None,
 ) -> Host | None:
     """Return a module as `Host`; None if it has no layer that can be read. Raises InputError as `Host`, and for an
     example that does not fit the inputs."""
+    recognise(module)
     if not mixers(module) or mixers(module) == [module]:
         return None
     shown = None if example is None else torch.as_tensor(example)
-    floats = inputs == "floats" or (inputs is None and shown is not None and shown.is_floating_point())
-    if inputs is not None and inputs not in INPUTS:
-        raise InputError(f"inputs is {inputs!r:.60}; give one of {', '.join(INPUTS)}{did_you_mean(inputs, INPUTS)}")
-    if floats and (shown is None or not shown.is_floating_point() or shown.ndim != 3 or shown.shape[1] < 2):
-        given = "nothing" if shown is None else f"{tuple(shown.shape)} {shown.dtype}"
-        raise InputError(
-            f"the example is {given}; for floats give numbers (batch, length, channels), two steps or more"
-        )
+    floats = inputs == "floats" or (inputs != "tokens" and shown is not None and shown.is_floating_point())
+    if not (inputs is None or callable(inputs) or inputs in INPUTS):
+        said = f"inputs is {inputs!r:.60}; give one of {', '.join(INPUTS)}, or a function that makes the module's own"
+        raise InputError(f"{said}{did_you_mean(str(inputs), INPUTS)}")
+    given = "nothing" if shown is None else f"{tuple(shown.shape)} {shown.dtype}"
+    fits = (
+        shown is not None
+        and shown.is_floating_point()
+        and shown.ndim in (3, 4)
+        and shown.shape[1 - shown.ndim // 4] > 1
+    )
+    if floats and not fits:
+        said = f"the example is {given}; for floats give numbers (batch, length, channels), two steps or more,"
+        raise InputError(f"{said} or images (batch, channels, height, width)")
     if shown is not None and not floats and (shown.ndim != 2 or shown.is_floating_point() or shown.shape[1] < 2):
-        raise InputError(
-            f"the example is {tuple(shown.shape)} {shown.dtype}; give token ids (batch, length), two or more"
-        )
+        raise InputError(f"the example is {given}; give token ids (batch, length), two or more")
     if answer is not None and not callable(answer) and answer not in ANSWERS:
         said = f"answer is {answer!r:.60}; give one of {', '.join(ANSWERS)}, or a function of the module's output"
         raise InputError(f"{said} that returns the logits")
     whole = isinstance(at, int) and not isinstance(at, bool)
     if at is not None and not (whole and (shown is None or -shown.shape[1] <= at < shown.shape[1])):
         raise InputError(f"at is {at!r:.60}; give the number of a position in the example, −1 for the last")
-    return Host(module, embedding, head, answer, shown, -1 if at is None and answer == "position" else at)
+    own = inputs if callable(inputs) else None
+    return Host(module, embedding, head, answer, shown, -1 if at is None and answer == "position" else at, own, layers)

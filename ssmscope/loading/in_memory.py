@@ -241,8 +241,6 @@ class OwnModel(nn.Module):
     def _run(self, given: Tensor, mask: Tensor) -> Any:
         """Return the module's output for ids (batch, length) or embeddings (batch, length, width), without padding."""
         known = inspect.signature(self.module.forward).parameters
-        by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-        first = next((name for name, each in known.items() if each.kind not in by_name), None)
         arguments: dict[str, Any] = {name: mask.long() for name in ("attention_mask", "mask") if name in known}
         if given.ndim == 2 or "inputs_embeds" not in known:
 
@@ -251,10 +249,16 @@ class OwnModel(nn.Module):
 
             ids = given if given.ndim == 2 else torch.ones_like(mask, dtype=torch.long)
             with override_forward([] if given.ndim == 2 else [(self.get_input_embeddings(), embed)]):
-                if "input_ids" in known or first is None:
-                    return self.module(input_ids=ids, **arguments)
-                return self.module(ids, **arguments)
+                return self._call(ids, **arguments)
         return self.module(inputs_embeds=given, **arguments)
+
+    def _call(self, ids: Tensor, **arguments: Any) -> Any:
+        """Call the module, with the ids as its first argument or as `input_ids`."""
+        known = inspect.signature(self.module.forward).parameters
+        by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        if "input_ids" in known or all(each.kind in by_name for each in known.values()):
+            return self.module(input_ids=ids, **arguments)
+        return self.module(ids, **arguments)
 
     def _tried(self, length: int) -> tuple[Any, Tensor]:
         backbone = self.base_model

@@ -23,7 +23,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.loading import stored
 from ssmscope.loading.device_map import check_split
 from ssmscope.loading.fields import check_fields, read_object
-from ssmscope.loading.host import Answer, check_in_library_model, host
+from ssmscope.loading.host import Answer, Inputs, host
 from ssmscope.loading.in_memory import cast, converted, of_library, readable, unwrapped
 from ssmscope.loading.layouts import layout_of, read_state_dict
 from ssmscope.loading.packed import quantisation_of, without_quantisation
@@ -36,6 +36,7 @@ from ssmscope.loading.pretrained import (
     read_transformers,
     with_adapter,
 )
+from ssmscope.loading.seen_layers import check_in_library_model
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -77,10 +78,11 @@ def load(
     backbone: str | None = None,
     embedding: str | None = None,
     head: str | None = None,
-    inputs: str | None = None,
+    inputs: Inputs | None = None,
     answer: Answer | None = None,
     at: int | None = None,
     example: Any = None,
+    layers: str | None = None,
     labels: Sequence[str] | None = None,
 ) -> Model:
     """Load a trained state-space model for analysis.
@@ -109,7 +111,9 @@ def load(
         embedding: of a module of one's own without a transformers model in it, the path of the embedding that reads the
             ids; by default it is found.
         head: the path of such a module's linear layer that gives the logits; by default it is found.
-        inputs: what such a module reads: `tokens`, or `floats`, numbers (batch, length, channels) such as time series.
+        inputs: what such a module reads: `tokens`, or `floats`, numbers (batch, length, channels) such as time series,
+            or images (batch, channels, height, width); or a function from these to what its forward pass is called
+            with: one argument, a tuple, or a dictionary by name.
         answer: what such a module's logits are: `next` tokens, a `class`, `labels` of which several may be right, a
             `number`, or a class at every `position`; by default found by their shape. Where they are neither the
             module's output nor its `logits`, a function of the output, or of that and the input, that returns them,
@@ -117,7 +121,8 @@ def load(
         at: the position whose logits are the answer, where there are some at every position; −1 is the last. `Model.at`
             asks about another.
         example: an input on which adapted layers are checked: token ids (batch, length), by default some of the
-            vocabulary; or numbers (batch, length, channels), which floats need.
+            vocabulary; or numbers or images, which floats need.
+        layers: the path of the part of such a module whose layers are read, where not all read as many positions.
         labels: names of a classifier's classes in the order of its logits, by which labels of data are matched, in
             place of its configuration's, which are often LABEL_0, LABEL_1, …
 
@@ -136,7 +141,7 @@ def load(
     if isinstance(source, nn.Module):
         given = unwrapped(source)
         hosted: dict[str, Any] = {"embedding": embedding, "head": head, "inputs": inputs, "answer": answer, "at": at}
-        hosted["example"] = example
+        hosted |= {"example": example, "layers": layers}
         asked = any(each is not None for each in hosted.values())
         if asked and backbone is not None:
             raise InputError("backbone is of a transformers model within the module; leave it out, or all the others")
@@ -152,8 +157,9 @@ def load(
         return Model(converted(module, wanted, place), own, name, named)
     if backbone is not None:
         raise InputError("backbone is the name of a part of a model in memory; leave it out, or give a module")
-    if any(each is not None for each in (embedding, head, inputs, answer, at, example)):
-        raise InputError("embedding, head, inputs, answer, at and example are about a module in memory; leave them out")
+    if any(each is not None for each in (embedding, head, inputs, answer, at, example, layers)):
+        said = "embedding, head, inputs, answer, at, example and layers are about a module in memory"
+        raise InputError(f"{said}; leave them out")
     if not isinstance(source, str | os.PathLike):
         kind = type(source).__name__
         raise InputError(f"a {kind} was given; a model is a name, a directory, a file, or a transformers model")

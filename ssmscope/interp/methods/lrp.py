@@ -46,7 +46,7 @@ from ssmscope.core.affine import (
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.intercept import evaluating, is_own, override_forward, twin, unhooked
 from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal
-from ssmscope.core.mixers import adapter_for, check_parts, linearize, mixers
+from ssmscope.core.mixers import adapter_for, as_returned, check_parts, entered, linearize, mixers
 from ssmscope.core.model import Model
 from ssmscope.core.take_trace import few_tokens
 from ssmscope.errors import InputError
@@ -343,13 +343,12 @@ def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., A
     reader = adapter_for(mixer)
 
     def forward(below, *args, attention_mask=None, **kwargs):
-        u = args[0] if args else kwargs["hidden_states"]
+        u = entered(mixer, args, kwargs)
         with torch.no_grad():
             named = kwargs if attention_mask is None else {**kwargs, "attention_mask": attention_mask}
             check_parts(mixer, u.detach(), attention_mask, below, args, named)
             layer = linearize(mixer, reader.compute_terms(mixer, u.detach(), attention_mask))
-        result = through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
-        return reader.returned(result) if hasattr(reader, "returned") else result
+        return as_returned(mixer, through_layer(layer, at_least_float32(u), one, half).to(u.dtype))
 
     return forward
 
