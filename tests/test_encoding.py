@@ -213,9 +213,9 @@ class TestImages:
             (torch.zeros(1, 1, 6, 2), {}, "pixels (1, 1, 6, 2) were given; the model reads"),
             (torch.zeros(6, 3), {"patch": (1, 1)}, "patches (1, 6, 3) were given; the model reads"),
             (
-                torch.zeros(1, 2, 3, 4),
+                torch.zeros(1, 2, 4, 4),
                 {"shape": (3, 4)},
-                "pixels (1, 2, 3, 4) were given; the model reads (images, 3, 4, 2) or (images, length, 2)",
+                "pixels (1, 2, 4, 4) were given; the model reads (images, 3, 4, 2) or (images, length, 2)",
             ),
             (torch.full((6, 2), 1.5), {"patch": (1, 1)}, "the pixels go from 1.5 to 1.5; give floats in 0…1, or uint8"),
             (torch.full((6, 2), -0.5), {"patch": (1, 1)}, "the pixels go from -0.5 to -0.5; give floats in 0…1"),

@@ -251,7 +251,9 @@ def one_text(model: Model, text: Any) -> Batch:
     `Model.encode`, for ids that are not whole numbers, and for several texts."""
     if isinstance(text, str) and model.tokenizer is None and model.channels is None:
         return model.encode(ids=whole_numbers(text, "token ids", "5,17,3"))
-    batch = model.encode(text)
+    from ssmscope.core.encoding import Batch
+
+    batch = text if isinstance(text, Batch) else model.encode(text)
     if len(batch.tokens) != 1:
         raise InputError(f"{len(batch.tokens)} texts were given where one is expected; give one")
     return batch

@@ -88,6 +88,8 @@ class Metavar:
     text: str
 
 
+OBJECTS_OF = ("ssmscope", "torch", "numpy")
+"""Packages whose objects Python code can give."""
 REPEATED = object()
 """Mark of an option that is given once for each value, because values may contain commas."""
 NO_EFFECT = object()
@@ -173,7 +175,7 @@ class Option:
         return self.read(value)
 
     def _is_object(self, value: Any) -> bool:
-        own = {each.__name__ for each in type(value).__mro__ if each.__module__.startswith("ssmscope.")}
+        own = {each.__name__ for each in type(value).__mro__ if each.__module__.partition(".")[0] in OBJECTS_OF}
         return any(one.__name__ in own if issubclass(one, Later) else isinstance(value, one) for one in self.objects)
 
     def read(self, value: Any) -> Any:

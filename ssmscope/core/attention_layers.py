@@ -143,8 +143,12 @@ def keeps_caches(module: Any) -> bool:
 
 def runs_in_two_pieces(model: Runs) -> bool:
     """Return True if a short text run in two pieces has the logits of the whole text, to rounding."""
-    ids = [(5 * place + place // 7) % model.vocabulary for place in range(24)]
-    whole, first, second = (model.encode(ids=part) for part in (ids, ids[:14], ids[14:]))
+    if model.channels is None:
+        ids = [(5 * place + place // 7) % model.vocabulary for place in range(24)]
+        whole, first, second = (model.encode(ids=part) for part in (ids, ids[:14], ids[14:]))
+    else:
+        steps = torch.arange(24.0 * model.channels).view(24, -1).sin()
+        whole, first, second = (model.encode(values=part) for part in (steps, steps[:14], steps[14:]))
     model.__dict__["_continues"] = True  # The second piece is allowed to continue while this is found out.
     try:
         expected = model.run(whole, last_only=True).logits.double()

@@ -44,7 +44,7 @@ from ssmscope.core.mixers import (
     terms_of,
 )
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, Unanswerable, did_you_mean
 
 Place = Literal[
     "residual", "input", "convolution", "taps", "terms", "state", "scans", "output", "attention", "attention-output",
@@ -288,9 +288,12 @@ class _Layer:
         return {id(part): partial(self.changed, place, part=number) for number, part in enumerate(parts)}
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if args:
-            return (self.changed("residual", args[0]), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": self.changed("residual", kwargs["hidden_states"])}
+        stream = args[0] if args else kwargs["hidden_states"]
+        if stream.ndim != 3:
+            said = f"the residual stream at layer {self.index} is {tuple(stream.shape)}, not (batch, length, width):"
+            raise Unanswerable(f"{said} edit outputs or states instead")
+        stream = self.changed("residual", stream)
+        return ((stream, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": stream})
 
     def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
         if self.at("state"):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,8 @@ class LayerAdapter(Protocol):
 
     Optional: `state_after(mixer, layer, scans)`, the state from which a run continues, if that is more than
     `LayerTrace.state_after`; `returned(output)`, the result of the mixer's own forward if that is not its output alone;
-    `entered(mixer, given)` and `shaped(mixer, u)`, its input as u (batch, length, width), and u as it is given;
+    `entered(mixer, given)`, `flat(mixer, output)` and `shaped(mixer, u)`, its input as u (batch, length, width), its
+    output as such, and u as it is given;
     `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; `stored(module)`, the
     weights of a model or mixer whose library rescales them in place; `growth_limit(mixer, layer, recurrence)`, its
     largest possible growth without Δ and A (`core.growth`); `theorem_parameters(mixer)`, what the generalisation bound
@@ -62,6 +64,8 @@ class LayerAdapter(Protocol):
 Visit = Callable[[int, LayerTrace, tuple[ops.Scan, ...]], None]
 
 _ADAPTERS: dict[type[nn.Module], LayerAdapter] = {}
+_FOUND: WeakSet[type[nn.Module]] = WeakSet()
+"""Classes whose adapters were found by their parts; those derived from them may compute something else."""
 
 
 class _Formed:
@@ -98,7 +102,7 @@ def _readable_class(module: nn.Module) -> type[nn.Module] | None:
         if kind not in _ADAPTERS and full_name(kind) in LAYERS:
             family: Any = LAYERS[full_name(kind)]
             _ADAPTERS[kind] = _Formed(family) if hasattr(family, "FORM") else family
-        if kind in _ADAPTERS:
+        if kind in _ADAPTERS and kind not in _FOUND:
             return kind
     return None
 
@@ -108,9 +112,23 @@ def full_name(kind: type[nn.Module]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def read_as(kind: type[nn.Module], adapter: LayerAdapter | None) -> None:
+    """Have layers of exactly this class read by an adapter, or None by none, until `adapt` says how they are read."""
+    _ADAPTERS.pop(kind, None)
+    _FOUND.discard(kind)
+    if adapter is not None:
+        _ADAPTERS[kind] = adapter
+        _FOUND.add(kind)
+
+
+def is_readable(module: nn.Module) -> bool:
+    """Return True if some adapter reads the module as a layer."""
+    return _readable_class(module) is not None
+
+
 def read_anew(kind: type[nn.Module]) -> None:
     """Have a class's adapter looked up again, as it was registered anew."""
-    _ADAPTERS.pop(kind, None)
+    read_as(kind, None)
 
 
 def runs_own(mixer: nn.Module, below: Any) -> bool:
@@ -311,7 +329,7 @@ def _forward(mixer, index, mask, whole, states, retention, visit, plain, /, belo
     instead = _edits.get().outputs.get(id(mixer))
     if instead is not None:
         return as_returned(mixer, instead(mixer, u, mask, state, retention, visit, own))
-    layer = terms_of(mixer, u, mask, state)
+    layer = terms_of(mixer, u if own else u.clone(), mask, state)  # Its own pass may write into its input.
     scans = layer.scan(state, retention=retention)
     if visit is not None:
         visit(index, layer, scans)
@@ -326,6 +344,12 @@ def entered(mixer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     first = "hidden_states" if "hidden_states" in kwargs else arguments(mixer)[0]
     given, reader = args[0] if args else kwargs[first], adapter_for(mixer)
     return reader.entered(mixer, given) if hasattr(reader, "entered") else given
+
+
+def positions(mixer: nn.Module, output: Tensor) -> Tensor:
+    """Return an output of a mixer as (batch, length, width)."""
+    reader = adapter_for(mixer)
+    return reader.flat(mixer, output) if hasattr(reader, "flat") else output
 
 
 def as_returned(mixer: nn.Module, output: Tensor) -> Any:

@@ -145,6 +145,11 @@ class Model:
         return "series" if series else "tokens" if self.channels is None else "pixels"
 
     @property
+    def unit(self) -> str:
+        """Name of what a position holds: "tokens", "pixels" or "steps"."""
+        return "steps" if self.reads == "series" else self.reads
+
+    @property
     def embeds(self) -> bool:
         """False where the numbers of the input themselves stand in for embeddings."""
         return self.module.get_input_embeddings() is not None
@@ -354,7 +359,8 @@ class Model:
         """True if runs can continue from states: every part that reads earlier tokens keeps a state. Decided by the
         names of the model's parts and, once, by a short text run in two pieces, unedited."""
         if "_continues" not in self.__dict__:
-            kept, pixels = keeps_caches(self.module), self.channels is not None
+            kept = keeps_caches(self.module) and (self.embeds or self.config.patch is None)
+            pixels = self.channels is not None and self.embeds
             self.__dict__["_continues"] = kept and (pixels or Context().run(runs_in_two_pieces, self))
         return self.__dict__["_continues"]
 

@@ -39,10 +39,6 @@ class Registry(Generic[T]):
             raise TypeError(f"the {self.what} {name!r} of {place_of(found)} is already that of {place_of(known)}")
         self._found[name] = found
 
-    def remove(self, name: str) -> None:
-        """Take out what running code has added under a name."""
-        self._found.pop(name, None)
-
     def __getitem__(self, name: str) -> T:
         """Return the object of a name. Raise InputError, naming the nearest, if there is none, or if the package that
         declares it cannot be imported."""

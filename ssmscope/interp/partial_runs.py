@@ -62,7 +62,10 @@ class PlainRun:
 
 def can_start_at_layer(model: Model, batch: Batch) -> bool:
     """Return True if a model's layers can be run from the residual stream alone: if they stand in one list of blocks,
-    and the last layer, run so, gives the logits of the whole run."""
+    and the last layer, run so, gives the logits of the whole run. A module of one's own runs rows of each length by
+    themselves, unless it says which logits are alike with padding."""
+    if model.gives not in getattr(model.module, "ignores_padding", (model.gives,)):
+        return False
     plain = PlainRun(model, batch)
     if not plain.places or any(getattr(mixer, "before", ()) for mixer in model.mixers):
         return False

@@ -16,8 +16,7 @@ from torch.nn.functional import logsigmoid, silu, softplus
 
 from ssmscope.core.adapted import Adapted, Terms
 from ssmscope.core.forms import Form, Norm
-from ssmscope.core.known_models import LAYERS
-from ssmscope.core.mixers import full_name
+from ssmscope.core.mixers import is_readable, read_as
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence
 
@@ -309,11 +308,10 @@ USUAL_PARTS: dict[frozenset[str], Adapted] = {
 def recognise(module: nn.Module) -> None:
     """Have classes of a module's parts that no adapter reads, and whose parts have usual names, read accordingly."""
     for part in module.modules():
-        kind = type(part)
-        if kind.__module__.startswith(("torch.", "transformers.")) or full_name(kind) in LAYERS:
+        if type(part).__module__.startswith(("torch.", "transformers.")) or is_readable(part):
             continue
         names = {name for name, _ in [*part.named_parameters(recurse=False), *part.named_children()]}
         for needed, reader in USUAL_PARTS.items():
             if needed <= names and not any(name.endswith("_b") or "_b_" in name for name in names):  # Of Vim's kin.
-                LAYERS.add(full_name(kind), reader)
+                read_as(type(part), reader)
                 break

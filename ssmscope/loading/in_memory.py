@@ -198,7 +198,8 @@ class OwnModel(nn.Module):
             def alone(t: Tensor) -> Tensor:
                 return t[rows][real].unflatten(0, real.sum(1).shape + (-1,))  # noqa: B023
 
-            with override_forward([(part, _constant(_mapped(output, mask.shape, alone))) for part, output in whole]):
+            fixed = [(part, _constant(self._changed(part, output, mask.shape, alone))) for part, output in whole]
+            with override_forward(fixed):
                 logits = self._logits(alone(given), alone(mask))
             if self.gives == "next tokens":
                 logits = logits.new_zeros(*real.shape, logits.shape[-1]).masked_scatter(real.unsqueeze(-1), logits)
@@ -209,6 +210,10 @@ class OwnModel(nn.Module):
     def _outputs_of_parts(self, given: Tensor, mask: Tensor, arguments: tuple[Any, ...]) -> list[tuple[nn.Module, Any]]:
         """Return the parts that run once for a padded batch, with their outputs."""
         return [(self.base_model, self.run_backbone(*arguments))]
+
+    def _changed(self, part: nn.Module, output: Any, shape: Any, change: Callable[[Tensor], Tensor]) -> Any:
+        """Return a part's output with `change` applied to every tensor of a batch's `shape`, (batch, length, …)."""
+        return _mapped(output, shape, change)
 
     def run_backbone(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None

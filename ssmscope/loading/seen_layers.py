@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from ssmscope.core.adapted import Adapted, check_adapted
 from ssmscope.core.intercept import evaluating, observe
-from ssmscope.core.known_models import LAYERS
-from ssmscope.core.mixers import adapter_for, arguments, full_name, mixers, read_anew
+from ssmscope.core.mixers import adapter_for, arguments, mixers, positions, read_as
 from ssmscope.errors import InputError
 from ssmscope.layers.pairs import SHARES, pair
 
@@ -93,22 +92,18 @@ class SeenLayers:
             given, kind = SeenLayers(self.module, [around], self.run).inputs.get(path), type(around)
             for share in SHARES:
                 adapter = pair(one.removeprefix(f"{path}."), other.removeprefix(f"{path}."), share)
-                LAYERS.add(full_name(kind), adapter, instead=True)
-                read_anew(kind)
+                read_as(kind, adapter)
                 try:
                     check_layer(around, path, given)
                     return True
                 except InputError as error:
                     why = error
-            LAYERS.remove(full_name(kind))
-            read_anew(kind)
+            read_as(kind, None)
             raise InputError(f"{said}, and {path} does not add both up ({why}): adapt {kind.__name__}") from why
         return False
 
     def _flat(self, path: str, u: Tensor) -> Tensor:
-        layer = self.module.get_submodule(path)
-        reader = adapter_for(layer)
-        return reader.flat(layer, u) if isinstance(reader, Adapted) else u
+        return positions(self.module.get_submodule(path), u)
 
 
 def _first_argument(part: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

@@ -115,7 +115,7 @@ def position_bias(
         replacement=replacement,
         unit=inputs.unit,
         length=longest,
-        width=data.shape[1] if isinstance(data, PixelData) else None,
+        width=data.shape[1] if isinstance(data, PixelData) and data.shape[0] > 1 else None,
         **found,
         notes=(*inputs.remarks, *measure.notes_on(found["clean"], (*found["regions"], *found["windows"]), len(data))),
     )

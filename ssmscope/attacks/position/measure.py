@@ -95,11 +95,11 @@ class Inputs(ABC):
 
 
 class Pixels(Inputs):
-    """Images whose pixels are replaced; each run of a region continues from the clean run's states at its start. For
-    noise a pixel, in [0, 1], is N(0, 1) in each channel, for zeros black, for mean the data's mean pixel; other: an
-    image of another class."""
+    """Images whose pixels, or series whose steps, are replaced; each run of a region continues from the clean run's
+    states at its start, where a model can. For
+    noise a pixel, in [0, 1], is N(0, 1) in each channel, for zeros black, for mean the data's mean pixel; a
+    step N(m, s²) with the data's mean and standard deviation of each channel; other: an example of another class."""
 
-    unit = "pixels"
     what = "images"
 
     def __init__(self, model: Model, data: PixelData, replacement: str, seed: int) -> None:
@@ -114,9 +114,9 @@ class Pixels(Inputs):
                 f"{data.name} has images of {data.shape[1]} × {data.shape[0]} pixels, the model was trained on "
                 f"{size[1]} × {size[0]}"
             )
-        self.data = data
+        self.data, self.unit = data, model.unit
         self.lengths = np.full(len(data), data.pixels.shape[1])
-        self.mean = (data.pixels.mean((0, 1)) / 255).astype(np.float32)
+        self.mean = (data.pixels.mean((0, 1)) / data.largest).astype(np.float32)
 
     def _batches(self, size: int | None) -> Iterable[Sequence[int]]:
         size = size or max(1, tokens_at_once(self.model.device) // (self.data.pixels.shape[1] + 1))
@@ -129,12 +129,13 @@ class Pixels(Inputs):
         with torch.no_grad():
             kept, put = (self._embed(values) for values in (self.data.pixels[images], self._replaced(images, donors)))
         states, at = None, 0
-        for start in sorted({0, *(start for start, _ in bounds)}):
+        starts = {start for start, _ in bounds} if self.model.continues else set[int]()
+        for start in sorted({0, *starts}):
             if start > at:
                 states, at = run_embeddings(self.model, kept[:, at:start], states).states, start
             for region, (first, stop) in enumerate(bounds):
-                if first == start:
-                    spoiled = torch.cat([put[:, start:stop], kept[:, stop:]], dim=1)
+                if first == start or not starts:
+                    spoiled = torch.cat([kept[:, start:first], put[:, first:stop], kept[:, stop:]], dim=1)
                     attacked[:, region] = classes(run_embeddings(self.model, spoiled, states).logits)
         return {"clean": classes(run_embeddings(self.model, kept[:, at:], states).logits), "attacked": attacked}
 
@@ -144,7 +145,10 @@ class Pixels(Inputs):
         if donors is not None:
             return self.data.pixels[donors[images]]
         if self.replacement == "noise":
-            return np.stack([noise_of(row, shape, self.seed) for row in images.tolist()])
+            noise = np.stack([noise_of(row, shape, self.seed) for row in images.tolist()])
+            if self.unit == "pixels":
+                return noise
+            return (self.mean + noise * self.data.pixels.std((0, 1))).astype(np.float32)
         fill = self.mean if self.replacement == "mean" else np.zeros_like(self.mean)
         return np.broadcast_to(fill, (len(images), *shape)).copy()
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ssmscope.core.attention_layers import attending
 from ssmscope.core.heads import hidden_vectors
 from ssmscope.core.intercept import observe
-from ssmscope.core.mixers import weights_constant
+from ssmscope.core.mixers import positions, weights_constant
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.interp.explain.result import Scores
@@ -103,7 +103,9 @@ def output_gradients(
         values = objective(embeddings.detach().requires_grad_(), texts)
         outputs = [*(kept[index] for index in range(len(layers))), *weights.values()]
         gradients = torch.autograd.grad(values.sum(), outputs)
-    return [(output.detach(), gradient) for output, gradient in zip(outputs, gradients)]
+    found = [(output.detach(), gradient) for output, gradient in zip(outputs, gradients)]
+    own = [(positions(layer, a), positions(layer, b)) for layer, (a, b) in zip(layers, found)]
+    return own + found[len(layers) :]
 
 
 @contextmanager

@@ -10,6 +10,10 @@ from ssmscope.api.options import Metavar, TokensWritten
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
+    from numpy import ndarray
+    from torch import Tensor
+
+    from ssmscope.core.encoding import Batch
     from ssmscope.core.model import Model
     from ssmscope.interp.patch.result import Patching
 
@@ -30,8 +34,10 @@ def check_method(*, method: str, metric: str, **_: object) -> None:
 def patch(
     model: Model,
     *,
-    clean: Annotated[str | list[int], "Text with the answer; token ids for a model without a tokenizer."],
-    corrupted: Annotated[str | list[int], "Text of as many tokens with another answer."],
+    clean: Annotated[
+        str | list[int] | Batch | Tensor | ndarray, "Text with the answer; token ids for a model without a tokenizer."
+    ],
+    corrupted: Annotated[str | list[int] | Batch | Tensor | ndarray, "Text of as many tokens with another answer."],
     site: Annotated[
         Literal["state", "output", "residual", "convolution", "head"],
         "Value to patch: the memory after a token, a mixer's output, a block's input (the residual stream), a "
@@ -79,6 +85,8 @@ def patch(
     every cell, m the difference of the logits (attribution patching, Nanda 2023; Syed et al. 2023, Eq. 2). It is
     patching to first order and misses what saturates: "both" has its correlation with the exact grid, over all cells
     from the first token that differs on. All layers together have no approximation.
+
+    Of a model of numbers, `clean` and `corrupted` are series or images, or batches of one; they differ in some steps.
 
     With `generate` both texts are also continued, and the patched one with the cell of a single layer that changes the
     most, and with all layers patched there: the patch is in the prompt alone, and felt from there on.
@@ -135,7 +143,8 @@ def patch(
             values[:layers, :, 1] = plain[0, 1] + approximate
         elif later:
             agree = patching.agreement(approximate[:, own], values[:layers, own, 1], plain[0, 1])
-    texts = [text if isinstance(text, str) else list(text) for text in (clean, corrupted)]
+    typed = all(isinstance(text, str | list) for text in (clean, corrupted))
+    texts = [text if typed else f"{model.reads} of {length} tokens" for text in (clean, corrupted)]
     where = None if positions is None else span_name(positions)
     options = call_options(clean=texts[0], corrupted=texts[1], positions=where)
     result = Patching(

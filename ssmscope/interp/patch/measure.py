@@ -41,9 +41,12 @@ def first_difference(clean: Batch, corrupted: Batch) -> int:
             f"the clean text has {right} tokens and the corrupted one {wrong}; give texts of as many tokens"
         )
     differ = (clean.input_ids != corrupted.input_ids)[0]
+    if clean.values is not None and corrupted.values is not None:
+        differ = torch.zeros_like(differ)  # A class token comes last.
+        differ[: clean.values.shape[1]] = (clean.values != corrupted.values)[0].any(-1)
     if not bool(differ.any()):
         raise InputError("the clean and the corrupted text have the same tokens; give two that differ")
-    if bool(differ.all()):
+    if bool(differ.all()) and clean.values is None:
         raise InputError("the clean and the corrupted text have no token in common; change only the words that matter")
     return int(differ.nonzero()[0])
 
@@ -74,6 +77,7 @@ class PatchRuns:
             torch.cat([each.mask for each in both]),
             tuple(each.tokens[0] for each in both),
             tuple(each.words[0] for each in both),
+            None if base.values is None else torch.cat([each.values for each in both if each.values is not None]),
         )
 
     def heads(self) -> int:
@@ -167,11 +171,15 @@ def token_windows(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends
     at = first + torch.arange(int((last - first).max()))
     chosen, device = torch.tensor(rows)[:, None], batch.mask.device
     spans = list(zip(rows, begins, ends))
+    values = batch.values
+    if values is not None:
+        values = values[chosen.to(device), at.clamp(max=values.shape[1] - 1).to(device)]
     return Batch(
         batch.input_ids[chosen.to(device), at.clamp(max=batch.input_ids.shape[1] - 1).to(device)],
         (at < last).to(device),
         tuple(batch.tokens[row][begin:end] for row, begin, end in spans),
         tuple(batch.words[row][begin:end] for row, begin, end in spans),
+        values,
     )
 
 

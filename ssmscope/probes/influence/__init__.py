@@ -115,7 +115,7 @@ def influence(
         provenance=record_provenance(model.source, options=options, seed=seed),
         of=of,
         positions=positions if isinstance(positions, str) else "chosen",
-        unit="pixels" if batch.values is not None else "tokens",
+        unit=model.unit,
         lengths=np.array(batch.lengths),
         recent=recent,
         reaches=tuple(reaches),

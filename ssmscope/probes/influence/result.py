@@ -23,6 +23,9 @@ from ssmscope.render.html import folded_away
 from ssmscope.render.numbers import brackets, number
 from ssmscope.render.table import Cell, Line, Table, frame_table, number_cell, short_cell, table
 
+NOUNS = {"pixels": ("images", "random images"), "steps": ("series", "random series")}
+"""Nouns for inputs of a unit, given and drawn."""
+
 
 @dataclass(frozen=True)
 class Influence(Result, kind="influence"):
@@ -33,7 +36,7 @@ class Influence(Result, kind="influence"):
     positions: str
     """Measured positions t: "last", "all" or "chosen"."""
     unit: str
-    """ "tokens" or "pixels"."""
+    """ "tokens", "pixels" or "steps"."""
     lengths: np.ndarray
     """(texts,) int64: number of tokens."""
     recent: int
@@ -58,20 +61,20 @@ class Influence(Result, kind="influence"):
 
     @property
     def noun(self) -> str:
-        """Noun for the inputs: "texts", "images", "random sequences" or "random images"."""
-        given, drawn = ("images", "random images") if self.unit == "pixels" else ("texts", "random sequences")
+        """Noun for the inputs: "texts", "images", "series", "random sequences" or "random images"."""
+        given, drawn = NOUNS.get(self.unit, ("texts", "random sequences"))
         return given if self.provenance["options"]["length"] is None else drawn
 
     @property
     def one(self) -> str:
         """Singular with its article: "a text", "an image"."""
-        return "an image" if self.unit == "pixels" else "a text"
+        return {"pixels": "an image", "steps": "a series"}.get(self.unit, "a text")
 
     @property
     def counted(self) -> str:
         """Number and length of the inputs."""
         low, high, number = int(self.lengths.min()), int(self.lengths.max()), len(self.lengths)
-        noun = self.noun if number > 1 else self.noun.removesuffix("s")
+        noun = self.noun if number > 1 or self.unit == "steps" else self.noun.removesuffix("s")
         length = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         return f"{number:,} {noun} of {length} {self.unit if high > 1 else self.unit.removesuffix('s')}"
 

@@ -150,11 +150,17 @@ def _streams(model: Model, batch: Batch, chosen: Callable[[Tensor], Tensor]) -> 
     kept: list[Tensor] = []
     blocks, here = stream_blocks(model), model.device  # A model over several devices has blocks elsewhere.
 
+    def keep(stream: Tensor) -> None:
+        if stream.ndim != 3 or stream.shape[:2] != batch.mask.shape:
+            said = f"the residual stream of {model.name} is {tuple(stream.shape)}, and a lens reads"
+            raise Unanswerable(f"{said} (batch, length, width)")
+        kept.append(chosen(stream.to(here)).float())
+
     def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kept.append(chosen((args[0] if args else kwargs["hidden_states"]).to(here)).float())
+        keep(args[0] if args else kwargs["hidden_states"])
 
     def leaving(module: nn.Module, output: Any) -> None:
-        kept.append(chosen((output[0] if isinstance(output, tuple) else output).to(here)).float())
+        keep(output[0] if isinstance(output, tuple) else output)
 
     observed = observe(before=[(block, entering) for block in blocks], after=[(blocks[-1], leaving)])
     with torch.no_grad(), model.running(mask=batch.mask), observed:
