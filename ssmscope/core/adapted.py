@@ -273,24 +273,24 @@ def adapt(
 # ---- is it what the layer computes?
 
 
-def check_adapted(mixer: nn.Module, reader: Any, u: Float[Tensor, "batch length width"], name: str) -> None:
+def check_adapted(mixer: nn.Module, adapter: Any, u: Float[Tensor, "batch length width"], name: str) -> None:
     """Check terms and output of a layer against its own forward pass on an input u of two positions or more: whole and
     cut off, continued from a state, in a padded batch, and in float64. Raises InputError with what differs."""
     with torch.no_grad():
-        _check(mixer, reader, u, name)
+        _check(mixer, adapter, u, name)
         try:
             wide = copy.deepcopy(mixer).double()
             wide(u.double())
         except Exception:  # noqa: BLE001  # Whatever a module raises that has no float64.
             return
-        _check(wide, reader, u.double(), name)
+        _check(wide, adapter, u.double(), name)
 
 
-def _check(mixer: nn.Module, reader: Any, u: Tensor, name: str) -> None:
+def _check(mixer: nn.Module, adapter: Any, u: Tensor, name: str) -> None:
     def run(u: Tensor) -> Tensor:
         found = mixer(u)
         if isinstance(found, tuple) and found and all(each is None for each in found[1:]):
-            reader.checked["after"] = len(found) - 1
+            adapter.checked["after"] = len(found) - 1
             found = found[0]
         if not isinstance(found, Tensor) or found.shape[:2] != u.shape[:2]:
             said = f"{name} gives a {type(found).__name__}; adapt a layer whose forward pass gives one tensor"
@@ -300,22 +300,22 @@ def _check(mixer: nn.Module, reader: Any, u: Tensor, name: str) -> None:
     own = run(u)
     if _apart(run(u), own) > 0:
         raise InputError(f"{name} gives another output each time: it draws random numbers in evaluation")
-    both, half = bool(getattr(reader, "BIDIRECTIONAL", False)), max(1, 2 * u.shape[1] // 3)
+    both, half = bool(getattr(adapter, "BIDIRECTIONAL", False)), max(1, 2 * u.shape[1] // 3)
     short = run(u[:, :half])
     if not both and _apart(short, own[:, :half]) > _tolerance(u):
         raise InputError(f"{name} reads later positions: adapt it with both_ways=True")
-    layer = reader.compute_terms(mixer, u)
-    _refuse(name, "its terms and output do not give its own output", reader.output(mixer, layer), own)
-    cut = reader.compute_terms(mixer, u[:, :half])
-    _refuse(name, f"they do not give its output for {half} positions", reader.output(mixer, cut), short)
+    layer = adapter.compute_terms(mixer, u)
+    _refuse(name, "its terms and output do not give its own output", adapter.output(mixer, layer), own)
+    cut = adapter.compute_terms(mixer, u[:, :half])
+    _refuse(name, f"they do not give its output for {half} positions", adapter.output(mixer, cut), short)
     padded = torch.arange(u.shape[1], device=u.device).expand(u.shape[:2]) < half
-    found = reader.output(mixer, reader.compute_terms(mixer, u, padded))[:, :half]
+    found = adapter.output(mixer, adapter.compute_terms(mixer, u, padded))[:, :half]
     _refuse(name, "in a padded batch they give another output", found, short)
     if both:
         return
-    state = reader.state_after(mixer, cut, cut.scan())
-    rest = reader.output(mixer, reader.compute_terms(mixer, u[:, half:], None, state))
-    what = f"continued after {half} positions they do not: it reads further back than reach={reader.reach}"
+    state = adapter.state_after(mixer, cut, cut.scan())
+    rest = adapter.output(mixer, adapter.compute_terms(mixer, u[:, half:], None, state))
+    what = f"continued after {half} positions they do not: it reads further back than reach={adapter.reach}"
     _refuse(name, what, rest, own[:, half:])
 
 

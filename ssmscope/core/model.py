@@ -190,7 +190,7 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """Hash over configuration, weights and adapters; InputError if weights are NaN, infinite or not in memory."""
+        """Hash over configuration, weights and PEFT adapters; InputError if weights are not finite or not in memory."""
         return self.source_of()["fingerprint"]
 
     @property

@@ -241,13 +241,13 @@ class Host(OwnModel):
 
 def _check_layer(mixer: nn.Module, path: str, u: Any) -> None:
     """Check an adapted layer on the input it had, None without one, as `check_adapted` does; others are known."""
-    reader, name = adapter_for(mixer), f"{path} ({type(mixer).__name__})"
-    if not isinstance(reader, Adapted):
+    adapter, name = adapter_for(mixer), f"{path} ({type(mixer).__name__})"
+    if not isinstance(adapter, Adapted):
         return
     if u is None or u.ndim != 3:
         said = f"{name} is not called with u (batch, length, width)"
         raise InputError(f"{said} as its first argument, as an adapted layer is")
-    check_adapted(mixer, reader, u, name)
+    check_adapted(mixer, adapter, u, name)
 
 
 def check_in_library_model(module: Any) -> None:
