@@ -54,7 +54,7 @@ def page() -> str:
         found = {release: rows[kind] for release, rows in recorded.items() if kind in rows}
         latest = found[max(found)]
         answers = [_answer({each[name] for each in found.values()}, found, name, reasons) for name in QUESTIONS]
-        file = f"`{latest['reader'].replace('.', '/')}.py`"
+        file = f"`{latest['adapter'].replace('.', '/')}.py`"
         worst = max(each["difference"] for each in found.values())
         where = ", ".join(release.partition(".")[0] for release in found)
         cells = [f"`{kind}`", latest["layers"], file, where, f"{worst:.0e}" if worst else "0", *answers]

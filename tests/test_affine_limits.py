@@ -281,7 +281,7 @@ def test_what_a_module_says_as_it_fails():
     module.register_forward_hook(lambda *given: None)
     assert refusal(offset, module).endswith(": remove the hook or forward pass that was put on it")
     module.base_layer = nn.Linear(2, 2)
-    assert refusal(offset, module).endswith(": merge its adapter (peft's merge_and_unload())")
+    assert refusal(offset, module).endswith(": merge its PEFT adapter (peft's merge_and_unload())")
 
 
 def test_what_is_drawn_while_a_layer_is_tried_leaves_the_generator_as_it_was():
@@ -331,7 +331,7 @@ def test_adapters_and_parametrised_weights_have_no_stored_form():
     plain = nn.Sequential(linear())
     assert stored_weights(plain).keys() == {"0.weight", "0.bias"}
     nn.utils.parametrizations.weight_norm(plain[0])
-    with pytest.raises(InputError, match=r"Sequential has adapters or parametrised weights \(0\.parametrizations"):
+    with pytest.raises(InputError, match=r"Sequential has PEFT adapters or parametrised weights \(0\.parametrizations"):
         stored_weights(plain)
 
 

@@ -74,7 +74,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append((name, how))
         return SimpleNamespace(name=name)
 
-    monkeypatch.setattr(registry.ANALYSES, "_found", dict(registry.ANALYSES._found))
+    monkeypatch.setattr(registry.ANALYSES, "_found", dict(registry.ANALYSES._entries()))
     monkeypatch.setattr(loading, "load", load)
     monkeypatch.setattr(Result, "_drawn", lambda self, suffix: b"a picture")
     return found

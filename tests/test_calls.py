@@ -25,7 +25,7 @@ Declare = Callable[..., Callable[..., Any]]
 @pytest.fixture
 def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
     """Declare an analysis for this test alone, which returns what its function received and what is recorded."""
-    monkeypatch.setattr(registry.ANALYSES, "_found", dict(registry.ANALYSES._found))
+    monkeypatch.setattr(registry.ANALYSES, "_found", dict(registry.ANALYSES._entries()))
 
     def declared(name: str = "own thing", **declaration: Any) -> Callable[..., Any]:
         @analysis(name, **declaration)
@@ -160,7 +160,7 @@ def test_a_call_is_typed_without_defaults(declare: Declare) -> None:
 
 
 def test_a_required_option_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.ANALYSES, "_found", dict(registry.ANALYSES._found))
+    monkeypatch.setattr(registry.ANALYSES, "_found", dict(registry.ANALYSES._entries()))
 
     @analysis("own")
     def function(model: Any, *, some_size: Annotated[int, "A size."]) -> None: ...

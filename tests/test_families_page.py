@@ -33,11 +33,11 @@ def test_every_readable_type_was_run():
 
 
 def test_what_was_run_agrees_with_the_models_and_the_registry():
-    places = {layer.rpartition(".")[2]: reader for layer, reader in LAYERS.places.items()}
-    readers = {f"{reader.removeprefix('ssmscope.')} {layer}" for layer, reader in places.items()}
+    places = {layer.rpartition(".")[2]: adapter for layer, adapter in LAYERS.places.items()}
+    adapters = {f"{adapter.removeprefix('ssmscope.')} {layer}" for layer, adapter in places.items()}
     for rows in RECORDED.values():
         for row in rows.values():
-            assert row["difference"] < 1e-10 and f"{row['reader']} {row['layers']}" in readers
+            assert row["difference"] < 1e-10 and f"{row['adapter']} {row['layers']}" in adapters
 
 
 def test_the_page_has_a_row_for_each_type_the_most_downloaded_first(families):

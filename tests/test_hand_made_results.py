@@ -237,8 +237,8 @@ class TestInsertion:
         made = counter()
 
         def place(name: str, share: float | None) -> Place:
-            more = (made(), made()) if odds else (None, None)
-            return Place(name, share, made(), made(), made(), *more)
+            names = ("accuracy", "drop", "flipped", "log_odds_change", "worst_here")[: 5 if odds else 3]
+            return Place(name, share, **{each: made() for each in names})
 
         every = tuple(
             InsertionCurve(
@@ -248,12 +248,11 @@ class TestInsertion:
         )
         return InsertionSweep(
             {"model": "m", "data": {"name": "sst2", "split": "test", "examples": 4}},
-            made(),
-            made() if odds else None,
-            every,
-            made(),
-            made(),
-            (),
+            clean=made(),
+            clean_log_odds=made() if odds else None,
+            curves=every,
+            worst=made(),
+            worst_drop=made(),
         )
 
     @pytest.mark.parametrize(("curves", "odds"), [(2, True), (1, True), (2, False)])

@@ -67,7 +67,7 @@ def measured(name: str) -> dict[str, Any]:
             own = exact.module(input_ids=batch.input_ids).logits[0]
         own = own if own.ndim == 1 else own[-1]
     return {
-        "reader": adapter_for(model.mixers[0]).__name__.removeprefix("ssmscope."),  # type: ignore[attr-defined]
+        "adapter": adapter_for(model.mixers[0]).__name__.removeprefix("ssmscope."),  # type: ignore[attr-defined]
         "layers": type(model.mixers[0]).__name__,
         "difference": float((found - own).abs().max() / own.abs().max()),
         **{question: answer(ask, model) for question, ask in QUESTIONS.items()},

@@ -1,5 +1,5 @@
-"""Analyses by name: our own, those of installed packages (entry points `ssmscope.analyses`), and those that code
-declares with `@analysis` as it runs.
+"""Analyses by name: those of our rooms (in their `entries`), of installed packages (entry points `ssmscope.analyses`),
+and those that code declares with `@analysis` as it runs.
 
 The `__init__` of an analysis's package declares it and imports slow modules only when it runs, so that all packages are
 imported in a fraction of a second. The kinds of its results are defined in that package, in its module `result` if it
@@ -15,44 +15,7 @@ from typing import Any
 from ssmscope.api.verbs import VERBS
 from ssmscope.core.registry import Registry
 
-ANALYSES: Registry[Callable[..., Any]] = Registry(
-    "analysis",
-    "ssmscope.analyses",
-    {
-        name: f"ssmscope.{place}"
-        for name, place in {
-            "ablate": "interp.ablate:ablate",
-            "attention": "interp.attention:implicit_attention",
-            "explain": "interp.explain:explain",
-            "fidelity": "interp.fidelity:fidelity_auc",
-            "generate": "interp.generate:generate",
-            "heatmap": "interp.heatmap:selection_heatmap",
-            "knockout": "interp.knockout:knockout",
-            "patch": "interp.patch:patch",
-            "plausibility": "interp.plausibility:plausibility",
-            "sanity": "interp.sanity:cascading_randomisation",
-            "steer": "interp.steer:steer",
-            "bound": "probes.bound:generalization_bound",
-            "checkpoints": "probes.checkpoints:stability_table",
-            "evaluate": "probes.evaluate:evaluate",
-            "influence": "probes.influence:influence",
-            "lens fit": "probes.lens:fit_lens",
-            "lens show": "probes.lens:trajectory",
-            "loss": "probes.loss:token_loss",
-            "retrieval": "probes.retrieval:retrieval",
-            "snr": "probes.snr:needle_snr",
-            "stability": "probes.stability:stability",
-            "effect": "attacks.effect:attack_effect",
-            "insertion": "attacks.insertion:insertion_sweep",
-            "noise": "attacks.noise:character_noise",
-            "overflow": "attacks.overflow:state_overflow",
-            "poison": "attacks.poisoning:state_poisoning",
-            "position": "attacks.position:position_bias",
-            "prompts": "attacks.prompts:prompt_attack",
-            "words": "attacks.words:word_attack",
-        }.items()
-    },
-)
+ANALYSES: Registry[Callable[..., Any]] = Registry("analysis", "ssmscope.analyses")
 """Functions declared with `@analysis`, by the names of their verbs, in the order of the help."""
 
 

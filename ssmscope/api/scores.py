@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -174,8 +174,11 @@ def named(name: str, *variant: str) -> str:
     return f"{name}[{parts}]" if parts else name
 
 
-def first_wrong(right: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield the examples that are right when clean, `right[0]`, and wrong under an attack, each with the first one."""
+def first_wrong(right: np.ndarray | None, texts: Callable[[], Sequence[str]]) -> Iterator[tuple[str, int]]:
+    """Yield the texts that are right when clean, `right[0]`, and wrong under an attack, each with the first one; none
+    if that is not known, or if `texts` cannot be read."""
+    if right is None or not (read := texts()):
+        return
     wrong = (right[0] == 1) & (right[1:] == 0)
     for row in np.flatnonzero(wrong.any(0)).tolist():
-        yield row, int(wrong[:, row].argmax())
+        yield read[row], int(wrong[:, row].argmax())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from ssmscope.api.provenance import call_options, record_provenance
+from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.prompts import TASK_PROMPTS, TaskPrompts, content_of
@@ -40,6 +42,20 @@ class Questions:
             "template": None if self.template is None else self.template.text,
             "words": None if words is None else list(words),
         }
+
+    def wrapped(self, contents: Iterable[str]) -> list[str]:
+        """Return texts within the template."""
+        return [self.before + content + self.after for content in contents]
+
+    def answered(self, texts: Sequence[str], *shape: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return class ids, and log-odds of the true class, for all examples in so many forms: (*shape, examples)."""
+        scores = self.evaluator.scores(texts).reshape(*shape, len(self.data), len(self.classes))
+        return self.evaluator.answers(scores), true_log_odds(scores, self.labels)
+
+    def provenance(self, model: Model, seed: int, **options: Any) -> dict[str, Any]:
+        """Return a result's provenance; `options` replace the call's."""
+        named = call_options(**options, **self.options)
+        return record_provenance(model.source, options=named, seed=seed, data=self.data)
 
     @property
     def before(self) -> str:
@@ -129,6 +145,34 @@ def true_log_odds(
     true = np.arange(scores.shape[-1]) == np.asarray(labels)[:, None]
     others = np.logaddexp.reduce(np.where(true, -np.inf, scores), axis=-1)
     return np.where(true, scores, 0.0).sum(-1) - others
+
+
+def shifts(
+    answers: Int[np.ndarray, "steps+1 examples"],
+    labels: Int[np.ndarray, " examples"],
+    odds: Float[np.ndarray, "steps+1 examples"] | None,
+    seed: int,
+    *further: np.ndarray,
+) -> tuple[np.ndarray, dict[str, np.ndarray], list[np.ndarray]]:
+    """Compute numbers in resamples of the examples from class ids and log-odds, those of the clean texts first: right
+    clean answers (resamples, 1), the fields of `Flips` (resamples, steps), and sums of `further` (rows, examples)."""
+    hits = answers == labels
+    columns = [hits[:1], hits[1:], hits[0] & (answers[1:] != answers[0]), *further]
+    columns += [] if odds is None else [odds[1:] - odds[0]]
+    sums = resampled_sums(np.concatenate(columns).T.astype(np.float64), seed=seed)
+    clean, right, flipped, *rest = np.split(sums, np.cumsum([len(each) for each in columns[:-1]]), axis=1)
+    parts = {"accuracy": right / len(labels), "drop": 1 - ratio(right, clean), "flipped": ratio(flipped, clean)}
+    return clean, parts | ({} if odds is None else {"log_odds_change": rest.pop() / len(labels)}), rest
+
+
+def at_step(parts: Mapping[str, Float[np.ndarray, "resamples steps"]], step: int) -> dict[str, Any]:
+    """Return the estimates of one step, by their fields."""
+    return {name: estimate(part[:, step]) for name, part in parts.items()}
+
+
+def no_drop(clean: Estimate) -> list[str]:
+    """Return the note on a clean accuracy of 0."""
+    return [] if clean.value else ["the clean accuracy is 0: there is no drop to measure"]
 
 
 def unknown_tokens(model: Model, text: str) -> tuple[int, int]:

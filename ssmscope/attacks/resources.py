@@ -235,7 +235,7 @@ def _load(name: str, kind: str, option: str, what: str) -> tuple[Any, Any]:
                 where = fetched(name, (*TOKENIZER_PATTERNS, "*.bin"))
             tokenizer = read_tokenizer(where)
             if is_adapter(where) or not (where / "config.json").is_file():
-                raise InputError("it holds no model's config.json, or an adapter")
+                raise InputError("it holds no model's config.json, or a PEFT adapter")
             check_fields(read_object(where / "config.json"), name)
             weight_files(where)
             module, info = getattr(transformers, kind).from_pretrained(

@@ -328,7 +328,7 @@ def _check(mixer: nn.Module, reader: Adapted, given: Tensor, name: str) -> None:
     def run(given: Tensor) -> Tensor:
         found = mixer(given.clone())  # Some write into their input.
         if isinstance(found, tuple) and found and all(each is None for each in found[1:]):
-            reader.checked["after"] = len(found) - 1
+            adapter.checked["after"] = len(found) - 1
             found = found[0]
         if not isinstance(found, Tensor) or found.ndim != given.ndim:
             said = f"{name} gives a {type(found).__name__}; adapt a layer whose forward pass gives one tensor"
@@ -360,9 +360,9 @@ def _check(mixer: nn.Module, reader: Adapted, given: Tensor, name: str) -> None:
         _refuse(name, "in a padded batch they give another output", found, short)
     if both:
         return
-    state = reader.state_after(mixer, cut, cut.scan())
-    rest = reader.output(mixer, reader.compute_terms(mixer, u[:, half:], None, state))
-    what = f"continued after {half} positions they do not: it reads further back than reach={reader.reach}"
+    state = adapter.state_after(mixer, cut, cut.scan())
+    rest = adapter.output(mixer, adapter.compute_terms(mixer, u[:, half:], None, state))
+    what = f"continued after {half} positions they do not: it reads further back than reach={adapter.reach}"
     _refuse(name, what, rest, own[:, half:])
 
 

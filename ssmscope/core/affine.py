@@ -1,7 +1,7 @@
 """Linear maps, convolutions, norms and embeddings read by what their modules compute.
 
 A plain layer, whose forward is its class's own and has no hooks, is described by its weights, parametrised ones
-included. Any other module may not be: an adapter (LoRA, DoRA, …) adds to its base layer's output, a quantised layer
+included. Any other module may not be: a PEFT adapter (LoRA, DoRA, …) adds to its layer's output, a quantised layer
 packs its weight, a subclass or a hook computes anything. Such a module is called instead: a linear map is f(u) − f(0),
 its constant f(0), its transpose the vector-Jacobian product of f. A few random inputs check first that it is linear;
 otherwise it is refused.
@@ -24,7 +24,7 @@ from ssmscope.errors import InputError
 MAX_EMBEDDED_ROWS = 2**14
 ROUNDING_UNITS = 64, 4
 """Units of the last place by which two ways of computing the same may differ, in single and in half precision."""
-MERGE = "merge its adapter (peft's merge_and_unload())"
+MERGE = "merge its PEFT adapter (peft's merge_and_unload())"
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> bool:
@@ -39,7 +39,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], .
 
 
 def innermost(module: Any) -> Any:
-    """Return the module inside peft's adapters, or inside its trained copies."""
+    """Return the module inside PEFT adapters, or inside its trained copies."""
     names = ("base_layer", "original_module")
     while inside := [child for name, child in module.named_children() if name in names]:
         module = inside[0]
@@ -58,16 +58,16 @@ def unreadable(module: nn.Module, name: str, why: str) -> InputError:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return True if a module declares `in_features` and `out_features`, as linear layers and their adapters do."""
+    """Return True if a module declares `in_features` and `out_features`, as linear layers and PEFT adapters do."""
     return all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
 
 
 def stored_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return a state dict. Raises InputError if the model has adapters or parametrised weights."""
+    """Return a state dict. Raises InputError if the model has PEFT adapters or parametrised weights."""
     weights = module.state_dict()
     strange = [name for name in weights if {"base_layer", "original_module", "parametrizations"} & {*name.split(".")}]
     if strange:
-        said = f"{type(module).__name__} has adapters or parametrised weights ({strange[0]}):"
+        said = f"{type(module).__name__} has PEFT adapters or parametrised weights ({strange[0]}):"
         raise InputError(f"{said} {MERGE}, or remove its parametrizations")
     return weights
 

@@ -50,7 +50,7 @@ def cut_edges(
     check_level(level)
 
     def change(scans: tuple[Scan, ...], site: Site) -> tuple[Scan, ...]:
-        layer, reader = site.trace, adapter_for(site.mixer)
+        layer, adapter = site.trace, adapter_for(site.mixer)
         assert layer is not None
         like = layer.recurrences[0].x
         own = _heads_cut(like.shape[2], site, heads, rows, like.device)
@@ -71,8 +71,8 @@ def cut_edges(
             at[:, : at.shape[1] - late] = read[:, late:]
             return contribution(recurrence, x, at)
 
-        if hasattr(reader, "without"):
-            return reader.without(site.mixer, layer, scans, part)
+        if hasattr(adapter, "without"):
+            return adapter.without(site.mixer, layer, scans, part)
         each = enumerate(zip(scans, layer.recurrences))
         return tuple(scan._replace(y=scan.y - part(number, recurrence)) for number, (scan, recurrence) in each)
 

@@ -311,7 +311,7 @@ class _Layer:
         if not own:
             said = f"a forward pass was put on layer {self.index}, which an edited run cannot keep;"
             raise InputError(f"{said} remove it")
-        reader, u = adapter_for(mixer), self.changed("input", u)
+        adapter, u = adapter_for(mixer), self.changed("input", u)
         length = u.shape[1]
         cuts: dict[int, list[Edit]] = {}
         for edit in self.between():
@@ -331,7 +331,7 @@ class _Layer:
                 if visit is not None and stop == length:
                     visit(self.index, layer, scans)
                 state = state_after(mixer, layer, scans) if stop < length else state
-                outputs.append(reader.output(mixer, layer, scans))
+                outputs.append(adapter.output(mixer, layer, scans))
                 for edit in cuts.get(stop, ()):
                     state = edit.change(state, Site(self.index, mixer, stop))
             finally:

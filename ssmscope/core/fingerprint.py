@@ -58,7 +58,7 @@ def fingerprint(config: Any, weights: Mapping[str, Any], settings: Mapping[str, 
 
 
 def adapters(module: nn.Module) -> dict[str, Any]:
-    """Return the settings that decide what adapters (peft's) add: active, merged, off, scale."""
+    """Return the settings that decide what PEFT adapters add: active, merged, off, scale."""
     names = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
     found = {}
     for path, part in module.named_modules():

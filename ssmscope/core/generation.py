@@ -6,6 +6,7 @@ the model writes; see `ssmscope.core.lasting_edits`.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from contextlib import ExitStack
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +38,9 @@ from ssmscope.outline import Outlined
 
 if TYPE_CHECKING:
     from ssmscope.core.interface import Runs
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ROWS_AT_ONCE = 32
 """Texts that are written together, by default."""
@@ -329,22 +333,23 @@ def check_writes(model: Runs, batch: Batch, max_new_tokens: int) -> None:
 
 
 class Writer:
-    """Writing of a model under edits, each of which acts in the prompt's run or in later ones; the arguments and errors
-    are those of `Model.generate`."""
+    """Writing of a model under edits, each of which acts in the prompt's run or in later ones; the arguments, with
+    those of `Sampling`, and errors are those of `Model.generate`."""
 
     def __init__(
         self,
         model: Runs,
-        edits: GivenEdit | Sequence[GivenEdit],
-        stop: Stop,
-        sampling: Sampling,
-        max_new_tokens: int,
-        keep_states: bool,
+        *,
+        max_new_tokens: int = 64,
+        edits: GivenEdit | Sequence[GivenEdit] = (),
+        stop: Stop = (),
+        keep_states: bool = False,
+        **sampling: Any,
     ) -> None:
         every = [edits] if isinstance(edits, Edit | LastingEdit) else list(edits)
         self.lasting = [edit for edit in every if isinstance(edit, LastingEdit)]
         self.at_prompt = [e.edit if isinstance(e, LastingEdit) else e for e in every if getattr(e, "prompt", True)]
-        self.model, self.sampling, self.ends = model, sampling, Ends.of(model, stop)
+        self.model, self.sampling, self.ends = model, Sampling(**sampling), Ends.of(model, stop)
         self.max_new_tokens, self.keep_states = max_new_tokens, keep_states
 
     def stream(self, batch: Batch, draws: Sequence[np.random.Generator] | None = None) -> Iterator[Step]:
@@ -386,3 +391,13 @@ class Writer:
         place = torch.tensor(sum(parts, [])).argsort()
         logits = torch.cat([run.logits for run in runs])
         return logits[place.to(logits.device)], gathered(joined([run.states for run in runs]), place)
+
+
+def writes(method: Callable[P, R]) -> Callable[P, R]:
+    """Show the arguments of `Writer` in the signature of a method that hands its `**how` on to it."""
+    own, *rest = (inspect.signature(each) for each in (method, Writer, Sampling))
+    options = [each for some in rest for each in some.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    shown = {each.name: each.replace(kind=each.KEYWORD_ONLY) for each in options if each.name != "model"}
+    before = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    method.__signature__ = own.replace(parameters=[*before, *shown.values()])  # type: ignore[attr-defined]
+    return method

@@ -83,10 +83,10 @@ class _Formed:
 
 def adapter_for(mixer: nn.Module) -> LayerAdapter:
     """Return the adapter that reads this mixer. Raises InputError if there is none."""
-    reader = _adapter(mixer)
-    if reader is None:
+    adapter = _adapter(mixer)
+    if adapter is None:
         raise InputError(f"{type(mixer).__name__} is not a layer that can be read; readable are {known_mixers()}")
-    return reader
+    return adapter
 
 
 def _adapter(module: nn.Module) -> LayerAdapter | None:
@@ -229,9 +229,9 @@ def fast_scan(
     with ExitStack() as around:
         around.enter_context(kernels_explained())
         around.enter_context(observe(before=[(part, _without_cache) for part in caching]))
-        for reader in dict.fromkeys(map(adapter_for, found)):
-            if hasattr(reader, "reading"):
-                around.enter_context(reader.reading(module))
+        for adapter in dict.fromkeys(map(adapter_for, found)):
+            if hasattr(adapter, "reading"):
+                around.enter_context(adapter.reading(module))
         around.enter_context(override_forward(handlers))
         yield
 
@@ -321,7 +321,7 @@ def _forward(mixer, index, mask, whole, states, retention, visit, plain, /, belo
         if id(mixer) in _edits.get().outputs:
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
         return below(*args, **_accepted(mixer, kwargs))
-    reader, state = adapter_for(mixer), states[index] if states else None
+    adapter, state = adapter_for(mixer), states[index] if states else None
     mask = None if whole else given.get("attention_mask") if mask is None else mask
     own = index in plain or runs_own(mixer, below)
     if own and index not in plain and check_parts(mixer, u, mask, below, args, kwargs):
@@ -390,13 +390,13 @@ def check_parts(
 
 def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
     """Return a mixer as a linear map, all else frozen. Raises InputError if hooks on its parts make it another map."""
-    reader, parts = adapter_for(mixer), changed_parts(mixer)
+    adapter, parts = adapter_for(mixer), changed_parts(mixer)
     if parts:
         bare = _unedited().run(terms_of, mixer, layer.u, layer.mask)
-        found, real = reader.linearized(mixer, bare), slice(None) if layer.mask is None else layer.mask
-        if not agree((found.matvec(found.u) + found.bias)[real], reader.output(mixer, bare)[real]):
+        found, real = adapter.linearized(mixer, bare), slice(None) if layer.mask is None else layer.mask
+        if not agree((found.matvec(found.u) + found.bias)[real], adapter.output(mixer, bare)[real]):
             raise InputError(f"{described(mixer, parts)} make it another map than its terms do: remove them")
-    return reader.linearized(mixer, layer)
+    return adapter.linearized(mixer, layer)
 
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
@@ -469,7 +469,7 @@ def _checked_output(index: int, theirs: Any, ours: Any, mask: Tensor | None, sta
 
 def stored_weights(module: nn.Module) -> dict[str, Any]:
     """Return the weights of a model or mixer as they were stored, before a library rescales them in place."""
-    for reader in dict.fromkeys(map(adapter_for, mixers(module))):
-        if hasattr(reader, "stored"):
-            return reader.stored(module)
+    for adapter in dict.fromkeys(map(adapter_for, mixers(module))):
+        if hasattr(adapter, "stored"):
+            return adapter.stored(module)
     return module.state_dict()

@@ -19,9 +19,8 @@ from ssmscope import outline
 from ssmscope.core.attention_layers import IMPLEMENTATIONS, attending, check_readable, keeps_caches, runs_in_two_pieces
 from ssmscope.core.edits import Edit, edited, edits_of
 from ssmscope.core.encoding import Batch, as_images, encode, last_positions
-from ssmscope.core.ends import Stop
 from ssmscope.core.fingerprint import adapters, check_finite, fingerprint, versions
-from ssmscope.core.generation import Generation, GivenEdit, Sampling, Step, Writer
+from ssmscope.core.generation import Generation, Step, Writer, writes
 from ssmscope.core.heads import LogitsKind, check_class_names, gives, own_logits
 from ssmscope.core.intercept import evaluating, out_of_inference
 from ssmscope.core.mixers import Visit, collect_states, fast_scan, memory_of, mixers, stored_weights
@@ -201,7 +200,7 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """Hash over configuration, weights and adapters; InputError if weights are NaN, infinite or not in memory."""
+        """Hash over configuration, weights and PEFT adapters; InputError if weights are not finite or not in memory."""
         return self.source_of()["fingerprint"]
 
     @property
@@ -294,21 +293,10 @@ class Model:
             logits = self.forward(batch, last_only=last_only)
         return Run(logits, tuple(after))
 
+    @writes
     @out_of_inference()
     def generate(
-        self,
-        texts: Texts | Batch = None,
-        *,
-        ids: Ids = None,
-        max_new_tokens: int = 64,
-        edits: GivenEdit | Sequence[GivenEdit] = (),
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-        stop: Stop = (),
-        batch_size: int | None = None,
-        keep_states: bool = False,
+        self, texts: Texts | Batch = None, *, ids: Ids = None, batch_size: int | None = None, **how: Any
     ) -> Generation:
         """Continue texts: the model reads each once, and then one written token at a time from its states.
 
@@ -316,6 +304,7 @@ class Model:
         with an end token of the model's generation settings or tokenizer, a stop string, or after `max_new_tokens`.
 
         Args:
+            max_new_tokens: number of tokens at which a text ends.
             edits: changes of the prompt's run, where positions count, and with `while_writing` of the runs that read
                 written tokens, see `ssmscope.core.lasting_edits`; "state" edits after −1 change the state at each run's
                 end. Those of a context around, `edited`, act in every run.
@@ -331,28 +320,14 @@ class Model:
         many tokens: a classifier, say, or one that reads both ways.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
-        sampling = Sampling(temperature, top_k, top_p, seed)
-        return Writer(self, edits, stop, sampling, max_new_tokens, keep_states).generate(batch, batch_size)
+        return Writer(self, **how).generate(batch, batch_size)
 
+    @writes
     @out_of_inference()
-    def generate_stream(
-        self,
-        texts: Texts | Batch = None,
-        *,
-        ids: Ids = None,
-        max_new_tokens: int = 64,
-        edits: GivenEdit | Sequence[GivenEdit] = (),
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-        stop: Stop = (),
-        keep_states: bool = False,
-    ) -> Iterator[Step]:
+    def generate_stream(self, texts: Texts | Batch = None, *, ids: Ids = None, **how: Any) -> Iterator[Step]:
         """Return an iterator over the steps of `generate` for all texts together; arguments and errors are shared."""
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
-        sampling = Sampling(temperature, top_k, top_p, seed)
-        return Writer(self, edits, stop, sampling, max_new_tokens, keep_states).stream(batch)
+        return Writer(self, **how).stream(batch)
 
     @property
     def continues(self) -> bool:

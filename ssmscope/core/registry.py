@@ -25,10 +25,9 @@ class Registry(Generic[T]):
     """Objects by name, each imported when it is first asked for: our own, those that installed packages declare as
     entry points of `group`, and those that running code adds. `what` names one of them in messages."""
 
-    def __init__(self, what: str, group: str, own: Mapping[str, str] | None = None) -> None:
-        """`own` has the places of our own as "package.module:object"."""
+    def __init__(self, what: str, group: str) -> None:
         self.what, self.group = what, group
-        self._found: dict[str, T | str] = dict(own or {})
+        self._found: dict[str, T | str] = {}
         self._asked_packages = False
 
     def add(self, name: str, found: T | str, *, instead: bool = False) -> None:
@@ -98,10 +97,12 @@ def _declared() -> Any:
 
 @functools.cache
 def _rooms() -> list[Mapping[str, Mapping[str, str]]]:
-    """Return what rooms of our own package register, by group and name: the ENTRIES in their `entries`."""
+    """Return what rooms of our own package register, by group and name, the ENTRIES in their `entries`: first those of
+    rooms without an ORDER, then by it."""
     package = __name__.partition(".")[0]
     files = sorted(Path(__file__).parents[1].glob("*/entries.py"))
-    return [importlib.import_module(f"{package}.{file.parent.name}.entries").ENTRIES for file in files]
+    found = [importlib.import_module(f"{package}.{file.parent.name}.entries") for file in files]
+    return [room.ENTRIES for room in sorted(found, key=lambda room: getattr(room, "ORDER", 0))]
 
 
 def place_of(found: Any) -> str:

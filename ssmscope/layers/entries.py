@@ -93,11 +93,11 @@ _MODELS: Mapping[str, str] = {
 
 ENTRIES: Mapping[str, Mapping[str, str]] = {
     "ssmscope.layers": {
-        f"transformers.models.{family}.modeling_{family}.{kind}": _HERE + reader
-        for reader, layers in _OF_TRANSFORMERS.items()
+        f"transformers.models.{family}.modeling_{family}.{kind}": _HERE + adapter
+        for adapter, layers in _OF_TRANSFORMERS.items()
         for family, _, kind in (layer.partition(".") for layer in layers)
     }
-    | {_HERE + layer: _HERE + reader for layer, reader in _LAYERS.items()}
+    | {_HERE + layer: _HERE + adapter for layer, adapter in _LAYERS.items()}
     | {layer: f"{_HERE}packages:{name}" for layer, name in _OF_PACKAGES.items()},
     "ssmscope.models": {kind: _HERE + module for kind, module in _MODELS.items()},
 }

@@ -34,8 +34,8 @@ class ReadMixer:
 
     def forward(self, hidden_states, cache_params=None, *args, cache=None, attention_mask=None, **kwargs):
         refuse_caches(self, cache_params, cache)
-        reader = adapter_for(self)
-        return reader.output(self, reader.compute_terms(self, hidden_states, attention_mask))
+        adapter = adapter_for(self)
+        return adapter.output(self, adapter.compute_terms(self, hidden_states, attention_mask))
 
 
 def refuse_caches(mixer: Any, *caches: Any) -> None:
@@ -100,7 +100,7 @@ def convolution(
     mixer: Any, x: Float[Tensor, "batch length channels"], name: str = "conv1d", taps: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`. Raise
-    InputError if it is not a depthwise convolution, or the library's mixer ignores its adapter."""
+    InputError if it is not a depthwise convolution, or the library's mixer ignores its PEFT adapter."""
     return prepared(mixer, _convolution, x.shape[-1], name, taps)
 
 
@@ -111,7 +111,7 @@ def _convolution(mixer: Any, channels: int, name: str, taps: int | None) -> tupl
 
 
 def step_projection(mixer: Any, step: Tensor) -> Tensor:
-    """Return Δ before its softplus for a Mamba's mixer. Raise InputError if that ignores an adapter of `dt_proj`."""
+    """Return Δ before its softplus for a Mamba's mixer. Raise InputError if it ignores a PEFT adapter of `dt_proj`."""
     prepared(mixer, _check_weight_is_all, "dt_proj")
     return mixer.dt_proj(step)
 
@@ -141,8 +141,8 @@ def _check_weight_is_all(mixer: Any, name: str) -> None:
     """Raise InputError if transformers' mixer uses a part's weight alone and the part computes something else."""
     if _by_weight(mixer) and not agrees_with_weight(getattr(mixer, name)):
         raise InputError(
-            f"transformers {transformers.__version__} reads the weight of {named(mixer, name)} and leaves out what an "
-            "adapter or hook adds to it: merge the adapter (peft's merge_and_unload()), or give it another target"
+            f"transformers {transformers.__version__} reads the weight of {named(mixer, name)} and leaves out what a "
+            "PEFT adapter or hook adds to it: merge the former (peft's merge_and_unload()), or give it another target"
         )
 
 

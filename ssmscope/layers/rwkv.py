@@ -345,7 +345,7 @@ def reading(module: nn.Module) -> Iterator[None]:
     weight changes.
 
     Raises:
-        InputError: if a float16 model relies on rescaling, one with adapters would be rescaled, or the model's first
+        InputError: if a float16 model relies on rescaling, one with PEFT adapters would be rescaled, or its first
             forward pass, in another thread, rescaled the weights in between."""
     found = _remember(module)
     for part in found:
@@ -355,8 +355,8 @@ def reading(module: nn.Module) -> Iterator[None]:
         divided = [m for block in part.blocks for m in (block.attention.output, block.feed_forward.value)]
         if 0 < every < len(part.blocks) and any(is_parametrized(m) or not agrees_with_weight(m) for m in divided):
             raise InputError(
-                "transformers divides the weights of an RWKV's later layers by powers of two, but not what an adapter "
-                "or hook adds to them: merge the adapter (peft's merge_and_unload()), or set rescale_every=0 before"
+                "transformers divides the weights of an RWKV's later layers by powers of two, but not what a PEFT "
+                "adapter or hook adds: merge the former (peft's merge_and_unload()), or set rescale_every=0 before"
             )
     rescaled = {part: part.layers_are_rescaled for part in found}
     masks: dict[nn.Module, Tensor | None] = {}

@@ -30,7 +30,7 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
 
     That is a transformers model, within `torch.compile`'s, DataParallel's or peft's wrapper too; transformers' form of
     a model of mamba_ssm's, or the language model of a multimodal one, with the same parameters; or an `OwnModel` around
-    any other module with a backbone and around a backbone without a head. The adapters of an unmerged PeftModel stay
+    any other module with a backbone and around a backbone without a head. PEFT adapters that are not merged stay
     part of its layers. Raises InputError if there is no such model, its weights are not in memory, or its wrapper
     changes what it computes; and as `language_model_of` and
     `own_model`.

@@ -97,7 +97,7 @@ def load(
     No code from a model's files is ever run: transformers' own classes and ours read them.
 
     Args:
-        source: `demo/NAME`; a directory in transformers' layout or one of `layouts.LAYOUTS`, or with an adapter, whose
+        source: `demo/NAME`; a directory in transformers' layout or one of `layouts.LAYOUTS`, or a PEFT adapter's, whose
             model is found by the name in its configuration; a file with the state dict of a selective SSM, a Vim or a
             MambaVision; an id on the Hugging Face hub; or a model in memory, transformers', mamba_ssm's or one's own.
         tokenizer: a tokenizer, or the directory or hub id of one, in place of the model's own.

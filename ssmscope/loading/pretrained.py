@@ -1,6 +1,6 @@
-"""Reading of models and tokenizers in transformers' layout by its own classes, and of peft's adapters.
+"""Reading of models and tokenizers in transformers' layout by its own classes, and of PEFT adapters.
 
-An adapter is put unmerged on the model that it was made for.
+A PEFT adapter is put unmerged on the model that it was made for.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ssmscope.loading.multimodal import language_model_of
 from ssmscope.loading.packed import read_quantised
 
 REPLACED_HEADS = ("lm_head.weight", "score.weight")
-"""Heads that an adapter for a classifier removes from a language model, and gives it."""
+"""Heads that a PEFT adapter for a classifier removes from a language model, and gives it."""
 OBSOLETE_TENSORS = re.compile(r"(?:^|\.)(?:position_ids|inv_freq|masked_bias)$")
 """Pattern of tensors that old versions of transformers stored and newer ones compute."""
 
@@ -65,7 +65,7 @@ def read_transformers(
     quantisation: Mapping[str, Any] | None,
 ) -> nn.Module:
     """Return the model of a directory, given the checked `fields` of its config.json, the headers of an `adapter` for
-    it, and the quantization_config of quantised weights, which are read dequantised. With an adapter it is the model
+    it, and the quantization_config of quantised weights, which are read dequantised. With an `adapter` it is the model
     that this was trained on, a multimodal one or the language model within. Raises InputError if the files do not fit,
     or no state-space layer can be read."""
     kind = fields["model_type"]
@@ -155,7 +155,7 @@ def _generation_settings(where: Path, config: Any) -> Any:
 
 
 def _has_parts(module: nn.Module, adapter: Iterable[str]) -> bool:
-    """Return True if a model has all parts that an adapter's tensors are of."""
+    """Return True if a model has all parts that a PEFT adapter's tensors are of."""
     parts = {name for name, part in module.named_modules() if not any(part.children())}
     names = [name.removeprefix(PREFIX).split(".") for name in adapter if name.startswith(PREFIX)]
     return all(any(".".join(each[:end]) in parts for end in range(1, len(each))) for each in names)
@@ -247,65 +247,65 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# ---- directories with an adapter alone
+# ---- directories with a PEFT adapter alone
 
 PREFIX = "base_model.model."
-"""Prefix of the names of the model's parts in an adapter's file."""
+"""Prefix of the names of the model's parts in a PEFT adapter's file."""
 CONFIG_FILE, WEIGHT_FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 
 PEFT_TYPES = (
     "LORA", "ADALORA", "BOFT", "C3A", "DELORA", "FOURIERFT", "HIRA", "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR", "MISS",
     "OFT", "RANDLORA", "ROAD", "SHIRA", "TRAINABLE_TOKENS", "VBLORA", "VERA",
 )  # fmt: skip
-"""Types of peft's adapters that keep layers linear and leave their input as it is."""
+"""Types of PEFT adapters that keep layers linear and leave their input as it is."""
 FREE_TEXT_FIELDS = frozenset({
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "feedforward_modules",
     "lambda_pattern", "layers_pattern", "modules_to_save", "peft_version", "rank_pattern", "revision", "target_modules",
     "target_parameters", "trainable_token_indices",
 })  # fmt: skip
-"""Fields of an adapter's configuration that name classes, models or parts of the model, and are not looked up here."""
+"""Fields of a PEFT adapter that name classes, models or parts of the model, and are not looked up here."""
 CLASSIFIER_TASK = "SEQ_CLS"
 ALLOWED_WORDS = frozenset({
     "CAUSAL_LM", "FEATURE_EXTRACTION", CLASSIFIER_TASK, "all", "gaussian", "lora_only", "megatron.core", "none",
     "olora", "orthogonal", "pissa", "random", "road_1", "road_2", "road_4", "xavier_uniform", *PEFT_TYPES,
 })  # fmt: skip
 WEIGHT_CHANGING_INITS = ("olora", "pissa")
-"""Initialisations that take the adapter's weights out of the model's."""
+"""Initialisations that take the PEFT adapter's weights out of the model's."""
 REFUSED_FIELDS = frozenset({"layer_replication", "megatron_config"})
 """Fields that change a model's layers, or import a module for them."""
 IGNORED_FIELDS = frozenset({"auto_mapping", "base_model_name_or_path", "loftq_config", "runtime_config"})
-"""Fields about the adapter's origin and training, which change no output."""
+"""Fields about the PEFT adapter's origin and training, which change no output."""
 
 
 def is_adapter(where: Path) -> bool:
-    """Return True if a directory holds an adapter."""
+    """Return True if a directory holds a PEFT adapter."""
     return (where / CONFIG_FILE).exists()
 
 
 def base_of(where: Path, name: str, locate: Callable[[str], Path]) -> Path:
-    """Return the directory of an adapter's model: the one of that name within the adapter's, else what `locate` finds.
-    Raises InputError if the configuration names no model, one that is not there, or another adapter."""
+    """Return the directory of a PEFT adapter's model: the one of that name within its own, else what `locate` finds.
+    Raises InputError if the configuration names no model, one that is not there, or another PEFT adapter."""
     named = read_object(where / CONFIG_FILE).get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
-        raise InputError(f"{name} holds an adapter whose {CONFIG_FILE} names no model (base_model_name_or_path)")
+        raise InputError(f"{name} holds a PEFT adapter whose {CONFIG_FILE} names no model (base_model_name_or_path)")
     within = where / named
     try:
         found = within if within.is_dir() else locate(named)
     except (InputError, OSError, ValueError) as error:
-        said = f"{name} holds an adapter of {named!r:.100}, which is not there:"
+        said = f"{name} holds a PEFT adapter of {named!r:.100}, which is not there:"
         raise InputError(f"{said} {stored.reason(error)}") from error
     if is_adapter(found):
-        raise InputError(f"{name} holds an adapter of {named!r:.100}, which is an adapter too; merge that one first")
+        raise InputError(f"{name} holds a PEFT adapter of {named!r:.100}, which is one too; merge that one first")
     return found
 
 
 def headers_of(where: Path, name: str) -> Mapping[str, stored.Stored]:
-    """Return the shapes and kinds of an adapter's tensors. Raises InputError if they cannot be read."""
+    """Return the shapes and kinds of a PEFT adapter's tensors. Raises InputError if they cannot be read."""
     return stored.read_headers(_weights(where, name))
 
 
 def _classes_of(adapter: Mapping[str, stored.Stored]) -> int | None:
-    """Return the number of classes of an adapter that makes a classifier of a language model; None for others."""
+    """Return the number of classes of a PEFT adapter that makes a classifier of a language model; None for others."""
     heads = [t.shape for n, t in adapter.items() if n.endswith(".score.weight")]
     return heads[0][0] if heads and len(heads[0]) == 2 else None
 
@@ -313,18 +313,18 @@ def _classes_of(adapter: Mapping[str, stored.Stored]) -> int | None:
 def _weights(where: Path, name: str) -> Path:
     file = next((where / each for each in WEIGHT_FILES if (where / each).is_file()), None)
     if file is None:
-        raise InputError(f"{name} holds an adapter without weights: neither {' nor '.join(WEIGHT_FILES)}")
+        raise InputError(f"{name} holds a PEFT adapter without weights: neither {' nor '.join(WEIGHT_FILES)}")
     return file
 
 
 def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
-    """Put the adapter of a directory on its model, unmerged. Raises InputError if peft is missing, or the adapter is
+    """Put the PEFT adapter of a directory on its model, unmerged. Raises InputError if peft is missing, or it is
     damaged, does not fit the model, changes the model's input or has an unknown field in its configuration."""
     if importlib.util.find_spec("peft") is None:
-        raise InputError(f"{name} holds an adapter, which is read by peft: pip install peft")
+        raise InputError(f"{name} holds a PEFT adapter, which is read by peft: pip install peft")
     file = _weights(where, name)
     if stored.is_wrapped([file]):
-        said = f"the adapter in {name} was saved within the wrapper of torch.compile, DataParallel or FSDP:"
+        said = f"the PEFT adapter in {name} was saved within the wrapper of torch.compile, DataParallel or FSDP:"
         raise InputError(f"{said} save it from the PeftModel within (model._orig_mod, model.module)")
     headers = headers_of(where, name)
     _resize_vocabulary(base, headers, name)
@@ -340,18 +340,19 @@ def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
             model = peft.PeftModel.from_pretrained(base, str(where), config=config, **own_files)
             wanted = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
     except stored.DAMAGE_ERRORS as error:
-        raise InputError(f"the adapter in {name} is damaged, or of another model: {stored.reason(error)}") from error
-    # peft may store the model's embeddings with the adapter, and reads them again.
+        said = f"the PEFT adapter in {name} is damaged, or of another model:"
+        raise InputError(f"{said} {stored.reason(error)}") from error
+    # peft may store the model's embeddings with the PEFT adapter, and reads them again.
     odd = (wanted - held) | {each for each in held - wanted if each.replace(".base_layer.", ".") not in own}
     if odd:
         which = f"has no {min(odd)}" if min(odd) in wanted else f"holds {min(odd)}, which has no place in the model"
-        raise InputError(f"the adapter in {name} does not fit its model: {file.name} {which}")
+        raise InputError(f"the PEFT adapter in {name} does not fit its model: {file.name} {which}")
     return readable(model)
 
 
 def _resize_vocabulary(base: Any, adapter: Mapping[str, stored.Stored], name: str) -> None:
-    """Give a model the number of tokens of the embeddings in an adapter, which come with tokens that were added. Raises
-    InputError if the adapter has not all weights of these tokens."""
+    """Give a model the number of tokens of a PEFT adapter's embeddings, which come with tokens that were added. Raises
+    InputError if it has not all weights of these tokens."""
     table = base.get_input_embeddings()
     at = next(each for each, part in base.named_modules() if part is table)
     plain = {each.replace(".base_layer.", "."): held.shape for each, held in adapter.items()}
@@ -365,7 +366,7 @@ def _resize_vocabulary(base: Any, adapter: Mapping[str, stored.Stored], name: st
     shared = {f"{each}.weight" for each, part in base.named_modules() if part is head and part.weight is tied}
     changed = {each for each, tensor in base.state_dict().items() if tensor.shape != before[each]}
     if absent := sorted(each for each in changed - shared if f"{PREFIX}{each}" not in plain):
-        said = f"the adapter in {name} is of {shape[0]:,} tokens, and its model of {count:,}:"
+        said = f"the PEFT adapter in {name} is of {shape[0]:,} tokens, and its model of {count:,}:"
         raise InputError(f"{said} it lacks {absent[0]}; save it with save_embedding_layers=True")
 
 
@@ -376,8 +377,8 @@ def _config(fields: Mapping[str, Any], name: str) -> Any:
     kind = fields.get("peft_type")
     if kind not in PEFT_TYPES:
         raise InputError(
-            f"{name} holds an adapter of type {shown(kind)}, which is not read: it changes the model's input, not only "
-            f"its layers, or these by more than a linear map; {', '.join(PEFT_TYPES)} are read"
+            f"{name} holds a PEFT adapter of type {shown(kind)}, which is not read: it changes the model's "
+            f"input, not only its layers, or these by more than a linear map; {', '.join(PEFT_TYPES)} are read"
         )
     check_words(fields, FREE_TEXT_FIELDS, ALLOWED_WORDS, name, CONFIG_FILE)
     made = PEFT_TYPE_TO_CONFIG_MAPPING[kind]
@@ -386,10 +387,11 @@ def _config(fields: Mapping[str, Any], name: str) -> Any:
     odd = [each for each, value in fields.items() if each not in allowed and value not in (None, False, [], {})]
     if odd:
         raise InputError(
-            f"{name} holds an adapter whose {CONFIG_FILE} says {odd[0]} is {shown(fields[odd[0]])}, which is not read "
-            f"with peft {peft.__version__}: merge it into its model (peft's merge_and_unload()), and give that"
+            f"{name} holds a PEFT adapter whose {CONFIG_FILE} says {odd[0]} is {shown(fields[odd[0]])}, which is not "
+            f"read with peft {peft.__version__}: merge it into its model (peft's merge_and_unload()), and give that"
         )
     try:
         return made(**{each: value for each, value in fields.items() if each in known - IGNORED_FIELDS})
     except stored.DAMAGE_ERRORS as error:
-        raise InputError(f"{name} holds an adapter whose {CONFIG_FILE} is damaged: {stored.reason(error)}") from error
+        said = f"{name} holds a PEFT adapter whose {CONFIG_FILE} is damaged:"
+        raise InputError(f"{said} {stored.reason(error)}") from error

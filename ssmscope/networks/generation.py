@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -55,14 +56,11 @@ class ContinuesFromStates:
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         past_key_values: StateCache | None = None,
         cache: StateCache | None = None,
         **kwargs: Any,
     ) -> Any:
         given = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds, "labels": labels, **kwargs}
-        given |= {"output_hidden_states": output_hidden_states, "return_dict": return_dict}
         run = partial(super().forward, input_ids, use_cache=False, **given)  # type: ignore[misc]
         before = past_key_values if cache is None else cache
         if before is None and not use_cache:
@@ -101,10 +99,37 @@ class ContinuesFromStates:
         return model_kwargs
 
 
-class BlocksInTurn:
-    """Mixin before a transformers model that makes it a backbone of `embeddings`, `layers` and `norm_f`."""
+class Backbone:
+    """Mixin before a transformers model that makes it a backbone. `hidden` returns the hidden states (batch, length,
+    width), the last one at the end, for ids, mask, embeddings and positions; of ids and embeddings one is None."""
 
     config: PretrainedConfig
+    hidden: Callable[..., tuple[Tensor, ...]]
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput | tuple[Tensor, ...]:
+        """Return the last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`, and
+        all of them as `hidden_states`. There is no cache; transformers' callers pass `use_cache` to every model."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        found = self.hidden(input_ids, attention_mask, inputs_embeds, position_ids)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        result = BaseModelOutput(last_hidden_state=found[-1], hidden_states=found if output_hidden_states else None)
+        return result if return_dict is not False else result.to_tuple()
+
+
+class BlocksInTurn(Backbone):
+    """Mixin before a transformers model that makes it a backbone of `embeddings`, `layers` and `norm_f`."""
+
     block_class: type[nn.Module]
 
     def __init__(self, config: Any) -> None:
@@ -140,32 +165,14 @@ class BlocksInTurn:
         """Return the arguments of every block after the residual stream."""
         return (attention_mask,)
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BaseModelOutput | tuple[Tensor, ...]:
-        """Return the last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`;
-        `hidden_states` are, as Mamba's, every layer's output and then the norm's. There is no cache; transformers'
-        callers pass `use_cache` to every model."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
-        x = self.add_positions(self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds)
-        arguments = self.block_arguments(x, attention_mask, position_ids)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        after = []
+    def hidden(self, ids: Tensor, mask: Any, embeddings: Tensor | None, positions: Any) -> tuple[Tensor, ...]:
+        """Return, as Mamba does, every layer's output and then the norm's."""
+        x = self.add_positions(self.embeddings(ids) if embeddings is None else embeddings)
+        arguments, after = self.block_arguments(x, mask, positions), []
         for block in self.layers:
             x = block(x, *arguments)
             after.append(x)
-        x = self.normed(x)
-        result = BaseModelOutput(last_hidden_state=x, hidden_states=(*after, x) if output_hidden_states else None)
-        return result if return_dict is not False else result.to_tuple()
+        return *after, self.normed(x)
 
 
 class _HeadOnBackbone:
@@ -201,20 +208,17 @@ class _HeadOnBackbone:
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
+        **kwargs: Any,
     ) -> CausalLMOutput | tuple[Tensor, ...]:
         """Return logits (batch, length, vocabulary) and, with `labels` (batch, length), −100 where there is none, the
         mean cross-entropy of each next token."""
-        run = self.backbone(
-            input_ids, attention_mask, inputs_embeds, use_cache=use_cache, output_hidden_states=output_hidden_states
-        )
+        as_tuple = kwargs.pop("return_dict", None) is False
+        run = self.backbone(input_ids, attention_mask, inputs_embeds, **kwargs)
         logits, loss = self.lm_head(run.last_hidden_state), None
         if labels is not None:
             loss = cross_entropy(rearrange(logits[:, :-1].float(), "b t v -> (b t) v"), labels[:, 1:].flatten())
         result = CausalLMOutput(loss=loss, logits=logits, hidden_states=run.hidden_states)
-        return result if return_dict is not False else result.to_tuple()
+        return result.to_tuple() if as_tuple else result
 
 
 class HeadOnBackbone(ContinuesFromStates, _HeadOnBackbone):

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 from torch.nn.utils import skip_init
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers.parts import ReadMixer, as_mask, at_least_float32, mask_padding
 from ssmscope.networks.classifier import last_real
-from ssmscope.networks.generation import HeadOnBackbone
+from ssmscope.networks.generation import Backbone, HeadOnBackbone
 from ssmscope.ops import Recurrence
 
 
@@ -144,25 +144,12 @@ class _EmbeddingAndSSM(_SelectiveSSMPreTrainedModel):
         return self.ssm(u, attention_mask=attention_mask)
 
 
-class SelectiveSSMModel(_EmbeddingAndSSM):
-    """Backbone of an embedding and one selective SSM."""
+class SelectiveSSMModel(Backbone, _EmbeddingAndSSM):
+    """Backbone of an embedding and one selective SSM, whose y is its only hidden state."""
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BaseModelOutput | tuple[Tensor, ...]:
-        """Return y (batch, length, channels) from `input_ids` (batch, length) or `inputs_embeds` (batch, length,
-        channels), with y alone as `hidden_states`. There is no cache; `use_cache` is passed by transformers."""
-        y = self.outputs(input_ids, attention_mask, inputs_embeds)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        result = BaseModelOutput(last_hidden_state=y, hidden_states=(y,) if output_hidden_states else None)
-        return result if return_dict is not False else result.to_tuple()
+    def hidden(self, ids: Tensor | None, mask: Any, embeddings: Tensor | None, positions: Any) -> tuple[Tensor]:
+        """Return y (batch, length, channels)."""
+        return (self.outputs(ids, mask, embeddings),)
 
 
 class SelectiveSSMForSequenceClassification(_EmbeddingAndSSM):

@@ -410,7 +410,7 @@ def test_an_adapter_on_weights_that_are_rescaled_is_refused():
     module.rwkv.config.rescale_every = 2
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["output"], **LORA), module)
     model = Model(module.double())
-    with pytest.raises(InputError, match="powers of two, but not what an adapter"):
+    with pytest.raises(InputError, match="powers of two, but not what a PEFT adapter"):
         model.logits(model.encode(ids=IDS))
 
 
@@ -426,7 +426,9 @@ def test_what_saves_or_converts_weights_refuses_adapters(tmp_path):
     module = plain("mamba")
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["in_proj"], **LORA), module)
     for ask in (lambda: write_mamba_ssm(module, tmp_path / "out"), lambda: convert(module, "bernoulli")):
-        with pytest.raises(InputError, match=r"MambaForCausalLM has adapters .*in_proj\.base_layer.*merge_and_unload"):
+        with pytest.raises(
+            InputError, match=r"MambaForCausalLM has PEFT adapters .*in_proj\.base_layer.*merge_and_unload"
+        ):
             ask()
     assert not (tmp_path / "out").exists()
 

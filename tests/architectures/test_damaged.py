@@ -368,7 +368,7 @@ def test_an_adapter_needs_its_model(copied):
     """Without peft, transformers would ignore the adapter."""
     path, _ = copied("mamba")
     (path / "adapter_config.json").write_text('{"base_model_name_or_path": "./else", "peft_type": "LORA"}')
-    with pytest.raises(InputError, match=r"holds an adapter of './else', which is not there"):
+    with pytest.raises(InputError, match=r"holds a PEFT adapter of './else', which is not there"):
         ssmscope.load(path)
 
 

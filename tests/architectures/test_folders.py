@@ -76,7 +76,11 @@ def test_an_adapter_that_does_not_fit_is_refused(folders):
     assert "not a complete safetensors file" in refused(adapter)
     weights.unlink()
     assert "without weights: neither adapter_model.safetensors nor adapter_model.bin" in refused(adapter)
-    for value, says in ((None, "names no model"), ("nobody-is-here", "is not there"), (str(adapter), "an adapter too")):
+    for value, says in (
+        (None, "names no model"),
+        ("nobody-is-here", "is not there"),
+        (str(adapter), "which is one too"),
+    ):
         config.write_text(json.dumps({**fields, "base_model_name_or_path": value}))
         assert says in refused(adapter)
 

@@ -424,14 +424,14 @@ def test_the_model_of_an_adapter(tmp_path: Path) -> None:
     assert pretrained.base_of(where, "m", found) == where / "b"
     adapter(where / "b")
     assert refusal(pretrained.base_of, where, "m", found) == (
-        "m holds an adapter of 'b', which is an adapter too; merge that one first"
+        "m holds a PEFT adapter of 'b', which is one too; merge that one first"
     )
     for value in (None, "", 5):
-        said = "m holds an adapter whose adapter_config.json names no model (base_model_name_or_path)"
+        said = "m holds a PEFT adapter whose adapter_config.json names no model (base_model_name_or_path)"
         assert refusal(pretrained.base_of, adapter(where, base_model_name_or_path=value), "m", found) == said
     adapter(where, base_model_name_or_path="c" * 120)
     assert refusal(pretrained.base_of, where, "m", found) == (
-        f"m holds an adapter of '{'c' * 99}, which is not there: nowhere"
+        f"m holds a PEFT adapter of '{'c' * 99}, which is not there: nowhere"
     )
 
 
@@ -451,7 +451,7 @@ def test_the_classes_of_an_adapter(file: str, tmp_path: Path) -> None:
     assert classes(b=torch.ones(3, 5)) is None
     (tmp_path / "a" / file).unlink()
     assert refusal(pretrained.headers_of, tmp_path / "a", "m") == (
-        "m holds an adapter without weights: neither adapter_model.safetensors nor adapter_model.bin"
+        "m holds a PEFT adapter without weights: neither adapter_model.safetensors nor adapter_model.bin"
     )
 
 

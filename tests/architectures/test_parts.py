@@ -92,7 +92,7 @@ def test_hooks_that_a_release_leaves_out_are_refused(monkeypatch: pytest.MonkeyP
                 hook = mixer.get_submodule(part).register_forward_hook(lambda module, args, y: 1.5 * y)
                 said = refusal(call) or ""
                 hook.remove()
-                told = f"reads the weight of {type(mixer).__name__}.{part} of layer 0 and leaves out what an adapter or"
+                told = f"the weight of {type(mixer).__name__}.{part} of layer 0 and leaves out what a PEFT adapter or"
                 assert (told in said) == (refuses and by_weight) and bool(said) == (refuses and by_weight)
 
 

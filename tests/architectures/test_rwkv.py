@@ -265,7 +265,7 @@ def test_weights_that_are_rescaled_are_no_others_function(part):
     """transformers would divide what a parametrised weight is made of, which changes it by another factor."""
     model = made(num_hidden_layers=4, rescale_every=2)
     torch.nn.utils.parametrizations.weight_norm(model.rwkv.blocks[3].get_submodule(part))
-    with pytest.raises(InputError, match="powers of two, but not what an adapter or hook adds"):
+    with pytest.raises(InputError, match="powers of two, but not what a PEFT adapter or hook adds"):
         Model(model).trace(ids=[5, 17, 3])
     model.rwkv.config.rescale_every = 0
     assert (
@@ -278,7 +278,10 @@ def test_weights_that_are_rescaled_are_no_others_function(part):
 def test_hooks_on_what_is_rescaled_are_refused(every):
     model = made(num_hidden_layers=3, rescale_every=every)
     hook = model.rwkv.blocks[0].feed_forward.value.register_forward_hook(lambda module, args, y: 1.5 * y)
-    with pytest.raises(InputError, match="powers of two, but not what an adapter or hook adds"), rwkv.reading(model):
+    with (
+        pytest.raises(InputError, match="powers of two, but not what a PEFT adapter or hook adds"),
+        rwkv.reading(model),
+    ):
         pass
     model.rwkv.config.rescale_every = 3
     with rwkv.reading(model):

@@ -170,7 +170,7 @@ def swept(right: list[list[int]], odds: list[list[float]] | None = None) -> tupl
     data = dict(name="own", split="test", fingerprint="0" * 16, examples=rows.shape[1])
     provenance = dict(model="runs/mine", data=data, options={"template": None})
     clean = mean(rows[0], seed=0)
-    return InsertionSweep(provenance, clean, None, (curve,), curve.worst, curve.worst_drop, ()), curve
+    return InsertionSweep(provenance, None, (curve,), curve.worst, curve.worst_drop, clean=clean), curve
 
 
 class TestHardest:

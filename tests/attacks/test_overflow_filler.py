@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ssmscope.attacks.curves import Questions
 from ssmscope.attacks.overflow import measure as module
 from ssmscope.attacks.overflow.measure import (
     added_tokens,
@@ -22,9 +23,12 @@ from ssmscope.attacks.overflow.measure import (
 from ssmscope.attacks.overflow.result import Filled, OverflowCurve
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.filler import generated
+from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
+from ssmscope.evaluation import Template
 
-QUESTIONS: Any = SimpleNamespace(contents=("x y", "z"), before="B: ", after=" :A")
+DATA = text_data("own", "test", ["x y", "z"], [0, 1], ("a", "b"))
+QUESTIONS = Questions(DATA, DATA.texts, DATA.labels, DATA.label_names, Template("B: {content} :A"), None)  # type: ignore[arg-type]
 MODEL: Any = SimpleNamespace(tokenizer=None)
 
 
@@ -137,7 +141,8 @@ class TestHalfLength:
 
 def point(tokens: int, accuracy: float, added: float | None = None) -> Filled:
     one = Estimate(accuracy, accuracy - 0.05, accuracy + 0.05)
-    return Filled(tokens, float(tokens if added is None else added), one, one, one, (one,), one, one)
+    rest: Any = dict(log_odds=one, shares=(one,), majority=one, entropy=one, accuracy=one, drop=one)
+    return Filled(tokens, float(tokens if added is None else added), **rest)
 
 
 class TestNotes:

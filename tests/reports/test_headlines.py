@@ -136,7 +136,10 @@ class TestInsertion:
     def curve(self, phrase: str, *accuracies: float) -> Any:
         from ssmscope.attacks.insertion.result import InsertionCurve, Place
 
-        places = tuple(Place(f"{50 * at} %", at / 2, e(one), *[e(0.0)] * 4) for at, one in enumerate(accuracies))
+        places = tuple(
+            Place(f"{50 * at} %", at / 2, accuracy=e(one), drop=e(0.0), flipped=e(0.0))
+            for at, one in enumerate(accuracies)
+        )
         return InsertionCurve(phrase, places, (int(np.argmin(accuracies)),), (), e(0.0), e(0.0))
 
     def test_of_the_phrase_that_is_hardest(self) -> None:
@@ -335,7 +338,7 @@ class TestNoise:
     def test_at_the_highest_rate(self) -> None:
         nothing = e(0.0)
         levels = tuple(
-            NoiseLevel(rate, e(accuracy), nothing, nothing, nothing, errors)
+            NoiseLevel(rate, errors, accuracy=e(accuracy), drop=nothing, flipped=nothing)
             for rate, accuracy, errors in ((0.05, 0.75, 0.05), (0.2, 0.5, 0.1912))
         )
         result = Stand("noise", clean=e(0.875), levels=levels)

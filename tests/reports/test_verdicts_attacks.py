@@ -240,7 +240,7 @@ class TestPoison:
 class TestNoise:
     def result(self, *drops: float) -> Stand:
         levels = tuple(
-            NoiseLevel(rate, e(0.5), e(drop, drop - 0.05, drop + 0.05), e(0.0), e(0.0), errors)
+            NoiseLevel(rate, errors, accuracy=e(0.5), drop=e(drop, drop - 0.05, drop + 0.05), flipped=e(0.0))
             for rate, errors, drop in zip((0.05, 0.2), (0.05, 0.1912), drops)
         )
         return Stand("noise", levels=levels, average_drop=e(float(np.mean(drops)), 0.1, 0.3), clean=e(0.8, 0.7, 0.9))

@@ -235,10 +235,13 @@ def positions() -> Iterator[str]:
     yield replace(noise, regions=(small, *nothing[:2], regions[0]), worst_regions=(0,)).headline
 
 
+NUMBERS = ("accuracy", "drop", "flipped", "log_odds_change", "worst_here")
+
+
 def curve(seed: int, phrase: str, odds: bool = True, **more: Any) -> InsertionCurve:
     made = Drawn(seed)
     places = tuple(
-        Place(name, share, *made.estimates(3), *(made.estimates(2, -1) if odds else (None, None)))
+        Place(name, share, **dict(zip(NUMBERS, [*made.estimates(3), *(made.estimates(2, -1) if odds else ())])))
         for name, share in (("before the template", None), ("0 %", 0.0), ("50 %", 0.5), ("100 %", 1.0))
     )
     given = dict(phrase=phrase, places=places, hardest_places=(2,), lowest_odds=(1, 0) if odds else ())

@@ -102,8 +102,7 @@ def insertion_sweep(
         InputError: an empty or repeated phrase, a place outside 0 to 1, data that do not fit the model, and what
             `Template` and `Evaluator` refuse.
     """
-    from ssmscope.api.provenance import call_options, record_provenance
-    from ssmscope.attacks.curves import questions, true_log_odds
+    from ssmscope.attacks.curves import questions
     from ssmscope.attacks.insertion.measure import attacked_texts, mean, measure, notes_on
     from ssmscope.attacks.insertion.result import FIRST, LAST, InsertionSweep, place_name
     from ssmscope.core.batching import MAX_TEXTS, refuse_held
@@ -116,13 +115,11 @@ def insertion_sweep(
     number = len(asked.contents) * (1 + len(phrases) * len(spots))
     what = f"{len(phrases):,} phrases at {len(shares):,} places of {len(asked.contents):,} texts"
     refuse_held(number, what, "give fewer places, or a limit", most=MAX_TEXTS, unit="texts")
-    texts = [asked.before + content + asked.after for content in asked.contents]
+    texts = asked.wrapped(asked.contents)
     for phrase in phrases:
         texts += attacked_texts(asked, phrase, spots)
-    scores = asked.evaluator.scores(texts).reshape(-1, len(asked.data), len(asked.classes))
-    answers = asked.evaluator.answers(scores)
-    spoken = scoring == "generated" and not model.is_classifier
-    odds = None if spoken else true_log_odds(scores, asked.labels)
+    answers, found = asked.answered(texts, -1)
+    odds = None if scoring == "generated" else found
     curves = []
     for number, phrase in enumerate(phrases):
         rows = [0, *range(1 + number * len(spots), 1 + (number + 1) * len(spots))]
@@ -130,9 +127,8 @@ def insertion_sweep(
         curves.append(measure(phrase, spots, answers[rows], asked.labels, own, seed))
     every = measure("", spots * len(phrases), answers, asked.labels, None, seed)
     clean = mean(answers[0] == asked.labels, seed)
-    options = call_options(insert=list(phrases), places=list(shares), **asked.options)
     return InsertionSweep(
-        provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
+        provenance=asked.provenance(model, seed, insert=list(phrases), places=list(shares)),
         clean=clean,
         clean_log_odds=None if odds is None else mean(odds[0], seed),
         curves=tuple(curves),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from ssmscope.attacks.curves import Questions, unknown_tokens
+from ssmscope.attacks.curves import Questions, at_step, no_drop, shifts, unknown_tokens
 from ssmscope.attacks.insertion.places import inserted
 from ssmscope.attacks.insertion.result import FIRST, InsertionCurve, Place
 from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
@@ -40,28 +39,19 @@ def measure(
     seed: int,
 ) -> InsertionCurve:
     """Compute a phrase's estimates from class ids and log-odds (None for generated answers), the clean texts first."""
-    hits = answers == labels
-    clean, right = hits[0], hits[1:]
-    columns = [clean[None], right.all(0, keepdims=True), right, (answers[1:] != answers[0]) & clean]
+    further = [(answers[1:] == labels).all(0, keepdims=True)]
     if odds is not None:
         here = highest(-odds[1:].T).T
-        columns += [odds[1:] - odds[0], here / here.sum(0)]
-    sums = resampled_sums(np.concatenate(columns).T.astype(np.float64), seed=seed)
-    rights, everywhere = sums[:, :1], sums[:, 1]
-    each = np.split(sums[:, 2:], len(columns) - 2, axis=1)
-    shares = {"accuracy": each[0] / len(labels), "drop": 1 - ratio(each[0], rights), "flipped": ratio(each[1], rights)}
-    shares |= dict(zip(("log_odds_change", "worst_here"), (part / len(labels) for part in each[2:])))
-
-    def numbers(at: int) -> dict[str, Any]:
-        return {name: estimate(part[:, at]) for name, part in shares.items()}
-
+        further.append(here / here.sum(0))
+    clean, parts, (everywhere, *least) = shifts(answers, labels, odds, seed, *further)
+    parts |= {} if odds is None else {"worst_here": least[0] / len(labels)}
     return InsertionCurve(
         phrase=phrase,
-        places=tuple(Place(*spot, **numbers(at)) for at, spot in enumerate(spots)),
-        hardest_places=lowest(each[0]),
-        lowest_odds=lowest(-each[3]) if len(each) > 2 else (),
-        worst=estimate(everywhere / len(labels)),
-        worst_drop=estimate(1 - ratio(everywhere, rights[:, 0])),
+        places=tuple(Place(*spot, **at_step(parts, at)) for at, spot in enumerate(spots)),
+        hardest_places=lowest(parts["accuracy"]),
+        lowest_odds=lowest(-least[0]) if least else (),
+        worst=estimate(everywhere[:, 0] / len(labels)),
+        worst_drop=estimate(1 - ratio(everywhere, clean)[:, 0]),
     )
 
 
@@ -70,8 +60,7 @@ def mean(values: Float[np.ndarray, " examples"], seed: int) -> Estimate:
 
 
 def notes_on(model: Model, phrases: Sequence[str], answers: np.ndarray, clean: Estimate) -> Iterable[str]:
-    if clean.value == 0:
-        yield "the clean accuracy is 0: there is no drop to measure"
+    yield from no_drop(clean)
     silent = float((answers == -1).mean())
     if silent:
         yield f"{100 * silent:.1f} % of the generated answers name no class and count as wrong"

@@ -11,15 +11,14 @@ import numpy as np
 from markupsafe import Markup
 from pandas import DataFrame
 
-from ssmscope.api.results import Result
 from ssmscope.api.scores import LOWER, Changed, Score, ScoreMaker, average, first_wrong, lost
-from ssmscope.attacks.closing import closing, percent, tidy
+from ssmscope.attacks.closing import AccuracyCurve, Flips, closing, percent, tidy
 from ssmscope.attacks.insertion.places import inserted
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import with_ties
-from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
+from ssmscope.render.table import Cell, Line, Table, table, with_interval
 from ssmscope.render.tokens import shorten, visible
 
 FIRST, LAST = "before the template", "after the template"
@@ -34,19 +33,12 @@ def place_name(place: float) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(Flips):
     """Estimates with the phrase at one place."""
 
     name: str
     share: float | None
     """Share of the content's words before the phrase; None outside the content."""
-    accuracy: Estimate
-    drop: Estimate
-    """1 − accuracy / clean accuracy."""
-    flipped: Estimate
-    """Share of the examples answered correctly when clean whose answer changes."""
-    log_odds_change: Estimate | None = None
-    """Mean change of log p / (1 − p) of the true class, in natural logarithms; None for generated answers."""
     worst_here: Estimate | None = None
     """Share of the examples whose log-odds are lowest at this place; ties are divided equally."""
 
@@ -76,18 +68,14 @@ class InsertionCurve:
 
 
 @dataclass(frozen=True)
-class InsertionSweep(Result, kind="insertion"):
+class InsertionSweep(AccuracyCurve, kind="insertion"):
     """Accuracy and log-odds with a phrase at every place of the texts."""
 
-    clean: Estimate
     clean_log_odds: Estimate | None
     curves: tuple[InsertionCurve, ...]
     worst: Estimate
     """Accuracy if the attacker chooses phrase and place for each example."""
     worst_drop: Estimate
-    notes: tuple[str, ...]
-    right: np.ndarray | None = None
-    """(1 + phrases × places, examples) bool: right answers on the clean texts and with each phrase at each place."""
 
     @property
     def shown(self) -> tuple[InsertionCurve, ...]:
@@ -125,10 +113,9 @@ class InsertionSweep(Result, kind="insertion"):
         yield ScoreMaker(self, models)("insertion.drop", self.worst_drop, LOWER, harm=True, **average([found]))
 
     def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
-        read = texts()
         spots = [(curve.phrase, place) for curve in self.curves for place in curve.places]
-        for row, at in first_wrong(self.right) if self.right is not None and read else ():
-            (phrase, place), text = spots[at], read[row]
+        for text, at in first_wrong(self.right, texts):
+            phrase, place = spots[at]
             words = None if place.share is None else math.floor(place.share * len(text.split()) + 0.5)
             changed = None if words is None else inserted(text, phrase, words)
             yield Changed(text, changed, f"“{phrase}” inserted at {place.name}")
@@ -153,8 +140,7 @@ class InsertionSweep(Result, kind="insertion"):
         rows: list[dict[str, Any]] = [{"part": "clean", "accuracy": self.clean, "log_odds": self.clean_log_odds}]
         for curve in self.curves:
             for one in curve.places:
-                own = {"part": "place", "phrase": curve.phrase, "place": one.name, "log_odds": one.log_odds_change}
-                rows.append({**vars(one), **own, "drop": one.drop.times(100)})
+                rows.append(one.row(part="place", phrase=curve.phrase, place=one.name, log_odds=one.log_odds_change))
             rows.append(worst(curve.phrase, curve))
         rows += [worst("any phrase", self)] if len(self.curves) > 1 else []
         names = ["part", "phrase", "place", "share", "accuracy", "drop", "flipped"]
@@ -179,10 +165,7 @@ class InsertionSweep(Result, kind="insertion"):
 
 def curve_table(curve: InsertionCurve, clean: Estimate) -> Table:
     lines = [Line(("clean",), {"accuracy": Cell(clean)})]
-    for one in curve.places:
-        cells = {"accuracy": Cell(one.accuracy), "drop in %": percent(one.drop), "flipped": value_cell(one.flipped)}
-        cells |= {} if one.log_odds_change is None else {"change of log-odds": Cell(one.log_odds_change)}
-        lines.append(Line((one.name,), cells))
+    lines += [Line((one.name,), one.cells()) for one in curve.places]
     lines.append(Line(("worst of each text",), {"accuracy": Cell(curve.worst), "drop in %": percent(curve.worst_drop)}))
     note = ""
     if curve.lowest_odds:

@@ -64,9 +64,8 @@ def character_noise(
     Raises:
         InputError: a rate given twice, data that do not fit the model, and what `Template` and `Evaluator` refuse.
     """
-    from ssmscope.api.provenance import call_options, record_provenance
-    from ssmscope.attacks.curves import questions, true_log_odds
-    from ssmscope.attacks.noise.measure import measure, notes_on
+    from ssmscope.attacks.curves import no_drop, questions
+    from ssmscope.attacks.noise.measure import measure
     from ssmscope.attacks.noise.result import NoiseCurve
     from ssmscope.attacks.noise.typos import typed
 
@@ -76,15 +75,12 @@ def character_noise(
     written = [[text for text, _ in row] for row in made]
     letters = sum(letter.isalpha() for content in asked.contents for letter in content)
     errors = [sum(count for _, count in row) / max(letters, 1) for row in made]
-    texts = [asked.before + text + asked.after for row in (asked.contents, *written) for text in row]
-    scores = asked.evaluator.scores(texts).reshape(1 + len(steps), len(asked.data), len(asked.classes))
-    answers = asked.evaluator.answers(scores)
-    odds = true_log_odds(scores, asked.labels)
+    texts = asked.wrapped(text for row in (asked.contents, *written) for text in row)
+    answers, odds = asked.answered(texts, 1 + len(steps))
     found = measure(asked.labels, answers, odds, steps, errors, asked.contents, written, seed)
-    options = call_options(rates=list(steps), **asked.options)
     return NoiseCurve(
-        provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
+        provenance=asked.provenance(model, seed, rates=list(steps)),
         classes=asked.classes,
         **found,
-        notes=tuple(notes_on(found["clean"])),
+        notes=tuple(no_drop(found["clean"])),
     )

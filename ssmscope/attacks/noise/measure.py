@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from ssmscope.attacks.curves import at_step, shifts
 from ssmscope.attacks.noise.result import Mistyped, NoiseLevel
-from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.core.bootstrap import estimate
 
 MAX_EXAMPLES = 20
 """Maximum number of texts that a result keeps of those whose answer changes."""
@@ -29,20 +30,12 @@ def measure(
     and keep the first texts whose right answer changes, each at its lowest rate."""
     right = answers == labels
     flipped = right[0] & (answers[1:] != answers[0])
-    columns = np.concatenate([right, flipped, odds[1:] - odds[0]]).T.astype(np.float64)
-    sums = resampled_sums(columns, seed=seed)
-    clean, hits, changed, moved = np.split(sums, [1, 1 + len(rates), 1 + 2 * len(rates)], axis=1)
-    drops = 1 - ratio(hits, clean)
-    parts = {"accuracy": hits / len(labels), "drop": drops, "flipped": ratio(changed, clean)}
-    parts |= {"log_odds_change": moved / len(labels)}
-    levels = tuple(
-        NoiseLevel(rate, **{name: estimate(part[:, at]) for name, part in parts.items()}, errors=share)
-        for at, (rate, share) in enumerate(zip(rates, errors))
-    )
+    clean, parts, _ = shifts(answers, labels, odds, seed)
+    levels = tuple(NoiseLevel(*each, **at_step(parts, at)) for at, each in enumerate(zip(rates, errors)))
     return {
         "clean": estimate(clean[:, 0] / len(labels)),
         "levels": levels,
-        "average_drop": estimate(drops.mean(1)),
+        "average_drop": estimate(parts["drop"].mean(1)),
         "right": right,
         "mistyped": tuple(
             Mistyped(row, rates[at], contents[row], typed[at][row], int(labels[row]), int(answers[1 + at, row]))
@@ -50,8 +43,3 @@ def measure(
             for at in [int(flipped[:, row].argmax())]
         ),
     }
-
-
-def notes_on(clean: Estimate) -> Iterable[str]:
-    if clean.value == 0:
-        yield "the clean accuracy is 0: there is no drop to measure"

@@ -7,35 +7,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 from pandas import DataFrame
 from rich.text import Text
 
-from ssmscope.api.results import Result
 from ssmscope.api.scores import LOWER, Changed, Score, ScoreMaker, average, first_wrong, lost, named
-from ssmscope.attacks.closing import closing, percent, tidy
+from ssmscope.attacks.closing import AccuracyCurve, Flips, closing, percent, tidy
 from ssmscope.attacks.words.result import STYLE, in_tags
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Custom, Prose
-from ssmscope.render.table import Cell, Line, Table, in_percent, table, value_cell
+from ssmscope.render.table import Cell, Line, Table, in_percent, table
 from ssmscope.render.tokens import visible
 from ssmscope.render.worddiff import html_diff, rich_diff
 
 
 @dataclass(frozen=True)
-class NoiseLevel:
+class NoiseLevel(Flips):
     """Estimates at one rate."""
 
     rate: float
     """Probability that a letter is drawn for an error."""
-    accuracy: Estimate
-    drop: Estimate
-    """1 − accuracy / clean accuracy."""
-    flipped: Estimate
-    """Share of the examples answered correctly when clean whose answer changes."""
-    log_odds_change: Estimate
-    """Mean change of log p / (1 − p) of the true class, in natural logarithms."""
     errors: float = math.nan
     """Errors per letter of these texts, fewer than the rate says where a swap takes a letter with an error."""
 
@@ -60,19 +51,15 @@ class Mistyped:
 
 
 @dataclass(frozen=True)
-class NoiseCurve(Result, kind="noise"):
+class NoiseCurve(AccuracyCurve, kind="noise"):
     """Accuracy of a model on texts with more and more typing errors."""
 
     classes: tuple[str, ...]
-    clean: Estimate
     levels: tuple[NoiseLevel, ...]
     average_drop: Estimate
     """Mean drop over the rates."""
-    right: np.ndarray
-    """(1 + levels, examples) bool: right answers on the clean texts and at each rate."""
     mistyped: tuple[Mistyped, ...]
     """The first texts whose answer changes."""
-    notes: tuple[str, ...]
 
     def verdict(self, at: int = 0) -> str:
         most = self.levels[-1]
@@ -102,6 +89,7 @@ class NoiseCurve(Result, kind="noise"):
         )
 
     def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        assert self.right is not None
         make, every = ScoreMaker(self, models), [lost(self.right[0], one) for one in self.right[1:]]
         yield make("noise.drop", self.average_drop, LOWER, harm=True, **average(every))
         for level, one in zip(self.levels, every):
@@ -110,11 +98,10 @@ class NoiseCurve(Result, kind="noise"):
     def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
         from ssmscope.attacks.noise.typos import with_typos
 
-        read = texts()
-        for row, place in first_wrong(self.right) if read else ():
-            rate = self.levels[place].rate
-            typed = with_typos(read[row], rate, self.provenance["seed"])
-            yield Changed(read[row], typed, f"typing errors at a rate of {100 * rate:g} %")
+        for text, at in first_wrong(self.right, texts):
+            rate = self.levels[at].rate
+            typed = with_typos(text, rate, self.provenance["seed"])
+            yield Changed(text, typed, f"typing errors at a rate of {100 * rate:g} %")
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import curve
@@ -127,9 +114,7 @@ class NoiseCurve(Result, kind="noise"):
         "average"), rate, accuracy, drop (relative, in percent), flipped (of the examples right when clean), log_odds
         (the mean change); the 95 % interval of each is in columns ending in _low and _high."""
         rows: list[dict[str, Any]] = [{"part": "clean", "accuracy": self.clean}]
-        for one in self.levels:
-            own = {"part": "rate", "log_odds": one.log_odds_change, "drop": one.drop.times(100)}
-            rows.append({**vars(one), **own})
+        rows += [one.row(part="rate", log_odds=one.log_odds_change) for one in self.levels]
         rows.append({"part": "average", "drop": self.average_drop.times(100)})
         return tidy(rows, ["part", "rate", "accuracy", "drop", "flipped", "log_odds"])
 
@@ -144,13 +129,8 @@ class NoiseCurve(Result, kind="noise"):
     def _levels_table(self) -> Table:
         lines = [Line(("clean",), {"accuracy": Cell(self.clean)})]
         for one in self.levels:
-            cells = {
-                "errors per letter": Cell(text=f"{one.errors:.3f}"),
-                "accuracy": Cell(one.accuracy),
-                "drop in %": percent(one.drop),
-                "flipped": value_cell(one.flipped),
-            }
-            lines.append(Line((f"{100 * one.rate:g} %",), {**cells, "change of log-odds": Cell(one.log_odds_change)}))
+            cells = {"errors per letter": Cell(text=f"{one.errors:.3f}"), **one.cells()}
+            lines.append(Line((f"{100 * one.rate:g} %",), cells))
         lines.append(Line(("average",), {"drop in %": percent(self.average_drop)}))
         note = (
             "rate: probability of an error in a letter; a swap takes the next letter with its error; drop: "

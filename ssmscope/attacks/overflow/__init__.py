@@ -81,8 +81,7 @@ def state_overflow(
         InputError: an empty filler, no length above 0, data that do not fit the model, and what `Template` and
             `Evaluator` refuse.
     """
-    from ssmscope.api.provenance import call_options, record_provenance
-    from ssmscope.attacks.curves import questions, true_log_odds
+    from ssmscope.attacks.curves import questions
     from ssmscope.attacks.overflow.measure import added_tokens, filled, filler_text, measure, notes_on, pieces_of
     from ssmscope.attacks.overflow.result import StateOverflow
     from ssmscope.core.batching import MAX_TOKENS_PER_ROW, refuse_above, refuse_reading
@@ -97,13 +96,11 @@ def state_overflow(
     given = None if filler is None else filler_text(filler)
     pieces = pieces_of(asked, model, given, steps, seed)
     texts = [text for place in places for piece in pieces for text in filled(asked, place, piece)]
-    scores = asked.evaluator.scores(texts).reshape(len(places), len(steps), len(asked.data), len(asked.classes))
-    answers = asked.evaluator.answers(scores)
-    odds, added = true_log_odds(scores, asked.labels), added_tokens(model, texts, (len(places), len(steps)))
+    shape = (len(places), len(steps))
+    (answers, odds), added = asked.answered(texts, *shape), added_tokens(model, texts, shape)
     found = measure(asked.labels, answers, odds, places, steps, added, len(asked.classes), seed)
-    options = call_options(lengths=list(steps), **asked.options)
     return StateOverflow(
-        provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
+        provenance=asked.provenance(model, seed, lengths=list(steps)),
         classes=asked.classes,
         **found,
         filler=pieces[-1],

@@ -49,8 +49,7 @@ def pieces_of(asked: Questions, model: Model, given: str | None, steps: Sequence
     example = asked.contents[0]
 
     def count(piece: str) -> int:
-        plain, filled = (asked.before + text + asked.after for text in (example, _joined(example, piece)))
-        return int(np.diff(_tokens(model, [plain, filled]))[0])
+        return int(np.diff(_tokens(model, asked.wrapped([example, _joined(example, piece)])))[0])
 
     random = np.random.default_rng(seed)
     words, size = (given or "").split(" "), steps[-1]
@@ -95,7 +94,7 @@ def _joined(first: str, second: str) -> str:
 def filled(asked: Questions, place: str, piece: str) -> list[str]:
     """Return all texts within their template, with the filler after or before them."""
     pairs = ((text, piece) if place == "after" else (piece, text) for text in asked.contents)
-    return [asked.before + _joined(*pair) + asked.after for pair in pairs]
+    return asked.wrapped(_joined(*pair) for pair in pairs)
 
 
 def added_tokens(model: Model, texts: Sequence[str], shape: tuple[int, int]) -> Float[np.ndarray, "places lengths"]:

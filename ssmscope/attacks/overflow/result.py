@@ -6,28 +6,23 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from markupsafe import Markup
 from pandas import DataFrame
 
-from ssmscope.api.results import Result
 from ssmscope.api.scores import LOWER, Changed, Score, ScoreMaker, average, first_wrong, lost, named
-from ssmscope.attacks.closing import closing, percent, tidy
+from ssmscope.attacks.closing import Accuracy, AccuracyCurve, closing, tidy
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
 
 
 @dataclass(frozen=True)
-class Filled:
+class Filled(Accuracy):
     """Estimates with filler of one length at one place."""
 
     tokens: int
     added: float
     """Average number of tokens by which the texts are longer than without filler."""
-    accuracy: Estimate
-    drop: Estimate
-    """1 − accuracy / clean accuracy."""
     log_odds: Estimate
     """Mean of log p / (1 − p) of the true class, in natural logarithms."""
     shares: tuple[Estimate, ...]
@@ -51,22 +46,18 @@ class OverflowCurve:
 
 
 @dataclass(frozen=True)
-class StateOverflow(Result, kind="overflow"):
-    """Accuracy of a model with filler of growing length."""
+class StateOverflow(AccuracyCurve, kind="overflow"):
+    """Accuracy of a model with filler of growing length; `right` is (places, lengths, examples)."""
 
     classes: tuple[str, ...]
     chance: float
     """Share of the data's most frequent class."""
-    clean: Estimate
     curves: tuple[OverflowCurve, ...]
     gaps: tuple[Estimate, ...]
     """Per length the accuracy with filler before minus that with filler after the texts, paired; empty for one
     place."""
     filler: str
     """Longest filler that was inserted."""
-    notes: tuple[str, ...]
-    right: np.ndarray | None = None
-    """(places, lengths, examples) bool: right answers."""
 
     def verdict(self, at: int = 0) -> str:
         last = [f"{with_interval(curve.points[-1].accuracy)} {curve.where}" for curve in self.curves]
@@ -104,10 +95,9 @@ class StateOverflow(Result, kind="overflow"):
             yield make(name, last.drop, LOWER, harm=harm, **average([found]))  # Filler before the text is the control.
 
     def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
-        read = texts()
-        for curve, right in zip(self.curves, self.right) if self.right is not None and read else ():
-            for row, at in first_wrong(right) if curve.where == "after" else ():
-                yield Changed(read[row], None, f"{curve.points[1 + at].tokens} tokens of filler after the text")
+        for curve, right in zip(self.curves, () if self.right is None else self.right):
+            for text, at in first_wrong(right, texts) if curve.where == "after" else ():
+                yield Changed(text, None, f"{curve.points[1 + at].tokens} tokens of filler after the text")
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import curve
@@ -122,7 +112,7 @@ class StateOverflow(Result, kind="overflow"):
         rows = []
         for curve in self.curves:
             for at, point in enumerate(curve.points):
-                row = {"where": curve.where, **vars(point), "drop": point.drop.times(100)}
+                row = point.row(where=curve.where)
                 row |= {f"share {name}": share for name, share in zip(self.classes, point.shares)}
                 rows.append(row | ({"gap": self.gaps[at]} if self.gaps else {}))
         columns = ["where", "tokens", "added", "accuracy", "drop", "log_odds", "majority", "entropy"]
@@ -147,8 +137,7 @@ def curve_table(curve: OverflowCurve, classes: Sequence[str]) -> Table:
     for point in curve.points:
         share, name = max(zip([e.value for e in point.shares], classes))
         cells = {
-            "accuracy": Cell(point.accuracy),
-            "drop in %": percent(point.drop),
+            **point.cells(),
             "log-odds": Cell(point.log_odds),
             "largest class": Cell(text=f"{name} {share:.2f}"),
             "entropy": value_cell(point.entropy, digits=2),

@@ -122,7 +122,6 @@ def state_poisoning(
             four texts, a model of `transfer` has another tokenizer, a class is unknown, and what `Template` and
             `Evaluator` refuse.
     """
-    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.attacks.curves import questions
     from ssmscope.attacks.poisoning.controls import controls
     from ssmscope.attacks.poisoning.measure import (
@@ -181,9 +180,9 @@ def state_poisoning(
             labels = its.labels[[slot.row for slot in held_out]]
             victims.append(victim(each.name, labels, seen, groups, known, clean, alarms, planted, seed))
     to_plant = None if planted is None else asked.classes[planted]
-    options = call_options(target=to_plant, transfer=[each.name for each in others] or None, **asked.options)
+    transferred = [each.name for each in others] or None
     return StatePoisoning(
-        provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
+        provenance=asked.provenance(model, seed, target=to_plant, transfer=transferred),
         detectors=DETECTORS,
         texts=(len(to_search), len(for_thresholds), len(held_out)),
         rows=tuple(slot.row for slot in held_out),

@@ -53,5 +53,5 @@ def log_odds(
     asked: Questions, vocabulary: Vocabulary, triggers: Sequence[Trigger]
 ) -> Float[np.ndarray, "triggers classes"]:
     """Compute each class's log-probability for a trigger alone, minus the mean over classes."""
-    scores = asked.evaluator.scores([asked.before + vocabulary.text(each) + asked.after for each in triggers])
+    scores = asked.evaluator.scores(asked.wrapped(vocabulary.text(each) for each in triggers))
     return scores - scores.mean(1, keepdims=True)

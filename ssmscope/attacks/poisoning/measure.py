@@ -113,7 +113,7 @@ def observe(
         for each, found in suspicion.items():
             found[:, at] = np.concatenate([part.suspicion[each] for part in parts])
         advance()
-    texts = [asked.before + asked.contents[slot.row] + asked.after for slot in slots]
+    texts = asked.wrapped(asked.contents[slot.row] for slot in slots)
     texts += [attacked(asked, slot, vocabulary.text(trigger)) for trigger in triggers for slot in slots]
     answers = asked.evaluator.answers(asked.evaluator.scores(texts)).reshape(1 + len(triggers), -1)
     return [

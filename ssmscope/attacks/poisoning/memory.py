@@ -102,7 +102,7 @@ def slots_of(model: Model, asked: Questions, filler: str, place: float, span: st
     tokens before the place are attacked."""
     places = [math.floor(place * len(content.split()) + 0.5) for content in asked.contents]
     filled = [inserted(content, filler, words) for content, words in zip(asked.contents, places)]
-    texts = [asked.before + content + asked.after for content in filled]
+    texts = asked.wrapped(filled)
     rows = token_rows(model, texts)
     offsets = tokenize(model.tokenizer, texts, return_offsets_mapping=True)["offset_mapping"]
     found = []

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ssmscope.api.sharding.parts import Columns, over
+from ssmscope.attacks.curves import no_drop
 from ssmscope.attacks.position.regions import Region
 from ssmscope.attacks.position.result import Attacked
 from ssmscope.core.affine import embedding_table
@@ -292,8 +293,7 @@ def measure(
 
 
 def notes_on(clean: Estimate, attacked: Sequence[Attacked], examples: int) -> Iterator[str]:
-    if clean.value == 0:
-        yield "the clean accuracy is 0: there is no drop to measure"
+    yield from no_drop(clean)
     if short := [one for one in attacked if one.left_out]:
         most = max(short, key=lambda one: one.left_out)
         yield (

@@ -11,9 +11,8 @@ import numpy as np
 from markupsafe import Markup
 from pandas import DataFrame
 
-from ssmscope.api.results import Result
 from ssmscope.api.scores import LOWER, Changed, Lost, Score, ScoreMaker, average, first_wrong, lost, named, unordered
-from ssmscope.attacks.closing import closing, percent, tidy
+from ssmscope.attacks.closing import Accuracy, AccuracyCurve, closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted, with_ties
@@ -24,7 +23,7 @@ REPLACEMENTS = {"noise": "noise", "zeros": "zeros", "mean": "the mean", "other":
 
 
 @dataclass(frozen=True)
-class Attacked:
+class Attacked(Accuracy):
     """Estimates with one region replaced."""
 
     region: str
@@ -35,11 +34,8 @@ class Attacked:
     examples: int
     left_out: int
     """Examples that are too short for the region, or whose donor is; no estimate includes them."""
-    accuracy: Estimate
     clean: Estimate
     """Clean accuracy of the same examples."""
-    drop: Estimate
-    """1 − accuracy / clean accuracy."""
     flipped: Estimate
     """Share of the examples answered correctly when clean whose answer changes."""
     success: Estimate | None = None
@@ -47,8 +43,9 @@ class Attacked:
 
 
 @dataclass(frozen=True)
-class PositionBias(Result, kind="position"):
-    """Accuracy with the tokens of each region replaced, and the drop along the sequence."""
+class PositionBias(AccuracyCurve, kind="position"):
+    """Accuracy with the tokens of each region replaced, and the drop along the sequence. The steps of `right` are the
+    regions and then the windows."""
 
     replacement: str
     unit: str
@@ -57,7 +54,6 @@ class PositionBias(Result, kind="position"):
     """Tokens of the longest example."""
     width: int | None
     """Pixels per row of an image; None for texts."""
-    clean: Estimate
     regions: tuple[Attacked, ...]
     windows: tuple[Attacked, ...]
     average: Estimate
@@ -71,10 +67,6 @@ class PositionBias(Result, kind="position"):
     """Region of the largest drop, and those indistinguishable from it (`bootstrap.lowest`); empty if no drop is
     defined."""
     worst_windows: tuple[int, ...]
-    notes: tuple[str, ...]
-    right: np.ndarray | None = None
-    """(1 + regions + windows, examples) int8: 1 for a right answer when clean and with each region or window replaced,
-    0 for a wrong one, −1 where an example is left out."""
 
     def verdict(self, at: int = 0) -> str:
         if not self.worst_regions:
@@ -128,9 +120,8 @@ class PositionBias(Result, kind="position"):
                 yield make(name, region.success, LOWER, count=region.examples, **unordered(region.success.value, right))
 
     def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
-        read = texts()
-        for row, place in first_wrong(self.right[: 1 + len(self.regions)]) if self.right is not None and read else ():
-            yield Changed(read[row], None, f"tokens at {self.regions[place].region} replaced by {self.replaced_by}")
+        for text, at in first_wrong(None if self.right is None else self.right[: 1 + len(self.regions)], texts):
+            yield Changed(text, None, f"tokens at {self.regions[at].region} replaced by {self.replaced_by}")
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import bars
@@ -147,7 +138,7 @@ class PositionBias(Result, kind="position"):
         for part, attacked in (("region", self.regions), ("window", self.windows)):
             for one in attacked:
                 unit = "percent" if one.percent else self.unit
-                rows.append({**vars(one), "part": part, "unit": unit, "drop": one.drop.times(100)})
+                rows.append(one.row(part=part, unit=unit))
             if part == "region":
                 mean = dict(accuracy=self.average, drop=self.average_drop.times(100))
                 rows.append(dict(part="average", region="average of the regions", **mean))
@@ -176,7 +167,7 @@ class PositionBias(Result, kind="position"):
         examples = self.provenance["data"]["examples"]
         rows = [("clean", {"accuracy": Cell(self.clean), "examples": Cell(text=f"{examples:,}")})]
         for one in self.regions:
-            cells = {"accuracy": Cell(one.accuracy), "drop in %": percent(one.drop), "flipped": value_cell(one.flipped)}
+            cells = one.cells() | {"flipped": value_cell(one.flipped)}
             cells |= {"success": value_cell(one.success)} if one.success is not None else {}
             rows.append((one.region, cells | {"examples": Cell(text=f"{one.examples:,}")}))
         rows.append(("average", {"accuracy": Cell(self.average), "drop in %": percent(self.average_drop)}))

@@ -1,4 +1,4 @@
-"""Adapter to PromptBench's own attacks on a prompt (Zhu et al. 2023), which are given accuracies of batched answers."""
+"""Bridge to PromptBench's own attacks on a prompt (Zhu et al. 2023), which are given accuracies of batched answers."""
 
 from __future__ import annotations
 

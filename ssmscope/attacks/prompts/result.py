@@ -172,10 +172,9 @@ class PromptAttack(Result, kind="prompts"):
             yield make(named("prompts.drop", one.name), one.drop, LOWER, harm=True, **average(found))
 
     def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
-        read = texts()
-        for row, at in first_wrong(self.right[:, 0]) if self.right is not None and read else ():
+        for text, at in first_wrong(None if self.right is None else self.right[:, 0], texts):
             attack = self.attacks[at]
-            yield Changed(read[row], None, f"the prompt “{attack.prompts[0].prompt}” of {attack.name}")
+            yield Changed(text, None, f"the prompt “{attack.prompts[0].prompt}” of {attack.name}")
 
     def sketch(self, at: int = 0) -> Markup:
         from ssmscope.render.sketches import bars

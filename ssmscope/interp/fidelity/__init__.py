@@ -14,7 +14,6 @@ from ssmscope.interp.fidelity.measures import LOGIT_SCALE, RANDOM
 from ssmscope.interp.methods import METHODS, MethodOptions, Methods, check_methods, method_names
 
 if TYPE_CHECKING:
-    from ssmscope.api.sharding.parts import Columns
     from ssmscope.core.model import Model
     from ssmscope.data.text import TextData
     from ssmscope.interp.fidelity.result import Fidelity
@@ -118,108 +117,44 @@ def fidelity_auc(
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
-    from ssmscope.interp.fidelity.measure import (
-        circular_notes,
-        hidden_sets,
-        knockout_effects,
-        ranking,
-        replacement_vector,
-        run_hidden,
-        summarise,
-        text_measures,
-        tied_share,
-    )
+    from ssmscope.interp.fidelity.batches import Measures, rankable
+    from ssmscope.interp.fidelity.measure import circular_notes, replacement_vector, summarise
     from ssmscope.interp.fidelity.measures import KNOCKOUT, layer_measure
     from ssmscope.interp.gates import TEXTS_JUDGED, note_on_gates
     from ssmscope.interp.knockout.measure import roads_of
-    from ssmscope.interp.labelled import check_classifier, read_texts, token_scores
+    from ssmscope.interp.labelled import check_classifier
     from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import objective
-    from ssmscope.interp.plausibility.measure import marked_share
 
     check_classifier(model, data, "fidelity")
-    if methods is not None and not isinstance(methods, Mapping):
+    own = isinstance(methods, Mapping)
+    if methods is not None and not own:
         methods = [name for name in method_names(methods) if name != RANDOM]
     ready = bind_methods(methods, option, model=model, seed=seed)
     if limit is not None:
         data = data.sample(limit, seed=seed)
-    fill = replacement_vector(model, replacement)
-    lengths, sizes, masks = read_texts(model, data)
-    long = sum(max_tokens is not None and length > max_tokens for length in lengths)
-    used = [row for row, size in enumerate(sizes) if size > 1 and (max_tokens is None or lengths[row] <= max_tokens)]
-    if not used:
-        asked = "has two tokens" if max_tokens is None else f"has between two tokens and {max_tokens:,}"
-        raise InputError(f"no text of {data.name} ({data.split}) {asked}: there is nothing to rank")
-    marked = [masks[row] for row in used]
-    share = marked_share(marked) if any(mask is not None for mask in marked) else None
+    fill, texts = replacement_vector(model, replacement), rankable(model, data, max_tokens)
     grid = [Fraction(step, steps) for step in range(steps + 1)]
     where: dict[str, int | None] = {KNOCKOUT: None} if knockout else {}
     where |= {layer_measure(number): number for number in roads_of(model)} if knockout_layers else {}
-
     further = tuple(dict.fromkeys(measures or ()))
-
-    def measure(rows: Sequence[int]) -> Columns:
-        batch = model.encode([data.texts[row] for row in rows])
-        goal = objective(model, batch)
-        given = {name: method(goal) for name, method in ready.items()}
-        scores = [token_scores(name, each, batch) for name, each in given.items()]
-        drawn = [np.random.default_rng([seed, row]).random((random_rankings, sizes[row])) for row in rows]
-        every = [np.concatenate([[own[text] for own, _ in scores], each]) for text, each in enumerate(drawn)]
-        places = [
-            np.concatenate([ranking(each[: len(ready)]), (-own).argsort(1).argsort(1)])
-            for each, own in zip(every, drawn)
-        ]
-        hidden = [hidden_sets(each, grid) for each in places]
-        targets = [ids[0] for ids in goal.targets]
-        how: Any = {"value": value, "batch_size": batch_size}
-        values = run_hidden(model, batch, targets, [each.sets for each in hidden], fill=fill, mode=mode, **how)
-        effects: list[Any] = [None] * len(rows)
-        if where:
-            effects = knockout_effects(model, batch, targets, layers=list(where.values()), **how)
-        rationales = [None if share is None else masks[row] for row in rows]
-        measured = [
-            text_measures(*text, methods=len(ready), share=share)
-            for text in zip(every, hidden, values, rationales, effects)
-        ]
-        numbers = [found for found, _ in measured]
-        if further:
-            from ssmscope.interp.fidelity.captum_measures import captum_measures
-
-            theirs = captum_measures(further, goal, ready, every, fill=fill, seed=seed)
-            numbers = [np.concatenate(both, axis=1) for both in zip(numbers, theirs)]
-        converged = [np.ones(len(rows), dtype=bool) if own is None else own for _, own in scores]
-        return {
-            "values": np.stack(numbers),
-            "curves": np.stack([curves for _, curves in measured]),
-            "targets": np.array(targets),
-            "tied": np.array([[tied_share(own) for own in each[: len(ready)]] for each in every]),
-            "unconverged": ~np.stack(converged, axis=1),
-            "said": np.full(len(rows), "\n".join(f"{name}: {each.note}" for name, each in given.items() if each.note)),
-        }
-
+    how: Any = dict(mode=mode, value=value, random=random_rankings, batch_size=batch_size, seed=seed)
+    how |= dict(grid=grid, layers=list(where.values()), further=further, fill=fill)
     options = call_options(methods=list(ready), option=option or {})
     provenance = record_provenance(model.source, options=options, seed=seed, data=data)
     room = tokens_at_once(model.device)
-    most = room // MIN_TOKENS_PER_TEXT
-    batches = list(by_length(lengths, room, rows=used, size=batch_size, most=most, longest_first=True))
-    order, parts = zip(*over(model, batches, measure, provenance=provenance))
+    together: Any = dict(size=batch_size, most=room // MIN_TOKENS_PER_TEXT, longest_first=True)
+    batches = list(by_length(texts.lengths, room, rows=texts.rows, **together))
+    measured = Measures(model=model, texts=texts, methods=ready, **how)
+    order, parts = zip(*over(model, batches, measured, provenance=provenance))
     lines = np.argsort(np.concatenate(order))
     found = {name: np.concatenate([part[name] for part in parts])[lines] for name in parts[0]}
     notes = dict.fromkeys(note for said in found["said"].tolist() for note in said.split("\n") if note)
-    if mode == "replace" and not isinstance(methods, Mapping):
+    if mode == "replace" and not own:
         goal = objective(model, model.encode(data.texts[batches[0][0]]))
         notes |= dict.fromkeys(circular_notes(goal, list(ready), option or {}, fill))
-    judged = model.encode([data.texts[row] for row in used[:TEXTS_JUDGED]])
-    notes |= dict.fromkeys(note_on_gates(model, judged, [] if isinstance(methods, Mapping) else list(ready)))
-    of_data: Any = {"total": len(data), "used": np.array(used), "long": long, "share": share}
-    return summarise(
-        provenance,
-        tuple(ready),
-        found,
-        grid,
-        **of_data,
-        knocked=tuple(where),
-        further=further,
-        notes=list(notes),
-        seed=seed,
-    )
+    judged = model.encode([data.texts[row] for row in texts.rows[:TEXTS_JUDGED]])
+    notes |= dict.fromkeys(note_on_gates(model, judged, [] if own else list(ready)))
+    of_data: Any = dict(total=len(data), used=np.array(texts.rows), long=texts.long, share=texts.share, seed=seed)
+    of_data |= dict(knocked=tuple(where), further=further, notes=list(notes))
+    return summarise(provenance, tuple(ready), found, grid, **of_data)

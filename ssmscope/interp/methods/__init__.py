@@ -21,24 +21,7 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.interp.explain.result import Method, Scores
 
-METHODS: Registry[Callable[..., Any]] = Registry(
-    "method",
-    "ssmscope.methods",
-    {
-        "ig": f"{__name__}.integrated:ig",
-        "gradxinput": f"{__name__}.gradients:gradxinput",
-        "smoothgrad": f"{__name__}.gradients:smoothgrad",
-        "gradcam": f"{__name__}.gradients:gradcam",
-        "lrp": f"{__name__}.lrp:lrp",
-        "occlusion": f"{__name__}.memory:occlusion",
-        "attention-rollout": f"{__name__}.memory:attention_rollout",
-        "attention-gradient": f"{__name__}.memory:attention_gradient",
-        "survival": f"{__name__}.memory:survival",
-        "self-retention": f"{__name__}.memory:self_retention",
-        "self-write": f"{__name__}.memory:self_write",
-        "random": f"{__name__}.memory:random",
-    },
-)
+METHODS: Registry[Callable[..., Any]] = Registry("method", "ssmscope.methods")
 """Methods by name: functions of an `Objective` and keyword options; installed packages add theirs."""
 DEFAULT_METHODS = ("lrp", "gradxinput", "survival")
 """Methods used by default, except those that a model refuses."""

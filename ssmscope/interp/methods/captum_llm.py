@@ -1,4 +1,4 @@
-"""Adapter to captum's attributions of language models, from token ids to the log-probability of the target."""
+"""Bridge to captum's attributions of language models, from token ids to the log-probability of the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapter to captum's attributions (Kokhlikyan et al., Captum, 2020) of the same f."""
+"""Bridge to captum's attributions (Kokhlikyan et al., Captum, 2020) of the same f."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.captum_names import CAPTUM, LLM
 from ssmscope.interp.objective import Objective, text_generator
 
-ADAPTER_PARAMETERS = {
+BRIDGED_PARAMETERS = {
     *("self", "inputs", "target", "additional_forward_args", "forward_func", "model", "baselines", "feature_mask"),
     *("return_convergence_delta", "return_input_shape", "show_progress", "kwargs", "args", "device_ids"),
     *("attribution_method", "attr_method", "tokenizer", "inp", "gen_args", "use_cached_outputs", "_inspect_forward"),
     *("num_trials", "forward_in_tokens"),
 }
-"""Parameters of captum's that the adapter sets itself."""
+"""Parameters of captum's that the bridge sets itself."""
 OURS = ("attribution", "layer")
 """Options that name what a method wraps, or a part of the model."""
 
@@ -117,7 +117,7 @@ def _options(name: str) -> list[str]:
     more = ["baseline"] if "baselines" in known else []
     if inner := wrapped(name):  # It also takes the options of what it wraps.
         more = ["attribution", "baseline", *(option for each in inner for option in _options(each))]
-    found = [each for each in [*known, *more] if each not in ADAPTER_PARAMETERS | {"seed"}]
+    found = [each for each in [*known, *more] if each not in BRIDGED_PARAMETERS | {"seed"}]
     return [*dict.fromkeys(found), "seed"]
 
 
@@ -157,7 +157,7 @@ def _made(which: Any, f: Any, options: Mapping[str, Any]) -> Any:
 
 def constructor_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return those options that captum's constructor takes."""
-    known = {*inspect.signature(captum_class(name).__init__).parameters} - ADAPTER_PARAMETERS - {"layer"}
+    known = {*inspect.signature(captum_class(name).__init__).parameters} - BRIDGED_PARAMETERS - {"layer"}
     return {option: value for option, value in options.items() if option in known}
 
 

@@ -307,7 +307,7 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     read = {id(part) for part in (*found, *attention, *last, *before, module.get_input_embeddings())}
     others = [each for part in _blocks(module, read) for each in part_handlers(part, half)]
     handled = read | {id(part) for part, handler in others if not runs_its_parts(handler)}
-    refused = {name for reader in map(adapter_for, found) for name in getattr(reader, "NO_RELEVANCE", ())}
+    refused = {name for adapter in map(adapter_for, found) for name in getattr(adapter, "NO_RELEVANCE", ())}
     rules = dict(_rules(module, handled, refused, one, half))
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
     handlers += [(part, partial(through_attention, part, one)) for part in attention]
@@ -315,9 +315,9 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     handlers += [(part, lambda below, x, rule=rule: rule(x)) for part, rule in rules.items()]
     handlers += [(part, partial(_over_rule, handler, rules.get(part))) for part, handler in others]
     with ExitStack() as around:
-        for reader in dict.fromkeys(map(adapter_for, found)):
-            if hasattr(reader, "reading"):
-                around.enter_context(reader.reading(module))
+        for adapter in dict.fromkeys(map(adapter_for, found)):
+            if hasattr(adapter, "reading"):
+                around.enter_context(adapter.reading(module))
         # The rules themselves include these modules' hooks.
         around.enter_context(unhooked(part for part in rules if not isinstance(part, FeedForward)))
         around.enter_context(freeze_soft_caps(module))
@@ -340,7 +340,7 @@ def _blocks(module: nn.Module, read: set[int]) -> Iterator[nn.Module]:
 
 
 def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., Any]:
-    reader = adapter_for(mixer)
+    adapter = adapter_for(mixer)
 
     def forward(below, *args, attention_mask=None, **kwargs):
         u = entered(mixer, args, kwargs)

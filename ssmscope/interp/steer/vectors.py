@@ -128,7 +128,7 @@ def bake(model: Model, vector: ControlVector, strength: float, directory: str | 
 
     Raises:
         InputError: a strength that is not finite, a direction of states or of layer 0, no bias that has this effect, a
-            bias that rounds the direction away, a model with adapters, with layers in few bits, or that is no library's
+            bias that rounds the direction away, a model with PEFT adapters, with layers in few bits, or of no library's
             model with a head, a copy that would be loaded as another model, or a directory that exists.
     """
     where = Path(directory)
@@ -152,7 +152,7 @@ def _check_exports(model: Model) -> None:
     """Raise InputError if a model has no directory of its own kind."""
     module, advice = model.module, "steer it as it runs instead"
     if any(type(part).__module__.partition(".")[0] == "peft" for part in module.modules()):
-        raise InputError(f"{model.name} has adapters of peft: merge it (merge_and_unload()), and export that")
+        raise InputError(f"{model.name} has PEFT adapters: merge it (merge_and_unload()), and export that")
     if not isinstance(module, PreTrainedModel):
         kind = "has no head" if model.gives == "nothing" else "is a module of one's own"
         raise InputError(f"{model.name} {kind}, which cannot be exported as a directory; {advice}")

@@ -1,4 +1,4 @@
-"""Adapter that runs our models in EleutherAI's lm-evaluation-harness.
+"""Bridge that runs our models in EleutherAI's lm-evaluation-harness.
 
 The harness's own programs find it once this module is imported:
 

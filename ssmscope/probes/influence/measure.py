@@ -94,11 +94,11 @@ def of_output(model: Model, batch: Batch, of: str) -> Dependence:
 def of_layer(model: Model, batch: Batch, index: int, u: Float[Tensor, "texts length width"]) -> Dependence:
     """Return the output of one mixer as a function of its input, at the input `u` that it has in the model."""
     mixer = model.mixers[index]
-    reader = adapter_for(mixer)
+    adapter = adapter_for(mixer)
 
     def run(x: Tensor, mask: Tensor) -> Tensor:
         with evaluating(model.module):
-            return reader.output(mixer, reader.compute_terms(mixer, x, mask))
+            return adapter.output(mixer, adapter.compute_terms(mixer, x, mask))
 
     def at(found: Tensor, positions: Tensor) -> Tensor:
         return found[torch.arange(len(found), device=found.device), positions]

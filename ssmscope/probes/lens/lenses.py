@@ -120,7 +120,7 @@ class SSMUnembed(Unembed):
 
 
 def _plain_linear(head: nn.Module) -> nn.Linear:
-    """Return a head with its adapters as a plain linear layer; a single row of log-odds becomes two rows."""
+    """Return a head with its PEFT adapters as a plain linear layer; a single row of log-odds becomes two rows."""
     weight, bias = matrix(head, "the head"), offset(head, "the head")
     if len(weight) == 1:
         weight = torch.cat([torch.zeros_like(weight), weight])
