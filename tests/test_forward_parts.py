@@ -31,8 +31,8 @@ from ssmscope.core.intercept import (
     twin,
     unhooked,
 )
-from ssmscope.core.mixers import as_constant, weights_constant
 from ssmscope.core.model import Model
+from ssmscope.core.weights import as_constant, weights_constant
 
 X = torch.tensor([[1.0, 2.0]])
 

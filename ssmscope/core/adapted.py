@@ -310,21 +310,21 @@ def adapt(
 # ---- is it what the layer computes?
 
 
-def check_adapted(mixer: nn.Module, reader: Adapted, given: Tensor, name: str) -> None:
+def check_adapted(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) -> None:
     """Check terms and output of a layer against its own forward pass on an input of two positions or more: whole and
     cut off, continued from a state, in a padded batch, and in float64. Raises InputError with what differs."""
     with torch.no_grad():
-        _check(mixer, reader, given, name)
+        _check(mixer, adapter, given, name)
         try:
             wide = copy.deepcopy(mixer).double()
             found = wide(given.double())
         except Exception:  # noqa: BLE001  # Whatever a module raises that has no float64.
             return
         if (found[0] if isinstance(found, tuple) else found).dtype == torch.float64:
-            _check(wide, reader, given.double(), name)
+            _check(wide, adapter, given.double(), name)
 
 
-def _check(mixer: nn.Module, reader: Adapted, given: Tensor, name: str) -> None:
+def _check(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) -> None:
     def run(given: Tensor) -> Tensor:
         found = mixer(given.clone())  # Some write into their input.
         if isinstance(found, tuple) and found and all(each is None for each in found[1:]):
@@ -333,7 +333,7 @@ def _check(mixer: nn.Module, reader: Adapted, given: Tensor, name: str) -> None:
         if not isinstance(found, Tensor) or found.ndim != given.ndim:
             said = f"{name} gives a {type(found).__name__}; adapt a layer whose forward pass gives one tensor"
             raise InputError(f"{said} with as many positions as its input, alone or before None")
-        found, u = reader.flat(mixer, found), reader.entered(mixer, given)
+        found, u = adapter.flat(mixer, found), adapter.entered(mixer, given)
         if found.shape[:2] != u.shape[:2]:
             said = f"{name} gives {found.shape[1]} positions for {u.shape[1]}; adapt a layer whose forward pass gives"
             raise InputError(f"{said} one tensor with as many positions as its input, alone or before None")
@@ -342,21 +342,21 @@ def _check(mixer: nn.Module, reader: Adapted, given: Tensor, name: str) -> None:
     own = run(given)
     if _apart(run(given), own) > 0:
         raise InputError(f"{name} gives another output each time: it draws random numbers in evaluation")
-    axis = 2 if reader.has_channels_first(mixer) else 1
+    axis = 2 if adapter.has_channels_first(mixer) else 1
     some = given.narrow(axis, 0, max(1, 2 * given.shape[axis] // 3))
-    short, both, grid = run(some), reader.BIDIRECTIONAL, given.ndim > 3
+    short, both, grid = run(some), adapter.BIDIRECTIONAL, given.ndim > 3
     half = short.shape[1]
     if not both and (grid or _apart(short, own[:, :half]) > _tolerance(own)):
         raise InputError(f"{name} reads {'a grid' if grid else 'later positions'}: adapt it with both_ways=True")
-    u = reader.entered(mixer, given)
-    found = reader.output(mixer, reader.compute_terms(mixer, u))
+    u = adapter.entered(mixer, given)
+    found = adapter.output(mixer, adapter.compute_terms(mixer, u))
     _refuse(name, "its terms and output do not give its own output", found, own)
-    cut = reader.compute_terms(mixer, reader.entered(mixer, some))
-    _refuse(name, f"they do not give its output for {half} positions", reader.output(mixer, cut), short)
-    reader.entered(mixer, given)
+    cut = adapter.compute_terms(mixer, adapter.entered(mixer, some))
+    _refuse(name, f"they do not give its output for {half} positions", adapter.output(mixer, cut), short)
+    adapter.entered(mixer, given)
     if not grid:
         padded = torch.arange(u.shape[1], device=u.device).expand(u.shape[:2]) < half
-        found = reader.output(mixer, reader.compute_terms(mixer, u, padded))[:, :half]
+        found = adapter.output(mixer, adapter.compute_terms(mixer, u, padded))[:, :half]
         _refuse(name, "in a padded batch they give another output", found, short)
     if both:
         return

@@ -29,10 +29,11 @@ from ssmscope.core.ends import EndedBy, Ends, Stop, Written
 from ssmscope.core.heads import own_logits
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.lasting_edits import LastingEdit
-from ssmscope.core.mixers import check_causal, collect_states, fast_scan, weights_prepared
+from ssmscope.core.mixers import check_causal, collect_states, fast_scan
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.recording import STEPS_BEFORE, record, recordable
 from ssmscope.core.trace import LayerState, States, gathered, joined
+from ssmscope.core.weights import weights_prepared
 from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.outline import Outlined
 

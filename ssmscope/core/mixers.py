@@ -14,7 +14,6 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ssmscope import ops
@@ -23,6 +22,7 @@ from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, obser
 from ssmscope.core.known_models import LAYERS
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone
+from ssmscope.core.weights import are_constant
 from ssmscope.errors import InputError, Unanswerable, kernels_explained
 
 R = TypeVar("R")
@@ -260,59 +260,6 @@ def _accepted(mixer: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if every or name in takes}
 
 
-@contextmanager
-def weights_constant(module: nn.Module) -> Iterator[None]:
-    """Treat the weights of linear layers and mixers as constants, in this thread alone, so that backward passes keep
-    less."""
-    parts = [(part, partial(run_linear, part)) for part in module.modules() if type(part) is nn.Linear]
-    token = _weights_constant.set(True)
-    try:
-        with override_forward(parts):
-            yield
-    finally:
-        _weights_constant.reset(token)
-
-
-_weights_constant: ContextVar[bool] = ContextVar("constant", default=False)
-
-
-def as_constant(weight: Tensor) -> Tensor:
-    """Return a weight, detached within `weights_constant`."""
-    return weight.detach() if _weights_constant.get() else weight
-
-
-@contextmanager
-def weights_prepared() -> Iterator[None]:
-    """Compute what is `prepared` from mixers' weights once, within the context and in this thread alone; mixers must
-    stay as they are."""
-    token = _prepared.set({})
-    try:
-        yield
-    finally:
-        _prepared.reset(token)
-
-
-_prepared: ContextVar[dict[tuple[Any, ...], Any] | None] = ContextVar("prepared", default=None)
-
-
-def prepared(mixer: nn.Module, compute: Callable[..., R], *args: Any) -> R:
-    """Return compute(mixer, *args), which depends on the mixer's weights alone; as it was found before within
-    `weights_prepared`."""
-    found, key = _prepared.get(), (compute, mixer, *args)
-    if found is None:
-        return compute(mixer, *args)
-    if key not in found:
-        found[key] = compute(mixer, *args)
-    return found[key]
-
-
-def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
-    """Return a linear layer's output, with its weights `as_constant` if `below` is its own forward pass."""
-    if not is_own(part, below) or len(args) != 1:
-        return below(*args, **kwargs)
-    return linear(args[0], as_constant(part.weight), None if part.bias is None else as_constant(part.bias))
-
-
 def _forward(mixer, index, mask, whole, states, retention, visit, plain, /, below, *args, **kwargs):
     """Run a mixer of the numbers `plain` as it is read; the others are first asked what is put on them."""
     given = dict(zip(arguments(mixer), args)) | kwargs
@@ -333,7 +280,7 @@ def _forward(mixer, index, mask, whole, states, retention, visit, plain, /, belo
     scans = layer.scan(state, retention=retention)
     if visit is not None:
         visit(index, layer, scans)
-    result = as_returned(mixer, reader.output(mixer, layer, scans))
+    result = as_returned(mixer, adapter.output(mixer, layer, scans))
     if own:
         return result
     return _checked_output(index, below(*args, **_accepted(mixer, kwargs)), result, layer.mask, state)
@@ -342,21 +289,21 @@ def _forward(mixer, index, mask, whole, states, retention, visit, plain, /, belo
 def entered(mixer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     """Return the input of a mixer that is called with these arguments, its first, as u (batch, length, width)."""
     first = "hidden_states" if "hidden_states" in kwargs else arguments(mixer)[0]
-    given, reader = args[0] if args else kwargs[first], adapter_for(mixer)
-    return reader.entered(mixer, given) if hasattr(reader, "entered") else given
+    given, adapter = args[0] if args else kwargs[first], adapter_for(mixer)
+    return adapter.entered(mixer, given) if hasattr(adapter, "entered") else given
 
 
 def positions(mixer: nn.Module, output: Tensor) -> Tensor:
     """Return an output of a mixer as (batch, length, width)."""
-    reader = adapter_for(mixer)
-    return reader.flat(mixer, output) if hasattr(reader, "flat") else output
+    adapter = adapter_for(mixer)
+    return adapter.flat(mixer, output) if hasattr(adapter, "flat") else output
 
 
 def as_returned(mixer: nn.Module, output: Tensor) -> Any:
     """Return a mixer's output (batch, length, width) as its own forward pass does."""
-    reader = adapter_for(mixer)
-    output = reader.shaped(mixer, output) if hasattr(reader, "shaped") else output
-    return reader.returned(output) if hasattr(reader, "returned") else output
+    adapter = adapter_for(mixer)
+    output = adapter.shaped(mixer, output) if hasattr(adapter, "shaped") else output
+    return adapter.returned(output) if hasattr(adapter, "returned") else output
 
 
 def _unedited() -> Context:
@@ -375,14 +322,16 @@ def check_parts(
         return True
     first = "hidden_states" if args or "hidden_states" in kwargs else arguments(mixer)[0]
     named = {name: value for name, value in _accepted(mixer, kwargs).items() if name != first}
-    reader = adapter_for(mixer)
+    adapter = adapter_for(mixer)
 
     def theirs(v: Tensor) -> Any:
-        found = _unedited().run(below, reader.shaped(mixer, v) if hasattr(reader, "shaped") else v, *args[1:], **named)
+        found = _unedited().run(
+            below, adapter.shaped(mixer, v) if hasattr(adapter, "shaped") else v, *args[1:], **named
+        )
         found = found[0] if isinstance(found, tuple) else found
-        return reader.entered(mixer, found) if hasattr(reader, "entered") else found
+        return adapter.entered(mixer, found) if hasattr(adapter, "entered") else found
 
-    ours = lambda v: reader.output(mixer, _unedited().run(terms_of, mixer, v, mask))  # noqa: E731
+    ours = lambda v: adapter.output(mixer, _unedited().run(terms_of, mixer, v, mask))  # noqa: E731
     if not same_outcome(mixer, parts, theirs, ours, u, mask if mask is not None and mask.ndim == 2 else None):
         raise InputError(f"{described(mixer, parts)} make it compute something other than its terms: remove them")
     return False
@@ -402,7 +351,7 @@ def linearize(mixer: nn.Module, layer: LayerTrace) -> LinearizedLayer:
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
     """Return a mixer's terms, without gradients with respect to its weights within `weights_constant`."""
     layer = adapter_for(mixer).compute_terms(mixer, u, mask if mask is None else mask.to(u.device), state)
-    if _weights_constant.get():
+    if are_constant():
         held = tuple(replace(r, A=_detached(r.A), D=_detached(r.D)) for r in layer.recurrences)
         layer = replace(layer, recurrences=held)
     return layer

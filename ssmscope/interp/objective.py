@@ -20,11 +20,11 @@ from ssmscope.core import batching
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
 from ssmscope.core.intercept import active_override, is_kept, is_own, override_forward
-from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
 from ssmscope.core.progress import on_stderr
 from ssmscope.core.recomputing import recomputed
 from ssmscope.core.tokenizing import tokenize
+from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError, check_whole, did_you_mean
 from ssmscope.outline import Outlined
 

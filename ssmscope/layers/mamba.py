@@ -17,8 +17,8 @@ from torch.nn.functional import rms_norm, softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 
 from ssmscope.core.forms import Form
-from ssmscope.core.mixers import prepared
 from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.core.weights import prepared
 from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ssmscope.core.forms import Form
-from ssmscope.core.mixers import prepared
 from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.core.weights import prepared
 from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 

@@ -311,7 +311,7 @@ def recognise(module: nn.Module) -> None:
         if type(part).__module__.startswith(("torch.", "transformers.")) or is_readable(part):
             continue
         names = {name for name, _ in [*part.named_parameters(recurse=False), *part.named_children()]}
-        for needed, reader in USUAL_PARTS.items():
+        for needed, adapter in USUAL_PARTS.items():
             if needed <= names and not any(name.endswith("_b") or "_b_" in name for name in names):  # Of Vim's kin.
-                read_as(type(part), reader)
+                read_as(type(part), adapter)
                 break

@@ -18,8 +18,9 @@ from ssmscope.core.forms import at_least_float32 as at_least_float32
 from ssmscope.core.forms import constant as constant
 from ssmscope.core.forms import mask_padding as mask_padding
 from ssmscope.core.forms import projection as projection
-from ssmscope.core.mixers import adapter_for, as_constant, conv_tap_mask, edit_conv_input, prepared
+from ssmscope.core.mixers import adapter_for, conv_tap_mask, edit_conv_input
 from ssmscope.core.trace import LayerState
+from ssmscope.core.weights import as_constant, prepared
 from ssmscope.errors import InputError
 from ssmscope.ops.compiling import compilable
 

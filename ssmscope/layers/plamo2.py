@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from ssmscope.core.forms import Form
-from ssmscope.core.mixers import prepared
 from ssmscope.core.trace import LayerState, LayerTrace
+from ssmscope.core.weights import prepared
 from ssmscope.layers import parts
 from ssmscope.layers.linear_attention import LinearAttentionConfig, family
 from ssmscope.ops import Recurrence

@@ -114,13 +114,13 @@ def _first_argument(part: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 
 def check_layer(layer: nn.Module, path: str, u: Tensor | None) -> None:
     """Check an adapted layer on the input it had, None without one, as `check_adapted` does; others are known."""
-    reader, name = adapter_for(layer), f"{path} ({type(layer).__name__})"
-    if not isinstance(reader, Adapted):
+    adapter, name = adapter_for(layer), f"{path} ({type(layer).__name__})"
+    if not isinstance(adapter, Adapted):
         return
     if u is None or u.ndim < 3:
         said = f"{name} is not called with u (batch, length, width)"
         raise InputError(f"{said} as its first argument, as an adapted layer is")
-    check_adapted(layer, reader, u, name)
+    check_adapted(layer, adapter, u, name)
 
 
 def check_in_library_model(module: Any) -> None:

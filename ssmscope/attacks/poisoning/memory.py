@@ -24,10 +24,10 @@ from ssmscope.attacks.insertion.places import inserted
 from ssmscope.attacks.words.hotflip import letters
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.encoding import Batch
-from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.core.trace import LayerState, LayerTrace, States, gathered, mapped
+from ssmscope.core.weights import weights_constant
 from ssmscope.data.language import load_lines
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import token_rows

@@ -20,10 +20,10 @@ from torch.nn.utils.rnn import pad_sequence
 from ssmscope.attacks.names import CANDIDATES
 from ssmscope.attacks.words.result import WORD
 from ssmscope.core.batching import by_length
-from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
 from ssmscope.core.ties import descending
 from ssmscope.core.tokenizing import is_within_word, tokenize
+from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
 from ssmscope.evaluation.forking import token_rows

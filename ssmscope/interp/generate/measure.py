@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from ssmscope.core.affine import is_plain
 from ssmscope.core.intercept import evaluating, observe
-from ssmscope.core.mixers import memory_of, weights_constant
+from ssmscope.core.mixers import memory_of
 from ssmscope.core.model import Model
 from ssmscope.core.recomputing import recomputed
 from ssmscope.core.trace import LayerTrace
+from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError, check_whole
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain.result import UNSIGNED, Method

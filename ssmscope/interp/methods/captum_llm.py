@@ -11,8 +11,8 @@ from captum.attr import TextTokenInput
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
+from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens
 from ssmscope.interp.explain.result import Scores

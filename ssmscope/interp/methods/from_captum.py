@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.edits import blocks_of
 from ssmscope.core.intercept import override_forward
-from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
+from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens
 from ssmscope.interp.explain.result import Scores

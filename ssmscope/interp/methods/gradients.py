@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from ssmscope.core.attention_layers import attending
 from ssmscope.core.heads import hidden_vectors
 from ssmscope.core.intercept import observe
-from ssmscope.core.mixers import positions, weights_constant
+from ssmscope.core.mixers import positions
 from ssmscope.core.model import Model
+from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.objective import Objective, text_generator

@@ -347,7 +347,7 @@ def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., A
         with torch.no_grad():
             named = kwargs if attention_mask is None else {**kwargs, "attention_mask": attention_mask}
             check_parts(mixer, u.detach(), attention_mask, below, args, named)
-            layer = linearize(mixer, reader.compute_terms(mixer, u.detach(), attention_mask))
+            layer = linearize(mixer, adapter.compute_terms(mixer, u.detach(), attention_mask))
         return as_returned(mixer, through_layer(layer, at_least_float32(u), one, half).to(u.dtype))
 
     return forward

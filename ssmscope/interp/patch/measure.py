@@ -14,10 +14,10 @@ from torch import Tensor
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.edits import Edit, Place, Site, edited, new_state, recorded, replaced
 from ssmscope.core.encoding import Batch
-from ssmscope.core.mixers import weights_constant
 from ssmscope.core.model import Model
 from ssmscope.core.ties import difference, levels, spearman
 from ssmscope.core.trace import LayerState, States, gathered, mapped
+from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError
 from ssmscope.interp.edited_texts import EditedText, edited_texts
 from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer

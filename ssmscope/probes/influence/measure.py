@@ -16,9 +16,10 @@ from ssmscope.core.batching import by_length
 from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import head_logits
 from ssmscope.core.intercept import evaluating
-from ssmscope.core.mixers import adapter_for, weights_constant
+from ssmscope.core.mixers import adapter_for
 from ssmscope.core.model import Model
 from ssmscope.core.take_trace import TextsLike, as_batch
+from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.interp.methods.gradients import head_input
 from ssmscope.interp.objective import tokens_that_fit
