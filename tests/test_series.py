@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, logsigmoid
 
 import ssmscope
+from ssmscope.attacks.noise.series import CHANGES, changed
 from ssmscope.errors import InputError
+from ssmscope.interp.explain.result import Scores
 
 
 class Unit(nn.Module):
@@ -227,3 +229,109 @@ def test_the_planted_step_and_channel_are_found(seed: int) -> None:
         cut = {t: ssmscope.knockout(model, x[row : row + 1], from_=str(t)).to_frame() for t in range(12)}
         changes = {t: float(frame["change"].iloc[0]) for t, frame in cut.items()}
         assert min(changes, key=changes.__getitem__) == place
+
+
+Labelled = tuple[Network, ssmscope.Model, Tensor, list[int]]
+
+
+@pytest.fixture
+def labelled() -> Labelled:
+    """A module that is right about half of its examples."""
+    module = network(Pooled).double()
+    x = torch.randn(24, 11, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    labels = module(x).argmax(1).tolist()
+    labels[::2] = [(label + 1) % 4 for label in labels[::2]]
+    return module, ssmscope.load(module, example=x, labels=list("abcd")), x, labels
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_noise_in_series_is_what_it_says(labelled: Labelled, change: str) -> None:
+    module, model, x, labels = labelled
+    data, values = ssmscope.labelled_series(x, labels, list("abcd")), x.numpy()
+    forms = [values, *(changed(values, change, rate, 0) for rate in (0.2, 0.9))]
+    found = ssmscope.noise(model, data, change=change, rates=[0.2, 0.9])
+    right = [(module(torch.tensor(form)).argmax(1).numpy() == labels).mean() for form in forms]
+    assert [found.clean.value, *(level.accuracy.value for level in found.levels)] == pytest.approx(right)
+    assert np.array_equal(changed(values, change, 0.0, 0), values)
+    more, mean = forms[1], values.mean((0, 1))
+    if change == "gaussian":
+        assert (more - values).std((0, 1)) / values.std((0, 1)) == pytest.approx([0.2] * 3, rel=0.15)
+        np.testing.assert_allclose(forms[2] - values, 4.5 * (more - values), atol=1e-12)
+    elif change == "dropped":
+        gone = (more != values).all(-1)
+        assert gone.mean() == pytest.approx(0.2, abs=0.08) and (more[gone] == mean).all()
+    else:
+        moves = [
+            [m for m in range(-3, 4) if np.array_equal(one[3:8], row[3 - m : 8 - m])] for one, row in zip(more, values)
+        ]
+        assert all(len(each) == 1 for each in moves) and {m for (m,) in moves} >= {-1, 0, 1}
+    with pytest.raises(InputError, match="template, words and cache are of texts"):
+        ssmscope.noise(model, data, template="{content}")
+
+
+def test_replaced_and_hidden_steps_are_the_modules_own(labelled: Labelled) -> None:
+    module, model, x, labels = labelled
+    data, mean = ssmscope.labelled_series(x, labels, list("abcd")), x.mean((0, 1))
+    found = ssmscope.position(model, data, regions=["0:3", "8:11"], replacement="mean")
+    for region, place in zip(found.regions, (slice(0, 3), slice(8, 11))):
+        spoiled = x.clone()
+        spoiled[:, place] = mean
+        right = (module(spoiled).argmax(1) == torch.tensor(labels)).double().mean().item()
+        assert region.accuracy.value == pytest.approx(right, abs=1e-6)
+    assert found.unit == "steps" and "steps" in found.headline
+    later = lambda goal: Scores(torch.arange(11.0).expand(len(goal.batch.tokens), -1))  # noqa: E731
+    fidelity = ssmscope.fidelity(model, data, methods={"later": later}, steps=11)
+    answers, values = module(x).argmax(1)[:, None], []
+    for hidden in range(12):
+        spoiled = x.clone()
+        spoiled[:, 11 - hidden :] = mean  # The last steps have the highest scores.
+        values.append(module(spoiled).softmax(-1).gather(1, answers).mean().item())
+    area = (np.array(values[:-1]) + np.array(values[1:])).mean() / 2
+    frame = fidelity.to_frame().query("method == 'later' and measure == 'A_MoRF'")
+    assert float(frame["value"].iloc[0]) == pytest.approx(area, abs=1e-5)
+
+
+@pytest.mark.parametrize("at", [None, 4, -1])
+def test_patched_steps_are_the_modules_own(series: Tensor, at: int | None) -> None:
+    """What the first unit reads of a step is the embedded step itself."""
+    module = network(Pooled if at is None else Network).double()
+    clean, corrupted = series[:1].double(), series[:1].double().clone()
+    corrupted[0, 3:6] += 2
+    logits = lambda x: module(x)[0] if at is None else module(x)[0, at]  # noqa: E731
+    change = logits(clean) - logits(corrupted)
+    answer, contrast = int(change.argmax()), int(change.argmin())
+    model = ssmscope.load(module, at=at, example=clean, labels=list("abcd"))
+    asked = {"answer": "abcd"[answer], "contrast": "abcd"[contrast], "metric": "difference"}
+    found = ssmscope.patch(model, clean=clean, corrupted=model.encode(corrupted), site="residual", **asked)
+    for step in (2, 3, 5):
+        x = module.enter(corrupted)
+        mixed = x.clone()
+        mixed[0, step] = module.enter(clean)[0, step]
+        x = x + module.units[0](mixed)
+        y = module.head(x + module.units[1](x))[0]
+        y = y.mean(0) if at is None else y[at]
+        expected = y[answer] - y[contrast]
+        assert found.values[0, step, 1] == pytest.approx(expected.item(), abs=1e-5)
+    state = ssmscope.patch(model, clean=clean, corrupted=corrupted, **asked)
+    if at == -1:  # All of the memory after step 3 is that of the clean steps up to it.
+        joined = torch.cat([clean[:, :4], corrupted[:, 4:]], 1)
+        expected = logits(joined)[answer] - logits(joined)[contrast]
+        assert state.values[-1, 3, 1] == pytest.approx(expected.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels", "names", "said"),
+    [
+        (torch.randn(3, 5), [0, 1, 0], None, r"the series are \(3, 5\)"),
+        (np.zeros((3, 5, 2), dtype=int), [0, 1, 0], None, "int64; give floats"),
+        (torch.full((3, 5, 2), float("nan")), [0, 1, 0], None, "not finite"),
+        (torch.randn(3, 5, 2), [0, 1], None, "2 labels for 3 series"),
+        (torch.randn(3, 5, 2), [0, 1, 2], ["no", "yes"], "the label 2 is none of the classes no, yes"),
+        (torch.randn(3, 5, 2), ["no", "yes", "maybe"], ["no", "yes"], "the label 'maybe' is none"),
+    ],
+)
+def test_labelled_series_that_do_not_fit_are_refused(values, labels, names, said: str) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        ssmscope.labelled_series(values, labels, names)
+    assert "\n" not in str(error.value)
+    assert ssmscope.labelled_series(torch.randn(2, 5, 2), ["b", "a"]).labels.tolist() == [1, 0]

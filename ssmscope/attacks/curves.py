@@ -78,7 +78,7 @@ def check_data(data: Any) -> None:
 
 def questions(
     model: Model,
-    data: TextData,
+    data: Any,
     *,
     template: str | None = None,
     words: Sequence[str] | None = None,

@@ -20,15 +20,39 @@ from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
 
 
-def check_classifier(model: Model, data: Any, what: str) -> None:
-    """Raise InputError unless the model is a classifier of texts, and data are labelled texts."""
+def encoded_rows(model: Model, data: TextData | PixelData, rows: Sequence[int]) -> Batch:
+    """Return some examples of texts, images or series as one batch."""
+    if isinstance(data, PixelData):
+        return model.encode(values=data.pixels[list(rows)])
+    return model.encode([data.texts[row] for row in rows])
+
+
+def check_classifier(model: Model, data: Any, what: str, *, numbers: bool = False) -> None:
+    """Raise InputError unless the model is a classifier of texts, or with `numbers` of images or series, and data are
+    labelled such."""
     model.check_classes(what)
+    if numbers and model.channels is not None:
+        return check_series(model, data, what)
     if not model.is_classifier:
         raise InputError(f"{model.name} is not a classifier: {what} needs a predicted class")
     if model.channels is not None or not isinstance(data, TextData):
         given = f"a model of {model.reads}" if model.channels is not None else f"data of {type(data).__name__}"
         raise InputError(f"{given} was given; {what} needs a classifier of texts and labelled texts (load_text)")
     model.check_tokenizer()
+    if not len(data):
+        raise InputError(f"{data.name} ({data.split}) has no example")
+    return None
+
+
+def check_series(model: Model, data: Any, what: str) -> None:
+    """Raise InputError unless the model is a classifier of series or images that it reads as numbers, and data are
+    labelled ones that fit it."""
+    model.check_classes(what)
+    if not isinstance(data, PixelData):
+        said = f"data of {type(data).__name__} was given, and {model.name} reads {model.reads};"
+        raise InputError(f"{said} {what} needs labelled ones (labelled_series)")
+    if data.channels != model.channels:
+        raise InputError(f"{data.name} has {data.channels} channels at each step, {model.name} reads {model.channels}")
     if not len(data):
         raise InputError(f"{data.name} ({data.split}) has no example")
 
@@ -52,8 +76,12 @@ def marked_tokens(model: Model, text: str, spans: Spans | None) -> Bool[np.ndarr
     return found if found.any() else None
 
 
-def read_texts(model: Model, data: TextData) -> tuple[list[int], list[int], list[np.ndarray | None]]:
-    """Return each text's numbers of tokens and of ordinary tokens, and a mask of the latter that people marked."""
+def read_texts(model: Model, data: TextData | PixelData) -> tuple[list[int], list[int], list[np.ndarray | None]]:
+    """Return each text's numbers of tokens and of ordinary tokens, and a mask of the latter that people marked. Images
+    or series have as many as the first, and no marks."""
+    if isinstance(data, PixelData):
+        ((words,), many) = encoded_rows(model, data, [0]).words, len(data)
+        return [len(words)] * many, [sum(word is not None for word in words)] * many, [None] * many
     lengths, sizes, masks = [], [], []
     for row, text in enumerate(data.texts):
         try:

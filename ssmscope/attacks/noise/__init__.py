@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
@@ -15,6 +16,7 @@ from ssmscope.errors import InputError
 if TYPE_CHECKING:
     from ssmscope.attacks.noise.result import NoiseCurve
     from ssmscope.core.model import Model
+    from ssmscope.data.pixels import PixelData
     from ssmscope.data.text import TextData
 
 RATES = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -39,8 +41,12 @@ def check_rates(*, rates: Sequence[float], **others: Any) -> None:
 )
 def character_noise(
     model: Model,
-    data: TextData,
+    data: TextData | PixelData,
     *,
+    change: Annotated[
+        Literal["gaussian", "dropped", "shifted"] | None,
+        "Change of series: noise, steps replaced by the mean, or shifts; by default noise. Texts have typing errors.",
+    ] = None,
     rates: Annotated[Sequence[float], "Probabilities of a typing error in a letter.", Range(0, 1)] = RATES,
     template: Template = None,
     words: LabelWords = None,
@@ -55,6 +61,9 @@ def character_noise(
     its own: the result gives the errors per letter. A higher rate has the errors of a lower one that no swap takes, and
     a text the same errors in every sample of its data. Within a template only the content is changed.
 
+    Labelled series (`labelled_series`) have Gaussian noise of the rate times each channel's standard deviation, steps
+    that are replaced by the channels' mean with that probability, or are moved by up to that share of their length.
+
     Every number has a 95 % bootstrap interval over examples, and all share their resamples. A drop is relative,
     1 − accuracy / clean accuracy.
 
@@ -64,12 +73,36 @@ def character_noise(
     Raises:
         InputError: a rate given twice, data that do not fit the model, and what `Template` and `Evaluator` refuse.
     """
-    from ssmscope.attacks.curves import no_drop, questions
+    from ssmscope.attacks.curves import no_drop, questions, true_log_odds
     from ssmscope.attacks.noise.measure import measure
     from ssmscope.attacks.noise.result import NoiseCurve
     from ssmscope.attacks.noise.typos import typed
 
     steps = tuple(sorted(map(float, rates)))
+    if model.reads == "series":
+        from ssmscope.api.provenance import call_options, record_provenance
+        from ssmscope.attacks.noise.series import CHANGES, answered, changed
+        from ssmscope.interp.labelled import check_series, class_ids
+
+        check_series(model, data, "noise")
+        if template is not None or words is not None or cache is not None:
+            raise InputError("template, words and cache are of texts; leave them out for series")
+        series, how = data if limit is None else data.sample(limit, seed=seed), change or CHANGES[0]
+        labels, values = class_ids(model, series), series.pixels  # type: ignore[union-attr]
+        scores = answered(model, [values, *(changed(values, how, rate, seed) for rate in steps)])
+        found = measure(
+            labels, scores.argmax(-1), true_log_odds(scores, labels), steps, [math.nan] * len(steps), (), (), seed
+        )
+        options = call_options(rates=list(steps), change=how)
+        return NoiseCurve(
+            provenance=record_provenance(model.source, options=options, seed=seed, data=series),
+            classes=tuple(model.labels or ()),
+            **found,
+            notes=tuple(no_drop(found["clean"])),
+            change=how,
+        )
+    if change is not None:
+        raise InputError(f"change={change} is of series, and {model.name} reads {model.reads}; leave it out")
     asked = questions(model, data, template=template, words=words, limit=limit, cache=cache, seed=seed)
     made = [[typed(content, rate, seed) for content in asked.contents] for rate in steps]
     written = [[text for text, _ in row] for row in made]

@@ -26,8 +26,9 @@ def measure(
     typed: Sequence[Sequence[str]],
     seed: int,
 ) -> dict[str, Any]:
-    """Compute the estimates by the fields of `NoiseCurve`, from class ids and log-odds, those of the clean texts first,
-    and keep the first texts whose right answer changes, each at its lowest rate."""
+    """Compute the estimates by the fields of `NoiseCurve`, from class ids and log-odds, those of the clean examples
+    first, and keep the first of the `contents`, if there are any, whose right answer changes, each at its lowest rate.
+    """
     right = answers == labels
     flipped = right[0] & (answers[1:] != answers[0])
     clean, parts, _ = shifts(answers, labels, odds, seed)
@@ -39,7 +40,7 @@ def measure(
         "right": right,
         "mistyped": tuple(
             Mistyped(row, rates[at], contents[row], typed[at][row], int(labels[row]), int(answers[1 + at, row]))
-            for row in np.flatnonzero(flipped.any(0))[:MAX_EXAMPLES].tolist()
+            for row in np.flatnonzero(flipped.any(0))[: MAX_EXAMPLES * bool(contents)].tolist()
             for at in [int(flipped[:, row].argmax())]
         ),
     }

@@ -1,4 +1,4 @@
-"""Result of typing errors: accuracy at each rate, and texts whose answer changed."""
+"""Result of typing errors, or of noise in series: accuracy at each rate, and texts whose answer changed."""
 
 from __future__ import annotations
 
@@ -20,21 +20,28 @@ from ssmscope.render.table import Cell, Line, Table, in_percent, table
 from ssmscope.render.tokens import visible
 from ssmscope.render.worddiff import html_diff, rich_diff
 
+CHANGES = {
+    "typed": ("Typing errors", "errors in {:.3g} % of the letters"),
+    "gaussian": ("Gaussian noise", "noise of {:.3g} % of a standard deviation"),
+    "dropped": ("Dropped steps", "{:.3g} % of the steps dropped"),
+    "shifted": ("Shifts", "shifts by up to {:.3g} % of the length"),
+}
+"""Changes, those of texts first: their names, and how much of them there is."""
+
 
 @dataclass(frozen=True)
 class NoiseLevel(Flips):
     """Estimates at one rate."""
 
     rate: float
-    """Probability that a letter is drawn for an error."""
+    """Probability that a letter is drawn for an error, or size of the change of a series."""
     errors: float = math.nan
     """Errors per letter of these texts, fewer than the rate says where a swap takes a letter with an error."""
 
-    @property
-    def share(self) -> str:
-        """Share of letters with an error, in words."""
+    def said(self, change: str) -> str:
+        """Return how much of a change there is, in words."""
         share = self.rate if math.isnan(self.errors) else self.errors
-        return f"errors in {100 * share:.3g} % of the letters"
+        return CHANGES[change][1].format(100 * share)
 
 
 @dataclass(frozen=True)
@@ -52,19 +59,22 @@ class Mistyped:
 
 @dataclass(frozen=True)
 class NoiseCurve(AccuracyCurve, kind="noise"):
-    """Accuracy of a model on texts with more and more typing errors."""
+    """Accuracy of a model on texts with more and more typing errors, or on series with more and more noise."""
 
     classes: tuple[str, ...]
     levels: tuple[NoiseLevel, ...]
     average_drop: Estimate
     """Mean drop over the rates."""
     mistyped: tuple[Mistyped, ...]
-    """The first texts whose answer changes."""
+    """The first texts whose answer changes; none of series."""
+    change: str = "typed"
+    """One of `CHANGES`."""
 
     def verdict(self, at: int = 0) -> str:
         most = self.levels[-1]
         return (
-            f"average drop {in_percent(self.average_drop)}, {in_percent(most.drop, interval=False)} with {most.share}"
+            f"average drop {in_percent(self.average_drop)}, {in_percent(most.drop, interval=False)} with "
+            f"{most.said(self.change)}"
         )
 
     @classmethod
@@ -77,15 +87,15 @@ class NoiseCurve(AccuracyCurve, kind="noise"):
             drops["average drop, %"] = percent(result.average_drop)
             less += drops
             lines.append(Line((label,), cells | drops, "all"))
-        note = "Drop: 1 − accuracy with errors at that rate / clean accuracy."
+        note = "Drop: 1 − accuracy with errors or noise at that rate / clean accuracy."
         return table(("model",), lines, more=["clean accuracy"], less=less, note=note)
 
     @property
     def headline(self) -> str:
         most = self.levels[-1]
         return (
-            f"Typing errors on {self.model_name}: accuracy {self.clean.value:.3f} clean, {most.accuracy.value:.3f} "
-            f"with {most.share}"
+            f"{CHANGES[self.change][0]} on {self.model_name}: accuracy {self.clean.value:.3f} clean, "
+            f"{most.accuracy.value:.3f} with {most.said(self.change)}"
         )
 
     def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
@@ -98,6 +108,8 @@ class NoiseCurve(AccuracyCurve, kind="noise"):
     def changed_answers(self, texts: Callable[[], Sequence[str]]) -> Iterator[Changed]:
         from ssmscope.attacks.noise.typos import with_typos
 
+        if self.change != "typed":
+            return
         for text, at in first_wrong(self.right, texts):
             rate = self.levels[at].rate
             typed = with_typos(text, rate, self.provenance["seed"])
@@ -107,7 +119,7 @@ class NoiseCurve(AccuracyCurve, kind="noise"):
         from ssmscope.render.sketches import curve
 
         found = [self.clean, *(one.accuracy for one in self.levels)]
-        return curve("accuracy by rate of typing errors", [one.value for one in found])
+        return curve(f"accuracy by rate of {CHANGES[self.change][0].lower()}", [one.value for one in found])
 
     def to_frame(self) -> DataFrame:
         """A row for the clean texts, each rate, and the average over the rates. Columns: part ("clean", "rate",

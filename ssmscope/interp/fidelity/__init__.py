@@ -15,6 +15,7 @@ from ssmscope.interp.methods import METHODS, MethodOptions, Methods, check_metho
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
+    from ssmscope.data.pixels import PixelData
     from ssmscope.data.text import TextData
     from ssmscope.interp.fidelity.result import Fidelity
 
@@ -45,7 +46,7 @@ def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
 )
 def fidelity_auc(
     model: Model,
-    data: TextData,
+    data: TextData | PixelData,
     *,
     methods: Methods = None,
     limit: Limit = None,
@@ -101,11 +102,12 @@ def fidelity_auc(
     with them (`ssmscope.plausibility`) is measured too.
 
     Args:
-        data: texts; their labels are not used.
+        data: texts, or images or series (`labelled_series`); their labels are not used.
         methods: those of `explain`, or functions by name, see there. The random rankings are there in any case.
         mode: with "replace" the length is kept, with "delete" the tokens that are left close up.
         replacement: the vector, which should not be a method's own baseline: the mean of the embedding table, zero, or
-            a token's embedding. When everything is deleted it is the one token that is left.
+            a token's embedding; of images and series the data's mean pixel or step, or zero. When everything is deleted
+            it is the one token that is left.
 
     Raises:
         InputError: not a classifier of texts, no text of two tokens, or scores or logits that are not finite.
@@ -122,18 +124,18 @@ def fidelity_auc(
     from ssmscope.interp.fidelity.measures import KNOCKOUT, layer_measure
     from ssmscope.interp.gates import TEXTS_JUDGED, note_on_gates
     from ssmscope.interp.knockout.measure import roads_of
-    from ssmscope.interp.labelled import check_classifier
+    from ssmscope.interp.labelled import check_classifier, encoded_rows
     from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import objective
 
-    check_classifier(model, data, "fidelity")
+    check_classifier(model, data, "fidelity", numbers=True)
     own = isinstance(methods, Mapping)
     if methods is not None and not own:
         methods = [name for name in method_names(methods) if name != RANDOM]
     ready = bind_methods(methods, option, model=model, seed=seed)
     if limit is not None:
         data = data.sample(limit, seed=seed)
-    fill, texts = replacement_vector(model, replacement), rankable(model, data, max_tokens)
+    fill, texts = replacement_vector(model, replacement, data), rankable(model, data, max_tokens)
     grid = [Fraction(step, steps) for step in range(steps + 1)]
     where: dict[str, int | None] = {KNOCKOUT: None} if knockout else {}
     where |= {layer_measure(number): number for number in roads_of(model)} if knockout_layers else {}
@@ -151,9 +153,9 @@ def fidelity_auc(
     found = {name: np.concatenate([part[name] for part in parts])[lines] for name in parts[0]}
     notes = dict.fromkeys(note for said in found["said"].tolist() for note in said.split("\n") if note)
     if mode == "replace" and not own:
-        goal = objective(model, model.encode(data.texts[batches[0][0]]))
+        goal = objective(model, encoded_rows(model, data, [batches[0][0]]))
         notes |= dict.fromkeys(circular_notes(goal, list(ready), option or {}, fill))
-    judged = model.encode([data.texts[row] for row in texts.rows[:TEXTS_JUDGED]])
+    judged = encoded_rows(model, data, texts.rows[:TEXTS_JUDGED])
     notes |= dict.fromkeys(note_on_gates(model, judged, [] if own else list(ready)))
     of_data: Any = dict(total=len(data), used=np.array(texts.rows), long=texts.long, share=texts.share, seed=seed)
     of_data |= dict(knocked=tuple(where), further=further, notes=list(notes))

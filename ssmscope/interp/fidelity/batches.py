@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ssmscope.api.sharding.parts import Columns
 from ssmscope.core.model import Model
+from ssmscope.data.pixels import PixelData
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
 from ssmscope.interp.fidelity.measure import (
@@ -22,7 +23,7 @@ from ssmscope.interp.fidelity.measure import (
     text_measures,
     tied_share,
 )
-from ssmscope.interp.labelled import read_texts, token_scores
+from ssmscope.interp.labelled import encoded_rows, read_texts, token_scores
 from ssmscope.interp.objective import objective
 from ssmscope.interp.plausibility.measure import marked_share
 
@@ -40,7 +41,7 @@ class Rankable:
         share: mean share of the tokens that rationales mark; None without rationales.
     """
 
-    data: TextData
+    data: TextData | PixelData
     lengths: Sequence[int]
     sizes: Sequence[int]
     masks: Sequence[np.ndarray | None]
@@ -49,7 +50,7 @@ class Rankable:
     share: float | None
 
 
-def rankable(model: Model, data: TextData, max_tokens: int | None) -> Rankable:
+def rankable(model: Model, data: TextData | PixelData, max_tokens: int | None) -> Rankable:
     """Return the texts of at most `max_tokens` tokens that can be ranked; raise InputError if there is none."""
     lengths, sizes, masks = read_texts(model, data)
     fits = [max_tokens is None or length <= max_tokens for length in lengths]
@@ -90,7 +91,7 @@ class Measures:
 
     def __call__(self, rows: Sequence[int]) -> Columns:
         """Return the measurements of texts, a row for each."""
-        batch = self.model.encode([self.texts.data.texts[row] for row in rows])
+        batch = encoded_rows(self.model, self.texts.data, rows)
         goal = objective(self.model, batch)
         given = {name: method(goal) for name, method in self.methods.items()}
         scores = [token_scores(name, each, batch) for name, each in given.items()]

@@ -88,8 +88,16 @@ def distinct(sets: Bool[np.ndarray, "asked n"]) -> tuple[list[int], Int[np.ndarr
     return first[order].tolist(), np.argsort(order)[inverse.ravel()]
 
 
-def replacement_vector(model: Model, replacement: str) -> Float[Tensor, " width"]:
-    """Return the embedding that replaces those of hidden tokens: the table's mean, zeros, or a token's."""
+def replacement_vector(model: Model, replacement: str, data: Any = None) -> Float[Tensor, " width"]:
+    """Return the embedding that replaces those of hidden tokens: the table's mean, zeros, or a token's; of images or
+    series that of the mean pixel or step of their `data`, or zeros."""
+    if model.channels is not None:
+        if replacement not in ("mean", "zero"):
+            raise InputError(f"replacement is {replacement!r:.60}; of {model.reads} allowed are mean and zero")
+        mean = (data.pixels[:1] * 0.0 + data.pixels.mean((0, 1), keepdims=True) / data.largest).astype(np.float32)
+        with torch.no_grad():
+            found = model.embed(model.encode(values=mean))[0, 0]
+        return found if replacement == "mean" else torch.zeros_like(found)
     table = embedding_table(model.module)
     if replacement == "mean":
         return table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table)
