@@ -258,18 +258,6 @@ def test_a_wrong_definition_is_seen(mistake):
     assert relative(by_hand(mixer, u, mistake), own(mixer, u)) > 1e-2
 
 
-@EACH_KIND
-def test_padding_writes_nothing_and_holds(kind):
-    mixer, u = first_layer(kind)
-    mask = torch.ones(2, 19, dtype=torch.bool)
-    mask[0, 13:], mask[1, :4] = False, False
-    (r,) = delta.compute_terms(mixer, u, mask).recurrences
-    assert (r.written[~mask] == 0).all() and (r.mean_decay()[~mask] == 1).all() and (r.mean_decay()[mask] < 1).all()
-    padded = own(mixer, u, attention_mask=mask.long())
-    assert relative(padded[0, :13], own(mixer, u[:1, :13])[0]) < 1e-10
-    assert relative(padded[1, 4:], own(mixer, u[1:, 4:])[0]) < 1e-10
-
-
 # ---- the models
 
 

@@ -165,19 +165,6 @@ def test_a_token_of_great_weight_clears_the_memory():
         assert log_weight[0, t + 1, 0].item() == pytest.approx(ell, abs=1e-12)
 
 
-def test_padding_writes_nothing_and_holds():
-    block, u = block_and_input()
-    mask = torch.ones(2, 17, dtype=torch.bool)
-    mask[0, 11:], mask[1, :4] = False, False
-    with torch.no_grad():
-        layer = rwkv.compute_terms(block, u, mask)
-        (r,) = layer.recurrences
-        assert (r.b[~mask] == 0).all() and (r.log_decay()[~mask] == 0).all() and (r.b[mask] != 0).any()
-        padded = rwkv.output(block, layer)
-        assert relative(padded[0, :11], by_hand(block, u[:1, :11])[0]) < 1e-10
-        assert relative(padded[1, 4:], by_hand(block, u[1:, 4:])[0]) < 1e-10
-
-
 # ---- the models
 
 
