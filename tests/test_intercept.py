@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from examples import TEXTS, random_example
+from examples import EXAMPLES, TEXTS, random_example
+from exhaustive import few
 from loud import loud
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
@@ -48,7 +49,7 @@ def same(one, two) -> bool:
     return torch.equal(one.logits, two.logits) and torch.equal(one.retention.nan_to_num(), two.retention.nan_to_num())
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "baleen-b-mamba", "groupmamba", "rwkv", "gated-deltanet"])
+@pytest.mark.parametrize("name", few(EXAMPLES, "mamba2", "groupmamba", "rwkv"))
 def test_threads_trace_one_model_as_one_does(name):
     module = example(name)
     model = Model(module)

@@ -218,17 +218,6 @@ def test_first_gates_are_left_out_of_bernoulli_kl(base):
     assert baleen.compute_terms(mixer, torch.randn(1, 1, 16)).extras["kl"].item() == 0.0
 
 
-@pytest.mark.parametrize("gate", ["bernoulli", "exponential"])
-def test_as_transformers_models(base, gate, tmp_path):
-    model = baleen.convert(base, gate, beta=0.125).eval()
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert type(again) is type(model) and again.config.beta == 0.125 and again.config.gate == gate
-    assert again.config.prior == model.config.prior
-    with torch.no_grad():
-        torch.testing.assert_close(again(IDS).logits, model(IDS).logits)
-
-
 def test_a_cache_is_refused():
     """A cache would stay empty, and a run continued from it would silently start anew."""
     config = baleen.BaleenMamba2Config(**SIZES, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="bernoulli")

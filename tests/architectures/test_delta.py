@@ -258,18 +258,6 @@ def test_a_wrong_definition_is_seen(mistake):
     assert relative(by_hand(mixer, u, mistake), own(mixer, u)) > 1e-2
 
 
-@EACH_KIND
-def test_padding_writes_nothing_and_holds(kind):
-    mixer, u = first_layer(kind)
-    mask = torch.ones(2, 19, dtype=torch.bool)
-    mask[0, 13:], mask[1, :4] = False, False
-    (r,) = delta.compute_terms(mixer, u, mask).recurrences
-    assert (r.written[~mask] == 0).all() and (r.mean_decay()[~mask] == 1).all() and (r.mean_decay()[mask] < 1).all()
-    padded = own(mixer, u, attention_mask=mask.long())
-    assert relative(padded[0, :13], own(mixer, u[:1, :13])[0]) < 1e-10
-    assert relative(padded[1, 4:], own(mixer, u[1:, 4:])[0]) < 1e-10
-
-
 # ---- the models
 
 
@@ -288,25 +276,6 @@ def test_sizes_and_beginnings_are_as_documented():
     assert {n for n, _ in plain.named_parameters()} == {
         *("qkv_proj.weight", "conv1d.weight", "beta_proj.weight", "head_norm.weight", "out_proj.weight")
     }
-
-
-@EACH_KIND
-def test_training_learns_to_overwrite(kind):
-    """Keys 2 and 3 are each given one of the values 8 to 11, key 2 then another one: which one holds?"""
-    model = made(kind, vocab_size=16, num_hidden_layers=1, intermediate_size=0, hidden_size=24, value_size=24).train()
-    adam = torch.optim.Adam(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(150):
-        a, b, c = torch.randint(8, 12, (3, 32))
-        two, three = torch.full_like(a, 2), torch.full_like(a, 3)
-        ids = torch.stack([two, a, three, b, two, c, two, c, three, b], 1)
-        labels = ids.masked_fill(~torch.isin(torch.arange(10), torch.tensor([7, 9])), -100)
-        loss = model(ids, labels=labels).loss
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        losses.append(loss.item())
-    assert losses[0] > 1.2 and sum(losses[-5:]) / 5 < 0.5  # guessing among four: log 4 = 1.39
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from loud import loud
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import silu, softplus
-from transformers import AutoModel, Mamba2Config, Mamba2ForCausalLM
+from transformers import Mamba2Config, Mamba2ForCausalLM
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from warm import TRANSFORMERS
 
@@ -23,7 +23,6 @@ from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.layers import mamba2
 from ssmscope.loading.load import load
-from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.zoo import diff_mamba
 from ssmscope.zoo.diff_mamba import DiffMambaForCausalLM, DiffMambaMixer, DiffS6Mixer, lambda_init
 
@@ -392,26 +391,6 @@ def test_a_cache_is_refused():
         mixer(torch.randn(1, 3, 16), cache=object())
     output = language_model().backbone(IDS, use_cache=True)
     assert output.get("cache_params") is None and output.get("cache") is None
-
-
-@pytest.mark.parametrize("options", [{"differential_layers": "hybrid"}, {"scope": "s6"}])
-def test_as_a_classifiers_backbone(options, tmp_path):
-    torch.manual_seed(0)
-    config = SSMClassifierConfig(diff_mamba.DiffMambaConfig(**MAMBA2, **options), num_labels=3)
-    model = loud(SSMForSequenceClassification(config))
-    assert type(model.backbone) is diff_mamba.DiffMambaModel
-    run = model(IDS, attention_mask=MASK, labels=torch.tensor([0, 2]), output_hidden_states=True)
-    assert len(run.hidden_states) == 3 and run.loss.isfinite()
-    alone = model(IDS[1:, :5]).logits
-    torch.testing.assert_close(run.logits[1:], alone, rtol=1e-4, atol=1e-5)
-    embeds = model.get_input_embeddings()(IDS)
-    torch.testing.assert_close(model(inputs_embeds=embeds, attention_mask=MASK).logits, run.logits)
-    model.save_pretrained(tmp_path)
-    again = load(tmp_path)
-    assert again.architecture == "diff-mamba" and again.fingerprint == Model(model).fingerprint
-    assert lambdas(again.module) == lambdas(model)
-    assert again.trace(ids=IDS.tolist()).retention.shape == (2, 2, 7)
-    assert type(AutoModel.from_config(again.config.backbone)) is diff_mamba.DiffMambaModel
 
 
 def test_what_a_checkpoint_lacks_starts_anew_and_nothing_else(tmp_path):

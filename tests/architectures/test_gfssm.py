@@ -261,43 +261,6 @@ def test_states_are_bounded_with_and_without_groups_where_the_transition_decays(
     assert memory == pytest.approx([decay**200, decay**100])
 
 
-class Forecast(nn.Module):
-    """Predicts the next value of a sequence of numbers. It has no convolution: the filter alone sees neighbours."""
-
-    def __init__(self, taps: int) -> None:
-        super().__init__()
-        sizes = {**MAMBA2, "num_hidden_layers": 1, "conv_kernel": 1, "state_size": 8}
-        self.model = gfssm.GFSSMModel(gfssm.GFSSMConfig(**sizes, state_groups=2, fir_taps=taps))
-        self.read, self.write = nn.Linear(1, 16), nn.Linear(16, 1)
-
-    def error(self, x: torch.Tensor) -> torch.Tensor:
-        with fast_scan(self.model):
-            hidden = self.model(inputs_embeds=self.read(x[:, :-1, None])).last_hidden_state
-        return (self.write(hidden)[:, 4:, 0] - x[:, 5:]).square().mean()
-
-
-def sinusoids(number: int, generator: torch.Generator) -> torch.Tensor:
-    """Waves of random frequency and phase, (number, 33)."""
-    frequency, phase = torch.rand(2, number, 1, generator=generator).unbind()
-    return torch.sin((0.3 + 2 * frequency) * torch.arange(33) + 2 * math.pi * phase)
-
-
-def test_the_filter_helps_to_continue_a_sinusoid():
-    errors = {}
-    for taps in (1, 4):
-        torch.manual_seed(0)
-        generator = torch.Generator().manual_seed(0)
-        forecast = Forecast(taps)
-        adam = torch.optim.Adam(forecast.parameters(), lr=1e-2)
-        for _ in range(200):
-            adam.zero_grad()
-            forecast.error(sinusoids(16, generator)).backward()
-            adam.step()
-        with torch.no_grad():
-            errors[taps] = forecast.error(sinusoids(256, torch.Generator().manual_seed(99))).item()
-    assert errors[4] < 0.5 * errors[1] < 0.25  # a wave's own variance is 0.5
-
-
 # ---- as transformers models
 
 

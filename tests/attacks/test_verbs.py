@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
+from exhaustive import few
 
 import ssmscope
 from ssmscope import cli
@@ -45,6 +46,7 @@ REFUSED = {  # once the model is loaded
     "words": ("--recipe", "pwws", "--synonyms", "none.json"),
 }
 ANSWERS = "answers.sqlite"
+EACH_VERB = pytest.mark.parametrize("verb", few(VERBS, "poison", "prompts"))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def answered(reviews, tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@EACH_VERB
 def test_the_answer_is_what_python_gives(verb, answered, reviews):
     out, printed = answered(verb)
     found = json.loads(printed)
@@ -85,7 +87,7 @@ def test_the_answer_is_what_python_gives(verb, answered, reviews):
     assert found == expected
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@EACH_VERB
 def test_a_killed_run_continues(verb, analyze, reviews, tmp_path, monkeypatch):
     line = (verb, MODEL, "--data", reviews, *VERBS[verb], "--out", tmp_path / "out")
     monkeypatch.setattr(evaluator, "BATCHES_PER_CHUNK", 0.05)  # else a few texts are kept at once
@@ -111,7 +113,7 @@ def test_a_killed_run_continues(verb, analyze, reviews, tmp_path, monkeypatch):
 
 
 @needs_textattack
-@pytest.mark.parametrize("verb", VERBS)
+@EACH_VERB
 def test_a_refusal_leaves_nothing(verb, analyze, answered, reviews, tmp_path):
     line = (verb, MODEL, "--data", reviews, *REFUSED[verb])
     answer = analyze(*line, "--out", tmp_path / "new" / "out")

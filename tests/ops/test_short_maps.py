@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from defined_maps import AROUND, FORMS, channels, draw, in_cells, means, near, surroundings
+from exhaustive import in_turns
 from small_pieces import make_small
 
 from ssmscope import ops
 from ssmscope.ops import Recurrence, pooled, triangle
 from ssmscope.ops.terms import GateAndTaps
 
-CASES = [(kind, around) for kind in FORMS for around in AROUND]
+CASES = in_turns(FORMS, AROUND)
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "in pieces"], autouse=True)
