@@ -321,7 +321,7 @@ def _heads(found: LayerScores, places: Sequence[int], heads: str | None) -> tupl
     means = {layer: found.selectivity[layer].mean(0) for layer in places}
     every = [Head(layer, head, float(value)) for layer, of in means.items() for head, value in enumerate(of)]
     if heads == "all" and len(every) > MAX_HEADS:
-        raise InputError(f"there are {len(every):,} heads; give heads 'top', or layers with up to {MAX_HEADS} heads")
+        raise InputError(f"there are {len(every):,} heads; give heads='top', or layers with up to {MAX_HEADS} heads")
     order = descending(np.array([head.selectivity for head in every]))
     return tuple(every[at] for at in (order if heads == "all" else order[:TOP_HEADS]))
 

@@ -28,7 +28,7 @@ def check_steer(*, strengths: Sequence[float], vector: Any, layer: int | None, *
     """Raise InputError if a strength is given twice, or the direction not once."""
     texts = [name for name in ("toward", "away") if given[name]]
     if vector is not None and (texts or layer is not None):
-        raise InputError(f"the vector's file has its direction and layer; leave {(*texts, 'layer')[0]} out")
+        raise InputError(f"the vector's file has its direction and layer; leave {(*texts, 'layer')[0]}=… out")
     if vector is None and len(texts) < 2:
         raise InputError("no text to steer to or from; give toward=… and away=…, or vector=…")
     if len(set(strengths)) < len(strengths):
