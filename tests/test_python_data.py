@@ -126,6 +126,23 @@ def test_held_out_data_of_a_lens(model: ssmscope.Model, path: Path, tmp_path: Pa
     pd.testing.assert_frame_equal(found.to_frame(), expected.to_frame())
 
 
+def test_data_of_options(model: ssmscope.Model, path: Path) -> None:
+    """Data that a verb reads besides its texts."""
+    toward = dict(toward=["Good."], away=["Bad."], random=1, strengths=(0, 1))
+    for measured in (
+        lambda data: ssmscope.steer(model, "A film.", data=data, **toward),
+        lambda data: ssmscope.heatmap(model, "A gripping film.", contrast=data),
+    ):
+        expected = measured(str(path)).to_frame()
+        for given in (path, FRAME, ROWS):
+            pd.testing.assert_frame_equal(measured(given).to_frame(), expected)
+    with pytest.raises(InputError, match="contrast=… applies to single texts"):
+        ssmscope.heatmap(model, ROWS, contrast=FRAME)
+    writer, texts = ssmscope.load("demo/books-mamba2"), ["the film is in the city of the king"] * 2
+    found = [ssmscope.loss(writer, data=data, length=4, smooth=1) for data in (texts, pd.DataFrame({"text": texts}))]
+    pd.testing.assert_frame_equal(found[1].to_frame(), found[0].to_frame())
+
+
 def test_lines_of_a_language_model(tmp_path: Path) -> None:
     model = ssmscope.load("demo/books-mamba2")
     texts = ["the film is in the city of the king", "the song of the war was the first"]

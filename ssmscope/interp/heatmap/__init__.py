@@ -36,7 +36,7 @@ def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
     if not of_data and limit is not None:
         raise InputError("limit=… is the number of texts read from a data set; give data=… too, or leave it out")
     alone = {"at": None, "heads": None, "through": False, "contrast": None, "scale": None, "merge": False}
-    given = [name for name, default in alone.items() if options[name] != default]
+    given = [name for name, default in alone.items() if options[name] is not default]
     if of_data and given:
         raise InputError(f"{given[0]}=… applies to single texts; leave it out with a data set")
 

@@ -111,8 +111,8 @@ def steer(
         save: file that the control vector is written to, see `ssmscope.interp.steer.vectors`.
         vector: file of a control vector to steer by.
         export: a bias of the block before the layer has the direction, see `bake`.
-        data: examples themselves may be given; without any, and where the model's own are not known, costs are left
-            out.
+        data: may also be a DataFrame, a list of (text, label) or examples; without any, and where the model's own are
+            not known, costs are left out.
 
     Raises:
         InputError: a layer that the model does not have, texts whose means are the same, an answer of several tokens, a
