@@ -24,16 +24,21 @@ class InputError(ValueError):
     """Input that cannot be used. The message is one line: what was given, what is allowed, what to do."""
 
 
-OPTION_IN_MESSAGE = re.compile(r"(?:[\w.]+\()?\b([a-z]\w*)=…\)?")
-"""Option in a message: "tokenizer=…", or in a call, "model.encode(ids=…)"."""
+_OPTION = r"\b([a-z]\w*)=(…|True\b|False\b|'[^']*'|\"[^\"]*\"|-?\d+)"
+OPTION_IN_MESSAGE = re.compile(rf"[\w.]+\({_OPTION}\)|(?<![.\w]){_OPTION}")
+"""Option in a message: "tokenizer=…", "heads='abs'", or in a call, "model.encode(ids=…)"."""
 
 
 def as_typed(message: str) -> str:
-    """Return a message with its options as they are typed on the command line: "--tokenizer"."""
-    names = {"values": "image"}
-    return OPTION_IN_MESSAGE.sub(
-        lambda found: f"--{names.get(found[1], found[1]).strip('_').replace('_', '-')}", message
-    )
+    """Return a message with its options as they are typed on the command line: "--tokenizer", "--heads abs"."""
+    return OPTION_IN_MESSAGE.sub(_typed, message)
+
+
+def _typed(found: re.Match[str]) -> str:
+    name, value = found[1] or found[3], found[2] or found[4]
+    name = {"values": "image"}.get(name, name).strip("_").replace("_", "-")
+    given = "" if value in ("…", "True", "False") else f" {value.strip(chr(34) + chr(39))}"
+    return f"--{'no-' * (value == 'False')}{name}{given}"
 
 
 class Unanswerable(InputError):

@@ -181,7 +181,7 @@ class TestOutput:
     def test_a_verb_that_writes_its_own_files(self, received, tmp_path) -> None:
         declared(received, writes=True)
         call = Call.of("own thing", ["m"], {})
-        with pytest.raises(InputError, match="own thing writes its own files; give the directory for them as out"):
+        with pytest.raises(InputError, match="own thing writes its own files; give out=…, the directory for them"):
             call.run()
         call.run(tmp_path)
         assert received[-1][4] == tmp_path and list(tmp_path.iterdir()) == []

@@ -140,7 +140,7 @@ def test_a_call_is_checked_without_a_model(declare: Declare) -> None:
     with pytest.raises(InputError, match="own thing has no option 'siz'; it has size, from_, .*; did you mean 'size'"):
         Call.of("own thing", ["m"], {"siz": 1})
     declare(reads=Texts())
-    with pytest.raises(InputError, match="no text; give --text TEXT"):
+    with pytest.raises(InputError, match="no text; give text=…"):
         Call.of("own thing", ["m"], {})
 
 

@@ -159,7 +159,7 @@ class TestFit:
 
     def test_of_a_call_without_a_directory(self, folder):
         call = Call.of("lens fit", [str(folder / "mamba2")], {"data": str(folder / "text.txt")})
-        with pytest.raises(InputError, match="lens fit writes its own files; give the directory for them as out"):
+        with pytest.raises(InputError, match="lens fit writes its own files; give out=…, the directory for them"):
             call.run()
 
     def test_figures_that_could_not_be_written_are_added(self, folder, tmp_path, monkeypatch):
@@ -285,7 +285,7 @@ class TestSNR:
             (["mamba", "--examples", "0"], "examples is 0"),
             (["mamba", "--filler", "wikitext"], "unknown text 'wikitext'"),
             (["mamba", "--questions", "absent.csv"], "there is no file of questions absent.csv"),
-            (["mamba", "--questions", "mine.jsonl", "--tasks", "qa1"], "tasks applies to generated questions"),
+            (["mamba", "--questions", "mine.jsonl", "--tasks", "qa1"], "--tasks applies to generated questions"),
             (["mamba", "--unit", "word"], "did you mean 'words'"),
             (["mamba", "--out", "text.txt"], "is a file; give a directory"),
             ([], "missing argument"),

@@ -336,7 +336,7 @@ def test_what_does_not_fit_is_refused(model, bare):
     twice = {"max_new_tokens": 2}
     for options, said in (
         ({"max_new_tokens": 0}, "max_new_tokens is 0; allowed is a whole number from 1 on"),
-        ({"top_k": 3}, "top_k and top_p are for drawing tokens; give a temperature"),
+        ({"top_k": 3}, "top_k and top_p are for drawing tokens; give temperature=…"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"temperature": 1.0, "top_k": 0}, "top_k is 0"),

@@ -54,20 +54,20 @@ class Known:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "no text; give --text TEXT, --file FILE, or --ids 5,17,3"),
-        ({"text": [], "ids": []}, "no text; give --text TEXT"),
-        ({"text": ["a"], "file": "f"}, "--text cannot be combined with --file"),
-        ({"text": ["a"], "ids": ["1"]}, "--ids cannot be combined with --text or --file"),
-        ({"file": "f", "ids": ["1"]}, "--ids cannot be combined with --text or --file"),
-        ({"file": "", "ids": ["1"]}, "--ids cannot be combined with --text or --file"),
-        ({"text": ["a"], "image": ["i"]}, "--image cannot be combined with --text, --file or --ids"),
-        ({"file": "f", "image": ["i"]}, "--image cannot be combined with --text, --file or --ids"),
-        ({"ids": ["1"], "image": ["i"]}, "--image cannot be combined with --text, --file or --ids"),
-        ({"text": ["a", "b\ud800"]}, "--text is not valid UTF-8"),
-        ({"ids": ["1,2", "3,x"]}, "--ids '3,x': 'x' is not a whole number; write for example --ids 5,17,3"),
-        ({"file": "-", "text": ["a"]}, "--text cannot be combined with --file"),
-        ({"file": "a.CSV"}, "--file a.CSV is a table, and --file takes lines"),
-        ({"file": "a.parquet"}, "--file a.parquet is a table, and --file takes lines"),
+        ({}, "no text; give text=…, file=…, or ids='5,17,3'"),
+        ({"text": [], "ids": []}, "no text; give text=…"),
+        ({"text": ["a"], "file": "f"}, "text=… cannot be combined with file=…"),
+        ({"text": ["a"], "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
+        ({"file": "f", "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
+        ({"file": "", "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
+        ({"text": ["a"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
+        ({"file": "f", "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
+        ({"ids": ["1"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
+        ({"text": ["a", "b\ud800"]}, "text=… is not valid UTF-8"),
+        ({"ids": ["1,2", "3,x"]}, "ids='3,x': 'x' is not a whole number; write for example ids='5,17,3'"),
+        ({"file": "-", "text": ["a"]}, "text=… cannot be combined with file=…"),
+        ({"file": "a.CSV"}, "file='a.CSV' is a table, and file=… takes lines"),
+        ({"file": "a.parquet"}, "file='a.parquet' is a table, and file=… takes lines"),
     ],
 )
 def test_texts_that_are_refused_without_a_model(given: dict[str, Any], said: str) -> None:
@@ -86,9 +86,9 @@ def test_random_sequences_take_the_place_of_texts() -> None:
     for name, value in (("text", ["a"]), ("file", "f"), ("file", ""), ("ids", ["1"]), ("image", ["i"])):
         said = refusal(drawn, {"length": 9}, **{name: value})
         assert said == (
-            "--length asks for random sequences; it cannot be combined with --text, --file, --ids or --image"
+            "length=… asks for random sequences; it cannot be combined with text=…, file=…, ids=… or image=…"
         )
-    assert "or --length N for random sequences" in refusal(drawn, {"length": None})
+    assert "or length=… for random sequences" in refusal(drawn, {"length": None})
     Texts(needed=False, instead="length").check(NO_INPUTS, {"length": None})
     Texts(needed=False).check(NO_INPUTS, {})
     assert "'x' is not a whole number" in refusal(Texts(needed=False), ids=["x"])
@@ -102,8 +102,8 @@ def test_labelled_texts_take_the_place_of_texts() -> None:
     of_data.check({**NO_INPUTS, "text": ["a"]}, {"top": 4})
     assert told == [(True, {"top": 3}), (False, {"top": 4})]
     for name, value in (("text", ["a"]), ("file", "f"), ("ids", ["1"]), ("image", ["i"])):
-        assert "--data cannot be combined with" in refusal(of_data, data="sst2", **{name: value})
-    assert refusal(of_data, text=["a"], split="test") == "--split needs --data; give that too"
+        assert "data=… cannot be combined with" in refusal(of_data, data="sst2", **{name: value})
+    assert refusal(of_data, text=["a"], split="test") == "split=… needs data=…; give that too"
     Texts().check({**NO_INPUTS, "text": ["a"], "data": "x", "split": "test"}, {})  # no options of these texts
 
 
@@ -159,11 +159,11 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
     place.write_bytes(b"a\nb\n \nc")
     with pytest.raises(InputError, match="line 3 is empty"):
         lines_of(str(place))
-    assert whole_numbers(" 5,17 ,-3", "--ids", "1") == [5, 17, -3]
-    assert whole_numbers("9" * 18, "--ids", "1") == [10**18 - 1]
+    assert whole_numbers(" 5,17 ,-3", "ids", "1") == [5, 17, -3]
+    assert whole_numbers("9" * 18, "ids", "1") == [10**18 - 1]
     for wrong in ("", "5,", "1.0", "٣", "9" * 19, "+3"):
-        with pytest.raises(InputError, match="is not a whole number; write for example --ids 1"):
-            whole_numbers(wrong, "--ids", "1")
+        with pytest.raises(InputError, match="is not a whole number; write for example ids='1'"):
+            whole_numbers(wrong, "ids", "1")
 
 
 @pytest.mark.parametrize(("most", "refused"), [(3, True), (4, False)])
@@ -221,7 +221,7 @@ def test_data_that_a_model_of_pixels_does_not_read() -> None:
     """Images of 32 × 48 pixels, in patches of 16 × 16; of a model without patches any size is a sequence."""
     model = Known(channels=768, config=SimpleNamespace(image_size=[2, 3], patch=(16, 16)), tokenizer=None)
     fits, other = (SimpleNamespace(name="own", shape=shape) for shape in ((32, 48), (48, 32)))
-    remedy = "give images to heatmap, attention, explain, knockout or sanity, with --image"
+    remedy = "give images to heatmap, attention, explain, knockout or sanity, with image=…"
     check_fits(model, fits, 1)  # type: ignore[arg-type]
     assert refused_by(check_fits, model, other, 1) == f"own has images of 32 × 48 pixels, m reads 48 × 32; {remedy}"
     texts = SimpleNamespace(name="own", texts=["a"])
@@ -229,7 +229,7 @@ def test_data_that_a_model_of_pixels_does_not_read() -> None:
     check_fits(Known(channels=3, config=SimpleNamespace(image_size=[2, 3], patch=None)), other, 1)  # type: ignore[arg-type]
     values = {"data": "cifar10", "split": None, "max_tokens": 5}
     told = refused_by(Data("texts").read, values, {}, [model])
-    assert told == f"m reads pixels, and --data here is texts; {remedy}"
+    assert told == f"m reads pixels, and data=… here is texts; {remedy}"
     model.encode = lambda text: encode(model, text, None, None, None)  # type: ignore[arg-type, method-assign]
     told = "m reads pixels (48 × 32 of 3 channels), not texts: give it images, model.encode(values=…)"
     assert refused_by(one_text, model, "3,4") == told

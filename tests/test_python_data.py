@@ -11,9 +11,10 @@ import pytest
 import ssmscope
 from ssmscope.api.analyses import ANALYSES, analysis_of
 from ssmscope.api.inputs import Named
+from ssmscope.cli import run
 from ssmscope.data.rows import given_rows
 from ssmscope.data.text import text_data
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, as_typed
 
 ROWS = [("A gripping film.", "positive"), ("A dull film.", "negative"), ("moving", "positive"), ("a mess", "negative")]
 FRAME = pd.DataFrame(ROWS, columns=["text", "label"])
@@ -125,6 +126,23 @@ def test_held_out_data_of_a_lens(model: ssmscope.Model, path: Path, tmp_path: Pa
     pd.testing.assert_frame_equal(found.to_frame(), expected.to_frame())
 
 
+def test_data_of_options(model: ssmscope.Model, path: Path) -> None:
+    """Data that a verb reads besides its texts."""
+    toward = dict(toward=["Good."], away=["Bad."], random=1, strengths=(0, 1))
+    for measured in (
+        lambda data: ssmscope.steer(model, "A film.", data=data, **toward),
+        lambda data: ssmscope.heatmap(model, "A gripping film.", contrast=data),
+    ):
+        expected = measured(str(path)).to_frame()
+        for given in (path, FRAME, ROWS):
+            pd.testing.assert_frame_equal(measured(given).to_frame(), expected)
+    with pytest.raises(InputError, match="contrast=… applies to single texts"):
+        ssmscope.heatmap(model, ROWS, contrast=FRAME)
+    writer, texts = ssmscope.load("demo/books-mamba2"), ["the film is in the city of the king"] * 2
+    found = [ssmscope.loss(writer, data=data, length=4, smooth=1) for data in (texts, pd.DataFrame({"text": texts}))]
+    pd.testing.assert_frame_equal(found[1].to_frame(), found[0].to_frame())
+
+
 def test_lines_of_a_language_model(tmp_path: Path) -> None:
     model = ssmscope.load("demo/books-mamba2")
     texts = ["the film is in the city of the king", "the song of the war was the first"]
@@ -133,3 +151,28 @@ def test_lines_of_a_language_model(tmp_path: Path) -> None:
     expected = ssmscope.ablate(model, place, length=8)
     for given in (texts, pd.DataFrame({"text": texts})):
         pd.testing.assert_frame_equal(ssmscope.ablate(model, given, length=8).to_frame(), expected.to_frame())
+
+
+@pytest.mark.parametrize(
+    ("python", "typed"),
+    [
+        ("give it without through=… and from_=…", "give it without --through and --from"),
+        ("give heads='mean', or pool=0", "give --heads mean, or --pool 0"),
+        ("gradient=True cannot go with skip=False", "--gradient cannot go with --no-skip"),
+        ("give images, model.encode(values=…), (or file='a b.txt')", "give images, --image, (or --file a b.txt)"),
+        ("such as ig.baseline=…, ids=… (5)", "such as ig.baseline=…, --ids (5)"),
+    ],
+)
+def test_messages_name_options_as_each_side_writes_them(python: str, typed: str) -> None:
+    assert as_typed(python) == typed
+
+
+def test_python_and_the_command_line_refuse_in_their_own_words(
+    model: ssmscope.Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match="^half_lives=… concerns each layer's own writes; give it without through=…$"):
+        ssmscope.heatmap(model, "a film", through=True, half_lives=True)
+    assert run(["heatmap", "demo/sst2-mamba2", "--text", "a film", "--through", "--half-lives"]) == 2
+    assert "--half-lives concerns each layer's own writes; give it without --through" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"^data=… cannot be combined with text=…, file=…, ids=… or image=…"):
+        ssmscope.heatmap(model, data="sst2", text=["a film"])

@@ -402,6 +402,7 @@ def test_types_that_an_option_leaves_to_python() -> None:
     assert (rest["number"].help, rest["a_list"].help) == ("a number.", "names, or a name: of a file.")
     assert rest["functions"].accept({"a": len}) == {"a": len} and rest["pair"].accept([[1], "a"]) == [[1], "a"]
     assert rest["a_list"].accept(["a"]) == ["a"] and rest["pair"].accept(["a"]) == ["a"]
-    for name, wrong in (("ready", ["a"]), ("known", ["a"]), ("number", {"a": 1})):
+    assert rest["known"].accept([("a", 1)]) == [("a", 1)] and rest["known"].accept(["a"]) == ["a"]
+    for name, wrong in (("ready", ["a"]), ("known", [1]), ("lines", ["a"]), ("number", {"a": 1})):
         with pytest.raises(InputError, match=f"{name} is "):
             rest[name].accept(wrong)

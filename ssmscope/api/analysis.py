@@ -306,7 +306,7 @@ class Call:
         declared = self.analysis
         formats = checked_formats(SUFFIXES if formats is None else formats)
         if declared.writes and out is None:
-            raise InputError(f"{self.name} writes its own files; give the directory for them as out")
+            raise InputError(f"{self.name} writes its own files; give out=…, the directory for them")
         loaded: list[Any] = list(self.models)
         if declared.loads:
             dtype = declared.dtype if self.dtype == "auto" else self.dtype

@@ -112,7 +112,7 @@ def _id_rows(ids: Any) -> list[list[int]]:
     """Return token ids of one text or several, numbers as Python has them or as they are typed, "5,17,3"."""
     given = [ids] if isinstance(ids, str) else ids
     if any(isinstance(row, str) for row in given):
-        return [whole_numbers(str(row), "--ids", "5,17,3") for row in given]
+        return [whole_numbers(str(row), "ids", "5,17,3") for row in given]
     from ssmscope.core.encoding import texts_or_ids
 
     return texts_or_ids(given)[1] or []
@@ -151,13 +151,13 @@ class Texts(Input):
             return
         given, drawn = self._any(values), self._drawn(options)
         if given and drawn:
-            texts = ", ".join(f"--{name}" for name in TEXTS[:-1])
+            texts = ", ".join(f"{name}=…" for name in TEXTS[:-1])
             raise InputError(
-                f"--{self.instead} asks for random sequences; it cannot be combined with {texts} or --{TEXTS[-1]}"
+                f"{self.instead}=… asks for random sequences; it cannot be combined with {texts} or {TEXTS[-1]}=…"
             )
         if self.needed and self.instead is not None and not given and not drawn:
             raise InputError(
-                f"no text; give --text, --file, --ids or --image, or --{self.instead} N for random sequences"
+                f"no text; give text=…, file=…, ids=… or image=…, or {self.instead}=… for random sequences"
             )
         if given or (self.needed and not drawn):
             # Standard input can be read only once, when the analysis runs.
@@ -176,12 +176,12 @@ class Texts(Input):
         return self.read({**values, "data": given}, options, models)
 
     def _of_data(self, values: Mapping[str, Any]) -> bool:
-        """Return True if labelled texts are asked for; refuse texts as well, or `--split` without `--data`."""
+        """Return True if labelled texts are asked for; refuse texts as well, or a split without data."""
         given = self.data is not None and values["data"] is not None
         if given and self._any(values):
-            raise InputError("--data cannot be combined with --text, --file, --ids or --image; give one of them")
+            raise InputError("data=… cannot be combined with text=…, file=…, ids=… or image=…; give one of them")
         if self.data is not None and not given and values["split"] is not None:
-            raise InputError("--split needs --data; give that too")
+            raise InputError("split=… needs data=…; give that too")
         return given
 
     @staticmethod
@@ -201,9 +201,9 @@ class Texts(Input):
         """Return the texts or the token ids, and None for the other."""
         text, file, ids, image = (values[name] for name in TEXTS)
         if ids and (text or file is not None):
-            raise InputError("--ids cannot be combined with --text or --file; give one of them")
+            raise InputError("ids=… cannot be combined with text=… or file=…; give one of them")
         if image and (text or file is not None or ids):
-            raise InputError("--image cannot be combined with --text, --file or --ids; give one of them")
+            raise InputError("image=… cannot be combined with text=…, file=… or ids=…; give one of them")
         rows = None if not ids else _id_rows(ids)
         return (texts_of(text, file) if rows is None and not image else None), rows
 
@@ -223,7 +223,7 @@ class Texts(Input):
             form = (model.channels, size) if size is None else image_form(model.channels, size, model.config.patch)
             pixels = read_images(image, *form)
         elif image:
-            raise InputError(f"{model.name} reads tokens, not pixels: give --text, --file or --ids instead of --image")
+            raise InputError(f"{model.name} reads tokens, not pixels: give text=…, file=… or ids=… instead of image=…")
         return model.encode(texts, ids=rows, values=pixels, max_tokens=values["max_tokens"])
 
 
@@ -250,7 +250,7 @@ def one_text(model: Model, text: Any) -> Batch:
     """Encode a text, or token ids, which are typed as "5,17,3" for a model without a tokenizer. Raise InputError as
     `Model.encode`, for ids that are not whole numbers, and for several texts."""
     if isinstance(text, str) and model.tokenizer is None and model.channels is None:
-        return model.encode(ids=whole_numbers(text, "token ids", "5,17,3"))
+        return model.encode(ids=whole_numbers(text, "ids", "5,17,3"))
     from ssmscope.core.encoding import Batch
 
     batch = text if isinstance(text, Batch) else model.encode(text)
@@ -283,7 +283,7 @@ class Data(Named):
 
         of_pixels = next((each.name for each in models if each.channels is not None), None)
         if self.of == "texts" and of_pixels is not None:
-            raise InputError(f"{of_pixels} reads pixels, and --data here is texts; {GIVE_IMAGES}")
+            raise InputError(f"{of_pixels} reads pixels, and data=… here is texts; {GIVE_IMAGES}")
         known, read = (SOURCES, load_text) if self.of == "texts" else (LABELLED, load_labelled)
         name = data_name(values["data"], models[0], known, "a file with text and label, or an ERASER folder")
         found = read(name, values["split"])
@@ -331,7 +331,7 @@ def data_name(given: Any, model: Model, known: Collection[str], else_: str) -> A
     return name
 
 
-GIVE_IMAGES = "give images to heatmap, attention, explain, knockout or sanity, with --image"
+GIVE_IMAGES = "give images to heatmap, attention, explain, knockout or sanity, with image=…"
 """Advice where labelled data do not fit a model of pixels."""
 
 

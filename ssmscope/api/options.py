@@ -167,8 +167,9 @@ class Option:
         return (f"--{name}", f"--no-{name}") if self.is_flag else (f"--{name}",)
 
     def accept(self, value: Any) -> Any:
-        """Convert a value from Python code like `read`, but leave instances of `objects` unchanged."""
-        if self._is_object(value):
+        """Convert a value from Python code like `read`, but leave instances of `objects`, and tables of data,
+        unchanged."""
+        if self._is_object(value) or self._is_table(value):
             return value
         if self.several and isinstance(value, list | tuple) and any(map(self._is_object, value)):
             return [part if self._is_object(part) else self._one(part) for part in value]
@@ -177,6 +178,14 @@ class Option:
     def _is_object(self, value: Any) -> bool:
         own = {each.__name__ for each in type(value).__mro__ if each.__module__.partition(".")[0] in OBJECTS_OF}
         return any(one.__name__ in own if issubclass(one, Later) else isinstance(value, one) for one in self.objects)
+
+    def _is_table(self, value: Any) -> bool:
+        """Return True for a table in place of the name of data or of a text."""
+        if self.reads is None or self.reads.besides or not (self.reads.kind == "data" or list in self.objects):
+            return False
+        from ssmscope.data.rows import is_table
+
+        return is_table(value)
 
     def read(self, value: Any) -> Any:
         """Convert a value from a command line or a plan to what the function receives. Raise InputError, naming the

@@ -129,12 +129,12 @@ def _prompt(
         template, words = template or own.templates[0], own.words if words is None else words
     if template is None:
         raise InputError(
-            f"{model.name} is a language model: give a template that asks for the class, such as "
+            f"{model.name} is a language model: give template=…, which asks for the class, such as "
             "'Review: {content} Sentiment:', or '{content}' for texts that ask themselves"
         )
     if words is None:
         names = ", ".join(data.label_names[:12])
-        raise InputError(f"{model.name} is a language model: give the words that it says for {names}, in this order")
+        raise InputError(f"{model.name} is a language model: give words=…, what it says for {names}, in this order")
     return template, tuple(words)
 
 

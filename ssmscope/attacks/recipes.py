@@ -189,7 +189,7 @@ def pwws(resources: Resources, prompt: bool) -> Recipe:
             nltk.corpus.wordnet.synsets("film")
         except LookupError as error:
             raise InputError(
-                "pwws swaps words for synonyms: give synonyms, a .json or .csv file, or install NLTK's wordnet"
+                "pwws swaps words for synonyms: give synonyms=…, a .json or .csv file, or install NLTK's wordnet"
             ) from error
     resources.ran.append(f"synonyms ({given})")
     resources.left_out.append("swaps of named entities: they need the entities of the whole data set")

@@ -128,7 +128,7 @@ class Sampling:
     def __post_init__(self) -> None:
         check_number(0, temperature=self.temperature, top_p=1 if self.top_p is None else self.top_p)
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
-            raise InputError("top_k and top_p are for drawing tokens; give a temperature above 0 too, e.g. 1")
+            raise InputError("top_k and top_p are for drawing tokens; give temperature=… above 0 too, e.g. 1")
         check_whole(0, seed=self.seed)
         check_whole(1, top_k=1 if self.top_k is None else self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -43,7 +43,7 @@ def check_class_names(module: Any, names: Any, model: str) -> None:
     if names is None:
         return
     if gives(module) in ("next tokens", "nothing"):
-        raise InputError(f"{model} is not a classifier and has no classes to name; leave labels out")
+        raise InputError(f"{model} is not a classifier and has no classes to name; leave labels=… out")
     if not all(isinstance(name, str) and name.strip() for name in names) or len({*names}) < len(names):
         raise InputError(f"labels are {', '.join(map(repr, names))}; give names that differ")
     if len(names) != module.config.num_labels:

@@ -155,7 +155,9 @@ def _matched(number: int, first: TokenText, other: TokenText) -> list[tuple[Toke
     placed = list(zip(first.rows, other.rows))
     found = named or [(mine, row) for mine, row in placed if mine.query == row.query or None in (mine.query, row.query)]
     if placed and not found:
-        raise InputError(f"text {number}: the chosen rows belong to different words in the two models; give rows last")
+        raise InputError(
+            f"text {number}: the chosen rows belong to different words of the two models; give rows='last'"
+        )
     return found
 
 

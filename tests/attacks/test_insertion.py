@@ -340,9 +340,9 @@ class TestLanguageModels:
 
     def test_what_a_language_model_needs(self, model):
         data = text_data("d", "all", ["one two", "three"], [1, 0], ("no", "yes"))
-        with pytest.raises(InputError, match="is a language model: give a template that asks for the class"):
+        with pytest.raises(InputError, match="is a language model: give template=…, which asks for the class"):
             insertion_sweep(model, data)
-        with pytest.raises(InputError, match="give the words that it says for no, yes, in this order"):
+        with pytest.raises(InputError, match="give words=…, what it says for no, yes, in this order"):
             insertion_sweep(model, data, template="{content}:")
         with pytest.raises(InputError, match="words are a; d has 2 classes, no, yes: give one for each, in this order"):
             insertion_sweep(model, data, template="{content}:", words=["a"])

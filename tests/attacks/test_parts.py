@@ -358,7 +358,7 @@ class TestSwaps:
         import nltk
 
         monkeypatch.setattr(nltk.data, "path", [])
-        with pytest.raises(InputError, match="give synonyms, a .json or .csv file, or install NLTK's wordnet"):
+        with pytest.raises(InputError, match="give synonyms=…, a .json or .csv file, or install NLTK's wordnet"):
             recipe("pwws", flavour="words")
 
 

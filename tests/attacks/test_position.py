@@ -427,7 +427,7 @@ class TestOptions:
             ),
             (dict(regions="0:17"), "region 0:17 is empty or not within 0 to 16"),
             (dict(window=17), "window 17 is longer than the longest sequence, of 16 tokens"),
-            (dict(stride=2), "a stride was given without a window"),
+            (dict(stride=2), "stride=… was given without window=…"),
             (dict(limit=0), "limit is 0; allowed is a whole number from 1 on"),
             (dict(batch_size=0), "batch_size is 0"),
             (dict(seed=-1), "seed is -1"),

@@ -181,7 +181,7 @@ class TestRegions:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ({"stride": 2}, "a stride was given without a window"),
+            ({"stride": 2}, "stride=… was given without window=…"),
             ({"regions": []}, "no region was given"),
             ({"regions": "3:3"}, "region 3:3 is empty; write"),
             ({"regions": [(-1, 3)]}, "region -1:3 is empty; write"),

@@ -77,11 +77,9 @@ class TestKnownData:
     def test_a_file_of_that_name_is_another(self, model):
         """Its classes may be in another order: their words must be said."""
         data = text_data("wnli", "all", SENTENCES[:4], [0, 1, 0, 1], ("entailment", "not_entailment"))
-        with pytest.raises(
-            InputError, match="wnli has no task prompts of its own: give a template, .*both template and"
-        ):
+        with pytest.raises(InputError, match="wnli has no task prompts of its own: give template=…, .* words=…"):
             prompt_attack(model, data)
-        with pytest.raises(InputError, match="give the words that it says for entailment, not_entailment"):
+        with pytest.raises(InputError, match="give words=…, what it says for entailment, not_entailment"):
             prompt_attack(model, data, template=TEMPLATES)
         assert prompt_attack(model, data, template=TEMPLATES, words=WORDS, attacks=["stresstest"]).attacks
 
@@ -117,10 +115,13 @@ class TestOptions:
                 "unknown among attacks: 'textbuger'; allowed are .*did you mean 'textbugger'",
             ),
             (dict(attacks=[]), "attacks is empty; allowed are stresstest, .* semantic"),
-            (dict(attacks=["semantic"]), "the attack semantic needs rewritten prompts: give semantic"),
+            (dict(attacks=["semantic"]), "the attack semantic needs rewritten prompts: give semantic=…"),
             (dict(attacks=["pwws"]), "unknown among attacks: 'pwws'"),
             (dict(suffix="ends"), "unknown suffix 'ends'; allowed are end, before; did you mean 'end'"),
-            (dict(as_promptbench=True, suffix="before"), "as_promptbench places suffixes .*leave out suffix 'before'"),
+            (
+                dict(as_promptbench=True, suffix="before"),
+                "as_promptbench=True places suffixes .*leave out suffix='before'",
+            ),
             (dict(as_promptbench=1), "as_promptbench is 1; write true or false"),
             (dict(seed=-1), "seed is -1"),
             (dict(limit=0), "limit is 0"),

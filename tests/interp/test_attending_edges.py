@@ -132,19 +132,19 @@ def test_names_of_heads_and_groups_of_channels():
         ({"span": "3:3"}, "the span 3:3 is not within the 11 tokens of text 0"),
         ({"span": "8:12"}, "the span 8:12 is not within"),
         ({"heads": "abs", "pool": 4}, "the mean of absolute values cannot be pooled"),
-        ({"rows": [1], "pool": 4}, "pool averages whole maps: give it without rows"),
-        ({"target": 3}, "target is the class or token of gradient"),
-        ({"parts": True, "rollout": True}, "parts and rollout cannot be combined"),
+        ({"rows": [1], "pool": 4}, "pool=… averages whole maps: give it without rows=…"),
+        ({"target": 3}, "target=… is the class or token of gradient=…"),
+        ({"parts": True, "rollout": True}, "parts=True and rollout=True cannot be combined"),
         *(
-            ({"gradient": True, name: value}, f"gradient cannot be combined with {said}$")
+            ({"gradient": True, name: value}, f"gradient=True cannot be combined with {said}$")
             for name, value, said in (
-                ("rollout", True, "rollout"),
-                ("parts", True, "parts"),
-                ("level", "ssm", "level ssm"),
-                ("skip", False, "no skip"),
+                ("rollout", True, "rollout=True"),
+                ("parts", True, "parts=True"),
+                ("level", "ssm", "level='ssm'"),
+                ("skip", False, "skip=False"),
             )
         ),
-        ({"gradient": True, "heads": "abs"}, "heads 'abs' has no sum over channels"),
+        ({"gradient": True, "heads": "abs"}, "heads='abs' has no sum over channels"),
     ],
 )
 def test_refused(models, options, line):

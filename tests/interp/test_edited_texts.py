@@ -103,7 +103,10 @@ def test_ablated_texts(models, by):
 def test_refused(models):
     ids = np.ones((2, 4), dtype=np.int64)
     data = TokenData("ones", "all", ids, ids, tuple(map(str, range(97))))
-    for options, says in (({"prompt": [[5]]}, "give generate"), ({"by": "resample", "generate": 2}, "by mean or zero")):
+    for options, says in (
+        ({"prompt": [[5]]}, "give generate=…"),
+        ({"by": "resample", "generate": 2}, "by='mean' or by='zero'"),
+    ):
         with pytest.raises(InputError, match=says):
             ssmscope.ablate(models["mamba2"], data, what="layer", **options)
     with pytest.raises(InputError, match="writes nothing"):

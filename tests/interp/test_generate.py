@@ -142,8 +142,8 @@ def test_views_and_files(tmp_path, painted):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"top_k": 3}, "top_k is for drawing tokens"),
-        ({"contrast": 3}, "contrast is for methods of explanation"),
+        ({"top_k": 3}, "top_k=… is for drawing tokens"),
+        ({"contrast": 3}, "contrast=… is for methods of explanation"),
         ({"explain": ["survival", "nothing"]}, "unknown method 'nothing'|allowed"),
         ({"explain": ["lrp"], "option": {"ig": {}}}, "not among the methods"),
         ({"max_new_tokens": 0}, "max.new.tokens"),

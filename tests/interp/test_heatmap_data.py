@@ -220,8 +220,8 @@ def test_a_word_needs_texts(model):
     ("arguments", "line"),
     [
         (["--text", "good"], "--data cannot be combined with --text"),
-        (["--at", "3"], "at applies to single texts; leave it out with a data set"),
-        (["--merge"], "merge applies to single texts"),
+        (["--at", "3"], "--at applies to single texts; leave it out with a data set"),
+        (["--merge"], "--merge applies to single texts"),
     ],
 )
 def test_refusals(arguments, line, capsys):
@@ -232,9 +232,9 @@ def test_refusals(arguments, line, capsys):
 def test_what_is_of_data_alone(model, capsys):
     assert cli.run(["heatmap", "demo/sst2-mamba2", "--text", "good", "--split", "test"]) == 2
     assert "--split needs --data" in capsys.readouterr().err
-    with pytest.raises(InputError, match="limit is the number of texts read from a data set"):
+    with pytest.raises(InputError, match="limit=… is the number of texts read from a data set"):
         selection_heatmap(model, "good film", limit=3)
-    with pytest.raises(InputError, match="heads applies to single texts"):
+    with pytest.raises(InputError, match="heads=… applies to single texts"):
         selection_heatmap(model, made_up(), heads="top")
     bare = Model(random_example("mamba2"))
     with pytest.raises(InputError, match="need a model with a tokenizer"):

@@ -277,12 +277,12 @@ def test_survival_is_compared_as_the_logarithm_of_its_share_in_units_of_an_even_
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"score": "write", "at": 0}, "at applies to survival only, not to write"),
-        ({"score": "write", "through": True, "half_lives": True}, "through applies to survival only"),
-        ({"through": True, "half_lives": True}, "half_lives concern each layer's own writes"),
-        ({"contrast": "sst2", "at": 0}, "contrast compares whole layers at the end of texts"),
-        ({"contrast": "sst2", "through": True}, "contrast compares whole layers at the end of texts"),
-        ({"contrast": "sst2", "heads": "top"}, "contrast compares whole layers at the end of texts"),
+        ({"score": "write", "at": 0}, "at=… applies to survival only, not to write"),
+        ({"score": "write", "through": True, "half_lives": True}, "through=… applies to survival only"),
+        ({"through": True, "half_lives": True}, "half_lives=… concerns each layer's own writes"),
+        ({"contrast": "sst2", "at": 0}, "contrast=… compares whole layers at the end of texts"),
+        ({"contrast": "sst2", "through": True}, "contrast=… compares whole layers at the end of texts"),
+        ({"contrast": "sst2", "heads": "top"}, "contrast=… compares whole layers at the end of texts"),
     ],
 )
 def test_options_that_contradict_each_other(options, line):
@@ -304,9 +304,9 @@ def test_options_of_texts_and_of_data():
         "scale": "row",
         "merge": True,
     }.items():
-        with pytest.raises(InputError, match=f"{name} applies to single texts; leave it out with a data set"):
+        with pytest.raises(InputError, match=f"{name}=… applies to single texts; leave it out with a data set"):
             check_reads(True, limit=None, **alone | {name: value})
-    with pytest.raises(InputError, match="limit is the number of texts read from a data set"):
+    with pytest.raises(InputError, match="limit=… is the number of texts read from a data set"):
         check_reads(False, limit=3, **alone)
 
 
@@ -318,7 +318,7 @@ def test_heads_are_shown_up_to_a_number_and_ties_by_layer(monkeypatch):
     assert [(each.layer, each.head, each.selectivity) for each in shown] == [(0, 0, 0.625), (2, 0, 0.5), (2, 1, 0.5)]
     assert measure._heads(found, [2, 0], "top") == shown[:2] and measure._heads(found, [2], None) == ()
     monkeypatch.setattr(measure, "MAX_HEADS", 2)
-    with pytest.raises(InputError, match="there are 3 heads; give heads 'top', or layers with up to 2 heads"):
+    with pytest.raises(InputError, match="there are 3 heads; give heads='top', or layers with up to 2 heads"):
         measure._heads(found, [2, 0], "all")
     assert len(measure._heads(found, [2], "all")) == 2
 

@@ -225,9 +225,9 @@ def test_texts_are_named_where_no_edge_leads_back(models):
         InputError, match="no edge leads from '-1' of text 1 back to '5': a token reads those before it"
     ):
         ssmscope.knockout(model, two, from_=["-1"], to="5", answer=3)
-    with pytest.raises(InputError, match="from_ is empty"):
+    with pytest.raises(InputError, match="from_=… is empty"):
         ssmscope.knockout(model, two, from_=[], answer=3)
-    with pytest.raises(InputError, match="leave out by 'part' or roads 'convolution'"):
+    with pytest.raises(InputError, match="leave out by='part' or roads='convolution'"):
         ssmscope.knockout(model, two, from_=["1"], by="part", roads="convolution", answer=3)
     found = ssmscope.knockout(model, two, from_=slice(1, 3), to=[5, 4], answer=3)
     assert found.provenance["options"]["from"] == ["1:3"] and found.provenance["options"]["to"] == "5, 4"

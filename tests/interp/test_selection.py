@@ -180,11 +180,11 @@ class TestSurvival:
     @pytest.mark.parametrize(
         ("options", "line"),
         [
-            ({"score": "write", "at": 1}, "at applies to survival"),
-            ({"score": "retention", "through": True}, "through applies to survival"),
-            ({"score": "retention", "half_lives": True}, "half_lives applies to survival"),
+            ({"score": "write", "at": 1}, "at=… applies to survival"),
+            ({"score": "retention", "through": True}, "through=… applies to survival"),
+            ({"score": "retention", "half_lives": True}, "half_lives=… applies to survival"),
             ({"through": True, "half_lives": True}, "give it without through"),
-            ({"contrast": "sst2", "through": True}, "contrast compares whole layers"),
+            ({"contrast": "sst2", "through": True}, "contrast=… compares whole layers"),
         ],
     )
     def test_options_that_contradict_each_other(self, model, options, line):

@@ -68,12 +68,12 @@ def test_what_is_refused() -> None:
     model = bag(MODEL)
     told = refusal(ssmscope.evaluate, model)
     assert told is not None and told.startswith("no data; give data=…, one of sst2, imdb")
-    assert refusal(ssmscope.evaluate, model, texts("bad"), shots=2) == "shots is an option of tasks; give tasks too"
+    assert refusal(ssmscope.evaluate, model, texts("bad"), shots=2) == "shots=… is an option of tasks; give tasks=… too"
     odd = text_data("toy", "test", ["bad"], [0], ("odd", "even"))
     told = refusal(ssmscope.evaluate, model, odd)
     assert told is not None and "toy has the classes odd, even; bag tells apart bad, good" in told
     told = refusal(ssmscope.evaluate, ssmscope.load("demo/books-mamba2"), texts("bad"))
-    assert told == "demo/books-mamba2 is a language model; give tasks"
+    assert told == "demo/books-mamba2 is a language model; give tasks=… in place of data"
 
 
 def test_plans_give_a_classifier_its_own_data_and_a_language_model_none(tmp_path: Path) -> None:

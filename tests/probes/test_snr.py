@@ -444,8 +444,11 @@ class TestNeedleSNR:
             (dict(questions="no.csv"), "there is no file of questions no.csv"),
             (dict(questions=[]), "questions is empty"),
             (dict(questions=[own(where()), own(where())]), "the name 'own' of a set of questions is taken"),
-            (dict(questions=own(where()), tasks=["qa1"]), "tasks applies to generated questions, but yours were given"),
-            (dict(questions=own(where()), lengths=40), "lengths applies to generated questions"),
+            (
+                dict(questions=own(where()), tasks=["qa1"]),
+                "tasks=… applies to generated questions, but yours were given",
+            ),
+            (dict(questions=own(where()), lengths=40), "lengths=… applies to generated questions"),
         ],
     )
     def test_what_is_refused(self, model, options, says):

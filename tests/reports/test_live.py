@@ -313,7 +313,7 @@ class TestForms:
             ({"top": "0"}, "top is 0; allowed is a whole number from 1 on"),
             ({"top": "\ud83d"}, "top has half of a character"),
             ({"at": "99"}, "there is no token 99 in every text"),
-            ({"through": True, "half_lives": True}, "half_lives concern each layer's own writes"),
+            ({"through": True, "half_lives": True}, "--half-lives concerns each layer's own writes"),
             ({"contrast": "sst2"}, "heatmap has no option 'contrast' here"),
         ):
             assert told(live.heatmaps(CLASSIFIER, TEXT, layer="mean", **options)[0]).startswith(line), options

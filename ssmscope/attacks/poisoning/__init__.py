@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def check_poison(*, objective: str, target: str | None, span: str | None, **others: Any) -> None:
     """Raise InputError if a target is given but none is planted, the span is empty, or `check_asked` does."""
     if target is not None and objective != "plant":
-        raise InputError(f"target is the class to plant; leave it out, or give objective plant, not {objective}")
+        raise InputError(f"target=… is the class to plant; leave it out, or give objective='plant', not {objective}")
     if span is not None and not span.strip():
-        raise InputError("the span is empty; give words of the texts, or none for everything before the trigger")
+        raise InputError("span=… is empty; give words of the texts, or none for everything before the trigger")
     check_asked(**others)
 
 

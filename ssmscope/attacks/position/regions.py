@@ -40,7 +40,7 @@ class Region:
 def check_places(*, regions: Any, window: Any, stride: Any, **others: Any) -> None:
     """Raise InputError if regions or windows fit no sequence at all, or if there is a stride without a window."""
     if stride is not None and window is None:
-        raise InputError("a stride was given without a window; give both")
+        raise InputError("stride=… was given without window=…; give both")
     if regions is not None:
         regions_of(regions, math.inf)
     if window is not None:

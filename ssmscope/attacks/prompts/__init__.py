@@ -56,11 +56,11 @@ def check_prompts(
 ) -> None:
     """Raise InputError if options contradict each other, or if templates or label words are not usable."""
     if SEMANTIC in attacks and semantic is None:
-        raise InputError("the attack semantic needs rewritten prompts: give semantic, 'promptbench' or a text file")
+        raise InputError("the attack semantic needs rewritten prompts: give semantic=…, 'promptbench' or a text file")
     if as_promptbench and suffix != "end":
-        raise InputError(f"as_promptbench places suffixes as PromptBench does; leave out suffix {suffix!r}, or it")
+        raise InputError(f"as_promptbench=True places suffixes as PromptBench does; leave out suffix={suffix!r}, or it")
     if set(attacks) <= {*FROM_PROMPTBENCH} and (as_promptbench or suffix != "end"):
-        raise InputError("as_promptbench and suffix are options of ssmscope's own attacks, and none is among them")
+        raise InputError("as_promptbench=… and suffix=… are options of ssmscope's own attacks, and none is among them")
     check_asked(template=template, **others)
     given = [template] if isinstance(template, str) else list(template or ())
     if twice := [text for text in given if given.count(text) > 1]:
@@ -165,8 +165,8 @@ def prompt_attack(
     own = own_prompts(data)
     if template is None and own is None:
         raise InputError(
-            f"{data.name} has no task prompts of its own: give a template, and for a language model both template and "
-            f"words (data sets with their own are {', '.join(TASK_PROMPTS)})"
+            f"{data.name} has no task prompts of its own: give template=…, and for a language model words=… too "
+            f"(data sets with their own are {', '.join(TASK_PROMPTS)})"
         )
     templates = (template,) if isinstance(template, str) else tuple(template or (own.templates if own else ()))
     asking: dict[str, Any] = dict(words=words, scoring=scoring, normalise=normalise, limit=limit, cache=cache)

@@ -52,7 +52,7 @@ def check_words(*, recipe: str, **options: Any) -> None:
     for name in dict.fromkeys(name for names in read.values() for name in names):
         if options[name] != declared[name].default and name not in read[recipe]:
             whose = " and ".join(other for other, names in read.items() if name in names)
-            raise InputError(f"{name} is an option of {whose}; {recipe} has none of that name: leave it out")
+            raise InputError(f"{name}=… is an option of {whose}; {recipe} has none of that name: leave it out")
 
 
 @analysis(

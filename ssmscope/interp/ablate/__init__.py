@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def check_ablate(*, by: str, generate: int | None, prompt: object, **_: object) -> None:
     """Raise InputError for a prompt that is not continued, or texts with other examples' values."""
     if prompt is not None and generate is None:
-        raise InputError("prompt is a text to continue; give generate, the number of tokens, too")
+        raise InputError("prompt=… is a text to continue; give generate=…, the number of tokens, too")
     if generate is not None and by == "resample":
-        raise InputError("what is written has no other example whose values it could get; give by mean or zero")
+        raise InputError("what is written has no other example whose values it could get; give by='mean' or by='zero'")
 
 
 @analysis(

@@ -22,21 +22,26 @@ def check_attention(
     """Raise InputError if options contradict each other."""
     gradient, target = options["gradient"], options["target"]
     if target is not None and not gradient:
-        raise InputError("target is the class or token of gradient; give gradient=… too")
-    others = {"rollout": rollout, "parts": parts, "level ssm": level == "ssm", "no skip": not skip}
+        raise InputError("target=… is the class or token of gradient=…; give that too")
+    others = {
+        "rollout=True": rollout,
+        "parts=True": parts,
+        "level='ssm'": level == "ssm",
+        "skip=False": not skip,
+    }
     unused = next((name for name, given in others.items() if given), None)
     if gradient and unused is not None:
-        raise InputError(f"gradient cannot be combined with {unused}")
+        raise InputError(f"gradient=True cannot be combined with {unused}")
     if gradient and heads == "abs":
-        raise InputError("heads 'abs' has no sum over channels; allowed with gradient are 'mean' and 'all'")
+        raise InputError("heads='abs' has no sum over channels; allowed with gradient=True are 'mean' and 'all'")
     if parts and rollout:
-        raise InputError("parts and rollout cannot be combined: a rollout uses whole layers")
+        raise InputError("parts=True and rollout=True cannot be combined: a rollout uses whole layers")
     if rollout and heads == "all":
-        raise InputError("a rollout uses whole layers: give heads 'mean' or 'abs', not 'all'")
+        raise InputError("a rollout uses whole layers: give heads='mean' or heads='abs'")
     if pool and heads == "abs" and not rollout:
-        raise InputError("the mean of absolute values cannot be pooled; give heads 'mean', or pool 0 for a whole map")
+        raise InputError("the mean of absolute values cannot be pooled; give heads='mean', or pool=0 for a whole map")
     if pool and rows != "all":
-        raise InputError("pool averages whole maps: give it without rows")
+        raise InputError("pool=… averages whole maps: give it without rows=…")
 
 
 @analysis(

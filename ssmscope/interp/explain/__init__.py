@@ -21,9 +21,9 @@ def check_explain(*, methods: Any, steps: int | None, option: Any, **given: obje
     """Raise InputError for methods and options that do not fit, or steps without Integrated Gradients."""
     check_methods(methods=methods, option=option, **given)
     if steps is not None and "ig" not in method_names(methods):
-        raise InputError("steps are those of Integrated Gradients, which is not among the methods; name ig")
+        raise InputError("steps=… are those of Integrated Gradients, which is not among the methods; name ig")
     if steps is not None and "fixed" in (option or {}).get("ig", {}):
-        raise InputError("steps and the option ig.fixed are one thing; give one of them")
+        raise InputError("steps=… and the option ig.fixed are one thing; give one of them")
 
 
 @analysis(

@@ -23,10 +23,10 @@ def check_generate(*, explain: Any, option: Any, contrast: Any, temperature: flo
     """Raise InputError if options contradict each other."""
     for name in ("top_k", "top_p"):
         if temperature == 0 and given[name] is not None:
-            raise InputError(f"{name} is for drawing tokens; give a temperature above 0 too")
+            raise InputError(f"{name}=… is for drawing tokens; give temperature=… above 0 too")
     for name, value in (("contrast", contrast), ("option", option)):
         if value and not explain:
-            raise InputError(f"{name} is for methods of explanation; name some, explain=…, too")
+            raise InputError(f"{name}=… is for methods of explanation; name some, explain=…, too")
     if explain:
         check_methods(methods=explain, option=option)
 

@@ -24,21 +24,21 @@ def check_heatmap(
     asked = {"at": at is not None, "through": through, "half_lives": half_lives}
     if score != "survival" and any(asked.values()):
         named = next(name for name, given in asked.items() if given)
-        raise InputError(f"{named} applies to survival only, not to {score}")
+        raise InputError(f"{named}=… applies to survival only, not to {score}")
     if through and half_lives:
-        raise InputError("half_lives concern each layer's own writes; give it without through")
+        raise InputError("half_lives=… concerns each layer's own writes; give it without through=…")
     if contrast is not None and (at is not None or through or heads is not None):
-        raise InputError("contrast compares whole layers at the end of texts; give it without at, through and heads")
+        raise InputError("contrast=… compares whole layers at the end of texts; leave out at=…, through=… and heads=…")
 
 
 def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
     """Raise InputError for options of single texts with a data set, or of data sets with texts."""
     if not of_data and limit is not None:
-        raise InputError("limit is the number of texts read from a data set; give data, or leave it out")
+        raise InputError("limit=… is the number of texts read from a data set; give data=… too, or leave it out")
     alone = {"at": None, "heads": None, "through": False, "contrast": None, "scale": None, "merge": False}
-    given = [name for name, default in alone.items() if options[name] != default]
+    given = [name for name, default in alone.items() if options[name] is not default]
     if of_data and given:
-        raise InputError(f"{given[0]} applies to single texts; leave it out with a data set")
+        raise InputError(f"{given[0]}=… applies to single texts; leave it out with a data set")
 
 
 @analysis(

@@ -224,6 +224,8 @@ def scored(model: Model | None, texts: TextsLike, options: Mapping[str, Any]) ->
         written = values = through_layers(trace, np.nan_to_num(values))
     if contrast is not None:
         values = _averages(model, contrast, score).contrast(values, as_batch(model, texts))
+        contrast = contrast if isinstance(contrast, str) else "the given texts"
+        options = {**options, "contrast": contrast}
     values, written = values[places], written[places]
     shown = _heads(found, places, heads)
 
@@ -321,12 +323,12 @@ def _heads(found: LayerScores, places: Sequence[int], heads: str | None) -> tupl
     means = {layer: found.selectivity[layer].mean(0) for layer in places}
     every = [Head(layer, head, float(value)) for layer, of in means.items() for head, value in enumerate(of)]
     if heads == "all" and len(every) > MAX_HEADS:
-        raise InputError(f"there are {len(every):,} heads; give heads 'top', or layers with up to {MAX_HEADS} heads")
+        raise InputError(f"there are {len(every):,} heads; give heads='top', or layers with up to {MAX_HEADS} heads")
     order = descending(np.array([head.selectivity for head in every]))
     return tuple(every[at] for at in (order if heads == "all" else order[:TOP_HEADS]))
 
 
-def _averages(model: Model | None, data: str, score: Score) -> TokenAverages:
+def _averages(model: Model | None, data: Any, score: Score) -> TokenAverages:
     from ssmscope.data.text import load_text
 
     if model is None:

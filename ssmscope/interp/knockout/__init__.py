@@ -100,9 +100,9 @@ def knockout(
     if window > layers:
         raise InputError(f"window is {window}; {model.name} has {layers} layers")
     if roads != "states" and by != "window":
-        raise InputError(f"the convolution is cut in windows of layers; leave out by {by!r} or roads {roads!r}")
+        raise InputError(f"the convolution is cut in windows of layers; leave out by={by!r} or roads={roads!r}")
     if not sources:
-        raise InputError("from_ is empty; give words of the text, positions such as 3, 3:5 or 3,7, or last")
+        raise InputError("from_=… is empty; give words of the text, positions such as 3, 3:5 or 3,7, or last")
     targets = [positions_of(to, batch, text) for text in range(count)]
     spans = [[positions_of(span, batch, text) for text in range(count)] for span in sources]
     names, goal = [span_name(span) for span in sources], span_name(to)

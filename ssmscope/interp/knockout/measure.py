@@ -51,7 +51,7 @@ def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
         parts = parts_of(model, batch)
         names = list(dict.fromkeys(name for own in parts.values() for name in own))
         if len(names) < 2:
-            raise InputError(f"the layers of {model.name} have one recurrence each; leave out by 'part'")
+            raise InputError(f"the layers of {model.name} have one recurrence each; leave out by='part'")
         for name in names:
             yield Cut(layers[0], layers[-1], part=name)
             having = [layer for layer in layers if name in parts[layer]]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def check_method(*, method: str, metric: str, **_: object) -> None:
     """Raise InputError for probabilities with the gradient's approximation, which is of logits."""
     if method == "gradient" and metric == "probability":
-        raise InputError("the gradient approximates logits, not probabilities; give metric difference or normalised")
+        raise InputError("the gradient approximates logits; give metric='difference' or metric='normalised'")
 
 
 @analysis(

@@ -28,7 +28,7 @@ def check_steer(*, strengths: Sequence[float], vector: Any, layer: int | None, *
     """Raise InputError if a strength is given twice, or the direction not once."""
     texts = [name for name in ("toward", "away") if given[name]]
     if vector is not None and (texts or layer is not None):
-        raise InputError(f"the vector's file has its direction and layer; leave {(*texts, 'layer')[0]} out")
+        raise InputError(f"the vector's file has its direction and layer; leave {(*texts, 'layer')[0]}=… out")
     if vector is None and len(texts) < 2:
         raise InputError("no text to steer to or from; give toward=… and away=…, or vector=…")
     if len(set(strengths)) < len(strengths):
@@ -111,8 +111,8 @@ def steer(
         save: file that the control vector is written to, see `ssmscope.interp.steer.vectors`.
         vector: file of a control vector to steer by.
         export: a bias of the block before the layer has the direction, see `bake`.
-        data: examples themselves may be given; without any, and where the model's own are not known, costs are left
-            out.
+        data: may also be a DataFrame, a list of (text, label) or examples; without any, and where the model's own are
+            not known, costs are left out.
 
     Raises:
         InputError: a layer that the model does not have, texts whose means are the same, an answer of several tokens, a

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.api.inputs import known_data, load_examples, one_text
+from ssmscope.api.inputs import is_named, known_data, load_examples, one_text
 from ssmscope.core.batching import by_length
 from ssmscope.core.edits import Edit, Site, new_state, recorded
 from ssmscope.core.encoding import Batch
@@ -33,16 +33,17 @@ Direction = tuple[Tensor, ...]
 
 
 def held_out_examples(
-    model: Model, data: str | ExampleData | None, split: str | None, length: int, limit: int | None, seed: int
+    model: Model, data: Any, split: str | None, length: int, limit: int | None, seed: int
 ) -> ExampleData | None:
-    """Return the data by its name, or the data that the model was trained on; None where those are not known."""
+    """Return examples as they are given, or the data of a name, a file or a table, by default those that the model was
+    trained on; None where these are not known."""
     from ssmscope.loading.load import trained_on
 
     if data is None:
         data = trained_on(model.name)
         if data is None or data not in known_data(model):
             return None
-    found = load_examples(model, data, split, length) if isinstance(data, str) else data
+    found: ExampleData = load_examples(model, data, split, length) if is_named(data) else data
     return found if limit is None else found.sample(limit, seed=seed)
 
 

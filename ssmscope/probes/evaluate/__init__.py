@@ -35,7 +35,7 @@ class Labelled(Examples):
 
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         if options["tasks"] is not None and (values["data"] is not None or values["split"] is not None):
-            raise InputError("tasks are for language models and data for classifiers; give one of them")
+            raise InputError("tasks=… is for language models and data=… for classifiers; give one of them")
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         if options["tasks"] is not None or not models[0].is_classifier:
@@ -46,7 +46,7 @@ class Labelled(Examples):
 def check_asked(*, tasks: Sequence[str] | None, include: Any, shots: int | None, **others: Any) -> None:
     """Raise InputError for options of tasks without tasks."""
     if tasks is None and (include is not None or shots is not None):
-        raise InputError(f"{'include' if include is not None else 'shots'} is an option of tasks; give tasks too")
+        raise InputError(f"{'include' if include is not None else 'shots'}=… is an option of tasks; give tasks=… too")
 
 
 @analysis(
@@ -102,7 +102,7 @@ def evaluate(
         from ssmscope.probes.evaluate.labelled import labelled_scores
 
         if data is None:
-            wants = "labelled data, and it is a classifier" if model.is_classifier else "tasks: it is a language model"
+            wants = "data=…, and it is a classifier" if model.is_classifier else "tasks=…: it is a language model"
             raise InputError(f"there is nothing to measure {model.name} on; give {wants}")
         data = data if limit is None else data.sample(limit, seed=seed)
         provenance = record_provenance(model.source, seed=seed, data=data)

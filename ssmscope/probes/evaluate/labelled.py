@@ -24,7 +24,7 @@ def labelled_scores(
     """Return accuracy with Wilson's interval and cross-entropy in nats with a bootstrap interval over examples, and
     both of every example."""
     if not model.is_classifier:
-        raise InputError(f"{model.name} is a language model; give tasks")
+        raise InputError(f"{model.name} is a language model; give tasks=… in place of data")
     class_ids(model, data)  # Classes that do not match are refused, or noted, before anything runs.
     order = sorted(range(len(data)), key=lambda row: len(data.texts[row]) if isinstance(data, TextData) else 0)
 

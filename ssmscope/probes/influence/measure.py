@@ -191,7 +191,7 @@ def measure_reach(
 
 def inputs_of(model: Model, texts: TextsLike | None, length: int | None, sequences: int, seed: int) -> Batch:
     if (texts is None) == (length is None):
-        raise InputError("give either texts (or a batch of encode()), or a length for random sequences")
+        raise InputError("give either texts (or a batch of encode()), or length=… for random sequences")
     if isinstance(texts, Batch):
         if (texts.values is None) != (model.channels is None):
             raise InputError(f"{model.name} reads {model.reads}: give it a batch of its own encode()")

@@ -179,7 +179,7 @@ class LensFitting:
             loss += float(kl.double().sum()) / (count * layers)
         if not math.isfinite(loss):
             rate = self.options["learning_rate"]
-            raise InputError(f"the KL divergence is {loss} in step {self.step + 1}; lower learning_rate ({rate})")
+            raise InputError(f"the KL divergence is {loss} in step {self.step + 1}; lower learning_rate=… ({rate})")
         nn.utils.clip_grad_norm_([self.weight, self.bias], self.options["clip"])
         self.optimizer.step()
         self.loss_sum += loss
@@ -190,7 +190,7 @@ class LensFitting:
         (sums,) = measure(self.model, self.unembed, self.choosing, self.options["positions"], [lens])
         found = float(sums.means.mean())
         if not math.isfinite(found):
-            raise InputError(f"the held-out KL divergence is {found} after {self.step} steps; lower learning_rate")
+            raise InputError(f"the held-out KL divergence is {found} after {self.step} steps; lower learning_rate=…")
         since = self.step - (self.history[-1]["step"] if self.history else 0)
         training = float(self.loss_sum) / since if since else math.nan
         self.history.append({"step": self.step, "training": training, "held_out": found})

@@ -69,7 +69,7 @@ def token_loss(
     model minus another; all numbers share their resamples.
 
     Args:
-        data: may also be a list of texts, one document each.
+        data: may also be a DataFrame with a column `text`, or a list of texts, one document each.
 
     Raises:
         InputError: a model that is not a language model with a tokenizer, models that do not share one, texts without a

@@ -18,7 +18,7 @@ from ssmscope.core.bootstrap import Estimate, estimates, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.language import load_lines, token_names
-from ssmscope.data.rows import SUFFIXES, checked_column, checked_path, checked_string, read_rows
+from ssmscope.data.rows import SUFFIXES, Row, checked_column, checked_path, checked_string, given_rows, read_rows
 from ssmscope.data.text import LINE_SOURCES
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows, check_vocabulary
@@ -37,26 +37,26 @@ MAX_LOGITS = 2**24
 """Maximum number of logits in memory: 64 MiB of float32."""
 
 
-def documents(data: str | Path | Sequence[str], split: str | None) -> tuple[list[Sequence[str]], str]:
-    """Return the lines of every document, and a name for them."""
+def documents(data: Any, split: str | None) -> tuple[list[Sequence[str]], str]:
+    """Return the lines of every document of a known text, a file, a table, or a list of texts, and a name for them."""
     if isinstance(data, str | Path):
         path = Path(data)
         if path.suffix.lower() not in SUFFIXES:
             return [load_lines(data, split)], str(data)
         checked_path(path, LINE_SOURCES, split)
-        rows = read_rows(path)
-        texts = [checked_column(row, "text") for row in rows]
-        for row, text in zip(rows, texts):
-            if not isinstance(text, str):
-                raise InputError(f"{row.where} has no text; every row needs a document")
-            checked_string(text, "text", row)
-        return [text.split("\n") for text in texts], str(data)
+        return [_document(row).split("\n") for row in read_rows(path)], str(data)
     if split is not None:
         raise InputError(f"split '{split}' has no meaning for texts; leave it out")
-    texts = list(data)
-    if not texts or not all(isinstance(text, str) for text in texts):
+    if not len(data) or (rows := given_rows(data)) is None:
         raise InputError("data holds no text, or something that is not a text; give a name, a file, or texts")
-    return [text.split("\n") for text in texts], "texts"
+    return [_document(row).split("\n") for row in rows], "texts"
+
+
+def _document(row: Row) -> str:
+    text = checked_column(row, "text")
+    if not isinstance(text, str):
+        raise InputError(f"{row.where} has no text; every row needs a document")
+    return checked_string(text, "text", row)
 
 
 def shared_windows(

@@ -40,7 +40,7 @@ def check_asked(
             raise InputError(f"{number} {what} were given for {models} models; {advice}")
     for name, value in (("tasks", tasks), ("lengths", lengths), ("filler", filler)):
         if questions is not None and value is not None:
-            raise InputError(f"{name} applies to generated questions, but yours were given; leave out one of the two")
+            raise InputError(f"{name}=… applies to generated questions, but yours were given; leave out one of the two")
 
 
 @analysis(

@@ -59,7 +59,7 @@ def inputs_of(model: Model, texts: TextsLike | None, *, length: int | None, samp
     """Return texts, or random sequences (of 512 tokens by default, or the size of a pixel model's images)."""
     if texts is not None:
         if length is not None:
-            advice = "give texts, or a length of random sequences"
+            advice = "give texts, or length=… of random sequences"
             raise InputError(f"both texts and length {length!r} were given; {advice}")
         batch = as_batch(model, texts)
         short = next((at for at, n in enumerate(batch.lengths) if n < 2), None)
