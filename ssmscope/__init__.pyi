@@ -58,6 +58,9 @@ from ssmscope.probes.loss import token_loss
 from ssmscope.probes.retrieval import retrieval as retrieval
 from ssmscope.probes.snr import needle_snr
 from ssmscope.probes.stability import stability as stability
+from ssmscope.probes.states import states as states
+from ssmscope.probes.states.files import load_states as load_states
+from ssmscope.probes.states.files import save_states as save_states
 from ssmscope.reports.hub import push as push
 from ssmscope.reports.running import run_plan
 from ssmscope.reports.serving import serve as serve

@@ -42,6 +42,7 @@ ANALYSES: Registry[Callable[..., Any]] = Registry(
             "retrieval": "probes.retrieval:retrieval",
             "snr": "probes.snr:needle_snr",
             "stability": "probes.stability:stability",
+            "states": "probes.states:states",
             "effect": "attacks.effect:attack_effect",
             "insertion": "attacks.insertion:insertion_sweep",
             "noise": "attacks.noise:character_noise",

@@ -132,11 +132,8 @@ class Model:
     @property
     def channels(self) -> int | None:
         """Channels of a pixel, or of a step of a series, for a model that reads these; None for a model of tokens."""
-        return (
-            getattr(self.config, "channels", None)
-            if self.is_classifier or getattr(self.config, "series", False)
-            else None
-        )
+        read = self.is_classifier or getattr(self.config, "series", False)
+        return getattr(self.config, "channels", None) if read else None
 
     @property
     def reads(self) -> str:
@@ -298,6 +295,7 @@ class Model:
         seed: int = 0,
         stop: Stop = (),
         batch_size: int | None = None,
+        states: Earlier = None,
         keep_states: bool = False,
     ) -> Generation:
         """Continue texts: the model reads each once, and then one written token at a time from its states.
@@ -315,6 +313,7 @@ class Model:
             seed: random seed; with the same one, a prompt is continued in the same way, its copies in others.
             stop: strings that end a text, or a function from its written ids to True if they do.
             batch_size: texts written together, 32 by default; all with edits, which may have values for every text.
+            states: continue the run that gave these states, a row for each text, as `run` does.
             keep_states: keep the states before each text's last token is read.
 
         Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that cannot write so
@@ -322,7 +321,7 @@ class Model:
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
         sampling = Sampling(temperature, top_k, top_p, seed)
-        return Writer(self, edits, stop, sampling, max_new_tokens, keep_states).generate(batch, batch_size)
+        return Writer(self, edits, stop, sampling, max_new_tokens, keep_states).generate(batch, batch_size, states)
 
     @out_of_inference()
     def generate_stream(
@@ -337,12 +336,13 @@ class Model:
         top_p: float | None = None,
         seed: int = 0,
         stop: Stop = (),
+        states: Earlier = None,
         keep_states: bool = False,
     ) -> Iterator[Step]:
         """Return an iterator over the steps of `generate` for all texts together; arguments and errors are shared."""
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
         sampling = Sampling(temperature, top_k, top_p, seed)
-        return Writer(self, edits, stop, sampling, max_new_tokens, keep_states).stream(batch)
+        return Writer(self, edits, stop, sampling, max_new_tokens, keep_states).stream(batch, states=states)
 
     @property
     def continues(self) -> bool:
