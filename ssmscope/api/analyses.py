@@ -39,6 +39,7 @@ ANALYSES: Registry[Callable[..., Any]] = Registry(
             "lens fit": "probes.lens:fit_lens",
             "lens show": "probes.lens:trajectory",
             "loss": "probes.loss:token_loss",
+            "parity": "probes.parity:parity",
             "retrieval": "probes.retrieval:retrieval",
             "snr": "probes.snr:needle_snr",
             "stability": "probes.stability:stability",

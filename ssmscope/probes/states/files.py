@@ -99,7 +99,9 @@ def write_file(path: str | os.PathLike[str], values: Mapping[str, Tensor], sourc
     from safetensors.torch import save
 
     about = {name: str(source[name]) for name in ("model", "architecture", "fingerprint", "dtype") if name in source}
-    write_whole(Path(path), save({**values}, metadata={"format": FORMAT, **about}))
+    write_whole(
+        Path(path), save({name: value.clone() for name, value in values.items()}, metadata={"format": FORMAT, **about})
+    )
 
 
 def save_states(kept: KeptStates, model: Model, path: str | os.PathLike[str]) -> None:
