@@ -56,9 +56,13 @@ from ssmscope.probes.lens import fit_lens, trajectory
 from ssmscope.probes.lens.lenses import load_lens as load_lens
 from ssmscope.probes.lens.lenses import logit_lens as logit_lens
 from ssmscope.probes.loss import token_loss
+from ssmscope.probes.parity import parity as parity
 from ssmscope.probes.retrieval import retrieval as retrieval
 from ssmscope.probes.snr import needle_snr
 from ssmscope.probes.stability import stability as stability
+from ssmscope.probes.states import states as states
+from ssmscope.probes.states.files import load_states as load_states
+from ssmscope.probes.states.files import save_states as save_states
 from ssmscope.reports.hub import push as push
 from ssmscope.reports.running import run_plan
 from ssmscope.reports.serving import serve as serve

@@ -32,7 +32,7 @@ from ssmscope.core.lasting_edits import LastingEdit
 from ssmscope.core.mixers import check_causal, collect_states, fast_scan
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.recording import STEPS_BEFORE, record, recordable
-from ssmscope.core.trace import LayerState, States, gathered, joined
+from ssmscope.core.trace import Earlier, LayerState, States, gathered, joined
 from ssmscope.core.weights import weights_prepared
 from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.outline import Outlined
@@ -353,16 +353,18 @@ class Writer:
         self.model, self.sampling, self.ends = model, Sampling(**sampling), Ends.of(model, stop)
         self.max_new_tokens, self.keep_states = max_new_tokens, keep_states
 
-    def stream(self, batch: Batch, draws: Sequence[np.random.Generator] | None = None) -> Iterator[Step]:
-        """Return an iterator over the steps in which the texts of a batch are continued together."""
+    def stream(
+        self, batch: Batch, draws: Sequence[np.random.Generator] | None = None, states: Earlier = None
+    ) -> Iterator[Step]:
+        """Return an iterator over the steps in which the texts of a batch, after `states`, are continued together."""
         check_writes(self.model, batch, self.max_new_tokens)
-        prompts, following = prompt_ids(batch), Continuation(self.model, self._read(batch), self.lasting)
+        prompts, following = prompt_ids(batch), Continuation(self.model, self._read(batch, states), self.lasting)
         how: dict[str, Any] = {"sampling": self.sampling, "draws": draws or self.sampling.draws(prompts)}
         how |= {"max_new_tokens": self.max_new_tokens, "keep_states": self.keep_states}
         return written_after(following, prompts, self.ends, **how)
 
-    def generate(self, batch: Batch, batch_size: int | None) -> Generation:
-        """Return what is written after the texts of a batch, `batch_size` of them at a time."""
+    def generate(self, batch: Batch, batch_size: int | None, states: Earlier = None) -> Generation:
+        """Return what is written after the texts of a batch, which follow `states`, `batch_size` of them at a time."""
         check_writes(self.model, batch, self.max_new_tokens)
         check_whole(1, batch_size=1 if batch_size is None else batch_size)
         count, prompts = len(batch.tokens), prompt_ids(batch)
@@ -372,19 +374,20 @@ class Writer:
         at_once = count if self.at_prompt or self.lasting else batch_size or ROWS_AT_ONCE
         for rows in by_length(batch.lengths, 1, size=at_once):
             rows = list(range(count)) if at_once == count else rows
-            for step in self.stream(batch.rows(rows), draws and [draws[row] for row in rows]):
+            before = states and gathered(tuple(states), torch.tensor(rows))
+            for step in self.stream(batch.rows(rows), draws and [draws[row] for row in rows], before):
                 for place, token in enumerate(step.written):
                     said[rows[token.row]].append(token._replace(row=rows[token.row]))
                     if token.ended_by is not None and step.states is not None:
                         last[rows[token.row]] = gathered(step.states, torch.tensor([place]))
         texts = tuple(self.ends.text(prompt, [token.id for token in row]) for prompt, row in zip(prompts, said))
-        states = joined([last[row] for row in range(count)]) if last else None
-        return Generation(batch, texts, tuple(map(tuple, said)), states)
+        ends = joined([last[row] for row in range(count)]) if last else None
+        return Generation(batch, texts, tuple(map(tuple, said)), ends)
 
-    def _read(self, batch: Batch) -> tuple[Tensor, States]:
+    def _read(self, batch: Batch, states: Earlier) -> tuple[Tensor, States]:
         """Return the logits at the prompts' ends and the states there, of long prompts in parts."""
-        if self.at_prompt:  # They may have values for every text.
-            return self.model.run(batch, last_only=True, edits=self.at_prompt)
+        if self.at_prompt or states:  # Edits may have values for every text.
+            return self.model.run(batch, states, last_only=True, edits=self.at_prompt)
         parts = [*by_length(batch.lengths, tokens_at_once(self.model.device, width=self.model.width))]
         runs = [self.model.run(batch.rows(rows), last_only=True) for rows in parts]
         if len(runs) == 1 and parts[0] == list(range(len(batch.tokens))):

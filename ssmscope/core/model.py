@@ -131,11 +131,8 @@ class Model:
     @property
     def channels(self) -> int | None:
         """Channels of a pixel, or of a step of a series, for a model that reads these; None for a model of tokens."""
-        return (
-            getattr(self.config, "channels", None)
-            if self.is_classifier or getattr(self.config, "series", False)
-            else None
-        )
+        read = self.is_classifier or getattr(self.config, "series", False)
+        return getattr(self.config, "channels", None) if read else None
 
     @property
     def reads(self) -> str:
@@ -296,7 +293,13 @@ class Model:
     @writes
     @out_of_inference()
     def generate(
-        self, texts: Texts | Batch = None, *, ids: Ids = None, batch_size: int | None = None, **how: Any
+        self,
+        texts: Texts | Batch = None,
+        *,
+        ids: Ids = None,
+        batch_size: int | None = None,
+        states: Earlier = None,
+        **how: Any,
     ) -> Generation:
         """Continue texts: the model reads each once, and then one written token at a time from its states.
 
@@ -314,20 +317,23 @@ class Model:
             seed: random seed; with the same one, a prompt is continued in the same way, its copies in others.
             stop: strings that end a text, or a function from its written ids to True if they do.
             batch_size: texts written together, 32 by default; all with edits, which may have values for every text.
+            states: continue the run that gave these states, a row for each text, as `run` does.
             keep_states: keep the states before each text's last token is read.
 
         Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that cannot write so
         many tokens: a classifier, say, or one that reads both ways.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
-        return Writer(self, **how).generate(batch, batch_size)
+        return Writer(self, **how).generate(batch, batch_size, states)
 
     @writes
     @out_of_inference()
-    def generate_stream(self, texts: Texts | Batch = None, *, ids: Ids = None, **how: Any) -> Iterator[Step]:
+    def generate_stream(
+        self, texts: Texts | Batch = None, *, ids: Ids = None, states: Earlier = None, **how: Any
+    ) -> Iterator[Step]:
         """Return an iterator over the steps of `generate` for all texts together; arguments and errors are shared."""
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
-        return Writer(self, **how).stream(batch)
+        return Writer(self, **how).stream(batch, states=states)
 
     @property
     def continues(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +13,13 @@ from torch import Tensor
 
 from ssmscope import ops
 from ssmscope.core.batching import by_length, tokens_at_once
-from ssmscope.core.edits import edits_of, recompute_terms
+from ssmscope.core.edits import edited, edits_of, recompute_terms
 from ssmscope.core.encoding import Batch
 from ssmscope.core.fingerprint import adapters, versions
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import linearize, memory_of, stored_weights
-from ssmscope.core.trace import Layers, LayerTrace, Trace, mapped
+from ssmscope.core.trace import KeptStates, Layers, LayerTrace, States, Trace, gathered, joined, mapped
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -87,6 +89,14 @@ def take_trace(
         with torch.no_grad(), evaluating(model.module):
             return mapped(linearize(found[index], layer), Tensor.detach)
 
+    def rerun(at: Sequence[Any]) -> KeptStates:
+        for index in range(len(found)):
+            _check_unchanged(model, index, weights)
+        inside = {edit.key for edit in edits_of(model.module)}
+        left = [edit for edit in edits if edit.key not in inside]
+        with edited(model, left) if left else nullcontext():
+            return states_at(model, batch, at)
+
     shown = {name: getattr(batch, name) for name in ("input_ids", "mask", "tokens", "words", "spelled")}
     shown |= memory_of(model.module)
     return Trace(
@@ -99,7 +109,37 @@ def take_trace(
         linearized=Layers(len(found), freeze),
         pixels=model.images_of(batch),
         numbers=model.layer_numbers,
+        rerun=rerun,
     )
+
+
+def states_at(model: Runs, batch: Batch, at: Sequence[int | str]) -> KeptStates:
+    """Return the states after tokens of a batch's texts; arguments and errors as `Trace.states`."""
+    if not model.continues:
+        said = f"{model.name} cannot continue from its states: a part that reads earlier tokens keeps none, or"
+        raise InputError(f"{said} attention is neither eager nor sdpa")
+    shortest = min(batch.lengths)
+    outside = [each for each in at if each != "last" and not (isinstance(each, int) and 0 <= each < shortest)]
+    if outside or not at:
+        said = f"at is {outside[0]!r}" if outside else "at is empty"
+        raise InputError(f"{said}; allowed are 0 to {shortest - 1}, positions that every text has, and 'last'")
+    wanted = {(row, n - 1 if each == "last" else int(each)) for row, n in enumerate(batch.lengths) for each in at}
+    return states_of_rows(model, batch, sorted(wanted))
+
+
+def states_of_rows(model: Runs, batch: Batch, wanted: Sequence[tuple[int, int]]) -> KeptStates:
+    """Return the states after these tokens, (text, position) each; every text runs from its beginning to there."""
+    rows: list[tuple[int, int]] = []
+    parts: list[States] = []
+    for position in sorted({position for _, position in wanted}):
+        own = [row for row, each in wanted if each == position]
+        part, stop = batch.rows(own), position + 1
+        values = None if part.values is None else part.values[:, :stop]
+        cut = replace(part, input_ids=part.input_ids[:, :stop], mask=part.mask[:, :stop], values=values)
+        parts.append(model.run(cut, last_only=True).states)
+        rows += [(row, position) for row in own]
+    states = gathered(joined(parts), torch.tensor([rows.index(row) for row in wanted]))
+    return KeptStates(states, tuple(wanted), batch.input_ids, batch.mask, model.source_of())
 
 
 def _check_unchanged(model: Runs, index: int, before: dict[str, int]) -> None:

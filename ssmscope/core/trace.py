@@ -228,6 +228,7 @@ class Trace(Outlined):
         numbers: the state-space layers' numbers in the model if it has other layers between them, else None.
         has_recurrent_state, bidirectional: True if some layer keeps a state, or reads later tokens.
         spelled: per text that was given as such, the text and the characters of each token.
+        rerun: function that runs the texts again for `states`; None in a trace that was made by hand.
     """
 
     input_ids: Tensor
@@ -245,6 +246,7 @@ class Trace(Outlined):
     has_recurrent_state: bool = True
     bidirectional: bool = False
     spelled: tuple[Spelled, ...] = ()
+    rerun: Callable[[Sequence[Any]], KeptStates] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -273,3 +275,33 @@ class Trace(Outlined):
             raise InputError(f"there is no position {at} in every text; allowed are 0 to {shortest - 1}")
         found = [layer.survival(at, signed=signed).to(self.mask.device) for layer in self.layers]
         return torch.stack(found).masked_fill(~self.mask, torch.nan)
+
+    def states(self, at: Sequence[int | str] = ("last",)) -> KeptStates:
+        """Return the states after tokens of every text: positions from 0, and "last" for each text's own last. The
+        texts run once more, as they did. Raises InputError for positions that not every text has, changed weights, and
+        a model whose layers do not keep all that they read of earlier tokens."""
+        if self.rerun is None:
+            raise InputError("this trace has no model to run again; take one with model.trace")
+        return self.rerun(at)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptStates(Outlined):
+    """States after chosen tokens of texts, from which runs continue.
+
+    Attributes:
+        states: as `Model.run` gives and takes them, a row for each of `rows`.
+        rows: numbers of the text and of the last token that was read, from 0.
+        input_ids, mask: (texts, length), the texts, padded on the right.
+        source: provenance: model, architecture, fingerprint, dtype, device.
+    """
+
+    states: States
+    rows: tuple[tuple[int, int], ...]
+    input_ids: Tensor
+    mask: Tensor
+    source: Mapping[str, Any]
+
+    def of(self, rows: Sequence[int]) -> States:
+        """Return the states of some rows, one or several times each."""
+        return gathered(self.states, torch.tensor([*rows]))

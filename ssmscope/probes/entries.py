@@ -12,8 +12,10 @@ ENTRIES = {
         "lens fit": f"{_HERE}.lens:fit_lens",
         "lens show": f"{_HERE}.lens:trajectory",
         "loss": f"{_HERE}.loss:token_loss",
+        "parity": f"{_HERE}.parity:parity",
         "retrieval": f"{_HERE}.retrieval:retrieval",
         "snr": f"{_HERE}.snr:needle_snr",
         "stability": f"{_HERE}.stability:stability",
+        "states": f"{_HERE}.states:states",
     }
 }

@@ -1,0 +1,82 @@
+"""Another runtime's numbers against the model's: first token, layer and tensor that differ, and the likely fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from ssmscope.api.analysis import analysis
+from ssmscope.api.options import Metavar, Reads
+from ssmscope.errors import InputError
+
+if TYPE_CHECKING:
+    from ssmscope.core.model import Model
+    from ssmscope.probes.parity.result import Parity
+
+
+def check_files(*, states: object, logits: object, layers: object, **options: object) -> None:
+    """Raise InputError if no file is given."""
+    if states is None and logits is None and layers is None:
+        raise InputError("no file; give what the other runtime dumped, states=…, logits=… or layers=…")
+
+
+@analysis("parity", question="Does another runtime compute the same model?", check=check_files)
+def parity(
+    model: Model,
+    *,
+    states: Annotated[
+        str | Path | None, "File with the other runtime's states, as safetensors.", Reads("file"), Metavar("FILE")
+    ] = None,
+    logits: Annotated[str | Path | None, "File with its logits.", Reads("file"), Metavar("FILE")] = None,
+    layers: Annotated[
+        str | Path | None, "File with its layers' inputs or outputs.", Reads("file"), Metavar("FILE")
+    ] = None,
+    ran_in: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        "Dtype that the other runtime computes in; auto is that of the file's metadata, or of its narrowest tensor.",
+    ] = "auto",
+) -> Parity:
+    """Compare what another runtime dumped with this model: the first token, layer and tensor that differ, by how much
+    against what rounding allows, and the likely fault.
+
+    The file has the layout of `analyze states --save`: tokens, and any of states, logits and layers. The model runs the
+    same tokens, in float32 or more. The error of a row (a text's token) is the rms of its difference / rms of the
+    model's tensor. Rounding is measured: the same run in the other runtime's dtype (with weights changed by up to one
+    unit in the last place where that is the model's own); 8 times its largest error, and the rounding of the file's
+    numbers, are allowed.
+
+    Faults are tried in the layer that differs first: A or D forgotten, the decay after the write, groups or heads
+    swapped, the state one token late or in a narrower dtype, the convolution's tail lost where a run continued, and
+    something read before the text (a mask ignored). One is named if it gives the file's numbers to rounding. Finding
+    the last two needs states after several tokens of a text.
+
+    Args:
+        states: may hold logits and layers too, and so may the other files: all that they hold is compared.
+
+    Raises:
+        InputError: no file, one that cannot be read or lacks what it is given for, files of other tokens, or tensors
+            that do not fit the tokens or the model.
+    """
+    import torch
+
+    from ssmscope.api.provenance import call_options, record_provenance
+    from ssmscope.probes.parity.measure import compared, read_parts
+    from ssmscope.probes.parity.result import Parity
+
+    given, about, names = read_parts({"states": states, "logits": logits, "layers": layers})
+    ids = [[each for each in row if each >= 0] for row in given["tokens"].tolist()]
+    if model.channels is not None:
+        raise InputError(f"{model.name} reads {model.reads}; parity compares models of tokens")
+    narrowest = max((t.dtype for t in given.values() if t.is_floating_point()), key=lambda d: torch.finfo(d).eps)
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    dtype = known.get(about.get("dtype", "") if ran_in == "auto" else ran_in, narrowest)
+    rows = [(text, at) for text, at in given["rows"].tolist()] if "rows" in given else []
+    tensors, fault = compared(model, model.encode(ids=ids), rows, given, dtype)
+    name = str(dtype).removeprefix("torch.")
+    return Parity(
+        provenance={**record_provenance(model.source, options=call_options(ran_in=name)), "file": about},
+        file=" and ".join(names),
+        ran_in=name,
+        tensors=tensors,
+        fault=fault,
+    )

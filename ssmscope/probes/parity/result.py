@@ -1,0 +1,102 @@
+"""Result of parity: the tensors of another runtime against the model's, and the likely fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from ssmscope.api.results import TABLE_ROWS, Result
+from ssmscope.render.blocks import Block
+from ssmscope.render.numbers import counted, number
+from ssmscope.render.table import Cell, Line, number_cell, table
+from ssmscope.render.tokens import short_token
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A tensor of the file against the model's."""
+
+    name: str
+    error: float
+    """Largest rms of a row's difference / rms of the model's tensor."""
+    allowed: float
+    """Error that rounding may cause."""
+    over: int
+    """Number of rows with a larger one, of `rows`."""
+    rows: int
+    text: int
+    """Text, position and token of the first of them; −1 and "" for none."""
+    position: int
+    token: str
+
+    @property
+    def times(self) -> float:
+        """Error in multiples of what is allowed."""
+        return self.error / self.allowed if self.allowed else float("inf") if self.error else 0.0
+
+    @property
+    def where(self) -> str:
+        """Name in words: "the state of layer 3"."""
+        place, _, tensor = self.name.rpartition(".")
+        parts = self.name.split(".")
+        if parts[0] not in ("layers", "attention"):
+            return f"the {self.name}"
+        kind = {"residual": "the input of the block", "conv": "the convolution's last inputs", "output": "the output"}
+        found = "the state" if parts[2] == "state" else kind.get(parts[2], f"the {tensor}")
+        return f"{found} of {'attention in ' * (parts[0] == 'attention')}layer {parts[1]}"
+
+
+@dataclass(frozen=True)
+class Parity(Result, kind="parity"):
+    """Tensors that another runtime dumped against the model's, in the order in which a model computes them."""
+
+    file: str
+    ran_in: str
+    """Dtype that the other runtime computes in."""
+    tensors: tuple[Compared, ...]
+    fault: str
+    """Likely fault behind the first difference; "" if none explains it, or nothing differs."""
+
+    @property
+    def first(self) -> Compared | None:
+        """First tensor that differs."""
+        return next((each for each in self.tensors if each.over), None)
+
+    @property
+    def headline(self) -> str:
+        first, said = self.first, f"Parity of {self.model_name}: {self.file}"
+        if first is None:
+            most = max(each.times for each in self.tensors)
+            count = counted(len(self.tensors), "tensor")
+            told = f"{count} agree, with at most {number(most)} of the error that rounding in {self.ran_in} allows"
+            return f"{said} is of the same model: {told}"
+        token = f"token {first.position} {short_token(first.token, 24)!r} of text {first.text}"
+        by = f"{number(first.error)} of its size, {number(first.times)} × what {self.ran_in} allows"
+        likely = f"likely, {self.fault}" if self.fault else "no known fault explains it"
+        return f"{said} first differs in {first.where}, after {token}, by {by}; {likely}"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row per tensor: columns tensor, error, allowed, times, over, rows, text, position, token. Text,
+        position and token are those of the first row that differs, missing where none does."""
+        rows = []
+        for each in self.tensors:
+            where = (each.text, each.position, each.token) if each.over else (None, None, None)
+            rows.append((each.name, each.error, each.allowed, each.times, each.over, each.rows, *where))
+        names = ["tensor", "error", "allowed", "times", "over", "rows", "text", "position", "token"]
+        return pd.DataFrame(rows, columns=names).astype({"text": "Int64", "position": "Int64", "token": "string"})
+
+    def blocks(self) -> Iterable[Block]:
+        yield from self.opening()
+        lines = []
+        for each in self.tensors:
+            cells = {"error": number_cell(each.error), "allowed": number_cell(each.allowed)}
+            cells["differs"] = Cell(text=f"{each.over} of {each.rows} rows" if each.over else "no")
+            cells["first"] = Cell(text=f"token {each.position} of text {each.text}" if each.over else "")
+            lines.append(Line((each.name,), cells))
+        note = (
+            "error: rms of a row's difference / rms of the model's tensor, at worst; allowed: 8 × the rounding measured"
+        )
+        note += f" in {self.ran_in}."
+        yield replace(table(("tensor",), lines, note=note), brief=TABLE_ROWS)
