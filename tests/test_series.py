@@ -93,6 +93,24 @@ def test_the_answer_is_that_at_the_position(series: Tensor) -> None:
         ssmscope.load(network(Pooled), example=series).at(2)
 
 
+def test_a_position_is_asked_about_by_every_verb(series: Tensor) -> None:
+    module = network().double()
+    model = ssmscope.load(module, at=-1, example=series.double(), labels=list("abcd"))
+    there, end = (ssmscope.explain(each, series[:1], methods=["gradxinput"])[0] for each in (model.at(4), model))
+    asked = ssmscope.explain(model, series[:1], methods=["gradxinput"], at=4)[0]
+    assert np.array_equal(asked.attributions[0].scores, there.attributions[0].scores) and asked.answer == there.answer
+    assert not np.array_equal(asked.attributions[0].scores, end.attributions[0].scores)
+    heatmap, same = ssmscope.heatmap(model, series[:1], at=4), ssmscope.heatmap(model.at(4), series[:1])
+    assert heatmap.headline == same.headline and "after token 4" in heatmap.headline
+    assert heatmap[0].answer == there.answer
+    cut = ssmscope.knockout(model, series[:1], from_="2", at=4, level="ssm").to_frame()
+    named = ssmscope.knockout(model.at(4), series[:1], from_="2", to="4", level="ssm").to_frame()
+    assert cut["change"].tolist() == named["change"].tolist()
+    assert abs(float(cut["change"].iloc[0])) > 1e-3
+    with pytest.raises(InputError, match="no position 40"):
+        ssmscope.explain(model, series[:1], methods=["gradxinput"], at=40)
+
+
 def test_tokens_are_steps(series: Tensor) -> None:
     model = ssmscope.load(network(Pooled), inputs="floats", example=series)
     batch = model.encode([series[0, :2].numpy(), series[1].tolist()])

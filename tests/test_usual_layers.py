@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -435,3 +436,11 @@ def test_what_grids_do_not_have_is_refused(images: Tensor) -> None:
         with pytest.raises(InputError) as error:
             ask()
         assert "\n" not in str(error.value)
+
+
+def test_a_state_dict_of_mambapy_is_refused_with_how_it_is_read(tmp_path: Path) -> None:
+    torch.save(
+        {"mamba.layers.0.mixer.A_log": torch.zeros(4, 2), "embedding.weight": torch.zeros(5, 2)}, tmp_path / "a.pt"
+    )
+    with pytest.raises(InputError, match="load mambapy's module itself, or .* as backbone.embedding for embedding"):
+        ssmscope.load(tmp_path / "a.pt")

@@ -4,7 +4,8 @@
                           top: Annotated[int, "Number of tokens named.", Range(1)] = 5) -> SelectionHeatmap:
         \"""Help of the verb, in one line.\"""
 
-The function takes a model, or several if it is declared so, then its input; its options are keyword-only. Every call
+The function takes a model, or several if it is declared so, then its input; its options are keyword-only. `at=…` asks
+about the answer at a position, of a model that gives one at each, where the function has no such option. Every call
 checks them, from Python too, so that all callers get the same errors. A trace may replace model and texts if the
 function needs nothing else. A `Call` holds models and inputs as they are typed: it can be checked without running, run,
 sent to another process, and written as a command line.
@@ -181,6 +182,8 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             alone = _is_trace(args[0]) if len(args) == 1 else False  # A trace holds its model's answers.
+            if args and not alone and "at" in kwargs and "at" not in declared.options:
+                args = (_asked_at(args[0], kwargs.pop("at")), *args[1:])  # type: ignore[assignment]
             # Several models or steps may read an iterator, which can be read only once.
             args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)  # type: ignore[assignment]
             given: Any = declared.taken((None, *args) if alone else args, kwargs)
@@ -206,6 +209,11 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
         return called
 
     return declare
+
+
+def _asked_at(models: Any, at: Any) -> Any:
+    """Return a model, or several, whose answer is the one at this position, as `Model.at`."""
+    return [model.at(at) for model in models] if isinstance(models, list | tuple) else models.at(at)
 
 
 def with_notes(found: Any) -> Any:

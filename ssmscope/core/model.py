@@ -98,6 +98,12 @@ class Model:
         """Kind of the model's logits."""
         return gives(self.module)
 
+    @property
+    def position(self) -> int | None:
+        """The position whose answer is asked about, of a model that gives one at each; None where that is the last."""
+        found = getattr(self.module, "position", None)
+        return found if found is not None and found >= 0 else None
+
     def at(self, position: int) -> Model:
         """Return the model whose answer is the one at this position, −1 for the last. Raises InputError for a model
         that does not give one at every position."""

@@ -174,8 +174,13 @@ def read_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedMode
         assert layout.plan_file is not None
         if (plan := layout.plan_file(tensors, held, what)) is not None:
             return stored.built(plan, tensors, held, what, by="its shapes")
+    else_ = "other models are given as directories"
+    if "mamba.layers.0.mixer.A_log" in tensors:
+        else_ = (
+            "load mambapy's module itself, or a directory with mamba_ssm's config.json and these weights as "
+            "backbone.embedding for embedding, backbone.layers for mamba.layers and backbone.norm_f for norm_f"
+        )
     raise InputError(
         f"{what} is not a checkpoint that can be read: a single file must be the state dict of a "
-        f"{' or '.join(layout.name for layout in of_files)}; it holds {', '.join(sorted(tensors)[:4])}, …; other "
-        "models are given as directories"
+        f"{' or '.join(layout.name for layout in of_files)}; it holds {', '.join(sorted(tensors)[:4])}, …; {else_}"
     )

@@ -100,6 +100,9 @@ def selection_heatmap(
     from ssmscope.interp.heatmap.measure import scored
     from ssmscope.interp.heatmap.over_data import scored_data
 
+    if score == "survival" and contrast is None and model is not None:
+        at = model.position if at is None else at
+        model = model.at(at) if at is not None and getattr(model.module, "position", None) is not None else model
     options: dict[str, Any] = {"score": score, "at": at, "layers": layers, "heads": heads, "through": through}
     options |= {"half_lives": half_lives, "contrast": contrast, "scale": scale}
     options |= {"top": top, "punctuation": punctuation, "merge": merge}

@@ -32,7 +32,11 @@ def knockout(
         REPEATED,
         Metavar("SPAN"),
     ],
-    to: Annotated[str | int | list[int] | slice, "Targets of the cut edges.", Metavar("SPAN")] = "last",
+    to: Annotated[
+        str | int | list[int] | slice,
+        "Targets of the cut edges; last: the position that is asked about.",
+        Metavar("SPAN"),
+    ] = "last",
     by: Annotated[
         Literal["window", "part", "head"],
         "Cut windows of layers, the parts of layers (recurrences; in a hybrid states and attention), or single heads.",
@@ -96,6 +100,7 @@ def knockout(
     sources = tuple(from_) if isinstance(from_, list | tuple) else (from_,)
     batch = as_batch(model, texts)
     count, layers = len(batch.tokens), len(roads_of(model))
+    to = [model.position] if to == "last" and model.position is not None else to
     window = max(1, layers // 5) if window is None else window
     if window > layers:
         raise InputError(f"window is {window}; {model.name} has {layers} layers")
