@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +58,23 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+def each_of(names: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
+    """Try all names in one test: as thousands of tests most of their time was pytest's."""
+
+    def decorate(test: Callable[[str], None]) -> Callable[[], None]:
+        def every() -> None:
+            for name in names:
+                try:
+                    test(name)
+                except AssertionError as error:
+                    raise AssertionError(f"{name}: {error}") from error
+
+        every.__name__, every.__doc__ = test.__name__, test.__doc__
+        return every
+
+    return decorate
+
+
 def imported(tree: ast.AST, name: str, *, at_import: bool = False, running: bool = False) -> Iterator[str]:
     """The names that a module imports, dotted; with `at_import` only those that its import brings with it, with
     `running` those in functions too, but none that is for type checkers alone."""
@@ -100,7 +117,7 @@ def parsed(name: str) -> ast.Module:
     return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", sorted(set(MODULES) - ENTRANCES))
+@each_of(sorted(set(MODULES) - ENTRANCES))
 def test_imports_point_one_way(name: str) -> None:
     home = name.partition(".")[0]
     assert home in MAY_IMPORT, f"give ssmscope/{home} its place in MAY_IMPORT"
@@ -153,7 +170,7 @@ TRAINED = ("networks.", "layers.", "loading.", "zoo.")
 """Where parameters are made, in the dtype that whoever makes a model has chosen."""
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith(TRAINED)])
+@each_of([name for name in MODULES if not name.startswith(TRAINED)])
 def test_nothing_is_made_in_the_default_dtype(name: str) -> None:
     made = [
         f"{node.lineno}: torch.{node.func.attr}"
@@ -204,14 +221,14 @@ OWN_PROCESS = "cli"
 """Module whose process is the command line's own, not the user's."""
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each_of(MODULES)
 def test_no_private_name_of_another_library(name: str) -> None:
     lines = MODULES[name].read_text("utf-8").splitlines()
     found = [f"{at}: {line.strip()}" for at, line in enumerate(lines, 1) if PRIVATE.search(line)]
     assert [line for line in found if name != OWN_PROCESS or "gc." not in line] == []
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("backends")])
+@each_of([name for name in MODULES if not name.startswith("backends")])
 def test_only_backends_ask_what_applies(name: str) -> None:
     assert "applicable" not in MODULES[name].read_text("utf-8")
 
@@ -257,7 +274,7 @@ OPTIONS_ARE_TYPED = re.compile(
 )
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not OPTIONS_ARE_TYPED.match(name)])
+@each_of([name for name in MODULES if not OPTIONS_ARE_TYPED.match(name)])
 def test_messages_speak_python(name: str) -> None:
     """They write an option as `name=…`, which the command line says its way (`ssmscope.errors.as_typed`)."""
     said = [node.value for node in ast.walk(parsed(name)) if isinstance(node, ast.Constant)]
@@ -282,7 +299,7 @@ def listed(node: ast.AST) -> set[str]:
     return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each_of(MODULES)
 def test_what_is_added_is_named_by_its_owner_alone(name: str) -> None:
     """No other module lists three kinds of results, or three families."""
     kinds = {kind for declared in registry.analyses().values() for kind in (declared.name, *declared.kinds)}

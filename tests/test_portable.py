@@ -87,9 +87,9 @@ def _without_encoding(call: ast.Call) -> Iterator[str]:
         yield f"{call.lineno}: no encoding in {ast.unparse(call):.60}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda path: path.relative_to(ROOT / "ssmscope").as_posix())
-def test_nothing_needs_posix_or_the_machines_encoding(file: Path) -> None:
-    assert found_in(file.read_text(encoding="utf-8"), file.name) == []
+def test_nothing_needs_posix_or_the_machines_encoding() -> None:
+    found = {file: found_in(file.read_text(encoding="utf-8"), file.name) for file in FILES}
+    assert len(found) > 300 and not {file: lines for file, lines in found.items() if lines}
 
 
 @pytest.mark.parametrize(

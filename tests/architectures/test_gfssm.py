@@ -179,8 +179,8 @@ def forgets_phase(state: gfssm.GroupedState) -> gfssm.GroupedState:
 def test_a_long_stream_in_segments_is_one_pass(base, groups):
     torch.manual_seed(0)
     model = Model(noisy(GROUPED[base](state_groups=groups)).double())
-    ids = torch.randint(0, 50, (10_000,)).tolist()
-    cuts = [1, 3, 1000, 1001, 4096, 7777]
+    ids = torch.randint(0, 50, (3000,)).tolist()
+    cuts = [1, 3, 1000, 1001, 2333]
     with TrueFloat64():
         whole = model.run(model.encode(ids=ids)).logits
         assert relative(in_segments(model, ids, cuts), whole) < 1e-10

@@ -125,8 +125,7 @@ def double_model(base: str, **options):
     return noisy(GROUPED[base](**options)).double(), torch.tensor([IDS[0], IDS[0][::-1]])
 
 
-@BASES
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize(("base", "k"), in_turns(GROUPED, [1, 2, 3, 4]))
 def test_the_model_is_its_definition(base, k, monkeypatch):
     model, ids = double_model(base, k=k)
     with torch.no_grad(), TrueFloat64():

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from examples import relative
+from exhaustive import in_turns
 from loud import loud
 from small_models import (
     CONVOLUTION_SIZES,
@@ -142,10 +143,10 @@ def test_a_multimodal_model_is_its_language_model(make, kind, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("make", "kind"), MODELS.values(), ids=list(MODELS))
-@pytest.mark.parametrize("trained_on", ["the whole", "its language model"])
-def test_an_adapter_of_a_multimodal_model(make, kind, trained_on, tmp_path):
+@pytest.mark.parametrize(("name", "trained_on"), in_turns(MODELS, ("the whole", "its language model")))
+def test_an_adapter_of_a_multimodal_model(name, trained_on, tmp_path):
     """Its logits are those of peft's model, whichever of the two classes it was trained on."""
+    make, kind = MODELS[name]
     peft = pytest.importorskip("peft")
     module = loud(make())
     if module.config.model_type not in transformers.CONFIG_MAPPING:

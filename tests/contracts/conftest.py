@@ -23,7 +23,7 @@ OWN = {
     )
 }
 """Models without a part of transformers', which are the same on both releases."""
-FULL = {*FEW, "kimi_linear", "nemotron_h", "vim", "xlstm"} - {"groupmamba"}  # Slow, with as many tests of its own.
+FULL = {*FEW, "kimi_linear", "nemotron_h", "vim", "xlstm"} - {"groupmamba", "gfssm"}  # With many tests of their own.
 OUTSIDE = {
     name
     for name, made in EXAMPLES.items()

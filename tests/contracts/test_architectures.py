@@ -304,6 +304,27 @@ def test_gradients_reach_every_weight_and_the_input(model):
             assert relative(a, b) < 1e-3 and a.isfinite().all()
 
 
+def test_gradients_are_the_slope_of_the_logits(module):
+    """Of our own models both ways above go through the same terms."""
+    module, ids = doubled(module), torch.tensor([TEXTS[0]])
+    weights = list(module.parameters())
+    steps = [torch.randn_like(weight) * weight.detach().abs().mean() for weight in weights]
+
+    def size() -> torch.Tensor:
+        with TrueFloat64(), fast_scan(module):
+            return module(ids).logits.square().mean()
+
+    found = torch.autograd.grad(size(), weights, allow_unused=True)
+    slope = sum((g * step).sum() for g, step in zip(found, steps) if g is not None)
+    ends = []
+    for share in (1e-6, -2e-6):
+        with torch.no_grad():
+            for weight, step in zip(weights, steps):
+                weight.add_(step, alpha=share)
+            ends.append(size())
+    torch.testing.assert_close((ends[0] - ends[1]) / 2e-6, slope, rtol=1e-4, atol=1e-6)
+
+
 def test_save_and_load_in_transformers_layout(model, tmp_path):
     model.module.save_pretrained(tmp_path)
     again = ssmscope.load(tmp_path)

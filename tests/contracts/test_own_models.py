@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
 from examples import EXAMPLES, VARIANTS, random_example, relative
-from exhaustive import CONTRACTS
+from exhaustive import CONTRACTS, in_turns
 from loud import loud
 from transformers import AutoModel, AutoModelForCausalLM
 
@@ -39,11 +40,14 @@ def language(request):
     return loud(random_example(request.param))
 
 
-@pytest.mark.parametrize("way", [{}, {"do_sample": True}, {"num_beams": 3}], ids=["greedy", "drawn", "beams"])
-def test_transformers_generates_from_states(language, way):
+WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "drawn": {"do_sample": True}, "beams": {"num_beams": 3}}
+
+
+@pytest.mark.parametrize(("language", "by"), in_turns(LANGUAGE, WAYS), indirect=["language"])
+def test_transformers_generates_from_states(language, by):
     """Every token is read once, and the logits are those of the whole text."""
     language.generation_config.eos_token_id = None
-    ids, mask = PADDED
+    way, (ids, mask) = WAYS[by], PADDED
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "output_logits": True, **way}
     read: list[int] = []
 

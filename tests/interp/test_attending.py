@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from examples import random_example
+from examples import EXAMPLES, random_example
+from exhaustive import few
 from loud import loud
 
 import ssmscope
@@ -325,7 +326,7 @@ def test_a_trace_without_inputs_is_refused(demo):
         implicit_attention(trace)
 
 
-@pytest.mark.parametrize("name", ["bamba", "zamba", "qwen3_next"])
+@pytest.mark.parametrize("name", few(EXAMPLES, "bamba", "qwen3_next"))
 def test_softmax_attention_stands_beside_the_implicit_one(name):
     """Its rows are the weights by which the model's own eager attention multiplies its values."""
     model = example(name)
