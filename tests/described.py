@@ -25,6 +25,7 @@ from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Custom, Picture, Prose, TokenMaps, TokenRow, TokenRows
 from ssmscope.render.table import Cell, Table
+from ssmscope.render.terminal import grid as terminal_grid
 
 RECORDED = Path(__file__).with_name("views") / "recorded"
 
@@ -159,7 +160,8 @@ def of_custom(block: Custom) -> Iterator[str]:
         + ", with script" * bool(block.script)
     )
     if block.terminal is not None:
-        yield printed(block.terminal(True))
+        shown = block.terminal(True)
+        yield printed(terminal_grid(shown) if isinstance(shown, Table) else shown)
     if block.html is not None:
         yield from tags(re.sub(r"(?s)(?<=</summary>)(.*?</tr>).*(?=</details>)", r"\1", block.html()))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 
 
 def render(result: Any, width: int = 100, **options: Any) -> str:
-    """Return a terminal's view of a result."""
+    """Return a terminal's whole view of a result."""
     console = Console(file=io.StringIO(), width=width, force_jupyter=False, **options)
-    console.print(result)
+    console.print(Group(*result.in_terminal(console, full=True)))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -227,7 +227,7 @@ class TestSNR:
         options = ("--tasks", "qa1,qa2", "--lengths", "0,40", "--examples", 6, "--seed", 2, "--filler", "generated")
         given = ("snr", folder / "mamba2", folder / "mamba", "--lens", fitted, "--lens", "logit", *options)
         answer = analyze(*given, "--json", "--out", tmp_path)
-        assert answer.code == 0 and "snr.png" in answer.err
+        assert answer.code == 0 and "snr.json, .csv, .png, .html" in answer.err
         assert {path.name for path in tmp_path.iterdir()} == {"snr.json", "snr.csv", "snr.png", "snr.html"}
         found = json.loads(answer.out)
         expected = json.loads(
@@ -245,7 +245,7 @@ class TestSNR:
         assert "Needle probability, contexts of 40 words" in shown.out and "read by the logit lens" in shown.out
 
     def test_questions_of_ones_own(self, analyze, folder):
-        answer = analyze("snr", folder / "mamba", "--questions", folder / "mine.jsonl")
+        answer = analyze("snr", folder / "mamba", "--questions", folder / "mine.jsonl", "--full")
         assert answer.code == 0 and answer.err == "" and "Means over 2 questions" in answer.out
         assert "Needle probability\n" in answer.out and "mine  " in answer.out
 

@@ -351,7 +351,7 @@ class TestHeatmap:
             assert self.result(one, **more).verdict() == said
         nothing = self.text([0.125, 0.5, 0.375], rationale=())
         assert self.result(nothing, nothing, score="write").verdict() == (
-            "write, layer 0: text 0: no word stands out; text 1: no word stands out"
+            "text 0: no word stands out; text 1: no word stands out (write, layer 0)"
         )
 
     def test_half_lives_of_up_to_three_layers_are_said(self) -> None:
@@ -388,9 +388,9 @@ class TestHeatmap:
         ]
         assert [each[3] for each in found[1:3]] == ["1", "2"] and len(found[0]) == 4 and len(found[1]) == 5
 
-    def test_notes_say_what_a_contrast_is_of(self) -> None:
+    def test_definitions_say_what_a_contrast_is_of(self) -> None:
         one = self.text([0.1, 0.2, 0.7])
-        of = [views.notes(self.result(one, contrast="sst2", score=score)) for score in ("survival", "retention")]
+        of = [views.definitions(self.result(one, contrast="sst2", score=score)) for score in ("survival", "retention")]
         assert any(line.startswith("z-scores of the logarithm of a token's share") for line in of[0])
         assert any(line.startswith("z-scores of scores:") for line in of[1])
         assert not any(line.startswith("Survival") for line in of[1]) and of[0][0].startswith("Survival")
@@ -401,10 +401,10 @@ class TestHeatmap:
             (self.result(deep, score="retention"), False),
             (self.result(deep, through=True), False),
         ):
-            assert any(line.startswith("Earlier layers have mixed") for line in views.notes(result)) == said
-        assert any(line.startswith("Followed through") for line in views.notes(self.result(deep, through=True)))
-        assert ("Half-life" in views.notes(self.result(self.text([0.1, 0.2, 0.7], lives=[[1.0] * 3])))[0]) != (
-            "Half-life" in views.notes(self.result(one))[0]
+            assert any(line.startswith("Earlier layers have mixed") for line in views.definitions(result)) == said
+        assert any(line.startswith("Followed through") for line in views.definitions(self.result(deep, through=True)))
+        assert ("Half-life" in views.definitions(self.result(self.text([0.1, 0.2, 0.7], lives=[[1.0] * 3])))[0]) != (
+            "Half-life" in views.definitions(self.result(one))[0]
         )
 
 

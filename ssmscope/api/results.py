@@ -193,12 +193,29 @@ class Result(ABC):
         return f"<{type(self).__name__}: {self.headline}>"
 
     def __str__(self) -> str:
-        from rich.console import Console
+        return self.to_text()
+
+    def to_text(self, *, full: bool = False) -> str:
+        """Return the terminal's view without colours, 100 characters wide: the finding and the first rows.
+
+        Args:
+            full: with definitions, and with more rows of long tables.
+        """
+        from rich.console import Console, Group
 
         console = Console(file=io.StringIO(), width=100, color_system=None, force_jupyter=False)
         with console.capture() as captured:
-            console.print(self)
+            console.print(Group(*self.in_terminal(console, full=full)))
         return captured.get()
+
+    def in_terminal(
+        self, console: Console, *, full: bool = False, more: str = "to_text(full=True)"
+    ) -> Iterable[RenderableType]:
+        """Return what a console shows: everything, or the first lines and how to see `more`."""
+        from ssmscope.render.brief import brief
+        from ssmscope.render.terminal import render
+
+        return render(self.blocks(), console) if full else brief(self.blocks(), console, more)
 
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, type(self)) else NotImplemented
@@ -220,9 +237,7 @@ class Result(ABC):
         yield Picture(self.figure, self.headline, vector=self.vector)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        from ssmscope.render.terminal import render
-
-        return render(self.blocks(), console)
+        return self.in_terminal(console)
 
     def _repr_html_(self) -> str:
         """Notebook view: a fragment of HTML with its own style, and a folded tree of the fields."""

@@ -71,6 +71,7 @@ OUT = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Directory for VERB.json, .csv, .png and .html.")
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+FULL = Annotated[bool, typer.Option("--full", help="Print definitions, and more rows of long tables.")]
 TOKENIZER = Annotated[
     str | None, typer.Option("--tokenizer", metavar="NAME", help="A directory or hub id, if MODEL has no tokenizer.")
 ]
@@ -132,6 +133,7 @@ def _common(
     needed_out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory for the files.")],
     out: OUT = None,
     json: JSON = False,
+    full: FULL = False,
     formats: Annotated[str | None, typer.Option("--formats", metavar="A,B,…", help=FORMATS_HELP)] = None,
     tokenizer: TOKENIZER = None,
     device: DEVICE = "cpu",
@@ -167,6 +169,7 @@ def verb(analysis: Analysis) -> Callable[..., None]:
 
     def answer(**given: Any) -> None:
         out, json, formats = given.pop("out"), given.pop("json"), given.pop("formats", None)
+        full = given.pop("full")
         call = _call(analysis, given)
         if given.get("engine") == "ray" and isinstance(analysis.reads, Texts) and call.inputs["data"] is None:
             raise InputError("--engine ray needs --data; give that too, or leave it out")
@@ -176,7 +179,7 @@ def verb(analysis: Analysis) -> Callable[..., None]:
             raise InputError("--formats needs --out DIR; give that too")
         with on_engine(**{name: option.read(given[name]) for name, option in engine.items()}):
             results = call.run(out, chosen)
-        _print(call, results, out, json, chosen)
+        _print(call, results, out, json, chosen, full)
         if analysis.writes and not json:
             model = shlex.quote(call.models[0])
             then = analysis.then.format(model=model, out=shlex.quote(str(out)))
@@ -187,7 +190,7 @@ def verb(analysis: Analysis) -> Callable[..., None]:
     first = shared[model].replace(name="models") if several else shared["model"]
     own = [parameter(each) for each in (*analysis.inputs.values(), *analysis.options.values())]
     files = [shared["needed_out"].replace(name="out")] if analysis.writes else [shared["out"]]
-    names = ["json", *["formats"] * (not analysis.writes), *LOADING_OPTIONS * analysis.loads]
+    names = ["json", "full", *["formats"] * (not analysis.writes), *LOADING_OPTIONS * analysis.loads]
     parameters = [first, *own, *files, *(shared[name] for name in names), *map(parameter, engine.values())]
     answer.__doc__ = help_of(analysis)
     answer.analysis = analysis  # type: ignore[attr-defined]
@@ -270,12 +273,16 @@ def _group_help(analysis: Analysis) -> str:
     return inspect.cleandoc(sys.modules[analysis.module].__doc__ or "").partition("\n\n")[0]
 
 
-def _print(call: Call, results: tuple[Any, ...], out: Path | None, json: bool, formats: Sequence[str] | None) -> None:
+def _print(
+    call: Call, results: tuple[Any, ...], out: Path | None, json: bool, formats: Sequence[str] | None, full: bool
+) -> None:
     """Print the results as text or JSON, and the paths of their files."""
+    from rich.console import Group
+
     from ssmscope.api.results import SUFFIXES, checked_formats
 
     suffixes = checked_formats(SUFFIXES if formats is None else formats)
-    files = [out / f"{name}.{s}" for name in call.named(results) for s in suffixes] if out is not None else []
+    names = call.named(results)
     for number, result in enumerate(results):
         for note in result.provenance.get("notes", ()):
             print(f"analyze: {note}", file=sys.stderr)
@@ -284,9 +291,11 @@ def _print(call: Call, results: tuple[Any, ...], out: Path | None, json: bool, f
         else:
             if number:
                 print()
-            console().print(result)
-    if files and not call.analysis.writes:
-        print("\nFiles:", *files, sep="\n  ", file=sys.stderr if json else sys.stdout)
+            screen = console()
+            screen.print(Group(*result.in_terminal(screen, full=full, more="--full")))
+    if out is not None and not call.analysis.writes:
+        files = [f"{out / name}.{', .'.join(suffixes)}" for name in names]
+        print("\nFiles:", "; ".join(files), file=sys.stderr if json else sys.stdout)
 
 
 # ---- running a command line

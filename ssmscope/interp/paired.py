@@ -18,7 +18,7 @@ from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, T
 from ssmscope.render.numbers import format_probability, number
 from ssmscope.render.table import Cell, Line, Table, table
 from ssmscope.render.token_rows import MAX_COLOURED_ROWS
-from ssmscope.render.tokens import name_scores, spell_tokens
+from ssmscope.render.tokens import name_scores, short_token, spell_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,34 @@ class Paired(Result, kind="pair"):
     @property
     def headline(self) -> str:
         first = self.results[0]
-        return first.headline.replace(first.model_name, self.model_name, 1)
+        about = first.headline.partition(": ")[0].replace(first.model_name, self.model_name, 1)
+        return f"{about}: {self._differs()}"
+
+    def _differs(self) -> str:
+        """Say what one model has more of than the other, in the first texts' first rows."""
+        shown, told, of = self.rows(), [], ""
+        if hasattr(self.results[0], "differ") or shown is None:
+            return self.results[0].differ(self.results, self.names)  # type: ignore[attr-defined]
+        for at, text in enumerate(shown.texts[:NAMED_PER_SIDE]):
+            row = next((row for row in text.rows if row.name.startswith(DIFFERENCE)), None)
+            if row is None:
+                continue
+            of = f", {row.name.partition(chr(10))[2]}"
+            sides = [
+                f"{name} more at "
+                + ", ".join(f"“{short_token(text.tokens[at], 20)}” ({number(abs(row.scores[at]))})" for at in places)
+                for name, places in zip(self.names, (row.marked, row.against))
+                if places
+            ]
+            said = "; ".join(sides) or "no token differs by a tenth of the scale"
+            if text.pixels is not None:
+                alike = np.corrcoef(text.rows[0].scores.astype(np.float64), text.rows[1].scores.astype(np.float64))[
+                    0, 1
+                ]
+                said = f"the two maps correlate by {number(float(alike), 2)}"
+            what = "text" if text.pixels is None else "image"
+            told.append(f"{what} {at}: {said}" if len(shown.texts) > 1 else said)
+        return f"{'; '.join(told) or 'no row of one is a row of the other'} ({shown.score}{of})"
 
     def verdict(self, at: int = 0) -> str:
         return self.results[at].verdict()

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prose:
-    """Paragraph, heading, note in smaller letters, or the title of a result, which only a terminal shows."""
+    """Paragraph, heading, note in smaller letters, the title of a result, which only a terminal shows, or a definition,
+    which is shown on request."""
 
     text: str
-    kind: Literal["text", "heading", "title", "note"] = "text"
+    kind: Literal["text", "heading", "title", "note", "definition"] = "text"
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,13 @@ class Custom:
     """View that draws itself.
 
     Attributes:
-        terminal: returns the terminal view, given True if the terminal has 256 colours.
+        terminal: returns the terminal view, or a table to show there, given True if the terminal has 256 colours.
         html: returns an escaped fragment without the rules `style` and the `script`, which runs once, after the whole
             page, and skips elements that it has started before.
         on_request: True if a report inserts the fragment only on request, because it has an element for every token.
     """
 
-    terminal: Callable[[bool], Iterable[RenderableType]] | None = None
+    terminal: Callable[[bool], Iterable[RenderableType] | Table] | None = None
     html: Callable[[], str] | None = None
     style: str = ""
     script: str = ""

@@ -44,6 +44,8 @@ def block_html(block: Block, *, level: int = 2) -> Markup:
     if isinstance(block, Prose):
         if block.kind == "title":
             return Markup("")
+        if block.kind == "definition":
+            return template("table.html").module.definition(visible(block.text))
         tag = {"heading": f"h{level}", "text": "p", "note": 'p class="note"'}[block.kind]
         return Markup(f"<{tag}>{escape(visible(block.text))}</{tag.partition(' ')[0]}>")
     if isinstance(block, Picture):

@@ -125,10 +125,14 @@ class Table:
     brief: int | None = None
 
     @property
+    def cut(self) -> str:
+        """The number of rows if the table is cut."""
+        return f"{len(self.rows):,} of {self.every:,} rows." if self.every > len(self.rows) else ""
+
+    @property
     def remarks(self) -> str:
         """The note, preceded by the number of rows if the table is cut."""
-        cut = f"{len(self.rows):,} of {self.every:,} rows." if self.every > len(self.rows) else ""
-        return " ".join(filter(None, (cut, self.note)))
+        return " ".join(filter(None, (self.cut, self.note)))
 
     def head(self, rows: int | None) -> Table:
         """Return the table with its first rows only; None for all."""

@@ -17,26 +17,32 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 UNBOUNDED_COLUMNS = 10_000
-STYLES = {"title": "bold", "heading": "bold", "note": "dim", "text": ""}
+STYLES = {"title": "bold", "heading": "bold", "note": "dim", "text": "", "definition": "dim"}
+SMALL = ("note", "definition")
+
+
+def prose(block: Prose) -> Text:
+    return Text(visible(block.text), style=STYLES[block.kind])
 
 
 def render(blocks: Iterable[Block], console: Console) -> Iterator[RenderableType]:
-    """Yield what a console prints for blocks, with an empty line between them."""
+    """Yield everything that a console prints for blocks, with an empty line between them."""
     colours = console.color_system in ("256", "truecolor") and not console.no_color
     before: Block | None = None
     for block in blocks:
         if isinstance(block, Picture) or (isinstance(block, Custom) and block.terminal is None):
             continue
-        if before is not None and not (isinstance(block, Prose) and block.kind == "note" and isinstance(before, Prose)):
+        if before is not None and not (isinstance(block, Prose) and block.kind in SMALL and isinstance(before, Prose)):
             yield Text("")
         if isinstance(block, Prose):
-            yield Text(visible(block.text), style=STYLES[block.kind])
+            yield prose(block)
         elif isinstance(block, Table):
             yield from grid(block.head(block.brief), console)
         elif isinstance(block, TokenRows):
             yield from token_rows.terminal(block, colours)
         elif block.terminal is not None:
-            yield from block.terminal(colours)
+            found = block.terminal(colours)
+            yield from grid(found, console) if isinstance(found, Table) else found
         before = block
 
 

@@ -26,7 +26,7 @@ from ssmscope.errors import InputError, as_typed
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.result import query_rows, readouts
 from ssmscope.interp.heatmap import selection_heatmap
-from ssmscope.interp.heatmap.text_result import SelectionHeatmap, notes, rows, strongest
+from ssmscope.interp.heatmap.text_result import SelectionHeatmap, definitions, notes, rows, strongest
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.html import fragment
 from ssmscope.render.table import table
@@ -270,7 +270,8 @@ def _heatmap(trace: Trace, layer: str, options: Mapping[str, Any]) -> str:
     shown: list[Block] = [rows(found, every=every)]
     if found.heads or lives:
         shown.append(table(("text", "of"), list(strongest(found)), most=TABLE_ROWS))
-    return fragment([*shown, *(Prose(line, "note") for line in notes(found))])
+    told = [Prose(line, "definition") for line in definitions(found)]
+    return fragment([*shown, *(Prose(line, "note") for line in notes(found)), *told])
 
 
 def _change(model: Model, text: str, edited: str, options: Mapping[str, Any]) -> str:

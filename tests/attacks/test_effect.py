@@ -315,7 +315,7 @@ class TestResult:
         assert frame.iloc[2]["last"] == pytest.approx(result.distance[2, -1])
 
     def test_terminal(self, result):
-        shown = str(result)
+        shown = render(result)
         assert result.headline.startswith("Effect of a change on demo/sst2-mamba2: “")
         for part in (
             "before the change",

@@ -18,7 +18,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.attention import figure, triangles
 from ssmscope.interp.attention import result as attention
 from ssmscope.interp.attention.maps import AttendedText, AttentionMap, causal, limit, mean_map, row_limits, title
-from ssmscope.interp.attention.result import KEYS_PER_QUERY, ImplicitAttention
+from ssmscope.interp.attention.result import KEYS_PER_QUERY, ImplicitAttention, reads_most
 from ssmscope.render import token_maps
 from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, ink, signed_shades
 from ssmscope.render.numbers import number
@@ -105,15 +105,38 @@ def test_files_round_trip(tmp_path):
 def test_headline_names_layers_and_rollout():
     maps = [make_map(4, np.arange(4), None, layer=layer) for layer in ("0", "1", "2", "5", "rollout")]
     text = AttendedText(**{**vars(make_text(4)), "maps": tuple(maps)})
-    assert make(text).headline == "Implicit attention of demo/test: block level, layers 0–2, 5, rollout"
-    assert make(make_text(4, head="0–95", part="conv")).headline.endswith("block level, layer 0")
+    assert make(text).headline.endswith(" (block level, layers 0–2, 5, rollout)")
+    assert make(make_text(4, head="0–95", part="conv")).headline.endswith("(block level, layer 0)")
     by_gradient = make(make_text(4), level="gradient")
-    assert by_gradient.headline == "Implicit attention of demo/test: attention × gradient, layer 0"
+    assert by_gradient.headline.endswith(" (attention × gradient, layer 0)")
     assert "Implicit attention of demo/test: attention × gradient" in labels(by_gradient.figure())
     assert (
         title(make_map(4, np.arange(4), None, layer="3", head="0–95", part="conv")) == "layer 3 · conv · channels 0–95"
     )
     assert title(make_map(4, np.arange(4), None, layer="3", head="5")) == "layer 3 · head 5"
+
+
+def test_headline_names_what_the_last_query_reads_most():
+    text = make_text(4)
+    (only,) = text.maps
+    one = replace(
+        only, values=np.array([[9.0, 0, 0, 0], [0, 9, 0, 0], [0, 0, 9, 0], [1, -5, 0.5, 3]], dtype=np.float32)
+    )
+    tokens = ("a", "film", "so", "dull")
+    plain = replace(text, tokens=tokens, maps=(replace(one, sink=None),))
+    assert reads_most(plain) == "the last token “dull” reads “film” most (53 %), then itself (32 %) and “a” (11 %)"
+    before = replace(plain, maps=(replace(one, sink=np.array([0, 0, 0, 9.5], dtype=np.float32)),))
+    assert reads_most(before) == "the last token “dull” reads [state] most (50 %), then “film” (26 %) and itself (16 %)"
+    other = replace(one, sink=None, layer="1", values=-one.values[:, ::-1])  # The mean of |weight| decides.
+    both = replace(plain, maps=(replace(one, sink=None), other))
+    assert reads_most(both).startswith("the last token “dull” reads “film” most (29 %), then")
+    third = replace(plain, queries=np.array([2]), maps=(replace(one, sink=None, values=one.values[2:3]),))
+    assert reads_most(third) == "token 2 “so” reads itself most (100 %)"
+    nothing = replace(plain, maps=(replace(one, sink=None, values=0 * one.values),))
+    assert reads_most(nothing) == "the last token “dull” reads nothing"
+    assert make(plain).headline == f"Implicit attention of demo/test: {reads_most(plain)} (block level, layer 0)"
+    told = make(*[plain] * 5).headline
+    assert "text 2: the last" in told and "text 3" not in told and "; 2 more texts (block" in told
 
 
 def test_colours_end_at_the_percentile_of_what_can_be_attended_to():
@@ -231,7 +254,7 @@ def test_terminal_shows_hostile_tokens_harmlessly():
     result = make(make_text(tokens=("<s>", *HOSTILE)), model="\x1b[31m")
     for options in ({"color_system": None}, {"force_terminal": True, "color_system": "truecolor", "no_color": False}):
         shown = render(result, width=110, **options)
-        assert "\x1b[31m" not in shown and "\u202e" not in shown and "of ␛[31m: block" in shown
+        assert "\x1b[31m" not in shown and "\u202e" not in shown and "of ␛[31m: the last token" in shown
     assert "[bold]no" in shown and "⟨202E⟩evil" in shown  # the coloured text has every token
     assert "96–99 " in render(make(make_text(100, cells=8)), color_system=None)
 

@@ -271,7 +271,7 @@ def test_forty_texts_name_no_word_whose_interval_holds_an_even_share():
     shown = shown_words(recorded.words)
     assert shown[0].kept.value > 1 > shown[0].kept.low
     assert recorded.groups[0].words == tuple(each.word for each in shown if each.kept.low > 1) == ()
-    assert "Lowest: “but”" in str(recorded) and "Highest" not in str(recorded)
+    assert "lowest: “but”" in str(recorded) and "highest:" not in str(recorded)
 
 
 def test_a_figure_takes_a_title_and_a_size(result):
@@ -460,7 +460,7 @@ def test_what_is_said_of_the_tables(result, score):
     )
     assert layers.note.startswith(f"Half-lives in tokens. First and last tenth of a text: mean over words, in {unit}.")
     said = [block.text for block in made.blocks() if isinstance(block, Prose)]
-    assert said[1].startswith("Highest: “w0” 3.000 [") and said[1].endswith(f"({score}, 30 texts).")
+    assert ": highest: “w0” 3.000 [" in said[0] and said[0].endswith(", 30 texts)") and f"({score}, " in said[0]
     assert any(" 1,000 texts: the Kaplan–Meier median" in each for each in said)
     assert not any("Kaplan" in block.text for block in made_by_hand(result, timed=0).blocks() if hasattr(block, "text"))
     many = made_by_hand(result, words=tuple(kept_word(f"w{at}", 30 - at, 0.25) for at in range(20)))

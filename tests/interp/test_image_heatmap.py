@@ -11,6 +11,7 @@ import torch
 from loud import loud
 from matplotlib.text import Text
 from PIL import Image
+from seen import render
 from transformers import Mamba2Config
 
 import ssmscope
@@ -81,7 +82,7 @@ def test_a_flat_map_is_drawn_on_its_own_range_and_says_so(heatmap):
     says = [" ".join(axes.get_xlabel().split("\n")) for axes in maps]
     assert ["hardly selects" in each for each in says] == [True, False, True] and all("–" in each for each in says)
     assert "images, mean of layers 0–1, which hardly selects" in flat.verdict()
-    assert "“Hardly selects”" in " ".join(str(flat).split()) and "noise" not in str(flat)
+    assert "“Hardly selects”" in " ".join(render(flat).split()) and "noise" not in render(flat)
 
 
 def test_scales(model, pixels):
@@ -128,7 +129,7 @@ class TestCommand:
             (["--image", "0.png", "--text", "a"], "--image cannot be combined with --text, --file or --ids"),
             (["--text", "a film"], "reads pixels (4 × 3 of 3 channels), not texts: give it images, --image"),
             (["--ids", "0"], "give it images, --image"),
-            ([], "--image FILE for one of pixels"),
+            ([], "--image for one of pixels"),
         ],
     )
     def test_refuses(self, folder, capsys, monkeypatch, arguments, says):

@@ -147,7 +147,7 @@ def test_over_a_data_set_tables_stand_side_by_side(models, monkeypatch):
     data = text_data("made-up", "test", [TEXT] * 6, [0, 1] * 3, ("negative", "positive"))
     found = ssmscope.heatmap(models, data)
     assert found.rows() is None and set(found.to_frame()["model"]) == {"demo/mamba2", "demo/mamba"}
-    assert "class positive" in str(found)
+    assert "class positive" in render(found)
     words = shared_words(found.results)
     kept = [{each.word: each.kept for each in result.words} for result in found.results]
     assert {each.word for each in words} == set(kept[0]) & set(kept[1]) and len(words) > 3

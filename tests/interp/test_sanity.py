@@ -221,7 +221,7 @@ class TestCascade:
         assert (frame["low"] <= frame["correlation"] + 1e-12).all()
         again = Result.load(found.save(tmp_path, "sanity")["json"])
         assert isinstance(again, SanityCheck) and again == found
-        assert "does not depend on the weights" in " ".join(str(found).split())
+        assert "does not depend on the weights" in " ".join(render(found).split())
         with pytest.raises(InputError, match="there is no part 'haed'.*did you mean 'head'"):
             found.estimate("gradient", "haed")
 

@@ -224,6 +224,11 @@ class AttackEffect(Result, kind="effect"):
             summed=False,
         )
 
+    @staticmethod
+    def differ(results: Sequence[AttackEffect], names: Sequence[str]) -> str:
+        """Say what the change does to each model's answer."""
+        return "; ".join(f"{name}: {result.verdict()}" for name, result in zip(names, results))
+
     def blocks(self) -> Iterable[Block]:
         yield Prose(self.headline, "title")
         yield self.token_rows()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 import pandas as pd
@@ -32,7 +33,7 @@ from ssmscope.interp.attention.maps import (
     title,
 )
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
-from ssmscope.render.numbers import number, number_runs
+from ssmscope.render.numbers import counted, number, number_runs
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, frame_table, number_cell, table
 from ssmscope.render.token_maps import MappedText, TokenMap, token_maps
 from ssmscope.render.tokens import short_token
@@ -42,6 +43,8 @@ SOFTMAX_NOTE = (
     "add up to 1, before values and projection. The implicit maps of the other layers have signs, and are on another "
     "scale."
 )
+NAMED_TEXTS = 3
+"""Number of texts that the headline tells of."""
 KEYS_PER_QUERY = 64
 """Number of a query's strongest keys in the table."""
 
@@ -68,7 +71,15 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         whole = [int(name) for name in names if name.isdigit()]
         parts = [f"layer{'s' if len(whole) > 1 else ''} {number_runs(whole)}"] if whole else []
         parts += [name for name in names if not name.isdigit()]
-        return f"Implicit attention of {self.model_name}: {self.level_name}, {', '.join(parts) or 'no maps'}"
+        about, where = f"Implicit attention of {self.model_name}", f"{self.level_name}, {', '.join(parts) or 'no maps'}"
+        if not names or any(text.pixels is not None for text in self):
+            return f"{about}: {where}"
+        told = [reads_most(text) for text in self.texts[:NAMED_TEXTS] if text.maps and len(text.queries)]
+        if len(told) < min(len(self), NAMED_TEXTS):
+            return f"{about}: {where}"
+        told = [f"text {at}: {said}" for at, said in enumerate(told)] if len(self) > 1 else told
+        told += [counted(len(self) - NAMED_TEXTS, "more text")] * (len(self) > NAMED_TEXTS)
+        return f"{about}: {'; '.join(told)} ({where})"
 
     @property
     def level_name(self) -> str:
@@ -160,13 +171,30 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     def blocks(self) -> Iterable[Block]:
         yield Prose(self.headline, "title")
         if self.level != "gradient" and any(each.softmax for text in self for each in text.maps):
-            yield Prose(SOFTMAX_NOTE, "note")
+            yield Prose(SOFTMAX_NOTE, "definition")
         yield from maps_blocks(self)
         yield replace(readouts(self), brief=TABLE_ROWS)
 
 
 NAMED_KEYS = 5
 """Number of keys of a query that are named."""
+
+
+def reads_most(text: AttendedText) -> str:
+    """Say which keys the last query reads most, by their share of its |weight|."""
+    shown, query = mean_map(text) or text.maps[0], int(text.queries[-1])
+    name = f"“{short_token(text.tokens[query], 20)}”"
+    name = f"the last token {name}" if query == len(text) - 1 else f"token {query} {name}"
+    weights = np.abs(shown.values[-1]).sum() + (0.0 if shown.sink is None else abs(float(shown.sink[-1])))
+    found: list[str] = []
+    for key, weight in filter(itemgetter(1), strongest(shown, -1, text, 3)):
+        key_said = f"“{key_name(key, text)}”" if key >= 0 and text.edges is None else f"{key_name(key, text)}"
+        key_said = "itself" if text.edges is None and key == query else key_said
+        found.append(f"{key_said}{' most' * (not found)} ({100 * abs(weight) / weights:.0f} %)")
+    if not found:
+        return f"{name} reads nothing"
+    rest = f", then {' and '.join(found[1:])}" if found[1:] else ""
+    return f"{name} reads {'tokens ' * (text.edges is not None)}{found[0]}{rest}"
 
 
 def query_rows(result: ImplicitAttention) -> TokenRows:

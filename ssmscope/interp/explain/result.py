@@ -17,7 +17,7 @@ from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.core.ties import descending, nonzero
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.gates import READ_BY
-from ssmscope.interp.heatmap.text_result import FLAT_REMARK
+from ssmscope.interp.heatmap.text_result import FLAT_REMARK, half_mass
 from ssmscope.interp.heatmap.words import is_selective
 from ssmscope.outline import Outlined
 from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRow, TokenRows, TokenText
@@ -162,7 +162,20 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
 
     @property
     def headline(self) -> str:
-        return f"Explanation of {self.model_name}: {', '.join(self.methods)}"
+        about = f"Explanation of {self.model_name}"
+        if not len(self):
+            return f"{about}: {', '.join(self.methods)}"
+        if self.of_images:
+            maps: dict[str, list[np.ndarray]] = {}
+            for each in (each for text in self for each in text.attributions):
+                maps.setdefault(each.method, []).append(each.scores)
+            shares = ", ".join(f"{100 * half_mass(found):.0f} % ({method})" for method, found in maps.items())
+            return f"{about}: half of all scores lies on {shares} of the pixels"
+        if len(self) == 1:
+            return f"{about}: {_rests_on(self[0])}"
+        told = [f"text {at}: {_answer_in_words(text)}" for at, text in enumerate(self.texts[:MAX_TOLD])]
+        more = f"; {len(self) - MAX_TOLD} more" * (len(self) > MAX_TOLD)
+        return f"{about}: {'; '.join(told)}{more} ({self.methods[0]})"
 
     def verdict(self, at: int = 0) -> str:
         converged = self.summary()["converged"]
@@ -330,6 +343,20 @@ def _answer_in_words(text: ExplainedText) -> str:
     first, target = text.attributions[0], shorten(visible(text.target.strip() or text.target), 32)
     words = ", ".join(f"“{visible(text.named(first, at)).strip()}”" for at in text.top(first, TOLD_WORDS))
     return f"{target} by {words or 'no word'}"
+
+
+def _rests_on(text: ExplainedText) -> str:
+    """Name the token that each method scores highest, methods that agree together."""
+    chosen: dict[str, list[str]] = {}
+    for each in text.attributions:
+        if each.method == "random":
+            continue
+        best = () if is_flat(each, text) else text.top(each, 1)
+        token = f"“{visible(text.named(each, best[0])).strip()}”" if best else "no token"
+        chosen.setdefault(token, []).append(each.method)
+    target = shorten(visible(text.target.strip() or text.target), 32)
+    ranked = sorted(chosen.items(), key=lambda item: (item[0] == "no token", -len(item[1])))
+    return f"“{target}” rests most on " + ", ".join(f"{token} ({', '.join(by)})" for token, by in ranked)
 
 
 def about(text: ExplainedText) -> str:

@@ -196,13 +196,10 @@ class Fidelity(Result, kind="fidelity"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.render.html import grid
-        from ssmscope.render.terminal import grid as terminal_grid
 
         yield from self.opening()
         # A terminal is too narrow for the intervals of all measures: it has those of ΔA below.
-        yield Custom(
-            lambda colours: terminal_grid(self._measures(intervals=False)), lambda: grid(self._measures(intervals=True))
-        )
+        yield Custom(lambda colours: self._measures(intervals=False), lambda: grid(self._measures(intervals=True)))
         data, options = self.provenance["data"], self.provenance["options"]
         how = "deleted" if options["mode"] == "delete" else f"replaced by {_filled(options['replacement'])}"
         yield Prose(

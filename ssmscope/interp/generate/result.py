@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -96,7 +97,27 @@ class Writing(Result, OverTexts[WrittenText], kind="generate"):
     def headline(self) -> str:
         said = shorten(visible(self.texts[0].text.strip()), 60)
         more = f" and {counted(len(self) - 1, 'more text')}" * (len(self) > 1)
-        return f"Writing of {self.model_name}: “{said}”{more}"
+        return f"Writing of {self.model_name}: “{said}”{more}{self._stays()}"
+
+    def _stays(self) -> str:
+        """Say what stays of the first text: the half-life of what is written at its tokens, and the prompt's share."""
+        text = self.texts[0]
+        if text.left is None or text.half_lives is None:
+            return ""
+        lives = np.median(text.half_lives[:, :-1], axis=0)
+        middle = float(np.median(lives)) if lives.size else math.nan
+        told = "of what a token writes "
+        if math.isnan(middle):
+            told = ""
+        elif np.isinf(middle):
+            told = f"; more than half {told}is left at the end"
+        else:
+            told = f"; half {told}is left after {number(middle)} {'token' if middle == 1 else 'tokens'}"
+        most = int(text.left[: text.first].argmax())
+        token = short_token(text.tokens[most], 20)
+        return (
+            f"{told}; the prompt holds {100 * (text.kept or 0.0):.0f} % of the states at the end, “{token}” most of it"
+        )
 
     def verdict(self, at: int = 0) -> str:
         count = sum(len(text.written) for text in self)

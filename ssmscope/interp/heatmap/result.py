@@ -126,8 +126,8 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
     @property
     def headline(self) -> str:
-        data, layers = self.provenance["data"], layers_name(self.layers)
-        return f"Memory of {self.model_name} over {data['name']} ({data['split']}): {self.score}, {layers}"
+        data = self.provenance["data"]
+        return f"Memory of {self.model_name} over {data['name']} ({data['split']}): {self.verdict()}"
 
     def verdict(self, at: int = 0) -> str:
         if not self.words:
@@ -144,7 +144,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
         if known and len(known) <= 4:
             lives = ", ".join(format_half_life(life, self.longest) for life in known)
             said += f"; half of what is written is left after {lives} tokens"
-        return f"{said} ({self.score}, {counted(self.texts, 'text')})"
+        return f"{said} ({self.score}, {layers_name(self.layers)}, {counted(self.texts, 'text')})"
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per word, group, tenth of a text, layer and head.
@@ -187,6 +187,20 @@ class DataHeatmap(Result, kind="heatmap-data"):
         """Draw two models in one picture: words, parts of a text, half-lives of layers."""
         return importlib.import_module(f"{__package__}.{cls.drawn_by}").draw_pair(pair, frame)
 
+    @staticmethod
+    def differ(results: Sequence[DataHeatmap], names: Sequence[str]) -> str:
+        """Say of which words one model keeps more than the other: those whose intervals do not overlap."""
+        apart = [each for each in shared_words(results) if each.gap > 0]
+        sides = [
+            f"{name} keeps more of "
+            + ", ".join(f"“{visible(each.word)}” ({each.signed})" for each in found[:NAMED_WORDS])
+            for name, found in zip(
+                names, ([e for e in apart if e.difference > 0], [e for e in apart if e.difference < 0][::-1])
+            )
+            if found
+        ]
+        return "; ".join(sides) or "no word that both name is kept differently"
+
     @classmethod
     def differences(cls, results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
         return differences(results, names)
@@ -203,7 +217,7 @@ NAMED_WORDS = 3
 
 def data_blocks(result: DataHeatmap) -> Iterator[Block]:
     """Yield the verdict and the picture, words, groups, layers, and examples."""
-    yield from result.opening(f"{result.verdict()[0].upper()}{result.verdict()[1:]}.")
+    yield from result.opening()
     yield words(result)
     what = (
         "Shares of the state held by a text's highest word, all its punctuation, the last quarter of its words"
@@ -226,7 +240,7 @@ def data_blocks(result: DataHeatmap) -> Iterator[Block]:
             "Half-lives of what a layer, or a head, writes at a token, over the tokens of "
             f"{counted(result.timed, 'text')}: the Kaplan–Meier median, since what is written often outlives its "
             "text.",
-            "note",
+            "definition",
         )
     yield from (Prose(line, "note") for line in result.notes)
 

@@ -155,7 +155,9 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     def verdict(self, at: int = 0) -> str:
         if not len(self) or self.of_images:
             hardly = ", which hardly selects" * any(text.flat[:1] == (True,) for text in self)
-            return f"{self.score} of {counted(len(self), 'image')}, {self.layers_name}{hardly}"
+            lies = half_mass([text.mean for text in self]) if self.summed and len(self) else 0.0
+            share = f": half of it lies on {100 * lies:.0f} % of the pixels" if lies else ""
+            return f"{self.score} of {counted(len(self), 'image')}, {self.layers_name}{hardly}{share}"
         where = {"survival": "of the states", "retention": "kept at", "write": "overwritten at"}[self.score]
         where = f"{where} {'at the end' if self.at is None else f'after token {self.at}'}" * (self.score == "survival")
         if len(self) == 1:
@@ -171,7 +173,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
             return f"{of}: {self.said(text)}{rest} ({self.layers_name})"
         shown = "; ".join(f"text {number}: {self.said(text, 2)}" for number, text in enumerate(self.texts[:3]))
         rest = f"; {counted(len(self) - 3, 'more text')}" if len(self) > 3 else ""
-        return f"{self.score}, {self.layers_name}: {shown}{rest}"
+        return f"{shown}{rest} ({self.score}, {self.layers_name})"
 
     def _half_life(self, text: ScoredText) -> str:
         if text.half_lives is None:
@@ -258,6 +260,15 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         return blocks(self)
 
 
+def half_mass(maps: Iterable[np.ndarray]) -> float:
+    """Return the smallest share of the pixels that holds half of |score|, on average over maps."""
+    found = []
+    for scores in maps:
+        falling = np.sort(np.abs(scores.astype(np.float64)))[::-1]
+        found.append((np.searchsorted(falling.cumsum(), falling.sum() / 2) + 1) / len(falling))
+    return float(np.mean(found))
+
+
 FLAT_REMARK = "flat: noise"
 IMAGE_REMARK = "hardly selects"
 """Remark on a flat row of an image; it is drawn all the same, since neighbouring pixels show what is not noise."""
@@ -272,6 +283,8 @@ def blocks(result: SelectionHeatmap) -> Iterator[Block]:
     if not result.of_images:
         yield replace(table(("text", "of"), list(strongest(result)), most=MAX_COMPARED_ROWS), brief=TABLE_ROWS)
     yield from (Prose(line, "note") for line in notes(result))
+    if told := definitions(result):
+        yield Prose(" ".join(told), "definition")
 
 
 def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
@@ -372,8 +385,8 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
             yield Line((str(number), name), {"stands out": Cell(text=said), **ends})
 
 
-def notes(result: SelectionHeatmap) -> list[str]:
-    """Return the notes on the scores."""
+def definitions(result: SelectionHeatmap) -> list[str]:
+    """Return the definitions of the scores."""
     found = []
     if result.score == "survival":
         found.append(
@@ -399,11 +412,6 @@ def notes(result: SelectionHeatmap) -> list[str]:
         of_image = f"“{IMAGE_REMARK.capitalize()}”: a map varies over the image {by}, and its colours exaggerate that."
         of_text = f"A flat row varies over the tokens {by}: that is noise, and is not coloured."
         found.append(of_image if result.of_images else of_text)
-    if not result.selects:
-        found.append(
-            f"The gates hardly select: they vary over these tokens by a tenth or more in fewer than half of the heads. "
-            f"What survives says where a {'pixel' if result.of_images else 'token'} stands rather than what it is."
-        )
     if result.reach > 1 and not result.of_images:
         found.append(
             f"The first {result.reach - 1} tokens, in italics or underlined in orange: the convolution's window "
@@ -411,4 +419,15 @@ def notes(result: SelectionHeatmap) -> list[str]:
         )
     if result.attends:
         found.append("Layers of attention keep no state and have no row.")
+    return found
+
+
+def notes(result: SelectionHeatmap) -> list[str]:
+    """Return the notes on what the scores do not say."""
+    found = []
+    if not result.selects:
+        found.append(
+            f"The gates hardly select: they vary over these tokens by a tenth or more in fewer than half of the heads. "
+            f"What survives says where a {'pixel' if result.of_images else 'token'} stands rather than what it is."
+        )
     return found

@@ -19,6 +19,8 @@ from ssmscope.render.tokens import shorten, visible
 
 NAMED_HEADS = 12
 NAMED_ANSWERS = 3
+MIN_CHANGE, CARRIED = 0.05, 0.9
+"""Smallest relative change of a probability that is told of, and share of it that layers reach that carry it alone."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,28 @@ class Knockout(Result, kind="knockout"):
 
     @property
     def headline(self) -> str:
-        texts = f"“{visible(self.answers[0])}”" if len(self.answers) == 1 else f"{len(self.answers)} texts"
-        return f"Knockout of {self.knocked_out} to “{shorten(self.target, 30)}” on {self.model_name}: {texts}"
+        told = "; ".join(self._effect(number) for number in range(len(self.sources[:NAMED_ANSWERS])))
+        told += f"; {len(self.sources) - NAMED_ANSWERS} more" * (len(self.sources) > NAMED_ANSWERS)
+        return f"Knockout of {self.knocked_out} to “{shorten(self.target, 30)}” on {self.model_name}: {told}"
+
+    def _effect(self, source: int) -> str:
+        """Say to what the answer's probability goes with the edges cut in all layers, and in those that count most."""
+        worst, without = self._largest(source), f"without “{shorten(self.sources[source], 20)}”"
+        every, most = (float(self.changes[source, cut, 0]) for cut in (0, worst))
+        moved = "falls" if every < 0 else "rises"
+        if len(self.answers) == 1:
+            before = float(self.probability[0])
+            after, there = (f"{float(self.probabilities[0, source, cut]):.3f}" for cut in (0, worst))
+            said = f"“{visible(self.answers[0])}” {moved} from {before:.3f} to {after} {without}"
+            said = said if after != f"{before:.3f}" else f"“{visible(self.answers[0])}” stays at {after} {without}"
+        else:
+            after, there = (in_percent(self.change(source, cut), interval=False) for cut in (0, worst))
+            said = f"the answers of {len(self.answers)} texts change by {after} {without}"
+        if not worst or abs(every) < MIN_CHANGE or abs(most) < MIN_CHANGE:
+            return f"{said} in all layers"
+        carries = every * most > 0 and abs(most) >= CARRIED * abs(every)
+        how = "alone carries it" if carries else "counts most"
+        return f"{said} in all layers; {self.cuts[worst].name} {how} ({there})"
 
     def verdict(self, at: int = 0) -> str:
         found = []

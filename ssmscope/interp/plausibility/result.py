@@ -13,6 +13,7 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending
 from ssmscope.interp.plausibility.measures import MEASURES
 from ssmscope.render.blocks import Block, Prose
+from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, Table, table, with_interval
 
 
@@ -40,7 +41,7 @@ class Plausibility(Result, kind="plausibility"):
     @property
     def headline(self) -> str:
         model = self.model_name
-        return f"Plausibility of {len(self.methods)} methods on {model}: agreement with {len(self.texts)} rationales"
+        return f"Plausibility on {model}: {self.verdict()}, {counted(len(self.texts), 'rationale')}"
 
     def verdict(self, at: int = 0) -> str:
         numbers = iter(self.estimates)

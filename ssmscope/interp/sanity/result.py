@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,11 +15,14 @@ from ssmscope.api.scores import LOWER, Score, ScoreMaker, named
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import index_of
 from ssmscope.render.blocks import Block, Custom, Prose
-from ssmscope.render.numbers import counted
+from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
 
 MEASURES = {"signed": "signed scores", "absolute": "absolute scores"}
 """Measures of similarity, with their names in the views."""
+
+ALIKE = 0.5
+"""Rank correlation from which on scores of a randomised model are like those of the trained one."""
 
 TRAINED = "trained"
 """Name of the first point, with nothing randomised."""
@@ -39,8 +43,26 @@ class SanityCheck(Result, kind="sanity"):
 
     @property
     def headline(self) -> str:
-        about = f"Sanity check of {len(self.methods)} methods on {self.model_name}"
-        return f"{about}: {len(self.parts) - 1} parts randomised in turn"
+        said = {"passes": "depend on the weights", "fails": "", "undecided": "undecided", "": "not defined"}
+        groups: dict[str, list[str]] = {}
+        for name in self.methods:
+            found = self.estimate(name, self.parts[-1])
+            value = "" if math.isnan(found.value) else f" ({number(found.value, 2)})"
+            groups.setdefault(self.state(name), []).append(f"{name}{value}")
+        said["fails"] = "hardly depend on them" if "passes" in groups else "hardly depend on the weights"
+        told = "; ".join(f"{', '.join(groups[state])} {words}" for state, words in said.items() if state in groups)
+        return f"Sanity check on {self.model_name}: {told} (correlation with {len(self.parts) - 1} parts randomised)"
+
+    def state(self, method: str) -> str:
+        """Return "passes" if the correlation with all parts randomised, with its interval, lies within ±`ALIKE`,
+        "fails" if all of it lies beyond, "undecided" between, and "" if it is not defined."""
+        found = self.estimate(method, self.parts[-1])
+        ends = (found.low, found.high) if found.has_interval else (found.value, found.value)
+        if math.isnan(found.value):
+            return ""
+        if max(map(abs, ends)) < ALIKE:
+            return "passes"
+        return "fails" if min(map(abs, ends)) >= ALIKE and ends[0] * ends[1] > 0 else "undecided"
 
     def verdict(self, at: int = 0) -> str:
         ends = [f"{name} {with_interval(self.estimate(name, self.parts[-1]))}" for name in self.methods]
@@ -78,17 +100,18 @@ class SanityCheck(Result, kind="sanity"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.render.html import grid
-        from ssmscope.render.terminal import grid as terminal_grid
 
         yield from self.opening()
         # A terminal is too narrow for the intervals of several methods.
         yield Custom(
-            lambda colours: terminal_grid(self._table(intervals=False)),
+            lambda colours: self._table(intervals=False),
             lambda: grid(self._table()) + grid(self._table("absolute")),
         )
         yield Prose(
             f"Spearman's rank correlation of scores with those of the trained model, mean of "
-            f"{counted(self.texts, 'text')}. A method whose scores stay alike does not depend on the weights."
+            f"{counted(self.texts, 'text')}. A method whose scores stay alike does not depend on the weights: "
+            f"it passes if the correlation with all parts randomised, with its interval, lies within ±{ALIKE}.",
+            "definition",
         )
 
     def _table(self, measure: str = "signed", *, intervals: bool = True) -> Table:

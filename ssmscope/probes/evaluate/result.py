@@ -110,4 +110,4 @@ class Benchmarks(Result, kind="evaluate"):
         yield from self.opening()
         yield table(("task", "measure"), self._lines())
         without = any(math.isnan(one.estimate.low) for one in self.scores)
-        yield Prose(self.intervals + " A score without a standard error has no interval." * without)
+        yield Prose(self.intervals + " A score without a standard error has no interval." * without, "definition")

@@ -275,6 +275,8 @@ class Trajectory(Result, kind="trajectory"):
 
     def blocks(self) -> Iterable[Block]:
         yield Prose(self.headline, "title")
-        yield Prose(f"Layer i reads the input of block i, 0 the embeddings; {self.layers} is the model itself.", "note")
+        yield Prose(
+            f"Layer i reads the input of block i, 0 the embeddings; {self.layers} is the model itself.", "definition"
+        )
         yield Picture(self.figure, self.headline, vector=False, folded=True)
         yield self._views(self.statistic).block()

@@ -79,7 +79,16 @@ class TokenLoss(Result, kind="loss"):
         return self.losses.shape[1]
 
     def verdict(self, at: int = 0) -> str:
-        return f"{with_interval(self.summaries[at].mean)} {self.unit} a token"
+        return f"{with_interval(self.summaries[at].mean)} {self.unit} a token{self._trend(at)}"
+
+    def _trend(self, at: int) -> str:
+        """Say how the loss changes as the context doubles, where that is known."""
+        found = self.summaries[at].slope
+        if math.isnan(found.value):
+            return ""
+        if found.low <= 0 <= found.high or not found.has_interval:
+            return f", not clearly falling as the context doubles ({with_interval(found)})"
+        return f", {'falling' if found.value < 0 else 'rising'} by {number(abs(found.value), 3)} as the context doubles"
 
     @classmethod
     def compare(cls, results: Sequence[TokenLoss], labels: Sequence[Sequence[str]]) -> Table:
@@ -95,7 +104,12 @@ class TokenLoss(Result, kind="loss"):
 
     @property
     def headline(self) -> str:
-        found = [f"{name} {one.mean.value:.3f}" for name, one in zip(self.models, self.summaries)]
+        found = [
+            f"{name} {one.mean.value:.3f}{self._trend(at)}"
+            for at, (name, one) in enumerate(zip(self.models, self.summaries))
+        ]
+        if len(found) == 2:
+            found.append(f"difference {with_interval(self.differences[0].mean)}")
         return f"Loss by position, {self.unit} a token over {self.length:,} tokens: {'; '.join(found)}"
 
     @property

@@ -133,7 +133,8 @@ class NeedleSNR(Result, kind="snr"):
         yield Prose(
             f"Means over {counted(self.curves[0].examples, 'question')}"
             f"{' of all tasks' if len(self.tasks) > 1 else ''}; 95 % bootstrap intervals over "
-            "questions. Layer i reads the input of block i, 0 the embeddings; the last line is the model itself."
+            "questions. Layer i reads the input of block i, 0 the embeddings; the last line is the model itself.",
+            "definition",
         )
         for one in self.differences:
             if (one.task, one.length) == (self.tasks[0], self.lengths[0]):

@@ -1,0 +1,127 @@
+"""First lines of a result in a terminal: title, notes, and as many rows of its tables and texts as fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from ssmscope.render import terminal, token_rows
+from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRows
+from ssmscope.render.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+MAX_LINES = 23
+"""Lines of a result, unless all are asked for; with the names of its files the command line prints 25."""
+MIN_LINES = 4
+"""Lines that every table or text gets while there is room: a table's head and three rows."""
+
+
+@dataclass
+class _Section:
+    """Part of a view: `fixed` lines, and what `fit` shows of a table or of texts within a number of lines."""
+
+    fixed: list[Text] = field(default_factory=list)
+    fit: Callable[[int], list[RenderableType]] | None = None
+    wanted: int = 0
+    has_gap: bool = True
+
+
+def brief(blocks: Iterable[Block], console: Console, more: str) -> Iterator[RenderableType]:
+    """Yield the first lines of blocks, without definitions.
+
+    Prose comes first; tables and texts share what it leaves, in their order, and one without room is left out with its
+    heading. The last line says `more`, how to see the rest, if there is any.
+    """
+    shown = [block for block in blocks if not isinstance(block, Picture)]
+    sections = list(_sections(shown, console))
+    cut = any(_has_definition(block) for block in shown)
+    room = MAX_LINES - sum(_height(part.fixed, console) + part.has_gap for part in sections if part.fit is None)
+    ordered = [part for part in sections if part.fit is not None]
+    first = True
+    for part in sections:
+        fixed = _height(part.fixed, console) + part.has_gap * (not first)
+        made: list[RenderableType] = [*part.fixed]
+        if part.fit is not None:
+            ordered.remove(part)
+            least = sum(min(other.wanted, MIN_LINES) + _height(other.fixed, console) + 1 for other in ordered)
+            given = max(min(part.wanted, room - fixed - least), min(part.wanted, room - fixed, MIN_LINES))
+            if given < min(part.wanted, MIN_LINES - 1):
+                cut = True
+                continue
+            found = part.fit(given)
+            height = _height(found, console)
+            cut, room = cut or height < part.wanted, room - height - fixed
+            made += found
+        if made and part.has_gap and not first:
+            yield Text("")
+        yield from made
+        first = first and not made
+    if cut:
+        yield Text(f"More: {more}", style="dim")
+
+
+def _sections(blocks: Sequence[Block], console: Console) -> Iterator[_Section]:
+    colours = console.color_system in ("256", "truecolor") and not console.no_color
+    heading: list[Text] = []
+    before: Block | None = None
+    for block in blocks:
+        if isinstance(block, Prose):
+            if block.kind == "definition":
+                continue
+            text = terminal.prose(block)
+            if block.kind == "heading":
+                heading.append(text)
+                continue
+            close = isinstance(before, Prose) and block.kind == "note"
+            yield _Section([*heading, text], has_gap=not close)
+        else:
+            parts = block.terminal(colours) if isinstance(block, Custom) and block.terminal is not None else ()
+            if isinstance(shown := block if isinstance(block, Table) else parts, Table):
+                table = replace(shown, note="")
+                yield _Section(heading, _rows_of(table, console), _height(terminal.grid(table, console), console))
+            elif found := list(token_rows.terminal(block, colours) if isinstance(block, TokenRows) else shown):
+                yield _Section(heading, _first_of(found, console), _height(found, console))
+            else:
+                continue
+        before, heading = block, []
+
+
+def _has_definition(block: Block) -> bool:
+    return bool(getattr(block, "note", "")) or (isinstance(block, Prose) and block.kind == "definition")
+
+
+def _rows_of(table: Table, console: Console) -> Callable[[int], list[RenderableType]]:
+    def fit(lines: int) -> list[RenderableType]:
+        rows = min(len(table.rows), lines)
+        while True:
+            found = list(terminal.grid(table.head(rows), console))
+            height = _height(found, console)
+            if height <= lines or rows <= 1:
+                return found
+            rows = max(1, rows - max(1, (height - lines) * rows // height))
+
+    return fit
+
+
+def _first_of(parts: Sequence[RenderableType], console: Console) -> Callable[[int], list[RenderableType]]:
+    def fit(lines: int) -> list[RenderableType]:
+        found: list[RenderableType] = []
+        for part in parts:
+            lines -= _height([part], console)
+            if lines < 0 and found:
+                break
+            found.append(part)
+        while len(found) > 1 and isinstance(found[-1], Text) and not found[-1].plain:
+            found.pop()
+        return found
+
+    return fit
+
+
+def _height(parts: Iterable[RenderableType], console: Console) -> int:
+    return sum(len(console.render_lines(part, pad=False)) for part in parts)
