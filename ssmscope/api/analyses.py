@@ -40,6 +40,7 @@ ANALYSES: Registry[Callable[..., Any]] = Registry(
             "lens show": "probes.lens:trajectory",
             "loss": "probes.loss:token_loss",
             "parity": "probes.parity:parity",
+            "precision": "probes.precision:precision",
             "retrieval": "probes.retrieval:retrieval",
             "snr": "probes.snr:needle_snr",
             "stability": "probes.stability:stability",
