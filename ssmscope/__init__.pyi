@@ -57,6 +57,7 @@ from ssmscope.probes.lens.lenses import load_lens as load_lens
 from ssmscope.probes.lens.lenses import logit_lens as logit_lens
 from ssmscope.probes.loss import token_loss
 from ssmscope.probes.parity import parity as parity
+from ssmscope.probes.precision import precision as precision
 from ssmscope.probes.retrieval import retrieval as retrieval
 from ssmscope.probes.snr import needle_snr
 from ssmscope.probes.stability import stability as stability

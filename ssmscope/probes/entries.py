@@ -13,6 +13,7 @@ ENTRIES = {
         "lens show": f"{_HERE}.lens:trajectory",
         "loss": f"{_HERE}.loss:token_loss",
         "parity": f"{_HERE}.parity:parity",
+        "precision": f"{_HERE}.precision:precision",
         "retrieval": f"{_HERE}.retrieval:retrieval",
         "snr": f"{_HERE}.snr:needle_snr",
         "stability": f"{_HERE}.stability:stability",

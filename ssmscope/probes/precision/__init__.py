@@ -1,0 +1,113 @@
+"""Loss and accuracy with the recurrent state kept in few bits, exactly simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from ssmscope.api.analysis import analysis
+from ssmscope.api.inputs import LANGUAGE_MODEL
+from ssmscope.api.options import Metavar, Range, Reads, Seed
+
+if TYPE_CHECKING:
+    from ssmscope.core.model import Model
+    from ssmscope.probes.precision.result import Precision
+    from ssmscope.probes.precision.rounding import Format
+
+FORMATS: tuple[Format, ...] = ("bfloat16", "float16", "e4m3", "e5m2", "int8", "int4")
+
+
+@analysis(
+    "precision",
+    question="In how few bits may its state be kept?",
+    models=(LANGUAGE_MODEL,),
+    dtype="float32",
+    scores=("precision",),
+)
+def precision(
+    model: Model,
+    *,
+    data: Annotated[
+        str | Path | list[str],
+        "wikitext2, books, a .txt file (one long document), or a file with a column text.",
+        Reads("lines"),
+        Metavar("DATA"),
+    ] = "wikitext2",
+    split: Annotated[str | None, "Split of a known text (default: test).", Metavar("NAME")] = None,
+    length: Annotated[int, "Tokens per window.", Range(2)] = 256,
+    limit: Annotated[int, "Number of windows, drawn by the seed.", Range(1)] = 16,
+    state: Annotated[
+        Sequence[Literal["bfloat16", "float16", "e4m3", "e5m2", "int8", "int4"]],
+        "Formats of the state: bfloat16, float16, e4m3, e5m2, int8, int4.",
+        Metavar("NAME,…"),
+    ] = FORMATS,
+    per: Annotated[
+        Sequence[Literal["tensor", "head", "row"]], "Numbers that share a scale, in formats of 8 and 4 bits."
+    ] = ("head",),
+    every: Annotated[int, "Round after every N tokens.", Range(1)] = 1,
+    stochastic: Annotated[bool, "Round up or down at random, the mean kept, by the seed."] = False,
+    heads: Annotated[
+        Literal["bfloat16", "float16", "e4m3", "e5m2", "int8", "int4"] | None,
+        "Also round each head alone in this format.",
+        Metavar("NAME"),
+    ] = None,
+    seed: Seed = 0,
+) -> Precision:
+    """Measure what it costs to keep the recurrent state in few bits: loss, accuracy, and retrieval by distance.
+
+    The state is rounded while it is carried, after every `every` tokens, as a runtime would that stores it so; all else
+    stays in float32. Numbers of 8 and 4 bits share a scale, the largest number's, per sequence and layer (tensor),
+    head, or row of a head's state. Attention's keys and values are not rounded.
+
+    Changes are those of each window against the run without rounding; 95 % bootstrap intervals over windows, paired. A
+    format is called safe if its interval stays below 0.01 nats a token. Retrieval is the accuracy on tokens of which
+    the pair with the token before occurred earlier in the window, by the distance to there.
+
+    Args:
+        heads: rounds each head by itself, with the first of `per`: as many runs as there are heads.
+
+    Raises:
+        InputError: a model that is not a language model with a tokenizer, that reads both ways or has no recurrent
+            state, or texts without a window.
+    """
+    import numpy as np
+
+    from ssmscope.api.provenance import call_options, record_provenance
+    from ssmscope.core.mixers import check_causal
+    from ssmscope.probes.long_rows import language_models
+    from ssmscope.probes.loss.measure import documents, shared_windows
+    from ssmscope.probes.precision import measure
+    from ssmscope.probes.precision.result import Precision
+    from ssmscope.probes.precision.rounding import BITS, RoundedState, Rounding
+
+    (model,) = language_models(model)
+    model.check_recurrent_state("precision")
+    check_causal(model.module, "rounding while it is carried")
+    texts, name = documents(data, split)
+    windows, _ = shared_windows([model], texts, length)
+    found = len(windows)
+    windows = windows[np.sort(np.random.default_rng(seed).permutation(found)[:limit])]
+    drawn = seed if stochastic else None
+    wide = [each for each in dict.fromkeys(state) if BITS[each] == 16]
+    narrow = [each for each in dict.fromkeys(state) if BITS[each] < 16]
+    ways = [Rounding(each, "tensor", every, drawn) for each in wide]
+    ways += [Rounding(each, one, every, drawn) for each in narrow for one in dict.fromkeys(per)]
+    plain = measure.token_scores(model, windows)
+    names, masks = measure.bin_masks(windows)
+    arms = [
+        measure.arm(how, plain, measure.token_scores(model, windows, RoundedState(how)), masks, seed) for how in ways
+    ]
+    alone = None if heads is None else Rounding(heads, per[0], every, drawn)
+    about = {"name": name, "windows": len(windows), "of": found, "length": length}
+    return Precision(
+        provenance={**record_provenance(model.source, options=call_options(data=name), seed=seed), "data": about},
+        loss=float(plain[0].mean()),
+        accuracy=float(plain[1].mean()),
+        arms=tuple(arms),
+        distances=names,
+        repeated=tuple(float(plain[1][mask].mean()) for mask in masks),
+        heads=np.empty((0, 0)) if alone is None else measure.broken_heads(model, windows, alone, plain[0]),
+        heads_in="" if alone is None else alone.name,
+        layers=model.layer_numbers,
+    )

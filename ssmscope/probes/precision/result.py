@@ -1,0 +1,126 @@
+"""Result of precision: what a state in few bits costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ssmscope.api.results import Result
+from ssmscope.api.scores import LOWER, Score, ScoreMaker
+from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.render.blocks import Block
+from ssmscope.render.numbers import brackets, counted, number
+from ssmscope.render.table import Cell, Line, table
+
+MARGIN = 0.01
+"""Loss in nats a token that would not matter."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A rounding of the carried state against the run without."""
+
+    name: str
+    bits: int
+    every: int
+    """It is rounded after so many tokens."""
+    stochastic: bool
+    change: Estimate
+    """Change of the mean loss, nats a token."""
+    size: Estimate
+    """Mean |change| of a token's loss."""
+    accuracy: Estimate
+    """Share of next tokens that are the likeliest."""
+    less: Estimate
+    """Change of the accuracy."""
+    by_distance: tuple[Estimate, ...]
+    """Change of the accuracy on repeated pairs, by distance."""
+
+    @property
+    def label(self) -> str:
+        every = f", every {self.every} tokens" * (self.every > 1)
+        return self.name + every + ", stochastic" * self.stochastic
+
+
+@dataclass(frozen=True)
+class Precision(Result, kind="precision"):
+    """Loss and accuracy with the recurrent state rounded while it is carried."""
+
+    loss: float
+    """Mean loss without rounding, nats a token."""
+    accuracy: float
+    arms: tuple[Arm, ...]
+    distances: tuple[str, ...]
+    repeated: tuple[float, ...]
+    """Accuracy without rounding on repeated pairs, by distance."""
+    heads: np.ndarray
+    """(layers, heads): mean |change| where each head alone is rounded, NaN beyond a layer's; empty if not asked."""
+    heads_in: str
+    """Rounding of these heads."""
+    layers: tuple[int, ...]
+
+    @property
+    def narrowest(self) -> Arm | None:
+        """Arm of the fewest bits whose loss rises by less than `MARGIN`, its interval included."""
+        safe = [each for each in self.arms if max(each.change.value, each.change.high) < MARGIN]
+        return min(safe, key=lambda each: (each.bits, each.size.value), default=None)
+
+    @property
+    def headline(self) -> str:
+        worst = max(self.arms, key=lambda each: each.change.value)
+        found, said = self.narrowest, f"Precision of {self.model_name}:"
+        if found is None:
+            return f"{said} every rounding may cost {MARGIN} nats a token or more, {worst.label} {_cost(worst)}"
+        told = f"{said} the state may be kept in {found.label} ({_cost(found)} nats a token)"
+        return told if worst.change.value < MARGIN else f"{told}, but {worst.label} costs {_cost(worst)}"
+
+    def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
+        make = ScoreMaker(self, models, 0)
+        for each in self.arms:
+            yield make(f"precision[{each.label}]", each.change, LOWER, "nats")
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row per rounding: columns rounding, bits, every, stochastic, change of the loss, size (mean of its
+        absolute value), accuracy and its change `less`, then `at DISTANCE`, the change on repeated pairs, each with
+        _low and _high."""
+        rows = []
+        for each in self.arms:
+            line = {"rounding": each.name, "bits": each.bits, "every": each.every, "stochastic": each.stochastic}
+            at = {f"at {name}": found for name, found in zip(self.distances, each.by_distance)}
+            found = with_intervals(change=each.change, size=each.size, accuracy=each.accuracy, less=each.less, **at)
+            rows.append({**line, **found})
+        return pd.DataFrame(rows)
+
+    def blocks(self) -> Iterable[Block]:
+        data = self.provenance["data"]
+        count = f"{counted(data['windows'], 'window')} of {data['length']:,} tokens of {data['name']}"
+        plain = f"without rounding {self.loss:.3f} nats a token, accuracy {self.accuracy:.3f}"
+        yield from self.opening(f"{count}; {plain}.")
+        lines = []
+        for each in self.arms:
+            cells = {"loss": Cell(each.change, digits=4), "mean |change|": Cell(each.size, digits=4)}
+            cells |= {"accuracy": Cell(each.less, digits=4)}
+            at = zip(self.distances, each.by_distance)
+            lines.append(Line((each.label,), cells | {f"at {name}": Cell(found, digits=3) for name, found in at}))
+        note = "Changes against the state in the model's dtype; at: accuracy on tokens whose pair with the one before"
+        yield table(("state",), lines, note=f"{note} occurred so many tokens earlier.")
+        if self.heads.size:
+            yield self._heads()
+
+    def _heads(self) -> Block:
+        order = [
+            divmod(int(at), self.heads.shape[1]) for at in np.argsort(-np.nan_to_num(self.heads, nan=-1), axis=None)
+        ]
+        share = self.heads / np.nansum(self.heads) if np.nansum(self.heads) else self.heads
+        lines = []
+        for layer, head in order[:10]:
+            size, part = (Cell(Estimate(float(t[layer, head]), np.nan, np.nan), digits=4) for t in (self.heads, share))
+            lines.append(Line((str(self.layers[layer]), str(head)), {"mean |change|": size, "share of all": part}))
+        return table(("layer", "head"), lines, note=f"Each head alone in {self.heads_in}; the ten that change most.")
+
+
+def _cost(each: Arm) -> str:
+    return "+" * (each.change.value >= 0) + number(each.change.value, 4) + brackets(each.change, 4)

@@ -1,0 +1,149 @@
+"""States rounded while they are carried, exactly as a runtime that keeps them in few bits would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ssmscope import ops
+from ssmscope.core.edits import Edit, Site
+from ssmscope.ops import Recurrence, Scan
+
+Format = Literal["bfloat16", "float16", "e4m3", "e5m2", "int8", "int4"]
+Per = Literal["tensor", "head", "row"]
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+}
+BITS = {"bfloat16": 16, "float16": 16, "e4m3": 8, "e5m2": 8, "int8": 8, "int4": 4}
+DIMENSIONS = {"tensor": (1, 2, 3), "head": (2, 3), "row": (3,)}
+"""Dimensions of a state (batch, heads, width, state) that share a scale."""
+MIN_SCALE = 1e-12
+WORDS = {2: torch.int16, 1: torch.int8}
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Rounding of a carried state.
+
+    Attributes:
+        format: 16-bit floats have no scale; numbers of 8 and 4 bits are multiplied by one so that the largest of those
+            that share it is the format's largest.
+        per: numbers that share a scale: all of a sequence's layer, a head's, or those of a row of its state.
+        every: it is rounded after so many tokens.
+        seed: of stochastic rounding, up or down with the probability that keeps the mean; None rounds to the nearest.
+    """
+
+    format: Format
+    per: Per = "head"
+    every: int = 1
+    seed: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.format + f" per {self.per}" * (BITS[self.format] < 16)
+
+    @property
+    def bits(self) -> int:
+        return BITS[self.format]
+
+
+def rounded(
+    H: Float[Tensor, "batch heads width state"], how: Rounding, generator: torch.Generator | None = None
+) -> Float[Tensor, "batch heads width state"]:
+    """Return a state as it is read again after it was kept; with a generator it is rounded stochastically."""
+    dtype = DTYPES.get(how.format)
+    largest = 2.0 ** (how.bits - 1) - 1 if dtype is None else torch.finfo(dtype).max
+    scale: Any = 1.0
+    if how.bits < 16:
+        scale = H.abs().amax(dim=DIMENSIONS[how.per], keepdim=True).clamp(min=MIN_SCALE) / largest
+    if dtype is not None:
+        return _in_dtype(H / scale, dtype, generator) * scale
+    if generator is None:
+        return (H / scale).round().clamp(-largest, largest) * scale
+    return torch.floor(H / scale + _uniform(H, generator)).clamp(-largest, largest) * scale
+
+
+def _in_dtype(x: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
+    kept = x.to(dtype)
+    nearest = kept.to(x.dtype)
+    if generator is None:
+        return nearest
+    # The other neighbour: the bits of a float, after its sign, count its magnitudes.
+    word = WORDS[kept.element_size()]
+    inward = nearest.abs() > x.abs()
+    other = torch.where(inward, kept.view(word) - 1, kept.view(word) + 1).view(dtype).to(x.dtype)
+    share = ((x - nearest) / (other - nearest)).nan_to_num(0.0)
+    return torch.where(_uniform(x, generator) < share, other, nearest)
+
+
+def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def carried(
+    recurrences: Sequence[Recurrence],
+    initial: Sequence[Tensor | None],
+    how: Rounding,
+    heads: Sequence[int] | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, ...]:
+    """Return the outputs y of recurrences whose states, or those of some heads, are rounded after every `how.every`
+    tokens; a recurrence that joins the one before it shares its memory, which is their sum."""
+    length = recurrences[0].shape[1]
+    states: list[Tensor | None] = [*initial]
+    outputs: list[list[Tensor]] = [[] for _ in recurrences]
+    for start in range(0, length, how.every):
+        found = [ops.scan(r.between(start, start + how.every), H) for r, H in zip(recurrences, states)]
+        for kept, scan in zip(outputs, found):
+            kept.append(scan.y)
+        states = [scan.state for scan in found]
+        first = 0
+        for at, r in enumerate(recurrences):
+            if not r.joins:
+                first = at
+                continue
+            states[first], states[at] = states[first] + states[at], torch.zeros_like(found[at].state)  # type: ignore[operator]
+        for at, r in enumerate(recurrences):
+            if not r.joins:
+                H: Any = states[at]
+                new = rounded(H, how, generator)
+                states[at] = new if heads is None else H.index_copy(1, _index(heads, H), new[:, [*heads]])
+    return tuple(torch.cat(each, dim=1) for each in outputs)
+
+
+def _index(heads: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor([*heads], device=like.device)
+
+
+@dataclass
+class RoundedState:
+    """Edit of runs whose states are rounded while they are carried; `edit` makes a fresh one for each run."""
+
+    how: Rounding
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    generator: torch.Generator | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = None if self.how.seed is None else torch.Generator().manual_seed(self.how.seed)
+
+    def edit(self) -> Edit:
+        """Return the edit."""
+        options = {"format": self.how.name, "every": self.how.every, "seed": self.how.seed, "heads": self.heads}
+        return Edit("state rounded", "scans", self._change, self.layers, options=options)
+
+    def _change(self, scans: tuple[Scan, ...], site: Site) -> tuple[Scan, ...]:
+        assert site.trace is not None
+        layer = site.trace
+        initial = layer.initial or (None,) * len(layer.recurrences)
+        outputs = carried(layer.recurrences, initial, self.how, self.heads, self.generator)
+        return tuple(scan._replace(y=y) for scan, y in zip(scans, outputs))

@@ -1,0 +1,158 @@
+"""Rounded states against slow loops with tensors of the real dtypes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from examples import random_example
+from loud import loud
+
+import ssmscope
+from ssmscope import ops
+from ssmscope.core.edits import edited
+from ssmscope.core.model import Model
+from ssmscope.probes.precision.measure import arm, bin_masks, repeated, token_scores
+from ssmscope.probes.precision.rounding import DTYPES, RoundedState, Rounding, carried, rounded
+
+H = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)) * torch.tensor([1e-3, 1.0, 40.0]).view(3, 1, 1)
+IDS = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def shared(per: str, b: int, h: int, p: int) -> torch.Tensor:
+    return {"tensor": H[b], "head": H[b, h], "row": H[b, h, p]}[per]
+
+
+@pytest.mark.parametrize("per", ["tensor", "head", "row"])
+@pytest.mark.parametrize("format", ["bfloat16", "float16", "e4m3", "e5m2", "int8", "int4"])
+def test_a_rounded_state_is_what_the_dtype_holds(format: str, per: str) -> None:
+    found = rounded(H, Rounding(format, per))  # type: ignore[arg-type]
+    for b, h, p, n in np.ndindex(*H.shape):
+        x, most = H[b, h, p, n], shared(per, b, h, p).abs().max()
+        if format in ("bfloat16", "float16"):
+            expected = torch.empty(1, dtype=DTYPES[format]).fill_(x.item())[0].float()
+        elif format in DTYPES:
+            scale = most / torch.finfo(DTYPES[format]).max
+            expected = (x / scale).to(DTYPES[format]).float() * scale
+        else:
+            scale = most / {"int8": 127, "int4": 7}[format]
+            word = torch.tensor(round((x / scale).item())).to(torch.int8)  # Python's round takes ties to even.
+            expected = word.float() * scale
+        assert found[b, h, p, n] == expected
+
+
+@pytest.mark.parametrize("format", ["bfloat16", "e4m3", "e5m2", "int8", "int4"])
+def test_stochastic_rounding_keeps_the_mean(format: str) -> None:
+    how, generator = Rounding(format, "head", seed=0), torch.Generator().manual_seed(0)  # type: ignore[arg-type]
+    x = torch.tensor([-1.0, -0.3017, -0.01, 0.0, 0.1234, 0.77, 1.0]).expand(4000, 1, 1, 7)
+    drawn = rounded(x, how, generator).view(4000, 7)
+    values = [sorted(set(column.tolist())) for column in drawn.T]
+    assert max(map(len, values)) == 2 and values[3] == [0.0] and len(values[0]) == len(values[6]) == 1
+    for column, exact, own in zip(drawn.T, x[0].flatten(), values):
+        assert own[0] <= exact <= own[-1]
+        assert abs(column.mean() - exact) <= 5 * (own[-1] - own[0]) / math.sqrt(4000) / 2 + 1e-7
+    assert any(len(own) == 2 for own in values)
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "gated-deltanet", "diff-mamba"])
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_carried_state_is_kept_in_the_dtype(name: str, every: int) -> None:
+    """Bit for bit as a loop that keeps a tensor of the dtype between pieces."""
+    layer = Model(loud(random_example(name))).trace(ids=IDS).layers[1]
+    recurrences = layer.recurrences
+    initial = layer.initial or (None,) * len(recurrences)
+    found = carried(recurrences, initial, Rounding("bfloat16", every=every))
+    for r, own, start in zip(recurrences, found, initial):
+        kept, outputs = start, []
+        for at in range(0, 12, every):
+            scan = ops.scan(r.between(at, at + every), None if kept is None else kept.float())
+            outputs.append(scan.y)
+            kept = scan.state.to(torch.bfloat16)
+        assert torch.equal(own, torch.cat(outputs, 1))
+        assert not torch.equal(own, ops.scan(r, start).y)
+    whole = carried(recurrences, initial, Rounding("int4", every=12))
+    assert all(torch.allclose(y, ops.scan(r, s).y) for y, r, s in zip(whole, recurrences, initial))
+
+
+def test_recurrences_that_join_are_rounded_as_one_memory() -> None:
+    """Two writes a token into one memory are those of a recurrence of their sum, where b is shared."""
+    one = Model(loud(random_example("mamba2"))).trace(ids=IDS).layers[0].recurrence
+    first, second = replace(one, x=0.25 * one.x, D=None), replace(one, x=0.75 * one.x, D=None, joins=True)
+    how = Rounding("int4")
+    joint = carried([first, second], (None, None), how)
+    assert torch.allclose(sum(joint), carried([replace(one, D=None)], (None,), how)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_runs_with_rounded_states_of_some_heads() -> None:
+    model = Model(loud(random_example("mamba2")))
+    batch = model.encode(ids=IDS)
+    states, steps = None, []
+    for at in range(12):
+        run = model.run(model.encode(ids=[row[at : at + 1] for row in IDS]), states)
+        steps.append(run.logits)
+        ssm = run.states[1].ssm[0].clone()
+        ssm[:, [2]] = rounded(ssm, Rounding("int4"))[:, [2]]
+        states = (run.states[0], replace(run.states[1], ssm=(ssm,)))
+    with edited(model, RoundedState(Rounding("int4"), (1,), (2,)).edit()):
+        found = model.logits(batch)
+    assert torch.allclose(found, torch.cat(steps, 1), rtol=1e-4, atol=1e-4)
+    assert (found - model.logits(batch)).abs().max() > 1e-2
+
+
+def test_scores_of_tokens_and_repeated_pairs() -> None:
+    windows = np.array([[1, 2, 3, 1, 2, 9, 1, 2, 3]])
+    assert repeated(windows).tolist() == [[0, 0, 0, 3, 0, 0, 3, 6]]
+    names, masks = bin_masks(windows)
+    assert names == ("1–16",) and masks[0].tolist() == [[False] * 3 + [True, False, False, True, True]]
+    model = Model(loud(random_example("mamba2")))
+    ids = np.array(IDS)
+    losses, hits = token_scores(model, ids)
+    log_p = model.logits(model.encode(ids=ids[:, :-1].tolist())).double().log_softmax(-1)
+    expected = -log_p.gather(2, torch.from_numpy(ids[:, 1:, None]))[..., 0]
+    assert np.allclose(losses, expected.numpy(), rtol=1e-5)
+    assert (hits == (log_p.argmax(-1).numpy() == ids[:, 1:])).all()
+    masks = [np.array([[True] * 2 + [False] * 9, [False] * 11])]
+    other = losses + np.arange(22).reshape(2, 11) / 8, ~hits
+    found = arm(Rounding("int8", every=3), (losses, hits), other, masks, 0)
+    assert found.change.value == pytest.approx(21 / 16) and found.size.value == pytest.approx(21 / 16)
+    assert found.less.value == pytest.approx(1 - 2 * hits.mean()) and found.label == "int8 per head, every 3 tokens"
+    assert found.by_distance[0].value == pytest.approx(np.mean(1 - 2 * hits[0, :2]))
+
+
+def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("He had never seen the old house in such a light .\n" * 12)
+    given = ("precision", "demo/books-mamba2", "--data", tmp_path / "text.txt", "--length", "40", "--limit", "2")
+    answer = analyze(*given, "--state", "float16,int4", "--per", "row,head", "--out", tmp_path / "out")
+    told = " ".join(answer.out.split())
+    assert "the state may be kept in" in told and "int4 per head" in told and "at 1–16" in told
+    result = ssmscope.Result.load(tmp_path / "out" / "precision.json")
+    assert result == ssmscope.Result.from_dict(json.loads(result.to_json()))
+    assert [each.name for each in result.arms] == ["float16", "int4 per row", "int4 per head"]
+    frame = result.to_frame()
+    assert frame["size"].tolist() == [each.size.value for each in result.arms] and frame["size"][0] < frame["size"][1]
+    assert "no rounding" not in told and "unknown among state: 'int9'" in refusal(*given, "--state", "int9")
+    assert "classifier" in refusal("precision", "demo/sst2-mamba2")
+    assert "every is 0" in refusal(*given, "--every", "0")
+
+
+def test_heads_alone() -> None:
+    model = ssmscope.load("demo/babi-mamba2")
+    text = "Clara walked to the attic . Bob went to the cellar . " * 3
+    result = ssmscope.precision(model, data=[text], length=24, limit=1, state="bfloat16", heads="int4")
+    layers, heads = result.heads.shape
+    assert layers == model.num_layers and np.isfinite(result.heads).all() and (result.heads > 0).any()
+    losses, _ = token_scores(model, _windows(model, text))
+    one, _ = token_scores(model, _windows(model, text), RoundedState(Rounding("int4"), (1,), (heads - 1,)))
+    assert result.heads[1, heads - 1] == pytest.approx(np.abs(one - losses).mean())
+    assert str(result.heads_in) == "int4 per head" and len(result.tables()) == 2
+
+
+def _windows(model: Model, text: str) -> np.ndarray:
+    from ssmscope.probes.loss.measure import shared_windows
+
+    return shared_windows([model], [[text]], 24)[0][:1]
