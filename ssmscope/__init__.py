@@ -42,6 +42,7 @@ _HOMES = {
         "interp.fidelity.result": "fidelity_table",
         "ops": "Recurrence",
         "probes.lens.lenses": "load_lens logit_lens",
+        "probes.stability.training": "state_numbers training_callback",
         "probes.states.files": "load_states save_states",
         "reports.hub": "push",
         "reports.running:run_plan": "report",

@@ -61,6 +61,8 @@ from ssmscope.probes.precision import precision as precision
 from ssmscope.probes.retrieval import retrieval as retrieval
 from ssmscope.probes.snr import needle_snr
 from ssmscope.probes.stability import stability as stability
+from ssmscope.probes.stability.training import state_numbers as state_numbers
+from ssmscope.probes.stability.training import training_callback as training_callback
 from ssmscope.probes.states import states as states
 from ssmscope.probes.states.files import load_states as load_states
 from ssmscope.probes.states.files import save_states as save_states

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from ssmscope.probes.loss.result import TokenLoss
 
 
-def check_smooth(*, smooth: int, **options: Any) -> None:
-    """Raise InputError for an even number of positions to average over."""
+def check_smooth(*, smooth: int, remembers: Sequence[int] | None, length: int, **options: Any) -> None:
+    """Raise InputError for an even number of positions to average over, or no token to leave out."""
+    if remembers and max(remembers) >= length:
+        raise InputError(f"remembers is {max(remembers)}; allowed are numbers below the {length} tokens of a window")
     if smooth % 2 == 0:
         raise InputError(f"smooth is {smooth}; allowed is an odd number of positions, as many on both sides")
 
@@ -51,6 +53,9 @@ def token_loss(
     length: Annotated[int, "Tokens per window.", Range(1)] = 2048,
     limit: Annotated[int | None, "Use only N windows, drawn by the seed.", Range(1)] = None,
     smooth: Annotated[int, "Positions of the moving average; odd.", Range(1)] = 101,
+    remembers: Annotated[
+        Sequence[int] | None, "Also measure what leaving out all but the last N tokens changes.", Range(1)
+    ] = None,
     unit: Annotated[Literal["nats", "bits"], "Unit of the loss."] = "nats",
     piece: Piece = 2048,
     seed: Seed = 0,
@@ -68,6 +73,10 @@ def token_loss(
     intervals over windows. With several models, each bin and the slope also have the paired difference of the first
     model minus another; all numbers share their resamples.
 
+    With `remembers` it also measures effective remembrance (Buitrago and Gu 2025): the total variation between the
+    next token's distribution after a whole window and after its last n tokens alone. Beside it stand, in hybrids, the
+    same with attention alone cut off from the tokens before, and the exact share of the states that these tokens have.
+
     Args:
         data: may also be a DataFrame with a column `text`, or a list of texts, one document each.
 
@@ -83,7 +92,7 @@ def token_loss(
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.progress import on_stderr
     from ssmscope.probes.long_rows import distinct_names, language_models
-    from ssmscope.probes.loss import measure
+    from ssmscope.probes.loss import measure, remembrance
     from ssmscope.probes.loss.result import TokenLoss
 
     every = language_models(models)
@@ -92,6 +101,7 @@ def token_loss(
     found = len(windows)
     if limit is not None:
         windows = windows[np.sort(np.random.default_rng(seed).permutation(found)[:limit])]
+    spans = sorted({*(remembers or ())})
     names, places = distinct_names(model.name for model in every), measure.positions_of(length)
     options = call_options(data=name)
     digest = hashlib.sha256(np.ascontiguousarray(windows, dtype="<i8").tobytes()).hexdigest()[:16]
@@ -123,4 +133,5 @@ def token_loss(
         losses=losses.astype(np.float64).mean(1),
         **measure.summarise(losses, places, smooth, seed),
         notes=tuple(measure.notes_on(len(windows), left_out)),
+        remembrance=tuple(remembrance.remembrances(model, windows, spans, seed) for model in (every if spans else ())),
     )

@@ -34,6 +34,19 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class Remembrance:
+    """Effect of all but the last `span` tokens of a window."""
+
+    span: int
+    variation: Estimate
+    """Total variation of the next token's distribution when they are left out, 0 to 1."""
+    attention: Estimate
+    """The same when softmax attention alone is cut off from them; NaN without attention."""
+    kept: Estimate
+    """Their share of the recurrent states; NaN without any."""
+
+
+@dataclass(frozen=True)
 class TokenLoss(Result, kind="loss"):
     """Loss of the next token by its position, of one or several models on the same windows."""
 
@@ -52,6 +65,8 @@ class TokenLoss(Result, kind="loss"):
     curves: np.ndarray
     """(models, positions, 3): the smoothed loss and its interval."""
     notes: tuple[str, ...]
+    remembrance: tuple[tuple[Remembrance, ...], ...] = ()
+    """Of each model by its span, where it was asked for."""
 
     @property
     def shown(self) -> tuple[float, float]:
@@ -108,6 +123,9 @@ class TokenLoss(Result, kind="loss"):
             f"{name} {one.mean.value:.3f}{self._trend(at)}"
             for at, (name, one) in enumerate(zip(self.models, self.summaries))
         ]
+        for at, each in enumerate(self.remembrance):
+            found[at] += f", of which all but the last {each[-1].span:,} tokens move the next by"
+            found[at] += f" {number(each[-1].variation.value)}"
         if len(found) == 2:
             found.append(f"difference {with_interval(self.differences[0].mean)}")
         return f"Loss by position, {self.unit} a token over {self.length:,} tokens: {'; '.join(found)}"
@@ -156,6 +174,20 @@ class TokenLoss(Result, kind="loss"):
         said = f"In the picture, {self.outside}." if self.outside else ""
         yield from self.opening(f"{self.counted}; {self.unit} a token.", *filter(None, [said]), notes=self.notes)
         yield self._table()
+        if self.remembrance:
+            yield self._remembrance()
+
+    def _remembrance(self) -> Table:
+        lines = []
+        for name, spans in zip(self.models, self.remembrance):
+            for one in spans:
+                shown = {"total variation": one.variation, "attention alone": one.attention, "in the states": one.kept}
+                lines.append(Line((name, f"{one.span:,}"), {each: Cell(found) for each, found in shown.items()}))
+        note = (
+            "Total variation of the next token's distribution when all but the last tokens are left out, or attention"
+        )
+        note += " alone is cut off from them; in the states: their share after the last token, mean over layers."
+        return table(("model", "last tokens"), lines, note=note)
 
     def _table(self) -> Table:
         every = (*self.summaries, *self.differences)
