@@ -30,6 +30,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "evaluate": {"tasks": ["wnli"]},
     "generate": {"text": "a film"},
     "knockout": {"text": "a film", "from": ["film"]},
+    "parity": {"logits": "dumped.safetensors"},
     "patch": {"clean": "a good film", "corrupted": "a bad film"},
     "steer": {"text": "a film", "toward": ["a good film"], "away": ["a bad film"]},
 }

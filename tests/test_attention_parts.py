@@ -145,7 +145,7 @@ class Pieces:
 
     def __init__(self, expected: list[float], off: list[float], dtype: torch.dtype = torch.float32) -> None:
         self.expected, self.off = torch.tensor([expected]), torch.tensor([off])
-        self.vocabulary, self.module, self.runs = 11, nn.Linear(1, 1).to(dtype), []
+        self.vocabulary, self.module, self.runs, self.channels = 11, nn.Linear(1, 1).to(dtype), [], None
 
     def encode(self, ids: list[int]) -> list[int]:
         assert max(ids) < self.vocabulary

@@ -54,7 +54,7 @@ def test_a_verbs_page_has_the_defaults_and_the_function(hook: ModuleType) -> Non
     page = hook.page("fidelity", hook.verbs()["fidelity"])
     assert "| `--steps N` | Number of steps from no hidden token to all. | `20` |" in page
     assert "| `--mode replace|delete` |" in page and "| `--json` | Print JSON and nothing else. | off |" in page
-    assert "ssmscope.fidelity(\n    model: Model,\n    data: TextData,\n    *,\n" in page
+    assert "ssmscope.fidelity(\n    model: Model,\n    data: TextData | PixelData,\n    *,\n" in page
     assert "    steps: int = 20,\n" in page and "**Raises**" in page
     assert "analyze fidelity [OPTIONS] MODEL\n" in page
     assert "analyze snr [OPTIONS] MODEL…\n" in hook.page("snr", hook.verbs()["snr"])

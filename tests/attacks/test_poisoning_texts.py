@@ -49,7 +49,8 @@ def model() -> Model:
 
 
 def asked(*contents: str, before: str = "", after: str = "") -> SimpleNamespace:
-    return SimpleNamespace(contents=contents, before=before, after=after)
+    wrapped = lambda texts: [before + text + after for text in texts]  # noqa: E731
+    return SimpleNamespace(contents=contents, before=before, after=after, wrapped=wrapped)
 
 
 def ids(text: str) -> tuple[int, ...]:

@@ -131,7 +131,9 @@ def test_rows_are_matched_by_name_and_else_by_place() -> None:
     ] == [0, 0]
     named = both(text("a|b", *queries), text("a|b", row([0, 0], name="y", query=0), row([0, 0], name="v", query=1)))
     assert [each.name for each in named.rows[::3]] == ["m\ny"]  # though the first ones are of the same query
-    with pytest.raises(InputError, match="text 0: the chosen rows belong to different words in the two models"):
+    with pytest.raises(
+        InputError, match="text 0: the chosen rows belong to different words of the two models; give rows"
+    ):
         both(text("a|b", queries[0]), text("a|b", row([0, 0], name="u", query=1)))
     assert both(text("a|b"), text("a|b")).rows == []
 

@@ -341,7 +341,7 @@ class TestNoise:
             NoiseLevel(rate, errors, accuracy=e(accuracy), drop=nothing, flipped=nothing)
             for rate, accuracy, errors in ((0.05, 0.75, 0.05), (0.2, 0.5, 0.1912))
         )
-        result = Stand("noise", clean=e(0.875), levels=levels)
+        result = Stand("noise", clean=e(0.875), levels=levels, change="typed")
         assert headline(result) == (
             "Typing errors on own: accuracy 0.875 clean, 0.500 with errors in 19.1 % of the letters"
         )

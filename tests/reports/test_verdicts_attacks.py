@@ -243,7 +243,13 @@ class TestNoise:
             NoiseLevel(rate, errors, accuracy=e(0.5), drop=e(drop, drop - 0.05, drop + 0.05), flipped=e(0.0))
             for rate, errors, drop in zip((0.05, 0.2), (0.05, 0.1912), drops)
         )
-        return Stand("noise", levels=levels, average_drop=e(float(np.mean(drops)), 0.1, 0.3), clean=e(0.8, 0.7, 0.9))
+        return Stand(
+            "noise",
+            levels=levels,
+            average_drop=e(float(np.mean(drops)), 0.1, 0.3),
+            clean=e(0.8, 0.7, 0.9),
+            change="typed",
+        )
 
     def test_verdict(self) -> None:
         assert said(self.result(0.1, 0.3)) == (

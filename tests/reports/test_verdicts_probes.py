@@ -11,6 +11,9 @@ import pandas as pd
 from stand_ins import INTERVALS, NAN, Stand, beside, e, said, shown
 
 from ssmscope.probes.evaluate.result import TaskScore
+from ssmscope.probes.parity.result import Compared, Parity
+from ssmscope.probes.precision.result import Arm, Precision
+from ssmscope.probes.states.result import StateNorms
 
 
 class TestStability:
@@ -288,3 +291,55 @@ class TestEvaluate:
             ("a", "wnli", "acc", "0.543 [0.425, 0.660]", "0", "70"),
             ("a", "own", "word_perplexity", "21.50", "2", "1,200"),
         ]
+
+
+class TestParity:
+    def result(self, fault: str, *errors: float) -> Stand:
+        tensors = tuple(
+            Compared(f"layers.{at}.state.0", error, 0.25, int(error > 0.25), 3, 0, 7, "the")
+            for at, error in enumerate(errors)
+        )
+        return Stand("parity", file="a.safetensors", ran_in="float32", tensors=tensors, fault=fault)
+
+    def headline(self, *given: Any) -> str:
+        result = self.result(*given)
+        return Parity.headline.fget(result)
+
+    def test_headline(self) -> None:
+        same = "Parity of own: a.safetensors is of the same model: 2 tensors agree, with at most 0.5 of the error"
+        assert self.headline("", 0.125, 0.0).startswith(same)
+        assert self.headline("D is forgotten", 0.125, 0.5) == (
+            "Parity of own: a.safetensors first differs in the state of layer 1, after token 7 'the' of text 0, by 0.5 of "
+            "its size, 2 × what float32 allows; likely, D is forgotten"
+        )
+        assert self.headline("", 0.5).endswith("no known fault explains it")
+
+
+class TestPrecision:
+    def headline(self, **changes: float) -> str:
+        arms = tuple(
+            Arm(name, bits, 1, False, e(changes[name], changes[name], changes[name]), e(0.0), e(0.5), e(0.0), ())
+            for name, bits in (("bfloat16", 16), ("int8", 8), ("int4", 4))
+        )
+        return Precision.headline.fget(Stand("precision", arms=arms))
+
+    def test_headline(self) -> None:
+        assert self.headline(bfloat16=0.0, int8=0.001, int4=0.5).startswith(
+            "Precision of own: the state may be kept in int8 ("
+        )
+        assert ", but int4 costs" in self.headline(bfloat16=0.0, int8=0.001, int4=0.5)
+        assert "every rounding may cost" in self.headline(bfloat16=0.5, int8=1.0, int4=2.0)
+
+
+class TestStates:
+    def test_headline(self) -> None:
+        found = Stand(
+            "states",
+            rows=((0, 2, "a"), (0, 4, "film")),
+            names=("layers.0.state.0", "layers.0.conv", "layers.3.state.0"),
+            shapes=((2, 3), (4,), (2, 5)),
+            norms=np.array([[1.0, 9.0, 2.0], [0.5, 9.0, 4.0]]),
+        )
+        assert StateNorms.headline.fget(found) == (
+            "States of own: 20 numbers in 3 tensors after each token; the largest norm is 4, in layer 3 after token 4 'film'"
+        )
