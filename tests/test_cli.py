@@ -43,7 +43,8 @@ class TestHelp:
     def test_a_group_stands_among_the_verbs_in_the_order_of_the_packages(self) -> None:
         command = typer.main.get_command(cli.app)
         names = command.list_commands(None)
-        expected = list(dict.fromkeys(name.partition(" ")[0] for name in registry.analyses()))
+        every = registry.analyses().items()
+        expected = list(dict.fromkeys(name.partition(" ")[0] for name, each in every if not each.first))
         assert [name for name in names if name in expected] == expected and "lens" in expected
         assert sorted(names) == sorted(command.commands)
 
@@ -76,6 +77,23 @@ class TestHelp:
 
 
 class TestUsage:
+    def test_the_help_begins_with_what_to_try_first(self, analyze: Answer) -> None:
+        words = analyze("--help").words
+        first = [
+            "heatmap",
+            "explain",
+            "fidelity",
+            "patch",
+            "knockout",
+            "generate",
+            "report",
+            "ablate",
+            "bound",
+            "words",
+        ]
+        places = [words.index(f"│ {verb} ") for verb in (*first, "models", "push", "train")]
+        assert places == sorted(places) and "Which explanation can be trusted?" in words
+
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [

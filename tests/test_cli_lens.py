@@ -241,7 +241,7 @@ class TestSNR:
             assert found[key] == expected[key]
         assert found["provenance"]["options"] == expected["provenance"]["options"]
         assert ssmscope.Result.load(tmp_path / "snr.json").to_dict() == found
-        shown = analyze(*given)
+        shown = analyze(*given, "--full")
         assert "Needle probability, contexts of 40 words" in shown.out and "read by the logit lens" in shown.out
 
     def test_questions_of_ones_own(self, analyze, folder):

@@ -60,6 +60,7 @@ class Analysis:
         reads: its input in addition to the models; None for none.
         kinds: kinds of its results; by default one, named as the verb.
         question: the question that it answers, in the words of a user.
+        first: place among those that a newcomer tries first, from 1 on; 0 for the others.
         several: True if it takes any number of models at once.
         pair: "module:function", below `ssmscope`, that combines the results of two models, if it takes one or two.
         models: kinds of models that it supports (`ssmscope.api.inputs.MODEL_KINDS`); by default all.
@@ -79,6 +80,7 @@ class Analysis:
     reads: Input | None = None
     kinds: tuple[str, ...] = ()
     question: str = ""
+    first: int = 0
     several: bool = False
     pair: str | None = None
     models: tuple[str, ...] = tuple(MODEL_KINDS)

@@ -50,13 +50,15 @@ def analyze(
     """Handle the options that need no verb."""
 
 
-# The order of the verbs in --help is that of these lines.
+# The order of the verbs in a panel of --help is that of these lines.
+audit = "How robust is it? Run a plan, such as audit, of models × analyses into one page."
+app.command(rich_help_panel=command.FIRST, short_help=audit)(
+    declared(report, options_of(on_engine, without=("gpus_per_worker",)))
+)
+for verb in (models, serve, push):
+    app.command(rich_help_panel=command.MAKING)(declared(verb))
 for name in VERBS:
-    app.command(name)(command.from_elsewhere(VERBS[name]))
-app.command()(declared(models))
-app.command()(declared(report, options_of(on_engine, without=("gpus_per_worker",))))
-app.command()(declared(serve))
-app.command()(declared(push))
+    app.command(name, rich_help_panel=command.MAKING)(command.from_elsewhere(VERBS[name]))
 add_to(app)
 
 COMPLETION = "_ANALYZE_COMPLETE"

@@ -44,10 +44,14 @@ class Verbs(TyperGroup):
     """Group of verbs that names the nearest verb for an unknown one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return other verbs, then those of analyses in the order of their table; typer lists groups last."""
-        names = list(super().list_commands(ctx))
+        """Return verbs panel by panel, those of analyses in the order of their table; typer lists groups last."""
+        panels = [FIRST, *PANELS.values(), OUTSIDE, MAKING]
+        verbs = {name: self.commands[name] for name in super().list_commands(ctx)}
         order = list(dict.fromkeys(name.partition(" ")[0] for name in ANALYSES))
-        return [*(name for name in names if name not in order), *(name for name in order if name in names)]
+        at = {name: order.index(name) if name in order else len(order) for name in verbs}
+        at |= {name: each.first - len(order) for name, each in analyses().items() if each.first}
+        panel = {name: getattr(each, "rich_help_panel", None) or MAKING for name, each in verbs.items()}
+        return sorted(verbs, key=lambda name: (panels.index(panel[name]) if panel[name] in panels else 0, at[name]))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
@@ -115,8 +119,14 @@ def show(heads: Sequence[str], rows: Iterable[Sequence[Any]], *notes: str, title
 
 # ---- verbs made from declarations: analyses from the registry, others from a function and its options
 
-PANELS = {"interp": "Interpret", "probes": "Probe", "attacks": "Attack"}
-"""Heading of the help for the analyses of each room."""
+FIRST, MAKING = "Start with these", "Models, pages and training"
+"""Headings of the help for what a newcomer tries first, and for verbs that are no analyses."""
+PANELS = {
+    "interp": "What does the answer rest on, and what can be changed?",
+    "probes": "How good is it, and how far back does it look?",
+    "attacks": "How easily does it break?",
+}
+"""Heading of the help for the other analyses of each room."""
 OUTSIDE = "From installed packages"
 """Heading of the help for the analyses of other packages."""
 
@@ -260,12 +270,13 @@ def add_to(app: typer.Typer) -> None:
         group, _, leaf = name.rpartition(" ")
         package, _, room = analysis.module.partition(".")
         panel = PANELS[room.partition(".")[0]] if package == "ssmscope" else OUTSIDE
+        panel, told = FIRST if analysis.first else panel, analysis.question or None
         if group and group not in groups:
             groups[group] = typer.Typer(
                 cls=Verbs, help=_group_help(analysis), context_settings={"help_option_names": ["-h", "--help"]}
             )
-            app.add_typer(groups[group], name=group, rich_help_panel=panel)
-        groups.get(group, app).command(leaf, rich_help_panel=panel)(verb(analysis))
+            app.add_typer(groups[group], name=group, rich_help_panel=panel, short_help=told)
+        groups.get(group, app).command(leaf, rich_help_panel=panel, short_help=told)(verb(analysis))
 
 
 def _group_help(analysis: Analysis) -> str:

@@ -338,13 +338,21 @@ Bar = tuple[Sequence[str], tuple[float, float] | None, tuple[str, str], str]
 
 
 def stack(
-    frame: plot.Frame, title: str, below: Sequence[str], parts: Sequence[Part], bars: Sequence[Bar], width: float
+    frame: plot.Frame,
+    title: str,
+    below: Sequence[str],
+    parts: Sequence[Part],
+    bars: Sequence[Bar],
+    width: float,
+    *,
+    least: float = 0.9,
 ) -> Figure:
-    """Draw parts one below the other, under the title, smaller lines, and the colour bars."""
+    """Draw parts one below the other, of at least this share of their heights, under the title, smaller lines, and the
+    colour bars."""
     sheet = plot.Sheet(frame, title, "; ".join(filter(None, below)), width=width)
     high = 0.75 if any(ends and stops is SIGNED for stops, ends, _, _ in bars) else 0.55
     every = [Part(high, lambda part: _bars(part, bars, sheet.width)), *parts]
-    for subfigure, part in zip(sheet.parts(*(part.height for part in every), least=0.9), every):
+    for subfigure, part in zip(sheet.parts(*(part.height for part in every), least=least), every):
         part.draw(subfigure)
     return sheet.figure
 

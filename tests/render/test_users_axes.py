@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
+import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.errors import InputError
 
@@ -90,6 +92,18 @@ def test_low_axes_have_one_line_of_title() -> None:
     result.figure(ax=figure.subplots())
     titles = [part.get_suptitle() for part in figure.findobj(SubFigure) if part.get_suptitle()]
     assert len(titles) == 1 and "\n" not in titles[0] and titles[0].startswith("Stability of ")
+
+
+def test_square_maps_have_their_room_or_are_refused() -> None:
+    """With less, matplotlib leaves the layout of the whole figure out, and warns."""
+    result = ssmscope.attention(ssmscope.load("demo/sst2-mamba2"), "A gripping film, though thin.")
+    with pytest.raises(InputError, match=r"ax is 3\.6 inches high, too low for this figure; give a height of 4\.1 in"):
+        result.figure(ax=Figure((7, 3.6)).subplots())
+    figure = Figure((7, 4.2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result.figure(ax=figure.subplots())
+        figure.draw_without_rendering()
 
 
 def test_what_does_not_fit_is_refused() -> None:

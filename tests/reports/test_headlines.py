@@ -204,9 +204,13 @@ class TestRetrieval:
 
 class TestLoss:
     def test_of_every_model(self) -> None:
-        summaries = (of(mean=e(3.5)), of(mean=e(3.25)))
-        result = Stand("loss", models=("x", "y"), summaries=summaries, unit="bits", losses=np.zeros((2, 2048)))
-        assert headline(result) == "Loss by position, bits a token over 2,048 tokens: x 3.500; y 3.250"
+        summaries = (of(mean=e(3.5), slope=e(-0.25, -0.5, -0.1)), of(mean=e(3.25), slope=e(0.1, -0.1, 0.3)))
+        shown = dict(models=("x", "y"), unit="bits", losses=np.zeros((2, 2048)), remembrance=())
+        result = Stand("loss", **shown, summaries=summaries, differences=(of(mean=e(0.25, 0.125, 0.375)),))
+        assert headline(result) == (
+            "Loss by position, bits a token over 2,048 tokens: x 3.500, falling by 0.250 as the context doubles; y 3.250, "
+            "not clearly falling as the context doubles (0.100 [-0.100, 0.300]); difference 0.250 [0.125, 0.375]"
+        )
 
 
 class TestLensFit:

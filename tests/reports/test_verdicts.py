@@ -137,8 +137,8 @@ class TestHeatmap:
         assert said(self.result(flat)).startswith("nothing stands out: the spread over tokens is noise")
         four = self.result(first, nothing, first, first)
         assert said(four) == (
-            "survival, layer 3: text 0: “so-so” 50 %, “film” 10 %; text 1: no word stands out; text 2: “so-so” 50 %, "
-            "“film” 10 %; 1 more text"
+            "text 0: “so-so” 50 %, “film” 10 %; text 1: no word stands out; text 2: “so-so” 50 %, “film” 10 %; 1 more text "
+            "(survival, layer 3)"
         )
         images = self.result(dataclasses.replace(first, pixels=np.zeros((2, 2, 1), np.float32)))
         assert said(images) == "survival of 1 image, layer 3"

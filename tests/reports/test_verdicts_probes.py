@@ -194,9 +194,8 @@ class TestRetrieval:
 class TestLoss:
     def result(self) -> Stand:
         def summary(mean: float, *parts: float) -> SimpleNamespace:
-            return SimpleNamespace(
-                mean=e(mean, mean - 0.5, mean + 0.5), bins=tuple(e(part, part, part) for part in parts)
-            )
+            bins = tuple(e(part, part, part) for part in parts)
+            return SimpleNamespace(mean=e(mean, mean - 0.5, mean + 0.5), bins=bins, slope=e(math.nan))
 
         made = Stand(
             "loss",
@@ -306,10 +305,10 @@ class TestParity:
         return Parity.headline.fget(result)
 
     def test_headline(self) -> None:
-        same = "Parity of own: a.safetensors is of the same model: 2 tensors agree, with at most 0.5 of the error"
+        same = "Parity of own: a.safetensors is of the same model: 2 tensors agree, with at most 0.500 of the error"
         assert self.headline("", 0.125, 0.0).startswith(same)
         assert self.headline("D is forgotten", 0.125, 0.5) == (
-            "Parity of own: a.safetensors first differs in the state of layer 1, after token 7 'the' of text 0, by 0.5 of "
+            "Parity of own: a.safetensors first differs in the state of layer 1, after token 7 'the' of text 0, by 0.500 of "
             "its size, 2 × what float32 allows; likely, D is forgotten"
         )
         assert self.headline("", 0.5).endswith("no known fault explains it")

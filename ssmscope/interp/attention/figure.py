@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ssmscope.interp.attention.maps import CLIP_PERCENTILE, AttendedText, span_name
@@ -9,7 +10,7 @@ from ssmscope.interp.attention.result import NAMED_KEYS, ImplicitAttention, head
 from ssmscope.interp.attention.triangles import Triangles
 from ssmscope.render.blocks import TokenText
 from ssmscope.render.colours import SIGNED
-from ssmscope.render.figure import Frame
+from ssmscope.render.figure import HEIGHT_SHARE_IN_AXES, Frame
 from ssmscope.render.token_figure import (
     MIN_INCHES,
     Bar,
@@ -47,7 +48,9 @@ def draw(result: ImplicitAttention, frame: Frame, *, start: int = 0) -> Figure:
     named = f"Implicit attention of {result.model_name}: {result.level_name}"
     bars: list[Bar] = [(SIGNED, None, ("−limit", "limit"), "weight")]
     below = [heads_name(result), *said, rest_of(len(result), start, len(texts))]
-    figure = stack(frame, named, below, parts, bars, width)
+    # Square maps that get less than their room collapse the layout of the whole figure.
+    in_axes = any(triangles) and isinstance(frame.ax, Axes)
+    figure = stack(frame, named, below, parts, bars, width, least=0.9 / HEIGHT_SHARE_IN_AXES if in_axes else 0.9)
     if any(triangles) and (layout := figure.get_layout_engine()) is not None:
         layout.execute(figure)  # A single pass, before the maps are square, leaves too little room below them.
     return figure

@@ -30,6 +30,7 @@ def check_explain(*, methods: Any, steps: int | None, option: Any, **given: obje
     "explain",
     reads=Texts(),
     question="Which tokens does an answer rest on?",
+    first=2,
     pair="interp.paired:pair",
     dtype="float32",  # Gradients need the precision.
     check=check_explain,

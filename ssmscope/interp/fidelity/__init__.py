@@ -37,6 +37,7 @@ def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
     "fidelity",
     reads=Data("texts", leaves_out=True),
     question="Which explanation can be trusted?",
+    first=3,
     models=(TEXT_CLASSIFIER,),
     dtype="float32",  # Gradients need the precision.
     check=check_fidelity,

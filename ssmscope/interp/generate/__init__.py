@@ -35,6 +35,7 @@ def check_generate(*, explain: Any, option: Any, contrast: Any, temperature: flo
     "generate",
     reads=Texts(),
     question="What does it write, and from what?",
+    first=6,
     models=(LANGUAGE_MODEL, TOKEN_MODEL),
     dtype="float32",
     check=check_generate,

@@ -45,6 +45,7 @@ def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
     "heatmap",
     reads=Texts(data=check_reads),
     question="What is in its memory?",
+    first=1,
     pair="interp.paired:pair",
     kinds=("heatmap", "heatmap-data"),
     check=check_heatmap,

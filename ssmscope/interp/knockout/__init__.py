@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     "knockout",
     reads=Texts(),
     question="Through which layers does the information reach the answer?",
+    first=5,
     models=(TEXT_CLASSIFIER, TOKEN_CLASSIFIER, LANGUAGE_MODEL, TOKEN_MODEL),
     dtype="float32",
 )
