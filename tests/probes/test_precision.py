@@ -18,7 +18,7 @@ from ssmscope import ops
 from ssmscope.core.edits import edited
 from ssmscope.core.model import Model
 from ssmscope.probes.precision.measure import arm, bin_masks, repeated, token_scores
-from ssmscope.probes.precision.rounding import DTYPES, RoundedState, Rounding, carried, rounded
+from ssmscope.probes.precision.rounding import DTYPES, Rounding, carried, rounded, state_rounded
 
 H = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)) * torch.tensor([1e-3, 1.0, 40.0]).view(3, 1, 1)
 IDS = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(1)).tolist()
@@ -98,7 +98,7 @@ def test_a_model_runs_with_rounded_states_of_some_heads() -> None:
         ssm = run.states[1].ssm[0].clone()
         ssm[:, [2]] = rounded(ssm, Rounding("int4"))[:, [2]]
         states = (run.states[0], replace(run.states[1], ssm=(ssm,)))
-    with edited(model, RoundedState(Rounding("int4"), (1,), (2,)).edit()):
+    with edited(model, state_rounded(Rounding("int4"), (1,), (2,))):
         found = model.logits(batch)
     assert torch.allclose(found, torch.cat(steps, 1), rtol=1e-4, atol=1e-4)
     assert (found - model.logits(batch)).abs().max() > 1e-2
@@ -147,7 +147,7 @@ def test_heads_alone() -> None:
     layers, heads = result.heads.shape
     assert layers == model.num_layers and np.isfinite(result.heads).all() and (result.heads > 0).any()
     losses, _ = token_scores(model, _windows(model, text))
-    one, _ = token_scores(model, _windows(model, text), RoundedState(Rounding("int4"), (1,), (heads - 1,)))
+    one, _ = token_scores(model, _windows(model, text), state_rounded(Rounding("int4"), (1,), (heads - 1,)))
     assert result.heads[1, heads - 1] == pytest.approx(np.abs(one - losses).mean())
     assert str(result.heads_in) == "int4 per head" and len(result.tables()) == 2
 

@@ -79,7 +79,7 @@ def precision(
     from ssmscope.probes.loss.measure import documents, shared_windows
     from ssmscope.probes.precision import measure
     from ssmscope.probes.precision.result import Precision
-    from ssmscope.probes.precision.rounding import BITS, RoundedState, Rounding
+    from ssmscope.probes.precision.rounding import BITS, Rounding, state_rounded
 
     (model,) = language_models(model)
     model.check_recurrent_state("precision")
@@ -96,7 +96,7 @@ def precision(
     plain = measure.token_scores(model, windows)
     names, masks = measure.bin_masks(windows)
     arms = [
-        measure.arm(how, plain, measure.token_scores(model, windows, RoundedState(how)), masks, seed) for how in ways
+        measure.arm(how, plain, measure.token_scores(model, windows, state_rounded(how)), masks, seed) for how in ways
     ]
     alone = None if heads is None else Rounding(heads, per[0], every, drawn)
     about = {"name": name, "windows": len(windows), "of": found, "length": length}

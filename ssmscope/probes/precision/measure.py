@@ -11,13 +11,13 @@ from jaxtyping import Bool, Float, Int
 
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.bootstrap import Estimate, estimates, ratio, resampled_sums
-from ssmscope.core.edits import edited
+from ssmscope.core.edits import Edit, edited
 from ssmscope.core.model import Model
 from ssmscope.evaluation.forking import Rows
 from ssmscope.probes.long_rows import head_logits, pieces_of
 from ssmscope.probes.loss.measure import MAX_LOGITS
 from ssmscope.probes.precision.result import Arm
-from ssmscope.probes.precision.rounding import RoundedState, Rounding
+from ssmscope.probes.precision.rounding import Rounding, state_rounded
 
 DISTANCES = (16, 64, 256)
 """Ends of the bins of distances between the two places of a repeated pair of tokens; the last bin has all others."""
@@ -27,14 +27,14 @@ Losses = Float[np.ndarray, "windows length"]
 
 
 def token_scores(
-    model: Model, windows: Windows, how: RoundedState | None = None
+    model: Model, windows: Windows, edit: Edit | None = None
 ) -> tuple[Losses, Bool[np.ndarray, "windows length"]]:
     """Return −ln p of every token of a window but the first, and whether it is the likeliest."""
     number, length = windows.shape[0], windows.shape[1] - 1
     losses, hits = np.empty((number, length)), np.empty((number, length), dtype=bool)
     rows = Rows(windows[:, :-1].ravel(), np.arange(number + 1) * length)
     step = tokens_at_once(model.device, model.vocabulary, MAX_LOGITS)
-    with edited(model, how.edit()) if how is not None else nullcontext():
+    with edited(model, edit) if edit is not None else nullcontext():
         for part in pieces_of(model, rows, piece=length):
             hidden = part.hidden.flatten(0, 1)
             targets = torch.from_numpy(windows[part.rows, 1:]).to(hidden.device).reshape(-1, 1)
@@ -98,6 +98,6 @@ def broken_heads(model: Model, windows: Windows, how: Rounding, plain: Losses) -
     found = np.full((len(counts), max(counts)), np.nan)
     for layer, count in enumerate(counts):
         for head in range(count):
-            losses, _ = token_scores(model, windows, RoundedState(how, (layer,), (head,)))
+            losses, _ = token_scores(model, windows, state_rounded(how, (layer,), (head,)))
             found[layer, head] = np.abs(losses - plain).mean()
     return found

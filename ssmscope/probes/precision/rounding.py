@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -99,51 +99,35 @@ def carried(
     """Return the outputs y of recurrences whose states, or those of some heads, are rounded after every `how.every`
     tokens; a recurrence that joins the one before it shares its memory, which is their sum."""
     length = recurrences[0].shape[1]
-    states: list[Tensor | None] = [*initial]
+    states: list[Any] = [*initial]
     outputs: list[list[Tensor]] = [[] for _ in recurrences]
+    owner = [max(i for i in range(at + 1) if not recurrences[i].joins) for at in range(len(recurrences))]
     for start in range(0, length, how.every):
         found = [ops.scan(r.between(start, start + how.every), H) for r, H in zip(recurrences, states)]
         for kept, scan in zip(outputs, found):
             kept.append(scan.y)
-        states = [scan.state for scan in found]
-        first = 0
-        for at, r in enumerate(recurrences):
-            if not r.joins:
-                first = at
-                continue
-            states[first], states[at] = states[first] + states[at], torch.zeros_like(found[at].state)  # type: ignore[operator]
-        for at, r in enumerate(recurrences):
-            if not r.joins:
-                H: Any = states[at]
-                new = rounded(H, how, generator)
-                states[at] = new if heads is None else H.index_copy(1, _index(heads, H), new[:, [*heads]])
+        states = [torch.zeros_like(scan.state) for scan in found]
+        for at, scan in enumerate(found):
+            states[owner[at]] = states[owner[at]] + scan.state
+        for at in {*owner}:
+            new = rounded(states[at], how, generator)
+            if heads is not None:
+                new, chosen = states[at].clone(), new
+                new[:, [*heads]] = chosen[:, [*heads]]
+            states[at] = new
     return tuple(torch.cat(each, dim=1) for each in outputs)
 
 
-def _index(heads: Sequence[int], like: Tensor) -> Tensor:
-    return torch.tensor([*heads], device=like.device)
+def state_rounded(how: Rounding, layers: tuple[int, ...] | None = None, heads: tuple[int, ...] | None = None) -> Edit:
+    """Return the edit of one run in which the states of some layers and heads, by default all, are rounded while they
+    are carried."""
+    generator = None if how.seed is None else torch.Generator().manual_seed(how.seed)
 
-
-@dataclass
-class RoundedState:
-    """Edit of runs whose states are rounded while they are carried; `edit` makes a fresh one for each run."""
-
-    how: Rounding
-    layers: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
-    generator: torch.Generator | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.generator = None if self.how.seed is None else torch.Generator().manual_seed(self.how.seed)
-
-    def edit(self) -> Edit:
-        """Return the edit."""
-        options = {"format": self.how.name, "every": self.how.every, "seed": self.how.seed, "heads": self.heads}
-        return Edit("state rounded", "scans", self._change, self.layers, options=options)
-
-    def _change(self, scans: tuple[Scan, ...], site: Site) -> tuple[Scan, ...]:
+    def change(scans: tuple[Scan, ...], site: Site) -> tuple[Scan, ...]:
         assert site.trace is not None
-        layer = site.trace
-        initial = layer.initial or (None,) * len(layer.recurrences)
-        outputs = carried(layer.recurrences, initial, self.how, self.heads, self.generator)
+        recurrences = site.trace.recurrences
+        outputs = carried(recurrences, site.trace.initial or (None,) * len(scans), how, heads, generator)
         return tuple(scan._replace(y=y) for scan, y in zip(scans, outputs))
+
+    options = {"format": how.name, "every": how.every, "seed": how.seed, "heads": heads}
+    return Edit("state rounded", "scans", change, layers, options=options)
