@@ -239,7 +239,8 @@ def test_a_pair_has_rows_only_where_both_have() -> None:
 def test_what_a_pair_says_of_each_model() -> None:
     shown = block(text("a|b", row([1, 0])))
     pair = pair_of(of("m", shown), of("n", shown))
-    assert pair.headline == "Heat of m, n" and (pair.verdict(), pair.verdict(1)) == ("verdict of m", "verdict of n")
+    assert pair.headline == "Heat of m, n: no token differs by a tenth of the scale (s, layer 1)"
+    assert (pair.verdict(), pair.verdict(1)) == ("verdict of m", "verdict of n")
     assert pair.names == ["m", "n"] and pair_of(of("m", shown), of("m", shown)).names == ["m (1)", "m (2)"]
 
 

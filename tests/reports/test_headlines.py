@@ -209,7 +209,7 @@ class TestLoss:
         result = Stand("loss", **shown, summaries=summaries, differences=(of(mean=e(0.25, 0.125, 0.375)),))
         assert headline(result) == (
             "Loss by position, bits a token over 2,048 tokens: x 3.500, falling by 0.250 as the context doubles; y 3.250, "
-            "not clearly falling as the context doubles (0.100 [-0.100, 0.300]); difference 0.250 [0.125, 0.375]"
+            "not clearly falling as the context doubles (0.100 [−0.100, 0.300]); difference 0.250 [0.125, 0.375]"
         )
 
 
@@ -312,10 +312,18 @@ class TestFidelity:
 
 
 def test_plausibility_and_sanity() -> None:
-    result = Stand("plausibility", methods=("ig", "lrp"), texts=(None,) * 5)
-    assert headline(result) == "Plausibility of 2 methods on own: agreement with 5 rationales"
-    result = Stand("sanity", methods=("ig", "lrp", "random"), parts=("none", "head", "layer 0"))
-    assert headline(result) == "Sanity check of 3 methods on own: 2 parts randomised in turn"
+    estimates = tuple(e(value, value - 0.1, value + 0.1) for value in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6))
+    result = Stand("plausibility", methods=("ig", "lrp"), texts=(None,) * 5, estimates=estimates, chance=0.25)
+    assert headline(result) == (
+        "Plausibility on own: AUPRC 0.600 [0.500, 0.700] of lrp, the best of 2; chance 0.250, 5 rationales"
+    )
+    last = {"ig": e(0.01, -0.02, 0.03), "lrp": e(0.75, 0.7, 0.8), "random": e(0.2, -0.3, 0.5)}
+    parts = ("none", "head", "layer 0")
+    result = Stand("sanity", methods=tuple(last), parts=parts, estimate=lambda method, part: last[method])
+    assert headline(result) == (
+        "Sanity check on own: ig (0.010) depend on the weights; lrp (0.75) hardly depend on them; random (0.20) undecided "
+        "(correlation with 2 parts randomised)"
+    )
 
 
 class TestCheckpoints:

@@ -141,7 +141,7 @@ class TestHeatmap:
             "(survival, layer 3)"
         )
         images = self.result(dataclasses.replace(first, pixels=np.zeros((2, 2, 1), np.float32)))
-        assert said(images) == "survival of 1 image, layer 3"
+        assert said(images) == "survival of 1 image, layer 3: half of it lies on 40 % of the pixels"
 
     def test_table(self) -> None:
         first = self.text([0.05, 0.1, 0.3, 0.2, 0.3], (2, 3, 1))
@@ -289,16 +289,19 @@ class TestAblate:
         harms[:, 0] = [[0.01, -0.02, 0.015], [0.5, 0.25, 0.75]]
         plain = np.array([[0.25, 0.2, 0.3], [0.9, 0.8, 1.0], [0.8, 0.7, 0.9]])
         units = (Unit(0, head=0), Unit(0, head=1))
-        return Stand("ablate", what="head", metric="loss", units=units, harms=harms, plain=plain)
+        curves = np.zeros((2, 3, 3, 3))
+        curves[0, :, 0] = np.array([0.25, 0.255, 0.75])[:, None]
+        shown = dict(units=units, harms=harms, plain=plain, curves=curves, counts=(0, 1, 2))
+        return Stand("ablate", what="head", metric="loss", **shown)
 
     def test_both(self) -> None:
         result = self.result()
         assert said(result) == (
-            "1 of 2 heads can go alone; most harm: layer 0, head 1, loss worse by 0.500 [0.250, 0.750]"
+            "1 of 2 can go alone; 2 together cost 0.500; most harm: layer 0, head 1, loss worse by 0.500 [0.250, 0.750]"
         )
         few = self.result()
         few.harms[:, 0, 1] = -0.25
-        assert said(few) == "1 of 2 heads can go alone; none clearly does harm"
+        assert said(few) == "1 of 2 can go alone; 2 together cost 0.500; none clearly does harm"
         assert [cell.value for cell in beside(few).rows[0][1]][2:] == ["none clearly", "0.500"]
         table = beside(result)
         assert table.heads == ("model", "ablated") and table.columns == ("loss", "can go", "most harm", "worse by")
@@ -337,7 +340,11 @@ class TestGenerate:
         assert said(one) == "writes 2 tokens at −1.50 nats a token; 0.250 of the states at the end is of the prompt"
         both = Writing({"model": "own"}, (self.text(0.25), self.text(0.75)), top=3)
         assert said(both) == "writes 4 tokens at −1.50 nats a token; 0.500 of the states at the end is of the prompt"
-        assert one.headline == "Writing of own: “c d”" and both.headline == "Writing of own: “c d” and 1 more text"
+        assert one.headline == (
+            "Writing of own: “c d”; half of what a token writes is left after 1 token; the prompt holds 25 % of the states "
+            "at the end, “a” most of it"
+        )
+        assert both.headline.startswith("Writing of own: “c d” and 1 more text")
         table = beside(both)
         assert table.columns == ("written", "tokens", "nats a token", "entropy", "prompt at the end")
         assert shown(table)[1] == ("a", "1", " c d", "2", "−1.500", "0.7500", "0.7500")
@@ -348,12 +355,14 @@ class TestHeatmapData:
         from ssmscope.interp.heatmap.words import KeptWord
 
         found = tuple(KeptWord(word, 9, 9, e(kept, kept - 0.25, kept + 0.25)) for word, kept in words)
-        return Stand("heatmap-data", score="survival", texts=1000, words=found, tenths=(), by_layer=(), groups=())
+        return Stand(
+            "heatmap-data", score="survival", texts=1000, words=found, tenths=(), by_layer=(), groups=(), layers=(3,)
+        )
 
     def test_verdict(self) -> None:
         assert said(self.result(("tears", 3.0), ("joy", 2.5), ("x", 2.0), ("the", 0.5))) == (
             "highest: “tears” 3.000 [2.750, 3.250] times an even share, then “joy”, “x”; lowest: “the” 0.500 "
-            "[0.250, 0.750] (survival, 1,000 texts)"
+            "[0.250, 0.750] (survival, layer 3, 1,000 texts)"
         )
         assert said(self.result()) == "survival over 1,000 texts; no word occurs in enough of them"
 
