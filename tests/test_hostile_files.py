@@ -46,6 +46,8 @@ VERB_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "steer": (CLASSIFIER, *TEXT, "--limit", "2", "--random", "1", "--strengths", "1"),
     "lens fit": (PROMPTED, "--steps", "1", "--length", "4", "--batch-tokens", "8"),
     "lens show": (PROMPTED, *TEXT),
+    "parity": (PROMPTED,),
+    "precision": (PROMPTED, "--length", "4", "--limit", "1", "--state", "int8"),
 }
 """What each verb is given beside its file: a model, and what makes it quick."""
 
@@ -67,6 +69,7 @@ READERS: dict[str, tuple[tuple[str, str], ...]] = {
     "--cache": ((".sqlite", "database"),),
     "--lens": (("", "lens"),),
     "--vector": (("", "direction"),),
+    **dict.fromkeys(("--states", "--logits", "--layers"), ((".safetensors", "direction"),)),
 }
 """The options that take a file, and what kinds of hostile files each gets, by how their names end."""
 MODELS = {"--masked-lm", "--encoder", "--tokenizer", "--init-from"}
@@ -105,6 +108,7 @@ TAKEN = [
     if verb in VERB_ARGUMENTS
     for option in parameters
     if option.opts[0] in READERS and not (verb == "prompts" and option.opts[0] == "--embeddings")
+    if option.opts[0] != "--layers" or verb == "parity"
 ]
 
 

@@ -208,7 +208,8 @@ class TestLoss:
         shown = dict(models=("x", "y"), unit="bits", losses=np.zeros((2, 2048)), remembrance=())
         result = Stand("loss", **shown, summaries=summaries, differences=(of(mean=e(0.25, 0.125, 0.375)),))
         assert headline(result) == (
-            "Loss by position, bits a token over 2,048 tokens: x 3.500, falling by 0.250 as the context doubles; y 3.250, "
+            "Loss by position, bits a token over 2,048 tokens: x 3.500, falling by 0.250 as the context "
+            "doubles; y 3.250, "
             "not clearly falling as the context doubles (0.100 [−0.100, 0.300]); difference 0.250 [0.125, 0.375]"
         )
 
@@ -321,7 +322,8 @@ def test_plausibility_and_sanity() -> None:
     parts = ("none", "head", "layer 0")
     result = Stand("sanity", methods=tuple(last), parts=parts, estimate=lambda method, part: last[method])
     assert headline(result) == (
-        "Sanity check on own: ig (0.010) depend on the weights; lrp (0.75) hardly depend on them; random (0.20) undecided "
+        "Sanity check on own: ig (0.01) depend on the weights; lrp (0.75) hardly depend on them; random (0.20) "
+        "undecided "
         "(correlation with 2 parts randomised)"
     )
 

@@ -137,7 +137,8 @@ class TestHeatmap:
         assert said(self.result(flat)).startswith("nothing stands out: the spread over tokens is noise")
         four = self.result(first, nothing, first, first)
         assert said(four) == (
-            "text 0: “so-so” 50 %, “film” 10 %; text 1: no word stands out; text 2: “so-so” 50 %, “film” 10 %; 1 more text "
+            "text 0: “so-so” 50 %, “film” 10 %; text 1: no word stands out; text 2: “so-so” 50 %, “film” 10 %; "
+            "1 more text "
             "(survival, layer 3)"
         )
         images = self.result(dataclasses.replace(first, pixels=np.zeros((2, 2, 1), np.float32)))
@@ -341,7 +342,8 @@ class TestGenerate:
         both = Writing({"model": "own"}, (self.text(0.25), self.text(0.75)), top=3)
         assert said(both) == "writes 4 tokens at −1.50 nats a token; 0.500 of the states at the end is of the prompt"
         assert one.headline == (
-            "Writing of own: “c d”; half of what a token writes is left after 1 token; the prompt holds 25 % of the states "
+            "Writing of own: “c d”; half of what a token writes is left after 1 token; the prompt holds 25 % of "
+            "the states "
             "at the end, “a” most of it"
         )
         assert both.headline.startswith("Writing of own: “c d” and 1 more text")

@@ -308,7 +308,8 @@ class TestParity:
         same = "Parity of own: a.safetensors is of the same model: 2 tensors agree, with at most 0.500 of the error"
         assert self.headline("", 0.125, 0.0).startswith(same)
         assert self.headline("D is forgotten", 0.125, 0.5) == (
-            "Parity of own: a.safetensors first differs in the state of layer 1, after token 7 'the' of text 0, by 0.500 of "
+            "Parity of own: a.safetensors first differs in the state of layer 1, after token 7 'the' of text 0, "
+            "by 0.500 of "
             "its size, 2 × what float32 allows; likely, D is forgotten"
         )
         assert self.headline("", 0.5).endswith("no known fault explains it")
@@ -340,5 +341,6 @@ class TestStates:
             norms=np.array([[1.0, 9.0, 2.0], [0.5, 9.0, 4.0]]),
         )
         assert StateNorms.headline.fget(found) == (
-            "States of own: 20 numbers in 3 tensors after each token; the largest norm is 4, in layer 3 after token 4 'film'"
+            "States of own: 20 numbers in 3 tensors after each token; the largest norm is 4, in layer 3 after "
+            "token 4 'film'"
         )
