@@ -129,7 +129,7 @@ class TestFigure:
 
 class TestTerminal:
     def test_says_what_happened(self, found):
-        shown = str(found)
+        shown = found.to_text(full=True)
         joined = " ".join(shown.split())
         for part in (
             found.headline,

@@ -96,7 +96,7 @@ class Ablation(Result, kind="ablate"):
 
     @property
     def headline(self) -> str:
-        return f"Ablation of {self.many} on {self.model_name}: {self.verdict()}"
+        return f"Ablation on {self.model_name}: {self.verdict()}"
 
     def _together(self) -> str:
         """Say how many units, the least important first, can go together: those whose mean harm is negligible, or what
@@ -106,7 +106,8 @@ class Ablation(Result, kind="ablate"):
         first = int(np.append(np.flatnonzero(harms > NEGLIGIBLE_HARM), len(harms))[0])
         if (most := self.counts[first - 1]) > 1:
             return f", {most} together"
-        return f"; {self.counts[first]} together cost {harms[first]:.3f}" if self.counts[first] > 1 else ""
+        beyond = first < len(self.counts) and self.counts[first] > 1
+        return f"; {self.counts[first]} together cost {harms[first]:.3f}" if beyond else ""
 
     def _harms(self, unit: int) -> bool:
         """Return True unless the interval of the harm ends at 0, up to rounding, or below."""
@@ -114,7 +115,7 @@ class Ablation(Result, kind="ablate"):
 
     def verdict(self, at: int = 0) -> str:
         most = self.ranked[0]
-        start = f"{len(self.can_go)} of {len(self.units)} can go alone{self._together()}"
+        start = f"{len(self.can_go)} of {len(self.units)} {self.many} can go alone{self._together()}"
         if not self._harms(most):
             return f"{start}; none clearly does harm"
         return f"{start}; most harm: {self.units[most].name}, {self.metric} worse by {with_interval(self.harm(most))}"
