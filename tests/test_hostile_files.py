@@ -46,6 +46,8 @@ VERB_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "steer": (CLASSIFIER, *TEXT, "--limit", "2", "--random", "1", "--strengths", "1"),
     "lens fit": (PROMPTED, "--steps", "1", "--length", "4", "--batch-tokens", "8"),
     "lens show": (PROMPTED, *TEXT),
+    "parity": (PROMPTED,),
+    "precision": (PROMPTED, "--length", "4", "--limit", "1", "--state", "bfloat16"),
 }
 """What each verb is given beside its file: a model, and what makes it quick."""
 
@@ -67,6 +69,8 @@ READERS: dict[str, tuple[tuple[str, str], ...]] = {
     "--cache": ((".sqlite", "database"),),
     "--lens": (("", "lens"),),
     "--vector": (("", "direction"),),
+    "--states": (("", "direction"),),
+    "--logits": (("", "direction"),),
 }
 """The options that take a file, and what kinds of hostile files each gets, by how their names end."""
 MODELS = {"--masked-lm", "--encoder", "--tokenizer", "--init-from"}
@@ -77,7 +81,7 @@ REPORTS = {"--baseline"}
 """Options that name a report; tests/reports/test_scores.py gives damaged ones."""
 OTHER_FILES = {
     "--out", "--device", "--split", "--text", "--ids", "--before", "--after", "--json", "--progress", "--template",
-    "--insert", "--words", "--option", "--methods", "--contrast", "directory",
+    "--insert", "--words", "--option", "--methods", "--contrast", "--layers", "directory",
 }  # fmt: skip
 """Options of other verbs' common kinds, which hold no name of a file, and the directory of `push`."""
 NEEDS = {
