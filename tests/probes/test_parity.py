@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from examples import random_example
 from loud import loud
 from safetensors.torch import save_file
@@ -188,6 +189,22 @@ def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has other tokens than the first file"):
         read_parts({"states": tmp_path / "other.safetensors", "logits": path, "layers": None})
     assert "reads pixels; parity compares models of tokens" in refusal("parity", "demo/cifar10-gla", "--states", path)
+
+
+def test_a_model_s_own_library_in_its_modes(analyze, refusal) -> None:
+    """Release 4 of transformers reads left padding of Mamba-2 in a batch of one."""
+    release = transformers.__version__.partition(".")[0]
+    result = ssmscope.parity(ssmscope.load("demo/books-mamba2"), self_=True)
+    over = [each.name for each in result.tensors if each.over]
+    assert over == (["logits of left padding, alone"] if release == "4" else [])
+    assert [each.name for each in result.tensors][:2] == ["logits of one pass", "logits of cached steps"]
+    wrong = ssmscope.load("demo/books-mamba2")
+    wrong.module.lm_head.register_forward_hook(lambda _, __, out: 1.01 * out if out.shape[1] == 1 else out)
+    found = ssmscope.parity(wrong, self_=True)
+    assert found.first is not None and found.first.name == "logits of cached steps" and found.first.position >= 36
+    assert found.first.error == pytest.approx(0.01, rel=0.5)
+    assert "leave the files out" in refusal("parity", "demo/books-mamba2", "--self", "--states", "x")
+    assert "give a language model" in refusal("parity", "demo/sst2-mamba2", "--self")
 
 
 def test_the_guides_recipe_dumps_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

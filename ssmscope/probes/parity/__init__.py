@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
-from ssmscope.api.options import Metavar, Reads
+from ssmscope.api.options import Metavar, Reads, Seed
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from ssmscope.probes.parity.result import Parity
 
 
-def check_files(*, states: object, logits: object, layers: object, **options: object) -> None:
-    """Raise InputError if no file is given."""
-    if states is None and logits is None and layers is None:
-        raise InputError("no file; give what the other runtime dumped, states=…, logits=… or layers=…")
+def check_files(*, states: object, logits: object, layers: object, self_: bool, **options: object) -> None:
+    """Raise InputError if no file is given, or one in addition to the model's own library."""
+    given = [each for each in (states, logits, layers) if each is not None]
+    if not given and not self_:
+        raise InputError("no file; give what the other runtime dumped, states=…, logits=… or layers=…, or self_=…")
+    if given and self_:
+        raise InputError("self_=… compares the model's own library; leave the files out")
 
 
 @analysis("parity", question="Does another runtime compute the same model?", check=check_files)
@@ -31,10 +34,12 @@ def parity(
     layers: Annotated[
         str | Path | None, "File with its layers' inputs or outputs.", Reads("file"), Metavar("FILE")
     ] = None,
+    self_: Annotated[bool, "Compare the model's own library instead, in the modes in which it serves."] = False,
     ran_in: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         "Dtype that the other runtime computes in; auto is that of the file's metadata, or of its narrowest tensor.",
     ] = "auto",
+    seed: Seed = 0,
 ) -> Parity:
     """Compare what another runtime dumped with this model: the first token, layer and tensor that differ, by how much
     against what rounding allows, and the likely fault.
@@ -50,6 +55,9 @@ def parity(
     something read before the text (a mask ignored). One is named if it gives the file's numbers to rounding. Finding
     the last two needs states after several tokens of a text.
 
+    With `self_` the other runtime is the model's own library, such as the installed transformers: one pass, cached
+    steps, prefill in chunks, and left padding, alone and in a batch, on random tokens by the seed.
+
     Args:
         states: may hold logits and layers too, and so may the other files: all that they hold is compared.
 
@@ -63,6 +71,8 @@ def parity(
     from ssmscope.probes.parity.measure import compared, read_parts
     from ssmscope.probes.parity.result import Parity
 
+    if self_:
+        return _of_library(model, seed)
     given, about, names = read_parts({"states": states, "logits": logits, "layers": layers})
     ids = [[each for each in row if each >= 0] for row in given["tokens"].tolist()]
     if model.channels is not None:
@@ -79,4 +89,23 @@ def parity(
         ran_in=name,
         tensors=tensors,
         fault=fault,
+    )
+
+
+def _of_library(model: Model, seed: int) -> Parity:
+    from ssmscope.api.provenance import record_provenance, versions
+    from ssmscope.core.heads import gives
+    from ssmscope.probes.parity.modes import own_modes
+    from ssmscope.probes.parity.result import Parity
+
+    if gives(model.module) != "next tokens" or not hasattr(model.module, "generate"):
+        raise InputError(f"{model.name} does not write with its library's generate; give a language model")
+    library = type(model.module).__module__.partition(".")[0]
+    provenance = record_provenance(model.source, seed=seed)
+    return Parity(
+        provenance=provenance,
+        file=f"{library} {versions().get(library, '')}".strip(),
+        ran_in=model.source["dtype"],
+        tensors=own_modes(model, seed),
+        fault="",
     )

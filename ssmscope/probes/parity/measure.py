@@ -38,9 +38,9 @@ def compared(
     """
     parts = [part for part, found in parts_of(given).items() if found]
     own = next(model.module.parameters()).dtype
-    exact_model = model if own in (torch.float32, torch.float64) else _copy(model, torch.float32)
+    exact_model = model if own in (torch.float32, torch.float64) else copied(model, torch.float32)
     exact = recorded_run(exact_model, batch, rows, parts)
-    rounded = recorded_run(_copy(exact_model, dtype), batch, rows, parts)
+    rounded = recorded_run(copied(exact_model, dtype), batch, rows, parts)
     names = sorted((name for name in exact if name in given and name not in ("tokens", "rows")), key=_depth)
     lacking = sorted(name for name in given if name not in (*exact, "tokens", "rows"))
     if lacking or not names:
@@ -109,7 +109,7 @@ def parts_of(given: Mapping[str, Tensor]) -> dict[str, bool]:
     return {"states": bool(states), "logits": "logits" in given, "layers": bool(layers)}
 
 
-def _copy(model: Model, dtype: torch.dtype) -> Model:
+def copied(model: Model, dtype: torch.dtype) -> Model:
     """Return a copy of a model in a dtype; in its own, with each weight changed by up to one unit in the last place."""
     module = copy.deepcopy(model.module)
     if next(module.parameters()).dtype != dtype:

@@ -70,12 +70,16 @@ class Parity(Result, kind="parity"):
         if first is None:
             most = max(each.times for each in self.tensors)
             count = counted(len(self.tensors), "tensor")
-            told = f"{count} agree, with at most {number(most)} of the error that rounding in {self.ran_in} allows"
+            told = (
+                f"{count} agree{'s' * (len(self.tensors) == 1)}, with at most {number(most)} of the error that rounding"
+            )
+            told += f" in {self.ran_in} allows"
             return f"{said} is of the same model: {told}"
         token = f"token {first.position} {short_token(first.token, 24)!r} of text {first.text}"
         by = f"{number(first.error)} of its size, {number(first.times)} × what {self.ran_in} allows"
-        likely = f"likely, {self.fault}" if self.fault else "no known fault explains it"
-        return f"{said} first differs in {first.where}, after {token}, by {by}; {likely}"
+        likely = f"; likely, {self.fault}" if self.fault else "; no known fault explains it"
+        likely = "" if first.name.startswith("logits of ") else likely  # A mode of the model's own library.
+        return f"{said} first differs in {first.where}, after {token}, by {by}{likely}"
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per tensor: columns tensor, error, allowed, times, over, rows, text, position, token. Text,
