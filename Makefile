@@ -38,7 +38,8 @@ NOT_TRIED_ON_5 = $(addprefix --ignore tests/architectures/test_,attention_option
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 # Layers and a model of others, in a folder of their own: transformers imports xlstm where it is installed, and then fails.
-FOREIGN = mambapy==1.2.0 minGRU-pytorch==0.2.1 xlstm==2.0.6 typeseg==0.2.7 minimamba==1.0.1 LRU-pytorch==0.1.3 s5-pytorch==0.2.1
+FOREIGN = mambapy==1.2.0 minGRU-pytorch==0.2.1 xlstm==2.0.6 typeseg==0.2.7 minimamba==1.0.1 LRU-pytorch==0.1.3 s5-pytorch==0.2.1 \
+    rwkv7-hf==0.9.0
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub|numpy)==
 
 # Kernels of Triton, compared with torch in triton's interpreter: on the release of triton that GPUs were measured with, whose

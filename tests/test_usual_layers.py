@@ -444,3 +444,17 @@ def test_a_state_dict_of_mambapy_is_refused_with_how_it_is_read(tmp_path: Path) 
     )
     with pytest.raises(InputError, match="load mambapy's module itself, or .* as backbone.embedding for embedding"):
         ssmscope.load(tmp_path / "a.pt")
+
+
+def test_a_model_of_rwkv7_hf_is_read_with_its_weights(series: Tensor) -> None:
+    library = pytest.importorskip("rwkv7_hf.modeling_rwkv7")
+    torch.manual_seed(0)
+    config = library.RWKV7Config(vocab_size=40, hidden_size=32, num_hidden_layers=2, head_dim=16, intermediate_size=64)
+    module = library.RWKV7ForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(torch.randn_like(weight) * 0.3)
+    model = ssmscope.load(module)
+    ids = torch.tensor([[1, 7, 3, 9, 30, 2]])
+    torch.testing.assert_close(model.logits(model.encode(ids=ids)), module(input_ids=ids).logits, atol=1e-4, rtol=1e-4)
+    assert model.num_layers == 2 and ssmscope.heatmap(model.trace(ids=ids)).headline

@@ -24,6 +24,8 @@ from einops import rearrange
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ssmscope.core.affine import agree
+from ssmscope.core.intercept import evaluating
 from ssmscope.errors import InputError
 from ssmscope.layers import hgrn
 from ssmscope.layers.comba import CombaConfig, CombaForCausalLM
@@ -35,7 +37,7 @@ from ssmscope.layers.linear_attention import GLAConfig, GLAForCausalLM, RetNetCo
 from ssmscope.layers.rwkv7 import RWKV7Config, RWKV7ForCausalLM
 from ssmscope.loading.fields import check_value, refused
 from ssmscope.loading.mamba_checkpoints import plan_mamba_ssm
-from ssmscope.loading.stored import Contents, Plan
+from ssmscope.loading.stored import Contents, Plan, built, headers_of
 
 MODEL_TYPES = (
     *(
@@ -154,6 +156,26 @@ def is_fla(directory: Path, config: Mapping[str, Any]) -> bool:
     kind = config.get("model_type")
     second = kind == "mamba2" and "norm_eps" in config and "layer_norm_epsilon" not in config
     return second or kind in (*MODEL_TYPES, "mamba3")
+
+
+def of_fla(model: PreTrainedModel) -> PreTrainedModel | None:
+    """Return a language model in memory, of code that stores what flash-linear-attention does (rwkv7-hf), as ours with
+    a copy of its weights; None for another. Raises InputError as `plan_fla`, and where both give other logits."""
+    config, what = model.config.to_dict(), type(model).__name__
+    if not is_fla(Path(), config) or not what.endswith("ForCausalLM"):
+        return None
+    tensors = {name: t.detach() for name, t in model.state_dict().items()}
+    held = Contents(headers_of(tensors), sum(t.nbytes for t in tensors.values()))
+    found = built(plan_fla(config, held, what), tensors, held, what, by="its configuration").to(model.device).eval()
+    ids = torch.arange(1, 9, device=model.device).remainder(config["vocab_size"])[None]
+    with torch.no_grad(), evaluating(model):
+        try:
+            own = model(input_ids=ids).logits
+        except Exception:  # noqa: BLE001  # The library's own code may need a GPU, or a kernel.
+            return found
+        if not agree(found(input_ids=ids).logits, own):
+            raise InputError(f"{what} gives other logits than its weights do as they are read here: it cannot be read")
+    return found
 
 
 def plan_fla(config: Mapping[str, Any], held: Contents, what: str) -> Plan:

@@ -19,6 +19,7 @@ from ssmscope.core.heads import LogitsKind, given_by, is_sequence_classifier
 from ssmscope.core.intercept import active_override, evaluating, observe, override_forward
 from ssmscope.core.mixers import arguments, is_bidirectional, mixers
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.loading.fla_checkpoints import of_fla
 from ssmscope.loading.mamba_checkpoints import of_mamba_ssm
 from ssmscope.loading.multimodal import language_model_of
 from ssmscope.loading.quantised import dequantised
@@ -29,11 +30,11 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
     """Return the model that can be read in a module.
 
     That is a transformers model, within `torch.compile`'s, DataParallel's or peft's wrapper too; transformers' form of
-    a model of mamba_ssm's, or the language model of a multimodal one, with the same parameters; or an `OwnModel` around
-    any other module with a backbone and around a backbone without a head. PEFT adapters that are not merged stay
-    part of its layers. Raises InputError if there is no such model, its weights are not in memory, or its wrapper
-    changes what it computes; and as `language_model_of` and
-    `own_model`.
+    a model of mamba_ssm's, or the language model of a multimodal one, with the same parameters; ours of one of
+    rwkv7-hf's, with a copy of its weights; or an `OwnModel` around any other module with a backbone and around a
+    backbone without a head. PEFT adapters that are not merged stay part of its layers. Raises InputError if there is no
+    such model, its weights are not in memory, or its wrapper changes what it computes; and as `language_model_of`,
+    `of_fla` and `own_model`.
     """
     given, module = type(module).__name__, unwrapped(module)
     name = type(module).__name__
@@ -45,6 +46,9 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
         where = f"{absent} is on the meta device"
         raise InputError(f"the weights of {name} are not in memory ({where}): load the model without offloading")
     if backbone is None and isinstance(module, PreTrainedModel):
+        ours = None if mixers(module) else of_fla(module)
+        if ours is not None:
+            return ours
         module = language_model_of(module)
         known = module.get_output_embeddings() is not None
         if is_sequence_classifier(module):
