@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_LINES = 23
 """Lines of a result, unless all are asked for; with the names of its files the command line prints 25."""
+MAX_PROSE_LINES = 12
 MIN_LINES = 4
 """Lines that every table or text gets while there is room: a table's head and three rows."""
 
@@ -34,12 +35,16 @@ class _Section:
 def brief(blocks: Iterable[Block], console: Console, more: str) -> Iterator[RenderableType]:
     """Yield the first lines of blocks, without definitions.
 
-    Prose comes first; tables and texts share what it leaves, in their order, and one without room is left out with its
-    heading. The last line says `more`, how to see the rest, if there is any.
+    Prose comes first, at most `MAX_PROSE_LINES` of it; tables and texts share what it leaves, in their order, and one
+    without room is left out with its heading. The last line says `more`, how to see the rest, if there is any.
     """
     shown = [block for block in blocks if not isinstance(block, Picture)]
-    sections = list(_sections(shown, console))
-    cut = any(_has_definition(block) for block in shown)
+    every, prose = list(_sections(shown, console)), 0
+    sections: list[_Section] = []
+    for part in every:
+        prose += _height(part.fixed, console) if part.fit is None else 0
+        sections += [part] if part.fit is not None or prose <= MAX_PROSE_LINES or not sections else []
+    cut = len(sections) < len(every) or any(_has_definition(block) for block in shown)
     room = MAX_LINES - sum(_height(part.fixed, console) + part.has_gap for part in sections if part.fit is None)
     ordered = [part for part in sections if part.fit is not None]
     first = True

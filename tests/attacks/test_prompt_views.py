@@ -179,7 +179,7 @@ class TestFrame:
 
 class TestTerminal:
     def test_what_it_says(self):
-        shown = str(attacked())
+        shown = attacked().to_text(full=True)
         lead = "Prompt attacks on runs/mine: accuracy 0.825 clean, 0.137 under the worst on average, semantic"
         assert lead in " ".join(shown.split())
         for name in NAMES:

@@ -240,7 +240,7 @@ def test_attribution_is_exact_where_the_metric_is_linear(models):
 
 
 def test_a_gradient_has_no_probability(models):
-    with pytest.raises(InputError, match="the gradient approximates logits; give metric="):
+    with pytest.raises(InputError, match="the gradient approximates logits; give metric='difference'"):
         ssmscope.patch(models["mamba"], clean=CLEAN, corrupted=CORRUPTED, method="gradient", metric="probability")
 
 

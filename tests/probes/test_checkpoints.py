@@ -166,7 +166,7 @@ class TestTable:
         colours = {line.get_color() for line in left.lines}
         assert len(colours) > 20
         assert right.get_ylabel() == "ln C, T = 30"
-        assert "40 of 125 rows" in str(many)
+        assert "40 of 125 rows" in many.to_text(full=True)
 
     def test_curve_frame(self, table):
         frame = table.curve()

@@ -240,21 +240,21 @@ class TestResult:
 
     def test_terminal(self, found, output):
         for result in (found, output):
-            shown = str(result)
+            shown = result.to_text(full=True)
             assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
             assert f"λ = {result.output.decay.rate.value:.3g}" in " ".join(shown.split())
             assert f"hold {100 * result.output.recent(8).value:.1f} %" in " ".join(shown.split())
-        lines = str(found).splitlines()
+        lines = found.to_text(full=True).splitlines()
         layer = next(line for line in lines if line.startswith("layer 1"))
         assert f"{found.layers[1].decay.length.value:.3g}" in layer
         assert number(found.similarity.estimate(1, part="mixer").value, 3) == layer.split()[-1]
-        assert "3 random sequences of 24 tokens; exact." in " ".join(str(output).split())
+        assert "3 random sequences of 24 tokens; exact." in " ".join(output.to_text(full=True).split())
 
     def test_words_for_what_is_not_there(self, found):
         """An estimate, one text, growth, a share that is not reached, and no line."""
         reach = found.output
         estimated = dataclasses.replace(reach, exact=False, error=np.full_like(reach.error, 0.25))
-        shown = " ".join(str(dataclasses.replace(found, reaches=(estimated,))).split())
+        shown = " ".join(dataclasses.replace(found, reaches=(estimated,)).to_text(full=True).split())
         assert "estimated with 8 random vectors, a norm's standard error is 25 %" in shown
         nothing = dataclasses.replace(reach.decay.rate, value=math.nan, low=math.nan, high=math.nan)
         growing = dataclasses.replace(nothing, value=-0.5)
@@ -266,7 +266,7 @@ class TestResult:
             decay = dataclasses.replace(reach.decay, rate=rate, length=length, r2=0.95)
             own = dataclasses.replace(reach, decay=decay, context=np.full_like(reach.context, context))
             changed = dataclasses.replace(found, reaches=(own,))
-            shown = " ".join(str(changed).split())
+            shown = " ".join(changed.to_text(full=True).split())
             assert f"Decay: {words}" in shown and "90 % in 5" in shown
             for said in ("90 % not reached", "> not reached: at least half", "not within the texts' length"):
                 assert (said in shown) == (rate is growing)
@@ -281,7 +281,7 @@ class TestResult:
         for context, own in ((np.full((3, 3), math.nan), True), (held + 10, False)):
             result = dataclasses.replace(found, reaches=(dataclasses.replace(reach, context=context),))
             assert result.of_own_tokens == own
-            shown = " ".join(str(result).split())
+            shown = " ".join(result.to_text(full=True).split())
             (cells,) = [cells for (place,), cells in result._table().rows if place == "output"]
             assert [cell.value for cell in cells[3:6]] == (["4", "6", "7"] if own else ["14", "16", "17"])
             assert "not reached" not in shown and ("a text's own tokens" in shown) == own

@@ -417,11 +417,11 @@ class TestBehaviour:
         assert [one.behaviour for one in found.layers] == ["stable", "marginal"] and found.behaviour == "marginal"
         assert found.headline == "Stability of mamba2: marginal in 1 of 2 layers"
         assert found.counts() == {"stable": 1, "marginal": 1, "unstable": 0}
-        said = " ".join(str(found).split())
+        said = " ".join(found.to_text(full=True).split())
         assert "(1 stable, 1 marginal). The marginal layer, 1: 1 of 6 states keep half" in said
         with torch.no_grad():
             model.mixers[0].A_log[:3] = -12.0
-        said = " ".join(str(stability(model, length=40)).split())
+        said = " ".join(stability(model, length=40).to_text(full=True).split())
         assert "The model is marginal in both layers: in layer 0, 3 of 6 states keep half" in said
 
     def test_damaged(self):
@@ -547,7 +547,7 @@ class TestResult:
         assert "On 4 random sequences of 40 tokens" in page and "<script" not in page
 
     def test_words(self, result):
-        said = " ".join(str(result).split())
+        said = " ".join(result.to_text(full=True).split())
         assert said.startswith("Stability of gfssm: stable in all 4 recurrences")
         assert "On 4 random sequences of 40 tokens (seed 0). The model is stable in all 4" in said
         assert "0.1 stable" in said and "numbered after the dot" in said and "nan" not in said

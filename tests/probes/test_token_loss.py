@@ -335,7 +335,8 @@ class TestViews:
         beside = TokenLoss.compare([found], [("x", "y")])
         assert beside.columns == ("bits a token ↓", "at 1–128 ↓", "at 129–512 ↓", "at 513–600 ↓")
         assert [cell.value for cell in beside.rows[1][1]] == ["4.000", "5.500", "3.750", "3.125"]
-        assert found.headline == "Loss by position, bits a token over 600 tokens: a 3.000; b 4.000"
+        assert found.headline.startswith("Loss by position, bits a token over 600 tokens: a 3.000, not clearly falling")
+        assert "; b 4.000, not" in found.headline and found.headline.endswith("; difference −1.000 [−1.250, −0.500]")
         assert (bin_name((0, 1)), bin_name((512, 1024))) == ("1", "513–1,024")
 
     def test_the_picture_has_every_curve_and_difference(self):

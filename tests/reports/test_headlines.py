@@ -10,6 +10,7 @@ import pytest
 from stand_ins import NAN, Stand, e
 
 from ssmscope.attacks.noise.result import NoiseLevel
+from ssmscope.core.bootstrap import Estimate
 
 
 def headline(result: Stand) -> str:
@@ -204,14 +205,20 @@ class TestRetrieval:
 
 class TestLoss:
     def test_of_every_model(self) -> None:
-        summaries = (of(mean=e(3.5), slope=e(-0.25, -0.5, -0.1)), of(mean=e(3.25), slope=e(0.1, -0.1, 0.3)))
-        shown = dict(models=("x", "y"), unit="bits", losses=np.zeros((2, 2048)), remembrance=())
-        result = Stand("loss", **shown, summaries=summaries, differences=(of(mean=e(0.25, 0.125, 0.375)),))
-        assert headline(result) == (
-            "Loss by position, bits a token over 2,048 tokens: x 3.500, falling by 0.250 as the context "
-            "doubles; y 3.250, "
-            "not clearly falling as the context doubles (0.100 [−0.100, 0.300]); difference 0.250 [0.125, 0.375]"
+        slopes = (Estimate(-0.25, -0.5, -0.125), Estimate(0.125, -0.25, 0.5))
+        summaries = tuple(of(mean=e(mean), slope=slope) for mean, slope in zip((3.5, 3.25), slopes))
+        more: dict[str, Any] = dict(
+            unit="bits", losses=np.zeros((2, 2048)), differences=(of(mean=Estimate(0.25, 0.125, 0.5)),)
         )
+        result = Stand("loss", models=("x", "y"), summaries=summaries, **more)
+        assert headline(result) == (
+            "Loss by position, bits a token over 2,048 tokens: x 3.500, falling by 0.250 as the context doubles; "
+            "y 3.250, not clearly falling as the context doubles (0.125 [−0.250, 0.500]); "
+            "difference 0.250 [0.125, 0.500]"
+        )
+        unknown = (of(mean=e(3.5), slope=e(NAN)),)
+        result = Stand("loss", models=("x",), summaries=unknown, **more)
+        assert headline(result) == "Loss by position, bits a token over 2,048 tokens: x 3.500"
 
 
 class TestLensFit:
@@ -313,18 +320,15 @@ class TestFidelity:
 
 
 def test_plausibility_and_sanity() -> None:
-    estimates = tuple(e(value, value - 0.1, value + 0.1) for value in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6))
+    estimates = tuple(map(e, (0.1, 0.2, 0.3, 0.1, 0.2, 0.75)))
     result = Stand("plausibility", methods=("ig", "lrp"), texts=(None,) * 5, estimates=estimates, chance=0.25)
+    assert headline(result) == "Plausibility on own: AUPRC 0.750 of lrp, the best of 2; chance 0.250, 5 rationales"
+    ends = [[0.1, 0.0, 0.2], [-0.9, -0.95, -0.8], [0.45, 0.3, 0.6], [NAN] * 3, [0.4, NAN, NAN]]
+    more: dict[str, Any] = dict(estimates=np.array(ends)[:, None, None].repeat(3, 1).repeat(2, 2))
+    result = Stand("sanity", methods=("ig", "lrp", "x", "y", "z"), parts=("none", "head", "layer 0"), **more)
     assert headline(result) == (
-        "Plausibility on own: AUPRC 0.600 [0.500, 0.700] of lrp, the best of 2; chance 0.250, 5 rationales"
-    )
-    last = {"ig": e(0.01, -0.02, 0.03), "lrp": e(0.75, 0.7, 0.8), "random": e(0.2, -0.3, 0.5)}
-    parts = ("none", "head", "layer 0")
-    result = Stand("sanity", methods=tuple(last), parts=parts, estimate=lambda method, part: last[method])
-    assert headline(result) == (
-        "Sanity check on own: ig (0.01) depend on the weights; lrp (0.75) hardly depend on them; random (0.20) "
-        "undecided "
-        "(correlation with 2 parts randomised)"
+        "Sanity check on own: ig (0.10), z (0.40) depend on the weights; lrp (−0.90) hardly depend on them; x (0.45) "
+        "undecided; y not defined (correlation with 2 parts randomised)"
     )
 
 

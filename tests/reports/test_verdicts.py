@@ -137,9 +137,8 @@ class TestHeatmap:
         assert said(self.result(flat)).startswith("nothing stands out: the spread over tokens is noise")
         four = self.result(first, nothing, first, first)
         assert said(four) == (
-            "text 0: “so-so” 50 %, “film” 10 %; text 1: no word stands out; text 2: “so-so” 50 %, “film” 10 %; "
-            "1 more text "
-            "(survival, layer 3)"
+            "text 0: “so-so” 50 %, “film” 10 %; text 1: no word stands out; text 2: “so-so” 50 %, "
+            "“film” 10 %; 1 more text (survival, layer 3)"
         )
         images = self.result(dataclasses.replace(first, pixels=np.zeros((2, 2, 1), np.float32)))
         assert said(images) == "survival of 1 image, layer 3: half of it lies on 40 % of the pixels"
@@ -342,11 +341,10 @@ class TestGenerate:
         both = Writing({"model": "own"}, (self.text(0.25), self.text(0.75)), top=3)
         assert said(both) == "writes 4 tokens at −1.50 nats a token; 0.500 of the states at the end is of the prompt"
         assert one.headline == (
-            "Writing of own: “c d”; half of what a token writes is left after 1 token; the prompt holds 25 % of "
-            "the states "
-            "at the end, “a” most of it"
+            "Writing of own: “c d”; half of what a token writes is left after 1 token; the prompt holds 25 % of the "
+            "states at the end, “a” most of it"
         )
-        assert both.headline.startswith("Writing of own: “c d” and 1 more text")
+        assert both.headline == one.headline.replace("“c d”;", "“c d” and 1 more text;")
         table = beside(both)
         assert table.columns == ("written", "tokens", "nats a token", "entropy", "prompt at the end")
         assert shown(table)[1] == ("a", "1", " c d", "2", "−1.500", "0.7500", "0.7500")
@@ -358,13 +356,13 @@ class TestHeatmapData:
 
         found = tuple(KeptWord(word, 9, 9, e(kept, kept - 0.25, kept + 0.25)) for word, kept in words)
         return Stand(
-            "heatmap-data", score="survival", texts=1000, words=found, tenths=(), by_layer=(), groups=(), layers=(3,)
+            "heatmap-data", score="survival", texts=1000, words=found, tenths=(), by_layer=(), groups=(), layers=(0, 1)
         )
 
     def test_verdict(self) -> None:
         assert said(self.result(("tears", 3.0), ("joy", 2.5), ("x", 2.0), ("the", 0.5))) == (
             "highest: “tears” 3.000 [2.750, 3.250] times an even share, then “joy”, “x”; lowest: “the” 0.500 "
-            "[0.250, 0.750] (survival, layer 3, 1,000 texts)"
+            "[0.250, 0.750] (survival, mean of layers 0–1, 1,000 texts)"
         )
         assert said(self.result()) == "survival over 1,000 texts; no word occurs in enough of them"
 

@@ -96,7 +96,7 @@ class Ablation(Result, kind="ablate"):
 
     @property
     def headline(self) -> str:
-        return f"Ablation on {self.model_name}: {self.verdict()}"
+        return f"Ablation on {self.model_name}: {self._said(self._together())}"
 
     def _together(self) -> str:
         """Say how many units, the least important first, can go together: those whose mean harm is negligible, or what
@@ -114,8 +114,11 @@ class Ablation(Result, kind="ablate"):
         return not self.harm(unit).low <= OUTPUT_ROUNDING * abs(self.mean().value)
 
     def verdict(self, at: int = 0) -> str:
+        return self._said("")
+
+    def _said(self, together: str) -> str:
         most = self.ranked[0]
-        start = f"{len(self.can_go)} of {len(self.units)} {self.many} can go alone{self._together()}"
+        start = f"{len(self.can_go)} of {len(self.units)} {self.many} can go alone{together}"
         if not self._harms(most):
             return f"{start}; none clearly does harm"
         return f"{start}; most harm: {self.units[most].name}, {self.metric} worse by {with_interval(self.harm(most))}"

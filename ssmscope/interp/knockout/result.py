@@ -79,10 +79,10 @@ class Knockout(Result, kind="knockout"):
         """Say to what the answer's probability goes with the edges cut in all layers, and in those that count most."""
         worst, without = self._largest(source), f"without “{shorten(self.sources[source], 20)}”"
         every, most = (float(self.changes[source, cut, 0]) for cut in (0, worst))
-        moved = "falls" if every < 0 else "rises"
         if len(self.answers) == 1:
             before = float(self.probability[0])
             after, there = (f"{float(self.probabilities[0, source, cut]):.3f}" for cut in (0, worst))
+            moved = "falls" if float(after) < before else "rises"
             said = f"“{visible(self.answers[0])}” {moved} from {before:.3f} to {after} {without}"
             said = said if after != f"{before:.3f}" else f"“{visible(self.answers[0])}” stays at {after} {without}"
         else:

@@ -94,7 +94,7 @@ class TokenLoss(Result, kind="loss"):
         return self.losses.shape[1]
 
     def verdict(self, at: int = 0) -> str:
-        return f"{with_interval(self.summaries[at].mean)} {self.unit} a token{self._trend(at)}"
+        return f"{with_interval(self.summaries[at].mean)} {self.unit} a token"
 
     def _trend(self, at: int) -> str:
         """Say how the loss changes as the context doubles, where that is known."""
