@@ -202,7 +202,9 @@ class TestRetrieval:
 class TestLoss:
     def test_of_every_model(self) -> None:
         summaries = (of(mean=e(3.5)), of(mean=e(3.25)))
-        result = Stand("loss", models=("x", "y"), summaries=summaries, unit="bits", losses=np.zeros((2, 2048)))
+        result = Stand(
+            "loss", remembrance=(), models=("x", "y"), summaries=summaries, unit="bits", losses=np.zeros((2, 2048))
+        )
         assert headline(result) == "Loss by position, bits a token over 2,048 tokens: x 3.500; y 3.250"
 
 
