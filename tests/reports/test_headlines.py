@@ -208,7 +208,7 @@ class TestLoss:
         slopes = (Estimate(-0.25, -0.5, -0.125), Estimate(0.125, -0.25, 0.5))
         summaries = tuple(of(mean=e(mean), slope=slope) for mean, slope in zip((3.5, 3.25), slopes))
         more: dict[str, Any] = dict(
-            unit="bits", losses=np.zeros((2, 2048)), differences=(of(mean=Estimate(0.25, 0.125, 0.5)),)
+            unit="bits", remembrance=(), losses=np.zeros((2, 2048)), differences=(of(mean=Estimate(0.25, 0.125, 0.5)),)
         )
         result = Stand("loss", models=("x", "y"), summaries=summaries, **more)
         assert headline(result) == (

@@ -18,7 +18,7 @@ from ssmscope.probes.parity.result import Compared
 
 PROMPT, PADDING, WRITTEN, CHUNK = 37, 7, 24, 16
 """Tokens of the prompt, of its padding, of what is written, and of a chunk of prefill."""
-REFUSALS = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, NotImplementedError)
+REFUSALS = (ValueError, TypeError, RuntimeError, AttributeError, LookupError)
 """Errors with which libraries refuse a mode."""
 
 
