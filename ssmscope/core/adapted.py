@@ -132,11 +132,12 @@ class Adapted:
         own = self.shaped(mixer, u)
         given = self.terms(mixer, own, start) if self.counts else self.terms(mixer, own)
         found = given if isinstance(given, Terms) else Terms(given)
-        several = found.recurrences
+        several: Any = found.recurrences
         several = (several,) if isinstance(several, Recurrence | DeltaRecurrence) else tuple(several)
         for each in several:
             if not isinstance(each, Recurrence | DeltaRecurrence) or each.x.shape[:2] != u.shape[:2]:
-                said = f"the terms of {type(mixer).__name__} hold a {type(each).__name__}, where a Recurrence"
+                of = f" of {tuple(each.x.shape[:2])}" if isinstance(each, Recurrence) else ""
+                said = f"the terms of {type(mixer).__name__} hold a {type(each).__name__}{of}, where a Recurrence"
                 raise InputError(f"{said} of {u.shape[0]} sequences of {u.shape[1]} positions was expected")
         return _cut(Terms(several, found.conv_input, found.z), cut, self.reach - 1)
 
@@ -151,7 +152,11 @@ class Adapted:
 
         def whole(u: Tensor, cut: int, start: int, *ys: Tensor) -> Tensor:
             given = (self.shaped(mixer, u), [pad(y, (0, 0, cut, 0)) for y in ys], *[start] * told)
-            return self.flat(mixer, give(mixer, *given))[:, cut:]
+            found: Any = give(mixer, *given)
+            if not isinstance(found, Tensor):
+                said = f"the output function of {type(mixer).__name__} returns a {type(found).__name__}"
+                raise InputError(f"{said}; it should return the layer's output, one tensor")
+            return self.flat(mixer, found)[:, cut:]
 
         if self._one_way(layer.mask):
             return self._by_rows(layer.u, layer.extras, whole, *ys)
@@ -294,6 +299,9 @@ def adapt(
 
     Raises InputError unless either `output` or `form` is given, and TypeError if the class is read otherwise.
     """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)) or kind.__module__.startswith("torch."):
+        said = f"{kind!r:.80} is no class of layers of one's own; give the class"
+        raise InputError(f"{said} of the layers that hold the recurrence, adapt(MyLayer, …)")
     if (output is None) == (form is None):
         said = f"nothing says what a {kind.__name__} makes of its recurrence" if form is None else "output and form do"
         raise InputError(f"{said}: give output=…, a function, or form=…, a Form that names the layer's parts")
@@ -314,7 +322,11 @@ def check_adapted(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) 
     """Check terms and output of a layer against its own forward pass on an input of two positions or more: whole and
     cut off, continued from a state, in a padded batch, and in float64. Raises InputError with what differs."""
     with torch.no_grad():
-        _check(mixer, adapter, given, name)
+        try:
+            _check(mixer, adapter, given, name)
+        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, ArithmeticError) as error:
+            what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise InputError(f"{name} cannot be checked, as it or its adapter fails on the example ({what})") from error
         try:
             wide = copy.deepcopy(mixer).double()
             found = wide(given.double())
@@ -340,6 +352,8 @@ def _check(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) -> None
         return found
 
     own = run(given)
+    if not bool(own.isfinite().all()):
+        raise InputError(f"{name} gives numbers that are not finite on the example")
     if _apart(run(given), own) > 0:
         raise InputError(f"{name} gives another output each time: it draws random numbers in evaluation")
     axis = 2 if adapter.has_channels_first(mixer) else 1
@@ -351,6 +365,8 @@ def _check(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) -> None
     u = adapter.entered(mixer, given)
     found = adapter.output(mixer, adapter.compute_terms(mixer, u))
     _refuse(name, "its terms and output do not give its own output", found, own)
+    if adapter.form is not None:
+        _check_map(mixer, adapter, u, name, own)
     cut = adapter.compute_terms(mixer, adapter.entered(mixer, some))
     _refuse(name, f"they do not give its output for {half} positions", adapter.output(mixer, cut), short)
     adapter.entered(mixer, given)
@@ -363,7 +379,18 @@ def _check(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) -> None
     state = adapter.state_after(mixer, cut, cut.scan())
     rest = adapter.output(mixer, adapter.compute_terms(mixer, u[:, half:], None, state))
     what = f"continued after {half} positions they do not: it reads further back than reach={adapter.reach}"
+    what += "" if adapter.counts else ", or its terms depend on the position, which terms(layer, u, start) is told"
     _refuse(name, what, rest, own[:, half:])
+
+
+def _check_map(mixer: nn.Module, adapter: Adapted, u: Tensor, name: str, own: Tensor) -> None:
+    """Check that the parts that a form names give the layer's output from its input, where they make a linear map."""
+    try:
+        found = adapter.linearized(mixer, adapter.compute_terms(mixer, u))
+    except InputError:
+        return  # Where the map is asked for, this says why there is none.
+    what = "the parts that its form names do not lead from its input to its output: a convolution, an activation or"
+    _refuse(name, f"{what} another part is missing, or is not what the terms read", found.matvec(u) + found.bias, own)
 
 
 def _refuse(name: str, what: str, found: Tensor, own: Tensor) -> None:

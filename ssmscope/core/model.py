@@ -408,7 +408,7 @@ class Model:
         """Return the logits of embeddings (batch, length, width) padded on the right; `mask` is true at real ones.
         Raises InputError for a model whose layers read the tokens' ids too."""
         if reads_ids(self.module):
-            said = f"{self.name} reads its tokens' ids besides their embeddings, as n-grams: explanations by embeddings"
+            said = f"{self.name} reads its tokens' ids besides their embeddings: explanations by embeddings"
             raise Unanswerable(f"{said} would leave these out; ask with methods that change tokens, such as occlusion")
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
         count_tokens(mask.numel())

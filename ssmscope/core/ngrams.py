@@ -33,8 +33,9 @@ def is_ngram_part(part: nn.Module) -> bool:
 
 
 def reads_ids(module: nn.Module) -> bool:
-    """Return True if a model's layers read its tokens' ids besides their embeddings."""
-    return any(map(is_ngram_part, module.modules()))
+    """Return True if a model's layers, or a module of one's own around them, read its tokens' ids besides their
+    embeddings."""
+    return getattr(module, "reads_ids_too", False) or any(map(is_ngram_part, module.modules()))
 
 
 def looked_up(

@@ -20,7 +20,7 @@ from ssmscope.core.mixers import adapter_for, as_returned, fast_scan, mixers, po
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.layers.packages import recognise
 from ssmscope.loading.in_memory import OwnModel, given_and_mask, written
-from ssmscope.loading.seen_layers import TRIAL_TOKENS, SeenLayers
+from ssmscope.loading.seen_layers import FEWER_TOKENS, TRIAL_TOKENS, SeenLayers
 from ssmscope.loading.stored import DAMAGE_ERRORS, reason
 
 ANSWERS: dict[str, LogitsKind | None] = {
@@ -61,6 +61,8 @@ class Host(OwnModel):
     """
 
     ignores_padding = ("nothing", "next tokens")
+    reads_ids_too = False
+    """True if more than one embedding reads the ids: embeddings alone do not give the logits."""
 
     def __init__(
         self,
@@ -92,6 +94,9 @@ class Host(OwnModel):
             if path is not None and path not in named:
                 said = f"{self._name} has no part {path!r}, which {what} names"
                 raise InputError(f"{said}; its parts are {', '.join(named)}{did_you_mean(path, named)}")
+        if head is not None and not hasattr(named[head], "out_features"):
+            said = f"head={head!r} is a {type(named[head]).__name__}; give the path of the linear layer that gives the"
+            raise InputError(f"{said} logits")
         self._head = head
         tables = [name for name, part in named.items() if isinstance(part, nn.Embedding)]
         if embedding is None and not tables and not self.of_series:
@@ -279,8 +284,10 @@ class Host(OwnModel):
             raise InputError(f"{self._name} cannot be run on images (batch, channels, height, width): {why}") from error
 
     def _check_layers(self) -> None:
-        length = TRIAL_TOKENS if self._example is None else self._example.shape[1]
-        given = self._tried(length)[1]
+        try:
+            given = self._tried(TRIAL_TOKENS if self._example is None else self._example.shape[1])[1]
+        except InputError:
+            given = self._tried(FEWER_TOKENS)[1]
         other = given.clone()
         other[:, -1] = given[:, -2] + 1 if given.is_floating_point() else (given[:, -1] + 1) % self._vocabulary
         seen = SeenLayers(self.module, mixers(self), lambda: self._run_on(given))
@@ -296,12 +303,17 @@ class Host(OwnModel):
 
     def _check_reading(self) -> None:
         """Raise InputError if the module gives other logits where its layers are read than by itself."""
-        given = self._tried(TRIAL_TOKENS)[1]
+        given = self._tried(FEWER_TOKENS)[1]
         mask = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
         own = self._logits(given, mask)
         with fast_scan(self):
             read = self._logits(given, mask)
         allowed = READING.get(own.dtype, 0.1) * own.abs().max()
+        if not bool(own.isfinite().all()):
+            raise InputError(f"{self._name} gives logits that are not finite on its example")
+        if not self.of_series and not self._reads_ids:
+            embedded = self._logits(self.get_input_embeddings()(given), mask)
+            self.reads_ids_too = not bool((embedded - own).abs().max() <= allowed)
         if not bool((read - own).abs().max() <= allowed):
             said = (
                 f"{self._name} gives other logits where its layers are read than by itself: one writes into its input,"
@@ -322,10 +334,19 @@ def host(
 ) -> Host | None:
     """Return a module as `Host`; None if it has no layer that can be read. Raises InputError as `Host`, and for an
     example that does not fit the inputs."""
+    for what, path in {"embedding": embedding, "head": head, "layers": layers}.items():
+        if not isinstance(path, str | None):
+            raise InputError(f"{what} is {path!r:.60}; give the path of one part of the module, such as 'encoder.0'")
     recognise(module)
     if not mixers(module) or mixers(module) == [module]:
         return None
-    shown = None if example is None else torch.as_tensor(example)
+    try:
+        shown = None if example is None else torch.as_tensor(example)
+    except (TypeError, ValueError, RuntimeError) as error:
+        said = f"the example is a {type(example).__name__} that is no array ({error}); give token ids (batch, length),"
+        raise InputError(f"{said} or numbers (batch, length, channels)") from error
+    if shown is not None and not len(shown):
+        raise InputError("the example has no row; give one at least")
     floats = inputs == "floats" or (inputs != "tokens" and shown is not None and shown.is_floating_point())
     if not (inputs is None or callable(inputs) or inputs in INPUTS):
         said = f"inputs is {inputs!r:.60}; give one of {', '.join(INPUTS)}, or a function that makes the module's own"

@@ -17,7 +17,8 @@ from ssmscope.core.mixers import adapter_for, arguments, mixers, positions, read
 from ssmscope.errors import InputError
 from ssmscope.layers.pairs import SHARES, pair
 
-TRIAL_TOKENS = 9
+TRIAL_TOKENS, FEWER_TOKENS = 40, 9
+"""Tokens of the example where none is given, and where a module cannot run on so many."""
 
 
 class SeenLayers:
@@ -45,7 +46,8 @@ class SeenLayers:
         self.paths = [paths[id(layer)] for layer in layers]
         for path in self.paths:
             if runs[path] != 1:
-                raise InputError(f"{self.name} runs its layer {path} {runs[path]} times for a text; once can be read")
+                often = f"{runs[path]} times for a text; once can be read" if runs[path] else "never: leave it out of"
+                raise InputError(f"{self.name} runs its layer {path} {often}{' the module' * (not runs[path])}")
 
     def positions(self, wanted: int | None = None) -> int:
         """Return how many positions the layers read. Raises InputError unless all read as many, or as are `wanted`."""

@@ -200,3 +200,12 @@ def test_the_figure_has_a_panel_per_model():
     assert told[0] == "▲ 80.0 % [75.0, 85.0]" and len(told) == 4
     dots = [line for line in figure.axes[1].lines if line.get_marker() == "o"]
     assert [line.get_xdata()[0] for line in dots] == pytest.approx([0.8] * 4)
+
+
+@pytest.mark.parametrize("run", ["deepwordbug", "faster-alzantot", "textfooler, 500 queries"])
+def test_a_search_with_a_budget_or_any_name_has_its_rows(run: str) -> None:
+    from ssmscope.attacks.words import word_attack
+
+    patterns = [each.pattern for each in word_attack.analysis.dimensions]
+    names = [f"words.accuracy[{run}{more}]" for more in (", 1 word", ", 2 words", "")]
+    assert [[bool(re.fullmatch(pattern, name)) for pattern in patterns] for name in names] == np.eye(3).tolist()

@@ -55,6 +55,10 @@ def check_words(*, recipe: str, **options: Any) -> None:
             raise InputError(f"{name}=… is an option of {whose}; {recipe} has none of that name: leave it out")
 
 
+RUN = r"[^],]+(?:, \d+ queries)?"
+"""Pattern of a recipe's name, and of its budget if it has one, in the names of scores."""
+
+
 @analysis(
     "words",
     reads=Data("texts"),
@@ -64,9 +68,9 @@ def check_words(*, recipe: str, **options: Any) -> None:
     check=check_words,
     scores=("words.success", "words.accuracy"),
     dimensions=(
-        Dimension("Words, 1 changed", r"words\.accuracy\[\w+, 1 word\]", "accuracy under attack", 5),
-        Dimension("Words, 2 changed", r"words\.accuracy\[\w+, 2 words\]", "accuracy under attack", 6),
-        Dimension("Words, any number", r"words\.accuracy\[\w+\]", "accuracy under attack", 7),
+        Dimension("Words, 1 changed", rf"words\.accuracy\[{RUN}, 1 word\]", "accuracy under attack", 5),
+        Dimension("Words, 2 changed", rf"words\.accuracy\[{RUN}, 2 words\]", "accuracy under attack", 6),
+        Dimension("Words, any number", rf"words\.accuracy\[{RUN}\]", "accuracy under attack", 7),
     ),
 )
 def word_attack(
