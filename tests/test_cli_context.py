@@ -87,7 +87,7 @@ class TestLoss:
         found = json.loads((tmp_path / "out" / "loss.json").read_text())
         assert found["provenance"]["options"] == {
             **{"data": str(prose), "split": None, "length": 40, "limit": 5},
-            **{"smooth": 7, "unit": "bits", "piece": 16},
+            **{"smooth": 7, "unit": "bits", "piece": 16, "remembers": None},
         }
         assert found["provenance"]["seed"] == 3 and found["provenance"]["data"]["of"] == 12
         answer = analyze("loss", models[0], "--data", prose, *options, "--no-progress", "--json")

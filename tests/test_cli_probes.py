@@ -259,7 +259,7 @@ class TestInfluence:
 
 def test_the_verbs_stand_together(analyze: Answer) -> None:
     listed = analyze("--help").out
-    probes = listed[listed.index(" Probe ") :]
+    probes = listed[listed.index(" How good is it, and") :]
     assert probes.index("bound") < probes.index("checkpoints") < probes.index("stability")
 
 

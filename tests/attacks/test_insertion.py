@@ -480,7 +480,7 @@ class TestResult:
         assert frame.iloc[6].accuracy == result.curves[0].worst.value
 
     def test_terminal(self, result):
-        shown = str(result)
+        shown = result.to_text(full=True)
         for part in (
             "“dull”",
             "“a bad film”",

@@ -312,7 +312,7 @@ class TestResult:
         assert row.gap == result.gaps[2].value == frame.iloc[6].gap and row.accuracy_low == point.accuracy.low
 
     def test_terminal(self, result):
-        shown = str(result)
+        shown = result.to_text(full=True)
         for part in (
             "filler after the text",
             "filler before the text",

@@ -616,7 +616,7 @@ class TestCommand:
         answer = analyze(
             "position", saved / "model", "--data", saved / "reviews.tsv", *options, "--json", "--out", tmp_path
         )
-        assert answer.code == 0 and "position.png" in answer.err
+        assert answer.code == 0 and "position.json, .csv, .png" in answer.err
         found = json.loads(answer.out)
         assert found == json.loads((tmp_path / "position.json").read_text())
         model = ssmscope.load(saved / "model")

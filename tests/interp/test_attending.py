@@ -251,11 +251,11 @@ def test_long_texts_are_shown_in_cells():
     close(pooled.maps[0].values[400, 400], within[np.tril_indices(len(within))].mean(), 1e-4)
     remark = "with cells of 3 tokens, they resolve"
     for view in (
-        " ".join(str(implicit_attention(trace, layers=1)).split()),
+        " ".join(implicit_attention(trace, layers=1).to_text(full=True).split()),
         implicit_attention(trace, layers=1).to_html(),
     ):
         assert remark in view
-    assert "cells of" not in str(implicit_attention(trace, layers=1, rows="last"))
+    assert "cells of" not in implicit_attention(trace, layers=1, rows="last").to_text(full=True)
     with pytest.raises(ValueError, match="layer 0"):
         trace.linearized[0]
     with pytest.raises(InputError, match="no layer 9"):

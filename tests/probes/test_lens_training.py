@@ -441,7 +441,7 @@ class TestResult:
         assert (frame.gained_low <= frame.gained).all()
 
     def test_terminal(self, result):
-        shown = str(result)
+        shown = result.to_text(full=True)
         for one in result.layers:
             assert with_interval(one.tuned) in shown and with_interval(one.gained) in shown
         assert "384 positions of 24 rows of rows (all)" in shown and f"step {result.best_step}." in shown

@@ -310,7 +310,7 @@ class TestViews:
         assert "* differs from 1" in said(figure)
         texts = [text.get_text() for text in figure.axes[0].texts]
         assert any(text.startswith(f"{result.cells[0][0][0].accuracy.value:.2f}\n[") for text in texts)
-        shown = str(result)
+        shown = result.to_text(full=True)
         assert "accuracy of mamba2 / accuracy of mamba2 (3)" in shown and "1,000" in shown
         assert "12 questions per cell, test; filler given sentences" in shown
 

@@ -514,7 +514,7 @@ class TestResult:
         assert alone.headline.endswith(says.replace(" at 0 words", ""))
 
     def test_terminal(self, result):
-        shown, apart = str(result), Cell(result.differences[0].layers[2].needle, digits=None)
+        shown, apart = result.to_text(full=True), Cell(result.differences[0].layers[2].needle, digits=None)
         for part in (
             "Needle probability, contexts of 40 words",
             "difference",
@@ -529,7 +529,7 @@ class TestResult:
 
     def test_many_deep_models_fit_into_a_terminal(self):
         deep = [small(seed, layers=30, name="a-model-with-a-long-name") for seed in range(2)]
-        shown = str(needle_snr([*deep, *(small(seed) for seed in range(3))], tasks=["qa1"], **QUICK))
+        shown = needle_snr([*deep, *(small(seed) for seed in range(3))], tasks=["qa1"], **QUICK).to_text(full=True)
         assert max(len(line.rstrip()) for line in shown.splitlines()) <= 100
         assert shown.count("\nmodel ") == 2 and "\n29 " in shown  # five models of two depths in two tables
 

@@ -130,7 +130,7 @@ def test_every_analysis_names_its_scores():
         homes = result_homes()
         kind = importlib.import_module(homes[verb]) and Result._kinds[verb] if verb in homes else Result
         reader = kind.card_scores
-        written = set(re.findall(r'(?:make|named|models\))\)?\("([\w.-]+)"', inspect.getsource(reader)))
+        written = set(re.findall(r'(?:make|named|models\))\)?\(f?"([\w.-]+)', inspect.getsource(reader)))
         written |= {"influence.recent"} & set(declared.scores)
         assert written <= set(declared.scores) and (verb == "evaluate" or written == set(declared.scores)), verb
         rows = [re.split(r"\\\[", row.pattern)[0].replace("\\", "") for row in declared.dimensions]

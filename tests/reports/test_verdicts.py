@@ -297,11 +297,11 @@ class TestAblate:
     def test_both(self) -> None:
         result = self.result()
         assert said(result) == (
-            "1 of 2 can go alone; 2 together cost 0.500; most harm: layer 0, head 1, loss worse by 0.500 [0.250, 0.750]"
+            "1 of 2 heads can go alone; most harm: layer 0, head 1, loss worse by 0.500 [0.250, 0.750]"
         )
         few = self.result()
         few.harms[:, 0, 1] = -0.25
-        assert said(few) == "1 of 2 can go alone; 2 together cost 0.500; none clearly does harm"
+        assert said(few) == "1 of 2 heads can go alone; none clearly does harm"
         assert [cell.value for cell in beside(few).rows[0][1]][2:] == ["none clearly", "0.500"]
         table = beside(result)
         assert table.heads == ("model", "ablated") and table.columns == ("loss", "can go", "most harm", "worse by")
