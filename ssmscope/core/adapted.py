@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ssmscope.core.forms import Form, mask_padding
+from ssmscope.core.forms import Form, at_least_float32, mask_padding
 from ssmscope.core.known_models import LAYERS
 from ssmscope.core.linearized import LinearizedLayer, undeclared
 from ssmscope.core.mixers import full_name, read_anew
 from ssmscope.core.paths import InputMap, OutputMap, Path
-from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
+from ssmscope.core.trace import LayerState, LayerTrace, last_inputs, mapped
 from ssmscope.errors import InputError, check_whole
 from ssmscope.ops import DeltaRecurrence, Recurrence, Scan
 from ssmscope.ops.recurrence import OVER_TIME
@@ -139,6 +139,7 @@ class Adapted:
                 of = f" of {tuple(each.x.shape[:2])}" if isinstance(each, Recurrence) else ""
                 said = f"the terms of {type(mixer).__name__} hold a {type(each).__name__}{of}, where a Recurrence"
                 raise InputError(f"{said} of {u.shape[0]} sequences of {u.shape[1]} positions was expected")
+        several = tuple(mapped(each, at_least_float32) for each in several)  # as all recurrences are run
         return _cut(Terms(several, found.conv_input, found.z), cut, self.reach - 1)
 
     def output(self, mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
@@ -147,7 +148,7 @@ class Adapted:
             return self.form.output(mixer, layer, scans)
         assert self.own_output is not None
         scans = layer.scan() if scans is None else scans
-        ys = [scan.y.flatten(2) for scan in scans]
+        ys = [scan.y.flatten(2).to(layer.u.dtype) for scan in scans]
         give, told = self.own_output, len(inspect.signature(self.own_output).parameters) > 3
 
         def whole(u: Tensor, cut: int, start: int, *ys: Tensor) -> Tensor:
@@ -300,7 +301,8 @@ def adapt(
     Raises InputError unless either `output` or `form` is given, and TypeError if the class is read otherwise.
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)) or kind.__module__.startswith("torch."):
-        said = f"{kind!r:.80} is no class of layers of one's own; give the class"
+        what = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else f"a {type(kind).__name__}"
+        said = f"{what} was given, which is no class of layers of one's own; give the class"
         raise InputError(f"{said} of the layers that hold the recurrence, adapt(MyLayer, …)")
     if (output is None) == (form is None):
         said = f"nothing says what a {kind.__name__} makes of its recurrence" if form is None else "output and form do"
@@ -324,6 +326,8 @@ def check_adapted(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) 
     with torch.no_grad():
         try:
             _check(mixer, adapter, given, name)
+        except InputError:
+            raise
         except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, ArithmeticError) as error:
             what = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise InputError(f"{name} cannot be checked, as it or its adapter fails on the example ({what})") from error

@@ -409,7 +409,7 @@ class Model:
         Raises InputError for a model whose layers read the tokens' ids too."""
         if reads_ids(self.module):
             said = f"{self.name} reads its tokens' ids besides their embeddings: explanations by embeddings"
-            raise Unanswerable(f"{said} would leave these out; ask with methods that change tokens, such as occlusion")
+            raise Unanswerable(f"{said} would leave these out; ask by interventions, such as knockout")
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
         count_tokens(mask.numel())
         logits = own_logits(self.module, arguments, last_positions(mask) if last_only else None)

@@ -1,0 +1,182 @@
+"""What a network of one's own does around its layers, and adapters that say less than its layers compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, pad
+
+import ssmscope
+from ssmscope.errors import InputError
+
+ROWS = [[4, 9, 8, 1, 2, 6, 7, 5, 4]]
+
+
+class Unit(nn.Module):
+    """A minimal GRU, whose state is lost every `span` positions if there is one."""
+
+    span = 0
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.gate, self.candidate = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, u: Tensor) -> Tensor:
+        gate, candidate = self.gate(u).sigmoid(), self.candidate(u)
+        h, found = torch.zeros_like(u[:, 0]), []
+        for t in range(u.shape[1]):
+            h = torch.zeros_like(h) if self.span and t % self.span == 0 else h
+            h = (1 - gate[:, t]) * h + gate[:, t] * candidate[:, t]
+            found.append(h)
+        return torch.stack(found, 1)
+
+
+class Forgetful(Unit):
+    span = 16
+
+
+class Convolved(Unit):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__(width)
+        self.conv = nn.Conv1d(width, width, 3, groups=width, padding=2)
+
+    def forward(self, u: Tensor) -> Tensor:
+        x = self.conv(self.candidate(u).mT)[..., : u.shape[1]].mT
+        gate, h, found = self.gate(u).sigmoid(), torch.zeros_like(x[:, 0]), []
+        for t in range(u.shape[1]):
+            h = (1 - gate[:, t]) * h + gate[:, t] * x[:, t]
+            found.append(h)
+        return torch.stack(found, 1)
+
+
+class Network(nn.Module):
+    def __init__(self, make: type[nn.Module] = Unit, shift: int = 0, twice: bool = False) -> None:
+        super().__init__()
+        self.tokens, self.other, self.layer, self.head = (
+            nn.Embedding(20, 8),
+            nn.Embedding(20, 8),
+            make(),
+            nn.Linear(8, 20),
+        )
+        self.shift, self.twice = shift, twice
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + (self.other(ids) if self.twice else 0)
+        late = pad(x, (0, 0, self.shift, 0))[:, : x.shape[1]] if self.shift else 0
+        return self.head(x + self.layer(x + late))
+
+
+def terms(layer: Any, u: Tensor) -> ssmscope.Recurrence:
+    log_a = logsigmoid(-layer.gate(u)).unsqueeze(-1)
+    b = -torch.expm1(log_a)
+    return ssmscope.Recurrence(x=layer.candidate(u).unsqueeze(-1), b=b, c=torch.ones_like(b), log_a=log_a)
+
+
+def convolved_terms(layer: Any, u: Tensor) -> ssmscope.Terms:
+    source, log_a = layer.candidate(u), logsigmoid(-layer.gate(u)).unsqueeze(-1)
+    x, b = layer.conv(source.mT)[..., : u.shape[1]].mT.unsqueeze(-1), -torch.expm1(log_a)
+    return ssmscope.Terms(ssmscope.Recurrence(x=x, b=b, c=torch.ones_like(b), log_a=log_a), conv_input=source)
+
+
+def network(*args: Any, **options: Any) -> Network:
+    torch.manual_seed(0)
+    found = Network(*args, **options)
+    with torch.no_grad():
+        for weight in found.parameters():
+            weight.mul_(2)
+    return found.eval()
+
+
+@pytest.fixture(autouse=True)
+def adapted() -> None:
+    form = ssmscope.Form(values="candidate", out=None)
+    ssmscope.adapt(Unit, terms=terms, form=form)
+    ssmscope.adapt(Forgetful, terms=terms, form=form)
+
+
+def test_of_two_embeddings_one_is_not_all() -> None:
+    model = ssmscope.load(network(twice=True))
+    assert ssmscope.heatmap(model.trace(ids=ROWS)).headline
+    with pytest.raises(InputError, match="reads its tokens' ids besides their embeddings"):
+        ssmscope.explain(model, ROWS, methods=["gradxinput"])
+    ssmscope.explain(ssmscope.load(network()), ROWS, methods=["gradxinput"])
+
+
+@pytest.mark.parametrize("shift", [1, 2, 3, 5])
+def test_a_network_that_shifts_tokens_does_not_continue_from_states(shift: int) -> None:
+    module = network(shift=shift)
+    model = ssmscope.load(module)
+    assert not model.continues and ssmscope.load(network()).continues
+    torch.testing.assert_close(model.logits(model.encode(ids=ROWS)), module(torch.tensor(ROWS)))
+
+
+def test_a_layer_that_differs_late_is_refused() -> None:
+    with pytest.raises(InputError, match="its terms and output do not give its own output"):
+        ssmscope.load(network(Forgetful))
+    short = ssmscope.load(network(Forgetful), example=torch.tensor(ROWS))
+    torch.testing.assert_close(short.logits(short.encode(ids=ROWS)), network(Forgetful)(torch.tensor(ROWS)))
+
+
+def test_a_form_without_a_part_is_refused() -> None:
+    whole = ssmscope.Form(values="candidate", convolution="conv", out=None)
+    ssmscope.adapt(Convolved, terms=convolved_terms, form=whole, reach=3)
+    ssmscope.load(network(Convolved))
+    ssmscope.adapt(Convolved, terms=convolved_terms, form=ssmscope.Form(values="candidate", out=None), reach=3)
+    with pytest.raises(InputError, match="the parts that its form names do not lead from its input to its output"):
+        ssmscope.load(network(Convolved))
+
+
+def test_half_precision_is_read_in_single() -> None:
+    half, whole = (ssmscope.load(network().to(dtype)).trace(ids=ROWS) for dtype in (torch.bfloat16, torch.float32))
+    assert ssmscope.heatmap(half).headline and half.layers[0].recurrence.x.dtype == torch.float32
+    torch.testing.assert_close(half.survival(), whole.survival(), atol=0.02, rtol=0)
+
+
+WRONG: dict[str, tuple[dict[str, Callable[..., Any]], str]] = {
+    "no terms": ({"terms": lambda layer, u: None}, "fails on the example (TypeError"),
+    "no decay": (
+        {"terms": lambda layer, u: ssmscope.Recurrence(x=u[..., None], b=u[..., None], c=u[..., None])},
+        "give the decay once",
+    ),
+    "late terms": (
+        {"terms": lambda layer, u: terms(layer, u[:, 1:])},
+        "of (2, 39), where a Recurrence of 2 sequences of 40",
+    ),
+    "a list": ({"output": lambda layer, u, ys: ys}, "returns a list; it should return the layer's output"),
+    "not finite": ({"output": lambda layer, u, ys: ys[0] / 0}, "do not give its own output"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_adapter_that_fails_is_refused_in_a_line(name: str) -> None:
+    changed, said = WRONG[name]
+    ssmscope.adapt(Unit, **{"terms": terms, "output": lambda layer, u, ys: ys[0], **changed})
+    with pytest.raises(InputError) as error:
+        ssmscope.load(network())
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"layers": ["layer"]}, "layers is ['layer']; give the path of one part"),
+        ({"example": [[1, 2], [1]]}, "the example is a list that is no array"),
+        ({"example": torch.zeros(0, 4, dtype=torch.long)}, "the example has no row"),
+        ({"head": "tokens"}, "head='tokens' is a Embedding; give the path of the linear layer"),
+    ],
+)
+def test_what_names_no_part_or_example_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        ssmscope.load(network(), **options)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [Unit(), nn.Linear, nn.Module])
+def test_only_classes_of_ones_own_are_adapted(kind: Any) -> None:
+    with pytest.raises(InputError, match="no class of layers of one's own") as error:
+        ssmscope.adapt(kind, terms=terms, output=lambda layer, u, ys: ys[0])
+    assert "\n" not in str(error.value)
