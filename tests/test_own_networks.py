@@ -1,4 +1,4 @@
-"""What a network of one's own does around its layers, and adapters that say less than its layers compute."""
+"""Networks of one's own that do more around their layers, and adapters that say less than these compute."""
 
 from __future__ import annotations
 

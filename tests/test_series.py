@@ -311,7 +311,7 @@ def test_replaced_and_hidden_steps_are_the_modules_own(labelled: Labelled) -> No
 
 @pytest.mark.parametrize("at", [None, 4, -1])
 def test_patched_steps_are_the_modules_own(series: Tensor, at: int | None) -> None:
-    """What the first unit reads of a step is the embedded step itself."""
+    """The first unit reads the embedded step itself."""
     module = network(Pooled if at is None else Network).double()
     clean, corrupted = series[:1].double(), series[:1].double().clone()
     corrupted[0, 3:6] += 2

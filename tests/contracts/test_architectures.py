@@ -305,7 +305,7 @@ def test_gradients_reach_every_weight_and_the_input(model):
 
 
 def test_gradients_are_the_slope_of_the_logits(module):
-    """Of our own models both ways above go through the same terms."""
+    """Both ways above go through the same terms in our own models."""
     module, ids = doubled(module), torch.tensor([TEXTS[0]])
     weights = list(module.parameters())
     steps = [torch.randn_like(weight) * weight.detach().abs().mean() for weight in weights]

@@ -42,7 +42,7 @@ def test_it_is_the_distance_of_two_runs(name: str) -> None:
 
 
 def test_attention_is_cut_off_alone() -> None:
-    """As in a run that continues from the recurrent states without the keys of before."""
+    """The run continues from the recurrent states without the keys of before."""
     model = Model(loud(random_example("jamba")))
     ids = WINDOWS[0, :-1].tolist()
     states = model.run(model.encode(ids=ids[:8])).states

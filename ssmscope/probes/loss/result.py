@@ -66,7 +66,7 @@ class TokenLoss(Result, kind="loss"):
     """(models, positions, 3): the smoothed loss and its interval."""
     notes: tuple[str, ...]
     remembrance: tuple[tuple[Remembrance, ...], ...] = ()
-    """Of each model by its span, where it was asked for."""
+    """Remembrance of each model by its span, where it was asked for."""
 
     @property
     def shown(self) -> tuple[float, float]:
