@@ -180,3 +180,10 @@ def test_only_classes_of_ones_own_are_adapted(kind: Any) -> None:
     with pytest.raises(InputError, match="no class of layers of one's own") as error:
         ssmscope.adapt(kind, terms=terms, output=lambda layer, u, ys: ys[0])
     assert "\n" not in str(error.value)
+
+
+def test_a_position_beyond_the_tokens_that_a_module_is_tried_on() -> None:
+    module = network()
+    model = ssmscope.load(module, at=45, answer="position")
+    ids = torch.arange(50)[None] % 20
+    torch.testing.assert_close(model.logits(model.encode(ids=ids)), module(ids)[:, 45])
