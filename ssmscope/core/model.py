@@ -312,19 +312,19 @@ class Model:
         A text's tokens do not depend on the texts beside it, and are chosen from its own last real position. It ends
         with an end token of the model's generation settings or tokenizer, a stop string, or after `max_new_tokens`.
 
+        - `max_new_tokens`: number of tokens at which a text ends
+        - `edits`: changes of the prompt's run, where positions count, and with `while_writing` of the runs that read
+          written tokens, see `ssmscope.core.lasting_edits`; "state" edits after −1 change the state at each run's end.
+          Those of a context around, `edited`, act in every run
+        - `temperature`: 0 for the likeliest token; else one is drawn from softmax(logits / temperature)
+        - `top_k`, `top_p`: number, and probability, of the likeliest tokens that one is drawn from
+        - `seed`: random seed; with the same one, a prompt is continued in the same way, its copies in others
+        - `stop`: strings that end a text, or a function from its written ids to True if they do
+        - `keep_states`: keep the states before each text's last token is read
+
         Args:
-            max_new_tokens: number of tokens at which a text ends.
-            edits: changes of the prompt's run, where positions count, and with `while_writing` of the runs that read
-                written tokens, see `ssmscope.core.lasting_edits`; "state" edits after −1 change the state at each run's
-                end. Those of a context around, `edited`, act in every run.
-            temperature: 0 for the likeliest token; else one is drawn from softmax(logits / temperature).
-            top_k: number of the likeliest tokens that one is drawn from.
-            top_p: probability of the likeliest tokens that one is drawn from.
-            seed: random seed; with the same one, a prompt is continued in the same way, its copies in others.
-            stop: strings that end a text, or a function from its written ids to True if they do.
             batch_size: texts written together, 32 by default; all with edits, which may have values for every text.
             states: continue the run that gave these states, a row for each text, as `run` does.
-            keep_states: keep the states before each text's last token is read.
 
         Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that cannot write so
         many tokens: a classifier, say, or one that reads both ways.
