@@ -96,6 +96,7 @@ class Adapted:
         return u.movedim(-1, 1) if self.has_channels_first(mixer) else u
 
     def has_channels_first(self, mixer: Any) -> bool:
+        """Return True if a layer's input has its channels before its positions."""
         return self.channels_first(mixer) if callable(self.channels_first) else self.channels_first
 
     def returned(self, output: Tensor) -> Any:
@@ -367,10 +368,10 @@ def _check(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) -> None
     if not both and (grid or _apart(short, own[:, :half]) > _tolerance(own)):
         raise InputError(f"{name} reads {'a grid' if grid else 'later positions'}: adapt it with both_ways=True")
     u = adapter.entered(mixer, given)
-    found = adapter.output(mixer, adapter.compute_terms(mixer, u))
-    _refuse(name, "its terms and output do not give its own output", found, own)
+    layer = adapter.compute_terms(mixer, u)
+    _refuse(name, "its terms and output do not give its own output", adapter.output(mixer, layer), own)
     if adapter.form is not None:
-        _check_map(mixer, adapter, u, name, own)
+        _check_map(mixer, adapter, layer, name, own)
     cut = adapter.compute_terms(mixer, adapter.entered(mixer, some))
     _refuse(name, f"they do not give its output for {half} positions", adapter.output(mixer, cut), short)
     adapter.entered(mixer, given)
@@ -387,14 +388,15 @@ def _check(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) -> None
     _refuse(name, what, rest, own[:, half:])
 
 
-def _check_map(mixer: nn.Module, adapter: Adapted, u: Tensor, name: str, own: Tensor) -> None:
+def _check_map(mixer: nn.Module, adapter: Adapted, layer: LayerTrace, name: str, own: Tensor) -> None:
     """Check that the parts that a form names give the layer's output from its input, where they make a linear map."""
     try:
-        found = adapter.linearized(mixer, adapter.compute_terms(mixer, u))
+        found = adapter.linearized(mixer, layer)
     except InputError:
         return  # Where the map is asked for, this says why there is none.
     what = "the parts that its form names do not lead from its input to its output: a convolution, an activation or"
-    _refuse(name, f"{what} another part is missing, or is not what the terms read", found.matvec(u) + found.bias, own)
+    what = f"{what} another part is missing, or is not what the terms read"
+    _refuse(name, what, found.matvec(layer.u) + found.bias, own)
 
 
 def _refuse(name: str, what: str, found: Tensor, own: Tensor) -> None:

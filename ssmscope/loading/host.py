@@ -318,10 +318,8 @@ class Host(OwnModel):
             except DAMAGE_ERRORS:
                 self.reads_ids_too = True
         if not bool((read - own).abs().max() <= allowed):
-            said = (
-                f"{self._name} gives other logits where its layers are read than by itself: one writes into its input,"
-            )
-            raise InputError(f"{said} or keeps something from call to call")
+            said = f"{self._name} gives other logits where its layers are read than by itself: one"
+            raise InputError(f"{said} writes into its input, or keeps something from call to call")
 
 
 def host(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -73,34 +72,18 @@ def character_noise(
     Raises:
         InputError: a rate given twice, data that do not fit the model, and what `Template` and `Evaluator` refuse.
     """
-    from ssmscope.attacks.curves import no_drop, questions, true_log_odds
+    from ssmscope.attacks.curves import no_drop, questions
     from ssmscope.attacks.noise.measure import measure
     from ssmscope.attacks.noise.result import NoiseCurve
     from ssmscope.attacks.noise.typos import typed
 
     steps = tuple(sorted(map(float, rates)))
     if model.reads == "series":
-        from ssmscope.api.provenance import call_options, record_provenance
-        from ssmscope.attacks.noise.series import CHANGES, answered, changed
-        from ssmscope.interp.labelled import check_series, class_ids
+        from ssmscope.attacks.noise.series import noise_in_series
 
-        check_series(model, data, "noise")
         if template is not None or words is not None or cache is not None:
             raise InputError("template, words and cache are of texts; leave them out for series")
-        series, how = data if limit is None else data.sample(limit, seed=seed), change or CHANGES[0]
-        labels, values = class_ids(model, series), series.pixels  # type: ignore[union-attr]
-        scores = answered(model, [values, *(changed(values, how, rate, seed) for rate in steps)])
-        found = measure(
-            labels, scores.argmax(-1), true_log_odds(scores, labels), steps, [math.nan] * len(steps), (), (), seed
-        )
-        options = call_options(rates=list(steps), change=how)
-        return NoiseCurve(
-            provenance=record_provenance(model.source, options=options, seed=seed, data=series),
-            classes=tuple(model.labels or ()),
-            **found,
-            notes=tuple(no_drop(found["clean"])),
-            change=how,
-        )
+        return noise_in_series(model, data, change, steps, limit, seed)
     if change is not None:
         raise InputError(f"change={change} is of series, and {model.name} reads {model.reads}; leave it out")
     asked = questions(model, data, template=template, words=words, limit=limit, cache=cache, seed=seed)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
+from ssmscope.api.provenance import call_options, record_provenance
+from ssmscope.attacks.curves import no_drop, true_log_odds
+from ssmscope.attacks.noise.measure import measure
+from ssmscope.attacks.noise.result import CHANGES as NAMED
+from ssmscope.attacks.noise.result import NoiseCurve
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.model import Model
+from ssmscope.interp.labelled import check_series, class_ids
 
-CHANGES = ("gaussian", "dropped", "shifted")
+CHANGES = tuple(NAMED)[1:]
 """Changes of series; the first is the default."""
 
 Series = Float[np.ndarray, "examples length channels"]
@@ -43,3 +51,24 @@ def answered(model: Model, forms: Sequence[Series]) -> Float[np.ndarray, "forms 
             logits = torch.cat([model.logits(model.encode(values=part)) for part in parts])
         found.append(logits.double().log_softmax(-1).cpu().numpy())
     return np.stack(found)
+
+
+def noise_in_series(
+    model: Model, data: Any, change: str | None, rates: Sequence[float], limit: int | None, seed: int
+) -> NoiseCurve:
+    """Return the accuracy on series that a change makes more and more different, by default `CHANGES`' first. Raises
+    InputError for data that are no labelled series of the model's channels."""
+    check_series(model, data, "noise")
+    data, change = data if limit is None else data.sample(limit, seed=seed), change or CHANGES[0]
+    labels = class_ids(model, data)
+    scores = answered(model, [data.pixels, *(changed(data.pixels, change, rate, seed) for rate in rates)])
+    odds, no_errors = true_log_odds(scores, labels), [math.nan] * len(rates)
+    found = measure(labels, scores.argmax(-1), odds, rates, no_errors, (), (), seed)
+    options = call_options(rates=list(rates), change=change)
+    return NoiseCurve(
+        provenance=record_provenance(model.source, options=options, seed=seed, data=data),
+        classes=tuple(model.labels or ()),
+        **found,
+        notes=tuple(no_drop(found["clean"])),
+        change=change,
+    )

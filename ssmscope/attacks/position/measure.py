@@ -97,9 +97,9 @@ class Inputs(ABC):
 
 class Pixels(Inputs):
     """Images whose pixels, or series whose steps, are replaced; each run of a region continues from the clean run's
-    states at its start, where a model can. For
-    noise a pixel, in [0, 1], is N(0, 1) in each channel, for zeros black, for mean the data's mean pixel; a
-    step N(m, s²) with the data's mean and standard deviation of each channel; other: an example of another class."""
+    states at its start, where a model can. For noise a pixel, in [0, 1], is N(0, 1) in each channel, and a step
+    N(m, s²) with the data's mean and standard deviation; for zeros black, for mean the data's mean pixel or step;
+    other: an example of another class."""
 
     what = "images"
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL
 from ssmscope.api.options import Metavar, Range, Reads, Seed
+from ssmscope.probes.precision.formats import Format, Per
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.probes.precision.result import Precision
-    from ssmscope.probes.precision.rounding import Format
-
-FORMATS: tuple[Format, ...] = ("bfloat16", "float16", "e4m3", "e5m2", "int8", "int4")
 
 
 @analysis(
@@ -38,17 +36,15 @@ def precision(
     length: Annotated[int, "Tokens per window.", Range(2)] = 256,
     limit: Annotated[int, "Number of windows, drawn by the seed.", Range(1)] = 16,
     state: Annotated[
-        Sequence[Literal["bfloat16", "float16", "e4m3", "e5m2", "int8", "int4"]],
-        "Formats of the state: bfloat16, float16, e4m3, e5m2, int8, int4.",
+        Sequence[Format],
+        f"Formats of the state: {', '.join(get_args(Format))}.",
         Metavar("NAME,…"),
-    ] = FORMATS,
-    per: Annotated[
-        Sequence[Literal["tensor", "head", "row"]], "Numbers that share a scale, in formats of 8 and 4 bits."
-    ] = ("head",),
+    ] = get_args(Format),
+    per: Annotated[Sequence[Per], "Numbers that share a scale, in formats of 8 and 4 bits."] = ("head",),
     every: Annotated[int, "Round after every N tokens.", Range(1)] = 1,
     stochastic: Annotated[bool, "Round up or down at random, the mean kept, by the seed."] = False,
     heads: Annotated[
-        Literal["bfloat16", "float16", "e4m3", "e5m2", "int8", "int4"] | None,
+        Format | None,
         "Also round each head alone in this format.",
         Metavar("NAME"),
     ] = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,9 +13,7 @@ from torch import Tensor
 from ssmscope import ops
 from ssmscope.core.edits import Edit, Site
 from ssmscope.ops import Recurrence, Scan
-
-Format = Literal["bfloat16", "float16", "e4m3", "e5m2", "int8", "int4"]
-Per = Literal["tensor", "head", "row"]
+from ssmscope.probes.precision.formats import Format, Per
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -24,8 +22,8 @@ DTYPES = {
     "e5m2": torch.float8_e5m2,
 }
 BITS = {"bfloat16": 16, "float16": 16, "e4m3": 8, "e5m2": 8, "int8": 8, "int4": 4}
-DIMENSIONS = {"tensor": (1, 2, 3), "head": (2, 3), "row": (3,)}
-"""Dimensions of a state (batch, heads, width, state) that share a scale."""
+SHARED_AXES = {"tensor": (1, 2, 3), "head": (2, 3), "row": (3,)}
+"""Axes of a state (batch, heads, width, state) that share a scale."""
 MIN_SCALE = 1e-12
 WORDS = {2: torch.int16, 1: torch.int8}
 
@@ -64,7 +62,7 @@ def rounded(
     largest = 2.0 ** (how.bits - 1) - 1 if dtype is None else torch.finfo(dtype).max
     scale: Any = 1.0
     if how.bits < 16:
-        scale = H.abs().amax(dim=DIMENSIONS[how.per], keepdim=True).clamp(min=MIN_SCALE) / largest
+        scale = H.abs().amax(dim=SHARED_AXES[how.per], keepdim=True).clamp(min=MIN_SCALE) / largest
     if dtype is not None:
         return _in_dtype(H / scale, dtype, generator) * scale
     if generator is None:
