@@ -149,6 +149,7 @@ def table(found: Sequence[Verdict], digits: int = 3) -> list[str]:
         one, other = each.runs
         paper = "–" if each.question.paper is None else f"{each.question.paper:+.{digits}f}"
         difference = f"{each.estimate:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
-        cells = [each.question.name, f"{one}, {other}", difference, f"{each.seen:.{digits}f}"]
-        rows.append(f"| {' | '.join([*cells, f'{each.question.margin:g}', paper, f'**{each.words}**'])} |")
-    return list(map(with_minus, rows))
+        cells = [f"{one}, {other}", *map(with_minus, (difference, f"{each.seen:.{digits}f}"))]
+        cells += [f"{each.question.margin:g}", with_minus(paper), f"**{each.words}**"]
+        rows.append(f"| {' | '.join([each.question.name, *cells])} |")
+    return rows
