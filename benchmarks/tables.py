@@ -48,10 +48,15 @@ def write(arguments: argparse.Namespace) -> None:
     """Draw the tables of the pages again."""
     for page in sorted(DOCS.rglob("*.md")):
         before = page.read_text(encoding="utf-8")
-        after = MARKED.sub(lambda found: f"{found[1]}.{found[2]}-->\n\n{drawn(found[1], found[2])}", before)
+        after = MARKED.sub(_again, before)
         if after != before:
             page.write_text(after, encoding="utf-8")
             print(page.relative_to(DOCS))
+
+
+def _again(found: re.Match[str]) -> str:
+    blank = "" if found[3] else "\n"  # a mark that has no table yet
+    return f"{found[1]}.{found[2]}-->\n\n{drawn(found[1], found[2])}{blank}"
 
 
 def main() -> None:
