@@ -169,7 +169,7 @@ def docs_table() -> list[str]:
         ]
         for arm in names
     }
-    return running.arms_table(arms, "mamba2", names)[: 2 + len(arms)]
+    return running.arms_table(arms, names)
 
 
 def main() -> None:
