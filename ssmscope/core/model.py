@@ -321,7 +321,7 @@ class Model:
         - `seed`: random seed; with the same one, a prompt is continued in the same way, its copies in others
         - `stop`: strings that end a text, or a function from its written ids to True if they do
         - `keep_states`: keep the states before each text's last token is read
-        - `compile`: compile the layers' step, in seconds, with the same tokens; by default from 4,096 tokens on. With
+        - `compile`: compile the layers' step, in seconds, equal up to rounding; by default from 4,096 tokens on. With
           edits, hooks or attention, or where torch cannot compile, they run as they are
 
         Args:

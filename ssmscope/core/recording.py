@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attention_modules
-from ssmscope.core.compiled_blocks import Traced, put
 from ssmscope.core.edits import edits_of
 from ssmscope.core.intercept import active_override, forward_without_transfer, is_changed, is_observed
 from ssmscope.core.mixers import adapter_for, mixers, runs_own
 from ssmscope.core.trace import States, gathered, mapped, tensors
+from ssmscope.ops.compiling import Unsettled
 
 STEPS_BEFORE = 2
 """Steps that run as they are before one is recorded: short answers are not worth it."""
@@ -36,7 +36,7 @@ Numbers = Callable[[Tensor, Tensor | None], Tensor]
 
 def recordable(module: Any) -> bool:
     """Return True if nothing is put on a model's parts, its weights are plain and in one place, and it keeps no keys
-    and values, which grow. Its blocks are asked what else they need, see `core.compiled_blocks`."""
+    and values, which grow. Its blocks are asked what else they need, see `core.token_runs`."""
     if edits_of(module) or attention_modules(module):
         return False
     parts, weights = list(module.modules()), list(module.parameters())
@@ -54,11 +54,32 @@ def declared(module: Any, name: str) -> bool:
     return all(kind in getattr(adapter_for(each), name, ()) for each in mixers(module))
 
 
+class Traced(NamedTuple):
+    """Step of a block: `run` takes the given tensors, whose states it changes in place, and these weights, and returns
+    the tensors of `output`."""
+
+    run: Callable[..., Sequence[Tensor]]
+    weights: list[Tensor]
+    output: Any
+
+
+def put(own: States, new: States) -> None:
+    """Copy states into tensors that stay where they are. Raises Unsettled if their shapes differ."""
+    before, after = tensors(own), tensors(new)
+    if [(t.shape, t.dtype) for t in before] != [(t.shape, t.dtype) for t in after]:
+        raise Unsettled("states change their shapes from token to token")
+    places = {t.untyped_storage().data_ptr() for t in before}
+    pairs = [(old, each) for old, each in zip(before, after) if each is not old]
+    apart = [each.clone() if each.untyped_storage().data_ptr() in places else each for _, each in pairs]
+    for (old, _), each in zip(pairs, apart):
+        old.copy_(each)
+
+
 class Kept:
     """Traces and recordings of a model, as long as it stays as it is: numbers may change within its weights.
 
     Attributes:
-        traces: of its blocks, see `core.compiled_blocks`.
+        traces: of its blocks, see `core.token_runs`.
         steps: the latest recording, unless somebody uses it.
     """
 
@@ -83,10 +104,9 @@ def marks_of(module: nn.Module) -> list[Any]:
     """Return where a model's weights are, and the plain attributes and the configurations of its parts."""
     found: list[Any] = [t.data_ptr() for t in (*module.parameters(), *module.buffers())]
     for part in module.modules():
-        values = [each for each in vars(part).items() if isinstance(each[1], bool | int | float | str)]
-        found += [type(part), values]
-    config = getattr(module, "config", None)
-    return [*found, repr(config)]
+        plain = [each for each in vars(part).items() if isinstance(each[1], bool | int | float | str)]
+        found += [type(part), *(each for each in plain if each[0] != "training")]  # A run sets and restores it.
+    return [*found, repr(getattr(module, "config", None))]
 
 
 class StepInPlace:

@@ -16,10 +16,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssmscope
-from ssmscope.core import compiled_blocks, generation, recording
+from ssmscope.core import generation, recording
 from ssmscope.core.adapted import AdaptedState, adapt
 from ssmscope.core.attention_layers import attention_modules
-from ssmscope.core.compiled_blocks import Blocks, Unsettled
 from ssmscope.core.edits import Edit, edited
 from ssmscope.core.generation import Sampling
 from ssmscope.core.heads import gives
@@ -28,8 +27,10 @@ from ssmscope.core.lasting_edits import while_writing
 from ssmscope.core.mixers import collect_states, fast_scan
 from ssmscope.core.model import Model
 from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, StepInPlace, recordable
-from ssmscope.core.token_runs import TokenRuns
+from ssmscope.core.token_runs import Blocks, TokenRuns
 from ssmscope.core.trace import mapped, tensors
+from ssmscope.ops import compiling
+from ssmscope.ops.compiling import Unsettled
 
 GPU = torch.device("cuda")
 IDS = [[5, 17, 3, 9], [7, 8], [90, 1, 2, 3, 4, 5, 11]]
@@ -146,7 +147,7 @@ def traced(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> list[Any]:
     """The graphs that would be compiled, which run as they are: torch compiles one of these layers in ten seconds."""
     graphs: list[Any] = []
     monkeypatch.setattr(torch, "compile", lambda graph, **_: graphs.append(graph) or graph)
-    monkeypatch.setattr(compiled_blocks, "_compiled", {})
+    monkeypatch.setattr(compiling, "_graphs", {})
     return graphs
 
 
@@ -265,6 +266,7 @@ def test_a_compiled_step_writes_what_whole_texts_say(
     kinds = len(traced)
     if dtype == torch.float32 and name != "groupmamba":  # The layers of a group read different numbers of others.
         assert kinds == (name != "bamba") and len(model.mixers) > 1
+    model.module.train()
     again = model.generate(ids=IDS, max_new_tokens=9, compile=True)
     assert [list(row) for row in again.ids] == found and len(traced) == kinds
     assert not any(len([*graph.parameters(), *graph.buffers()]) for graph in traced)
@@ -301,8 +303,8 @@ def test_what_torch_does_not_compile_runs_as_it_is(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("no C++ compiler")
 
     monkeypatch.setattr(torch, "compile", lambda graph, **_: fail)
-    monkeypatch.setattr(compiled_blocks, "_compiled", {})
-    assert written(model, compile=True)[0] == expected and not compiled_blocks._compiled
+    monkeypatch.setattr(compiling, "_graphs", {})
+    assert written(model, compile=True)[0] == expected and not compiling._graphs
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
