@@ -107,7 +107,7 @@ def compiled_once(graph: GraphModule, given: Sequence[Tensor]) -> tuple[Callable
     """Return a graph compiled for such tensors, the same function for equal graphs, and what it gives for these. Raises
     Unsettled if torch cannot compile it."""
     key = (graph.code, signature(given))
-    run = _graphs.get(key) or torch.compile(graph, fullgraph=True, dynamic=False, options=ROUNDING)
+    run = _graphs[key] if key in _graphs else torch.compile(graph, fullgraph=True, dynamic=False, options=ROUNDING)
     try:
         results = run(*given)
     except RuntimeError as error:
