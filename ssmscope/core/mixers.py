@@ -44,8 +44,8 @@ class LayerAdapter(Protocol):
     weights of a model or mixer whose library rescales them in place; `growth_limit(mixer, layer, recurrence)`, its
     largest possible growth without Δ and A (`core.growth`); `theorem_parameters(mixer)`, what the generalisation bound
     reads; `HAS_RECURRENT_STATE`, False for layers that keep no state, such as short convolutions; `BIDIRECTIONAL`, True
-    for layers that read later tokens too; `RECORDABLE_STEPS` and `RECORDABLE_TRAINING`, the model types whose step, or
-    training step, never waits for a GPU nor sends it numbers; and `NO_FEED_FORWARD` and `NO_RELEVANCE`, names of
+    for layers that read later tokens too; `RECORDABLE_TRAINING`, the model types whose training step never waits for a
+    GPU nor sends it numbers; and `NO_FEED_FORWARD` and `NO_RELEVANCE`, names of
     classes in a block that are none, or have no rule of LRP.
     """
 

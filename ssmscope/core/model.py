@@ -321,6 +321,8 @@ class Model:
         - `seed`: random seed; with the same one, a prompt is continued in the same way, its copies in others
         - `stop`: strings that end a text, or a function from its written ids to True if they do
         - `keep_states`: keep the states before each text's last token is read
+        - `compile`: compile the layers' step, in seconds, equal up to rounding; by default from 4,096 tokens on. With
+          edits, hooks or attention, or where torch cannot compile, they run as they are
 
         Args:
             batch_size: texts written together, 32 by default; all with edits, which may have values for every text.

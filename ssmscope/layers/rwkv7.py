@@ -182,9 +182,6 @@ def _shifted(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
     return mixed_with_before(x, before, 1 - mix)
 
 
-RECORDABLE_STEPS = ("ssm-rwkv7",)
-
-
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the block's terms from its input `u` (batch, length, width or 2 · width). `extras` has the `gate` (batch,
     length, width), the `bonus` (batch, length, heads), the share `mixed_in` of the first layer's values (batch, length,
