@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loud import TrueFloat64
 from own_layers import LRU, S4D, SS2D, BothWays, CopiedMamba, Mamba2
 from own_matrix import Run
 from torch import Tensor, nn
@@ -276,3 +277,56 @@ def test_a_language_model_writes_and_continues(name: str) -> None:
         for column, place in enumerate(found.positions):  # The whole memory is that of the clean tokens up to it.
             logits = module(torch.tensor([clean[: place + 1] + corrupted[place + 1 :]]))[0, -1]
             assert found.values[-1, column, 1] == pytest.approx(float(logits[1] - logits[2]), rel=1e-6, abs=1e-6)
+
+
+def test_rwkv7_hf_is_read_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("rwkv7_hf.modeling_rwkv7")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 2, "head_dim": 16, "intermediate_size": 48}
+    module = library.RWKV7ForCausalLM(library.RWKV7Config(**sizes)).double().eval()
+    for weight in module.parameters():
+        weight.data += torch.randn(weight.shape) * 0.3
+    model, ids, scan = ssmscope.load(module), torch.tensor([[1, 7, 3, 9, 13, 2]]), library.rwkv7_recurrent
+    decays: list[Tensor] = []
+    cut = torch.zeros(2, 9, 1, 1)
+
+    def observed(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *more: Any) -> Any:
+        decays.append(w + a * b)  # The diagonal of the transition.
+        y, state = scan(r, w, k, v, a, b, *more)
+        sources, targets = cut[:, : v.shape[1]]
+        return y - scan(r, w, k, v * sources, a, b, *more)[0] * targets, state
+
+    def own(rows: Tensor) -> Tensor:
+        name = "inputs_embeds" if rows.is_floating_point() else "input_ids"
+        with TrueFloat64():
+            return module(**{name: rows}, use_cache=False).logits
+
+    monkeypatch.setattr(library, "rwkv7_recurrent", observed)
+    whole, x = own(ids).detach(), module.get_input_embeddings()(ids).detach()
+    best = int(whole[0, -1].argmax())
+    torch.testing.assert_close(model.logits(model.encode(ids=ids)), whole, **CLOSE)
+    for held, found in zip(decays, model.trace(ids=ids).retention):
+        torch.testing.assert_close(found.double(), held.mean((2, 3)), **CLOSE)
+    first = model.run(model.encode(ids=ids[:, :2]))
+    torch.testing.assert_close(model.run(model.encode(ids=ids[:, 2:]), first.states).logits, whole[:, 2:], **CLOSE)
+    options = {"ig": {"baseline": "mean", "fixed": 4}, "occlusion": {"baseline": "zero"}}
+    found = ssmscope.explain(model, ids=ids, methods=["ig", "occlusion"], target=best, option=options)[0]
+    scores = {each.method: torch.tensor(each.scores).double() for each in found.attributions}
+    start = module.get_input_embeddings().weight.mean(0).detach().expand_as(x)
+    total = torch.zeros_like(x)
+    for node, weight in zip(*np.polynomial.legendre.leggauss(4)):
+        point = (start + (node + 1) / 2 * (x - start)).requires_grad_()
+        total += weight / 2 * torch.autograd.grad(own(point)[0, -1, best], point)[0]
+    torch.testing.assert_close(scores["ig"], ((x - start) * total).sum(-1)[0], **CLOSE)
+    hidden = [x * (torch.arange(6) != place).unsqueeze(-1) for place in range(6)]
+    lost = torch.stack([whole[0, -1, best] - own(one).detach()[0, -1, best] for one in hidden])
+    torch.testing.assert_close(scores["occlusion"], lost, **CLOSE)
+    cut[0, 1:3] = cut[1, 5] = 1
+    edges = ssmscope.knockout(model, ids=ids, from_=[[1, 2]], to=[5], level="ssm", answer=best).to_frame()
+    assert edges["logit_cut"][0] == pytest.approx(own(ids)[0, -1, best].item(), rel=1e-6)
+    assert abs(edges["logit_cut"][0] - edges["logit"][0]) > 1e-3
+    written = model.generate(ids=ids, max_new_tokens=3).ids[0]
+    cut.zero_()
+    for token in written:
+        assert token == int(own(ids)[0, -1].argmax())
+        ids = torch.cat([ids, torch.tensor([[token]])], 1)
