@@ -1,4 +1,4 @@
-"""Layers as people copy them into networks of their own, which are read by their classes or by the names of their
+"""Layers as people write and copy them into networks of their own, most of which are read by the names of their
 parts."""
 
 from __future__ import annotations
@@ -9,7 +9,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import logsigmoid, silu, softplus
+
+import ssmscope
+
+
+class Unit(nn.Module):
+    """A minimal GRU, which is to be adapted, with `unit_terms`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.candidate = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, u: Tensor) -> Tensor:
+        gate, candidate = self.gate(u).sigmoid(), self.candidate(u)
+        h, found = torch.zeros_like(u[:, 0]), []
+        for t in range(u.shape[1]):
+            h = (1 - gate[:, t]) * h + gate[:, t] * candidate[:, t]
+            found.append(h)
+        return torch.stack(found, 1)
+
+
+def unit_terms(layer: Any, u: Tensor) -> ssmscope.Recurrence:
+    log_a = logsigmoid(-layer.gate(u)).unsqueeze(-1)
+    b = -torch.expm1(log_a)
+    return ssmscope.Recurrence(x=layer.candidate(u).unsqueeze(-1), b=b, c=torch.ones_like(b), log_a=log_a)
 
 
 class S4DKernel(nn.Module):

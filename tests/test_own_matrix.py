@@ -10,37 +10,16 @@ import numpy as np
 import pytest
 import torch
 from loud import TrueFloat64
-from own_layers import LRU, S4D, SS2D, BothWays, CopiedMamba, Mamba2
+from own_layers import LRU, S4D, SS2D, BothWays, CopiedMamba, Mamba2, Unit, unit_terms
 from own_matrix import Run
 from torch import Tensor, nn
 
 import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.render import numbers
 
 WIDTH, LENGTH, NODES, LABELS = 8, 7, 16, list("abcd")
 CLOSE: dict[str, Any] = dict(rtol=1e-6, atol=1e-6)
-
-
-class Unit(nn.Module):
-    """A minimal GRU, which is adapted."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gate, self.candidate = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, u: Tensor) -> Tensor:
-        gate, candidate = self.gate(u).sigmoid(), self.candidate(u)
-        h, found = torch.zeros_like(u[:, 0]), []
-        for t in range(u.shape[1]):
-            h = (1 - gate[:, t]) * h + gate[:, t] * candidate[:, t]
-            found.append(h)
-        return torch.stack(found, 1)
-
-
-def unit_terms(layer: Any, u: Tensor) -> ssmscope.Recurrence:
-    gate = layer.gate(u).sigmoid().unsqueeze(-1)
-    return ssmscope.Recurrence(
-        x=layer.candidate(u).unsqueeze(-1), b=gate, c=torch.ones_like(gate), log_a=torch.log1p(-gate)
-    )
 
 
 class Network(nn.Module):
@@ -225,6 +204,24 @@ def test_edges_that_are_cut_are_read_by_none(case: Case) -> None:
                 expected = [float(case.module(case.given[:1], run)[0, case.best[0]]) for run in cuts]
             np.testing.assert_allclose(found["logit_cut"], expected, **CLOSE)
             assert np.abs(np.array(expected) - float(case.own[0, case.best[0]])).max() > 1e-3
+
+
+def test_the_number_of_a_regression_changes_by_what_was_cut() -> None:
+    module, x = made("mamba-minimal"), torch.randn(3, LENGTH, 3)
+    module.head = nn.Linear(WIDTH, 1)
+    model = ssmscope.load(module, answer="number", example=x)
+    found = ssmscope.knockout(model, x, from_=["1:4"], to=[4, 5])
+    with torch.no_grad():
+        own = module(x)[:, 0]
+        runs = [Run(sources=[1, 2, 3], targets=[4, 5], layers=at, level="block") for at in ([0, 1], [0], [1])]
+        changes = torch.stack([module(x, run)[:, 0] - own for run in runs], 1).numpy()
+    np.testing.assert_allclose(found.to_frame()["change"], changes.flatten(), **CLOSE)
+    np.testing.assert_allclose(found.changes[0, :, 0], changes.mean(0), **CLOSE)
+    assert np.abs(changes).max() > 1e-3 and "LABEL_0" not in found.headline and "%" not in found.headline
+    one = ssmscope.knockout(model, x[:1], from_=["1:4"], to=[4, 5])
+    assert f"from {numbers.number(float(own[0]))} to {numbers.number(float(own[0] + changes[0, 0]))}" in one.headline
+    with pytest.raises(InputError, match="is a regression model and writes nothing"):
+        ssmscope.generate(model, x)
 
 
 def test_patched_positions_are_those_of_the_other_run(case: Case) -> None:

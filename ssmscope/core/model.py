@@ -66,7 +66,7 @@ class Model:
     def __repr__(self) -> str:
         labels = self.labels
         names = ", ".join(map(str, labels[:4])) + ", …" * (len(labels) > 4) if labels is not None else ""
-        what = f"classifier ({names})" if labels is not None else "language model"
+        what = self.role.partition(" ")[2] + (f" ({names})" if labels is not None else "")
         weights = list(self.module.parameters())
         return (
             f"Model {self.name}: {self.architecture} {what}, {self.num_layers} state-space layers, "
@@ -97,6 +97,13 @@ class Model:
     def gives(self) -> LogitsKind:
         """Kind of the model's logits."""
         return gives(self.module)
+
+    @property
+    def role(self) -> str:
+        """Name of such a model: "a language model", "a classifier" or "a regression model"."""
+        if self.gives == "numbers":
+            return "a regression model"
+        return "a classifier" if self.is_classifier else "a language model"
 
     @property
     def position(self) -> int | None:
