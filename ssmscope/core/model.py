@@ -353,7 +353,8 @@ class Model:
         """True if runs can continue from states: every part that reads earlier tokens keeps a state. Decided by the
         names of the model's parts and, once, by a short text run in two pieces, unedited."""
         if "_continues" not in self.__dict__:
-            kept = keeps_caches(self.module) and (self.embeds or self.config.patch is None)
+            whole = getattr(self.config, "steps", None) is not None or not (self.embeds or self.config.patch is None)
+            kept = keeps_caches(self.module) and not whole
             pixels = self.channels is not None and self.embeds
             self.__dict__["_continues"] = kept and (pixels or Context().run(runs_in_two_pieces, self))
         return self.__dict__["_continues"]
