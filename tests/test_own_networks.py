@@ -276,3 +276,57 @@ def test_a_module_that_reads_one_length_alone() -> None:
     with pytest.raises(InputError, match="cannot be run on 6 positions .*: give inputs as long as .* 10") as error:
         model.logits(model.encode(x[:, :6]))
     assert "\n" not in str(error.value)
+
+
+class Dropping(Unit):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__(width)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, u: Tensor) -> Tensor:
+        return self.dropout(super().forward(u))
+
+
+def test_a_module_in_training_is_read_as_in_evaluation() -> None:
+    module = network(Dropping)
+    expected = module(torch.tensor(ROWS)).detach()
+    model = ssmscope.load(module.train())
+    torch.testing.assert_close(model.logits(model.encode(ids=ROWS)), expected)
+    torch.testing.assert_close(model.trace(ids=ROWS).logits, expected[:, -1])
+    scores = [ssmscope.explain(model, ROWS, methods=["gradxinput"])[0].attributions[0].scores for _ in range(2)]
+    assert np.array_equal(*scores) and np.abs(scores[0]).max() > 0
+
+
+class Tied(nn.Module):
+    """Two layers of the same weights, and a head of the embedding's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.layers, self.head = (
+            nn.Embedding(20, 8),
+            nn.ModuleList([Unit(), Unit()]),
+            nn.Linear(8, 20, bias=False),
+        )
+        self.layers[1].gate, self.layers[1].candidate = self.layers[0].gate, self.layers[0].candidate
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def test_layers_that_share_weights_are_read_each_by_itself() -> None:
+    torch.manual_seed(0)
+    module = Tied().eval()
+    model, ids = ssmscope.load(module), torch.tensor(ROWS)
+    torch.testing.assert_close(model.logits(model.encode(ids=ids)), module(ids))
+    x = module.tokens(ids)
+    for layer, held in zip(module.layers, model.trace(ids=ids).retention):
+        torch.testing.assert_close(held, 1 - layer.gate(x).sigmoid().mean(-1))
+        x = x + layer(x)
+    assert ssmscope.explain(model, ROWS, methods=["lrp"])[0].attributions[0].delta < 1e-4
+    module.layers[1] = module.layers[0]
+    with pytest.raises(InputError, match="2 times for a text; once can be read"):
+        ssmscope.load(module)
