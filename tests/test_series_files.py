@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 import ssmscope
 from ssmscope.cli import run
 from ssmscope.data.series import read_series
 from ssmscope.errors import InputError
 from ssmscope.loading.code import is_import_string
+from ssmscope.loading.load import locate
+from ssmscope.render.series import draw_series, svg
+from ssmscope.render.token_figure import colours_of_row
 
 NETWORK = """
 import torch
@@ -208,9 +214,42 @@ def test_code_runs_only_where_it_is_named(given: Given) -> None:
     Path("a:b").mkdir()
     assert not is_import_string("a:b")
     with pytest.raises(InputError, match="is Python code"):
-        from ssmscope.loading.load import locate
-
         locate("network.py:model")
     model = ssmscope.load("network.py:model", dtype="float64", labels=["a", "b"])
     assert model.labels == ["a", "b"] and model.source["dtype"] == "float64" and model.name == "network.py:model"
     assert ssmscope.load("network.py:model").labels == ["low", "high"]
+
+
+def test_a_series_is_drawn_above_its_map_on_the_same_steps(given: Given) -> None:
+    _, values, _ = given
+    model = ssmscope.load("network.py:model")
+    found = ssmscope.explain(model, [values[0], values[1, :4]], methods=["gradxinput"])
+    above, below, *other = [axes for axes in found.figure().axes if axes.get_xlim()[0] == -0.5]
+    assert above.get_xlim() == below.get_xlim() == (-0.5, 8.5) and other[0].get_xlim() == (-0.5, 3.5)
+    np.testing.assert_allclose([line.get_ydata() for line in above.lines], values[0].T, rtol=1e-6)
+    assert [text.get_text() for text in above.get_legend().texts] == ["channel 0", "channel 1", "channel 2"]
+    (strip,) = below.images
+    shades = colours_of_row(found.token_rows().texts[0].rows[0])
+    assert strip.get_array().shape[:2] == (1, 9) and strip.get_extent()[:2] == [-0.5, 8.5]
+    np.testing.assert_allclose(strip.get_array()[0], [to_rgb(shade) for shade in shades])
+
+    page = found.to_html()
+    first, second = re.findall(r'<svg class="series" viewBox="0 0 (\d+) 100".*?</svg>', page)
+    assert (first, second) == ("9", "4")
+    drawn = [re.findall(r'points="(.*?)"', part) for part in re.findall("<svg.*?</svg>", page)][0]
+    points = np.array([[list(map(float, point.split(","))) for point in line.split()] for line in drawn])
+    np.testing.assert_allclose(points[:, :, 0], np.tile(np.arange(9) + 0.5, (3, 1)))
+    low, high = values[0].min(), values[0].max()
+    np.testing.assert_allclose(points[:, :, 1], 4 + 92 * (high - values[0].T) / (high - low), atol=0.01)
+    steps = re.findall(r'<p class="tokens steps">(.*?)</p>', page)
+    assert [len(re.findall("<span", row)) for row in steps] == [9, 4] and "position 8" in steps[0]
+    found.save(Path(), "found", ["json"])
+    again = type(found).load("found.json")
+    np.testing.assert_array_equal(again[1].series, values[1, :4].astype(np.float32))
+
+
+def test_many_channels_have_one_colour_and_no_legend() -> None:
+    axes = Figure().subplots()
+    draw_series(axes, np.arange(24.0).reshape(3, 8))
+    assert len({line.get_color() for line in axes.lines}) == 1 and axes.get_legend() is None
+    assert axes.get_ylabel() == "8 channels" and svg(np.ones((3, 8))).count("<polyline") == 8

@@ -268,6 +268,7 @@ def scored(model: Model | None, texts: TextsLike, options: Mapping[str, Any]) ->
                 answer=trace.answers[row][0],
                 probability=float(trace.answers[row][1]),
                 pixels=pixels,
+                series=None if trace.series is None else trace.series[row][real].float().cpu().numpy(),
                 half_lives=None if lives is None else lives.astype(np.float32),
                 flat=tuple(flat),
                 standing=tuple(standing[1:]),

@@ -30,6 +30,8 @@ class ScoredText(OfTokens):
     probability: float
     pixels: np.ndarray | None = None
     """(height, width, channels) float32 for an image whose pixels are the tokens."""
+    series: np.ndarray | None = None
+    """(length, channels) float32, the numbers of a series whose steps are the tokens."""
     half_lives: np.ndarray | None = None
     """(layers, tokens) float32, with survival: tokens until half of a write is left; infinite beyond the text, NaN for
     the last token, which nothing follows."""

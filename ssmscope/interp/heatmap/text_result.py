@@ -356,7 +356,9 @@ def _text(
     span = (0, warm) if warm and not result.of_images else None
     about = f"stands out: {result.said(text)}" if text.rationale else "no word stands out"
     about = "" if result.of_images else "; ".join((about, *result.beside(text)))
-    return TokenText(text.tokens, text.words, made, text.answer, text.probability, about, span, text.pixels)
+    return TokenText(
+        text.tokens, text.words, made, text.answer, text.probability, about, span, text.pixels, text.series
+    )
 
 
 def strongest(result: SelectionHeatmap) -> Iterator[Line]:
