@@ -208,6 +208,20 @@ def test_data_of_series_need_labels_and_no_other_data(given: Given, capsys: pyte
         assert said in capsys.readouterr().err
 
 
+def test_the_command_line_asks_about_a_position(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    _, values, _ = given
+    np.save("one.npy", values[0])
+    asked = ["explain", "network.py:model", "--series", "one.npy", "--methods", "gradxinput", "--json"]
+    model = ssmscope.load("network.py:model")
+    found = [ssmscope.explain(model.at(at), values[:1], methods=["gradxinput"]) for at in (4, -1)]
+    for typed, expected in zip((["--at", "4"], []), found):
+        assert run([*asked, *typed]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["texts"] == json.loads(expected.to_json())["texts"] and "at" not in told["provenance"]["options"]
+    assert run([*asked, "--at", "9"]) == 2
+    assert "there is no position 9 in an input of 9" in capsys.readouterr().err
+
+
 def test_code_runs_only_where_it_is_named(given: Given) -> None:
     assert is_import_string("network.py:model") and is_import_string("some.package:make")
     assert not any(map(is_import_string, ["demo/x", "owner/name", "C:\\models\\x", "network.py", "a b:c", ":x"]))

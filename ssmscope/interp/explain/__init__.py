@@ -29,6 +29,7 @@ def check_explain(*, methods: Any, steps: int | None, option: Any, **given: obje
 @analysis(
     "explain",
     reads=Texts(),
+    asks_at=True,
     question="Which tokens does an answer rest on?",
     first=2,
     pair="interp.paired:pair",
