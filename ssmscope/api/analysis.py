@@ -220,7 +220,7 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
 
 def _position(
     *,
-    at: Annotated[int | None, "Position whose answer is asked about, of a model with one at each; -1 is last."] = None,
+    at: Annotated[int | None, "Position whose answer is asked about, of a model with one at each."] = None,
 ) -> None: ...
 
 
