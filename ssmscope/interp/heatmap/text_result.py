@@ -165,9 +165,8 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
             share = f": half of it lies on {100 * lies:.0f} % of the pixels" if lies else ""
             return f"{self.score} of {counted(len(self), 'image')}, {self.layers_name}{hardly}{share}"
         if self.score == "lift":
-            told = [
-                f"text {number}: " * (len(self) > 1) + text.lifted(self.layers) for number, text in enumerate(self[:3])
-            ]
+            first = enumerate(self.texts[:3])
+            told = [f"text {number}: " * (len(self) > 1) + text.lifted(self.layers) for number, text in first]
             return "; ".join(told)
         where = {"survival": "of the states", "retention": "kept at", "write": "overwritten at"}[self.score]
         where = f"{where} {'at the end' if self.at is None else f'after token {self.at}'}" * (self.score == "survival")
