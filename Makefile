@@ -87,6 +87,7 @@ test-kernels: $(VENV)-transformers5/.dev
 test-foreign: $(VENV)/.foreign
 	$(THREADS) PYTHONPATH=$(VENV)/foreign $(VENV)/bin/pytest -q tests/test_package_layers.py tests/test_usual_layers.py \
 	    tests/test_own_matrix.py tests/test_typeseg.py
+	$(THREADS) PYTHONPATH=$(VENV)/foreign $(VENV)/bin/pytest -q tests/test_notebooks.py -k a-published-model
 
 $(VENV)/.foreign: Makefile $(VENV)/.dev
 	$(PYTHON) tools/install.py $(VENV) --quiet --no-deps --target $(VENV)/foreign $(FOREIGN)
@@ -129,8 +130,8 @@ test-exhaustive:
 	$(MAKE) --no-print-directory test-transformers
 
 # The notebooks, run again with what they show kept in them, small.
-notebooks: $(VENV)/.dev
-	$(THREADS) $(VENV)/bin/python tools/run_notebooks.py
+notebooks: $(VENV)/.foreign
+	$(THREADS) PYTHONPATH=$(VENV)/foreign $(VENV)/bin/python tools/run_notebooks.py
 
 # The documentation's site, into build/site, with what the notebooks give when their test runs them.
 docs: $(VENV)/.dev

@@ -2,7 +2,8 @@
 
 A hook of mkdocs. The files in `notebooks/` hold pictures of their results, for which the pages have the results' own
 views; an error in a cell fails the build. A run of the tests keeps what it ran, so that the site is built from that as
-long as nothing changed. With `SSMSCOPE_DOCS_EXECUTE=0` the pages show what the files hold.
+long as nothing changed. With `SSMSCOPE_DOCS_EXECUTE=0`, and where a package that a notebook `needs` is not installed,
+the pages show what the files hold.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import html
 import importlib.metadata
+import importlib.util
 import os
 import re
 from pathlib import Path
@@ -69,7 +71,9 @@ def executed(path: Path) -> Any:
     text = path.read_text(encoding="utf-8")
     if text not in _ran:
         notebook = nbformat.reads(text, as_version=4)
-        if os.environ.get("SSMSCOPE_DOCS_EXECUTE", "1") != "0":
+        needs = notebook.metadata.get("needs")
+        installed = needs is None or importlib.util.find_spec(needs) is not None
+        if installed and os.environ.get("SSMSCOPE_DOCS_EXECUTE", "1") != "0":
             notebook = _run(path, notebook)
         _ran[text] = notebook
     return _ran[text]

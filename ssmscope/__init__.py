@@ -34,7 +34,7 @@ _HOMES = {
         "core.mixers": "fast_scan",
         "core.model": "Model",
         "core.trace": "LayerTrace Trace",
-        "data.pixels": "labelled_series",
+        "data.series": "labelled_series",
         "data.text": "load_text",
         "errors": "InputError",
         "evaluation": "Evaluator",

@@ -29,7 +29,7 @@ from ssmscope.core.mixers import fast_scan as fast_scan
 from ssmscope.core.model import Model as Model
 from ssmscope.core.trace import LayerTrace as LayerTrace
 from ssmscope.core.trace import Trace as Trace
-from ssmscope.data.pixels import labelled_series as labelled_series
+from ssmscope.data.series import labelled_series as labelled_series
 from ssmscope.data.text import load_text as load_text
 from ssmscope.errors import InputError as InputError
 from ssmscope.evaluation import Evaluator as Evaluator

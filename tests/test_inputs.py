@@ -28,7 +28,7 @@ from ssmscope.core.batching import MAX_TOKENS_PER_ROW
 from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN, encode
 from ssmscope.errors import InputError
 
-NO_INPUTS: dict[str, Any] = dict.fromkeys(("text", "file", "ids", "image", "data", "split", "max_tokens"))
+NO_INPUTS: dict[str, Any] = dict.fromkeys(("text", "file", "ids", "image", "series", "data", "split", "max_tokens"))
 
 
 def refusal(kind: Any, options: dict[str, Any] | None = None, **given: Any) -> str:
@@ -86,7 +86,7 @@ def test_random_sequences_take_the_place_of_texts() -> None:
     for name, value in (("text", ["a"]), ("file", "f"), ("file", ""), ("ids", ["1"]), ("image", ["i"])):
         said = refusal(drawn, {"length": 9}, **{name: value})
         assert said == (
-            "length=… asks for random sequences; it cannot be combined with text=…, file=…, ids=… or image=…"
+            "length=… asks for random sequences; it cannot be combined with text=…, file=…, ids=…, image=… or series=…"
         )
     assert "or length=… for random sequences" in refusal(drawn, {"length": None})
     Texts(needed=False, instead="length").check(NO_INPUTS, {"length": None})
@@ -108,14 +108,15 @@ def test_labelled_texts_take_the_place_of_texts() -> None:
 
 
 def test_options_of_each_kind_of_input() -> None:
-    texts = ["text", "file", "ids", "image", "max_tokens"]
+    texts = ["text", "file", "ids", "image", "series", "max_tokens"]
     assert list(Texts().options) == texts
     assert list(Texts(data=lambda *_, **__: None).options) == [*texts, "data", "split"]
     assert list(Data().options) == ["data", "split", "max_tokens"] and list(Data(leaves_out=True).options) == [
         "data",
         "split",
     ]
-    assert list(Examples().options) == ["data", "split", "length", "max_tokens"]
+    assert list(Data(series=True).options) == ["data", "split", "series", "max_tokens"]
+    assert list(Examples().options) == ["data", "split", "series", "length", "max_tokens"]
     assert (
         Texts().options["max_tokens"].default == DEFAULT_MAX_TOKENS and Texts(most=7).options["max_tokens"].default == 7
     )
@@ -129,7 +130,7 @@ def test_options_of_each_kind_of_input() -> None:
         "Labelled texts instead: sst2",
     ]
     assert [name for name, each in Texts().options.items() if each.repeated] == ["text", "ids", "image"]
-    assert [name for name, each in Texts().options.items() if each.reads] == ["file", "image"]
+    assert [name for name, each in Texts().options.items() if each.reads] == ["file", "image", "series"]
     assert [kind for kind in (*MODEL_KINDS, None) if Examples().reads_lines(kind)] == ["language-model", "token-model"]
     assert not any(each.reads_lines(kind) for each in (Texts(), Data()) for kind in MODEL_KINDS)
 

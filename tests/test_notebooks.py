@@ -46,6 +46,7 @@ SHOWN = {
         "hybrid": "Knockout",
     },
     "while-it-writes": {"written": "Writing"},
+    "a-published-model": {"fence": "SelectionHeatmap", "cut": "Knockout"},
     "differential-and-plain": {"snr": "NeedleSNR", "retrieval": "Retrieval", "loss": "TokenLoss"},
 }
 """The cells that end in a result, and its class."""
@@ -104,6 +105,8 @@ def test_runs_and_shows_its_results(name: str, tmp_path: Path, monkeypatch: pyte
         monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(local_provisioner, "launch_kernel", launched)
     notebook = read(name)
+    if (needs := notebook.metadata.get("needs")) is not None:
+        pytest.importorskip(needs, reason=f"{name} needs {needs}: see make test-foreign")
     nbclient.NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
@@ -182,7 +185,22 @@ def writes_what_the_edits_make_of_it(cells: Any) -> None:
     assert "open open open open" in lowest and "whale" in whales
 
 
+def finds_what_is_kept(cells: Any) -> None:
+    assert printed(cells["own"]).endswith("True\n") and printed(cells["fence"]) == "python\n"
+    assert re.search(
+        r"“96” \(token 26\) has 4\d\d × its neighbours' share in layer 2", shown(cells["fence"])["text/plain"]
+    )
+    cut = dict(re.findall(r"cut in (.*): (\S+)", printed(cells["cut"])))
+    assert -2.2 < float(cut["layer 2"]) < -2 and all(abs(float(cut[f"layer {at}"])) < 0.1 for at in (0, 1, 3, 5))
+    assert "changes by -5.5" in printed(cells["replace"])
+    found = re.findall(
+        r"in, css: lift at most (\S+), a cut changes the logit by at most (\S+)", printed(cells["style"])
+    )
+    assert len(found) == 3 and all(float(lift) < 6 and float(most) <= 0.1 for lift, most in found)
+
+
 CHECKS = {
+    "a-published-model": finds_what_is_kept,
     "while-it-writes": writes_what_the_edits_make_of_it,
     "where-does-this-fact-come-from": finds_the_layer_that_holds_the_answer,
     "look-into-a-model": shows_a_rationale_and_a_verdict,

@@ -262,7 +262,7 @@ def test_noise_in_series_is_what_it_says(labelled: Labelled, change: str) -> Non
             [m for m in range(-3, 4) if np.array_equal(one[3:8], row[3 - m : 8 - m])] for one, row in zip(more, values)
         ]
         assert all(len(each) == 1 for each in moves) and {m for (m,) in moves} >= {-1, 0, 1}
-    with pytest.raises(InputError, match="template, words and cache are of texts"):
+    with pytest.raises(InputError, match="template and words are of texts"):
         ssmscope.noise(model, data, template="{content}")
 
 

@@ -9,6 +9,7 @@ coloured tokens, interactive maps and tables. Progress, times and versions are l
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import tempfile
 from pathlib import Path
@@ -69,7 +70,10 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     os.environ.pop("SSMSCOPE_DATA", None)
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        if not names or path.stem in names:
+        needs = nbformat.read(path, as_version=4).metadata.get("needs")
+        if needs is not None and importlib.util.find_spec(needs) is None:
+            print(f"{path.name} is left as it is: it needs {needs}")
+        elif not names or path.stem in names:
             nbformat.write(run(path), path)
             print(f"{path.name}: {path.stat().st_size:,} bytes")
 

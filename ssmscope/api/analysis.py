@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 from ssmscope.api.analyses import ANALYSES, analysis_of
 from ssmscope.api.dimensions import Dimension
@@ -66,6 +66,8 @@ class Analysis:
         models: kinds of models that it supports (`ssmscope.api.inputs.MODEL_KINDS`); by default all.
         dtype: dtype in which the models are loaded; None for the default of `load`.
         check: raises InputError if options contradict each other.
+        asks_at: True if the option `at` chooses the position whose answer is asked about, of a model that gives one at
+            each; the function need not have it.
         loads: True if it receives loaded models, False if it receives their names.
         writes: True if it writes its own files into the directory `out`, which it requires.
         then: the command line to try next, with {model} and {out}, if it writes its own files.
@@ -86,6 +88,7 @@ class Analysis:
     models: tuple[str, ...] = tuple(MODEL_KINDS)
     dtype: str | None = None
     check: Callable[..., None] | None = None
+    asks_at: bool = False
     loads: bool = True
     writes: bool = False
     then: str = ""
@@ -168,7 +171,8 @@ class Analysis:
 
     def recorded(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return a call's options as provenance records them: without seed and data, which have fields of their own."""
-        shown = {name: option for name, option in self.options.items() if name != "seed" and not option.no_effect}
+        own = {name: option for name, option in self.options.items() if name != "at" or not self.asks_at}
+        shown = {name: option for name, option in own.items() if name != "seed" and not option.no_effect}
         shown = {name: each for name, each in shown.items() if each.reads is None or each.reads.kind != "data"}
         return {name.rstrip("_"): plain(options.get(name, each.default)) for name, each in shown.items()}
 
@@ -185,7 +189,7 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             alone = _is_trace(args[0]) if len(args) == 1 else False  # A trace holds its model's answers.
-            if args and not alone and "at" in kwargs and "at" not in declared.options:
+            if args and not alone and "at" in kwargs and (declared.asks_at or "at" not in declared.options):
                 args = (_asked_at(args[0], kwargs.pop("at")), *args[1:])  # type: ignore[assignment]
             # Several models or steps may read an iterator, which can be read only once.
             args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)  # type: ignore[assignment]
@@ -206,7 +210,8 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
                 noted.reset(notes)
 
         kinds = declaration.pop("kinds", (name.replace(" ", "-"),))
-        declared = Analysis(name=name, function=called, options=options_of(function), kinds=kinds, **declaration)
+        options = options_of(function) | (options_of(_position) if declaration.get("asks_at") else {})
+        declared = Analysis(name=name, function=called, options=options, kinds=kinds, **declaration)
         called.analysis = declared  # type: ignore[attr-defined]
         ANALYSES.add(name, called)
         return called
@@ -214,8 +219,16 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
     return declare
 
 
+def _position(
+    *,
+    at: Annotated[int | None, "Position whose answer is asked about, of a model with one at each."] = None,
+) -> None: ...
+
+
 def _asked_at(models: Any, at: Any) -> Any:
-    """Return a model, or several, whose answer is the one at this position, as `Model.at`."""
+    """Return a model, or several, whose answer is the one at this position, as `Model.at`; None leaves it."""
+    if at is None:
+        return models
     return [model.at(at) for model in models] if isinstance(models, list | tuple) else models.at(at)
 
 

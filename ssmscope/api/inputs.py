@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.options import REPEATED, Metavar, Option, Range, Reads
+from ssmscope.api.series import SERIES_HELP, encoded_series, labelled_series_of, reads_series
 from ssmscope.api.signatures import options_of
 from ssmscope.api.typed import lines_of, texts_of, whole_numbers
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW
@@ -36,7 +37,7 @@ MODEL_KINDS: Mapping[str, str] = {
 """Kinds of models, and what each of them predicts."""
 TEXT_MODELS = (TEXT_CLASSIFIER, LANGUAGE_MODEL)
 
-TEXTS = ("text", "file", "ids", "image")
+TEXTS = ("text", "file", "ids", "image", "series")
 """Options that give texts."""
 DEFAULT_MAX_TOKENS = 16384
 """Maximum length of a text in tokens, unless `max_tokens` is given."""
@@ -92,6 +93,12 @@ def _options(
         Sequence[str] | None,
         "A PNG or JPEG, for a model of pixels; may be repeated.",
         REPEATED,
+        Reads("file"),
+        Metavar("FILE"),
+    ] = None,
+    series: Annotated[
+        str | Path | None,
+        "Series for a model of numbers: npy, npz, csv or parquet, a row a step or a column of lists.",
         Reads("file"),
         Metavar("FILE"),
     ] = None,
@@ -157,7 +164,7 @@ class Texts(Input):
             )
         if self.needed and self.instead is not None and not given and not drawn:
             raise InputError(
-                f"no text; give text=…, file=…, ids=… or image=…, or {self.instead}=… for random sequences"
+                f"no text; give text=…, file=…, ids=…, image=… or series=…, or {self.instead}=… for random sequences"
             )
         if given or (self.needed and not drawn):
             # Standard input can be read only once, when the analysis runs.
@@ -168,6 +175,8 @@ class Texts(Input):
     def take(self, given: Any, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         from ssmscope.data.rows import given_rows, text_of
 
+        if reads_series(models) and is_named(given):
+            return encoded_series(models[0], given, values["max_tokens"])
         typed = isinstance(given, str) or (isinstance(given, list | tuple) and all(isinstance(t, str) for t in given))
         if typed or (rows := given_rows(given)) is None:
             return given
@@ -179,7 +188,7 @@ class Texts(Input):
         """Return True if labelled texts are asked for; refuse texts as well, or a split without data."""
         given = self.data is not None and values["data"] is not None
         if given and self._any(values):
-            raise InputError("data=… cannot be combined with text=…, file=…, ids=… or image=…; give one of them")
+            raise InputError("data=… cannot be combined with text=…, file=…, ids=…, image=… or series=…; give one")
         if self.data is not None and not given and values["split"] is not None:
             raise InputError("split=… needs data=…; give that too")
         return given
@@ -199,21 +208,27 @@ class Texts(Input):
     @staticmethod
     def _rows(values: Mapping[str, Any]) -> tuple[list[str] | None, list[list[int]] | None]:
         """Return the texts or the token ids, and None for the other."""
-        text, file, ids, image = (values[name] for name in TEXTS)
+        text, file, ids, image, series = (values[name] for name in TEXTS)
+        if series is not None and (text or file is not None or ids or image):
+            raise InputError("series=… cannot be combined with text=…, file=…, ids=… or image=…; give one of them")
         if ids and (text or file is not None):
             raise InputError("ids=… cannot be combined with text=… or file=…; give one of them")
         if image and (text or file is not None or ids):
             raise InputError("image=… cannot be combined with text=…, file=… or ids=…; give one of them")
         rows = None if not ids else _id_rows(ids)
-        return (texts_of(text, file) if rows is None and not image else None), rows
+        return (texts_of(text, file) if rows is None and not image and series is None else None), rows
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         if self._of_data(values):
             return Data("texts").read(values, options, models)
         if not self._any(values) and (not self.needed or self._drawn(options)):
             return None
-        texts, rows = self._rows(values)
         (model,) = models
+        if values["series"] is not None:
+            return encoded_series(model, values["series"], values["max_tokens"])
+        if model.reads == "series":
+            raise InputError(f"{model.name} reads series of {model.channels} channels: give series=…, a file of these")
+        texts, rows = self._rows(values)
         pixels, image = None, values["image"]
         if image and model.channels is not None:
             from ssmscope.core.encoding import image_form
@@ -247,8 +262,10 @@ def is_named(given: Any) -> bool:
 
 
 def one_text(model: Model, text: Any) -> Batch:
-    """Encode a text, or token ids, which are typed as "5,17,3" for a model without a tokenizer. Raise InputError as
-    `Model.encode`, for ids that are not whole numbers, and for several texts."""
+    """Encode a text, or token ids, which are typed as "5,17,3" for a model without a tokenizer, or a file with a
+    series. Raise InputError as `Model.encode`, for ids that are not whole numbers, and for several texts."""
+    if model.reads == "series" and is_named(text):
+        text = encoded_series(model, text)
     if isinstance(text, str) and model.tokenizer is None and model.channels is None:
         return model.encode(ids=whole_numbers(text, "ids", "5,17,3"))
     from ssmscope.core.encoding import Batch
@@ -267,20 +284,25 @@ class Data(Named):
         of: "texts" alone, or "examples", which include images.
         leaves_out: True if the analysis has its own option `max_tokens`, which leaves longer texts out; without a value
             for it they are refused.
+        series: True if labelled series can be given instead.
     """
 
     of: Literal["texts", "examples"] = "texts"
     leaves_out: bool = False
+    series: bool = False
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
-        names = ("data", "split", *["max_tokens"] * (not self.leaves_out))
-        return _chosen(*names, **{"data": DATA_HELP.format("cifar10, digits, sst2")} if self.of == "examples" else {})
+        names = ("data", "split", *["series"] * self.series, *["max_tokens"] * (not self.leaves_out))
+        helps = {"data": DATA_HELP.format("cifar10, digits, sst2")} if self.of == "examples" else {}
+        return _chosen(*names, **{"series": SERIES_HELP} if self.series else {}, **helps)
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         from ssmscope.data.pixels import LABELLED, load_labelled
         from ssmscope.data.text import SOURCES, load_text
 
+        if (series := labelled_series_of(values, models)) is not None:
+            return series
         of_pixels = next((each.name for each in models if each.channels is not None), None)
         if self.of == "texts" and of_pixels is not None:
             raise InputError(f"{of_pixels} reads pixels, and data=… here is texts; {GIVE_IMAGES}")
@@ -310,13 +332,15 @@ class Examples(Named):
             "data": DATA_HELP.format("wikitext2, sst2, cifar10"),
             "max_tokens": "Refuse a classifier's longer texts.",
         }
-        return _chosen("data", "split", "length", "max_tokens", **helps)
+        return _chosen("data", "split", "series", "length", "max_tokens", series=SERIES_HELP, **helps)
 
     def reads_lines(self, kind: str | None) -> bool:
         return kind in (LANGUAGE_MODEL, TOKEN_MODEL)
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> ExampleData:
         (model,) = models
+        if (series := labelled_series_of(values, models)) is not None:
+            return series
         name, most = data_name(values["data"], model, known_data(model), "a file"), values["max_tokens"]
         return load_examples(model, name, values["split"], values["length"], self.prefer, max_tokens=most)
 

@@ -69,7 +69,12 @@ def shipped(incomplete: str) -> list[str]:
 
 
 MODEL = Annotated[
-    str, typer.Argument(metavar="MODEL", help="demo/NAME, a directory, a file, or a hub id.", autocompletion=shipped)
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="demo/NAME, a directory, a file, a hub id, or code to run, FILE.py:NAME.",
+        autocompletion=shipped,
+    ),
 ]
 OUT = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Directory for VERB.json, .csv, .png and .html.")
@@ -130,8 +135,8 @@ PANELS = {
 OUTSIDE = "From installed packages"
 """Heading of the help for the analyses of other packages."""
 
-SEVERAL = "One or several: demo/NAME, a directory, a file, or a hub id."
-PAIR = "demo/NAME, a directory, a file, or a hub id; two are shown with their difference."
+SEVERAL = "One or several: demo/NAME, a directory, a file, a hub id, or code to run, FILE.py:NAME."
+PAIR = "demo/NAME, a directory, a file, a hub id, or code to run, FILE.py:NAME; two are shown with their difference."
 FORMATS_HELP = "Some of csv, png, html, svg, pdf, tex, md; json is always written."
 
 

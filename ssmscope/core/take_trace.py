@@ -108,6 +108,7 @@ def take_trace(
         layers=Layers(len(found), recompute),
         linearized=Layers(len(found), freeze),
         pixels=model.images_of(batch),
+        series=batch.values if model.reads == "series" else None,
         numbers=model.layer_numbers,
         rerun=rerun,
     )

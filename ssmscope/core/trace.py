@@ -225,6 +225,7 @@ class Trace(Outlined):
         source: provenance: model, architecture, fingerprint, dtype, device.
         layers: each layer's `LayerTrace`, and `linearized` each as a linear map of its input, recomputed on access.
         pixels: (batch, height, width, channels) of images whose size the model knows; else None.
+        series: (batch, length, channels), the numbers of series; else None.
         numbers: the state-space layers' numbers in the model if it has other layers between them, else None.
         has_recurrent_state, bidirectional: True if some layer keeps a state, or reads later tokens.
         spelled: per text that was given as such, the text and the characters of each token.
@@ -242,6 +243,7 @@ class Trace(Outlined):
     layers: Sequence[LayerTrace]
     linearized: Sequence[LinearizedLayer] = ()
     pixels: Tensor | None = None
+    series: Tensor | None = None
     numbers: tuple[int, ...] | None = None
     has_recurrent_state: bool = True
     bidirectional: bool = False

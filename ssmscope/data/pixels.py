@@ -64,40 +64,6 @@ class PixelData(ArrayData):
         return 255 if self.pixels.dtype == np.uint8 else 1
 
 
-def labelled_series(
-    values: Any, labels: Sequence[int | str], label_names: Sequence[str] | None = None, *, name: str = "series"
-) -> PixelData:
-    """Return labelled series as data of a classifier: `evaluate`, `ablate`, `fidelity`, `position` and `noise` read it.
-
-    Args:
-        values: numbers (examples, length, channels), an array or a tensor.
-        labels: class id of each example, or its name.
-        label_names: names of the classes in the order of the logits; needed for names, by default those in order.
-        name: name of the data in results.
-
-    Raises InputError for another shape, numbers that are not finite, and labels that do not fit.
-    """
-    found = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-    if found.ndim != 3 or 0 in found.shape or not np.issubdtype(found.dtype, np.floating):
-        said = f"the series are {found.shape} {found.dtype}; give floats (examples, length, channels)"
-        raise InputError(f"{said}, all of one length")
-    if not np.isfinite(found).all():
-        raise InputError("the series hold numbers that are not finite")
-    given = [label.item() if hasattr(label, "item") else label for label in labels]
-    if len(given) != len(found):
-        raise InputError(f"there are {len(given)} labels for {len(found)} series; give one for each")
-    names = tuple(map(str, label_names if label_names is not None else sorted({*map(str, given)}, key=_by_number)))
-    ids = [names.index(label) if label in names else label for label in given]
-    for label in ids:
-        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < len(names):
-            raise InputError(f"the label {label!r} is none of the classes {', '.join(names)}; give names or numbers")
-    return PixelData(name, "given", found, np.array(ids, dtype=np.int64), names, (1, found.shape[1]))
-
-
-def _by_number(name: str) -> tuple[int, str]:
-    return (int(name), "") if name.isdecimal() else (-1, name)
-
-
 def load_pixels(data: str, split: str | None = None) -> PixelData:
     """Load one split of a known data set of images, `train` or `test` (default).
 

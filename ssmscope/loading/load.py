@@ -21,6 +21,7 @@ from ssmscope.core.known_models import DTYPES, data_set_of, demos, training_data
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.loading import stored
+from ssmscope.loading.code import is_import_string, model_of_code
 from ssmscope.loading.device_map import check_split
 from ssmscope.loading.fields import check_fields, read_object
 from ssmscope.loading.host import Answer, Inputs, host
@@ -94,12 +95,15 @@ def load(
     first or as `input_ids`, gives the logits, and each text's are those of the text alone, whatever its head does with
     padding. A backbone without a head loads for analyses of its layers.
 
-    No code from a model's files is ever run: transformers' own classes and ours read them.
+    No code from a model's files is ever run: transformers' own classes and ours read them. Python code runs only if it
+    is named as such, `path/to/file.py:NAME` or `package.module:NAME`: NAME is a module in memory, a loaded model, or a
+    function without arguments that returns one of these.
 
     Args:
         source: `demo/NAME`; a directory in transformers' layout or one of `layouts.LAYOUTS`, or a PEFT adapter's, whose
             model is found by the name in its configuration; a file with the state dict of a selective SSM, a Vim or a
-            MambaVision; an id on the Hugging Face hub; or a model in memory, transformers', mamba_ssm's or one's own.
+            MambaVision; an id on the Hugging Face hub; Python code, `FILE.py:NAME` or `package.module:NAME`; or a model
+            in memory, transformers', mamba_ssm's or one's own.
         tokenizer: a tokenizer, or the directory or hub id of one, in place of the model's own.
         dtype: `float32`, `float64`, `bfloat16` or `float16`; `auto`, the default, is float32 on a CPU and the stored
             dtype on a GPU. A model in memory keeps its own unless one is given.
@@ -164,6 +168,8 @@ def load(
         kind = type(source).__name__
         raise InputError(f"a {kind} was given; a model is a name, a directory, a file, or a transformers model")
     name = os.fspath(source)
+    if is_import_string(name):
+        return _of_code(name, tokenizer, wanted, place, named)
     where = locate(name)
     if wanted is None and device_map is None and (place is None or place.type == "cpu"):
         wanted = torch.float32
@@ -187,6 +193,14 @@ def load(
     if kept is not None:
         kept.models[key] = model
     return model
+
+
+def _of_code(name: str, tokenizer: Any, wanted: Any, place: Any, labels: tuple[str, ...] | None) -> Model:
+    """Return the model that an import string gives, in another dtype or device, with a tokenizer or labels if given."""
+    made = model_of_code(name)
+    made = made if isinstance(made, Model) else load(made)
+    own, named = _tokenizer(tokenizer, None) or made.tokenizer, labels or made.class_names
+    return Model(converted(made.module, wanted, place), own, name, named)
 
 
 def _fields_of_other_layout(where: Path) -> dict[str, Any] | None:
@@ -299,6 +313,8 @@ def locate(name: str) -> Path:
             return path
     except (OSError, RuntimeError, ValueError) as error:  # The name is too long or has a null character.
         raise InputError(f"no model {_short(name)}: {getattr(error, 'strerror', None) or error}") from error
+    if is_import_string(name):
+        raise InputError(f"{_short(name)} is Python code, and only verbs run that: give a directory or file of weights")
     hint = did_you_mean(name if "/" in name else f"demo/{name}", demos())
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix in (".pth", ".pt", ".bin", ".tar"):
         why = f"it is no file or directory, no demo ({', '.join(demos())}) and no hub id owner/name"

@@ -115,6 +115,7 @@ class TokenText(OfTokens):
         words: number of the word that each token belongs to; None for a special token.
         span: highlighted tokens, from the first to the one after the last.
         pixels: (height, width, channels), for an image whose pixels are the tokens.
+        series: (length, channels), for a series whose steps are the tokens.
     """
 
     tokens: tuple[str, ...]
@@ -125,6 +126,7 @@ class TokenText(OfTokens):
     about: str = ""
     span: tuple[int, int] | None = None
     pixels: np.ndarray | None = None
+    series: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

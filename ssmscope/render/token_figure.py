@@ -24,6 +24,7 @@ from ssmscope.render.colours import BLUES, SHADES, SIGNED, STEPS, ink, ramp
 from ssmscope.render.layout import inches
 from ssmscope.render.letters import drawable, families, letters
 from ssmscope.render.numbers import format_probability, number
+from ssmscope.render.series import draw_series
 from ssmscope.render.token_rows import in_line, row_kinds, scale_ends, window_note, windows
 from ssmscope.render.tokens import short_token, shorten, spell_tokens, visible
 
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
     from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 
-LINE_INCHES, STRIP_INCHES, PICTURE_INCHES = 0.24, 0.19, 1.5
-"""Heights in inches of a line of tokens, of a strip, and of a picture without its caption."""
+LINE_INCHES, STRIP_INCHES, PICTURE_INCHES, SERIES_INCHES = 0.24, 0.19, 1.5, 1.5
+"""Heights in inches of a line of tokens, of a strip, of a picture without its caption, and of a series."""
 MAX_LINE, MIN_LINE, MAX_NAME, MAX_TOKEN = 100, 16, 64, 48
 MIN_INCHES = 7.4
 PICTURES_PER_ROW = 5
@@ -175,6 +176,9 @@ def text_parts(at: int, text: TokenText, columns: Columns) -> Iterator[Part]:
         across = max(1, min(PICTURES_PER_ROW, int(columns.inches / PICTURE_INCHES)))
         high = (PICTURE_INCHES + 0.6) * math.ceil((1 + rows) / across)
         yield Part(high, lambda part: _pictures(part, text, across))
+    elif text.series is not None:
+        high = SERIES_INCHES + STRIP_INCHES * rows
+        yield Part(high + plot.AXIS_INCHES, lambda part: _below_series(part, text, SERIES_INCHES / high))
     elif rows <= MAX_WRITTEN_ROWS and rows * len(text.tokens) <= MAX_WRITTEN_TOKENS:
         yield rows_part(text, text.rows, columns)
     else:
@@ -182,7 +186,7 @@ def text_parts(at: int, text: TokenText, columns: Columns) -> Iterator[Part]:
         if not named:
             yield rows_part(text, text.rows[:1], columns)
         below = 0.35 + 0.07 * max(len(short_token(token, 14)) for token in text.tokens) if named else plot.AXIS_INCHES
-        yield Part(STRIP_INCHES * rows + below, lambda part: _strips(part, text, named))
+        yield Part(STRIP_INCHES * rows + below, lambda part: _strips(part.subplots(), text, named))
 
 
 def heading(at: int, text: TokenText, columns: Columns) -> Part:
@@ -255,9 +259,20 @@ def _at_right(axes: Axes, columns: Columns, y: float, row: TokenRow) -> None:
         axes.text(left + len(said) / 2, y + 0.45, said, color=ink(colour), ha="center", **style)
 
 
-def _strips(part: SubFigure, text: TokenText, named: bool) -> None:
+def _below_series(part: SubFigure, text: TokenText, share: float) -> None:
+    """Draw a series over its steps, in this share of the height, and its strips below on the same axis."""
+    parts = [share, 1 - share] if text.rows else [1]
+    above, *below = part.subplots(len(parts), 1, sharex=True, height_ratios=parts, squeeze=False)[:, 0]
+    for axes in below:
+        _strips(axes, text, False)
+    assert text.series is not None
+    draw_series(above, text.series)
+    (below or [above])[0].set_xlabel("step")
+
+
+def _strips(axes: Axes, text: TokenText, named: bool) -> None:
     """Draw a strip over positions for each row, with the tokens below it if there are few."""
-    axes = plot.styled(part.subplots(), None)
+    plot.styled(axes, None)
     right, rows = len(text.tokens) - 0.5, text.rows
     thick = 0.8 if named else max(1.0, 0.004 * len(text.tokens))
     for index, row in enumerate(rows):

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ssmscope.render.colours import CIVIDIS, STEPS, ink, ramp, shade_style, signed_shades, signed_style, template_text
 from ssmscope.render.numbers import format_probability, number
+from ssmscope.render.series import svg
 from ssmscope.render.tokens import spell_tokens, visible
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ def answer(at: int, said: str, probability: float, about: str) -> Markup:
 def _section(at: int, text: TokenText) -> Markup:
     titles = _titles(text)
     rows = Markup("").join(_row(row, text, titles) for row in text.rows)
+    rows = rows if text.series is None else svg(text.series[windows(text, MAX_PAGE_TOKENS)]) + rows
     shown = answer(at, text.answer, text.probability, text.about)
     rest = _note(f"{said}; the files hold all" if (said := window_note(text, MAX_PAGE_TOKENS)) else "")
     return Markup("<section>{}{}{}</section>").format(shown, rows, rest)
@@ -164,7 +166,8 @@ def _section(at: int, text: TokenText) -> Markup:
 def _row(row: TokenRow, text: TokenText, titles: Mapping[int, Markup]) -> Markup:
     remark = Markup(' <span class="remark">{}</span>').format(row.remark) if row.remark else ""
     head = Markup('<p class="row"><b>{}</b> {}{}</p>').format(in_line(row.name), row.extent, remark)
-    return head + Markup('<p class="tokens">{}</p>').format(tokens(row, text, titles))
+    names = "tokens" if text.series is None else "tokens steps"
+    return head + Markup('<p class="{}">{}</p>').format(names, tokens(row, text, titles))
 
 
 def tokens(row: TokenRow, text: TokenText, titles: Mapping[int, Markup] | None = None) -> Markup:
@@ -184,7 +187,10 @@ def tokens(row: TokenRow, text: TokenText, titles: Mapping[int, Markup] | None =
         level = f' data-l="{shade - STEPS}"' if row.signed and shade >= 0 else ""
         title = f' title="{titles[at]}"' if titles else ""
         space = " " if gap else ""
-        pieces.append(f'{space}<span class="{" ".join(names)}"{level}{title}>{escape(token)}</span><wbr>')
+        if text.series is not None:
+            space, token = "", ""
+        pieces.append(f'{space}<span class="{" ".join(names)}"{level}{title}>{escape(token)}</span>')
+        pieces += ["<wbr>"] * (text.series is None)
     return Markup("".join(pieces))
 
 

@@ -290,6 +290,27 @@ def test_a_lift_is_the_score_over_the_median_around(model):
                 assert own["token"][at] == text.tokens[at]
 
 
+def test_the_lift_is_a_score_of_the_heatmap(model):
+    texts = model.encode(ids=[[5, 17, 3, 9, 22, 1, 4, 60, 8, 2, 30, 31, 7, 6, 12, 13], [7]])
+    for at in (None, 0):
+        shares, found = (selection_heatmap(model, texts, score=score, at=at) for score in ("survival", "lift"))
+        for text, lifted in zip(shares, found):
+            last = len(text) if at is None else at + 1
+            for own, row in zip(text.scores, lifted.scores):
+                assert not row[last:].any()
+                for here in range(last):
+                    around = [own[place] for place in range(last) if 0 < abs(place - here) <= 12]
+                    expected = own[here] / max(np.median(around), 1e-6 / last) if around else 1.0
+                    assert row[here] == pytest.approx(expected, rel=1e-4)
+    found = selection_heatmap(model, texts.rows([0]), score="lift")
+    layer, at = np.unravel_index(found[0].scores.argmax(), found[0].scores.shape)
+    assert f"(token {at}) has" in found.headline and f"in layer {found.layers[layer]}" in found.headline
+    with pytest.raises(InputError, match="lifts already"):
+        found.lifts()
+    with pytest.raises(InputError, match="lift compares a token with those around it"):
+        selection_heatmap(model, texts, score="lift", contrast="sst2")
+
+
 def test_one_scale_for_all_rows_and_texts(model):
     result = selection_heatmap(model, model.encode(ids=IDS))
     end = max(float(np.vstack([text.mean, text.scores]).max()) for text in result)

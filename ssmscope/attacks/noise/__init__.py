@@ -30,7 +30,7 @@ def check_rates(*, rates: Sequence[float], **others: Any) -> None:
 
 @analysis(
     "noise",
-    reads=Data("texts"),
+    reads=Data("texts", series=True),
     question="How many typing errors does it stand?",
     models=TEXT_MODELS,
     check=check_rates,
@@ -81,8 +81,8 @@ def character_noise(
     if model.reads == "series":
         from ssmscope.attacks.noise.series import noise_in_series
 
-        if template is not None or words is not None or cache is not None:
-            raise InputError("template, words and cache are of texts; leave them out for series")
+        if template is not None or words is not None:
+            raise InputError("template and words are of texts; leave them out for series")
         return noise_in_series(model, data, change, steps, limit, seed)
     if change is not None:
         raise InputError(f"change={change} is of series, and {model.name} reads {model.reads}; leave it out")

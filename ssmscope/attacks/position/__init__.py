@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @analysis(
     "position",
-    reads=Data("examples"),
+    reads=Data("examples", series=True),
     question="Where in the sequence is it weakest?",
     models=(TEXT_CLASSIFIER, PIXEL_CLASSIFIER),
     check=check_places,

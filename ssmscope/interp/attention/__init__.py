@@ -47,6 +47,7 @@ def check_attention(
 @analysis(
     "attention",
     reads=Texts(),
+    asks_at=True,
     question="What does each output attend to?",
     pair="interp.paired:pair",
     check=check_attention,

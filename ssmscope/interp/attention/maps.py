@@ -79,6 +79,8 @@ class AttendedText(OfTokens):
     probability: float
     pixels: np.ndarray | None = None
     """(height, width, channels) float32 for an image whose pixels are the tokens."""
+    series: np.ndarray | None = None
+    """(length, channels) float32, the numbers of a series whose steps are the tokens."""
     bidirectional: bool = False
     """True if queries read keys that come after them."""
 

@@ -139,7 +139,7 @@ class ShownText:
     def finished(self) -> AttendedText:
         """Return the text with its maps, sorted by layer, as the result holds it."""
         answer, probability = self.trace.answers[self.row]
-        pixels = self.trace.pixels
+        pixels, series, length = self.trace.pixels, self.trace.series, len(self.trace.tokens[self.row])
         maps = self.maps
         if any(each.softmax for each in maps):
             maps = sorted(maps, key=lambda each: int(each.layer.split()[0]))
@@ -153,6 +153,7 @@ class ShownText:
             answer=answer,
             probability=float(probability),
             pixels=None if pixels is None else pixels[self.row].float().cpu().numpy(),
+            series=None if series is None else series[self.row, :length].float().cpu().numpy(),
             bidirectional=self.trace.bidirectional,
         )
 

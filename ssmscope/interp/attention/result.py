@@ -253,7 +253,7 @@ def _mapped(text: AttendedText, maps: Sequence[AttentionMap]) -> MappedText:
 
 def text_of(text: AttendedText, rows: Sequence[TokenRow], about: str) -> TokenText:
     shown = (text.tokens, text.words, rows, text.answer, text.probability)
-    return TokenText(*shown, about=about, span=text.span, pixels=text.pixels)
+    return TokenText(*shown, about=about, span=text.span, pixels=text.pixels, series=text.series)
 
 
 def row_of(map_: AttentionMap, row: int, text: AttendedText) -> TokenRow:

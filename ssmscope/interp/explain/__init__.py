@@ -29,6 +29,7 @@ def check_explain(*, methods: Any, steps: int | None, option: Any, **given: obje
 @analysis(
     "explain",
     reads=Texts(),
+    asks_at=True,
     question="Which tokens does an answer rest on?",
     first=2,
     pair="interp.paired:pair",
@@ -94,6 +95,7 @@ def explain(
     values = explained.values()
     found = {name: method(explained) for name, method in named.items()}
     answers, pixels = model.answers_of(logits), model.images_of(batch)
+    series = batch.values if model.reads == "series" else None
     rows = [
         ExplainedText(
             tokens=tuple(batch.tokens[row]),
@@ -106,6 +108,7 @@ def explain(
                 Attribution.of(name, scores, row, length, kind_of(named[name])) for name, scores in found.items()
             ),
             pixels=None if pixels is None else pixels[row].float().cpu().numpy(),
+            series=None if series is None else series[row, :length].float().cpu().numpy(),
         )
         for row, length in enumerate(batch.lengths)
     ]

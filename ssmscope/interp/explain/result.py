@@ -154,6 +154,8 @@ class ExplainedText(OfTokens):
     attributions: tuple[Attribution, ...]
     pixels: np.ndarray | None = None
     """(height, width, channels) float32 for an image whose pixels are the tokens."""
+    series: np.ndarray | None = None
+    """(length, channels) float32, the numbers of a series whose steps are the tokens."""
 
     def top(self, attribution: Attribution, k: int) -> list[int]:
         """Return positions of at most k ordinary tokens of the highest scores above 0, ties by position."""
@@ -316,7 +318,16 @@ def rows(result: Explanation) -> TokenRows:
 
 def _text(text: ExplainedText, top: int) -> TokenText:
     made = tuple(_row(each, text, top) for each in text.attributions)
-    return TokenText(text.tokens, text.words, made, text.answer, text.probability, about(text), pixels=text.pixels)
+    return TokenText(
+        text.tokens,
+        text.words,
+        made,
+        text.answer,
+        text.probability,
+        about(text),
+        pixels=text.pixels,
+        series=text.series,
+    )
 
 
 def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:

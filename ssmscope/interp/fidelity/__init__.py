@@ -35,7 +35,7 @@ def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
 
 @analysis(
     "fidelity",
-    reads=Data("texts", leaves_out=True),
+    reads=Data("texts", leaves_out=True, series=True),
     question="Which explanation can be trusted?",
     first=3,
     models=(TEXT_CLASSIFIER,),

@@ -17,16 +17,22 @@ if TYPE_CHECKING:
     from ssmscope.interp.heatmap.text_result import SelectionHeatmap
 
 
+OF_STATES = ("survival", "lift")
+"""Scores of what the states hold after a token."""
+
+
 def check_heatmap(
     *, score: str, at: int | None, contrast: Any, through: bool, half_lives: bool, heads: Any, **_: Any
 ) -> None:
     """Raise InputError if options contradict each other."""
     asked = {"at": at is not None, "through": through, "half_lives": half_lives}
-    if score != "survival" and any(asked.values()):
+    if score not in OF_STATES and any(asked.values()):
         named = next(name for name, given in asked.items() if given)
         raise InputError(f"{named}=… applies to survival only, not to {score}")
     if through and half_lives:
         raise InputError("half_lives=… concerns each layer's own writes; give it without through=…")
+    if contrast is not None and score == "lift":
+        raise InputError("lift compares a token with those around it; give it without contrast=…")
     if contrast is not None and (at is not None or through or heads is not None):
         raise InputError("contrast=… compares whole layers at the end of texts; leave out at=…, through=… and heads=…")
 
@@ -37,6 +43,8 @@ def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
         raise InputError("limit=… is the number of texts read from a data set; give data=… too, or leave it out")
     alone = {"at": None, "heads": None, "through": False, "contrast": None, "scale": None, "merge": False}
     given = [name for name, default in alone.items() if options[name] is not default]
+    if of_data and options.get("score") == "lift":
+        raise InputError("lift compares tokens within a text; with a data set give survival")
     if of_data and given:
         raise InputError(f"{given[0]}=… applies to single texts; leave it out with a data set")
 
@@ -56,8 +64,9 @@ def selection_heatmap(
     texts: TextsLike | TextData,
     *,
     score: Annotated[
-        Literal["survival", "retention", "write"],
-        "Share of the state written at a token; or share of the old state kept (Eq. 10), or overwritten, at the token.",
+        Literal["survival", "retention", "write", "lift"],
+        "Share of the state written at a token; share of the old state kept (Eq. 10), or overwritten, at the token; or "
+        "survival over that of the tokens around it.",
     ] = "survival",
     at: Annotated[int | None, "Examine the states after this token, from 0; default the end.", Range(0)] = None,
     layers: Layers = "all",
@@ -81,7 +90,8 @@ def selection_heatmap(
     Survival, the default: a layer writes W_s at token s, and R_s = (∏ of the transitions after s) W_s is left of it.
     Its share is ‖R_s‖ / Σ_s' ‖R_s'‖ in every head, averaged over heads weighted by Σ ‖R‖, then over layers.
     Retention: (1 / ND) Σ_d Σ_n E[A_t]^(n, d) (Baleen, Eq. 10), the share of its old state that a layer keeps when
-    it reads token t: a strongly written token scores low. Write is 1 − retention.
+    it reads token t: a strongly written token scores low. Write is 1 − retention. Lift is survival over the median
+    of the 12 tokens on either side, layer by layer, which shows a kept marker that the mean over layers hides.
 
     The rationale consists of whole words that stand out, at most `top` and at most a third of them: those with 1.5
     times their even share of the state, or, for other scores, a standard deviation above the mean. A row whose
@@ -101,7 +111,7 @@ def selection_heatmap(
     from ssmscope.interp.heatmap.measure import scored
     from ssmscope.interp.heatmap.over_data import scored_data
 
-    if score == "survival" and contrast is None and model is not None:
+    if score in OF_STATES and contrast is None and model is not None:
         at = model.position if at is None else at
         model = model.at(at) if at is not None and getattr(model.module, "position", None) is not None else model
     options: dict[str, Any] = {"score": score, "at": at, "layers": layers, "heads": heads, "through": through}

@@ -24,7 +24,7 @@ from ssmscope.core.trace import LayerTrace, Trace, check_recurrent_state
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.measure import absolute_map, normalise_rows
 from ssmscope.interp.gates import MIN_SELECTING_SHARE, GateVariation
-from ssmscope.interp.heatmap.scored_text import ScoredText
+from ssmscope.interp.heatmap.scored_text import ScoredText, lifts
 from ssmscope.interp.heatmap.text_result import Head, SelectionHeatmap
 from ssmscope.interp.heatmap.words import (
     Kind,
@@ -36,7 +36,7 @@ from ssmscope.interp.heatmap.words import (
     words_of,
 )
 
-Score = Literal["survival", "retention", "write"]
+Score = Literal["survival", "retention", "write", "lift"]
 MAX_THROUGH_TOKENS = 8192
 """Largest number of tokens of a text whose memory is followed through the layers below, which needs whole maps."""
 PRIOR_OCCURRENCES = 5
@@ -63,7 +63,7 @@ class LayerScores:
     ) -> None:
         self.score, self.at, self.heads, self.mask = score, at, heads, mask
         shape = (layers, *mask.shape)
-        self.survival = np.full(shape, np.nan) if score == "survival" else None
+        self.survival = np.full(shape, np.nan) if score in ("survival", "lift") else None
         self.half_lives = np.full(shape, np.nan) if half_lives else None
         self.by_head: dict[int, np.ndarray] = {}
         self.selectivity: dict[int, np.ndarray] = {}
@@ -91,7 +91,7 @@ class LayerScores:
 
     def _take_heads(self, index: int, chosen: tuple[np.ndarray, ...], layer: LayerTrace) -> None:
         replaced = torch.cat([ops.write(r, per_head=True) for r in layer.recurrences if not r.joins], dim=2)
-        if self.score == "survival":
+        if self.survival is not None:
             found = layer.survival(self.at, per_head=True)
         else:
             found = replaced if self.score == "write" else 1 - replaced
@@ -238,10 +238,12 @@ def scored(model: Model | None, texts: TextsLike, options: Mapping[str, Any]) ->
             damaged = chosen[int(finite.argmin())]
             raise InputError(f"the scores of text {row} are not finite at layer {damaged}; the model is damaged")
         scores = np.where(np.isnan(scores), 0, scores)  # Special tokens have no z-scores.
+        scores = lifted(scores, at) if score == "lift" else scores
         scores = np.concatenate([scores.mean(axis=0, keepdims=True), scores])
         judged = ordinary if at is None else ordinary & (np.arange(len(ordinary)) <= at)
         flat = [not is_selective(each[judged]) for each in (quantity.mean(axis=0), *quantity)]
         by_head = np.array([found.by_head[head.layer][row, real, head.head] for head in shown], dtype=np.float32)
+        by_head = lifted(by_head, at) if score == "lift" and shown else by_head
         lives = None if found.half_lives is None else found.half_lives[places][:, row, real]
         if lives is not None:
             lives[:, -1] = np.nan  # Nothing follows the last token.
@@ -268,6 +270,7 @@ def scored(model: Model | None, texts: TextsLike, options: Mapping[str, Any]) ->
                 answer=trace.answers[row][0],
                 probability=float(trace.answers[row][1]),
                 pixels=pixels,
+                series=None if trace.series is None else trace.series[row][real].float().cpu().numpy(),
                 half_lives=None if lives is None else lives.astype(np.float32),
                 flat=tuple(flat),
                 standing=tuple(standing[1:]),
@@ -293,6 +296,13 @@ def scored(model: Model | None, texts: TextsLike, options: Mapping[str, Any]) ->
     )
 
 
+def lifted(shares: np.ndarray, at: int | None) -> np.ndarray:
+    """Return shares (rows, tokens) over those of their neighbours, of the tokens up to `at`, 0 beyond it."""
+    last = shares.shape[1] if at is None else at + 1
+    over = np.nan_to_num(lifts(shares[:, :last], least=MIN_SHARE / last), nan=1.0)
+    return np.concatenate([over, np.zeros_like(shares[:, last:])], axis=1)
+
+
 def layers_record(layers: Any, chosen: Sequence[int]) -> Any:
     return layers if isinstance(layers, str) else list(chosen)
 
@@ -307,13 +317,13 @@ def _measured(
         raise InputError(f"there is no token {at} in every text; the shortest has the tokens 0 to {shortest - 1}")
     if isinstance(batch, Trace):
         found = LayerScores(len(batch.retention), batch.mask, score, at, **wanted)
-        if score == "survival" or any(wanted.values()):
+        if found.survival is not None or any(wanted.values()):
             every = range(len(batch.retention))
             visit_trace(batch, found, every if through else chosen_layers(layers, batch.layer_numbers))
         return batch, found
     assert model is not None
     found = LayerScores(model.num_layers, batch.mask, score, at, **wanted)
-    return model.trace(batch, visit=found.visit, keep_inputs=through, retention=score != "survival"), found
+    return model.trace(batch, visit=found.visit, keep_inputs=through, retention=found.survival is None), found
 
 
 def _heads(found: LayerScores, places: Sequence[int], heads: str | None) -> tuple[Head, ...]:

@@ -12,6 +12,26 @@ from ssmscope.interp.heatmap.words import UNKNOWN, is_punctuation, word_groups, 
 from ssmscope.render.blocks import OfTokens
 from ssmscope.render.tokens import visible
 
+LIFT_WINDOW = 12
+"""Number of tokens on either side that a token's share is compared with."""
+
+
+def lifts(shares: np.ndarray, window: int = LIFT_WINDOW, least: float = 0.0) -> np.ndarray:
+    """Return shares (rows, tokens) over the medians, at `least` so much, of those of the `window` tokens on either
+    side; infinite, or NaN for 0, over a median of 0, and NaN for a single token."""
+    shares = shares.astype(np.float64)
+    found = np.full(shares.shape, np.nan)
+    for at in range(shares.shape[1] if shares.shape[1] > 1 else 0):
+        near = [place for place in range(max(at - window, 0), min(at + window + 1, shares.shape[1])) if place != at]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found[:, at] = shares[:, at] / np.maximum(np.median(shares[:, near], axis=1), least)
+    return found
+
+
+def times(lift: float) -> str:
+    """Format a lift."""
+    return f"{lift:,.{0 if lift >= 10 else 1}f} ×"
+
 
 @dataclass(frozen=True, eq=False)
 class ScoredText(OfTokens):
@@ -30,6 +50,8 @@ class ScoredText(OfTokens):
     probability: float
     pixels: np.ndarray | None = None
     """(height, width, channels) float32 for an image whose pixels are the tokens."""
+    series: np.ndarray | None = None
+    """(length, channels) float32, the numbers of a series whose steps are the tokens."""
     half_lives: np.ndarray | None = None
     """(layers, tokens) float32, with survival: tokens until half of a write is left; infinite beyond the text, NaN for
     the last token, which nothing follows."""
@@ -48,6 +70,15 @@ class ScoredText(OfTokens):
         ordinary = np.flatnonzero(~self.special)
         places = ordinary[descending(values[ordinary])[:k]].tolist()
         return [(at, self.tokens[at], float(values[at])) for at in places]
+
+    def lifted(self, layers: Sequence[int], most: int = 3) -> str:
+        """Name the ordinary tokens of the highest lifts, which `scores` are, each in the layer where it is."""
+        best, found = np.where(self.special, -np.inf, self.scores.astype(np.float64)).max(0), []
+        for at in descending(best)[: min(most, int((~self.special).sum()))].tolist():
+            layer = layers[int(self.scores[:, at].argmax())]
+            name = f"“{visible(self.tokens[at]).strip() or '␣'}” (token {at})"
+            found.append(f"{name} has {times(float(best[at]))} its neighbours' share in layer {layer}")
+        return ", ".join(found) or "no token"
 
     def named(
         self, scores: np.ndarray, places: Sequence[int], *, summed: bool, quoted: bool = False

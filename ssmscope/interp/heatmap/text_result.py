@@ -13,7 +13,8 @@ from markupsafe import Markup
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.interp.heatmap.scored_text import ScoredText
+from ssmscope.errors import InputError
+from ssmscope.interp.heatmap.scored_text import LIFT_WINDOW, ScoredText, lifts, times
 from ssmscope.interp.heatmap.words import (
     BEYOND,
     UNKNOWN,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 SCORES = {
     "survival": "survival: the share of the state that was written at each token",
     "retention": "retention E[A_t]: the share of its old state that a layer keeps when it reads the token",
+    "lift": f"lift: survival over the median of the {LIFT_WINDOW} tokens on either side",
     "write": "write 1 − E[A_t]: the share of its old state that a layer overwrites when it reads the token",
 }
 """Scores by name, with their names in the views."""
@@ -112,6 +114,8 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         name = SCORES[self.score]
         if self.score == "survival" and self.at is not None:
             name = name.replace("the state", f"the state after token {self.at}")
+        if self.score == "lift" and self.at is not None:
+            name = name.replace("survival", f"survival after token {self.at}")
         above = f", in standard deviations above the token's own average over {self.contrast}"
         return name + above if self.contrast else name
 
@@ -123,6 +127,8 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         """Format a score: shares in percent."""
         if self.summed:
             return f"{100 * score:.0f} %" if score >= 0.1 else f"{100 * score:.1f} %"
+        if self.score == "lift":
+            return times(score)
         return f"{score:+.1f}".replace("-", "−") if self.contrast else f"{score:.3f}"
 
     def list_words(self, text: ScoredText, scores: np.ndarray, places: Sequence[int]) -> str:
@@ -158,6 +164,10 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
             lies = half_mass([text.mean for text in self]) if self.summed and len(self) else 0.0
             share = f": half of it lies on {100 * lies:.0f} % of the pixels" if lies else ""
             return f"{self.score} of {counted(len(self), 'image')}, {self.layers_name}{hardly}{share}"
+        if self.score == "lift":
+            first = enumerate(self.texts[:3])
+            told = [f"text {number}: " * (len(self) > 1) + text.lifted(self.layers) for number, text in first]
+            return "; ".join(told)
         where = {"survival": "of the states", "retention": "kept at", "write": "overwritten at"}[self.score]
         where = f"{where} {'at the end' if self.at is None else f'after token {self.at}'}" * (self.score == "survival")
         if len(self) == 1:
@@ -209,21 +219,19 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         ]
         return pd.DataFrame(rows, columns=["text", "rank", "position", "token", "score"])
 
-    def lifts(self, window: int = 12) -> pd.DataFrame:
+    def lifts(self, window: int = LIFT_WINDOW) -> pd.DataFrame:
         """Return a row per text, layer and token, the highest lift first: columns text, layer, position, token, score,
         lift, the score over the median of those of the `window` tokens on either side. A kept marker that the mean over
-        layers hides stands out in its layer."""
+        layers hides stands out in its layer. Raises InputError where the scores are lifts themselves."""
+        if self.score == "lift":
+            raise InputError("the scores of this heatmap are lifts already; read them in to_frame()")
         parts = []
         for number, text in enumerate(self.texts):
             last = len(text) if self.at is None else self.at + 1
-            around = np.abs(np.subtract.outer(range(last), range(last)))
-            near = (around <= window) & (around > 0)
-            for layer, scores in zip(self.layers, text.scores[:, :last].astype(np.float64)):
-                medians = [np.median(scores[row]) if row.any() else np.nan for row in near]
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    columns = {"score": scores, "lift": scores / medians}
+            shown = text.scores[:, :last].astype(np.float64)
+            for layer, scores, over in zip(self.layers, shown, lifts(shown, window)):
                 first = {"text": number, "layer": layer, "position": range(last), "token": text.tokens[:last]}
-                parts.append(pd.DataFrame({**first, **columns}))
+                parts.append(pd.DataFrame({**first, "score": scores, "lift": over}))
         return pd.concat(parts).sort_values("lift", ascending=False, kind="stable", ignore_index=True)
 
     def sketch(self, at: int = 0) -> Markup:
@@ -317,7 +325,7 @@ def _ends(result: SelectionHeatmap, scores: Sequence[np.ndarray]) -> tuple[float
     low, high = float(every.min()), float(every.max())
     if result.contrast is not None:
         return -max(-low, high), max(-low, high)
-    return (0.0, high) if result.score == "survival" else (low, high)
+    return (0.0, high) if result.score in ("survival", "lift") else (low, high)
 
 
 def _text(
@@ -356,7 +364,9 @@ def _text(
     span = (0, warm) if warm and not result.of_images else None
     about = f"stands out: {result.said(text)}" if text.rationale else "no word stands out"
     about = "" if result.of_images else "; ".join((about, *result.beside(text)))
-    return TokenText(text.tokens, text.words, made, text.answer, text.probability, about, span, text.pixels)
+    return TokenText(
+        text.tokens, text.words, made, text.answer, text.probability, about, span, text.pixels, text.series
+    )
 
 
 def strongest(result: SelectionHeatmap) -> Iterator[Line]:
@@ -394,6 +404,11 @@ def definitions(result: SelectionHeatmap) -> list[str]:
             "exact in every head, heads weighted by what they hold."
             + " Half-life: tokens after which half of what was written is left, the median over the text."
             * any(text.half_lives is not None for text in result)
+        )
+    if result.score == "lift":
+        found.append(
+            f"Lift: the share of a layer's states that was written at a token, over the median of those of the "
+            f"{LIFT_WINDOW} tokens on either side: what a layer keeps while it lets its neighbours fade."
         )
     if result.contrast is not None:
         of = "the logarithm of a token's share, in units of an even spread" if result.score == "survival" else "scores"

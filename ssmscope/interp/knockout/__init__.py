@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @analysis(
     "knockout",
     reads=Texts(),
+    asks_at=True,
     question="Through which layers does the information reach the answer?",
     first=5,
     models=(TEXT_CLASSIFIER, TOKEN_CLASSIFIER, LANGUAGE_MODEL, TOKEN_MODEL),

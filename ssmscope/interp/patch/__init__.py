@@ -27,6 +27,7 @@ def check_method(*, method: str, metric: str, **_: object) -> None:
 @analysis(
     "patch",
     check=check_method,
+    asks_at=True,
     question="Where, in layers and tokens, does the answer come from?",
     first=4,
     models=(TEXT_CLASSIFIER, TOKEN_CLASSIFIER, LANGUAGE_MODEL, TOKEN_MODEL),

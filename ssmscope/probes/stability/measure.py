@@ -67,7 +67,8 @@ def inputs_of(model: Model, texts: TextsLike | None, *, length: int | None, samp
             raise InputError(f"text {short} has one token; give two or more: a state is kept from one to the next")
         low, high = min(batch.lengths), max(batch.lengths)
         span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        return Inputs(batch, f"{counted(len(batch.tokens), 'text')} of {span} tokens")
+        shown = f"{len(batch.tokens)} series" if model.reads == "series" else counted(len(batch.tokens), "text")
+        return Inputs(batch, f"{shown} of {span} {'steps' if model.reads == 'series' else 'tokens'}")
     if length is None:
         size = getattr(model.config, "image_size", None) if model.channels is not None else None
         length = size[0] * size[1] + model.config.class_token if size else DEFAULT_LENGTH
