@@ -27,5 +27,11 @@ ENTRIES = {
         "Differential Mamba": "ssmscope.zoo.layouts:DIFFERENTIAL_MAMBA",
         "selective SSM": "ssmscope.zoo.layouts:SELECTIVE_SSM",
     },
+    "ssmscope.compiled": {
+        "induction": "ssmscope.zoo.compiled.tasks:INDUCTION",
+        "recall": "ssmscope.zoo.compiled.tasks:RECALL",
+        "flip-flop": "ssmscope.zoo.compiled.tasks:FLIP_FLOP",
+        "two-hop": "ssmscope.zoo.compiled.tasks:TWO_HOP",
+    },
     "ssmscope.verbs": {"train": "ssmscope.zoo.training:train_model"},
 }
