@@ -8,6 +8,7 @@ import torch
 
 from ssmscope import load
 from ssmscope.core.edits import recorded, replaced
+from ssmscope.core.roads import Edge, Roads, replacing
 from ssmscope.errors import InputError
 from ssmscope.zoo.compiled import FAMILIES, TASKS, compiled
 
@@ -46,6 +47,24 @@ def _outputs(model, ids: np.ndarray) -> dict[int, torch.Tensor]:
     kept: dict[int, torch.Tensor] = {}
     model.run(model.encode(ids=ids.tolist()), edits=recorded("output", kept))
     return kept
+
+
+@pytest.mark.parametrize(("task", "family", "decoy"), cases(True))
+def test_true_edges_are_needed_and_no_others(task: str, family: str, decoy: bool) -> None:
+    found = compiled(task, family, decoy=decoy)
+    model, true = load(found.module), {Edge(*edge) for edge in found.edges}
+    clean, corrupted, right, _ = found.pairs(60)
+    batches = [model.encode(ids=ids.tolist()) for ids in (clean, corrupted)]
+    with torch.no_grad():
+        roads = Roads(model, batches[0])
+        others = roads.run(batches[1]).outputs
+        kept = {}
+        for edge in roads.edges():
+            logits = roads.run(batches[0], replacing(others, [edge])).logits
+            kept[edge] = float((logits.argmax(-1) == torch.from_numpy(right)).double().mean())
+    assert true <= set(kept)
+    assert {kept[edge] for edge in set(kept) - true} == {1.0}
+    assert max(kept[edge] for edge in true) < 0.75, kept
 
 
 def test_unknown_names_are_refused_in_one_line() -> None:

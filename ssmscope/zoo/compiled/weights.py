@@ -28,7 +28,9 @@ LOUD = 4.0
 OPENED = float(silu(torch.tensor(LOUD)))
 """Value of a channel after the activation."""
 STEP = 20.0
-"""Size of a step Δ that writes over all before it; its negative before the softplus or σ holds the state."""
+"""Size of a step Δ that writes over all before it; its negative before the softplus holds the state."""
+SHUT = 120.0
+"""Size of a number before σ at which β is 1, and of its negative at which it is 0 in float32."""
 KEPT = -20.0
 """ln |A| of a state that is kept."""
 TAPS = 4
@@ -237,7 +239,7 @@ def _gated_delta(tokens: int, layers: int) -> Skeleton:
             _shift(mixer.conv1d, slice(number * tokens, (number + 1) * tokens), each)
         beta, _ = mixer.in_proj_ba.weight
         written = maps.values.sum(0) if maps.writes is None else maps.writes
-        beta += STEP * (2 * written - maps.one)
+        beta += SHUT * (2 * written - maps.one)
         mixer.A_log.fill_(KEPT)
         _out(mixer, memory, tokens, 1 / (OPENED * math.sqrt(tokens)))
 
