@@ -33,5 +33,11 @@ ENTRIES = {
         "flip-flop": "ssmscope.zoo.compiled.tasks:FLIP_FLOP",
         "two-hop": "ssmscope.zoo.compiled.tasks:TWO_HOP",
     },
+    "ssmscope.pairs": {
+        "induction": "ssmscope.zoo.compiled:induction",
+        "recall": "ssmscope.zoo.compiled:recall",
+        "flip-flop": "ssmscope.zoo.compiled:flip_flop",
+        "two-hop": "ssmscope.zoo.compiled:two_hop",
+    },
     "ssmscope.verbs": {"train": "ssmscope.zoo.training:train_model"},
 }

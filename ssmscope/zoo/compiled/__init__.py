@@ -10,14 +10,20 @@ Nothing is trained. A method that finds circuits can be tried on them.
 
 from __future__ import annotations
 
+from functools import partial
+
 from ssmscope.core.registry import Registry
+from ssmscope.data.pairs import PairData
 from ssmscope.zoo.compiled.tasks import Task
-from ssmscope.zoo.compiled.weights import FAMILIES, Compiled, build
+from ssmscope.zoo.compiled.weights import FAMILIES, Compiled, build, draw_pairs
 
 TASKS: Registry[Task] = Registry("compiled task", "ssmscope.compiled")
 """Tasks by name; a package adds one by an entry point of the group `ssmscope.compiled`."""
 
-__all__ = ["FAMILIES", "TASKS", "Compiled", "compiled"]
+TASKS_WITH_PAIRS = ("induction", "recall", "flip-flop", "two-hop")
+"""Tasks whose pairs are generated sets of `ssmscope.data.pairs`."""
+
+__all__ = ["FAMILIES", "TASKS", "Compiled", "compiled", "pairs_of"]
 
 
 def compiled(task: str, family: str = "mamba2", *, decoy: bool = False) -> Compiled:
@@ -31,3 +37,13 @@ def compiled(task: str, family: str = "mamba2", *, decoy: bool = False) -> Compi
     Raises InputError for another task or family.
     """
     return build(TASKS[task], family, decoy)
+
+
+def pairs_of(task: str, pairs: int = 64, seed: int = 0) -> PairData:
+    """Return generated pairs of token ids of a task's inputs: independent ones with different answers."""
+    drawn = draw_pairs(TASKS[task], pairs, seed)
+    clean, corrupted = (tuple(map(tuple, ids.tolist())) for ids in drawn[:2])
+    return PairData(task, clean, corrupted, *(tuple(each.tolist()) for each in drawn[2:]))
+
+
+induction, recall, flip_flop, two_hop = (partial(pairs_of, task) for task in TASKS_WITH_PAIRS)

@@ -66,10 +66,15 @@ class Compiled:
 
     def pairs(self, pairs: int = 64, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return clean and corrupted ids (pairs, length) of independent inputs with different answers, and these."""
-        random = np.random.default_rng(seed)
-        (clean, right), (corrupted, wrong) = (self.task.draw(4 * pairs + 16, random) for _ in range(2))
-        chosen = np.flatnonzero(right != wrong)[:pairs]
-        return clean[chosen], corrupted[chosen], right[chosen], wrong[chosen]
+        return draw_pairs(self.task, pairs, seed)
+
+
+def draw_pairs(task: Task, pairs: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return clean and corrupted ids (pairs, length) of independent inputs with different answers, and these."""
+    random = np.random.default_rng(seed)
+    (clean, right), (corrupted, wrong) = (task.draw(4 * pairs + 16, random) for _ in range(2))
+    chosen = np.flatnonzero(right != wrong)[:pairs]
+    return clean[chosen], corrupted[chosen], right[chosen], wrong[chosen]
 
 
 @dataclass(frozen=True)
