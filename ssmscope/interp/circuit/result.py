@@ -68,7 +68,8 @@ class Circuit(Result, kind="circuit"):
     def _found(self) -> str:
         if not self.kept.any():
             return f"none of {counted(len(self.kept), 'edge')} carries as much as the threshold"
-        said = f"{int(self.kept.sum())} of {counted(len(self.kept), 'edge')} {'keeps' if self.kept.sum() == 1 else 'keep'} {Estimate(*self.faithfulness)}"
+        keep = "keeps" if self.kept.sum() == 1 else "keep"
+        said = f"{int(self.kept.sum())} of {counted(len(self.kept), 'edge')} {keep} {Estimate(*self.faithfulness)}"
         most = self.circuit[0]
         said += " of the answer"
         if len(self.random):
