@@ -125,7 +125,9 @@ class Roads:
     ) -> Iterator[None]:
         """Shift the reads of every run of the model within the context, which puts its parts' outputs into `outputs`,
         from another embedding if given; `terms` changes mixers' terms in place of the shift."""
-        self._outputs, self._raw, self._calls = outputs, {}, {}
+        self._outputs = outputs
+        self._raw: dict[str, Any] = {}
+        self._calls: dict[int, tuple[Tensor, Any, Any]] = {}
         asked = (lambda *_: {}) if shift is None else shift
         before: list[Any] = [(block, partial(self._enter, n, embedding)) for n, block in enumerate(self.blocks)]
         after: list[Any] = [(part.module, partial(self._leave, part.name)) for part in self.parts]

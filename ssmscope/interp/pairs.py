@@ -54,12 +54,13 @@ def encode_pairs(model: Model, data: PairData) -> EncodedPairs:
         if torch.equal(clean.input_ids[number - 1], corrupted.input_ids[number - 1]):
             raise InputError(f"pair {number} of {data.name}: both texts have the same tokens; give two that differ")
     right, wrong = _answers(model, clean, data.targets), _answers(model, corrupted, data.contrasts)
-    for number, (own, other) in enumerate(zip(right, wrong), 1):
-        if own[0] == other[0]:
-            said = f"pair {number} of {data.name}: both texts have the answer {own[1]!r};"
+    for number, (mine, theirs) in enumerate(zip(right, wrong), 1):
+        if mine[0] == theirs[0]:
+            said = f"pair {number} of {data.name}: both texts have the answer {mine[1]!r};"
             raise InputError(f"{said} name two that differ in the columns target and contrast")
-    ids = tuple((own[0], other[0]) for own, other in zip(right, wrong))
-    return EncodedPairs(model, clean, corrupted, ids, tuple((own[1], other[1]) for own, other in zip(right, wrong)))
+    both = list(zip(right, wrong))
+    ids, names = (tuple((mine[at], theirs[at]) for mine, theirs in both) for at in (0, 1))
+    return EncodedPairs(model, clean, corrupted, ids, names)  # type: ignore[arg-type]
 
 
 def _encoded(model: Model, texts: Sequence[Said]) -> Batch:

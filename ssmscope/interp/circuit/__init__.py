@@ -85,7 +85,7 @@ def circuit(
         raise InputError(f"the answers of {given.name} do not differ between both runs; name other targets")
     effects = runs.exact() if method == "exact" else runs.by_gradient(steps if method == "integrated" else 0)
     scores = shares(effects, whole, seed)
-    order = descending(np.abs(scores[:, 0]))
+    order = descending(np.abs(scores[:, 0])).tolist()
     curve: list[tuple[int, float]] = []
     if choose == "greedy":
         kept, curve = measure.chosen_greedily(runs, order, until)

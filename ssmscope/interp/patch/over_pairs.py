@@ -89,7 +89,8 @@ class PairGrids:
         return found[:, : int(used.nonzero()[0].max()) + 1 if used.any() else 0]
 
     def _values(self, site: str, rows: list[int], classes: Places) -> Iterator[tuple[list[int], int, int, Tensor]]:
-        place, kept = PLACES[site], {}
+        place = PLACES[site]
+        kept: dict[Any, Tensor] = {}
         source, into = self.source.rows(rows), self.into.rows(rows)
         self.model.run(source, edits=recorded(place, kept), last_only=True)
         if not kept:

@@ -43,7 +43,8 @@ def pairs_of(task: str, pairs: int = 64, seed: int = 0) -> PairData:
     """Return generated pairs of token ids of a task's inputs: independent ones with different answers."""
     drawn = draw_pairs(TASKS[task], pairs, seed)
     clean, corrupted = (tuple(map(tuple, ids.tolist())) for ids in drawn[:2])
-    return PairData(task, clean, corrupted, *(tuple(each.tolist()) for each in drawn[2:]))
+    targets, contrasts = (tuple(each.tolist()) for each in drawn[2:])
+    return PairData(task, clean, corrupted, targets, contrasts)
 
 
 induction, recall, flip_flop, two_hop = (partial(pairs_of, task) for task in TASKS_WITH_PAIRS)
