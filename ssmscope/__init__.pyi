@@ -36,6 +36,7 @@ from ssmscope.evaluation import Evaluator as Evaluator
 from ssmscope.interp.ablate import ablate as ablate
 from ssmscope.interp.attention import attention_gradient as attention_gradient
 from ssmscope.interp.attention import implicit_attention
+from ssmscope.interp.circuit import circuit as circuit
 from ssmscope.interp.explain import explain as explain
 from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.fidelity.result import fidelity_table as fidelity_table

@@ -7,6 +7,7 @@ ENTRIES = {
     "ssmscope.analyses": {
         "ablate": f"{_HERE}.ablate:ablate",
         "attention": f"{_HERE}.attention:implicit_attention",
+        "circuit": f"{_HERE}.circuit:circuit",
         "explain": f"{_HERE}.explain:explain",
         "fidelity": f"{_HERE}.fidelity:fidelity_auc",
         "generate": f"{_HERE}.generate:generate",

@@ -27,5 +27,17 @@ ENTRIES = {
         "Differential Mamba": "ssmscope.zoo.layouts:DIFFERENTIAL_MAMBA",
         "selective SSM": "ssmscope.zoo.layouts:SELECTIVE_SSM",
     },
+    "ssmscope.compiled": {
+        "induction": "ssmscope.zoo.compiled.tasks:INDUCTION",
+        "recall": "ssmscope.zoo.compiled.tasks:RECALL",
+        "flip-flop": "ssmscope.zoo.compiled.tasks:FLIP_FLOP",
+        "two-hop": "ssmscope.zoo.compiled.tasks:TWO_HOP",
+    },
+    "ssmscope.pairs": {
+        "induction": "ssmscope.zoo.compiled:induction",
+        "recall": "ssmscope.zoo.compiled:recall",
+        "flip-flop": "ssmscope.zoo.compiled:flip_flop",
+        "two-hop": "ssmscope.zoo.compiled:two_hop",
+    },
     "ssmscope.verbs": {"train": "ssmscope.zoo.training:train_model"},
 }

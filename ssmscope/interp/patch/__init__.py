@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
-from ssmscope.api.options import Metavar, TokensWritten
+from ssmscope.api.options import Metavar, Range, Reads, Seed, TokensWritten
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,11 +16,26 @@ if TYPE_CHECKING:
 
     from ssmscope.core.encoding import Batch
     from ssmscope.core.model import Model
+    from ssmscope.data.pairs import PairData
+    from ssmscope.interp.patch.pair_result import PairPatching
     from ssmscope.interp.patch.result import Patching
 
 
-def check_method(*, method: str, metric: str, **_: object) -> None:
-    """Raise InputError for probabilities with the gradient's approximation, which is of logits."""
+def check_method(*, method: str, metric: str, **given: object) -> None:
+    """Raise InputError for probabilities with the gradient's approximation, which is of logits, for a text without the
+    other, and for options of one text with pairs."""
+    texts = [name for name in ("clean", "corrupted") if given.get(name) is not None]
+    if given.get("data") is not None:
+        alone = ("positions", "answer", "contrast", "generate")
+        own = [*texts, *(name for name in alone if given.get(name) is not None)]
+        own += ["method"] * (method != "exact") + ["metric"] * (metric != "normalised")
+        if own:
+            raise InputError(f"data=… gives pairs; leave out {own[0]}=…, which is for two texts")
+        return
+    if len(texts) < 2:
+        raise InputError("give two texts, clean=… and corrupted=…, or pairs of them, data=…")
+    if given.get("sites") is not None or given.get("limit") is not None:
+        raise InputError("sites=… and limit=… are for pairs; give data=… too, or site=…")
     if method == "gradient" and metric == "probability":
         raise InputError("the gradient approximates logits; give metric='difference' or metric='normalised'")
 
@@ -28,6 +44,7 @@ def check_method(*, method: str, metric: str, **_: object) -> None:
     "patch",
     check=check_method,
     asks_at=True,
+    kinds=("patch", "patch-pairs"),
     question="Where, in layers and tokens, does the answer come from?",
     first=4,
     models=(TEXT_CLASSIFIER, TOKEN_CLASSIFIER, LANGUAGE_MODEL, TOKEN_MODEL),
@@ -37,9 +54,22 @@ def patch(
     model: Model,
     *,
     clean: Annotated[
-        str | list[int] | Batch | Tensor | ndarray, "Text with the answer; token ids for a model without a tokenizer."
-    ],
-    corrupted: Annotated[str | list[int] | Batch | Tensor | ndarray, "Text of as many tokens with another answer."],
+        str | list[int] | Batch | Tensor | ndarray | None,
+        "Text with the answer; token ids for a model without a tokenizer.",
+    ] = None,
+    corrupted: Annotated[
+        str | list[int] | Batch | Tensor | ndarray | None, "Text of as many tokens with another answer."
+    ] = None,
+    data: Annotated[
+        str | PairData | list[Any] | None,
+        "Pairs instead: a csv or jsonl file with the columns clean, corrupted and target, or a generated set.",
+        Reads("data"),
+        Metavar("PAIRS"),
+    ] = None,
+    sites: Annotated[
+        Sequence[Literal["state", "output", "residual", "convolution", "attention", "feed-forward"]] | None,
+        "Sites to patch in pairs; default site.",
+    ] = None,
     site: Annotated[
         Literal["state", "output", "residual", "convolution", "head"],
         "Value to patch: the memory after a token, a mixer's output, a block's input (the residual stream), a "
@@ -70,7 +100,9 @@ def patch(
         int | str | None, "Class or next token of the corrupted text; default the predicted one.", Metavar("NAME")
     ] = None,
     generate: TokensWritten = None,
-) -> Patching:
+    limit: Annotated[int | None, "Maximum number of pairs, the first ones.", Range(1)] = None,
+    seed: Seed = 0,
+) -> Patching | PairPatching:
     """Patch activations of the run on one text into the run on another, cell by cell.
 
     Activation patching (Meng et al. 2022, causal tracing; Zhang & Nanda 2024): of two texts with as many tokens and
@@ -89,6 +121,10 @@ def patch(
     from the first token that differs on. All layers together have no approximation.
 
     Of a model of numbers, `clean` and `corrupted` are series or images, or batches of one; they differ in some steps.
+
+    With `data` many pairs are patched in batches, and every cell is the mean share of the way to the other run, with a
+    95 % bootstrap interval over pairs. Its columns are position classes: further columns of the data, such as subject,
+    have words (or positions) of each clean text, patched together; without, every position of texts of one length.
 
     With `generate` both texts are also continued, and the patched one with the cell of a single layer that changes the
     most, and with all layers patched there: the patch is in the prompt alone, and felt from there on.
@@ -109,6 +145,13 @@ def patch(
     from ssmscope.interp.patch.result import Patching
     from ssmscope.interp.spans import positions_of, span_name
 
+    if data is not None:
+        from ssmscope.interp.patch.over_pairs import patch_pairs
+
+        if sites is None and site == "head":
+            raise InputError("heads are patched in two texts; give another site, or sites=…, with pairs")
+        return patch_pairs(model, data, sites or [site], direction, limit, seed)
+    assert clean is not None and corrupted is not None
     pair = one_text(model, clean), one_text(model, corrupted)
     first = patching.first_difference(*pair)
     length = pair[0].input_ids.shape[1]

@@ -94,9 +94,9 @@ class PatchRuns:
             run = self._plain(0)
             for place in positions:
                 kept: dict[int, LayerState] = {}
-                self.model.run(self.source, edits=new_state(place, partial(_first, kept)), last_only=True)
+                self.model.run(self.source, edits=new_state(place, partial(first_state, kept)), last_only=True)
                 for layer in layers:
-                    put = new_state(place, partial(_first, kept), layers=None if layer is None else [layer])
+                    put = new_state(place, partial(first_state, kept), layers=None if layer is None else [layer])
                     yield [(layer, place)], run.again(layer or 0, put)
         for places, states in self._after(positions) if self.model.continues else ():
             base, source = (gathered(states, torch.arange(which, 2 * len(places), 2)) for which in (0, 1))
@@ -148,7 +148,7 @@ class PatchRuns:
         own = None if layer is None else [layer]
         if site == "state":
             states: dict[int, LayerState] = {}
-            put = partial(_first, states)
+            put = partial(first_state, states)
             self.model.run(self.source, edits=new_state(positions[column], put), last_only=True)
             return new_state(positions[column], put, layers=own)
         kept: dict[Any, Tensor] = {}
@@ -183,7 +183,7 @@ def token_windows(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends
     )
 
 
-def _first(kept: dict[int, LayerState], state: LayerState, site: Site) -> LayerState:
+def first_state(kept: dict[int, LayerState], state: LayerState, site: Site) -> LayerState:
     """Return the first state that a layer had, which `kept` keeps."""
     return kept.setdefault(site.layer, state)
 

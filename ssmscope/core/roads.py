@@ -1,0 +1,342 @@
+"""Runs in which parts read the residual stream by roads: each entrance of a part from a stream of its own.
+
+A part of a block is a mixer, an attention module or a feed-forward part. What it reads is a sum, the embedding and the
+outputs of earlier parts, and it enters by several roads: a mixer's x, B, C, Δ, gate, …, an attention's q, k, v. A run
+may shift what one road reads by a difference of one summand. Everything after it, the same part's other roads excepted,
+follows. The mixer's terms are computed from the shifted stream, through the block's own norm, and of them the road's
+alone are kept, so that edges into a recurrence are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ssmscope.core.attention_layers import attention_modules
+from ssmscope.core.edits import Edit, Site, block_parts, blocks_of, edited
+from ssmscope.core.encoding import Batch
+from ssmscope.core.intercept import observe, override_forward
+from ssmscope.core.mixers import adapter_for, entered, mixers, terms_of
+from ssmscope.core.model import Model
+from ssmscope.core.trace import LayerTrace
+from ssmscope.errors import InputError, Unanswerable
+
+EMBEDDING, LOGITS = "embedding", "logits"
+TERMS = {"x": "x", "b": "B", "c": "C", "delta": "delta", "log_a": "decay", "beta": "beta", "e": "removed", "r": "along"}
+"""Roads of a mixer by the term of its recurrences."""
+GATE, REST = "gate", "rest"
+"""Roads of the output gate, and of all that an architecture computes of its input besides these."""
+PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj"}
+TOLERANCE = 1e-4
+"""Largest difference of a block's output from the sum of its parts, relative to the largest output."""
+
+
+class Edge(NamedTuple):
+    """What a receiver reads of a sender's output by one road; "" for parts that have one entrance."""
+
+    sender: str
+    receiver: str
+    road: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.sender} → {self.receiver}" + f" ({self.road})" * bool(self.road)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Part of a block, with its number among those of its kind, the block's number, and its roads."""
+
+    name: str
+    module: nn.Module
+    block: int
+    roads: tuple[str, ...] = ("",)
+
+
+Shift = Callable[[str, str, Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""Function from a receiver, its road, and the run's outputs so far to what is added to the summands that it reads."""
+
+
+class RoadRun(NamedTuple):
+    """Logits at the positions asked about, and the embedding's and all parts' outputs (batch, length, width)."""
+
+    logits: Tensor
+    outputs: Mapping[str, Tensor]
+
+
+class _Captured(Exception):
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class Roads:
+    """Parts of a model, in the order of their runs, and runs of a batch whose reads are shifted by road.
+
+    Raises Unanswerable if a block's output is not its input plus the outputs of its parts.
+    """
+
+    def __init__(self, model: Model, batch: Batch) -> None:
+        self.model, self.blocks = model, _stack(model)
+        named: dict[str, nn.Module] = {f"mixer {n}": mixer for n, mixer in enumerate(mixers(model.module))}
+        named |= {f"attention {n}": part for n, part in enumerate(attention_modules(model.module).values())}
+        named |= {
+            f"feed-forward {n}": part for n, part in enumerate(block_parts(model.module, "feed-forward").values())
+        }
+        inside = {id(part): number for number, block in enumerate(self.blocks) for part in block.modules()}
+        lost = [name for name, part in named.items() if id(part) not in inside]
+        if lost:
+            raise Unanswerable(f"{lost[0]} of {model.name} is in none of its blocks: its edges cannot be told apart")
+        self.parts = [Part(name, part, inside[id(part)]) for name, part in named.items()]
+        self._busy = False
+        self._look(batch)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (EMBEDDING, *(part.name for part in self.parts))
+
+    def edges(self) -> list[Edge]:
+        """Return all edges, those to the earliest part first."""
+        found = []
+        for part in self.parts:
+            found += [Edge(sender, part.name, road) for road in part.roads for sender in self._reads[part.name]]
+        return found + [Edge(sender, LOGITS) for sender in self.names]
+
+    def in_block(self, part: str) -> list[str]:
+        """Return the parts of the same block whose output a part reads."""
+        block = {each.name: each.block for each in self.parts}
+        return [name for name in self._reads[part] if block.get(name) == block[part]]
+
+    def run(self, batch: Batch, shift: Shift | None = None, embedding: Tensor | None = None) -> RoadRun:
+        """Run a batch with shifted reads, in the caller's context of gradients, from another embedding if given."""
+        outputs: dict[str, Tensor] = {}
+        with self.reading(shift, outputs, embedding), self.model.running(mask=batch.mask):
+            logits = self.model.forward(batch, last_only=True)
+        return RoadRun(logits, outputs)
+
+    @contextmanager
+    def reading(
+        self, shift: Shift | None, outputs: dict[str, Tensor], embedding: Tensor | None = None, terms: Any = None
+    ) -> Iterator[None]:
+        """Shift the reads of every run of the model within the context, which puts its parts' outputs into `outputs`,
+        from another embedding if given; `terms` changes mixers' terms in place of the shift."""
+        self._outputs = outputs
+        self._raw: dict[str, Any] = {}
+        self._calls: dict[int, tuple[Tensor, Any, Any]] = {}
+        asked = (lambda *_: {}) if shift is None else shift
+        before: list[Any] = [(block, partial(self._enter, n, embedding)) for n, block in enumerate(self.blocks)]
+        after: list[Any] = [(part.module, partial(self._leave, part.name)) for part in self.parts]
+        after.append((self.blocks[-1], partial(self._end, asked)))
+        for part in self.parts:
+            if part.name.startswith("mixer"):
+                continue
+            if part.roads == ("",):
+                before.append((part.module, partial(self._change_input, part, asked)))
+            else:
+                projections = ((road, getattr(part.module, PROJECTIONS[road])) for road in part.roads)
+                after += [(own, partial(self._change_projection, part, road, asked)) for road, own in projections]
+        change = partial(self._change_terms, asked) if terms is None else terms
+        with ExitStack() as around:
+            around.enter_context(edited(self.model, Edit("roads", "terms", change)))
+            around.enter_context(observe(before=before, after=after))
+            yield
+
+    def _enter(self, number: int, embedding: Tensor | None, block: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self._busy:
+            return None
+        stream = args[0] if args else kwargs["hidden_states"]
+        if number == 0:
+            stream = stream if embedding is None else embedding.to(stream)
+            self._outputs[EMBEDDING] = stream
+            args, kwargs = ((stream, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": stream})
+        self._calls[number] = (stream, args, kwargs)
+        return args, kwargs
+
+    def _leave(self, name: str, part: nn.Module, output: Any) -> None:
+        if not self._busy:
+            self._raw[name] = output
+            self._outputs[name] = output[0] if isinstance(output, tuple) else output
+
+    def _end(self, asked: Shift, block: nn.Module, output: Any) -> Any:
+        if self._busy:
+            return None
+        stream, *others = output if isinstance(output, tuple) else (output,)
+        self._last = stream
+        for moved in asked(LOGITS, "", self._outputs).values():
+            stream = stream + moved
+        return (stream, *others) if isinstance(output, tuple) else stream
+
+    def _change_input(self, part: Part, asked: Shift, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self._busy or not (moved := asked(part.name, "", self._outputs)):
+            return None
+        u = self._entrance(part, moved)
+        return ((u, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": u})
+
+    def _change_projection(self, part: Part, road: str, asked: Shift, module: nn.Module, output: Tensor) -> Any:
+        if self._busy or not (moved := asked(part.name, road, self._outputs)):
+            return None
+        u = self._entrance(part, moved)
+        self._busy = True
+        try:
+            return module(u)
+        finally:
+            self._busy = False
+
+    def _change_terms(self, asked: Shift, layer: LayerTrace, site: Site) -> LayerTrace:
+        part = self._mixers[site.layer]
+        changed = layer
+        for road in part.roads:
+            if moved := asked(part.name, road, self._outputs):
+                other = terms_of(site.mixer, self._entrance(part, moved), layer.mask)
+                changed = with_road(changed, other, road)
+        return changed
+
+    def _entrance(self, part: Part, moved: Mapping[str, Tensor]) -> Tensor:
+        """Return what the part is called with if the summands of its block's input, and the outputs of earlier parts of
+        the block, are moved by so much."""
+        stream, args, kwargs = self._calls[part.block]
+        own = {each.name: each.module for each in self.parts if each.block == part.block and each.name in self._raw}
+        for name, change in moved.items():
+            stream = stream + change if name not in own else stream
+        forced = [(module, partial(_given, _moved(self._raw[name], moved.get(name)))) for name, module in own.items()]
+        args, kwargs = ((stream, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": stream})
+        self._busy = True
+        try:
+            with override_forward([*forced, (part.module, partial(_capture, part))]):
+                self.blocks[part.block](*args, **kwargs)
+        except _Captured as found:
+            return found.value
+        except InputError as error:
+            raise Unanswerable(f"a block of {self.model.name} does not run alone ({error})") from error
+        finally:
+            self._busy = False
+        raise Unanswerable(f"{part.name} of {self.model.name} is not run by its block: its edges cannot be told apart")
+
+    def _look(self, batch: Batch) -> None:
+        """Find the order of the parts, their roads, what they read, and that blocks add up."""
+        self._mixers = [part for part in self.parts if part.name.startswith("mixer")]
+        roads: dict[str, tuple[str, ...]] = {}
+
+        def look(layer: LayerTrace, site: Site) -> LayerTrace:
+            roads[self._mixers[site.layer].name] = _roads_of(site.mixer, layer)
+            return layer
+
+        outputs: dict[str, Tensor] = {}
+        with torch.no_grad(), self.reading(None, outputs, terms=look), self.model.running(mask=batch.mask):
+            self.model.forward(batch, last_only=True)
+            order = {name: place for place, name in enumerate(outputs)}
+            if lost := [part.name for part in self.parts if part.name not in order]:
+                raise Unanswerable(f"{lost[0]} of {self.model.name} is not called as a part: its edges are not known")
+            for part in self.parts:
+                if not part.name.startswith("mixer"):
+                    split = all(isinstance(getattr(part.module, own, None), nn.Linear) for own in PROJECTIONS.values())
+                    roads[part.name] = tuple(PROJECTIONS) if split else ("",)
+            self.parts = sorted((replace(p, roads=roads[p.name]) for p in self.parts), key=lambda p: order[p.name])
+            self._mixers = sorted((part for part in self.parts if part.name.startswith("mixer")), key=_number)
+            self._check_sums(batch)
+            self._reads = {part.name: self._senders(part) for part in self.parts}
+
+    def _check_sums(self, batch: Batch) -> None:
+        streams = [self._calls[number][0] for number in range(len(self.blocks))] + [self._last]
+        for number, (before, after) in enumerate(zip(streams, streams[1:])):
+            own = [self._outputs[part.name] for part in self.parts if part.block == number]
+            total = sum(own, before)
+            fits = total.shape == after.shape == (*batch.mask.shape, after.shape[-1])
+            size = float(after[batch.mask].abs().max()) if fits else 0.0
+            if not fits or float((total - after)[batch.mask].abs().max()) > TOLERANCE * size:
+                said = f"the output of block {number} of {self.model.name} is not its input plus those of its parts:"
+                raise Unanswerable(f"{said} what a part reads of another cannot be told apart; use patch or ablate")
+
+    def _senders(self, part: Part) -> list[str]:
+        """Return what a part reads: all of earlier blocks, and the parts of its own whose output changes its input."""
+        plain, found = self._entrance(part, {}), [EMBEDDING]
+        raw, self._raw = self._raw, {}
+        for each in self.parts[: self.parts.index(part)]:
+            self._raw[each.name] = raw[each.name]
+            if each.block == part.block:
+                u = self._entrance(part, {each.name: torch.ones_like(self._outputs[each.name]).cumsum(-1)})
+                if torch.equal(u, plain):
+                    continue
+            found.append(each.name)
+        self._raw = raw
+        return found
+
+
+def _number(part: Part) -> int:
+    return int(part.name.rpartition(" ")[2])
+
+
+def _given(output: Any, below: Any, *args: Any, **kwargs: Any) -> Any:
+    return output
+
+
+def _moved(output: Any, change: Tensor | None) -> Any:
+    if change is None:
+        return output
+    return (output[0] + change, *output[1:]) if isinstance(output, tuple) else output + change
+
+
+def _capture(part: Part, below: Any, *args: Any, **kwargs: Any) -> Any:
+    if part.name.startswith("mixer"):
+        raise _Captured(entered(part.module, args, kwargs))
+    raise _Captured(args[0] if args else kwargs["hidden_states"])
+
+
+def _stack(model: Model) -> list[nn.Module]:
+    """Return the list of blocks that has all mixers' ones. Raise Unanswerable if there is none."""
+    homes = [part for part in model.module.modules() if isinstance(part, nn.ModuleList)]
+    own = blocks_of(model.module)
+    for home in homes:
+        if {id(block) for block in own} <= {id(block) for block in home} and len(set(map(id, home))) == len(home):
+            return list(home)
+    raise Unanswerable(f"the layers of {model.name} are not in one list of blocks: edges between them are not known")
+
+
+def _roads_of(mixer: nn.Module, layer: LayerTrace) -> tuple[str, ...]:
+    """Return the roads of a mixer by which another input changes its output."""
+    other = terms_of(mixer, layer.u.roll(1, 1) * 1.5, layer.mask)
+    output = adapter_for(mixer).output
+    known = {road for r in layer.recurrences for term, road in TERMS.items() if getattr(r, term, None) is not None}
+    roads = [road for road in (*TERMS.values(), GATE, REST) if road in known or road in (GATE, REST)]
+    plain = output(mixer, layer)
+    return tuple(road for road in roads if not torch.equal(output(mixer, with_road(layer, other, road)), plain))
+
+
+def with_road(layer: LayerTrace, other: LayerTrace, road: str) -> LayerTrace:
+    """Return a layer's terms with those of one road from its terms for another input."""
+    if road == GATE:
+        return replace(layer, z=other.z)
+    both = zip(layer.recurrences, other.recurrences)
+    if road == REST:
+        kept = [(own, new, [term for term in TERMS if getattr(own, term, None) is not None]) for own, new in both]
+        swapped = tuple(replace(new, **{term: getattr(own, term) for term in terms}) for own, new, terms in kept)
+        return replace(other, recurrences=swapped, z=layer.z)
+    term = next(term for term, each in TERMS.items() if each == road)
+    has = lambda r: getattr(r, term, None) is not None  # noqa: E731
+    swapped = tuple(replace(own, **{term: getattr(new, term)}) if has(own) else own for own, new in both)
+    return replace(layer, recurrences=swapped)
+
+
+def replacing(others: Mapping[str, Tensor], edges: Sequence[Edge]) -> Shift:
+    """Return the shift by which edges read another run's outputs in place of this one's."""
+    senders: dict[tuple[str, str], list[str]] = {}
+    for edge in edges:
+        senders.setdefault((edge.receiver, edge.road), []).append(edge.sender)
+
+    def shift(receiver: str, road: str, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: others[name] - outputs[name] for name in senders.get((receiver, road), ())}
+
+    return shift
+
+
+def check_edges(known: Sequence[Edge], asked: Sequence[Edge]) -> None:
+    """Raise InputError for an edge that a model does not have."""
+    have = set(known)
+    for edge in asked:
+        if edge not in have:
+            raise InputError(f"there is no edge {edge.name}; the model has {len(have)}, such as {known[0].name}")

@@ -1,0 +1,179 @@
+"""Patching over pairs of texts: means of grids by layer and position class, several sites at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssmscope.core.batching import tokens_at_once
+from ssmscope.core.edits import Place, new_state, recorded, replaced
+from ssmscope.core.encoding import Batch
+from ssmscope.core.model import Model
+from ssmscope.core.progress import progress_bar
+from ssmscope.core.trace import LayerState
+from ssmscope.data.pairs import PairData
+from ssmscope.errors import InputError
+from ssmscope.interp.pairs import EncodedPairs
+from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
+from ssmscope.interp.patch.measure import first_state, token_windows
+from ssmscope.interp.spans import positions_of
+
+PLACES: Mapping[str, Place] = {
+    "output": "output", "residual": "residual", "convolution": "convolution", "attention": "attention-output",
+    "feed-forward": "feed-forward",
+}  # fmt: skip
+"""Places of the edits that patch a site other than states."""
+
+Places = dict[str, list[tuple[int, ...]]]
+"""Positions of each class in every pair."""
+
+
+def position_classes(pairs: EncodedPairs, data: PairData) -> Places:
+    """Return the positions of the classes that the data name, and of "last"; without classes every position of texts
+    of one length from the first that differs on. Raise InputError where lengths differ then, or words are missing."""
+    batch, lengths = pairs.clean, pairs.clean.lengths
+    if data.spans:
+        found: Places = {}
+        for name, words in data.spans.items():
+            if not all(words):
+                raise InputError(
+                    f"pair {words.index('') + 1} of {data.name} has no {name}; give its words or positions"
+                )
+            found[name] = [positions_of(each, batch, row) for row, each in enumerate(words)]
+        return {**found, "last": [(length - 1,) for length in lengths]}
+    if len(set(lengths)) > 1:
+        said = f"the texts of {data.name} have {min(lengths)} to {max(lengths)} tokens;"
+        raise InputError(f"{said} add a column with words of each clean text, such as its subject")
+    differ = (pairs.clean.input_ids != pairs.corrupted.input_ids).any(0)
+    first = int(differ.nonzero()[0])
+    return {str(place): [(place,)] * len(pairs) for place in range(first, lengths[0])}
+
+
+class PairGrids:
+    """Grids of patched runs of pairs, batches of them together; `base` and `other` (pairs,) are the differences of
+    logits of the run that is patched and of the one that the patches are from."""
+
+    def __init__(self, pairs: EncodedPairs, direction: str) -> None:
+        self.pairs, self.model = pairs, pairs.model
+        both = (pairs.corrupted, pairs.clean)
+        self.into, self.source = both if direction == "denoise" else both[::-1]
+        self.reuse = can_start_at_layer(self.model, self.into.rows([0]))
+        self.batches = [*pairs.batches(tokens_at_once(self.model.device, width=self.model.width))]
+        self.base, self.other = (self._plain(batch) for batch in (self.into, self.source))
+
+    def _plain(self, batch: Batch) -> np.ndarray:
+        found = np.empty(len(self.pairs))
+        for rows in self.batches:
+            logits = self.model.run(batch.rows(rows), last_only=True).logits
+            found[rows] = self.pairs.measure(logits, rows).cpu().numpy()
+        return found
+
+    def grid(self, site: str, classes: Places) -> np.ndarray:
+        """Return the change of the difference of logits, (pairs, layers, classes), NaN where nothing is patched."""
+        layers = self.model.num_layers
+        found = np.full((len(self.pairs), layers, len(classes)), np.nan)
+        with progress_bar() as bar:
+            for rows in bar.track(self.batches, description=f"patched {site}"):
+                cells = self._states(rows, classes) if site == "state" else self._values(site, rows, classes)
+                for own, layer, column, logits in cells:
+                    if layer >= found.shape[1]:
+                        more = np.full((len(found), layer + 1 - found.shape[1], len(classes)), np.nan)
+                        found = np.concatenate([found, more], axis=1)
+                    found[own, layer, column] = self.pairs.measure(logits, own).cpu().numpy() - self.base[own]
+        used = ~np.isnan(found).all((0, 2))
+        return found[:, : int(used.nonzero()[0].max()) + 1 if used.any() else 0]
+
+    def _values(self, site: str, rows: list[int], classes: Places) -> Iterator[tuple[list[int], int, int, Tensor]]:
+        place = PLACES[site]
+        kept: dict[Any, Tensor] = {}
+        source, into = self.source.rows(rows), self.into.rows(rows)
+        self.model.run(source, edits=recorded(place, kept), last_only=True)
+        if not kept:
+            raise InputError(f"the layers of {self.model.name} have no {site}; patch another site")
+        patched = sorted({key[0] if isinstance(key, tuple) else key for key in kept})
+        in_mixers = site in ("output", "residual", "convolution")
+        for column, spans in enumerate(classes.values()):
+            start = self._start([spans[row] for row in rows], into) if in_mixers else 0
+            run = self._run(into, start)
+            mask = torch.zeros(len(rows), into.input_ids.shape[1], dtype=torch.bool)
+            for line, row in zip(mask, rows):
+                line[list(spans[row])] = True
+            values = {key: value[:, start:] for key, value in kept.items()}
+            for layer in patched:
+                edit = replaced(place, values, rows={layer: mask[:, start:]})
+                yield rows, layer, column, run.again(layer if in_mixers else 0, edit)
+
+    def _start(self, spans: Sequence[tuple[int, ...]], batch: Batch) -> int:
+        """Return the number of tokens before which a patched run is the plain one."""
+        return min(map(min, spans)) if self.model.continues and len(set(batch.lengths)) == 1 else 0
+
+    def _run(self, batch: Batch, start: int) -> PlainRun:
+        if not start:
+            return PlainRun(self.model, batch, reuse=self.reuse, last_only=True)
+        each = range(len(batch.tokens))
+        states = self.model.run(token_windows(batch, each, [0] * len(each), [start] * len(each)), last_only=True).states
+        window = token_windows(batch, each, [start] * len(each), batch.lengths)
+        return PlainRun(self.model, window, states, reuse=self.reuse, last_only=True)
+
+    def _states(self, rows: list[int], classes: Places) -> Iterator[tuple[list[int], int, int, Tensor]]:
+        """Patch the states after a class's last token, of the pairs in which it stands at one position together."""
+        for column, spans in enumerate(classes.values()):
+            ends: dict[tuple[int, int], list[int]] = {}
+            for row in rows:
+                if (end := max(spans[row])) < self.into.lengths[row] - 1:
+                    ends.setdefault((end, self.into.lengths[row]), []).append(row)
+            for (end, length), own in ends.items():
+                into, source = self.into.rows(own), self.source.rows(own)
+                if self.model.continues:
+                    each, stops = range(len(own)), [end + 1] * len(own)
+                    heads = [token_windows(batch, each, [0] * len(own), stops) for batch in (into, source)]
+                    before, other = (self.model.run(head, last_only=True).states for head in heads)
+                    window = token_windows(into, each, stops, [length] * len(own))
+                    run = PlainRun(self.model, window, before, reuse=self.reuse, last_only=True)
+                    for layer in range(self.model.num_layers):
+                        states = (*before[:layer], other[layer], *before[layer + 1 :])
+                        yield own, layer, column, run.again(layer, states=states)
+                    continue
+                kept: dict[int, LayerState] = {}
+                self.model.run(source, edits=new_state(end, partial(first_state, kept)), last_only=True)
+                run = PlainRun(self.model, into, reuse=self.reuse, last_only=True)
+                for layer in range(self.model.num_layers):
+                    put = new_state(end, partial(first_state, kept), layers=[layer])
+                    yield own, layer, column, run.again(layer, put)
+
+
+def patch_pairs(model: Model, data: Any, sites: Sequence[str], direction: str, limit: int | None, seed: int) -> Any:
+    """Return a `PairPatching` of these sites; see `patch`."""
+    from ssmscope.api.provenance import call_options, record_provenance
+    from ssmscope.data.pairs import read_pairs
+    from ssmscope.interp.pairs import encode_pairs, shares
+    from ssmscope.interp.patch.pair_result import PairPatching
+
+    given = read_pairs(data).take(limit)
+    pairs = encode_pairs(model, given)
+    classes = position_classes(pairs, given)
+    grids = PairGrids(pairs, direction)
+    found = [grids.grid(site, classes) for site in sites]
+    names = tuple((site, layer) for site, grid in zip(sites, found) for layer in range(grid.shape[1]))
+    changes, whole = np.concatenate(found, axis=1), grids.other - grids.base
+    values = np.full((*changes.shape[1:], 3), np.nan)
+    for cell in zip(*(~np.isnan(changes)).any(0).nonzero()):
+        own = ~np.isnan(changes[(slice(None), *cell)])
+        values[cell] = shares(changes[(own, *cell)][:, None], whole[own], seed)[0]
+    options = call_options(data=given.name, sites=list(sites))
+    return PairPatching(
+        provenance=record_provenance(model.source, options={**options, "pairs": given.fingerprint}, seed=seed),
+        pairs=len(given),
+        direction=direction,
+        sites=tuple(site for site, _ in names),
+        layers=tuple(layer for _, layer in names),
+        classes=tuple(classes),
+        base=float(grids.base.mean()),
+        other=float(grids.other.mean()),
+        values=values,
+    )

@@ -1,0 +1,98 @@
+"""Circuits of compiled models are found, by values that a gradient or a run by hand confirms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import ssmscope
+from ssmscope.core.model import Model
+from ssmscope.core.roads import Edge
+from ssmscope.data.pairs import read_pairs
+from ssmscope.errors import InputError
+from ssmscope.interp.circuit import measure
+from ssmscope.interp.pairs import encode_pairs, shares
+from ssmscope.zoo.compiled import compiled, pairs_of
+
+TRUE = {Edge(*edge) for edge in compiled("recall", "mamba2", decoy=True).edges}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return ssmscope.load(compiled("recall", "mamba2", decoy=True).module)
+
+
+@pytest.mark.parametrize("method", ["exact", "integrated"])
+def test_the_circuit_of_a_compiled_model_is_found(model: Model, method: str, tmp_path) -> None:
+    found = ssmscope.circuit(model, data="recall", method=method, random=3, limit=24)
+    assert set(found.circuit) == TRUE
+    assert found.faithfulness[0] == pytest.approx(1, abs=1e-3)
+    assert found.random.max() < 0.5
+    frame = found.to_frame()
+    assert frame.loc[frame.receiver == "logits", "score"].min() == pytest.approx(-1, abs=0.05)
+    assert found.headline.startswith("Circuit of Mamba2ForCausalLM: 4 of 15 edges keep 1.000")
+    found.save(tmp_path, "circuit", ("json", "csv", "svg", "html"))
+    assert ssmscope.Result.load(tmp_path / "circuit.json") == found
+
+
+def test_greedy_choice_ends_at_the_faithfulness_that_is_asked(model: Model) -> None:
+    found = ssmscope.circuit(model, data="recall", choose="greedy", until=0.9, random=0, limit=24)
+    assert set(found.circuit) == TRUE and found.curve[-1].tolist() == pytest.approx([4, 1], abs=1e-3)
+    assert (found.curve[:-1, 1] < 0.9).all()
+
+
+def test_the_gradient_is_that_of_a_small_step() -> None:
+    """Along clean + ε (corrupted − clean) through one road the metric's slope is the score."""
+    from loud import loud
+    from small_models import SMALL_MODELS
+
+    torch.manual_seed(0)
+    model = ssmscope.load(loud(SMALL_MODELS["bamba"]()["bamba"]), dtype="float64")
+    rows = [{"clean": [5, 17, 3, 9], "corrupted": [50, 7, 3, 9], "target": 1, "contrast": 2}]
+    runs = measure.PairRuns(encode_pairs(model, read_pairs(rows)))
+    scores = runs.by_gradient()[0]
+    base, other = (runs.roads.run(batch) for batch in (runs.pairs.clean, runs.pairs.corrupted))
+    step = 1e-3
+    with torch.no_grad():
+        for edge in [runs.edges[at] for at in range(0, len(runs.edges), 5)]:
+            ends = []
+            for sign in (1, -1):
+                change = {edge.sender: sign * step * (other.outputs[edge.sender] - base.outputs[edge.sender])}
+                shift = lambda *to, edge=edge, change=change: change if to[:2] == edge[1:] else {}  # noqa: E731
+                ends.append(float(runs.pairs.measure(runs.roads.run(runs.pairs.clean, shift).logits, [0])))
+            slope = (ends[0] - ends[1]) / (2 * step)
+            assert scores[runs.edges.index(edge)] == pytest.approx(slope, rel=0.02, abs=0.01), edge.name
+
+
+def test_intervals_of_shares_cover_the_ratio_of_means() -> None:
+    random, covered = np.random.default_rng(0), 0
+    for seed in range(200):
+        whole = random.normal(2.0, 0.5, 40)
+        part = 0.3 * whole + random.normal(0, 0.3, 40)
+        _, low, high = shares(part[:, None], whole, seed)[0]
+        covered += low <= 0.3 <= high
+    assert 182 <= covered <= 198
+
+
+def test_pairs_are_refused_in_one_line(model: Model, tmp_path) -> None:
+    for row, said in (
+        ({"clean": [1, 2], "corrupted": [1, 2, 3]}, "pair 1 of the data: the clean text has 2 tokens"),
+        ({"clean": [1, 2], "corrupted": [1, 2]}, "both texts have the same tokens"),
+        ({"clean": [1, 7, 1], "corrupted": [1, 8, 1], "target": 3, "contrast": 3}, "both texts have the answer"),
+        ({"clean": [1, 2]}, "has no corrupted"),
+    ):
+        with pytest.raises(InputError, match=said):
+            ssmscope.circuit(model, data=[row])
+    with pytest.raises(InputError, match="unknown pairs 'recal'.*did you mean 'recall'"):
+        ssmscope.circuit(model, data="recal")
+
+
+def test_spans_of_pairs_are_the_other_columns(tmp_path) -> None:
+    path = tmp_path / "p.csv"
+    path.write_text("clean,corrupted,target,subject\nAnn saw it,Bob saw it,x,Ann\n1 2,1 3,4,1\n", encoding="utf-8")
+    found = read_pairs(path)
+    assert (
+        found.clean == ("Ann saw it", (1, 2)) and found.targets == ("x", 4) and found.spans == {"subject": ("Ann", "1")}
+    )
+    assert len(pairs_of("recall", 5)) == 5
