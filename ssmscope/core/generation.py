@@ -330,7 +330,7 @@ def check_writes(model: Runs, batch: Batch, max_new_tokens: int) -> None:
     """Raise InputError if a model does not write, or not so much after these texts."""
     check_whole(1, max_new_tokens=max_new_tokens)
     if model.gives != "next tokens":
-        kind = "has no head" if model.gives == "nothing" else "is a classifier"
+        kind = "has no head" if model.gives == "nothing" else f"is {model.role}"
         raise InputError(f"{model.name} {kind} and writes nothing; give a language model")
     check_causal(model.module, "writing")
     if not model.continues:

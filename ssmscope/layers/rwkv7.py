@@ -262,8 +262,9 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     input_map = InputMap(source=rearrange(recurrence.x, "b t h p -> b t (h p)"), enter=_values(mixer, layer))
     bonus = layer.extras["bonus"].repeat_interleave(recurrence.shape[3], dim=-1)
     itself = skip_alone(recurrence, recurrence.x.new_ones(recurrence.shape[2]))
+    normed = OutputMap(lambda v: project(v, False), gate=gate * factor, centred=recurrence.shape[3])
     paths = (
-        Path(recurrence, input_map, OutputMap(lambda v: project(v, False), gate=gate * factor, centred=True), "memory"),
+        Path(recurrence, input_map, normed, "memory"),
         Path(itself, input_map, OutputMap(lambda v: project(v, False), gate=gate), "own", weight=bonus),
     )
     added = project(gate * parts.at_least_float32(norm.bias), True)
