@@ -102,7 +102,7 @@ def test_the_answers_of_both_texts_differ(models):
     module.lm_head.weight.data.zero_()
     with pytest.raises(InputError, match="both texts have the answer '0'; name two that differ, answer=… and contrast"):
         ssmscope.patch(Model(module), clean=CLEAN, corrupted=CORRUPTED)
-    with pytest.raises(InputError, match="the clean text has 3 tokens and the corrupted one 2"):
+    with pytest.raises(InputError, match="one text is the beginning of the other"):
         ssmscope.patch(model, clean=[1, 2, 3], corrupted=[1, 2])
 
 
