@@ -38,6 +38,8 @@ NAMED = 8
 AGAINST = "strongest against"
 MAX_TOLD, TOLD_WORDS = 3, 2
 """Numbers of texts, and of words of each, that a verdict names."""
+TOLD_WIDTH = 60
+"""Maximum number of characters of a word or sentence that a headline names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,7 +343,8 @@ def baselines(result: Explanation) -> list[str]:
 def _answer_in_words(text: ExplainedText) -> str:
     """Name what is explained and the words that are strongest for it by the first method."""
     first, target = text.attributions[0], shorten(visible(text.target.strip() or text.target), 32)
-    words = ", ".join(f"“{visible(text.named(first, at)).strip()}”" for at in text.top(first, TOLD_WORDS))
+    named = [shorten(visible(text.named(first, at)).strip(), TOLD_WIDTH) for at in text.top(first, TOLD_WORDS)]
+    words = ", ".join(f"“{each}”" for each in named)
     return f"{target} by {words or 'no word'}"
 
 
@@ -352,7 +355,7 @@ def _rests_on(text: ExplainedText) -> str:
         if each.method == "random":
             continue
         best = () if is_flat(each, text) else text.top(each, 1)
-        token = f"“{visible(text.named(each, best[0])).strip()}”" if best else "no token"
+        token = f"“{shorten(visible(text.named(each, best[0])).strip(), TOLD_WIDTH)}”" if best else "no token"
         chosen.setdefault(token, []).append(each.method)
     target = shorten(visible(text.target.strip() or text.target), 32)
     ranked = sorted(chosen.items(), key=lambda item: (item[0] == "no token", -len(item[1])))
