@@ -12,6 +12,7 @@ from ssmscope.api.options import REPEATED, Metavar, Option, Range, Reads
 from ssmscope.api.signatures import options_of
 from ssmscope.api.typed import lines_of, texts_of, whole_numbers
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW
+from ssmscope.core.chat import is_chat, read_chats
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ MODEL_KINDS: Mapping[str, str] = {
 """Kinds of models, and what each of them predicts."""
 TEXT_MODELS = (TEXT_CLASSIFIER, LANGUAGE_MODEL)
 
-TEXTS = ("text", "file", "ids", "image")
+TEXTS = ("text", "file", "ids", "image", "chat")
 """Options that give texts."""
 DEFAULT_MAX_TOKENS = 16384
 """Maximum length of a text in tokens, unless `max_tokens` is given."""
@@ -92,6 +93,12 @@ def _options(
         Sequence[str] | None,
         "A PNG or JPEG, for a model of pixels; may be repeated.",
         REPEATED,
+        Reads("file"),
+        Metavar("FILE"),
+    ] = None,
+    chat: Annotated[
+        str | None,
+        "JSON or JSONL of chat messages, spelled out by the tokenizer's template.",
         Reads("file"),
         Metavar("FILE"),
     ] = None,
@@ -157,7 +164,7 @@ class Texts(Input):
             )
         if self.needed and self.instead is not None and not given and not drawn:
             raise InputError(
-                f"no text; give text=…, file=…, ids=… or image=…, or {self.instead}=… for random sequences"
+                f"no text; give text=…, file=…, ids=…, image=… or chat=…, or {self.instead}=… for random sequences"
             )
         if given or (self.needed and not drawn):
             # Standard input can be read only once, when the analysis runs.
@@ -168,6 +175,8 @@ class Texts(Input):
     def take(self, given: Any, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         from ssmscope.data.rows import given_rows, text_of
 
+        if is_chat(given):
+            return given
         typed = isinstance(given, str) or (isinstance(given, list | tuple) and all(isinstance(t, str) for t in given))
         if typed or (rows := given_rows(given)) is None:
             return given
@@ -179,7 +188,8 @@ class Texts(Input):
         """Return True if labelled texts are asked for; refuse texts as well, or a split without data."""
         given = self.data is not None and values["data"] is not None
         if given and self._any(values):
-            raise InputError("data=… cannot be combined with text=…, file=…, ids=… or image=…; give one of them")
+            names = ", ".join(f"{name}=…" for name in TEXTS[:-1])
+            raise InputError(f"data=… cannot be combined with {names} or {TEXTS[-1]}=…; give one of them")
         if self.data is not None and not given and values["split"] is not None:
             raise InputError("split=… needs data=…; give that too")
         return given
@@ -199,13 +209,15 @@ class Texts(Input):
     @staticmethod
     def _rows(values: Mapping[str, Any]) -> tuple[list[str] | None, list[list[int]] | None]:
         """Return the texts or the token ids, and None for the other."""
-        text, file, ids, image = (values[name] for name in TEXTS)
+        text, file, ids, image, chat = (values[name] for name in TEXTS)
+        if chat is not None and (text or file is not None or ids or image):
+            raise InputError("chat=… cannot be combined with text=…, file=…, ids=… or image=…; give one of them")
         if ids and (text or file is not None):
             raise InputError("ids=… cannot be combined with text=… or file=…; give one of them")
         if image and (text or file is not None or ids):
             raise InputError("image=… cannot be combined with text=…, file=… or ids=…; give one of them")
         rows = None if not ids else _id_rows(ids)
-        return (texts_of(text, file) if rows is None and not image else None), rows
+        return (texts_of(text, file) if rows is None and not image and chat is None else None), rows
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         if self._of_data(values):
@@ -214,6 +226,8 @@ class Texts(Input):
             return None
         texts, rows = self._rows(values)
         (model,) = models
+        if values["chat"] is not None:
+            return model.encode(read_chats(values["chat"]), max_tokens=values["max_tokens"])
         pixels, image = None, values["image"]
         if image and model.channels is not None:
             from ssmscope.core.encoding import image_form
