@@ -27,7 +27,6 @@ def model():
     tokenizer = copy.deepcopy(found.tokenizer)
     tokenizer.chat_template = TEMPLATE
     tokenizer.bos_token = tokenizer.eos_token
-    tokenizer.backend_tokenizer.add_special_tokens([tokenizer.bos_token])
     begin = (tokenizer.bos_token, tokenizer.bos_token_id)  # The tokenizer adds it to every text, as Llama's does.
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"{begin[0]} $A", None, [begin])
     return ssmscope.load(found.module, tokenizer=tokenizer)

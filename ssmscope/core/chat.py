@@ -38,7 +38,11 @@ def chat_ids(model: Any, given: Any) -> list[list[int]]:
         begun = messages[-1]["role"] != "assistant"
         try:
             ids = tokenizer.apply_chat_template(
-                [dict(each) for each in messages], tokenize=True, add_generation_prompt=begun, return_dict=False
+                [dict(each) for each in messages],
+                tokenize=True,
+                add_generation_prompt=begun,
+                return_dict=False,
+                tokenizer_kwargs={"split_special_tokens": False},  # Those of the template are single tokens.
             )
         except Exception as error:  # Templates raise errors of their own, and of jinja2.
             raise InputError(f"the chat template of {model.name} refuses chat {number}: {error}") from error
