@@ -63,7 +63,7 @@ def read_chats(path: str) -> list[Any]:
             raise InputError(f"chat={path!r} is not JSON: {error}") from error
     found: list[Any] = []
     for value in values:
-        own = value.get("messages") if isinstance(value, Mapping) else value
+        own: Any = value.get("messages") if isinstance(value, Mapping) else value
         if not is_chat(own):
             raise InputError(f"chat={path!r} holds no chat: give a list of messages; {ADVICE}")
         found += own if isinstance(own[0], list) else [own]

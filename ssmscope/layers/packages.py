@@ -195,13 +195,6 @@ SS2D = Adapted(_ss2d_terms, _ss2d_output, None, 1, True, False)
 # ---- complex states: Re(C λ^(t−s) b) is a product of |λ|^(t−s) and vectors that turn with the position
 
 
-def _turn(angle: Tensor, length: int, start: int) -> Tensor:
-    """Return exp(i · angle · t) at the positions t from `start` on, (length, …)."""
-    t = torch.arange(start, start + length, device=angle.device, dtype=torch.float64)
-    phase = (t.view(-1, *[1] * angle.ndim) * angle.double()).to(angle)
-    return torch.polar(torch.ones_like(phase), phase)
-
-
 def _as_complex(mixer: Any, name: str) -> Tensor:
     """Return a complex parameter, or one given by its real and imaginary parts."""
     found = getattr(mixer, name, None)
@@ -213,19 +206,13 @@ def _as_complex(mixer: Any, name: str) -> Tensor:
 # S4D (Gu et al. 2022, arXiv 2206.11893), as in the authors' minimal code: diagonal, the same at every position
 
 
-def _s4d_terms(mixer: Any, u: Tensor, start: int) -> Recurrence:
+def _s4d_terms(mixer: Any, u: Tensor) -> Recurrence:
     x, kernel = u.mT if mixer.transposed else u, mixer.kernel
     A = torch.complex(-kernel.log_A_real.exp(), kernel.A_imag)
-    step = A * kernel.log_dt.exp().unsqueeze(-1)
-    C = 2 * torch.view_as_complex(kernel.C) * (step.exp() - 1) / A
-    turn = _turn(step.imag, x.shape[1], start)
-    c, b, log_a = C * turn, turn.conj(), step.real.repeat(1, 2)
-
-    def expanded(t: Tensor) -> Tensor:
-        return t.expand(x.shape[0], x.shape[1], -1, -1)
-
-    b, c = (expanded(torch.cat([t.real, sign * t.imag], -1)) for t, sign in ((b, 1), (c, -1)))
-    return Recurrence(x=x.unsqueeze(-1), b=b, c=c, log_a=expanded(log_a), D=mixer.D)
+    rate = A * kernel.log_dt.exp().unsqueeze(-1)
+    C = 2 * torch.view_as_complex(kernel.C) * (rate.exp() - 1) / A
+    log_a, b, c = (t.expand(*x.shape[:2], -1, -1) for t in (rate, torch.ones_like(C), C))
+    return Recurrence(x=x.unsqueeze(-1), b=b, c=c, log_a=log_a, D=mixer.D)
 
 
 def _s4d_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
@@ -233,39 +220,32 @@ def _s4d_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
     return y if mixer.transposed else y.mT
 
 
-S4D = Adapted(_s4d_terms, _s4d_output, None, 1, False, True, lambda mixer: mixer.transposed)
+S4D = Adapted(_s4d_terms, _s4d_output, None, 1, False, False, lambda mixer: mixer.transposed)
 
 
 # LRU (Orvieto et al. 2023, arXiv 2303.06349) and S5 (Smith et al. 2022, arXiv 2208.04933): dense B and C
 
 
-def _dense_terms(u: Tensor, rate: Tensor, B: Tensor, start: int) -> Recurrence:
-    """Return h_t = λ h_{t−1} + B u_t for λ = exp(`rate`), in a frame that turns with h."""
-    x = (u.to(B) @ B.T) * _turn(-rate.imag, u.shape[1], start)
-    one = rate.real.new_ones(*u.shape[:2], 1, 1)
-    log_a = rate.real.view(-1, 1).expand(*u.shape[:2], -1, 1)
-    return Recurrence(x=torch.view_as_real(x), b=one, c=one, log_a=log_a)
-
-
-def _turned_back(y: Tensor, rate: Tensor, start: int) -> Tensor:
-    """Return the states h (batch, length, states) from a recurrence's output."""
-    return torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous()) * _turn(rate.imag, y.shape[1], start)
+def _dense_terms(u: Tensor, rate: Tensor, B: Tensor) -> Recurrence:
+    """Return h_t = λ h_{t−1} + B u_t for λ = exp(`rate`)."""
+    one, log_a = (t.view(-1, 1).expand(*u.shape[:2], -1, 1) for t in (torch.ones_like(rate), rate))
+    return Recurrence(x=(u.to(B) @ B.T).unsqueeze(-1), b=one, c=one, log_a=log_a)
 
 
 def _lru_rate(mixer: Any) -> Tensor:
     return torch.complex(-mixer.nu_log.exp(), mixer.theta_log.exp())
 
 
-def _lru_terms(mixer: Any, u: Tensor, start: int) -> Recurrence:
-    return _dense_terms(u, _lru_rate(mixer), mixer.gamma_log.exp().unsqueeze(-1) * _as_complex(mixer, "B"), start)
+def _lru_terms(mixer: Any, u: Tensor) -> Recurrence:
+    return _dense_terms(u, _lru_rate(mixer), mixer.gamma_log.exp().unsqueeze(-1) * _as_complex(mixer, "B"))
 
 
-def _lru_output(mixer: Any, u: Tensor, ys: list[Tensor], start: int) -> Tensor:
+def _lru_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
     skip = u * mixer.D if mixer.D.ndim == 1 else u @ mixer.D.T
-    return (_turned_back(ys[0], _lru_rate(mixer), start) @ _as_complex(mixer, "C").T).real + skip
+    return (ys[0] @ _as_complex(mixer, "C").T).real + skip
 
 
-LRU = Adapted(_lru_terms, _lru_output, None, 1, False, True)
+LRU = Adapted(_lru_terms, _lru_output, None, 1, False, False)
 
 
 def _s5_parts(mixer: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,17 +259,16 @@ def _s5_parts(mixer: Any) -> tuple[Tensor, Tensor, Tensor]:
     return decay.log(), B, C
 
 
-def _s5_terms(mixer: Any, u: Tensor, start: int) -> Recurrence:
+def _s5_terms(mixer: Any, u: Tensor) -> Recurrence:
     rate, B, _ = _s5_parts(mixer)
-    return _dense_terms(u, rate, B, start)
+    return _dense_terms(u, rate, B)
 
 
-def _s5_output(mixer: Any, u: Tensor, ys: list[Tensor], start: int) -> Tensor:
-    rate, _, C = _s5_parts(mixer)
-    return (_turned_back(ys[0], rate, start) @ C.T).real + mixer.seq.D * u
+def _s5_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
+    return (ys[0] @ _s5_parts(mixer)[2].T).real + mixer.seq.D * u
 
 
-S5 = Adapted(_s5_terms, _s5_output, None, 1, False, True)
+S5 = Adapted(_s5_terms, _s5_output, None, 1, False, False)
 
 
 # ---- code that is copied

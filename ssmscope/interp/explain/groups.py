@@ -28,7 +28,7 @@ def grouped(text: ExplainedText, batch: Batch, row: int, by: Sequence[str]) -> E
         raise InputError("by=… is of texts: images and series have no sentences, lines or words")
     own = np.array([word is not None for word in text.words])
     groups = _cut(batch, row, ENDS[by[0]]) if len(by) == 1 and by[0] in ENDS else _named(batch, row, by, own)
-    groups = [*groups, *((text.tokens[at], [at]) for at in np.flatnonzero(~own))]
+    groups = [*groups, *[(text.tokens[at], [at]) for at in np.flatnonzero(~own).tolist()]]
     groups = sorted((each for each in groups if each[1]), key=lambda each: each[1][0])
     special = [not own[places[0]] for _, places in groups]
     parts = tuple(

@@ -255,7 +255,7 @@ def _bake(model: Model, vector: ControlVector, strength: float, where: Path) -> 
     wanted = (strength * vector.direction[0]).cpu()
     reason = f"no bias of the block before layer {vector.layer} of {model.name} adds to the residual stream, and its "
     reason += "configuration has no switch for one"
-    for name in _last_linear_layers(model, vector.layer):
+    for name in _last_linear_layers(model, vector.layers[0]):
         for module in _with_bias(model.module, name):
             plain = Model(in_memory.cast(copy.deepcopy(module), dtype, device), name=model.name)
             bias = module.get_submodule(name).bias
