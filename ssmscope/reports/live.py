@@ -59,7 +59,7 @@ EXCLUDED_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "heatmap": ("layers", "merge", "limit", "seed"),
     "explain": ("steps", "option", "seed"),
     "attention": ("layers", "rows", "pool", "rollout", "residual", "span", "top"),
-    "effect": ("before", "after"),
+    "effect": ("clean", "corrupted"),
 }
 """Analyses of the page, and their options without a control in its forms: layer and token have controls next to the
 views, tokens are clicked, and whole maps, products of layers and data sets are not shown."""
@@ -291,7 +291,7 @@ def _heatmap(trace: Trace, layer: str, options: Mapping[str, Any]) -> str:
 
 
 def _change(model: Model, text: str, edited: str, options: Mapping[str, Any]) -> str:
-    effect = attack_effect(model, before=text, after=edited, **options)
+    effect = attack_effect(model, clean=text, corrupted=edited, **options)
     said = f'<p class="note">{escape(effect.answer_name)}; {escape(effect.changed_name)}</p>'
     return _piece(f'<p class="words">{html_diff(text, edited)}</p>{said}') + fragment(effect.blocks())
 

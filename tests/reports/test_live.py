@@ -200,7 +200,7 @@ class TestEdits:
     def test_what_changed_is_marked_and_said(self, live, models):
         answer = live.answer(CLASSIFIER, TEXT, EDITED)
         assert "<del>gripping</del><ins>boring</ins>" in answer.change
-        effect = attack_effect(models[CLASSIFIER], before=TEXT, after=EDITED)
+        effect = attack_effect(models[CLASSIFIER], clean=TEXT, corrupted=EDITED)
         assert html.escape(effect.answer_name) in answer.change and html.escape(effect.changed_name) in answer.change
         changed = re.findall(r'<span class="[^"]*against" title="[^"]*">(.*?)</span>', answer.change)
         assert list(dict.fromkeys(changed)) == ["gripping", "boring"]

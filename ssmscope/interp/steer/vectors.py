@@ -25,7 +25,7 @@ from ssmscope.api.writing import created, write_errors_explained, write_whole
 from ssmscope.core.edits import Edit, blocks_of
 from ssmscope.core.model import Model
 from ssmscope.data.tokenizer import save_tokenizer
-from ssmscope.errors import InputError, check_number
+from ssmscope.errors import InputError, check_number, extra
 from ssmscope.interp.partial_runs import block_list
 from ssmscope.interp.steer.measure import Direction, layers_of, mean_difference, norm, steering_edit
 from ssmscope.loading import in_memory
@@ -190,7 +190,7 @@ def _gguf() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise InputError("GGUF files need the package gguf: pip install 'ssmscope[gguf]'") from error
+        raise InputError(f"a GGUF file needs the package gguf: install it {extra('gguf')}") from error
     return gguf
 
 
