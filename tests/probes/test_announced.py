@@ -1,4 +1,4 @@
-"""Long work says first how long it takes: the estimate is the time of a trial, scaled, and the trial changes nothing."""
+"""Long work says first how long it takes: the time of a trial, scaled, and the trial changes nothing."""
 
 from __future__ import annotations
 
