@@ -291,12 +291,12 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         images as a map next to each. One figure holds 8 texts, from number `start` on."""
         from ssmscope.render.token_figure import draw_rows
 
-        return draw_rows(rows(self), f"Explanation of {self.model_name}", frame, start=start)
+        return draw_rows(rows(self), self.headline, frame, start=start)
 
     def blocks(self) -> Iterable[Block]:
         yield Prose(self.headline, "title")
         yield rows(self)
-        yield Picture(self.figure, self.headline, vector=False, folded=not self.of_images)
+        yield Picture(self.figure, self.headline, vector=False, folded=not self.of_images, photo=self.of_images)
         yield replace(table(("text", "method"), list(strongest(self)), most=MAX_COMPARED_ROWS), brief=TABLE_ROWS)
         yield from (Prose(line, "note") for line in baselines(self))
         yield from (Prose(f"{note[0].upper()}{note[1:]}.", "note") for note in self.notes)
@@ -343,8 +343,9 @@ def is_flat(each: Attribution, text: ExplainedText) -> bool:
 
 
 def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:
-    """Return the ends of a method's colours: lowest and highest drawn score, or ± the largest |score| if signed."""
-    scores = (each.scores if text.pixels is None else each.scores[~text.special]).astype(np.float64)
+    """Return the ends of a method's colours: lowest and highest score of an ordinary token, or ± the largest |score| if
+    signed. A special token beyond them has the colour of the end."""
+    scores = each.scores[~text.special if not text.special.all() else slice(None)].astype(np.float64)
     end = float(np.abs(scores).max())
     return (-end, end) if each.signed else (float(scores.min()), float(scores.max()))
 

@@ -112,8 +112,8 @@ def retrieval(
     log_probability = np.empty(right.shape, dtype=np.float32)
     tokens, unknown = np.empty((2, *shape))
     console = on_stderr(progress)
-    tokens = len(chosen) * examples * sum(map(max, steps, [SHORTEST_TOKENS] * len(steps)))
-    announce(every, tokens, "examples=… and lengths=… make it shorter or longer", console.print)
+    asked = len(chosen) * examples * sum(map(max, steps, [SHORTEST_TOKENS] * len(steps)))
+    announce(every, asked, "examples=… and lengths=… make it shorter or longer", console.print)
     with progress_bar(console) as bar:
         for row, column in bar.track([*np.ndindex(*shape[1:])], description="tasks and lengths"):
             began, length = time.perf_counter(), steps[column]
