@@ -45,10 +45,51 @@ class Unanswerable(InputError):
     """Question that does not apply to a model, whatever the options: a report notes it and goes on."""
 
 
+SAME_MEANING = (
+    "clean before original reference source",
+    "corrupted after attacked counterfactual edited perturbed",
+    "out output output-dir save-to directory folder",
+    "data dataset corpus train-file input-file",
+    "text prompt sentence input inputs",
+    "limit samples n max-examples max-samples num-samples",
+    "methods method attribution attributions attributor algorithm",
+    "target class label attributed token",
+    "contrast foil versus against",
+    "continuation completion generated response answer-text forced",
+    "max-new-tokens new-tokens num-tokens tokens",
+    "device gpu cuda",
+    "seed random-state random-seed",
+    "layers layer blocks block",
+    "site hook component module activation",
+    "strengths strength coefficient multiplier alpha scale-by",
+    "toward positive",
+    "away negative",
+    "explain attribute saliency attributions importance interpret lrp shap lime",
+    "heatmap memory retention survival",
+    "fidelity faithfulness faithful deletion comprehensiveness",
+    "plausibility agreement rationale rationales",
+    "patch causal-tracing trace activation-patching patching",
+    "ablate ablation circuit",
+    "steer control repe vector steering",
+    "lens logit-lens tuned-lens tunedlens",
+    "generate write sample complete",
+    "words adversarial textattack attack",
+    "loss perplexity ppl",
+    "evaluate accuracy eval test benchmark",
+    "report audit plan run",
+    "serve app ui web server demo",
+)
+"""Words that people use for one thing: an option's or a verb's name first, or among them."""
+
+
 def nearest(name: str, options: Iterable[str], n: int = 3) -> list[str]:
-    """Return at most `n` of `options` that resemble `name`, the most alike first."""
+    """Return at most `n` of `options` that mean the same as `name` (`SAME_MEANING`), or else resemble it, the most
+    alike first."""
     folded = {option.lower(): option for option in options}
-    return [folded[hit] for hit in difflib.get_close_matches(name.lower(), folded, n=n, cutoff=0.5)]
+    plain = name.lower().lstrip("-").replace("_", "-")
+    same = {word for line in SAME_MEANING if plain in line.split() for word in line.split()} - {plain}
+    meant = [option for key, option in folded.items() if key.lstrip("-").replace("_", "-") in same]
+    return meant[:n] or [folded[hit] for hit in difflib.get_close_matches(name.lower(), folded, n=n, cutoff=0.5)]
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
         for name, each in registry.analyses().items()
         if isinstance(each.reads, Texts) and each.reads.needed
     },
-    "effect": {"before": "a good film", "after": "a bad film"},
+    "effect": {"clean": "a good film", "corrupted": "a bad film"},
     "evaluate": {"tasks": ["wnli"]},
     "generate": {"text": "a film"},
     "knockout": {"text": "a film", "from": ["film"]},

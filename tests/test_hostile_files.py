@@ -79,7 +79,7 @@ WRITTEN = {"--save", "--export"}
 REPORTS = {"--baseline"}
 """Options that name a report; tests/reports/test_scores.py gives damaged ones."""
 OTHER_FILES = {
-    "--out", "--device", "--split", "--text", "--ids", "--before", "--after", "--json", "--progress", "--template",
+    "--out", "--device", "--split", "--text", "--ids", "--clean", "--corrupted", "--json", "--progress", "--template",
     "--insert", "--words", "--option", "--methods", "--contrast", "--layers", "directory",
 }  # fmt: skip
 """Options of other verbs' common kinds, which hold no name of a file, and the directory of `push`."""

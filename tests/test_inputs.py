@@ -14,6 +14,7 @@ from refusals import refusal as refused_by
 from ssmscope.api.inputs import (
     DEFAULT_MAX_TOKENS,
     MODEL_KINDS,
+    TEXTS,
     Data,
     Examples,
     Texts,
@@ -28,7 +29,7 @@ from ssmscope.core.batching import MAX_TOKENS_PER_ROW
 from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN, encode
 from ssmscope.errors import InputError
 
-NO_INPUTS: dict[str, Any] = dict.fromkeys(("text", "file", "ids", "image", "series", "data", "split", "max_tokens"))
+NO_INPUTS: dict[str, Any] = dict.fromkeys((*TEXTS, "data", "split", "max_tokens"))
 
 
 def refusal(kind: Any, options: dict[str, Any] | None = None, **given: Any) -> str:
@@ -63,6 +64,7 @@ class Known:
         ({"text": ["a"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
         ({"file": "f", "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
         ({"ids": ["1"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
+        ({"text": ["a"], "chat": "c"}, "chat=… cannot be combined with text=…, file=…, ids=… or image=…"),
         ({"text": ["a", "b\ud800"]}, "text=… is not valid UTF-8"),
         ({"ids": ["1,2", "3,x"]}, "ids='3,x': 'x' is not a whole number; write for example ids='5,17,3'"),
         ({"file": "-", "text": ["a"]}, "text=… cannot be combined with file=…"),
@@ -83,10 +85,11 @@ def test_random_sequences_take_the_place_of_texts() -> None:
     drawn = Texts(instead="length")
     drawn.check(NO_INPUTS, {"length": 9})
     drawn.check({**NO_INPUTS, "text": ["a"]}, {"length": None})
-    for name, value in (("text", ["a"]), ("file", "f"), ("file", ""), ("ids", ["1"]), ("image", ["i"])):
+    for name, value in (("text", ["a"]), ("file", "f"), ("file", ""), ("ids", ["1"]), ("image", ["i"]), ("chat", "c")):
         said = refusal(drawn, {"length": 9}, **{name: value})
         assert said == (
-            "length=… asks for random sequences; it cannot be combined with text=…, file=…, ids=…, image=… or series=…"
+            "length=… asks for random sequences; it cannot be combined with text=…, file=…, ids=…, image=…, "
+            "series=… or chat=…"
         )
     assert "or length=… for random sequences" in refusal(drawn, {"length": None})
     Texts(needed=False, instead="length").check(NO_INPUTS, {"length": None})
@@ -101,14 +104,14 @@ def test_labelled_texts_take_the_place_of_texts() -> None:
     of_data.check({**NO_INPUTS, "data": "sst2", "split": "test"}, {"top": 3})
     of_data.check({**NO_INPUTS, "text": ["a"]}, {"top": 4})
     assert told == [(True, {"top": 3}), (False, {"top": 4})]
-    for name, value in (("text", ["a"]), ("file", "f"), ("ids", ["1"]), ("image", ["i"])):
+    for name, value in (("text", ["a"]), ("file", "f"), ("ids", ["1"]), ("image", ["i"]), ("chat", "c")):
         assert "data=… cannot be combined with" in refusal(of_data, data="sst2", **{name: value})
     assert refusal(of_data, text=["a"], split="test") == "split=… needs data=…; give that too"
     Texts().check({**NO_INPUTS, "text": ["a"], "data": "x", "split": "test"}, {})  # no options of these texts
 
 
 def test_options_of_each_kind_of_input() -> None:
-    texts = ["text", "file", "ids", "image", "series", "max_tokens"]
+    texts = ["text", "file", "ids", "image", "series", "chat", "max_tokens"]
     assert list(Texts().options) == texts
     assert list(Texts(data=lambda *_, **__: None).options) == [*texts, "data", "split"]
     assert list(Data().options) == ["data", "split", "max_tokens"] and list(Data(leaves_out=True).options) == [
@@ -130,7 +133,7 @@ def test_options_of_each_kind_of_input() -> None:
         "Labelled texts instead: sst2",
     ]
     assert [name for name, each in Texts().options.items() if each.repeated] == ["text", "ids", "image"]
-    assert [name for name, each in Texts().options.items() if each.reads] == ["file", "image", "series"]
+    assert [name for name, each in Texts().options.items() if each.reads] == ["file", "image", "series", "chat"]
     assert [kind for kind in (*MODEL_KINDS, None) if Examples().reads_lines(kind)] == ["language-model", "token-model"]
     assert not any(each.reads_lines(kind) for each in (Texts(), Data()) for kind in MODEL_KINDS)
 

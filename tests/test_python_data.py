@@ -174,5 +174,5 @@ def test_python_and_the_command_line_refuse_in_their_own_words(
         ssmscope.heatmap(model, "a film", through=True, half_lives=True)
     assert run(["heatmap", "demo/sst2-mamba2", "--text", "a film", "--through", "--half-lives"]) == 2
     assert "--half-lives concerns each layer's own writes; give it without --through" in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"^data=… cannot be combined with text=…, file=…, ids=…, image=… or series=…"):
+    with pytest.raises(InputError, match=r"^data=… cannot be combined with text=…, .*series=… or chat=…"):
         ssmscope.heatmap(model, data="sst2", text=["a film"])

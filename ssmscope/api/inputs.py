@@ -13,6 +13,7 @@ from ssmscope.api.series import SERIES_HELP, encoded_series, labelled_series_of,
 from ssmscope.api.signatures import options_of
 from ssmscope.api.typed import lines_of, texts_of, whole_numbers
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW
+from ssmscope.core.chat import is_chat, read_chats
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ MODEL_KINDS: Mapping[str, str] = {
 """Kinds of models, and what each of them predicts."""
 TEXT_MODELS = (TEXT_CLASSIFIER, LANGUAGE_MODEL)
 
-TEXTS = ("text", "file", "ids", "image", "series")
+TEXTS = ("text", "file", "ids", "image", "series", "chat")
 """Options that give texts."""
 DEFAULT_MAX_TOKENS = 16384
 """Maximum length of a text in tokens, unless `max_tokens` is given."""
@@ -99,6 +100,12 @@ def _options(
     series: Annotated[
         str | Path | None,
         "Series for a model of numbers: npy, npz, csv or parquet, a row a step or a column of lists.",
+        Reads("file"),
+        Metavar("FILE"),
+    ] = None,
+    chat: Annotated[
+        str | None,
+        "JSON or JSONL of chat messages, spelled out by the tokenizer's template.",
         Reads("file"),
         Metavar("FILE"),
     ] = None,
@@ -164,7 +171,8 @@ class Texts(Input):
             )
         if self.needed and self.instead is not None and not given and not drawn:
             raise InputError(
-                f"no text; give text=…, file=…, ids=…, image=… or series=…, or {self.instead}=… for random sequences"
+                "no text; give text=…, file=…, ids=…, image=…, series=… or chat=…, "
+                f"or {self.instead}=… for random sequences"
             )
         if given or (self.needed and not drawn):
             # Standard input can be read only once, when the analysis runs.
@@ -177,6 +185,8 @@ class Texts(Input):
 
         if reads_series(models) and is_named(given):
             return encoded_series(models[0], given, values["max_tokens"])
+        if is_chat(given):
+            return given
         typed = isinstance(given, str) or (isinstance(given, list | tuple) and all(isinstance(t, str) for t in given))
         if typed or (rows := given_rows(given)) is None:
             return given
@@ -188,7 +198,8 @@ class Texts(Input):
         """Return True if labelled texts are asked for; refuse texts as well, or a split without data."""
         given = self.data is not None and values["data"] is not None
         if given and self._any(values):
-            raise InputError("data=… cannot be combined with text=…, file=…, ids=…, image=… or series=…; give one")
+            names = ", ".join(f"{name}=…" for name in TEXTS[:-1])
+            raise InputError(f"data=… cannot be combined with {names} or {TEXTS[-1]}=…; give one of them")
         if self.data is not None and not given and values["split"] is not None:
             raise InputError("split=… needs data=…; give that too")
         return given
@@ -208,7 +219,11 @@ class Texts(Input):
     @staticmethod
     def _rows(values: Mapping[str, Any]) -> tuple[list[str] | None, list[list[int]] | None]:
         """Return the texts or the token ids, and None for the other."""
-        text, file, ids, image, series = (values[name] for name in TEXTS)
+        text, file, ids, image, series, chat = (values[name] for name in TEXTS)
+        if chat is not None and (text or file is not None or ids or image or series is not None):
+            raise InputError(
+                "chat=… cannot be combined with text=…, file=…, ids=…, image=… or series=…; give one of them"
+            )
         if series is not None and (text or file is not None or ids or image):
             raise InputError("series=… cannot be combined with text=…, file=…, ids=… or image=…; give one of them")
         if ids and (text or file is not None):
@@ -216,7 +231,8 @@ class Texts(Input):
         if image and (text or file is not None or ids):
             raise InputError("image=… cannot be combined with text=…, file=… or ids=…; give one of them")
         rows = None if not ids else _id_rows(ids)
-        return (texts_of(text, file) if rows is None and not image and series is None else None), rows
+        elsewhere = rows is not None or bool(image) or series is not None or chat is not None
+        return (None if elsewhere else texts_of(text, file)), rows
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         if self._of_data(values):
@@ -228,6 +244,8 @@ class Texts(Input):
             return encoded_series(model, values["series"], values["max_tokens"])
         if model.reads == "series":
             raise InputError(f"{model.name} reads series of {model.channels} channels: give series=…, a file of these")
+        if values["chat"] is not None:
+            return model.encode(read_chats(values["chat"]), max_tokens=values["max_tokens"])
         texts, rows = self._rows(values)
         pixels, image = None, values["image"]
         if image and model.channels is not None:

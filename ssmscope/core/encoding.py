@@ -15,6 +15,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ssmscope.core.chat import chat_ids, is_chat
 from ssmscope.core.tokenizing import Spelled, names_of, token_texts, tokenize, word_numbers
 from ssmscope.errors import InputError
 from ssmscope.outline import Outlined
@@ -101,6 +102,8 @@ def encode(model: Runs, texts: Any, ids: Any, values: Any, max_tokens: int | Non
         raise InputError(f"{model.name} reads tokens, not pixels: give texts or token ids")
     if (texts is None) == (ids is None):
         raise InputError("give either texts or token ids")
+    if is_chat(texts):
+        return encode_ids(chat_ids(model, texts), model.vocabulary, model.tokenizer, max_tokens).to(model.device)
     given = texts if ids is None else ids
     words, rows = (None, []) if isinstance(ids, list) and not ids else texts_or_ids(given)
     if ids is not None and rows is None:

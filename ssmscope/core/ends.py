@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EXTRA_TOKENS_DECODED = 8
 """Tokens decoded to look for a stop string, beyond four for each of its characters (their bytes)."""
 
-EndedBy = Literal["end", "stop", "length"]
+EndedBy = Literal["end", "stop", "length", "given"]
 Stop = str | Sequence[str] | Callable[[Sequence[int]], bool]
 """Strings, any of which ends a text, or a function from the ids written so far to True if they end it."""
 
@@ -22,7 +22,7 @@ Stop = str | Sequence[str] | Callable[[Sequence[int]], bool]
 class Written(NamedTuple):
     """Token written after text number `row`, the `number`-th from 0: its `id`, its characters, log P of it and the
     entropy of the model's distribution, both natural and before temperature, `top_k` and `top_p`; and what ended its
-    text, if that ended with it: the end token, a stop string, or the maximum length."""
+    text, if that ended with it: the end token, a stop string, the maximum length, or that of a given continuation."""
 
     row: int
     number: int

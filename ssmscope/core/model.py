@@ -242,7 +242,8 @@ class Model:
     ) -> Batch:
         """Encode texts, or token ids for a model without a tokenizer, as one batch padded on the right.
 
-        `texts` may also be a tokenizer's output or token ids. A pixel classifier reads `values` (n, length, channels)
+        `texts` may also be a tokenizer's output, token ids, or chats: messages as lists of {"role": …, "content": …},
+        which the tokenizer's template spells out. A pixel classifier reads `values` (n, length, channels)
         or (length, channels) instead: uint8, which is divided by 255, or floats in [0, 1]. Raises InputError if a text
         is empty, has control characters or only unknown tokens, an id is outside the vocabulary, there are more than
         `max_tokens` tokens, or the input is of another kind, shape or dtype.

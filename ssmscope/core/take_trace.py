@@ -30,7 +30,8 @@ Look = Callable[[int, Sequence[int], LayerTrace], None]
 """Function of a layer's number, the rows that run together, and the layer's terms on them."""
 
 TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
-"""Input of analyses: a text, several, a tokenizer's output, a batch (of ids or images too), or an existing trace."""
+"""Input of analyses: a text, several, a chat's messages, a tokenizer's output, a batch (of ids or images too), or an
+existing trace."""
 
 
 def take_trace(

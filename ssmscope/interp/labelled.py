@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,35 @@ def encoded_rows(model: Model, data: TextData | PixelData, rows: Sequence[int]) 
     return model.encode([data.texts[row] for row in rows])
 
 
-def check_classifier(model: Model, data: Any, what: str, *, numbers: bool = False) -> None:
-    """Raise InputError unless the model is a classifier of texts, or with `numbers` of images or series, and data are
-    labelled such."""
+LABEL = "label"
+"""Target that stands for each text's own label."""
+
+
+def row_targets(model: Model, data: TextData | PixelData, rows: Sequence[int], target: Any) -> Any:
+    """Return the targets of an `objective` of some examples: `target`, or for "label" each example's class, of a
+    language model the label's name, after a space unless the text ends in one."""
+    if target != LABEL:
+        return target
+    if model.is_classifier:
+        return class_ids(model, data)[list(rows)].tolist()
+    assert isinstance(data, TextData)
+    gaps = ["" if data.texts[row][-1:].isspace() else " " for row in rows]
+    return [gap + data.label_names[data.labels[row]] for gap, row in zip(gaps, rows)]
+
+
+def target_name(options: Mapping[str, Any]) -> str:
+    """Name the target of an analysis's options in a sentence."""
+    target = options.get("target")
+    if target is None:
+        return "the predicted answer"
+    return "each text's label" if target == LABEL else f"“{target}”"
+
+
+def check_classifier(model: Model, data: Any, what: str, *, numbers: bool = False, next_tokens: bool = False) -> None:
+    """Raise InputError unless the model is a classifier of texts, or with `numbers` of images or series, or with
+    `next_tokens` a language model, and data are labelled such."""
+    if next_tokens and model.gives == "next tokens" and isinstance(data, TextData) and len(data):
+        return model.check_tokenizer()
     model.check_classes(what)
     if numbers and model.channels is not None:
         return check_series(model, data, what)

@@ -126,6 +126,7 @@ class Objective(Outlined):
         contrasts: per text the id whose logit is subtracted; None without one.
         names: per text the name of the class or token.
         probability: True if f is the probability (of a class or token, or of the whole continuation).
+        log: True if f is the log-probability of a single token or class too.
         meter: receives the cost of slow methods; None for no report.
         recomputes: True if blocks are run again in the backward pass, which then belongs within `Model.running` and
             any other context that changes the run.
@@ -137,6 +138,7 @@ class Objective(Outlined):
     contrasts: tuple[int, ...] | None
     names: tuple[str, ...]
     probability: bool = False
+    log: bool = False
     meter: Meter | None = None
     recomputes: bool = False
 
@@ -159,10 +161,13 @@ class Objective(Outlined):
             found = self.model.embed(self.batch)
         return found.masked_fill(~self.batch.mask.unsqueeze(-1), 0)
 
-    def __call__(self, embeddings: Float[Tensor, "runs length width"], texts: Sequence[int]) -> Float[Tensor, " runs"]:
+    def __call__(
+        self, embeddings: Float[Tensor, "runs length width"], texts: Sequence[int], mask: Tensor | None = None
+    ) -> Float[Tensor, " runs"]:
         """Compute f of embeddings, padded on the right, with gradients where they are enabled; `texts` has the text
-        that each run is a copy of. As many runs as suit the device go together, see `batches`."""
-        mask = self.batch.mask[list(texts), : embeddings.shape[1]].to(embeddings.device)
+        that each run is a copy of, and `mask` is true at real tokens, by default at that text's. As many runs as suit
+        the device go together, see `batches`."""
+        mask = self.batch.mask[list(texts), : embeddings.shape[1]].to(embeddings.device) if mask is None else mask
         ids = [self.targets[text] for text in texts]
         if max(map(len, ids)) == 1:
             asked = {id_ for each in ids for id_ in each} | set(self.contrasts or ())
@@ -242,6 +247,7 @@ class Objective(Outlined):
             return values.gather(-1, torch.tensor(ids, device=values.device).unsqueeze(-1)).squeeze(-1)
 
         asked = self.model.probabilities(logits) if self.probability else logits
+        asked = logits.log_softmax(-1) if self.log else asked
         wanted = at(asked, [self.targets[text][0] for text in texts])
         return wanted if self.contrasts is None else wanted - at(logits, [self.contrasts[text] for text in texts])
 

@@ -126,7 +126,8 @@ class Paired(Result, kind="pair"):
                 yield from (each for each in result.blocks() if not (isinstance(each, Prose) and each.kind == "title"))
             return
         yield shown
-        yield Picture(self.figure, self.headline, vector=False, folded=all(t.pixels is None for t in shown.texts))
+        photo = any(t.pixels is not None for t in shown.texts)
+        yield Picture(self.figure, self.headline, vector=False, folded=not photo, photo=photo)
         yield replace(differences(shown, self.names), brief=TABLE_ROWS)
 
 

@@ -27,7 +27,7 @@ class PlainRun:
         self, model: Model, batch: Batch, states: States | None = None, *, reuse: bool = True, last_only: bool = False
     ) -> None:
         self.model, self.batch, self.states, self.reuse, self.last_only = model, batch, states, reuse, last_only
-        self.stack, self.places = _stack(model)
+        self.stack, self.places = block_list(model)
         self._kept: dict[int, Any] = {}
         keep = [(block, lambda part, output: self._kept.update({id(part): output})) for block in self.stack]
         with observe(after=keep):
@@ -72,7 +72,7 @@ def can_start_at_layer(model: Model, batch: Batch) -> bool:
     return bool(torch.allclose(plain.again(model.num_layers - 1), plain.logits, RELATIVE_TOLERANCE, TOLERANCE))
 
 
-def _stack(model: Model) -> tuple[list[nn.Module], list[int]]:
+def block_list(model: Model) -> tuple[list[nn.Module], list[int]]:
     """Return the list of blocks that contains the state-space layers, and the place of each; empty without one."""
     named = dict(model.module.named_modules())
     names = {id(part): name for name, part in named.items()}

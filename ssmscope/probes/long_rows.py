@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,11 +24,31 @@ from ssmscope.core.trace import LayerState, States, gathered
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import max_batch_tokens, try_resuming
+from ssmscope.interp.objective import duration
 
 PIECE_TOKENS = 2048
 """Tokens of a row that run at once in a model that continues from its states."""
 MAX_CACHED_COUNTS = 2**16
 """Number of texts whose number of tokens is cached: sentences of filler recur in every context."""
+
+
+TIMED_TOKENS, ANNOUNCED_SECONDS = 1024, 10.0
+"""Tokens of the run that long work is estimated by, and the shortest estimate that is worth a line."""
+
+
+def announce(models: Sequence[Model], tokens: float, advice: str, say: Callable[[str], None]) -> float:
+    """Estimate the seconds that it takes to run so many tokens through each model, by a short run of each, and say so
+    before the work if that is long; return the estimate."""
+    seconds = 0.0
+    for model in models:
+        batch = model.encode(ids=torch.arange(TIMED_TOKENS).remainder(model.vocabulary).view(4, -1))
+        model.run(batch.rows([0]), last_only=True)  # The first run is slow.
+        began = time.perf_counter()
+        model.run(batch, last_only=True)
+        seconds += (time.perf_counter() - began) / TIMED_TOKENS * tokens
+    if seconds >= ANNOUNCED_SECONDS:
+        say(f"about {tokens * len(models):,.0f} tokens to read, about {duration(seconds)}; {advice}")
+    return seconds
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,12 +36,13 @@ class Prose:
 @dataclass(frozen=True)
 class Picture:
     """Figure, described by `alt`, for views with pictures, `vector` for vector graphics; a `folded` one is shown on
-    request, because another view shows the same."""
+    request, because another view shows the same. Pages in dark mode darken it, unless it shows a `photo`."""
 
     draw: Callable[[], Figure]
     alt: str = ""
     vector: bool = True
     folded: bool = False
+    photo: bool = False
 
 
 @dataclass(frozen=True, eq=False)

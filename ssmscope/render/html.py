@@ -60,7 +60,8 @@ def block_html(block: Block, *, level: int = 2) -> Markup:
 
 def image_html(picture: Picture) -> Markup:
     source = Markup(data_uri(picture.draw(), vector=picture.vector))
-    return Markup('<img class="figure" alt="{}" src="{}">').format(visible(picture.alt), source)
+    kind = "figure photo" if picture.photo else "figure"
+    return Markup('<img class="{}" alt="{}" src="{}">').format(kind, visible(picture.alt), source)
 
 
 def grid(table: Table, caption: str = "") -> Markup:

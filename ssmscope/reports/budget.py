@@ -33,6 +33,8 @@ PLAN_SECONDS = 15.0
 """Seconds of a report for imports and for its page."""
 MIN_SIZE, MAX_SIZE, MAX_SEQUENCES = 24, 2000, 64
 """Smallest size, the largest number of examples, and that of random sequences."""
+MAX_EXCESS = 0.25
+"""Largest share of a budget by which an estimate may exceed it."""
 USUAL_TOKENS = 64
 CHARACTERS_PER_TOKEN = 4.5
 BYTES_PER_PARAMETER = {"bfloat16": 2, "float16": 2, "float64": 8}
@@ -42,8 +44,8 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 def with_budget(plan: Plan) -> Plan:
     """Return the plan with the sizes that its budget allows and the estimated seconds of every call; the plan itself
-    without a budget. Raise InputError if a model cannot be
-    found, or no analysis has a size."""
+    without a budget. Raise InputError if a model cannot be found, no analysis has a size, or the smallest sizes take
+    more than the budget and a quarter."""
     if plan.budget is None:
         return plan
     if all(call.size is None for call in plan.calls):
@@ -78,7 +80,12 @@ def with_budget(plan: Plan) -> Plan:
             planned, call=replace(planned.call, options=options), expected=Expected(runs, runs * cost[id(planned)])
         )
 
-    return replace(plan, calls=tuple(map(sized, plan.calls)))
+    found = replace(plan, calls=tuple(map(sized, plan.calls)))
+    needed = estimate(found) or 0.0
+    if needed > (1 + MAX_EXCESS) * plan.budget:
+        least = f"budget is {plan.budget:.0f} s, and the smallest sizes take about {math.ceil(needed)} s"
+        raise InputError(f"{least}; give at least that, or fewer models or analyses")
+    return found
 
 
 def shared_out(budget: float, costs: Sequence[float], most: Sequence[int]) -> list[int]:

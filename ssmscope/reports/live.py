@@ -1,4 +1,4 @@
-"""HTML pieces of the live page: prediction, selection heatmap, attention of a token, effect of an edit.
+"""HTML pieces of the live page: prediction, selection heatmap, explanation, attention of a token, effect of an edit.
 
 Texts go in and HTML comes out, without server or script; `ssmscope.reports.serving` puts it on a page.
 
@@ -25,6 +25,9 @@ from ssmscope.core.ties import descending
 from ssmscope.errors import InputError, as_typed
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.result import query_rows, readouts
+from ssmscope.interp.explain import explain
+from ssmscope.interp.explain.result import rows as explained_rows
+from ssmscope.interp.explain.result import strongest as strongest_words
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.text_result import SelectionHeatmap, definitions, notes, rows, strongest
 from ssmscope.render.blocks import Block, Prose
@@ -54,8 +57,9 @@ MAX_TOKEN_CHARACTERS = 60
 
 EXCLUDED_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "heatmap": ("layers", "merge", "limit", "seed"),
+    "explain": ("steps", "option", "seed"),
     "attention": ("layers", "rows", "pool", "rollout", "residual", "span", "top"),
-    "effect": ("before", "after"),
+    "effect": ("clean", "corrupted"),
 }
 """Analyses of the page, and their options without a control in its forms: layer and token have controls next to the
 views, tokens are clicked, and whole maps, products of layers and data sets are not shown."""
@@ -177,6 +181,18 @@ class Live:
             except InputError as error:
                 return refusal(error)
 
+    def explained(self, number: int, text: str, edited: str, **options: Any) -> str:
+        """Return what the answers to the text, and to its edited version if given, rest on; `options` are those of the
+        explanation form."""
+        with self._lock:
+            try:
+                texts = [each for each in (text, edited) if each.strip()]
+                self._both(number, text, edited)  # Texts are refused as they are elsewhere.
+                found = explain(self.models[number], texts, **form_values("explain", options))
+                return fragment([explained_rows(found), table(("text", "method"), list(strongest_words(found)))])
+            except InputError as error:
+                return refusal(error)
+
     def row(self, number: int, text: str, position: str, *, layer: int, **options: Any) -> str:
         """Return the row of a layer's implicit attention for the token at a position, or a hint if position is "";
         `options` are those of the attention form."""
@@ -275,7 +291,7 @@ def _heatmap(trace: Trace, layer: str, options: Mapping[str, Any]) -> str:
 
 
 def _change(model: Model, text: str, edited: str, options: Mapping[str, Any]) -> str:
-    effect = attack_effect(model, before=text, after=edited, **options)
+    effect = attack_effect(model, clean=text, corrupted=edited, **options)
     said = f'<p class="note">{escape(effect.answer_name)}; {escape(effect.changed_name)}</p>'
     return _piece(f'<p class="words">{html_diff(text, edited)}</p>{said}') + fragment(effect.blocks())
 

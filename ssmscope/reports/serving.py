@@ -40,6 +40,7 @@ CALLS: Mapping[str, Mapping[str, type]] = {
     "answer": {**TEXTS, "layer": str, "heatmap": dict, "effect": dict},
     "heatmaps": {**TEXTS, "layer": str, "heatmap": dict},
     "change": {**TEXTS, "effect": dict},
+    "explained": {**TEXTS, "explain": dict},
     "row": {"number": int, "text": str, "position": str, "layer": int, "attention": dict},
 }
 """Methods of `Live` that the page calls, with their arguments; a mapping holds the options of an analysis."""

@@ -150,7 +150,7 @@ NEED_CLASSES = {
 NEED_PROBABILITIES = {
     "patch": lambda model: patch(model, clean=TEXTS[1], corrupted="w8 w30 w5", answer=0, contrast=1),
     "steer": lambda model: steer(model, TEXTS[:1], toward=TEXTS[:1], away=TEXTS[1:]),
-    "effect": lambda model: attack_effect(model, before=TEXTS[0], after=TEXTS[1]),
+    "effect": lambda model: attack_effect(model, clean=TEXTS[0], corrupted=TEXTS[1]),
 }
 
 

@@ -226,7 +226,8 @@ def test_an_effect_compares_what_the_head_reads_of_each_text_alone(kind):
     module, words = made(kind), [f"w{at}" for at in range(97)]
     model = ssmscope.load(module, tokenizer=symbol_tokenizer(words))
     before, after = [5, 17, 3, 9, 22], [5, 17, 4]
-    found = attack_effect(model, before=" ".join(words[at] for at in before), after=" ".join(words[at] for at in after))
+    clean, corrupted = (" ".join(words[at] for at in ids) for ids in (before, after))
+    found = attack_effect(model, clean=clean, corrupted=corrupted)
     answer = int(alone(module, before).argmax())
     assert found.kept == pytest.approx(float(alone(module, after).softmax(-1)[answer]), rel=1e-5)
     kept = []

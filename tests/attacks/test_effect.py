@@ -61,7 +61,7 @@ class TestClosedForm:
         return model
 
     def test_attention_falls_by_what_is_read_since(self, model):
-        found = attack_effect(model, before="good a b", after="good a film film b")
+        found = attack_effect(model, clean="good a b", corrupted="good a film film b")
         for side, words in ((found.before, ["good", "a", "b"]), (found.after, ["good", "a", "film", "film", "b"])):
             steps = np.array([STEPS.get(word, 1.0) for word in [*words, "[CLS]"]])
             behind = steps[::-1].cumsum()[::-1] - steps
@@ -76,7 +76,7 @@ class TestClosedForm:
     def test_a_difference_dies_out_at_the_models_rate(self, model):
         """One word for another of the same step: the states are ‖Δ‖ e^(−λ k) apart k tokens later."""
         before, after = "b a good a a b a", "b a bad a a b a"
-        found = attack_effect(model, before=before, after=after)
+        found = attack_effect(model, clean=before, corrupted=after)
         assert found.pairs.tolist() == [[at, at] for at in (0, 1, 3, 4, 5, 6, 7)]
         first, second = (states([*text.split(), "[CLS]"]) for text in (before, after))
         apart = np.abs(second - first).sum(1)
@@ -95,7 +95,7 @@ class TestClosedForm:
 
     def test_final_states_and_answers(self, model):
         """The final state is y at the last token, and so are the vectors that the head reads."""
-        found = attack_effect(model, before="good a b film", after="bad a")
+        found = attack_effect(model, clean="good a b film", corrupted="bad a")
         first, second = (
             model.trace(text).layers[0].scan()[0].state.flatten().double() for text in ("good a b film", "bad a")
         )
@@ -200,7 +200,7 @@ class TestAlignment:
             assert (np.diff(pairs, axis=0) > 0).all()
 
     def test_what_changed(self):
-        found = attack_effect(fading(WEIGHTS), before="good a bad b", after="a bad film film b")
+        found = attack_effect(fading(WEIGHTS), clean="good a bad b", corrupted="a bad film film b")
         assert found.before.changed.tolist() == [True, False, False, False, False]
         assert found.after.changed.tolist() == [False, False, True, True, False, False]
         assert found.first_changed == 0
@@ -227,9 +227,9 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            (dict(after=[3, 4]), r"after is \[3, 4\]; allowed is a text"),
-            (dict(before=3), "before is 3; allowed is a text"),
-            (dict(after=" "), "after is empty; give a text"),
+            (dict(corrupted=[3, 4]), r"corrupted is \[3, 4\]; allowed is a text"),
+            (dict(clean=3), "clean is 3; allowed is a text"),
+            (dict(corrupted=" "), "corrupted is empty; give a text"),
             (dict(layers="every"), "layers is 'every'; allowed are mean, all or a whole number from 0 on"),
             (dict(layers=[1]), "there is no layer 1"),
             (dict(top=0), "top is 0"),
@@ -237,7 +237,7 @@ class TestOptions:
     )
     def test_what_is_refused(self, options, says):
         with pytest.raises(InputError, match=says) as caught:
-            attack_effect(fading(WEIGHTS), **{"before": "good", "after": "bad", **options})
+            attack_effect(fading(WEIGHTS), **{"clean": "good", "corrupted": "bad", **options})
         assert "\n" not in str(caught.value)
 
     def test_ids_that_the_model_does_not_have(self):
@@ -246,14 +246,14 @@ class TestOptions:
 
     def test_a_model_without_a_tokenizer(self):
         with pytest.raises(InputError, match="has no tokenizer to read texts with; give one, load"):
-            attack_effect(random_model("mamba"), before="good", after="bad")
+            attack_effect(random_model("mamba"), clean="good", corrupted="bad")
 
     def test_a_damaged_model(self):
         model = fading(WEIGHTS)
         with torch.no_grad():
             model.module.ssm.A[0, 0] = torch.nan
         with pytest.raises(InputError, match="not finite"):
-            attack_effect(model, before="good", after="bad")
+            attack_effect(model, clean="good", corrupted="bad")
 
     def test_no_hook_is_left(self):
         model = random_model("mamba2")
@@ -268,8 +268,8 @@ class TestResult:
         model = ssmscope.load("demo/sst2-mamba2")
         return attack_effect(
             model,
-            before="a gripping , well acted film",
-            after="a tedious , well acted film and true is true",
+            clean="a gripping , well acted film",
+            corrupted="a tedious , well acted film and true is true",
             top=3,
         )
 
@@ -279,8 +279,8 @@ class TestResult:
         again = ssmscope.Result.load(paths["json"])
         assert again == result and type(again) is AttackEffect and again.kind == "effect"
         assert again.provenance["options"] == {
-            "before": "a gripping , well acted film",
-            **{"after": "a tedious , well acted film and true is true", "layers": "mean", "top": 3},
+            "clean": "a gripping , well acted film",
+            **{"corrupted": "a tedious , well acted film and true is true", "layers": "mean", "top": 3},
         }
 
     def test_frame(self, result):
@@ -294,7 +294,7 @@ class TestResult:
         assert frame.attention[7:].to_numpy() == pytest.approx(result.after.attention.mean(0))
         assert frame.distance[17] == pytest.approx(result.distance[:-1, -1].mean())
         model = ssmscope.load("demo/sst2-mamba2")
-        every = attack_effect(model, before="a good film", after="a bad film", layers="all").to_frame()
+        every = attack_effect(model, clean="a good film", corrupted="a bad film", layers="all").to_frame()
         assert every.layer.drop_duplicates().tolist() == ["mean", "0", "1", "head"] and len(every) == 2 * 4 * 4
         head = every[every.layer == "head"]
         assert head.retention.isna().all() and not head.distance[~head.changed].isna().any()
@@ -366,7 +366,7 @@ class TestResult:
 
     def test_layers_have_rows_where_they_were_asked_for(self):
         model = ssmscope.load("demo/sst2-mamba2")
-        found = attack_effect(model, before="a good film", after="a bad film", layers="all")
+        found = attack_effect(model, clean="a good film", corrupted="a bad film", layers="all")
         (text, _), side = found.token_rows().texts, found.before
         names = [row.name for row in text.rows]
         assert names == ["retention", "attention", *(f"layer {at} {name}" for at in (0, 1) for name in names[:2])]
@@ -419,7 +419,7 @@ class TestResult:
     def test_layers_are_not_clipped(self):
         """Layers reach beyond the average; every row says its own range, on scales that hold all rows."""
         model = ssmscope.load("demo/sst2-mamba2")
-        result = attack_effect(model, before="a gripping film .", after="a tedious film .", layers="all")
+        result = attack_effect(model, clean="a gripping film .", corrupted="a tedious film .", layers="all")
         rows = [row for text in result.token_rows().texts for row in text.rows]
         assert [row.name for row in rows[:4]] == ["retention", "attention", "layer 0 retention", "layer 0 attention"]
         for kind in ("retention", "attention"):
@@ -435,7 +435,8 @@ class TestResult:
         draw = np.random.default_rng(words)
         names = ["a", "b", "film", "good", "bad"]
         text = [names[i] for i in draw.integers(0, 5, words)]
-        result = attack_effect(fading(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text, "bad", "b"]))
+        longer = " ".join([*text, "bad", "b"])
+        result = attack_effect(fading(WEIGHTS, decay=0.1), clean=" ".join(text), corrupted=longer)
         figure = result.figure()
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
@@ -455,7 +456,7 @@ class TestResult:
     def test_a_long_text_is_cut_in_the_figure_only(self):
         text = ["a", "b", "film"] * 360
         result = attack_effect(
-            fading(WEIGHTS, decay=0.1), before=" ".join(text), after=" ".join([*text[:1000], "bad", *text[1000:]])
+            fading(WEIGHTS, decay=0.1), clean=" ".join(text), corrupted=" ".join([*text[:1000], "bad", *text[1000:]])
         )
         figure = result.figure()
         texts = labels(figure)

@@ -135,7 +135,7 @@ def test_answers_are_kept_where_the_user_says(analyze, reviews, tmp_path):
 
 
 def test_effect(analyze, tmp_path):
-    texts = {"before": "a good, funny film", "after": "a dull, funny film"}
+    texts = {"clean": "a good, funny film", "corrupted": "a dull, funny film"}
     options = [part for name, text in texts.items() for part in (f"--{name}", text)]
     answer = analyze("effect", MODEL, *options, "--layers", "1,0", "--top", "2", "--json", "--out", tmp_path)
     assert answer.code == 0, answer.err
@@ -143,5 +143,5 @@ def test_effect(analyze, tmp_path):
     expected = ssmscope.effect(ssmscope.load(MODEL), **texts, layers=[1, 0], top=2)
     assert {**found, "provenance": None} == {**json.loads(expected.to_json()), "provenance": None}
     assert found["provenance"]["options"] == {**texts, "layers": [1, 0], "top": 2}
-    missing = analyze("effect", MODEL, "--before", "a film")
-    assert missing.code == 2 and "missing option '--after'" in missing.err
+    missing = analyze("effect", MODEL, "--clean", "a film")
+    assert missing.code == 2 and "missing option '--corrupted'" in missing.err

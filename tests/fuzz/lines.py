@@ -249,8 +249,6 @@ def _named(world: World) -> dict[str, st.SearchStrategy[Value]]:
     return found | {
         "architecture": st.sampled_from(list(ARCHITECTURES)),
         "--text": SENTENCES,
-        "--before": SENTENCES,
-        "--after": SENTENCES,
         "--insert": SENTENCES,
         "--ids": st.lists(st.integers(0, 2).map(str), min_size=1, max_size=9).map(",".join),
         "--out": st.just("out"),
@@ -291,7 +289,7 @@ def hostile(parameter: Parameter, world: World) -> st.SearchStrategy[Value]:
         return plans(world) | plans(world) | FILES | HOSTILE
     if name == "--data":
         return tables() | FILES | HOSTILE
-    if name in ("--text", "--before", "--after", "--insert"):
+    if name in ("--text", "--clean", "--corrupted", "--insert"):
         return TEXTS
     if name == "--image":
         return images() | FILES | HOSTILE

@@ -13,7 +13,7 @@ ANALYSES = (
     {"heatmap": {"text": "a dull film", "top": 2}},
     {"stability": {"length": 6, "samples": 1}},
     {"position": {"data": "$data", "regions": "0%:25%"}},
-    {"effect": {"before": "a dull film", "after": "a fine film"}},
+    {"effect": {"clean": "a dull film", "corrupted": "a fine film"}},
 )
 KEYS = (
     "heatmap",

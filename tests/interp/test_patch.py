@@ -100,7 +100,7 @@ def test_everything_patched_is_the_other_run(models):
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("mamba", {"corrupted": CLEAN[:5]}, "has 8 tokens and the corrupted one 5"),
+        ("mamba", {"corrupted": CLEAN[:5]}, "one text is the beginning of the other"),
         ("mamba", {"corrupted": CLEAN}, "have the same tokens"),
         ("mamba", {"corrupted": [96 - i for i in CLEAN]}, "no token in common"),
         ("mamba", {"answer": 5, "contrast": 5}, "answer and contrast are both"),
@@ -114,6 +114,67 @@ def test_everything_patched_is_the_other_run(models):
 def test_refused(models, name, options, says):
     with pytest.raises(InputError, match=says):
         ssmscope.patch(models[name], **{"clean": CLEAN, "corrupted": CORRUPTED, **PATCH, **options})
+
+
+LONGER = [5, 17, 30, 31, 32, 9, 22, 7, 4, 60]
+
+
+def test_tokens_of_unequal_texts_correspond_from_the_start_then_from_the_end():
+    model = Model(random_example("mamba2"), name="own")
+    clean, corrupted = (model.encode(ids=each) for each in (CLEAN, LONGER))
+    from_end = [(0, 0), (1, 1), (2, 4), (3, 5), (4, 6), (5, 7), (6, 8), (7, 9)]
+    assert measure.aligned(clean, corrupted) == from_end
+    assert measure.aligned(corrupted, clean) == [(b, a) for a, b in from_end]
+    assert measure.aligned(clean, model.encode(ids=CORRUPTED)) == [(at, at) for at in range(8)]
+    spans = measure.aligned(clean, corrupted, ["2=2:4", "4:6=6:8"])
+    assert spans == [(0, 0), (1, 1), (2, 3), (3, 5), (4, 6), (5, 7), (6, 8), (7, 9)]
+    assert measure.aligned(clean, corrupted, ["3=2:4"])[2:4] == [(3, 3), (4, 6)]
+    for given, says in ((["2"], "write words of the clean text="), (["2=5", "4=3"], "another order")):
+        with pytest.raises(InputError, match=says):
+            measure.aligned(clean, corrupted, given)
+
+
+@pytest.mark.parametrize(("name", "direction"), in_turns(MODELS, ["denoise", "noise"]))
+def test_states_of_unequal_texts(models, name, direction):
+    model = models[name]
+    result = ssmscope.patch(model, clean=CLEAN, corrupted=LONGER, direction=direction, align=["2=2:4"], **PATCH)
+    assert result.positions == tuple(range(7)) and result.partners == (0, 1, 3, 5, 6, 7, 8)
+    denoise = direction == "denoise"
+    base, source = (LONGER, CLEAN) if denoise else (CLEAN, LONGER)
+    close = dict(rel=1e-3, abs=1e-4 * abs(result.base[1] - result.other[1]))
+    for column in (2, 4, 6):
+        own, theirs = result.positions[column], result.partners[column]
+        at, before = (theirs, own) if denoise else (own, theirs)
+        kept = {}
+        keep = new_state(before, lambda state, site, kept=kept: kept.setdefault(site.layer, state))
+        model.run(model.encode(ids=[source]), edits=keep)
+        put = new_state(at, lambda _, site, kept=kept: kept[site.layer], layers=[1])
+        assert difference(model, base, put) == pytest.approx(result.values[1, column, 1], **close)
+        if name != "bamba":
+            joined = source[: before + 1] + base[at + 1 :]
+            assert difference(model, joined) == pytest.approx(result.values[-1, column, 1], **close)
+    assert result.token(2, 9) == "3/31"
+
+
+@pytest.mark.parametrize("site", ["residual", "head"])
+def test_other_sites_of_unequal_texts(models, site):
+    model = models["mamba2"]
+    result = ssmscope.patch(model, clean=CLEAN, corrupted=LONGER, site=site, method="both", **PATCH)
+    kept, own = {}, {}
+    place = "scans" if site == "head" else site
+    model.run(model.encode(ids=CLEAN), edits=recorded(place, kept))
+    model.run(model.encode(ids=LONGER), edits=recorded(place, own))
+    read = torch.tensor([dict(zip(result.partners, result.positions)).get(at, 0) for at in range(len(LONGER))])
+    moved = {key: value[:, read] for key, value in kept.items()}
+    close = dict(rel=1e-3, abs=1e-4 * abs(result.base[1] - result.other[1]))
+    where = [result.partners[3]] if site == "residual" else list(result.partners[2:])
+    heads = dict(heads=[1]) if site == "head" else {}
+    column = 1 if site == "head" else 3
+    put = replaced(place, moved, where, layers=[1], **heads)
+    assert difference(model, LONGER, put) == pytest.approx(result.values[1, column, 1], **close)
+    step = {key: value + 0.01 * (moved[key] - value) for key, value in own.items()}
+    near = (difference(model, LONGER, replaced(place, step, where, layers=[1], **heads)) - result.base[1]) / 0.01
+    assert result.attributed[1, column] == pytest.approx(near, rel=0.05, abs=0.02 * abs(near) + 0.02)
 
 
 def by_hand(metric: str) -> Patching:

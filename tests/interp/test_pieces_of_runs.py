@@ -102,7 +102,7 @@ def test_the_answers_of_both_texts_differ(models):
     module.lm_head.weight.data.zero_()
     with pytest.raises(InputError, match="both texts have the answer '0'; name two that differ, answer=… and contrast"):
         ssmscope.patch(Model(module), clean=CLEAN, corrupted=CORRUPTED)
-    with pytest.raises(InputError, match="the clean text has 3 tokens and the corrupted one 2"):
+    with pytest.raises(InputError, match="one text is the beginning of the other"):
         ssmscope.patch(model, clean=[1, 2, 3], corrupted=[1, 2])
 
 
@@ -171,7 +171,7 @@ def test_a_run_starts_at_a_layer_with_the_edits_above(models):
         [handle.remove() for handle in handles]
         torch.testing.assert_close(again, run.logits.repeat(2, 1, 1), rtol=1e-4, atol=1e-5)
         assert ran == ([1] if reuse else list(range(model.num_layers)))
-    stack, places = partial_runs._stack(models["bamba"])
+    stack, places = partial_runs.block_list(models["bamba"])
     assert len(stack) == 3 and places == [0, 2]
     lonely = Model(random_example("selective-ssm-language"))
     assert not partial_runs.can_start_at_layer(lonely, lonely.encode(ids=[CLEAN]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from examples import random_example, relative
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
 
 import ssmscope
+from ssmscope.core.edits import recorded
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.steer.measure import norm
@@ -192,3 +194,62 @@ def test_a_plan_writes_no_files_of_its_own(option):
     options = {"text": "a film", "toward": ["a good film"], "away": ["a bad film"], option: "somewhere"}
     with pytest.raises(InputError, match=f"the option '{option}' writes a file of its own; give it to steer alone"):
         planned({"models": ["demo/books-mamba2"], "analyses": [{"steer": options}]})
+
+
+def test_several_layers_are_steered_each_by_its_own_direction(tmp_path):
+    model, file = model_of("mamba2"), tmp_path / "vector.safetensors"
+    options = dict(strengths=[2.0], random=1, answer=3)
+    result = ssmscope.steer(
+        model, model.encode(ids=TEXTS), toward=TOWARD, away=AWAY, layer=[0, 1], save=file, **options
+    )
+    assert result.layer == (0, 1) and "before layers 0, 1" in result.headline
+    edits = [ControlVector.between(model, TOWARD, AWAY, "residual", layer).edit(2.0) for layer in (0, 1)]
+    logits = model.run(model.encode(ids=TEXTS), edits=edits, last_only=True).logits.double()
+    assert result.probability[0, 0, 0] == pytest.approx(float(logits.softmax(-1)[:, 3].mean()), rel=1e-4)
+    again = ssmscope.steer(model, model.encode(ids=TEXTS), vector=file, **options)
+    assert again.layer == (0, 1) and (again.probability == result.probability).all()
+    with pytest.raises(InputError, match="the direction of one layer"):
+        bake(model, ControlVector.load(file, model), 1.0, tmp_path / "baked")
+    with pytest.raises(InputError, match="a state is one layer's"):
+        ssmscope.steer(model, model.encode(ids=TEXTS), toward=TOWARD, away=AWAY, layer=[0, 1], site="state")
+
+
+def test_the_first_component_is_that_of_the_pairs_differences():
+    model = model_of("mamba2")
+    away = [[60, 2, 7], [9, 8]]
+    ends = []
+    for ids in (*TOWARD, *away):
+        kept = {}
+        model.run(model.encode(ids=ids), edits=recorded("residual", kept))
+        ends.append(kept[1][0, -1].double().numpy())
+    pairs = np.stack([ends[0] - ends[2], ends[1] - ends[3]])
+    values, vectors = np.linalg.eigh(pairs.T @ pairs)
+    first, mean = vectors[:, values.argmax()], pairs.mean(0)
+    vector = ControlVector.between(model, TOWARD, away, "residual", 1, pca=True)
+    np.testing.assert_allclose(vector.direction[0].numpy(), first * (first @ mean), rtol=1e-6, atol=1e-9)
+    with pytest.raises(InputError, match="2 texts to steer to and 1 from have no pairs"):
+        ControlVector.between(model, TOWARD, AWAY, "residual", 1, pca=True)
+
+
+def test_gguf_holds_what_is_added_after_a_block(tmp_path):
+    """llama.cpp adds direction.i to the output of block i, which block i + 1 reads."""
+    gguf, file = pytest.importorskip("gguf"), tmp_path / "vector.gguf"
+    model = ssmscope.load("demo/books-mamba2")
+    vector = ControlVector.between(model, ["I am glad."], ["I am sad."], "residual", (2, 5))
+    vector.save(file, model)
+    reader = gguf.GGUFReader(file)
+    assert [tensor.name for tensor in reader.tensors] == ["direction.1", "direction.4"]
+    assert reader.fields["general.architecture"].contents() == "controlvector"
+    assert reader.fields["controlvector.layer_count"].contents() == 2
+    np.testing.assert_allclose(reader.tensors[1].data, vector.direction[1].numpy(), rtol=1e-6)
+    read = ControlVector.load(file, model)
+    assert read.layer == (2, 5)
+    np.testing.assert_allclose(read.direction[0].numpy(), vector.direction[0].numpy(), rtol=1e-6)
+    with pytest.raises(InputError, match="layer 1 reads what comes before block 1's output"):
+        ControlVector.between(model, ["I am glad."], ["I am sad."], "residual", 1).save(file, model)
+    small = model_of("mamba2")
+    with pytest.raises(InputError, match="of block 1, after which mamba2 has no state-space layer"):
+        ControlVector.load(file, small)
+    file.write_bytes(b"nothing")
+    with pytest.raises(InputError, match="as a control vector"):
+        ControlVector.load(file, model)

@@ -141,3 +141,8 @@ def test_parameters_are_counted_without_the_embeddings(tmp_path):
     (tmp_path / "config.json").write_text("no json")
     assert parameters_of(tmp_path) == 2500
     assert not math.isnan(parameters_of(tmp_path / "model.safetensors"))
+
+
+def test_a_budget_that_the_smallest_sizes_exceed_by_more_than_a_quarter_is_refused(data):
+    with pytest.raises(InputError, match=r"budget is 20 s, and the smallest sizes take about \d+ s; give"):
+        with_budget(read_plan(plan_text(data, budget="20s")))

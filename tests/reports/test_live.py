@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import ssmscope
 from ssmscope import cli
 from ssmscope.api.analyses import analysis_of
 from ssmscope.attacks.effect import attack_effect
@@ -19,6 +20,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.loading.load import load
+from ssmscope.render import numbers
 from ssmscope.reports import live as forms
 from ssmscope.reports import live as module
 from ssmscope.reports import serving
@@ -183,11 +185,22 @@ class TestRow:
             assert line.startswith("there is no token") and line.endswith(f"the tokens 0 to {last}") and len(line) < 90
 
 
+class TestExplanations:
+    def test_both_texts_are_explained_as_explain_does(self, live, models):
+        piece = live.explained(CLASSIFIER, TEXT, EDITED, methods="gradxinput", top="2")
+        found = ssmscope.explain(models[CLASSIFIER], [TEXT, EDITED], methods=["gradxinput"], top=2)
+        for text in found:
+            (own,) = text.attributions
+            best = text.top(own, 1)[0]
+            assert html.escape(f"{text.tokens[best].strip()} {numbers.number(float(own.scores[best]))}") in piece
+        assert "unknown among methods" in told(live.explained(CLASSIFIER, TEXT, "", methods="wrong"))
+
+
 class TestEdits:
     def test_what_changed_is_marked_and_said(self, live, models):
         answer = live.answer(CLASSIFIER, TEXT, EDITED)
         assert "<del>gripping</del><ins>boring</ins>" in answer.change
-        effect = attack_effect(models[CLASSIFIER], before=TEXT, after=EDITED)
+        effect = attack_effect(models[CLASSIFIER], clean=TEXT, corrupted=EDITED)
         assert html.escape(effect.answer_name) in answer.change and html.escape(effect.changed_name) in answer.change
         changed = re.findall(r'<span class="[^"]*against" title="[^"]*">(.*?)</span>', answer.change)
         assert list(dict.fromkeys(changed)) == ["gripping", "boring"]

@@ -218,7 +218,7 @@ class TestKinds:
 
     def test_for_leaves_out_and_a_verb_that_cannot_is_an_error(self, models) -> None:
         both = [models[0], "demo/sst2-mamba"]
-        item = {"effect": {"before": "a", "after": "b"}}
+        item = {"effect": {"clean": "a", "corrupted": "b"}}
         jobs = jobs_of(
             {"models": both, "analyses": [{**item, "for": "text-classifier"}, {**item, "for": "language-model"}]}
         )

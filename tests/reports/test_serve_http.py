@@ -75,6 +75,7 @@ def test_a_call_gives_the_pieces_of_its_method(server, name):
         "answer": lambda: live.answer(0, "A film."),
         "heatmaps": lambda: live.heatmaps(0, "A film.", layer="mean"),
         "change": lambda: [live.change(0, "A film.", "")],
+        "explained": lambda: [live.explained(0, "A film.", "")],
         "row": lambda: [live.row(0, "A film.", "0", layer=0)],
     }[name]()
     wanted = list(vars(wanted).values()) if name == "answer" else list(wanted)

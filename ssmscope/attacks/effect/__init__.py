@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
 
 
-def check_texts(*, before: str | None = None, after: str | None = None, **others: Any) -> None:
+def check_texts(*, clean: str | None = None, corrupted: str | None = None, **others: Any) -> None:
     """Raise InputError if a text is missing or empty."""
-    for name, text in (("before", before), ("after", after)):
+    for name, text in (("clean", clean), ("corrupted", corrupted)):
         if text is None or not text.strip():
             raise InputError(f"{name} is {'missing' if text is None else 'empty'}; give a text")
 
@@ -30,8 +30,8 @@ def check_texts(*, before: str | None = None, after: str | None = None, **others
 def attack_effect(
     model: Model,
     *,
-    before: Annotated[str, "Original text."],
-    after: Annotated[str, "Attacked text."],
+    clean: Annotated[str, "Original text."],
+    corrupted: Annotated[str, "Attacked text."],
     layers: Layers = "mean",
     top: Top = 5,
 ) -> AttackEffect:
@@ -56,4 +56,4 @@ def attack_effect(
     from ssmscope.attacks.effect.measure import effect_of
 
     model.check_tokenizer()
-    return effect_of(model, model.encode([before, after]), layers=layers, top=top)
+    return effect_of(model, model.encode([clean, corrupted]), layers=layers, top=top)

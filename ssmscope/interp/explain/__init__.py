@@ -48,6 +48,12 @@ def explain(
         Metavar("NAME"),
     ] = None,
     contrast: Annotated[int | str | None, "Class or token whose logit is subtracted.", Metavar("NAME")] = None,
+    by: Annotated[
+        Sequence[str] | None,
+        "Scores of each `sentence` or `line`, or of spans: words, or positions (3:5); may be repeated.",
+        REPEATED,
+        Metavar("sentence|line|SPAN"),
+    ] = None,
     top: Top = 5,
     steps: Annotated[
         int | None,
@@ -64,6 +70,9 @@ def explain(
     `ssmscope.interp.objective`). Where Integrated Gradients takes more than two seconds, stderr announces the
     number of gradients and the time they take, and then reports progress.
 
+    With `by` a score is that of a sentence (which ends at . ! ? or … before a space, or at an empty line), of a line,
+    or of a named span next to the rest of the text: the sum of its tokens' scores. Special tokens stay apart.
+
     Args:
         methods: names, or functions by name: each gets an `Objective` of a batch of texts and gives their `Scores`.
         target: a class's number or name; a token's id or text, or a continuation as a text or as a list of ids. A list
@@ -71,12 +80,14 @@ def explain(
         option: options of methods, by name: {"ig": {"baseline": "pad"}}.
 
     Raises:
-        InputError: an unknown option, target or contrast, or scores that are not finite.
+        InputError: an unknown option, target or contrast, spans that are not in a text or overlap, or scores that are
+            not finite.
     """
     from dataclasses import replace
 
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.take_trace import as_batch
+    from ssmscope.interp.explain.groups import grouped
     from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, kind_of
     from ssmscope.interp.gates import note_on_gates
     from ssmscope.interp.methods import bind_methods
@@ -112,6 +123,8 @@ def explain(
         )
         for row, length in enumerate(batch.lengths)
     ]
+    if by:
+        rows = [grouped(text, batch, row, by) for row, text in enumerate(rows)]
     options = call_options(methods=list(named), target=list(explained.names), option=option or {})
     provenance = record_provenance(model.source, options=options, seed=seed)
     notes = note_on_gates(model, batch, [name for name, method in named.items() if kind_of(method).gate])

@@ -36,6 +36,8 @@ NAMED = 8
 AGAINST = "strongest against"
 MAX_TOLD, TOLD_WORDS = 3, 2
 """Numbers of texts, and of words of each, that a verdict names."""
+TOLD_WIDTH = 60
+"""Maximum number of characters of a word or sentence that a headline names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,12 +293,12 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         images as a map next to each. One figure holds 8 texts, from number `start` on."""
         from ssmscope.render.token_figure import draw_rows
 
-        return draw_rows(rows(self), f"Explanation of {self.model_name}", frame, start=start)
+        return draw_rows(rows(self), self.headline, frame, start=start)
 
     def blocks(self) -> Iterable[Block]:
         yield Prose(self.headline, "title")
         yield rows(self)
-        yield Picture(self.figure, self.headline, vector=False, folded=not self.of_images)
+        yield Picture(self.figure, self.headline, vector=False, folded=not self.of_images, photo=self.of_images)
         yield replace(table(("text", "method"), list(strongest(self)), most=MAX_COMPARED_ROWS), brief=TABLE_ROWS)
         yield from (Prose(line, "note") for line in baselines(self))
         yield from (Prose(f"{note[0].upper()}{note[1:]}.", "note") for note in self.notes)
@@ -352,8 +354,9 @@ def is_flat(each: Attribution, text: ExplainedText) -> bool:
 
 
 def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:
-    """Return the ends of a method's colours: lowest and highest drawn score, or ± the largest |score| if signed."""
-    scores = (each.scores if text.pixels is None else each.scores[~text.special]).astype(np.float64)
+    """Return the ends of a method's colours: lowest and highest score of an ordinary token, or ± the largest |score| if
+    signed. A special token beyond them has the colour of the end."""
+    scores = each.scores[~text.special if not text.special.all() else slice(None)].astype(np.float64)
     end = float(np.abs(scores).max())
     return (-end, end) if each.signed else (float(scores.min()), float(scores.max()))
 
@@ -385,7 +388,8 @@ def baselines(result: Explanation) -> list[str]:
 def _answer_in_words(text: ExplainedText) -> str:
     """Name what is explained and the words that are strongest for it by the first method."""
     first, target = text.attributions[0], shorten(visible(text.target.strip() or text.target), 32)
-    words = ", ".join(f"“{visible(text.named(first, at)).strip()}”" for at in text.top(first, TOLD_WORDS))
+    named = [shorten(visible(text.named(first, at)).strip(), TOLD_WIDTH) for at in text.top(first, TOLD_WORDS)]
+    words = ", ".join(f"“{each}”" for each in named)
     return f"{target} by {words or 'no word'}"
 
 
@@ -396,7 +400,7 @@ def _rests_on(text: ExplainedText) -> str:
         if each.method == "random":
             continue
         best = () if is_flat(each, text) else text.top(each, 1)
-        token = f"“{visible(text.named(each, best[0])).strip()}”" if best else "no token"
+        token = f"“{shorten(visible(text.named(each, best[0])).strip(), TOLD_WIDTH)}”" if best else "no token"
         chosen.setdefault(token, []).append(each.method)
     target = shorten(visible(text.target.strip() or text.target), 32)
     ranked = sorted(chosen.items(), key=lambda item: (item[0] == "no token", -len(item[1])))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
-from ssmscope.api.inputs import TEXT_CLASSIFIER, Data
+from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, Data
 from ssmscope.api.options import Limit, Metavar, OneOf, Range, Seed
 from ssmscope.errors import InputError
 from ssmscope.interp.fidelity.measures import LOGIT_SCALE, RANDOM
@@ -38,7 +38,7 @@ def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
     reads=Data("texts", leaves_out=True, series=True),
     question="Which explanation can be trusted?",
     first=3,
-    models=(TEXT_CLASSIFIER,),
+    models=(TEXT_CLASSIFIER, LANGUAGE_MODEL),
     dtype="float32",  # Gradients need the precision.
     check=check_fidelity,
     sharded=True,
@@ -50,11 +50,19 @@ def fidelity_auc(
     data: TextData | PixelData,
     *,
     methods: Methods = None,
+    target: Annotated[
+        int | str | None,
+        "Class, next token or continuation, or `label` for each text's own; default the predicted one.",
+        Metavar("NAME|label"),
+    ] = None,
     limit: Limit = None,
     max_tokens: Annotated[int | None, "Leave out longer texts.", Range(1)] = None,
     mode: Annotated[Literal["replace", "delete"], "Replace a hidden token, or delete it."] = "replace",
     replacement: Annotated[str, "Embedding that replaces a hidden token's.", Metavar("mean|zero|pad|TOKEN")] = "mean",
-    value: Annotated[Literal["probability", "logit"], "Quantity f of the predicted class."] = "probability",
+    value: Annotated[
+        Literal["probability", "log-probability", "logit"] | None,
+        "Quantity f of the target; default the probability of a class, the log-probability of a token.",
+    ] = None,
     steps: Annotated[int, "Number of steps from no hidden token to all.", Range(1, 10_000)] = 20,
     knockout: Annotated[
         bool, "Also correlate scores with the exact effect of knocking each token out, in all layers."
@@ -75,11 +83,11 @@ def fidelity_auc(
 ) -> Fidelity:
     """Measure the fidelity AUC of methods of explanation over a data set, compared with random rankings.
 
-    f is the probability of the class that the model predicts on the clean text (Baleen, Table 2). Each method explains
-    that class's logit; its signed scores rank the n non-special tokens, ties by position. For q = 0, 1/steps, …, 1 the
-    first round(q n) tokens of the ranking are hidden (most relevant first, MoRF), or the last ones (least relevant
-    first, LeRF, which goes through the same ranking from its end: of equal scores the last token first). Halves are
-    rounded to the even number.
+    f is the probability of the class that the model predicts on the clean text (Baleen, Table 2); of a language model
+    the log-probability of the next token, or of a continuation. Each method explains that target's logit; its signed
+    scores rank the n non-special tokens, ties by position. For q = 0, 1/steps, …, 1 the first round(q n) tokens of the
+    ranking are hidden (most relevant first, MoRF), or the last ones (least relevant first, LeRF, which goes through the
+    same ranking from its end: of equal scores the last token first). Halves are rounded to the even number.
 
     - A_MoRF and A_LeRF are the areas under f over q, by trapezoids; ΔA = A_LeRF − A_MoRF, the higher the better.
     - Comprehensiveness is f(x) − f(x without the top tokens), sufficiency f(x) − f(the top tokens alone, the others
@@ -103,7 +111,8 @@ def fidelity_auc(
     with them (`ssmscope.plausibility`) is measured too.
 
     Args:
-        data: texts, or images or series (`labelled_series`); their labels are not used.
+        data: texts, or images or series (`labelled_series`); their labels are used by the target "label" alone.
+        target: of a language model, "label" is the label's name as the text's continuation.
         methods: those of `explain`, or functions by name, see there. The random rankings are there in any case.
         mode: with "replace" the length is kept, with "delete" the tokens that are left close up.
         replacement: the vector, which should not be a method's own baseline: the mean of the embedding table, zero, or
@@ -111,7 +120,8 @@ def fidelity_auc(
             it is the one token that is left.
 
     Raises:
-        InputError: not a classifier of texts, no text of two tokens, or scores or logits that are not finite.
+        InputError: neither a classifier nor a language model, knockouts with a target of several tokens, no text of two
+            tokens, or scores or logits that are not finite.
     """
     from fractions import Fraction
 
@@ -130,7 +140,8 @@ def fidelity_auc(
     from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import objective
 
-    check_classifier(model, data, "fidelity", numbers=True)
+    check_classifier(model, data, "fidelity", numbers=True, next_tokens=True)
+    value = value or ("probability" if model.is_classifier else "log-probability")
     own = isinstance(methods, Mapping)
     if methods is not None and not own:
         methods = [name for name in method_names(methods) if name != RANDOM]
@@ -142,9 +153,9 @@ def fidelity_auc(
     where: dict[str, int | None] = {KNOCKOUT: None} if knockout else {}
     where |= {layer_measure(number): number for number in roads_of(model)} if knockout_layers else {}
     further = tuple(dict.fromkeys(measures or ()))
-    how: Any = dict(mode=mode, value=value, random=random_rankings, batch_size=batch_size, seed=seed)
+    how: Any = dict(mode=mode, value=value, target=target, random=random_rankings, batch_size=batch_size, seed=seed)
     how |= dict(grid=grid, layers=list(where.values()), further=further, fill=fill)
-    options = call_options(methods=list(ready), option=option or {})
+    options = call_options(methods=list(ready), option=option or {}, value=value)
     provenance = record_provenance(model.source, options=options, seed=seed, data=data)
     room = tokens_at_once(model.device)
     together: Any = dict(size=batch_size, most=room // MIN_TOKENS_PER_TEXT, longest_first=True)

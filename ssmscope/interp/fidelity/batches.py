@@ -23,7 +23,7 @@ from ssmscope.interp.fidelity.measure import (
     text_measures,
     tied_share,
 )
-from ssmscope.interp.labelled import encoded_rows, read_texts, token_scores
+from ssmscope.interp.labelled import encoded_rows, read_texts, row_targets, token_scores
 from ssmscope.interp.objective import objective
 from ssmscope.interp.plausibility.measure import marked_share
 
@@ -86,19 +86,21 @@ class Measures:
     random: int
     mode: str
     value: str
+    target: int | str | None
     batch_size: int | None
     seed: int
 
     def __call__(self, rows: Sequence[int]) -> Columns:
         """Return the measurements of texts, a row for each."""
         batch = encoded_rows(self.model, self.texts.data, rows)
-        goal = objective(self.model, batch)
+        goal = objective(self.model, batch, target=row_targets(self.model, self.texts.data, rows, self.target))
+        if self.layers and goal.continues:
+            raise InputError("knocking tokens out measures one next token; give a target of one token")
         given = {name: method(goal) for name, method in self.methods.items()}
         scores = [token_scores(name, each, batch) for name, each in given.items()]
         drawn = [np.random.default_rng([self.seed, row]).random((self.random, self.texts.sizes[row])) for row in rows]
         every = [np.concatenate([[own[text] for own, _ in scores], each]) for text, each in enumerate(drawn)]
-        targets = [ids[0] for ids in goal.targets]
-        measured = self._measured(rows, batch, targets, every)
+        measured = self._measured(rows, batch, goal.targets, every)
         numbers = [found for found, _ in measured]
         if self.further:
             from ssmscope.interp.fidelity.captum_measures import captum_measures
@@ -109,14 +111,14 @@ class Measures:
         return {
             "values": np.stack(numbers),
             "curves": np.stack([curves for _, curves in measured]),
-            "targets": np.array(targets),
+            "targets": np.array([ids[0] for ids in goal.targets]),
             "tied": np.array([[tied_share(own) for own in each[: len(given)]] for each in every]),
             "unconverged": ~np.stack(converged, axis=1),
             "said": np.full(len(rows), "\n".join(f"{name}: {each.note}" for name, each in given.items() if each.note)),
         }
 
     def _measured(
-        self, rows: Sequence[int], batch: Any, targets: Sequence[int], scores: Sequence[np.ndarray]
+        self, rows: Sequence[int], batch: Any, targets: Sequence[tuple[int, ...]], scores: Sequence[np.ndarray]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return `text_measures` of every text of a batch, from its methods' and random scores (rankings, tokens)."""
         methods, how = len(self.methods), dict[str, Any](value=self.value, batch_size=self.batch_size)
@@ -126,7 +128,7 @@ class Measures:
         values = run_hidden(self.model, batch, targets, sets, fill=self.fill, mode=self.mode, **how)
         effects: list[Any] = [None] * len(rows)
         if self.layers:
-            effects = knockout_effects(self.model, batch, targets, layers=self.layers, **how)
+            effects = knockout_effects(self.model, batch, [ids[0] for ids in targets], layers=self.layers, **how)
         rationales = [None if self.texts.share is None else self.texts.masks[row] for row in rows]
         of_texts = zip(scores, hidden, values, rationales, effects)
         return [text_measures(*text, methods=methods, share=self.texts.share) for text in of_texts]

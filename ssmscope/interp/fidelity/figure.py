@@ -30,7 +30,7 @@ def draw(result: Fidelity, frame: plot.Frame) -> Figure:
     texts = f"{counted(len(result.texts), 'text')} of {short_name(data['name'] + ' (' + data['split'] + ')', 40)}"
     below = f"{texts}, tokens {short_name(how, 30)}, 95 % bootstrap intervals"
     legend = [*((Line2D([], [], **style), name) for _, style, name in ORDERS), (Line2D([], [], **CHANCE), "random")]
-    sheet = plot.Sheet(frame, f"Fidelity of {result.model_name}", below, legend)
+    sheet = plot.Sheet(frame, result.headline, below, legend)
     across = min(ACROSS, max(1, int(sheet.width / 1.5)))
     lines = math.ceil(len(result.methods) / across)
     high = plot.ROW_INCHES * len(result.rows) + plot.AXIS_INCHES

@@ -29,7 +29,7 @@ from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.fidelity.measures import LERF, MEASURES, MORF, layer_of
 from ssmscope.interp.fidelity.result import Fidelity
 from ssmscope.interp.knockout.measure import roads_of
-from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective, tokens_that_fit
 from ssmscope.interp.plausibility.measure import agreement, rationale_size
 from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
 
@@ -127,7 +127,7 @@ def _token(model: Model, replacement: Any) -> int:
 def run_hidden(
     model: Model,
     batch: Batch,
-    targets: Sequence[int],
+    targets: Sequence[int | tuple[int, ...]],
     hidden: Sequence[Bool[np.ndarray, "_ _"]],
     *,
     fill: Float[Tensor, " width"],
@@ -135,7 +135,8 @@ def run_hidden(
     value: str = "probability",
     batch_size: int | None = None,
 ) -> list[Float[np.ndarray, " _"]]:
-    """Return the probability or logit of each text's target, a class, with each of its sets of tokens hidden.
+    """Return the probability, log-probability or logit of each text's target with each of its sets of tokens hidden: a
+    class, or the ids of a language model's next token or continuation.
 
     `hidden` has per text its sets (sets, n) over the non-special tokens; `fill` is the embedding of hidden tokens, and
     of the only token of a text whose tokens are all deleted. With "delete" the tokens that are left close up.
@@ -147,12 +148,15 @@ def run_hidden(
     hit = np.zeros((len(owner), embeddings.shape[1]), dtype=bool)
     for sets, words, own in zip(hidden, batch.words, np.split(hit, np.cumsum(numbers)[:-1])):
         own[:, np.flatnonzero([word is not None for word in words])] = sets
+    ids = tuple((each,) if isinstance(each, int | np.integer) else tuple(each) for each in targets)
+    goal = Objective(model, batch, ids, None, (), probability=value == "probability", log=value == "log-probability")
+    room = tokens_at_once(model.device, 0 if model.is_classifier else model.vocabulary)
+    room = tokens_that_fit(model, every_position=True) if goal.continues else room
     lengths = np.array(batch.lengths)[owner]
     if mode == "delete":
         lengths = np.maximum(lengths - hit.sum(1), 1)
     found = np.empty(len(owner))
-    wanted = np.asarray(targets)[owner]
-    for rows in by_length(lengths.tolist(), tokens_at_once(model.device), size=batch_size, longest_first=True):
+    for rows in by_length(lengths.tolist(), room, size=batch_size, longest_first=True):
         width = int(lengths[rows].max())
         index, hides, sizes = (torch.from_numpy(each[rows]).to(embeddings.device) for each in (owner, hit, lengths))
         mask = torch.arange(width, device=embeddings.device) < sizes.unsqueeze(1)
@@ -160,9 +164,8 @@ def run_hidden(
             copies = _closed_up(embeddings[index], batch.mask[index] & ~hides, width, fill)
         else:
             copies = torch.where(hides[:, :width, None], fill, embeddings[index, :width])
-        with torch.no_grad(), model.running(mask=mask):
-            logits = model.forward_embeddings(copies, mask)
-        found[rows] = target_values(model, logits, torch.from_numpy(wanted[rows]).to(logits.device), value)
+        with torch.no_grad():
+            found[rows] = goal(copies, owner[rows].tolist(), mask).double().cpu().numpy()
     return np.split(found, np.cumsum(numbers)[:-1])
 
 
@@ -177,9 +180,10 @@ def _closed_up(embeddings: Tensor, kept: Bool[Tensor, "runs length"], width: int
 def target_values(
     model: Model, logits: Float[Tensor, "runs classes"], targets: Int[Tensor, " runs"], value: str
 ) -> np.ndarray:
-    """Return the probability or logit of every run's own target, float64."""
+    """Return the probability, log-probability or logit of every run's own target, float64."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     values = model.probabilities(logits) if value == "probability" else logits
+    values = logits.log_softmax(-1) if value == "log-probability" else values
     return values.gather(1, targets.unsqueeze(1)).squeeze(1).double().cpu().numpy()
 
 

@@ -20,6 +20,7 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending, highest
 from ssmscope.errors import InputError, did_you_mean, index_of
 from ssmscope.interp.fidelity.measures import LOGIT_SCALE, RANDOM, display_name, layer_of, more_is_better
+from ssmscope.interp.labelled import target_name
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.markup import to_latex, to_markdown
 from ssmscope.render.numbers import counted, with_ties
@@ -36,11 +37,11 @@ class Fidelity(Result, kind="fidelity"):
     methods: tuple[str, ...]
     measures: tuple[str, ...]
     value: str
-    """Quantity f: "probability" or "logit"."""
+    """Quantity f: "probability", "log-probability" or "logit"."""
     texts: np.ndarray
     """(texts,) int64: numbers of the measured texts in the data; texts that are too short are left out."""
     predicted: np.ndarray
-    """(texts,) int64: the class predicted on the clean text."""
+    """(texts,) int64: the target, by default the class or token predicted on the clean text; a continuation's first."""
     clean: np.ndarray
     """(texts,) f of the clean text."""
     values: np.ndarray
@@ -204,7 +205,7 @@ class Fidelity(Result, kind="fidelity"):
         how = "deleted" if options["mode"] == "delete" else f"replaced by {_filled(options['replacement'])}"
         yield Prose(
             f"{counted(len(self.texts), 'text')} of {data['name']} ({data['split']}), tokens {how}, f the {self.value} "
-            f"of the predicted class; {len(self.rankings)} random rankings."
+            f"of {target_name(options)}; {len(self.rankings)} random rankings."
         )
         lines = []
         for method in self.rows:

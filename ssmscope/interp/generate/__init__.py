@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 NewTokens = Annotated[int, "Maximum number of tokens written after each text.", Range(1, 2**17)]
 
 
-def check_generate(*, explain: Any, option: Any, contrast: Any, temperature: float, **given: Any) -> None:
+def check_generate(
+    *, explain: Any, option: Any, contrast: Any, temperature: float, continuation: Any, **given: Any
+) -> None:
     """Raise InputError if options contradict each other."""
+    if continuation is not None and (temperature or given["stop"]):
+        name = "temperature" if temperature else "stop"
+        raise InputError(f"continuation=… is read, not written; leave {name}=… out")
     for name in ("top_k", "top_p"):
         if temperature == 0 and given[name] is not None:
             raise InputError(f"{name}=… is for drawing tokens; give temperature=… above 0 too")
@@ -48,6 +53,12 @@ def generate(
     temperature: Annotated[float, "0 takes the likeliest token, above it tokens are drawn.", Range(0, 100)] = 0.0,
     top_k: Annotated[int | None, "Draw from so many of the likeliest tokens.", Range(1)] = None,
     top_p: Annotated[float | None, "Draw from the likeliest tokens that have this probability.", Range(0, 1)] = None,
+    continuation: Annotated[
+        int | str | Sequence[int | str | Sequence[int]] | None,
+        "Text to read in place of writing, or one for each text.",
+        REPEATED,
+        Metavar("TEXT"),
+    ] = None,
     stop: Annotated[Sequence[str] | None, "String that ends a text; may be repeated.", REPEATED] = None,
     explain: Annotated[
         Sequence[str] | Mapping[str, Callable[..., Any]] | None,
@@ -74,10 +85,13 @@ def generate(
     gradxinput, lrp and occlusion one run of the whole text serves all written tokens.
 
     Log-probabilities and entropies are in nats, of the model's own distribution: before temperature, top_k and top_p.
+    Of the model's own generation settings the end tokens are used; others, such as sampling or a repetition penalty,
+    are not, which the result notes. A `continuation` that is given is read token by token as if it had been written.
 
     Args:
         explain: names, or functions by name, as `methods` of `explain`; `option` has their options. A model without
             recurrent states, such as LFM2, has no survival: without names it is explained by gradxinput.
+        continuation: also token ids, or a list with one continuation for each text.
 
     Raises:
         InputError: a model that does not write, survival of one without recurrent states, options that contradict each
@@ -86,6 +100,7 @@ def generate(
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.mixers import memory_of
     from ssmscope.core.take_trace import as_batch
+    from ssmscope.interp.generate.given import given_texts, note_on_settings
     from ssmscope.interp.generate.measure import written_text
     from ssmscope.interp.generate.result import Writing
 
@@ -93,10 +108,13 @@ def generate(
     if by_layer:
         model.check_recurrent_state("survival in each layer")
     explain = explain or (() if remembers else ("gradxinput",))
-    drawn: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    found = model.generate(
-        as_batch(model, texts), max_new_tokens=max_new_tokens, stop=stop or (), compile=compile or None, **drawn
-    )
+    batch, drawn = as_batch(model, texts), dict[str, Any](temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    if continuation is None:
+        note_on_settings(model)
+        drawn |= {"compile": compile or None}
+        found = model.generate(batch, max_new_tokens=max_new_tokens, stop=stop or (), **drawn)
+    else:
+        found = given_texts(model, batch, continuation)
     methods = bind_methods(explain, option, model=model, seed=seed) if explain else {}
     every = [written_text(model, found, row, methods, contrast, by_layer) for row in range(len(found.texts))]
     options = call_options(explain=list(methods), option=option or {})

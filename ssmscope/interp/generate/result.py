@@ -18,7 +18,12 @@ from ssmscope.render.table import Cell, Line, Table, as_share, number_cell, shor
 from ssmscope.render.token_maps import MappedText, TokenMap, Words, token_maps
 from ssmscope.render.tokens import name_scores, short_token, shorten, visible
 
-ENDS = {"end": "an end token", "stop": "a stop string", "length": "the maximum length"}
+ENDS = {
+    "end": "an end token",
+    "stop": "a stop string",
+    "length": "the maximum length",
+    "given": "the end of what was given",
+}
 """Reasons why a text ends, in the words of the views."""
 SOURCES = Words("written token", "written tokens", "all tokens", "comes from")
 NAMED_SOURCES = 5
@@ -97,7 +102,18 @@ class Writing(Result, OverTexts[WrittenText], kind="generate"):
     def headline(self) -> str:
         said = shorten(visible(self.texts[0].text.strip()), 60)
         more = f" and {counted(len(self) - 1, 'more text')}" * (len(self) > 1)
+        if self.given:
+            text = self.texts[0]
+            least = int(text.log_probabilities.argmin())
+            token, p = short_token(text.tokens[text.first + least], 20), math.exp(text.log_probabilities[least])
+            expected = f"{number(text.likelihood)} nats a token, “{token}” expected least (p {as_share(p)})"
+            return f"Continuation of {self.model_name}: “{said}”{more}; {expected}"
         return f"Writing of {self.model_name}: “{said}”{more}{self._stays()}"
+
+    @property
+    def given(self) -> bool:
+        """True if the model read what it might have written."""
+        return all(text.ended_by == "given" for text in self)
 
     def _stays(self) -> str:
         """Say what stays of the first text: the half-life of what is written at its tokens, and the prompt's share."""
@@ -123,7 +139,7 @@ class Writing(Result, OverTexts[WrittenText], kind="generate"):
         count = sum(len(text.written) for text in self)
         mean = np.concatenate([text.log_probabilities for text in self]).mean()
         kept = [text.kept for text in self if text.kept is not None]
-        told = f"writes {counted(count, 'token')} at {number(float(mean))} nats a token"
+        told = f"{'reads' if self.given else 'writes'} {counted(count, 'token')} at {number(float(mean))} nats a token"
         return f"{told}; {as_share(float(np.mean(kept)))} of the states at the end is of the prompt" if kept else told
 
     @classmethod

@@ -287,7 +287,7 @@ def blocks(result: SelectionHeatmap) -> Iterator[Block]:
     """Yield the verdict, the coloured texts with their picture, a table of what stands out, and notes."""
     yield Prose(result.headline, "title")
     yield rows(result)
-    yield Picture(result.figure, result.headline, vector=False, folded=not result.of_images)
+    yield Picture(result.figure, result.headline, vector=False, folded=not result.of_images, photo=result.of_images)
     if not result.of_images:
         yield replace(table(("text", "of"), list(strongest(result)), most=MAX_COMPARED_ROWS), brief=TABLE_ROWS)
     yield from (Prose(line, "note") for line in notes(result))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
-from ssmscope.api.options import Metavar, Range, Reads, Seed, TokensWritten
+from ssmscope.api.options import REPEATED, Metavar, Range, Reads, Seed, TokensWritten
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ def patch(
         str | list[int] | Batch | Tensor | ndarray | None,
         "Text with the answer; token ids for a model without a tokenizer.",
     ] = None,
-    corrupted: Annotated[
-        str | list[int] | Batch | Tensor | ndarray | None, "Text of as many tokens with another answer."
-    ] = None,
+    corrupted: Annotated[str | list[int] | Batch | Tensor | ndarray | None, "Text with another answer."] = None,
     data: Annotated[
         str | PairData | list[Any] | None,
         "Pairs instead: a csv or jsonl file with the columns clean, corrupted and target, or a generated set.",
@@ -88,6 +86,12 @@ def patch(
         "Words, positions (3, 3:5 or 3,7) or last; default all tokens.",
         Metavar("SPAN"),
     ] = None,
+    align: Annotated[
+        Sequence[str] | None,
+        "Words of the clean text=words of the corrupted one that correspond; may be repeated.",
+        REPEATED,
+        Metavar("TEXT=TEXT"),
+    ] = None,
     method: Annotated[
         Literal["exact", "gradient", "both"],
         "Run every cell, approximate all of them by one gradient (attribution patching), or both, with their "
@@ -105,10 +109,14 @@ def patch(
 ) -> Patching | PairPatching:
     """Patch activations of the run on one text into the run on another, cell by cell.
 
-    Activation patching (Meng et al. 2022, causal tracing; Zhang & Nanda 2024): of two texts with as many tokens and
-    different answers, one is run with a single activation, of one layer at one token, taken from the other. Every
-    cell has the answer's probability and the difference of the logits of answer and contrast, normalised as (m −
-    m_base) / (m_other − m_base); a further row has those of all layers patched at that token together.
+    Activation patching (Meng et al. 2022, causal tracing; Zhang & Nanda 2024): of two texts with different answers, one
+    is run with a single activation, of one layer at one token, taken from the other. Every cell has the answer's
+    probability and the difference of the logits of answer and contrast, normalised as (m − m_base) / (m_other −
+    m_base); a further row has those of all layers patched at that token together.
+
+    Texts of unequal length correspond by the spans of `align`, which cut both into parts. In each part equal tokens at
+    the start correspond, then the last to the last and so on backwards; what is left over of the longer one is not
+    patched (`ssmscope.interp.patch.measure.aligned`).
 
     The state, which only recurrences have, is patched after a token: all that the layer keeps of the tokens up to it,
     the last inputs of its convolution included. The token's own output is already computed then, and later ones
@@ -130,9 +138,9 @@ def patch(
     most, and with all layers patched there: the patch is in the prompt alone, and felt from there on.
 
     Raises:
-        InputError: texts of different length, that are the same or have no token in common, one answer of both, an
-            answer of several tokens, positions that are not there, a convolution in a model that has none, heads that
-            are single channels, or the probability as the metric of the method "gradient".
+        InputError: series of different length, texts that are the same or have no token in common, one answer of both,
+            an answer of several tokens, positions that are not there, a convolution in a model that has none, heads
+            that are single channels, or the probability as the metric of the method "gradient".
     """
     from dataclasses import replace
 
@@ -153,19 +161,27 @@ def patch(
         return patch_pairs(model, data, sites or [site], direction, limit, seed)
     assert clean is not None and corrupted is not None
     pair = one_text(model, clean), one_text(model, corrupted)
-    first = patching.first_difference(*pair)
-    length = pair[0].input_ids.shape[1]
-    chosen = list(range(length)) if positions is None else list(positions_of(positions, pair[0]))
+    pairs = patching.aligned(*pair, align or ())
+    first, partners = patching.first_difference(*pair, pairs), dict(pairs)
+    length, other = (batch.input_ids.shape[1] for batch in pair)
+    asked = list(range(length)) if positions is None else list(positions_of(positions, pair[0]))
+    paired = [place for place in asked if place in partners]
+    if not paired:
+        raise InputError("no token there corresponds to one of the corrupted text; give other positions, or align=…")
     if site == "state":
-        chosen = [place for place in chosen if place < length - 1]
-        if not chosen:
+        paired = [place for place in paired if place < length - 1 and partners[place] < other - 1]
+        if not paired:
             raise InputError("after the last token no state is read; give positions before it")
     ids, names = patching.answer_pair(model, pair, answer, contrast)
-    runs = patching.PatchRuns(model, *(pair[::-1] if direction == "denoise" else pair))
+    turned = direction == "denoise"
+    theirs = {b: a for a, b in pairs} if turned else partners
+    chosen = [partners[place] if turned else place for place in paired]
+    runs = patching.PatchRuns(model, *(pair[::-1] if turned else pair), theirs)
     both = (model.run(batch, last_only=True).logits for batch in (runs.base, runs.source))
     plain = np.array([patching.measure(model, logits, ids)[0] for logits in both])
-    # Before the first difference both runs are the same, unless something reads later tokens.
-    later = [place for place in chosen if place >= first or not model.continues]
+    # Tokens before the first difference are the same in both runs, unless something reads later tokens.
+    differing = {pair[turned] for pair in pairs[first:]}
+    later = [place for place in chosen if place in differing or not model.continues]
     columns, layers = list(range(runs.heads())) if site == "head" else chosen, model.num_layers
     values = np.broadcast_to(plain[0], (layers + (site != "head"), len(columns), 2)).copy()
     column = {place: number for number, place in enumerate(columns)}
@@ -199,7 +215,8 @@ def patch(
         site=site,
         direction=direction,
         metric=metric,
-        positions=tuple(chosen),
+        positions=tuple(paired),
+        partners=() if all(map(int.__eq__, *zip(*partners.items()))) else tuple(partners[place] for place in paired),
         answer=names[0],
         contrast=names[1],
         base=plain[0],

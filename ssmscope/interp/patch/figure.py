@@ -62,6 +62,6 @@ def _tokens(axes: Axes, result: Patching) -> None:
         axes.set_xlabel("position")
         return
     axes.set_xticks(range(columns), [drawable(result.token(column, 9)) for column in range(columns)], rotation=90)
-    for label, place in zip(axes.get_xticklabels(), result.positions):
-        if result.clean[place] != result.corrupted[place]:
+    for label, place, other in zip(axes.get_xticklabels(), result.positions, result.partners or result.positions):
+        if result.clean[place] != result.corrupted[other]:
             label.set_color(plot.COLOURS[1])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.edits import Edit, Place, Site, edited, new_state, recorded, replaced
@@ -22,6 +23,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.edited_texts import EditedText, edited_texts
 from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
 from ssmscope.interp.scoring import answer_ids, check_heads, probability_and_logit
+from ssmscope.interp.spans import positions_of
 
 MAX_STATE_ENDS = 8
 """Number of tokens after which states are kept at once."""
@@ -34,21 +36,60 @@ Recorded = dict[tuple[int, int], list[Tensor]]
 """Values of a run, by layer, and by the token after which a state is, or the convolution or recurrence."""
 
 
-def first_difference(clean: Batch, corrupted: Batch) -> int:
-    right, wrong = (batch.input_ids.shape[1] for batch in (clean, corrupted))
-    if right != wrong:
-        raise InputError(
-            f"the clean text has {right} tokens and the corrupted one {wrong}; give texts of as many tokens"
-        )
-    differ = (clean.input_ids != corrupted.input_ids)[0]
+def aligned(clean: Batch, corrupted: Batch, spans: Sequence[str] = ()) -> list[tuple[int, int]]:
+    """Return pairs of positions of corresponding tokens of two texts, in order.
+
+    Spans, "words of the clean text=words of the corrupted one", cut both texts in parts. In each part equal tokens at
+    the start correspond, and of the rest the last to the last, the one before to the one before, and so on; the tokens
+    of the longer part that are left over have no partner. Texts of as many tokens, without spans, thus correspond
+    position by position. Raises InputError for spans that are not such pairs, that cross, or that are not in the texts.
+    """
+    cuts = []
+    for span in spans:
+        names = span.split("=")
+        if len(names) != 2:
+            raise InputError(f"align is {span!r:.80}; write words of the clean text=words of the corrupted one")
+        places = [positions_of(name, batch) for name, batch in zip(names, (clean, corrupted))]
+        cuts.append([(own[0], own[-1] + 1) for own in places])
+    ends, found = [0, 0], list[tuple[int, int]]()
+    rows = [batch.input_ids[0].tolist() for batch in (clean, corrupted)]
+    last = [(len(row), len(row)) for row in rows]
+    for part in [*sorted(cuts), last]:
+        if any(begin < end for (begin, _), end in zip(part, ends)):
+            raise InputError("spans of align overlap, or come in another order in the corrupted text; give others")
+        for stop in (0, 1):  # The tokens before a span, then its own.
+            found += _paired(rows, ends, [span[stop] for span in part])
+            ends = [span[stop] for span in part]
+    return found
+
+
+def _paired(rows: Sequence[list[int]], begins: Sequence[int], stops: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the pairs of one part of two texts."""
+    sizes = [stop - begin for begin, stop in zip(begins, stops)]
+    parts = [row[begin:stop] for row, begin, stop in zip(rows, begins, stops)]
+    same = next((at for at, (own, other) in enumerate(zip(*parts)) if own != other), min(sizes))
+    rest = range(min(sizes) - same, 0, -1)
+    return [(begins[0] + at, begins[1] + at) for at in range(same)] + [(stops[0] - at, stops[1] - at) for at in rest]
+
+
+def first_difference(clean: Batch, corrupted: Batch, pairs: Sequence[tuple[int, int]]) -> int:
+    """Return the number of the first pair that is not the same text up to its tokens; raise InputError for texts that
+    are the same, or the beginning of each other, or have no pair of equal tokens."""
+    rows = [batch.input_ids[0].tolist() for batch in (clean, corrupted)]
+    differ = np.array([rows[0][own] != rows[1][other] for own, other in pairs])
     if clean.values is not None and corrupted.values is not None:
-        differ = torch.zeros_like(differ)  # A class token comes last.
-        differ[: clean.values.shape[1]] = (clean.values != corrupted.values)[0].any(-1)
-    if not bool(differ.any()):
+        if len(rows[0]) != len(rows[1]):
+            raise InputError(f"the clean series has {len(rows[0])} steps, the corrupted one {len(rows[1])}; give equal")
+        differ[:] = False  # A class token comes last.
+        differ[: clean.values.shape[1]] = (clean.values != corrupted.values)[0].any(-1).cpu()
+    if len(rows[0]) == len(rows[1]) and not differ.any():
         raise InputError("the clean and the corrupted text have the same tokens; give two that differ")
-    if bool(differ.all()) and clean.values is None:
+    if differ.all() and clean.values is None:
         raise InputError("the clean and the corrupted text have no token in common; change only the words that matter")
-    return int(differ.nonzero()[0])
+    changed = differ | np.array([own != other or own != at for at, (own, other) in enumerate(pairs)])
+    if not changed.any():
+        raise InputError("one text is the beginning of the other: no patch changes a token; change words within it")
+    return int(changed.argmax())
 
 
 def answer_pair(
@@ -64,17 +105,21 @@ def answer_pair(
 
 
 class PatchRuns:
-    """Runs of one text, `base`, with values of the run of another, `source`."""
+    """Runs of one text, `base`, with values of the run of another, `source`. `partners` has the source's position for
+    positions of the base; by default the same one."""
 
-    def __init__(self, model: Model, base: Batch, source: Batch) -> None:
+    def __init__(self, model: Model, base: Batch, source: Batch, partners: Mapping[int, int] | None = None) -> None:
         self.model, self.base, self.source = model, base, source
+        length = base.input_ids.shape[1]
+        self.partners = dict(enumerate(range(length))) if partners is None else partners
+        self.read = torch.tensor([self.partners.get(place, 0) for place in range(length)])
         self.layers, self.length = range(model.num_layers), base.input_ids.shape[1]
         tokens = tokens_at_once(model.device, width=model.width)
         self.reuse, self.at_once = can_start_at_layer(model, base), max(1, tokens // self.length)
         both = (base, source)
         self.pair = Batch(
-            torch.cat([each.input_ids for each in both]),
-            torch.cat([each.mask for each in both]),
+            pad_sequence([each.input_ids[0] for each in both], batch_first=True),
+            pad_sequence([each.mask[0] for each in both], batch_first=True),
             tuple(each.tokens[0] for each in both),
             tuple(each.words[0] for each in both),
             None if base.values is None else torch.cat([each.values for each in both if each.values is not None]),
@@ -94,7 +139,8 @@ class PatchRuns:
             run = self._plain(0)
             for place in positions:
                 kept: dict[int, LayerState] = {}
-                self.model.run(self.source, edits=new_state(place, partial(first_state, kept)), last_only=True)
+                keep = new_state(self.partners[place], partial(first_state, kept))
+                self.model.run(self.source, edits=keep, last_only=True)
                 for layer in layers:
                     put = new_state(place, partial(first_state, kept), layers=None if layer is None else [layer])
                     yield [(layer, place)], run.again(layer or 0, put)
@@ -111,13 +157,14 @@ class PatchRuns:
     def _after(self, positions: Sequence[int]) -> Iterator[tuple[Sequence[int], States]]:
         """Yield positions that run together and the states after them: for each the base run's, then the source's."""
         before: States | None = None
-        at, most = 0, min(MAX_STATE_ENDS, self.at_once)
+        at, most = [0, 0], min(MAX_STATE_ENDS, self.at_once)
         for first in range(0, len(positions), most):
             places = positions[first : first + most]
-            both, ends = [0, 1] * len(places), [place + 1 for place in places for _ in self.pair.tokens]
+            both, ends = [0, 1] * len(places), [e for place in places for e in (place + 1, self.partners[place] + 1)]
             start = None if before is None else gathered(before, torch.tensor(both))
-            after = self.model.run(token_windows(self.pair, both, [at] * len(ends), ends), start, last_only=True).states
-            before, at = gathered(after, torch.tensor([-2, -1]) + len(ends)), places[-1] + 1
+            windows = token_windows(self.pair, both, at * len(places), ends)
+            after = self.model.run(windows, start, last_only=True).states
+            before, at = gathered(after, torch.tensor([-2, -1]) + len(ends)), ends[-2:]
             yield places, after
 
     def of_values(self, site: str, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
@@ -133,7 +180,7 @@ class PatchRuns:
             columns[at : at + self.at_once] for at in range(0, len(columns) if positions else 0, self.at_once)
         ):
             start = (min(positions) if heads else chosen[0]) if self.model.continues else 0
-            run, values = self._plain(start), {key: value[:, start:] for key, value in kept.items()}
+            run, values = self._plain(start), {key: value[:, start:] for key, value in self._moved(kept).items()}
             for layer in patched if heads else (None, *patched):
                 count = kept[layer, 0].shape[2] if heads else self.length
                 own = [each for each in chosen if each < count]
@@ -149,14 +196,19 @@ class PatchRuns:
         if site == "state":
             states: dict[int, LayerState] = {}
             put = partial(first_state, states)
-            self.model.run(self.source, edits=new_state(positions[column], put), last_only=True)
+            self.model.run(self.source, edits=new_state(self.partners[positions[column]], put), last_only=True)
             return new_state(positions[column], put, layers=own)
         kept: dict[Any, Tensor] = {}
         self.model.run(self.source, edits=recorded(PLACES[site], kept), last_only=True)
+        kept = self._moved(kept)
         if site == "head":
             return replaced("scans", kept, positions, layers=own, heads=[column])
         patched = sorted({key[0] if isinstance(key, tuple) else key for key in kept})
         return replaced(PLACES[site], kept, [positions[column]], layers=own or patched)
+
+    def _moved(self, kept: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+        """Return the source's values (1, length, …) at the positions of the base."""
+        return {key: value[:, self.read.to(value.device)] for key, value in kept.items()}
 
     def _plain(self, start: int) -> PlainRun:
         """Return the base run from a token on."""
@@ -206,7 +258,8 @@ def attributed(runs: PatchRuns, site: str, positions: Sequence[int], ids: tuple[
     answer and contrast in the base run (attribution patching, Nanda 2023; Syed et al. 2023, Eq. 2)."""
     kept: tuple[Recorded, Recorded] = ({}, {})
     with torch.no_grad():
-        _logits(runs.model, runs.source, _edits(site, positions, kept[1]))
+        theirs = [runs.partners[place] for place in positions]
+        _logits(runs.model, runs.source, _edits(site, theirs, kept[1]))
     with torch.enable_grad(), weights_constant(runs.model.module):
         logits = _logits(runs.model, runs.base, _edits(site, positions, kept[0]))
         if not kept[0]:
@@ -218,14 +271,16 @@ def attributed(runs: PatchRuns, site: str, positions: Sequence[int], ids: tuple[
     found = np.zeros((layers, runs.heads() if site == "head" else len(positions)))
     column = {place: number for number, place in enumerate(positions)}
     for (layer, part), own in kept[0].items():
-        for point, other in zip(own, kept[1][layer, part]):
+        states = site == "state"
+        for point, other in zip(own, kept[1][layer, runs.partners[part] if states else part]):
+            other = other if states else other[:, runs.read.to(other.device)]
             gradient = next(gradients)
             if gradient is None:
                 continue
             # Where both are the same infinity, as in empty memories, nothing changes.
             change = torch.where(point == other, 0.0, other.double() - point.detach().double())
             effect = (change * gradient.double())[0].cpu()
-            if site == "state":
+            if states:
                 found[layer, column[part]] += float(effect.sum())
             elif site == "head":
                 heads = effect[list(positions)].sum((0, 2)).numpy()

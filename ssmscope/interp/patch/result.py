@@ -58,6 +58,8 @@ class Patching(Result, kind="patch"):
     where it was not requested."""
     agreement: tuple[float, float]
     """Pearson's and Spearman's correlation of `attributed` with the change by patching; NaN without both."""
+    partners: tuple[int, ...] = ()
+    """Positions in the corrupted text of the tokens at `positions`; none if they are the same."""
     written: tuple[EditedText, ...] = ()
     """Continuations, where asked for: of the patched text (0), without and with patches, and of the other (1)."""
 
@@ -133,9 +135,9 @@ class Patching(Result, kind="patch"):
 
     def token(self, column: int, width: int) -> str:
         """Return the token of a column, both where the texts differ."""
-        place = self.positions[column]
-        own = [short_token(tokens[place], width) for tokens in (self.clean, self.corrupted)]
-        return own[0] if self.clean[place] == self.corrupted[place] else "/".join(own)
+        place, other = self.positions[column], (self.partners or self.positions)[column]
+        own = [short_token(self.clean[place], width), short_token(self.corrupted[other], width)]
+        return own[0] if self.clean[place] == self.corrupted[other] else "/".join(own)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per cell; layer is empty where all are patched together. `attributed` is the gradient's

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.analysis import analysis
-from ssmscope.api.inputs import TEXT_CLASSIFIER, Data
+from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, Data
 from ssmscope.api.options import Limit, Metavar, Range, Seed
 from ssmscope.errors import InputError
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods
@@ -29,7 +29,7 @@ def check_plausibility(*, top: float | None, **options: Any) -> None:
     "plausibility",
     reads=Data("texts", leaves_out=True),
     question="Do explanations agree with people?",
-    models=(TEXT_CLASSIFIER,),
+    models=(TEXT_CLASSIFIER, LANGUAGE_MODEL),
     dtype="float32",  # Gradients need the precision.
     check=check_plausibility,
     sharded=True,
@@ -39,6 +39,11 @@ def plausibility(
     data: TextData,
     *,
     methods: Methods = None,
+    target: Annotated[
+        int | str | None,
+        "Class, next token or continuation, or `label` for each text's own; default the predicted one.",
+        Metavar("NAME|label"),
+    ] = None,
     top: Annotated[
         float | None,
         "Number of tokens, or share of them, in a rationale; default the mean share that people marked.",
@@ -52,19 +57,21 @@ def plausibility(
 ) -> Plausibility:
     """Measure the agreement of methods' scores with the human rationales in a data set's column "rationale".
 
-    Each method explains the logit of the class that the model predicts. Per text: token F1 and IOU F1 of its top tokens
-    as a rationale, and the area under the precision-recall curve of all scores (AUPRC), compared with that of random
-    scores (DeYoung et al. 2020, ERASER, section 4.1); their means have 95 % bootstrap intervals over texts. Agreement
-    with people says whether an explanation convinces, not whether it is what the model does: that is `fidelity_auc`.
+    Each method explains the logit of the class or next token that the model predicts, or of another target. Per text:
+    token F1 and IOU F1 of its top tokens as a rationale, and the area under the precision-recall curve of all scores
+    (AUPRC), compared with that of random scores (DeYoung et al. 2020, ERASER, section 4.1); their means have 95 %
+    bootstrap intervals over texts. Agreement with people says whether an explanation convinces, not whether it is what
+    the model does: that is `fidelity_auc`.
 
     Args:
         data: texts with rationales; those without one are left out. A file has them in its column "rationale", see
             `ssmscope.data.rows`, an ERASER folder as evidence, see `ssmscope.data.eraser`.
         methods: those of `explain`, or functions by name, see there.
+        target: of a language model, "label" is the label's name as the text's continuation.
 
     Raises:
-        InputError: the model is not a classifier of texts, no text has a rationale, a tokenizer that does not say which
-            characters a token is of, or scores that are not finite.
+        InputError: the model is neither a classifier of texts nor a language model, no text has a rationale, a
+            tokenizer that does not say which characters a token is of, or scores that are not finite.
     """
     from dataclasses import replace
 
@@ -75,12 +82,12 @@ def plausibility(
     from ssmscope.core.batching import by_length, tokens_at_once
     from ssmscope.interp.explain.result import kind_of
     from ssmscope.interp.gates import TEXTS_JUDGED, note_on_gates
-    from ssmscope.interp.labelled import check_classifier, read_texts, token_scores
+    from ssmscope.interp.labelled import check_classifier, read_texts, row_targets, token_scores
     from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import objective
     from ssmscope.interp.plausibility.measure import plausibility_of
 
-    check_classifier(model, data, "plausibility")
+    check_classifier(model, data, "plausibility", next_tokens=True)
     ready = bind_methods(methods, option, model=model, seed=seed)
     if limit is not None:
         data = data.sample(limit, seed=seed)
@@ -95,7 +102,7 @@ def plausibility(
 
     def measure(rows: Sequence[int]) -> Columns:
         batch = model.encode([data.texts[row] for row in rows])
-        goal = objective(model, batch)
+        goal = objective(model, batch, target=row_targets(model, data, rows, target))
         every = [token_scores(name, method(goal), batch)[0] for name, method in ready.items()]
         return {"scores": np.stack([np.concatenate(own) for own in every])}
 

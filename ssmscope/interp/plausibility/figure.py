@@ -13,7 +13,7 @@ from ssmscope.render.numbers import counted
 def draw(result: Plausibility, frame: Frame) -> Figure:
     """Draw a panel of points with intervals for each measure of agreement with people."""
     below = f"agreement with what people marked in {counted(len(result.texts), 'text')}, 95 % bootstrap intervals"
-    sheet = Sheet(frame, f"Plausibility on {result.model_name}", below)
+    sheet = Sheet(frame, result.headline, below)
     panels = sheet.panels(ROW_INCHES * len(result.methods), across=len(MEASURES), sharey=True)
     for place, (axes, name) in enumerate(zip(panels, MEASURES.values())):
         points(axes, result.methods, result.estimates[place :: len(MEASURES)], notes=())

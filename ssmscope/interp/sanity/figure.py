@@ -17,7 +17,7 @@ def draw(result: SanityCheck, frame: plot.Frame) -> Figure:
     intervals = ", 95 % bootstrap intervals" if result.texts > 1 else ""
     below = f"{counted(result.texts, 'text')}{intervals}; randomised from the head down to the named part"
     legend = [(plot.handle(at), short_name(method, 26)) for at, method in enumerate(result.methods)]
-    sheet = plot.Sheet(frame, f"Scores after randomising the weights of {result.model_name}", below, legend)
+    sheet = plot.Sheet(frame, result.headline, below, legend)
     low = min(0.0, float(np.nanmin(result.estimates[..., :2]))) if np.isfinite(result.estimates).any() else 0.0
     panels = sheet.panels(2.6, across=len(MEASURES), sharey=True)
     for place, (axes, name) in enumerate(zip(panels, MEASURES.values())):

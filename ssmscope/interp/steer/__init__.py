@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 STRENGTHS = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
 
-def check_steer(*, strengths: Sequence[float], vector: Any, layer: int | None, **given: Any) -> None:
-    """Raise InputError if a strength is given twice, or the direction not once."""
+def check_steer(*, strengths: Sequence[float], vector: Any, layer: Any, site: str, **given: Any) -> None:
+    """Raise InputError if a strength is given twice, the direction not once, or a state's in several layers."""
+    if site == "state" and layer is not None and not isinstance(layer, int) and len(layer) > 1:
+        raise InputError("a state is one layer's; give one layer, or site='residual'")
     texts = [name for name in ("toward", "away") if given[name]]
     if vector is not None and (texts or layer is not None):
         raise InputError(f"the vector's file has its direction and layer; leave {(*texts, 'layer')[0]}=… out")
@@ -64,7 +66,12 @@ def steer(
         "Value that the direction is added to: a block's input (the residual stream), at every token, or the layer's "
         "memory after a text's first token.",
     ] = "residual",
-    layer: Annotated[int | None, "State-space layer; default the one in the middle.", Range(0)] = None,
+    layer: Annotated[
+        int | Sequence[int] | None, "State-space layer, or several; default the one in the middle.", Range(0)
+    ] = None,
+    method: Annotated[
+        Literal["mean", "pca"], "Difference of means, or its part along the pairs' first principal component."
+    ] = "mean",
     strengths: Annotated[Sequence[float], "Factors of the direction.", Range(-1000, 1000), Metavar("X,…")] = STRENGTHS,
     answer: Annotated[
         int | str | None, "Class or next token in question; default the predicted one.", Metavar("NAME")
@@ -81,7 +88,10 @@ def steer(
     random: Annotated[int, "Number of random directions of the same norm.", Range(1, 1000)] = 5,
     generate: TokensWritten = None,
     save: Annotated[
-        str | Path | None, "File to write the control vector to, as safetensors.", NO_EFFECT, Metavar("FILE")
+        str | Path | None,
+        "File for the control vector: safetensors, or GGUF if it ends in .gguf.",
+        NO_EFFECT,
+        Metavar("FILE"),
     ] = None,
     export: Annotated[
         str | Path | None,
@@ -97,7 +107,8 @@ def steer(
     The direction is the difference of means of contrasting texts (Rimsky et al. 2024, contrastive activation addition):
     of the residual stream that the layer's block reads at the texts' last tokens, which is then added, times its
     strength, at every token; or of the layer's states after the texts, added to the state after the first token, as if
-    such texts had been read before. What a convolution keeps stays. Strength 1 is the difference itself.
+    such texts had been read before. With several layers each has its own direction, all added together. What a
+    convolution keeps stays. Strength 1 is the difference itself.
 
     Measured are the answer's probability on the texts, and what the direction costs on held-out data: a classifier's
     accuracy and loss, a language model's loss of the next token. They are compared with random directions
@@ -135,13 +146,15 @@ def steer(
     if known is not None:
         site, layer = known.site, known.layer
     layer = model.num_layers // 2 if layer is None else layer
-    if layer >= model.num_layers:
-        raise InputError(f"there is no layer {layer}; {model.name} has the layers 0 to {model.num_layers - 1}")
+    numbers = tuple(dict.fromkeys(measure.layers_of(layer)))
+    layer = numbers[0] if len(numbers) == 1 else numbers
+    if max(numbers) >= model.num_layers:
+        raise InputError(f"there is no layer {max(numbers)}; {model.name} has the layers 0 to {model.num_layers - 1}")
     if site == "state":
         model.check_recurrent_state("a state")
     if site == "state" and min(batch.lengths) < 2:
         raise InputError("a text has one token, after which no state is read; give longer texts, or another site")
-    known = known or ControlVector.between(model, toward or (), away or (), site, layer)
+    known = known or ControlVector.between(model, toward or (), away or (), site, layer, pca=method == "pca")
     direction = known.direction
     written: tuple[EditedText, ...] = ()
     if generate is not None:
@@ -156,7 +169,7 @@ def steer(
     if export is not None:
         bake(model, known, export_strength, export)
     if save is not None:
-        known.save(save)
+        known.save(save, model)
     runs = measure.SteeredRuns(model, site, layer, directions, strengths)
     found = runs.probabilities(batch, ids)
     costs = np.empty((len(directions), len(strengths), 0, len(MEASURES)))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ssmscope.api.inputs import ExampleData
 
 Direction = tuple[Tensor, ...]
-"""One vector (width,) for the residual stream; for states one tensor (heads, width, state) per recurrence."""
+"""A vector (width,) for the residual stream at each layer; for states a tensor (heads, width, state) per recurrence."""
 
 
 def held_out_examples(
@@ -47,26 +47,51 @@ def held_out_examples(
     return found if limit is None else found.sample(limit, seed=seed)
 
 
-def mean_difference(model: Model, toward: Sequence[Any], away: Sequence[Any], site: str, layer: int) -> Direction:
-    """Return the mean of one side's texts minus the other's: of the stream at their ends, or of the states."""
-    means = []
+Layer = int | Sequence[int]
+"""Number of a state-space layer, or several."""
+
+
+def layers_of(layer: Layer) -> tuple[int, ...]:
+    """Return the numbers of one layer or several."""
+    return (layer,) if isinstance(layer, int) else tuple(layer)
+
+
+def mean_difference(
+    model: Model, toward: Sequence[Any], away: Sequence[Any], site: str, layer: Layer, *, pca: bool = False
+) -> Direction:
+    """Return the mean of one side's texts minus the other's: of the stream at their ends, in each layer, or of the
+    states. With `pca` it is replaced by its projection on the first principal component, about the origin, of the
+    differences of the pairs of texts, the first to the first and so on (as Zou et al. 2023, representation
+    engineering)."""
+    sides = []
     for texts in (toward, away):
         every = [_behind(model, one_text(model, text), site, layer) for text in texts]
-        means.append([torch.stack(parts).mean(0) for parts in zip(*every)])
-    found = tuple(first - second for first, second in zip(*means))
+        sides.append([torch.stack(parts) for parts in zip(*every)])
+    found = tuple(first.mean(0) - second.mean(0) for first, second in zip(*sides))
+    if pca:
+        if len(toward) != len(away):
+            raise InputError(f"{len(toward)} texts to steer to and {len(away)} from have no pairs; give as many")
+        found = tuple(map(_on_first_component, found, (first - second for first, second in zip(*sides))))
     if not norm(found) > 0:
         advice = "give texts that differ, or a later layer"
         raise InputError(f"the texts to steer to and from have the same mean there; {advice}")
     return found
 
 
-def _behind(model: Model, batch: Batch, site: str, layer: int) -> Direction:
-    """Return the values at a text's end."""
+def _on_first_component(mean: Tensor, differences: Float[Tensor, "pairs ..."]) -> Tensor:
+    """Return the projection of a mean on the direction in which the differences are largest."""
+    first = torch.linalg.svd(differences.flatten(1), full_matrices=False).Vh[0]
+    return (first * (first @ mean.flatten())).view_as(mean)
+
+
+def _behind(model: Model, batch: Batch, site: str, layer: Layer) -> Direction:
+    """Return the values at a text's end: of the stream in every layer, or of one layer's states."""
     if site == "state":
-        return tuple(state[0].double() for state in model.run(batch, last_only=True).states[layer].ssm)
+        (number,) = layers_of(layer)
+        return tuple(state[0].double() for state in model.run(batch, last_only=True).states[number].ssm)
     kept: dict[int, Tensor] = {}
-    model.run(batch, edits=recorded("residual", kept, layers=[layer]), last_only=True)
-    return (kept[layer][0, -1].double(),)
+    model.run(batch, edits=recorded("residual", kept, layers=layers_of(layer)), last_only=True)
+    return tuple(kept[number][0, -1].double() for number in layers_of(layer))
 
 
 def norm(direction: Direction) -> float:
@@ -81,18 +106,20 @@ def draw_like(direction: Direction, generator: torch.Generator) -> Direction:
     return tuple((scale * part).to(like.device) for part, like in zip(drawn, direction))
 
 
-def steering_edit(site: str, layer: int, direction: Direction, strength: float) -> Edit:
+def steering_edit(site: str, layer: Layer, direction: Direction, strength: float) -> Edit:
     """Return the edit that adds strength · d to the residual stream, or to the state after the first token."""
 
-    def stream(value: Tensor, _: Site) -> Tensor:
-        return value + (strength * direction[0]).to(value)
+    layers = layers_of(layer)
+
+    def stream(value: Tensor, site: Site) -> Tensor:
+        return value + (strength * direction[layers.index(site.layer)]).to(value)
 
     def state(value: LayerState, _: Site) -> LayerState:
         return replace(value, ssm=tuple(H + (strength * d).to(H) for H, d in zip(value.ssm, direction)))
 
     if site == "state":
-        return new_state(0, state, layers=[layer], name="state steered")
-    return Edit("residual steered", "residual", stream, (layer,), options={"strength": strength})
+        return new_state(0, state, layers=layers, name="state steered")
+    return Edit("residual steered", "residual", stream, layers, options={"strength": strength})
 
 
 def lasting(edit: Edit) -> list[Edit | LastingEdit]:
@@ -104,9 +131,9 @@ class SteeredRuns:
     """Runs with every direction in every strength; with strength 0 they are the plain run."""
 
     def __init__(
-        self, model: Model, site: str, layer: int, directions: Sequence[Direction], strengths: Sequence[float]
+        self, model: Model, site: str, layer: Layer, directions: Sequence[Direction], strengths: Sequence[float]
     ) -> None:
-        self.model, self.layer = model, layer
+        self.model, self.first = model, min(layers_of(layer))
         self.shape = len(directions), len(strengths)
         self.edits = {
             (which, number): steering_edit(site, layer, directions[which], strengths[number])
@@ -141,7 +168,7 @@ class SteeredRuns:
                 base = PlainRun(self.model, own, reuse=reuse)
                 for which in np.ndindex(*self.shape):
                     edit = self.edits.get(which)
-                    yield which, rows, base.logits if edit is None else base.again(self.layer, edit)
+                    yield which, rows, base.logits if edit is None else base.again(self.first, edit)
                     bar.advance(task)
 
 

@@ -13,6 +13,7 @@ from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.core.ties import descending
 from ssmscope.interp.edited_texts import EditedText, text_blocks
 from ssmscope.interp.scoring import MEASURES
+from ssmscope.interp.steer.measure import layers_of
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table, with_interval
@@ -28,12 +29,12 @@ class Steering(Result, kind="steer"):
     """Answer's probability and cost on held-out data, by the strength of a direction."""
 
     site: str
-    layer: int
+    layer: int | tuple[int, ...]
     strengths: tuple[float, ...]
     answers: tuple[str, ...]
     norm: float
     direction: tuple[np.ndarray, ...]
-    """(width,) for the residual stream; (heads, width, state) for every recurrence's state."""
+    """(width,) for the residual stream of each layer; (heads, width, state) for every recurrence's state."""
     probability: np.ndarray
     """(3, strengths, 3): the mean over the texts and its interval for each of `ROWS`."""
     by_direction: np.ndarray
@@ -67,7 +68,8 @@ class Steering(Result, kind="steer"):
 
     @property
     def where(self) -> str:
-        return f"{SITES[self.site]} layer {self.layer}"
+        several = not isinstance(self.layer, int)
+        return f"{SITES[self.site]} layer{'s' * several} {', '.join(map(str, layers_of(self.layer)))}"
 
     @property
     def headline(self) -> str:

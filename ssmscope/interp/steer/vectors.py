@@ -1,4 +1,8 @@
-"""Control vectors: directions that steer a model, in files with their provenance, or in a copy of its weights."""
+"""Control vectors: directions that steer a model, in files with their provenance, or in a copy of its weights.
+
+In a GGUF file, which llama.cpp and vLLM read, the tensor direction.i is what is added to the output of block i: to the
+stream that block i + 1 reads. Block 0's output and the embeddings have no place there.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,8 +25,9 @@ from ssmscope.api.writing import created, write_errors_explained, write_whole
 from ssmscope.core.edits import Edit, blocks_of
 from ssmscope.core.model import Model
 from ssmscope.data.tokenizer import save_tokenizer
-from ssmscope.errors import InputError, check_number
-from ssmscope.interp.steer.measure import Direction, mean_difference, norm, steering_edit
+from ssmscope.errors import InputError, check_number, extra
+from ssmscope.interp.partial_runs import block_list
+from ssmscope.interp.steer.measure import Direction, layers_of, mean_difference, norm, steering_edit
 from ssmscope.loading import in_memory
 from ssmscope.loading.load import load
 
@@ -35,16 +41,17 @@ PREFIX = "direction."
 
 @dataclass(frozen=True, eq=False)
 class ControlVector:
-    """Direction at a layer.
+    """Direction at a layer, or at several.
 
     Attributes:
-        site: "residual", the stream that the layer's block reads, or "state".
-        direction: (width,), or for states (heads, width, state) for each recurrence; float64.
+        site: "residual", the stream that the layer's block reads, or "state", of one layer.
+        layer: number of a state-space layer, or several.
+        direction: (width,) for each layer, or for states (heads, width, state) for each recurrence; float64.
         source: where it comes from: model, fingerprint, texts.
     """
 
     site: Literal["residual", "state"]
-    layer: int
+    layer: int | tuple[int, ...]
     direction: Direction
     source: Mapping[str, str] = field(default_factory=dict)
 
@@ -57,24 +64,40 @@ class ControlVector:
 
     @classmethod
     def between(
-        cls, model: Model, toward: Sequence[Any], away: Sequence[Any], site: Literal["residual", "state"], layer: int
+        cls,
+        model: Model,
+        toward: Sequence[Any],
+        away: Sequence[Any],
+        site: Literal["residual", "state"],
+        layer: int | tuple[int, ...],
+        *,
+        pca: bool = False,
     ) -> ControlVector:
-        """Return the difference of means of contrasting texts (see `steer`), strength 1."""
+        """Return the difference of means of contrasting texts, or of their first principal component (see `steer`),
+        strength 1."""
         texts = {"toward": json.dumps([*toward]), "away": json.dumps([*away])}
         about = {"model": model.name, "architecture": model.architecture, "fingerprint": model.fingerprint}
-        return cls(site, layer, mean_difference(model, toward, away, site, layer), {**about, **texts})
+        return cls(site, layer, mean_difference(model, toward, away, site, layer, pca=pca), {**about, **texts})
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return layers_of(self.layer)
 
     def edit(self, strength: float = 1.0) -> Edit:
         """Return the edit that adds strength · d."""
         return steering_edit(self.site, self.layer, self.direction, strength)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file, with site, layer, norm and source as its metadata."""
+    def save(self, path: str | os.PathLike[str], model: Model | None = None) -> None:
+        """Write a safetensors file, with site, layer, norm and source as its metadata; or, for a path that ends in
+        .gguf, a GGUF file in float32, which needs the model that counts the blocks."""
         from safetensors.torch import save
 
-        about = {"site": self.site, "layer": str(self.layer), "norm": repr(norm(self.direction)), **self.source}
+        if Path(path).suffix == ".gguf":
+            return write_gguf(self, path, model)
+        layer = ",".join(map(str, self.layers))
+        about = {"site": self.site, "layer": layer, "norm": repr(norm(self.direction)), **self.source}
         tensors = {f"{PREFIX}{number}": part.cpu().contiguous() for number, part in enumerate(self.direction)}
-        write_whole(Path(path), save(tensors, metadata=about))
+        return write_whole(Path(path), save(tensors, metadata=about))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model) -> ControlVector:
@@ -83,19 +106,23 @@ class ControlVector:
         from safetensors import SafetensorError, safe_open
 
         where = os.fspath(path)
+        if Path(where).suffix == ".gguf":
+            found = read_gguf(path, model)
+            found._check_fits(model, where)
+            return found
         try:
             with safe_open(where, "pt") as file:
                 about = dict(file.metadata() or {})
                 names = sorted(file.keys(), key=lambda name: int(name.removeprefix(PREFIX)))
                 direction = tuple(file.get_tensor(name).to(model.device) for name in names)
-            site, layer = cast(Any, about.pop("site")), int(about.pop("layer"))
+            site, layers = cast(Any, about.pop("site")), tuple(map(int, about.pop("layer").split(",")))
         except (OSError, SafetensorError) as error:
             raise InputError(f"cannot read {where}: {error}") from error
         except (KeyError, ValueError) as error:
             raise InputError(f"{where} is no control vector: it lacks site, layer or direction.0, …") from error
         about.pop("norm", None)
         try:
-            found = cls(site, layer, direction, about)
+            found = cls(site, layers[0] if len(layers) == 1 else layers, direction, about)
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
         found = replace(found, direction=tuple(part.double() for part in direction))
@@ -103,18 +130,76 @@ class ControlVector:
         return found
 
     def _check_fits(self, model: Model, where: str) -> None:
-        if self.site not in ("residual", "state") or not 0 <= self.layer < model.num_layers:
+        wrong = any(not 0 <= layer < model.num_layers for layer in self.layers)
+        if self.site not in ("residual", "state") or wrong or len(self.layers) > 1 and self.site == "state":
             last = model.num_layers - 1
             raise InputError(f"{where} is of {self.site} {self.layer}; {model.name} has the layers 0 to {last}")
         if self.site == "residual":
-            shapes: list[tuple[int, ...]] = [(model.width,)]
+            shapes: list[tuple[int, ...]] = [(model.width,)] * len(self.layers)
         else:
             model.check_recurrent_state("a state")
-            states = model.run(model.encode(ids=[0]), last_only=True).states[self.layer].ssm
+            states = model.run(model.encode(ids=[0]), last_only=True).states[self.layers[0]].ssm
             shapes = [tuple(state.shape[1:]) for state in states]
         given = [tuple(part.shape) for part in self.direction]
         if given != shapes:
             raise InputError(f"{where} has a direction of the shape {given}; layer {self.layer} has {shapes}")
+
+
+def write_gguf(vector: ControlVector, path: str | os.PathLike[str], model: Model | None) -> None:
+    """Write a control vector of the residual stream as GGUF, in float32. Raises InputError for states, a layer whose
+    stream is no output of a block after block 0, or without the package gguf."""
+    gguf, blocks = _gguf(), _block_numbers(model)
+    if vector.site != "residual":
+        raise InputError("GGUF holds directions of the residual stream; save a state's as safetensors")
+    if early := [layer for layer in vector.layers if blocks[layer] < 2]:
+        said = f"layer {early[0]} reads what comes before block 1's output, which GGUF has no place for"
+        raise InputError(f"{said}; give later layers, or save it as safetensors")
+    where = Path(path)
+    with tempfile.TemporaryDirectory() as folder:
+        writer = gguf.GGUFWriter(Path(folder) / "vector", "controlvector")
+        writer.add_string("controlvector.model_hint", str(getattr(model and model.config, "model_type", "")))
+        writer.add_uint32("controlvector.layer_count", len(vector.layers))
+        for layer, part in sorted(zip(vector.layers, vector.direction), key=lambda each: each[0]):
+            writer.add_tensor(f"{PREFIX}{blocks[layer] - 1}", part.float().cpu().numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        write_whole(where, (Path(folder) / "vector").read_bytes())
+
+
+def read_gguf(path: str | os.PathLike[str], model: Model) -> ControlVector:
+    """Read a control vector that llama.cpp's tools or repeng wrote. Raises InputError if it is none, or has directions
+    after blocks that no state-space layer follows."""
+    gguf, where = _gguf(), os.fspath(path)
+    try:
+        tensors = {tensor.name: torch.tensor(tensor.data).double() for tensor in gguf.GGUFReader(where).tensors}
+        numbers = {int(name.removeprefix(PREFIX)) + 1: part for name, part in tensors.items()}
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise InputError(f"cannot read {where} as a control vector: {error}") from error
+    layers = {block: layer for layer, block in enumerate(_block_numbers(model))}
+    if not numbers or (lost := sorted(numbers.keys() - layers.keys())):
+        said = f"of block {lost[0] - 1}, after which {model.name} has no state-space layer" if numbers else "nowhere"
+        raise InputError(f"{where} has a direction {said}")
+    every = sorted((layers[block], part.to(model.device)) for block, part in numbers.items())
+    number = tuple(layer for layer, _ in every)
+    return ControlVector("residual", number[0] if len(number) == 1 else number, tuple(part for _, part in every))
+
+
+def _gguf() -> Any:
+    try:
+        import gguf
+    except ImportError as error:
+        raise InputError(f"a GGUF file needs the package gguf: install it {extra('gguf')}") from error
+    return gguf
+
+
+def _block_numbers(model: Model | None) -> list[int]:
+    """Return the number of each state-space layer's block in the model's list of blocks."""
+    found = [] if model is None else block_list(model)[1]
+    if not found:
+        raise InputError("GGUF counts a model's blocks, and there is no single list of them; save it as safetensors")
+    return found
 
 
 def bake(model: Model, vector: ControlVector, strength: float, directory: str | os.PathLike[str]) -> Path:
@@ -135,6 +220,8 @@ def bake(model: Model, vector: ControlVector, strength: float, directory: str | 
     check_number(-math.inf, strength=strength)
     if vector.site != "residual":
         raise InputError("a state has no bias; export a direction of the residual stream")
+    if not isinstance(vector.layer, int):
+        raise InputError("a copy has the direction of one layer in its weights; give one layer, or save the vector")
     _check_exports(model)
     if os.path.lexists(where):
         raise InputError(f"{where} exists; give a new directory to export to")
@@ -168,7 +255,7 @@ def _bake(model: Model, vector: ControlVector, strength: float, where: Path) -> 
     wanted = (strength * vector.direction[0]).cpu()
     reason = f"no bias of the block before layer {vector.layer} of {model.name} adds to the residual stream, and its "
     reason += "configuration has no switch for one"
-    for name in _last_linear_layers(model, vector.layer):
+    for name in _last_linear_layers(model, vector.layers[0]):
         for module in _with_bias(model.module, name):
             plain = Model(in_memory.cast(copy.deepcopy(module), dtype, device), name=model.name)
             bias = module.get_submodule(name).bias

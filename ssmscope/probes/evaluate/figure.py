@@ -13,7 +13,7 @@ def draw(result: Benchmarks, frame: Frame) -> Figure:
     by_measure: dict[str, list[TaskScore]] = {}
     for one in result.scores:
         by_measure.setdefault(one.measure, []).append(one)
-    sheet = Sheet(frame, f"Evaluation of {result.model_name}", result.intervals.rstrip("."))
+    sheet = Sheet(frame, result.headline, result.intervals.rstrip("."))
     panels = sheet.panels(*(ROW_INCHES * len(scores) for scores in by_measure.values()))
     for axes, (measure, scores) in zip(panels, by_measure.items()):
         points(axes, [one.task for one in scores], [one.estimate for one in scores], letters=30)

@@ -29,9 +29,11 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.core.progress import on_stderr, progress_bar
 from ssmscope.errors import InputError
+from ssmscope.interp.objective import duration
 from ssmscope.probes.lens.data import LensData, Rows, rows_of, shuffled_batches, split_rows
 from ssmscope.probes.lens.lenses import RECORD, chosen_states, slices, translated, untrained_lens
 from ssmscope.probes.lens.result import Evaluation, LayerFit, LensFit
+from ssmscope.probes.long_rows import ANNOUNCED_SECONDS
 
 MOMENTUM = 0.9
 PROGRESS = ("step", "epoch", "place", "loss_sum", "best", "history")
@@ -136,6 +138,7 @@ class LensFitting:
             self._restore(stored.load_state(self.checkpoint))
             self.console.print(f"continuing after {self.step} steps")
         elif self.best is None:
+            self._announce()
             self._evaluate()
         steps, every = self.options["steps"], self.options["look_every"]
         task = bar.add_task("fitting the lens", total=steps, completed=self.step)
@@ -158,6 +161,22 @@ class LensFitting:
         assert self.best is not None
         return self.best["weight"].to(self.weight.device), self.best["bias"].to(self.bias.device)
 
+    def _announce(self) -> None:
+        """Say how long the fit takes at most, from a trial of a step that changes nothing."""
+        first = self._order()[0]
+        self._gradients(first[:1])  # The first run is slow.
+        began = time.perf_counter()
+        self._gradients(first)
+        step = time.perf_counter() - began
+        self.optimizer.zero_grad(set_to_none=True)
+        share = sum(self.choosing.lengths) / sum(self.train.lengths[row] for row in first)
+        looks = 1 + self.options["steps"] // self.options["look_every"]
+        # A look has no backward pass, which takes about as long as two forward ones.
+        seconds = self.options["steps"] * step + looks * share * step / 3
+        if seconds >= ANNOUNCED_SECONDS:
+            advice = "steps=… and batch_tokens=… make it shorter"
+            self.console.print(f"at most {self.options['steps']:,} steps, about {duration(seconds)}; {advice}")
+
     def _order(self) -> list[list[int]]:
         return shuffled_batches(self.train.lengths, self.options["batch_tokens"], self.options["seed"], self.epoch)
 
@@ -165,6 +184,16 @@ class LensFitting:
         """Take one step on the sum of the layers' mean KL; no two layers share a parameter."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate * (1 - self.step / self.options["steps"])
+        loss = self._gradients(chosen)
+        if not math.isfinite(loss):
+            rate = self.options["learning_rate"]
+            raise InputError(f"the KL divergence is {loss} in step {self.step + 1}; lower learning_rate=… ({rate})")
+        nn.utils.clip_grad_norm_([self.weight, self.bias], self.options["clip"])
+        self.optimizer.step()
+        self.loss_sum += loss
+
+    def _gradients(self, chosen: list[int]) -> float:
+        """Compute the gradients of a batch's loss, and return it."""
         self.optimizer.zero_grad(set_to_none=True)
         every = self.options["positions"] == "every"
         count = sum(self.train.lengths[row] for row in chosen) if every else len(chosen)
@@ -177,12 +206,7 @@ class LensFitting:
             assert gradient is not None
             torch.autograd.backward(normed[:-1], gradient / count)
             loss += float(kl.double().sum()) / (count * layers)
-        if not math.isfinite(loss):
-            rate = self.options["learning_rate"]
-            raise InputError(f"the KL divergence is {loss} in step {self.step + 1}; lower learning_rate=… ({rate})")
-        nn.utils.clip_grad_norm_([self.weight, self.bias], self.options["clip"])
-        self.optimizer.step()
-        self.loss_sum += loss
+        return loss
 
     def _evaluate(self) -> None:
         """Measure the lens on the rows that choose the step, and keep the best weights so far."""

@@ -25,7 +25,7 @@ def draw(result: TokenLoss, frame: plot.Frame) -> Figure:
     names = [shorten(f"{visible(name)}: {one.mean.value:.3f} {result.unit} a token", 100) for name, one in each]
     styles = [{"linestyle": STYLES[at % len(STYLES)], "marker": ""} for at in range(len(names))]
     legend = [(plot.handle(at, **style), name) for at, (style, name) in enumerate(zip(styles, names))]
-    sheet = plot.Sheet(frame, "Loss of the next token by its position", below, legend)
+    sheet = plot.Sheet(frame, result.headline, below, legend)
     panels = sheet.panels(*(2.8, 1.6)[: 1 + bool(result.differences)], sharex=True)
     positions = np.array(result.positions)
     for at, curve in enumerate(result.curves):

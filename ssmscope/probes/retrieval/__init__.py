@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ssmscope.probes.retrieval.result import Retrieval
 
 
+SHORTEST_TOKENS = 80
+"""Tokens that a question takes at least, of which the facts are a part."""
+
+
 @analysis(
     "retrieval",
     question="What does it still find in a long context?",
@@ -36,8 +40,8 @@ def retrieval(
     ] = ("qa1", "qa2", "qa3", "qa4", "qa5"),
     lengths: Annotated[
         Sequence[int], "Maximum context lengths, in tokens of the first tokenizer; 0 for the facts alone.", Range(0)
-    ] = (0, 1000, 2000, 4000, 8000, 16000),
-    examples: Annotated[int, "Questions per task and length.", Range(1)] = 100,
+    ] = (0, 1000, 2000, 4000),
+    examples: Annotated[int, "Questions per task and length.", Range(1)] = 20,
     filler: Annotated[
         str | Path | list[str],
         "Text around the facts: generated, wikitext2, or a text file.",
@@ -62,6 +66,8 @@ def retrieval(
     paired bootstrap interval; it is not defined if the other is never right. Resamples in which only the other is never
     right count as infinite.
 
+    Before it begins, stderr says how long it takes, from a short run of each model.
+
     A model runs `piece` tokens at a time from its states, which is exact; one that does not continue from them (which
     is tested) runs every prompt whole. A context's length does not count the question. Tokenizers of whitespace words
     need the space before full stops. The filler may also be a list of sentences.
@@ -81,7 +87,7 @@ def retrieval(
     from ssmscope.data.babi import questions, refuse_contexts
     from ssmscope.data.filler import load_filler
     from ssmscope.data.stories import TASKS
-    from ssmscope.probes.long_rows import distinct_names, language_models, token_counter
+    from ssmscope.probes.long_rows import announce, distinct_names, language_models, token_counter
     from ssmscope.probes.retrieval import measure
     from ssmscope.probes.retrieval.result import Retrieval
 
@@ -106,6 +112,8 @@ def retrieval(
     log_probability = np.empty(right.shape, dtype=np.float32)
     tokens, unknown = np.empty((2, *shape))
     console = on_stderr(progress)
+    asked = len(chosen) * examples * sum(map(max, steps, [SHORTEST_TOKENS] * len(steps)))
+    announce(every, asked, "examples=… and lengths=… make it shorter or longer", console.print)
     with progress_bar(console) as bar:
         for row, column in bar.track([*np.ndindex(*shape[1:])], description="tasks and lengths"):
             began, length = time.perf_counter(), steps[column]

@@ -43,6 +43,10 @@ def check_asked(
             raise InputError(f"{name}=… applies to generated questions, but yours were given; leave out one of the two")
 
 
+TOKENS_PER_WORD = 1.3
+"""Tokens of an English word, by which the time of a run is estimated."""
+
+
 @analysis(
     "snr", question="How early does it know the answer?", several=True, models=(LANGUAGE_MODEL,), check=check_asked
 )
@@ -69,7 +73,7 @@ def needle_snr(
     ] = None,
     unit: Annotated[Literal["words", "tokens"], "Unit of lengths; tokens of the first model."] = "words",
     examples: Annotated[
-        int | None, "Questions per task (default: 200, or all of your own).", Range(1, MAX_ITEMS_HELD)
+        int | None, "Questions per task (default: 50, or all of your own).", Range(1, MAX_ITEMS_HELD)
     ] = None,
     filler: Annotated[
         str | Path | list[str] | None,
@@ -123,10 +127,10 @@ def needle_snr(
             or names that differ from that of models, no questions, or more than can be read.
     """
     from ssmscope.api.provenance import record_provenance
-    from ssmscope.core.progress import progress_bar
+    from ssmscope.core.progress import on_stderr, progress_bar
     from ssmscope.data.filler import GENERATED
     from ssmscope.probes.lens.lenses import lens_of
-    from ssmscope.probes.long_rows import distinct_names
+    from ssmscope.probes.long_rows import announce, distinct_names
     from ssmscope.probes.snr import measure, reading
     from ssmscope.probes.snr.result import LensedModel, NeedleSNR
 
@@ -141,6 +145,8 @@ def needle_snr(
     drawing: dict[str, Any] = {"tasks": tasks, "lengths": lengths, "unit": unit, "examples": examples}
     drawing |= {"filler": filler, "spaced": spaced, "split": split, "seed": seed}
     asked = reading.asked_questions(every[0], questions, **drawing)
+    words = sum(len(example.context.split()) for parts in asked.values() for part in parts for example in part.examples)
+    announce(every, words * TOKENS_PER_WORD, "examples=… and lengths=… make it shorter or longer", on_stderr().print)
     curves: list[measure.SNRCurve] = []
     differences: list[measure.SNRDifference] = []
     notes = reading.lens_notes(lenses, shown)

@@ -23,7 +23,7 @@ from ssmscope.probes.long_rows import token_counter
 
 TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
 DEFAULT_LENGTH = 1000
-EXAMPLES_PER_TASK = 200
+EXAMPLES_PER_TASK = 50
 """Default number of examples, as in the paper, whose contexts have 1,000 to 2,000 tokens."""
 ALL = "all"
 """Name for the examples of all tasks together."""

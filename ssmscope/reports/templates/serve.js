@@ -41,6 +41,7 @@
 
   async function answer(number) {
     latest[`change ${number}`] = ++turns;
+    put(`explained-${number}`, "");
     const found = await call("answer", `heatmaps ${number}`, {number, ...asked, layer: at(`layer-${number}`).value,
       heatmap: options("heatmap"), effect: options("effect")});
     if (!found) return;
@@ -48,6 +49,7 @@
     put(`prediction-${number}`, prediction);
     show(number, given, edited);
     put(`change-${number}`, change);
+    explained(number);
     at(`change-${number}`).parentElement.hidden = at(`edited-${number}`).parentElement.hidden = !change;
     for (const side of ["given", "edited"]) {
       at(`${side}-${number}-token`).value = "";
@@ -68,6 +70,12 @@
     if (found) put(`change-${number}`, found[0]);
   }
 
+  async function explained(number) {
+    if (!asked) return;
+    const found = await call("explained", `explained ${number}`, {number, ...asked, explain: options("explain")});
+    if (found) put(`explained-${number}`, found[0]);
+  }
+
   async function row(number, side) {
     const text = asked?.[side === "given" ? "text" : "edited"], part = `${side}-${number}-row`;
     if (!text?.trim() || !at(`${side}-${number}`).innerHTML) return put(part, "");
@@ -83,7 +91,7 @@
     numbers.forEach(answer);
   }
 
-  const follow = {heatmap: heatmaps, attention: rows, effect: change};
+  const follow = {heatmap: heatmaps, explain: explained, attention: rows, effect: change};
   for (const form of document.querySelectorAll("[data-verb]"))
     form.addEventListener("change", () => numbers.forEach(follow[form.dataset.verb]));
   for (const number of numbers) {
