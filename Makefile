@@ -86,7 +86,7 @@ test-kernels: $(VENV)-transformers5/.dev
 # Networks of packages that transformers knows nothing of.
 test-foreign: $(VENV)/.foreign
 	$(THREADS) PYTHONPATH=$(VENV)/foreign $(VENV)/bin/pytest -q tests/test_package_layers.py tests/test_usual_layers.py \
-	    tests/test_typeseg.py
+	    tests/test_own_matrix.py tests/test_typeseg.py
 
 $(VENV)/.foreign: Makefile $(VENV)/.dev
 	$(PYTHON) tools/install.py $(VENV) --quiet --no-deps --target $(VENV)/foreign $(FOREIGN)
