@@ -64,7 +64,7 @@ class Known:
         ({"text": ["a"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
         ({"file": "f", "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
         ({"ids": ["1"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
-        ({"text": ["a"], "chat": "c"}, "chat=… cannot be combined with text=…, file=…, ids=… or image=…"),
+        ({"text": ["a"], "chat": "c"}, "chat=… cannot be combined with text=…, file=…, ids=…, image=… or series=…"),
         ({"text": ["a", "b\ud800"]}, "text=… is not valid UTF-8"),
         ({"ids": ["1,2", "3,x"]}, "ids='3,x': 'x' is not a whole number; write for example ids='5,17,3'"),
         ({"file": "-", "text": ["a"]}, "text=… cannot be combined with file=…"),
