@@ -19,7 +19,7 @@ from ssmscope.core.complex_terms import as_real, complex_output, is_complex
 from ssmscope.core.forms import Form, at_least_float32, mask_padding
 from ssmscope.core.known_models import LAYERS
 from ssmscope.core.linearized import LinearizedLayer, undeclared
-from ssmscope.core.mixers import full_name, read_anew
+from ssmscope.core.mixers import full_name, read_anew, reads_both_ways
 from ssmscope.core.paths import InputMap, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace, last_inputs, mapped
 from ssmscope.errors import InputError, check_whole
@@ -67,7 +67,7 @@ class Adapted:
     own_output: Callable[..., Tensor] | None
     form: Form | None
     reach: int
-    BIDIRECTIONAL: bool
+    BIDIRECTIONAL: bool | Callable[[Any], bool]
     counts: bool
     """True if `terms` is told how many positions came before."""
     channels_first: bool | Callable[[Any], bool] = False
@@ -120,9 +120,9 @@ class Adapted:
             before = u[:, :0] if state.conv is None else state.conv.to(u)
             extras = {"before": before, "read": state.read}
         terms = partial(self._terms, mixer)
-        found = self._by_rows(u, extras, terms) if self._one_way(mask) else _by_lengths(mask, terms, u)
+        found = self._by_rows(u, extras, terms) if self._one_way(mixer, mask) else _by_lengths(mask, terms, u)
         recurrences = tuple(found.recurrences)
-        if not self._one_way(mask):  # An order is that of all positions.
+        if not self._one_way(mixer, mask):  # An order is that of all positions.
             orders = [each.order for each in terms(u, 0, 0).recurrences]
             recurrences = tuple(replace(each, order=order) for each, order in zip(recurrences, orders))
         if mask is not None:
@@ -173,13 +173,13 @@ class Adapted:
                 raise InputError(f"{said}; it should return the layer's output, one tensor")
             return self.flat(mixer, found)[:, cut:]
 
-        if self._one_way(layer.mask):
+        if self._one_way(mixer, layer.mask):
             return self._by_rows(layer.u, layer.extras, whole, *ys)
         return _by_lengths(layer.mask, whole, layer.u, *ys)
 
-    def _one_way(self, mask: Tensor | None) -> bool:
+    def _one_way(self, mixer: Any, mask: Tensor | None) -> bool:
         """Return True if padding on the right is read by nothing before it."""
-        return mask is None or not self.BIDIRECTIONAL
+        return mask is None or not reads_both_ways(mixer)
 
     def state_after(self, mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
         """Return the last inputs, and the states of the recurrences."""
@@ -213,7 +213,8 @@ class Adapted:
             if len(several) == 1:
                 return self.form.linearized(mixer, layer)
             entry = self.form.input_map(mixer, layer)
-            return self.form.linearized(mixer, layer, lambda out: [Path(each, entry, out) for each in several])
+            named = [(each, f"recurrence {at}") for at, each in enumerate(several)]
+            return self.form.linearized(mixer, layer, lambda out: [Path(r, entry, out, name) for r, name in named])
         name = type(mixer).__name__
 
         def refuse(*_: Any) -> Tensor:
@@ -377,7 +378,7 @@ def _check(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) -> None
         raise InputError(f"{name} gives another output each time: it draws random numbers in evaluation")
     axis = 2 if adapter.has_channels_first(mixer) else 1
     some = given.narrow(axis, 0, max(1, 2 * given.shape[axis] // 3))
-    short, both, grid = run(some), adapter.BIDIRECTIONAL, given.ndim > 3
+    short, both, grid = run(some), reads_both_ways(mixer), given.ndim > 3
     half = short.shape[1]
     if not both and (grid or _apart(short, own[:, :half]) > _tolerance(own)):
         raise InputError(f"{name} reads {'a grid' if grid else 'later positions'}: adapt it with both_ways=True")

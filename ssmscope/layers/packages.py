@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
 
 from ssmscope.core.adapted import Adapted, Terms
-from ssmscope.core.forms import Form, Norm
+from ssmscope.core.forms import Form, Norm, projection
 from ssmscope.core.mixers import is_readable, read_as
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence
@@ -162,18 +162,20 @@ MLSTM = Adapted(_mlstm_terms, _mlstm_output, None, TAPS, False, False)
 # ---- VMamba's SS2D (Liu et al. 2024, arXiv 2401.10166): a grid is read in rows and columns, forwards and backwards
 
 
-def _entered_grid(mixer: Any, u: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the values (batch, height, width, channels) after convolution, and the gate."""
-    inner = mixer.conv2d.in_channels
-    x, z = mixer.in_proj(u).split([inner, mixer.in_proj.out_features - inner], -1)
-    return silu(mixer.conv2d(x.movedim(-1, 1))).movedim(1, -1), z if z.shape[-1] else None
+def _convolved_grid(mixer: Any, u: Tensor, biased: bool = True) -> Tensor:
+    """Return the convolution's output (batch, length, channels) of u, without constants or with them."""
+    x = projection(mixer, "in_proj", slice(0, mixer.conv2d.in_channels))(u, biased)
+    x = SS2D.shaped(mixer, x).movedim(-1, 1)
+    y = mixer.conv2d(x) if biased else mixer.conv2d(x) - mixer.conv2d(torch.zeros_like(x))
+    return y.flatten(2).mT
 
 
-def _ss2d_terms(mixer: Any, u: Tensor) -> list[Recurrence]:
-    x = _entered_grid(mixer, u)[0]
-    rows = torch.arange(x.shape[1] * x.shape[2], device=u.device)
-    columns = rows.view(x.shape[1:3]).T.flatten()
-    x, rank, inner = x.flatten(1, 2), mixer.dt_projs_weight.shape[2], x.shape[-1]
+def _ss2d_terms(mixer: Any, u: Tensor) -> Terms:
+    rows = torch.arange(u.shape[1] * u.shape[2], device=u.device)
+    columns = rows.view(u.shape[1:3]).T.flatten()
+    u = u.flatten(1, 2)
+    x = silu(_convolved_grid(mixer, u))
+    rank, inner = mixer.dt_projs_weight.shape[2], x.shape[-1]
     A, D = -mixer.A_logs.exp().view(4, inner, -1), mixer.Ds.view(4, inner)
     found = []
     for way, order in enumerate((rows, columns, rows.flip(0), columns.flip(0))):
@@ -181,15 +183,17 @@ def _ss2d_terms(mixer: Any, u: Tensor) -> list[Recurrence]:
         delta = softplus(step @ mixer.dt_projs_weight[way].T + mixer.dt_projs_bias[way])
         terms = {"b": B.unsqueeze(2), "c": C.unsqueeze(2), "delta": delta, "A": A[way], "D": D[way]}
         found.append(Recurrence(x=x.unsqueeze(-1), order=order, **terms))
-    return found
+    gated = mixer.in_proj.out_features > inner
+    return Terms(found, z=mixer.in_proj(u)[..., inner:] if gated else None)
 
 
-def _ss2d_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
-    z, y = _entered_grid(mixer, u)[1], mixer.out_norm(torch.stack(ys).sum(0)).view(*u.shape[:3], -1)
-    return mixer.out_proj(y if z is None else y * silu(z))
-
-
-SS2D = Adapted(_ss2d_terms, _ss2d_output, None, 1, True, False)
+_SS2D_FORM = Form(
+    values=lambda mixer, _: partial(_convolved_grid, mixer),
+    activation="silu",
+    norm="out_norm",
+    gate=lambda mixer, layer: None if layer.z is None else ("in_proj", slice(mixer.conv2d.in_channels, None)),
+)
+SS2D = Adapted(_ss2d_terms, None, _SS2D_FORM, 1, True, False)
 
 
 # ---- complex states: Re(C λ^(t−s) b) is a product of |λ|^(t−s) and vectors that turn with the position
@@ -250,25 +254,25 @@ LRU = Adapted(_lru_terms, _lru_output, None, 1, False, False)
 
 def _s5_parts(mixer: Any) -> tuple[Tensor, Tensor, Tensor]:
     seq = mixer.seq
-    if seq.liquid or seq.bidir or seq.degree != 1:
-        raise InputError(
-            "an S5 that is liquid (its decay depends on its input), bidir or of another degree is not read"
-        )
+    if seq.liquid or seq.degree != 1:
+        raise InputError("an S5 that is liquid (its decay depends on its input) or of another degree is not read")
     B, C = seq.get_BC_tilde()
     decay, B = seq.discretize(seq.Lambda, B, seq.log_step.exp())
     return decay.log(), B, C
 
 
-def _s5_terms(mixer: Any, u: Tensor) -> Recurrence:
+def _s5_terms(mixer: Any, u: Tensor) -> list[Recurrence]:
     rate, B, _ = _s5_parts(mixer)
-    return _dense_terms(u, rate, B)
+    forwards = _dense_terms(u, rate, B)
+    order = torch.arange(u.shape[1], device=u.device).flip(0)
+    return [forwards, replace(forwards, order=order)] if mixer.seq.bidir else [forwards]
 
 
 def _s5_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
-    return (ys[0] @ _s5_parts(mixer)[2].T).real + mixer.seq.D * u
+    return (torch.cat(ys, -1) @ _s5_parts(mixer)[2].T).real + mixer.seq.D * u
 
 
-S5 = Adapted(_s5_terms, _s5_output, None, 1, False, False)
+S5 = Adapted(_s5_terms, _s5_output, None, 1, lambda mixer: mixer.seq.bidir, False)
 
 
 # ---- code that is copied
