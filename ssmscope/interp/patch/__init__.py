@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
     from ssmscope.core.model import Model
     from ssmscope.data.pairs import PairData
-    from ssmscope.interp.patch.pair_result import PairPatching
-    from ssmscope.interp.patch.result import Patching
+    from ssmscope.interp.patch.result import PairPatching, Patching
 
 
 def check_method(*, method: str, metric: str, **given: object) -> None:

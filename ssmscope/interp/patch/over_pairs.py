@@ -152,7 +152,7 @@ def patch_pairs(model: Model, data: Any, sites: Sequence[str], direction: str, l
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.data.pairs import read_pairs
     from ssmscope.interp.pairs import encode_pairs, shares
-    from ssmscope.interp.patch.pair_result import PairPatching
+    from ssmscope.interp.patch.result import PairPatching
 
     given = read_pairs(data).take(limit)
     pairs = encode_pairs(model, given)

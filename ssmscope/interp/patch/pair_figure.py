@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from ssmscope.interp.patch.pair_result import PairPatching
+from ssmscope.interp.patch.result import PairPatching
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import SIGNED
 from ssmscope.render.numbers import counted
