@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -134,6 +135,7 @@ def test_text_means_itself(hook: ModuleType) -> None:
         ("generation", "figure_table", "differential-mamba", "| 1 | 103 |"),
         ("sst2_rationales", "docs_table", "explanations", "| Mamba-2 | 0.570 ± 0.040 |"),
         ("planted_rationales", "docs_table", "explanations", "| Mamba-2 | 0.891 ± 0.250 |"),
+        ("serving", "docs_table", "../ssmscope/probes/parity/guide", "| bailing_hybrid | 5.24.0 | = |"),
         ("planted_writing", "docs_table", "generation", "| Mamba-2 | 99.8 – 100.0 | 96.4 – 100.0 | 0.0 – 0.4 |"),
     ],
 )
@@ -147,6 +149,12 @@ def test_a_table_of_a_page_is_what_was_measured(
     rows = getattr(benchmarked, function)()
     assert "\n".join(rows) in (ROOT / "docs" / f"{page}.md").read_text()
     assert rows[2].startswith(first)
+
+
+def test_what_serves_otherwise_is_shown_without_this_package() -> None:
+    rows = [json.loads(line) for line in (ROOT / "benchmarks/results/serving.jsonl").read_text().splitlines()]
+    over = [each for row in rows for each in row["modes"].values() if each["error"] > each["allowed"]]
+    assert over and min(each["without"] for each in over) > 1e-5
 
 
 def test_no_verdict_is_typed() -> None:
