@@ -19,7 +19,7 @@ arms that meet it and have β > 0, the most accurate is chosen.
 replaced by noise: one `analyze position` command a model, whose numbers are a line of baleen-texts-position.jsonl.
 
 `table` gives ΔA (least minus most relevant first; larger is more faithful) × 100, means over seeds and 95 % t
-intervals, and of each Baleen the difference from Mamba-2, seed by seed.
+intervals, and of each Baleen the difference from Mamba-2, seed by seed; then the documentation's verdicts.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import argparse
 import json
 import shlex
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import running
-from verdicts import Arms, Question, verdicts
+from verdicts import Question, verdicts
 from verdicts import table as told
 
 RESULTS = Path(__file__).parent / "results" / "baleen-texts.jsonl"
@@ -74,6 +74,9 @@ ARMS = {
 PLANTED_ARM = "baleen-e true β=0.001 warm"
 """Baleen-E of the planted tasks' table."""
 METHODS = ("survival", "self-retention", "self-write", "ig", "gradxinput", "gradcam", "lrp")
+SHOWN = ("lrp", "ig", "gradxinput", "gradcam", "survival", "self-write")
+"""Methods of the documentation's tables."""
+Measure = Callable[[dict[str, Any]], float]
 
 TOLERANCE = 0.01
 """Largest distance from the best mean validation accuracy."""
@@ -328,7 +331,7 @@ def compared(data: str) -> tuple[str, str]:
 
 def docs_table() -> list[str]:
     """Return the lines of the documentation's table: per data set Mamba-2, Mamba-2 trained as long as a warm Baleen,
-    and the chosen Baleens with their differences, seed by seed, from the Mamba-2 trained as long."""
+    and the chosen Baleens."""
     arms = {}
     for data in TEXTS:
         best = chosen([r for r in results() if r["data"] == data], "baleen-b")
@@ -342,51 +345,70 @@ def planted_table() -> list[str]:
 
 
 def _fidelity_table(arms_of_data: dict[str, tuple[str, ...]]) -> list[str]:
-    """Return a table's lines: per data set the accuracy, the share of heads that select and ΔA × 100 of each arm, and
-    after each Baleen its difference, seed by seed, from the last Mamba-2."""
-    methods = ("lrp", "ig", "gradxinput", "gradcam", "survival", "self-write")
+    """Return a table's lines: per data set the accuracy, the share of heads that select and ΔA × 100 of each arm."""
     lines = [
-        f"| | | accuracy | heads that select | {' | '.join(f'`{m}`' for m in methods)} |",
-        "|---|---|---|---|" + "---|" * len(methods),
+        f"| | | accuracy | heads that select | {' | '.join(f'`{m}`' for m in SHOWN)} |",
+        "|---|---|---|---|" + "---|" * len(SHOWN),
     ]
     for data, arms in arms_of_data.items():
         of_data = [r for r in results() if r["data"] == data and r["seed"] in SEEDS]
         found = {arm: {r["seed"]: r for r in of_data if r["arm"] == arm} for arm in arms}
-        base = [arm for arm in arms if arm.startswith("mamba2")][-1]
         for at, arm in enumerate(arms):
             seeds = list(found[arm].values())
             variations = [v for r in seeds for layer in r["selectivity"] for v in layer["variation"]]
             share = f"{sum(v >= MIN_VARIATION for v in variations) / len(variations):.2f}"
-            columns = [[r["test"] for r in seeds], *([100 * r["delta"][m] for r in seeds] for m in methods)]
+            columns = [[r["test"] for r in seeds], *([100 * r["delta"][m] for r in seeds] for m in SHOWN)]
             lines.append(_row(data if at == 0 else "", arm, columns, share))
-            if arm.startswith("baleen"):
-                pairs = [(found[arm][seed], found[base][seed]) for seed in SEEDS]
-                columns = [[one["test"] - other["test"] for one, other in pairs]]
-                columns += [[100 * (one["delta"][m] - other["delta"][m]) for one, other in pairs] for m in methods]
-                lines.append(_row("", "difference", columns, ""))
     return lines
+
+
+Pairs = list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]
+"""Per data set, the records of a Baleen and of the Mamba-2 beside it."""
 
 
 def verdict_table() -> list[str]:
     """Return the lines of the documentation's table: what new seeds on SST-2 and Rotten Tomatoes, as one question,
     say of the chosen Baleen-E less Mamba-2 trained as long."""
-    new = {(r["data"], r["arm"], r["seed"]): r for r in results() if r["seed"] in NEW_SEEDS}
+    new = {(r["data"], r["arm"], r["seed"]): r for r in results()}
+    pairs: Pairs = []
+    for data in ("sst2", "rotten_tomatoes"):
+        base, best = compared(data)
+        pairs.append(([new[data, best, seed] for seed in NEW_SEEDS], [new[data, base, seed] for seed in NEW_SEEDS]))
+    return _asked(pairs, {"accuracy × 100": lambda record: 100 * record["test"]}, 2.0, _faithful())
 
-    def arms(measure: Callable[[dict[str, Any]], float]) -> Arms:
-        found = []
-        for data in ("sst2", "rotten_tomatoes"):
-            base, best = compared(data)
-            found.append(tuple([measure(new[data, arm, seed]) for seed in NEW_SEEDS] for arm in (best, base)))
-        return found
 
-    family = {Question("accuracy × 100", 2.0): arms(lambda record: 100 * record["test"])}
-    for method in ("lrp", "ig", "gradxinput", "gradcam", "survival", "self-write"):
-        family[Question(f"ΔA × 100, {method}", 5.0)] = arms(lambda record, m=method: 100 * record["delta"][m])
+def planted_verdicts() -> list[str]:
+    """Return what all planted tasks, as one question, say of the faithfulness of a Baleen-E less Mamba-2's."""
+    found = {(r["data"], r["arm"], r["seed"]): r for r in results()}
+    tasks = [data for data in RECIPES if data not in TEXTS]
+    arms = (PLANTED_ARM, "mamba2 warm")
+    pairs = [tuple([found[data, arm, seed] for seed in SEEDS] for arm in arms) for data in tasks]
+    return _asked(pairs, {}, 2.0, _faithful())
+
+
+def position_verdicts() -> list[str]:
+    """Return what all data sets, as one question, say of the drops of the chosen Baleen-E less Mamba-2's, by region."""
+    found = {(r["data"], r["arm"], r["seed"]): r for r in running.read(POSITIONS)}
+    pairs = [tuple([found[data, arm, seed] for seed in SEEDS] for arm in reversed(compared(data))) for data in TEXTS]
+    regions = next(iter(found.values()))["drops"]
+    return _asked(pairs, {}, 2.0, {name: lambda r, at=name: 100 * r["drops"][at] for name in regions})
+
+
+def _faithful() -> dict[str, Measure]:
+    return {f"ΔA × 100, {m}": lambda record, m=m: 100 * record["delta"][m] for m in SHOWN}
+
+
+def _asked(pairs: Pairs, exact: Mapping[str, Measure], margin: float, others: Mapping[str, Measure]) -> list[str]:
+    """Return the verdicts on measures as one family: the `exact` ones with this margin, the others with 5."""
+    family = {}
+    for each, within in ((exact, margin), (others, 5.0)):
+        for name, measure in each.items():
+            family[Question(name, within)] = [([measure(r) for r in a], [measure(r) for r in b]) for a, b in pairs]
     return told(verdicts(family), 1)
 
 
 def position_table() -> list[str]:
-    """Return the lines of the documentation's table of replaced regions, with differences as `docs_table` has them."""
+    """Return the lines of the documentation's table of replaced regions."""
     measured = {(r["data"], r["arm"], r["seed"]): r for r in running.read(POSITIONS)}
     regions = list(next(iter(measured.values()))["drops"])
     lines = [f"| | | clean | {' | '.join(regions)} |", "|---|---|---|" + "---|" * len(regions)]
@@ -395,10 +417,6 @@ def position_table() -> list[str]:
         for at, (arm, found) in enumerate(of_arm.items()):
             columns = [[r["clean"] for r in found], *([100 * r["drops"][one] for r in found] for one in regions)]
             lines.append(_row(data if at == 0 else "", arm, columns))
-        pairs = list(zip(*reversed(of_arm.values()), strict=True))
-        columns = [[one["clean"] - other["clean"] for one, other in pairs]]
-        columns += [[100 * (one["drops"][r] - other["drops"][r]) for one, other in pairs] for r in regions]
-        lines.append(_row("", "difference", columns))
     return lines
 
 

@@ -291,20 +291,6 @@ NORMS = {
 """Columns of the paper's Table 3 by their names in a run's history."""
 
 
-SHOWN_EPOCHS = (1, 2, 4, 7, 10)
-
-
-def norm_table(task: str = "imdb", length: int = 350) -> list[str]:
-    """The paper's Table 3: norms while training, the mean over seeds with its 95 % t interval, the loss its median."""
-    found = [one["epochs"] for one in records("experiment1")[task].get(length, []) if "diverged" not in one]
-    rows = [f"| epoch | {' | '.join(NORMS.values())} |", "|---" * (1 + len(NORMS)) + "|"]
-    for epoch in (epoch - 1 for epoch in SHOWN_EPOCHS if found):
-        cells = [running.told([one[epoch][name] for one in found]) for name in list(NORMS)[:-1]]
-        loss = np.median([one[epoch]["training_loss"] for one in found])
-        rows.append(running.with_minus(f"| {epoch + 1} | {' | '.join([*cells, f'{loss:.2g}'])} |"))
-    return rows
-
-
 def trained() -> dict[str, dict[int, list[dict[str, Any]]]]:
     """The runs of Experiment 2 without those that diverged."""
     return {
@@ -367,7 +353,7 @@ def figure(arguments: argparse.Namespace) -> None:
 
 def tables(arguments: argparse.Namespace) -> None:
     """Print the tables of the documentation."""
-    for table in (claim_table, sweep_table, norm_table, gap_table, slope_table):
+    for table in (claim_table, sweep_table, gap_table, slope_table):
         print(table.__doc__, *table(), sep="\n", end="\n\n")
 
 

@@ -38,6 +38,8 @@ import running
 from stacked import DECAY, Examples, Stack, Store, fit, state
 
 RESULTS = Path(__file__).parent / "results" / "experiments-authors.jsonl"
+LOGS = RESULTS.with_name("experiments-authors-logs.jsonl")
+"""Of the authors' own runs, what the documentation shows."""
 ARMS = {"authors": ("normal", "read"), "held": ("normal", "held"), "scaled": ("scaled", "held")}
 """Start and padding of each arm; `held` is of reviews alone, as sequences have no padding of unlike lengths."""
 SEEDS = (0, 1, 2, 3, 4)
@@ -310,6 +312,41 @@ def comparison(recipe: str, task: str) -> list[str]:
     return rows
 
 
+SHOWN = ((300, 0.1), (350, 0.1))
+"""Lengths of reviews and starts of the documentation's table."""
+
+
+def logs(arguments: argparse.Namespace) -> None:
+    """Keep the first and last epochs of the authors' runs that the documentation shows."""
+    found = authors("experiment1", "imdb")
+    for length, start in SHOWN:
+        for one in found[length, start]:
+            running.add(
+                LOGS, {"length": length, "start": start, **one, "epochs": [one["epochs"][0], one["epochs"][-1]]}
+            )
+
+
+def docs_table() -> list[str]:
+    """Return the lines of the documentation's table: s_A and norms on reviews after the first epoch and the last, the
+    mean and standard deviation of our arms' runs that did not diverge and of the authors'."""
+    ours = [one for one in running.read(RESULTS) if (one["recipe"], one["task"]) == ("experiment1", "imdb")]
+    heads = ("T", "runs of", "number", "diverged", "s_A", "‖W_B‖₁,₁", "‖W_C‖_F", "test accuracy")
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for cell in SHOWN:
+        for arm in (None, *ARMS):
+            of_arm = running.read(LOGS) if arm is None else [one for one in ours if one["arm"] == arm]
+            runs = [one for one in of_arm if (one["length"], one["start"]) == cell]
+            whole = [one for one in runs if "diverged" not in one]
+            cells = [str(cell[0]), arm or "*their logs*", str(len(runs)), str(len(runs) - len(whole))]
+            cells.append(told([one["epochs"][-1]["spectral_abscissa"] for one in whole]))
+            for norm in ("norm_W_B_entrywise", "norm_W_C"):
+                ends = (told([one["epochs"][at][norm] for one in whole], 1) for at in (0, -1))
+                cells.append(" → ".join(ends))
+            cells.append(told([one["test"]["accuracy"] for one in whole if "test" in one]))
+            rows.append(running.with_minus(f"| {' | '.join(cells)} |"))
+    return rows
+
+
 def tables(arguments: argparse.Namespace) -> None:
     """Print our arms beside the authors' logs."""
     for recipe in EPOCHS:
@@ -318,7 +355,7 @@ def tables(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    found = running.verbs(__doc__, tokens, train, tables)
+    found = running.verbs(__doc__, tokens, train, logs, tables)
     found["tokens"].add_argument("--to", type=Path, required=True)
     verb = found["train"]
     verb.add_argument("--imdb", type=Path, help="the file that `tokens` wrote, for reviews")

@@ -2,14 +2,16 @@
 
     python benchmarks/generation.py                                     # a CPU: mamba-130m's and mamba2-130m's shape
     python benchmarks/generation.py --device cuda --shapes falcon codestral --dtype bfloat16
+    python benchmarks/generation.py --device cuda --mamba-ssm           # and its own generation with a CUDA graph
     python benchmarks/generation.py --lengths 16384 --shapes baleen-e --layers 4 --json runs/lengths.jsonl
     python benchmarks/generation.py --device cuda --own mamba2 diff-mamba-hybrid diff-mamba --layers 48 --width 1024 \\
         --prompt 2048 --new 128 --batches 1 8 64                        # Differential Mamba, Figure 9
 
-Both write the same number of tokens after the same prompts, in turns and in one process, after a call of each that is
-not counted; the table has medians. Each is timed with one written token too, for the rate of writing alone. With --own
-the models are the package's own types. With --lengths one text is written up to so many tokens, and every doubling of
-its length is a line: the seconds of a token there. --draw FILE draws these from benchmarks/results/generation.jsonl.
+All write the same number of tokens after the same prompts, in turns and in one process, after a call of each that is
+not counted and in which layers are compiled; the table has medians. Each is timed with one written token too, for the
+rate of writing alone. With --own the models are the package's own types. With --lengths one text is written up to so
+many tokens, and every doubling of its length is a line: the seconds of a token there. --draw FILE draws these from
+benchmarks/results/generation.jsonl.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ from ssmscope.zoo.training.architectures import OWN, Tokens
 from ssmscope.zoo.training.build import language_model
 
 VOCABULARY = 50280
-WARM_UP_TOKENS = 4
+WARM_UP_TOKENS = 8
 FIGURE_PROMPT = 2048
 """Tokens of a prompt in Figure 9 of Differential Mamba."""
+NAMES = ("ssmscope", "compiled", "transformers", "mamba_ssm")
 RESULTS = Path(__file__).parent / "results" / "generation.jsonl"
 
 
@@ -68,19 +71,46 @@ def model_of(shape: str, options: argparse.Namespace) -> Any:
     return module
 
 
+def model_of_mamba_ssm(shape: str, options: argparse.Namespace) -> Any:
+    """Return a random model of mamba_ssm of a Mamba's or Mamba-2's shape; its kernels need a GPU."""
+    from mamba_ssm.models.config_mamba import MambaConfig
+    from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
+    from shapes import SHAPES
+
+    _, config = SHAPES[shape]()
+    layer = {"layer": {"mamba": "Mamba1", "mamba2": "Mamba2"}[config.model_type], "d_state": config.state_size}
+    sizes = dict(d_model=config.hidden_size, n_layer=options.layers or config.num_hidden_layers, vocab_size=VOCABULARY)
+    torch.manual_seed(0)
+    found = MambaLMHeadModel(
+        MambaConfig(**sizes, ssm_cfg=layer), device=options.device, dtype=getattr(torch, options.dtype)
+    )
+    return found.eval().requires_grad_(False)
+
+
 def ways(module: Any, prompts: torch.Tensor, own: bool) -> dict[str, Callable[[int], Any]]:
     """Return calls that write so many tokens after each prompt."""
-    model = ssmscope.load(module)
+    model, given = ssmscope.load(module), module
     batch, mask = model.encode(ids=prompts.tolist()), torch.ones_like(prompts)
+    module = model.module
+    module.generation_config.eos_token_id = None
 
     def theirs(new: int) -> Any:
         options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
         return module.generate(prompts, attention_mask=mask, **options)[:, prompts.shape[1] :].tolist()
 
     def ours(new: int) -> Any:
-        return model.generate(batch, max_new_tokens=new, batch_size=len(prompts)).ids
+        return model.generate(batch, max_new_tokens=new, batch_size=len(prompts), compile=False).ids
 
-    return {"ssmscope": ours} if own else {"ssmscope": ours, "transformers": theirs}
+    def compiled(new: int) -> Any:
+        return model.generate(batch, max_new_tokens=new, batch_size=len(prompts), compile=True).ids
+
+    def mamba_ssm(new: int) -> Any:
+        return given.generate(prompts, max_length=prompts.shape[1] + new, cg=True)[:, prompts.shape[1] :].tolist()
+
+    found = {"ssmscope": ours, "compiled": compiled}
+    if given is not module:
+        return {**found, "mamba_ssm": mamba_ssm}
+    return found if own else {**found, "transformers": theirs}
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -95,7 +125,7 @@ def seconds(run: Callable[[], Any]) -> float:
 def rates(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield tokens a second, for each shape and batch, of the whole call and of the tokens after the first."""
     for shape in options.own or options.shapes:
-        module = model_of(shape, options)
+        module = (model_of_mamba_ssm if options.mamba_ssm else model_of)(shape, options)
         for rows in options.batches:
             prompts = torch.randint(1, 1000, (rows, options.prompt), device=options.device)
             calls = ways(module, prompts, bool(options.own))
@@ -110,7 +140,8 @@ def rates(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 first, whole = (statistics.median(each) for each in by_new.values())
                 rate = {"whole": rows * options.new / whole, "writing": rows * (options.new - 1) / (whole - first)}
                 line[name] = {**rate, "first token": first, "seconds": list(by_new.values())}
-            yield {**line, "same tokens": warm[0].eq(warm[-1]).float().mean().item()}
+            same = [warm[0].eq(each).float().mean().item() for each in warm]
+            yield {**line, "same tokens": min(same)}
         del module, calls
         if options.device == "cuda":
             torch.cuda.empty_cache()
@@ -188,7 +219,7 @@ def shown(line: dict[str, Any]) -> str:
     if "length" in line:
         return f"| {line['shape']} | {line['length']:,} | {1000 * line['seconds a token']:.2f} |"
     cells = [f"{line['shape']} | {line['rows']}"]
-    for name in ("ssmscope", "transformers"):
+    for name in NAMES:
         cells.append(f"{line[name]['whole']:.1f} | {line[name]['writing']:.1f}" if name in line else " | ")
     return f"| {' | '.join(cells)} | {line['same tokens']:.3f} |"
 
@@ -199,6 +230,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--shapes", nargs="+", default=["mamba-130m", "mamba2-130m"])
     parser.add_argument("--own", nargs="+", help="The package's own types, by their names in `analyze train`.")
+    parser.add_argument("--mamba-ssm", action="store_true", help="mamba_ssm's own models and generation as the peer.")
     parser.add_argument("--layers", type=int, help="Number of layers, by default the shape's, 24 of own types.")
     parser.add_argument("--width", type=int, default=768, help="Width of own types.")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
@@ -213,7 +245,7 @@ def main() -> None:
         return draw(options.draw)
     torch.set_num_threads(THREADS)
     device = torch.cuda.get_device_name() if options.device == "cuda" else machine()
-    whole = ("rows", "ssmscope", "writing alone", "transformers", "writing alone", "same tokens")
+    whole = ("rows", *(each for name in NAMES for each in (name, "writing alone")), "same tokens")
     head = ("length", "ms a token") if options.lengths else whole
     print(f"{device}, {options.dtype}\n\n| shape | {' | '.join(head)} |\n|{'---|' * (len(head) + 1)}", flush=True)
     for line in (lengths if options.lengths else rates)(options):

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import running
+import verdicts
 
 RESULTS = Path(__file__).parent / "results" / "gfssm.jsonl"
 SEEDS = (0, 1, 2)
@@ -33,6 +34,8 @@ ARMS = {
     "gfssm-without-filter": "gfssm --state-groups 2 --fir-taps 1",
     "gfssm-without-sink": "gfssm --state-groups 2 --fir-taps 4 --no-prompt",
 }
+MARGIN = 0.05
+"""In nats, set after these runs."""
 STREAM = 100_000
 PIECE = 1_000
 """Tokens that are read at once, and after which the comparison starts again from the first state."""
@@ -102,14 +105,26 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """Print the table of the documentation."""
-    print(*table_lines(), sep="\n")
+    """Print the tables of the documentation."""
+    print(*table_lines(), "", *verdict_table(), sep="\n")
+
+
+def measured() -> dict[str, list[dict[str, float]]]:
+    """Return what the table shows of each seed, by arm."""
+    found = {(record["arm"], record["seed"]): columns(record) for record in running.read(RESULTS)}
+    return {arm: [found[arm, seed] for seed in SEEDS] for arm in ARMS}
 
 
 def table_lines() -> list[str]:
-    """Return the lines of the documentation's table: a row per arm, and its differences from GFSSM, seed by seed."""
-    found = {(record["arm"], record["seed"]): columns(record) for record in running.read(RESULTS)}
-    return running.arms_table({arm: [found[arm, seed] for seed in SEEDS] for arm in ARMS}, "gfssm")
+    """Return the lines of the documentation's table: a row per arm."""
+    return running.arms_table(measured())
+
+
+def verdict_table() -> list[str]:
+    """Return what the runs say of each arm's loss after 10,000 tokens of the stream, in nats, less GFSSM's."""
+    late = {arm: [[each["10k:100k"] for each in found]] for arm, found in measured().items()}
+    others = {f"{arm} − gfssm": found for arm, found in late.items() if arm != "gfssm"}
+    return verdicts.against(late["gfssm"], others, MARGIN)
 
 
 def columns(record: dict) -> dict[str, float]:

@@ -19,12 +19,15 @@ import argparse
 import json
 import math
 import shlex
+import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import running
+import verdicts
 
 CIFAR = ("mamba2", "baleen-e", "baleen-b", "mamba", "gla", "rwkv")
 COMPARED = ("mamba2", "diff-mamba")
@@ -165,7 +168,8 @@ def table(arguments: argparse.Namespace) -> None:
         each = ", ".join(f"{a:.4f}" for a in accuracies)
         size, epochs = records[0]["parameters"], records[0]["epochs"]
         print(f"| {name} | {size:,} | {epochs} | {each} | {running.told(accuracies)} | {running.told(losses)} |")
-    for lines in (mad_table(), gfssm_table(), grouped_table(), books_table()):
+    tables = (mad_table, ablated_verdicts, gfssm_table, gfssm_verdicts, grouped_table, grouped_verdicts, books_table)
+    for lines in (each() for each in tables):
         print("", *lines, sep="\n")
 
 
@@ -192,7 +196,7 @@ def accuracies(*names: str) -> list[str]:
 
 def grouped_table() -> list[str]:
     """Return the table of docs/groupmamba.md: parameters on fuzzy recall, accuracy on MAD's tasks and, where there is
-    one, perplexity on books, with differences from Mamba-2."""
+    one, perplexity on books."""
     found = {record["run"]: record for record in running.read(RESULTS)}
 
     def measured(arm: str, seed: int) -> dict[str, float]:
@@ -206,12 +210,42 @@ def grouped_table() -> list[str]:
     arms = {arm: [measured(arm, seed) for seed in SEEDS] for arm in GROUPED}
     sizes = {arm: found[run]["parameters"] for arm in GROUPED if (run := f"{TASKS[0]}-{arm}-0") in found}
     names = {arm: arm.replace("groupmamba-k", "k = ").replace("-", ", ") for arm in GROUPED if arm != "mamba2"}
-    return running.arms_table(arms, "mamba2", names, sizes)
+    return running.arms_table(arms, names, sizes)
+
+
+MARGIN = 0.05
+"""Of accuracy, set after these runs."""
+
+
+def ablated_verdicts() -> list[str]:
+    """Return what the runs say of Differential Mamba's arms less Mamba-2."""
+    return verdict_table("mamba2", ["diff-mamba", *ABLATED])
+
+
+def grouped_verdicts() -> list[str]:
+    """Return what the runs say of GroupMamba's arms less Mamba-2."""
+    return verdict_table("mamba2", [name for name in GROUPED if name != "mamba2"])
+
+
+def gfssm_verdicts() -> list[str]:
+    """Return what the runs say of GFSSM's arms less GFSSM."""
+    return verdict_table("gfssm", ["mamba2", *(name for name in MAD if name.startswith("gfssm-"))])
+
+
+def verdict_table(base: str, others: Sequence[str]) -> list[str]:
+    """Return the verdicts on the two of MAD's tasks that Mamba-2 does not solve, as one question of each arm."""
+    found = groups()
+    runs = {
+        arm: [[each["accuracy"] for each in found[f"{task}-{arm}"]] for task in TASKS[:2]]
+        for arm in (base, *others)
+        if all(f"{task}-{arm}" in found for task in TASKS[:2])
+    }
+    return verdicts.against(runs[base], {f"{arm} − {base}": each for arm, each in runs.items() if arm != base}, MARGIN)
 
 
 def books_table() -> list[str]:
     """Return Differential Mamba's Figures 7 and 3 on books as a table: validation loss after each epoch, test
-    perplexity and loss by position, with differences from Mamba-2; no lines until Mamba-2 has all seeds."""
+    perplexity and loss by position; no lines until Mamba-2 has all seeds."""
     found = {record["run"]: record for record in running.read(RESULTS)}
 
     def measured(record: dict) -> dict[str, float]:
@@ -220,7 +254,7 @@ def books_table() -> list[str]:
 
     records = {arm: [found.get(f"books-{arm}-{seed}") for seed in SEEDS] for arm in QUESTIONED}
     arms = {arm: [measured(record) for record in runs] for arm, runs in records.items() if None not in runs}
-    return running.arms_table(arms, "mamba2") if "mamba2" in arms else []
+    return running.arms_table(arms) if "mamba2" in arms else []
 
 
 def position(arguments: argparse.Namespace) -> None:
@@ -258,24 +292,38 @@ def _keep_drops(name: str, way: str, options: str, into: Path, seconds: float) -
 
 
 def prompt_table() -> list[str]:
-    """Return the table of docs/robustness.md: clean accuracy and drops in %, mean ± 95 % t interval over seeds, and the
-    Baleens' differences from Mamba-2, seed by seed. Models that lack a seed are left out."""
-    found = {(record["run"], record["way"]): record for record in running.read(PROMPTS)}
+    """Return the table of docs/robustness.md: clean accuracy and drops in %, mean ± 95 % t interval over seeds. Models
+    that lack a seed are left out."""
     lines = [f"| | | clean | {' | '.join(ATTACKS)} |", "|---|---|---|" + "---|" * len(ATTACKS)]
-    for way in WAYS:
-        rows = {}
-        for arm in PROMPTED:
-            records = [found.get((f"instruct-{arm}-{seed}", way)) for seed in SEEDS]
-            if None not in records:
-                rows[arm] = [[each["clean"], *(100 * each["drops"][attack] for attack in ATTACKS)] for each in records]
-        for arm in [arm for arm in rows if arm != "mamba2" and "mamba2" in rows]:
-            pairs = zip(rows[arm], rows["mamba2"], strict=True)
-            rows[f"{arm} − mamba2"] = [[a - b for a, b in zip(one, other)] for one, other in pairs]
-        for at, (name, values) in enumerate(rows.items()):
+    for way, found in _prompted().items():
+        for at, (name, values) in enumerate(found.items()):
             clean, *drops = zip(*values)
             cells = [running.told(clean), *(running.told(drop, 1) for drop in drops)]
             lines.append(f"| {way if at == 0 else ''} | {name} | {' | '.join(cells)} |".replace("| -", "| −"))
     return lines
+
+
+def _prompted() -> dict[str, dict[str, list[list[float]]]]:
+    """Return clean accuracy and the drops in % of each seed, by way and arm."""
+    found = {(record["run"], record["way"]): record for record in running.read(PROMPTS)}
+    rows: dict[str, dict[str, list[list[float]]]] = {way: {} for way in WAYS}
+    for way in WAYS:
+        for arm in PROMPTED:
+            records = [found.get((f"instruct-{arm}-{seed}", way)) for seed in SEEDS]
+            if None not in records:
+                rows[way][arm] = [[each["clean"], *(100 * each["drops"][one] for one in ATTACKS)] for each in records]
+    return rows
+
+
+PAPERS = (statistics.mean((-37.8, -32.1, 9.3, -18.1)), statistics.mean((-44.6, -27.3, -18.5, -17.0)))
+"""Drops in % on SST-2 of Baleen-E and of Baleen-B less Mamba-2's, attack by attack (Table 4)."""
+
+
+def prompt_verdicts() -> list[str]:
+    """Return what our way of attacking says of the Baleens less Mamba-2: the mean drop over the attacks, in %."""
+    runs = {arm: [[statistics.mean(each[1:]) for each in found]] for arm, found in _prompted()["ours"].items()}
+    others = {f"{arm} − mamba2": found for arm, found in runs.items() if arm != "mamba2"}
+    return verdicts.against(runs["mamba2"], others, 5.0, dict(zip(others, PAPERS, strict=True)), 1)
 
 
 def main() -> None:

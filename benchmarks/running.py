@@ -122,59 +122,27 @@ def told(values: Sequence[float], digits: int = 3) -> str:
     return f"{mean:.{digits}f} ± {half:.{digits}f}"
 
 
-def excludes_zero(differences: Sequence[float], comparisons: int) -> bool:
-    """Return True if the t interval of three seeds' differences excludes 0 with 95 % confidence for all `comparisons`
-    at once (Bonferroni)."""
-    if len(differences) != 3:
-        raise ValueError(f"the quantile is that of three values, not of {len(differences)}")
-    alpha = 0.05 / comparisons
-    quantile = (2 / (alpha * (2 - alpha)) - 2) ** 0.5  # of two degrees of freedom, in closed form
-    half = quantile * statistics.stdev(differences) / 3**0.5
-    return abs(statistics.mean(differences)) > half
-
-
 def arms_table(
     arms: Mapping[str, Sequence[Mapping[str, float]]],
-    base: str,
     names: Mapping[str, str] | None = None,
     parameters: Mapping[str, int] | None = None,
 ) -> list[str]:
-    """Return a table's lines: a row per arm, then its differences from `base`, seed by seed, mean ± 95 % t interval.
+    """Return a table's lines: a row per arm, mean ± 95 % t interval over seeds.
 
-    `arms` has what was measured of each arm, a mapping by column for each of the three seeds in the same order; a
-    column that lacks a seed is `–`. A difference whose interval excludes 0 after a correction for all differences of
-    the table is bold. `names` are those of the rows where they are not the arms' own; `parameters` adds a column.
+    `arms` has what was measured of each arm, a mapping by column for each of the three seeds; a column that lacks a
+    seed is `–`. `names` are those of the rows where they are not the arms' own; `parameters` adds a column.
     """
     columns = list(dict.fromkeys(column for found in arms.values() for one in found for column in one))
-    values = {
-        (arm, column): [one[column] for one in found]
-        for arm, found in arms.items()
-        for column in columns
-        if len(found) == 3 and all(column in one for one in found)
-    }
-    differences = {
-        (arm, column): [a - b for a, b in zip(values[arm, column], values[base, column], strict=True)]
-        for arm, column in values
-        if arm != base and (base, column) in values
-    }
-
-    def row(first: str, size: str, found: Mapping[tuple[str, str], Sequence[float]], arm: str) -> str:
-        cells = [first] if parameters is None else [first, size]
-        for column in columns:
-            each = found.get((arm, column))
-            cell = "–" if each is None else with_minus(told(each))
-            bold = found is differences and each is not None and excludes_zero(each, len(differences))
-            cells.append(f"**{cell}**" if bold else cell)
-        return f"| {' | '.join(cells)} |"
-
-    shown = {arm: (names or {}).get(arm, arm) for arm in arms}
     head = ["", *columns] if parameters is None else ["", "parameters", *columns]
     lines = [f"| {' | '.join(head)} |".replace("|  |", "| |", 1), "|---" * len(head) + "|"]
-    for arm in arms:
-        lines.append(row(shown[arm], f"{parameters[arm]:,}" if parameters and arm in parameters else "–", values, arm))
-    for arm in arms:
-        if arm != base:
-            lines.append(row(f"{shown[arm]} − {shown[base]}", "", differences, arm))
+    for arm, found in arms.items():
+        cells = [(names or {}).get(arm, arm)]
+        if parameters is not None:
+            cells.append(f"{parameters[arm]:,}" if arm in parameters else "–")
+        for column in columns:
+            full = len(found) == 3 and all(column in one for one in found)
+            cells.append(with_minus(told([one[column] for one in found])) if full else "–")
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -5,7 +5,8 @@ difference. Its arms are independent runs (Welch); data sets that ask the same q
 weight. Questions of one family are tested together (Holm), and each interval has the level at which its question was
 decided. The verdict is the first that applies:
 
-- *equivalent within m*: the interval lies inside the margin;
+- *equivalent within m*: the interval of level 0.05 / (number of questions) lies inside the margin: levels that widen
+  from question to question would call more than one family in twenty equivalent that is not;
 - *different*: it excludes 0;
 - *the paper's effect is excluded*: it excludes the paper's number;
 - *undecided*.
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from running import with_minus
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 LEVEL, POWER, FEWEST = 0.05, 0.8, 5
 
@@ -62,13 +63,14 @@ def verdicts(family: Mapping[Question, Arms]) -> list[Verdict]:
     """Return the verdicts on a family of questions, in its order."""
     found = {question: _welch(arms) for question, arms in family.items()}
     levels = _holm({question: _p(*each) for question, each in found.items()})
-    return [_verdict(question, family[question], found[question], levels[question]) for question in family]
+    strict = LEVEL / max(len(family), 1)
+    return [_verdict(question, family[question], found[question], levels[question], strict) for question in family]
 
 
 def smallest_seen(error: float, freedom: float, level: float = LEVEL) -> float:
     """Return the difference that a two-sided t test of this level finds with a probability of 80 %, for estimates with
     this standard error and these degrees of freedom."""
-    limit = stats.t.ppf(1 - level / 2, freedom)
+    limit = special.stdtrit(freedom, 1 - level / 2)
     spreads = np.sqrt(stats.chi2.ppf((np.arange(1000) + 0.5) / 1000, freedom) / freedom)
 
     def missing(shift: float) -> float:
@@ -89,7 +91,7 @@ def _welch(arms: Arms) -> tuple[float, float, float]:
 def _p(estimate: float, error: float, freedom: float) -> float:
     if error == 0:
         return float(estimate == 0)
-    return float(2 * stats.t.sf(abs(estimate) / error, freedom))
+    return float(2 * special.stdtr(freedom, -abs(estimate) / error))
 
 
 def _holm(p: Mapping[Question, float]) -> dict[Question, float]:
@@ -102,14 +104,14 @@ def _holm(p: Mapping[Question, float]) -> dict[Question, float]:
     return levels
 
 
-def _verdict(question: Question, arms: Arms, found: tuple[float, float, float], level: float) -> Verdict:
+def _verdict(question: Question, arms: Arms, found: tuple[float, float, float], level: float, strict: float) -> Verdict:
     estimate, error, freedom = found
-    half = stats.t.ppf(1 - level / 2, freedom) * error
+    half, widest = (special.stdtrit(freedom, 1 - each / 2) * error for each in (level, strict))
     low, high = estimate - half, estimate + half
     runs = tuple(min(len(both[at]) for both in arms) for at in (0, 1))
     if min(runs) < FEWEST:
         words = "a case"
-    elif -question.margin < low and high < question.margin:
+    elif abs(estimate) + widest < question.margin:
         words = f"equivalent within {question.margin:g}"
     elif low > 0 or high < 0:
         words = "different"
@@ -118,6 +120,22 @@ def _verdict(question: Question, arms: Arms, found: tuple[float, float, float], 
     else:
         words = "undecided"
     return Verdict(question, (runs[0], runs[1]), estimate, (low, high), words, error, freedom, level)
+
+
+def against(
+    base: Sequence[Sequence[float]],
+    others: Mapping[str, Sequence[Sequence[float]]],
+    margin: float,
+    papers: Mapping[str, float] | None = None,
+    digits: int = 3,
+) -> list[str]:
+    """Return a table's lines: what the runs of each other arm, data set by data set, say of its difference from those
+    of `base`, as one family with one margin."""
+    papers = papers or {}
+    family = {
+        Question(name, margin, papers.get(name)): list(zip(runs, base, strict=True)) for name, runs in others.items()
+    }
+    return table(verdicts(family), digits)
 
 
 def table(found: Sequence[Verdict], digits: int = 3) -> list[str]:
@@ -131,6 +149,7 @@ def table(found: Sequence[Verdict], digits: int = 3) -> list[str]:
         one, other = each.runs
         paper = "–" if each.question.paper is None else f"{each.question.paper:+.{digits}f}"
         difference = f"{each.estimate:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
-        cells = [each.question.name, f"{one}, {other}", difference, f"{each.seen:.{digits}f}"]
-        rows.append(f"| {' | '.join([*cells, f'{each.question.margin:g}', paper, f'**{each.words}**'])} |")
-    return list(map(with_minus, rows))
+        cells = [f"{one}, {other}", *map(with_minus, (difference, f"{each.seen:.{digits}f}"))]
+        cells += [f"{each.question.margin:g}", with_minus(paper), f"**{each.words}**"]
+        rows.append(f"| {' | '.join([each.question.name, *cells])} |")
+    return rows

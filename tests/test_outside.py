@@ -24,8 +24,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("outside")
     for name, page in HOW_TO.items():
         assert "pyproject.toml" in blocks(page, root / name)
-        install = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-        subprocess.run([sys.executable, *install, "--target", root / "site", root / name], check=True)
+    install = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([sys.executable, *install, "--target", root / "site", *(root / name for name in HOW_TO)], check=True)
     return root
 
 

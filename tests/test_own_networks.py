@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -187,3 +188,145 @@ def test_a_position_beyond_the_tokens_that_a_module_is_tried_on() -> None:
     model = ssmscope.load(module, at=45, answer="position")
     ids = torch.arange(50)[None] % 20
     torch.testing.assert_close(model.logits(model.encode(ids=ids)), module(ids)[:, 45])
+
+
+class Placed(nn.Module):
+    """A classifier that adds learnt positions: those of an embedding, or its own."""
+
+    def __init__(self, embedded: bool) -> None:
+        super().__init__()
+        self.tokens, self.layer, self.head = nn.Embedding(20, 8), Unit(), nn.Linear(8, 3)
+        self.places = nn.Embedding(50, 8) if embedded else nn.Parameter(torch.randn(50, 8))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = self.places if isinstance(self.places, nn.Parameter) else self.places.weight
+        added = places[: ids.shape[1]] if self.places is places else self.places(torch.arange(ids.shape[1]))
+        x = self.tokens(ids) + added
+        return self.head((x + self.layer(x)).mean(1))
+
+
+def test_positions_are_constants_of_the_relevance() -> None:
+    torch.manual_seed(0)
+    module = Placed(True).eval()
+    found = ssmscope.explain(ssmscope.load(module), ROWS, methods=["lrp"])[0].attributions[0]
+    assert found.delta < 1e-4 and np.abs(found.scores).max() > 0.01
+    other = Placed(False).eval()
+    other.load_state_dict({name.replace("places.weight", "places"): t for name, t in module.state_dict().items()})
+    with pytest.raises(
+        InputError, match="of its own uses Placed.places; positions are read if an nn.Embedding"
+    ) as error:
+        ssmscope.explain(ssmscope.load(other), ROWS, methods=["lrp"])
+    assert "\n" not in str(error.value)
+
+
+class Halving(nn.Module):
+    """A U-Net: a stage at every step, one at every second, and one at every step again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.down, self.up = nn.Linear(3, 8), nn.Conv1d(8, 8, 2, 2), nn.ConvTranspose1d(8, 8, 2, 2)
+        self.first, self.middle, self.last, self.head = Unit(), Unit(), Unit(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        x = x + self.first(x)
+        y = self.down(x.mT).mT
+        x = x + self.up((y + self.middle(y)).mT).mT
+        return self.head(x + self.last(x))
+
+
+def test_stages_of_another_length_are_read_apart_or_refused() -> None:
+    torch.manual_seed(0)
+    module, x = Halving().eval(), torch.randn(2, 12, 3)
+    load = lambda **options: ssmscope.load(module, inputs="floats", example=x, at=-1, **options)  # noqa: E731
+    for options in ({}, {"layers": "middle"}):
+        with pytest.raises(InputError, match="middle of Halving reads 6 positions where .* has 12: give layers=…"):
+            load(**options)
+    for stage in ("first", "last"):
+        model = load(layers=stage)
+        torch.testing.assert_close(model.logits(model.encode(x)), module(x)[:, -1])
+        own: list[Tensor] = []
+        hook = getattr(module, stage).register_forward_hook(lambda layer, args, y: own.append(args[0]))  # noqa: B023
+        module(x)
+        hook.remove()
+        held = 1 - getattr(module, stage).gate(own[0]).sigmoid()
+        torch.testing.assert_close(model.trace(x).retention[0], held.mean(-1))
+        assert not model.continues and ssmscope.knockout(model, x[:1], from_="2").headline
+        with pytest.raises(InputError, match="are not read, and lrp needs all of them"):
+            ssmscope.explain(model, x[:1], methods=["lrp"])
+
+
+def test_a_module_that_reads_one_length_alone() -> None:
+    """A forecaster whose head reads all steps side by side."""
+    torch.manual_seed(0)
+    layer = Unit()
+
+    class Forecaster(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = layer, nn.Linear(10 * 8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.layer(x).flatten(1))
+
+    module, x = Forecaster().eval(), torch.randn(3, 10, 8)
+    model = ssmscope.load(module, inputs="floats", example=x, labels=list("abcd"))
+    torch.testing.assert_close(model.logits(model.encode(x)), module(x))
+    assert not model.continues and ssmscope.explain(model, x[:1], methods=["lrp"])[0].attributions[0].delta < 1e-4
+    with pytest.raises(InputError, match="cannot be run on 6 positions .*: give inputs as long as .* 10") as error:
+        model.logits(model.encode(x[:, :6]))
+    assert "\n" not in str(error.value)
+
+
+class Dropping(Unit):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__(width)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, u: Tensor) -> Tensor:
+        return self.dropout(super().forward(u))
+
+
+def test_a_module_in_training_is_read_as_in_evaluation() -> None:
+    module = network(Dropping)
+    expected = module(torch.tensor(ROWS)).detach()
+    model = ssmscope.load(module.train())
+    torch.testing.assert_close(model.logits(model.encode(ids=ROWS)), expected)
+    torch.testing.assert_close(model.trace(ids=ROWS).logits, expected[:, -1])
+    scores = [ssmscope.explain(model, ROWS, methods=["gradxinput"])[0].attributions[0].scores for _ in range(2)]
+    assert np.array_equal(*scores) and np.abs(scores[0]).max() > 0
+
+
+class Tied(nn.Module):
+    """Two layers of the same weights, and a head of the embedding's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.layers, self.head = (
+            nn.Embedding(20, 8),
+            nn.ModuleList([Unit(), Unit()]),
+            nn.Linear(8, 20, bias=False),
+        )
+        self.layers[1].gate, self.layers[1].candidate = self.layers[0].gate, self.layers[0].candidate
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def test_layers_that_share_weights_are_read_each_by_itself() -> None:
+    torch.manual_seed(0)
+    module = Tied().eval()
+    model, ids = ssmscope.load(module), torch.tensor(ROWS)
+    torch.testing.assert_close(model.logits(model.encode(ids=ids)), module(ids))
+    x = module.tokens(ids)
+    for layer, held in zip(module.layers, model.trace(ids=ids).retention):
+        torch.testing.assert_close(held, 1 - layer.gate(x).sigmoid().mean(-1))
+        x = x + layer(x)
+    assert ssmscope.explain(model, ROWS, methods=["lrp"])[0].attributions[0].delta < 1e-4
+    module.layers[1] = module.layers[0]
+    with pytest.raises(InputError, match="2 times for a text; once can be read"):
+        ssmscope.load(module)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from loud import loud
+from own_layers import Mamba2
 from torch import Tensor, nn
-from torch.nn.functional import silu, softplus
 
 import ssmscope
 from ssmscope.errors import InputError
@@ -34,44 +33,6 @@ class Network(nn.Module):
         for norm, layer in zip(self.norms, self.layers):
             x = x + layer(norm(x))
         return self.head(x)
-
-
-class Mamba2(nn.Module):
-    """mamba_ssm's layer step by step, with its parts and fields; its own code needs a GPU."""
-
-    def __init__(self, width: int, rmsnorm: bool = True, before: bool = False, limit: float = math.inf) -> None:
-        super().__init__()
-        self.ngroups, self.d_state, self.headdim, self.rmsnorm, self.norm_before_gate = 2, 5, 4, rmsnorm, before
-        inner = 2 * width
-        heads, both = inner // self.headdim, 2 * self.ngroups * self.d_state
-        self.dt_limit = (0.0, limit)
-        self.in_proj, self.out_proj = nn.Linear(width, 2 * inner + both + heads, bias=False), nn.Linear(inner, width)
-        self.conv1d = nn.Conv1d(inner + both, inner + both, 4, groups=inner + both, padding=3)
-        self.dt_bias, self.D = nn.Parameter(torch.randn(heads)), nn.Parameter(torch.randn(heads))
-        self.A_log, self.norm = nn.Parameter(torch.rand(heads)), nn.RMSNorm(inner, eps=1e-5)
-        self.norm.group_size = inner // self.ngroups
-
-    def forward(self, u: Tensor, inference_params: Any = None) -> Tensor:
-        inner, both = self.out_proj.in_features, self.ngroups * self.d_state
-        z, source, step = self.in_proj(u).split([inner, self.conv1d.in_channels, len(self.A_log)], -1)
-        x, B, C = silu(self.conv1d(source.mT)[..., : u.shape[1]].mT).split([inner, both, both], -1)
-        x, step = x.unflatten(-1, (len(self.A_log), -1)), softplus(step + self.dt_bias).clamp(*self.dt_limit)
-        B, C = (t.unflatten(-1, (2, -1)).repeat_interleave(len(self.A_log) // 2, 2) for t in (B, C))
-        H, found = u.new_zeros(*x.shape[:1], *x.shape[2:], self.d_state), []
-        for t in range(u.shape[1]):
-            kept = torch.exp(-step[:, t] * self.A_log.exp())[..., None, None]
-            H = kept * H + (step[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
-            found.append((H @ C[:, t, ..., None]).squeeze(-1) + self.D[:, None] * x[:, t])
-        y = torch.stack(found, 1).flatten(2)
-        normed = lambda v: (  # noqa: E731
-            torch.rms_norm(v.unflatten(-1, (self.ngroups, -1)), [inner // 2], eps=1e-5).flatten(-2) * self.norm.weight
-        )
-        if not self.rmsnorm:
-            return self.out_proj(y * silu(z))
-        return self.out_proj(normed(y) * silu(z) if self.norm_before_gate else normed(y * silu(z)))
-
-
-Mamba2.__module__ = "mamba_ssm.modules.mamba2"
 
 
 def mambapy(width: int, **fields: Any) -> nn.Module:

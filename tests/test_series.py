@@ -5,29 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from own_layers import Unit, unit_terms
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn.functional import cross_entropy
 
 import ssmscope
 from ssmscope.attacks.noise.series import CHANGES, changed
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
-
-
-class Unit(nn.Module):
-    """A minimal GRU, in parallel form only where a test asks for it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gate, self.candidate = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, u: Tensor) -> Tensor:
-        gate, candidate = self.gate(u).sigmoid(), self.candidate(u)
-        h, found = torch.zeros_like(u[:, 0]), []
-        for t in range(u.shape[1]):
-            h = (1 - gate[:, t]) * h + gate[:, t] * candidate[:, t]
-            found.append(h)
-        return torch.stack(found, 1)
 
 
 class Network(nn.Module):
@@ -48,15 +33,9 @@ class Pooled(Network):
         return super().forward(series).mean(1)
 
 
-def terms(layer: Unit, u: Tensor) -> ssmscope.Recurrence:
-    held = logsigmoid(-layer.gate(u)).unsqueeze(-1)
-    b = -torch.expm1(held)
-    return ssmscope.Recurrence(x=layer.candidate(u).unsqueeze(-1), b=b, c=torch.ones_like(b), log_a=held)
-
-
 @pytest.fixture(autouse=True)
 def adapted() -> None:
-    ssmscope.adapt(Unit, terms=terms, form=ssmscope.Form(values="candidate", out=None))
+    ssmscope.adapt(Unit, terms=unit_terms, form=ssmscope.Form(values="candidate", out=None))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ VMamba's over images; and modules whose positions are other than they seem, whic
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,109 +11,14 @@ import numpy as np
 import pytest
 import torch
 from loud import loud
+from own_layers import LRU, S4D, SS2D, BothWays, CopiedMamba
 from torch import Tensor, nn
-from torch.nn.functional import silu, softplus
 
 import ssmscope
 from ssmscope.core.mixers import adapter_for
 from ssmscope.errors import InputError
 
 F64 = torch.float64
-
-
-class S4DKernel(nn.Module):
-    def __init__(self, width: int, states: int = 8) -> None:
-        super().__init__()
-        self.C, self.log_dt = nn.Parameter(torch.randn(width, states, 2)), nn.Parameter(torch.rand(width) * 2 - 2)
-        self.log_A_real = nn.Parameter(torch.full((width, states), 0.5).log())
-        self.A_imag = nn.Parameter(math.pi * torch.arange(states).float().repeat(width, 1))
-
-    def forward(self, L: int) -> Tensor:  # noqa: N803
-        A = torch.complex(-self.log_A_real.exp(), self.A_imag)
-        step = A * self.log_dt.exp()[:, None]
-        C = torch.view_as_complex(self.C) * (step.exp() - 1) / A
-        return 2 * torch.einsum("hn,hnl->hl", C, torch.exp(step[..., None] * torch.arange(L))).real
-
-
-class S4D(nn.Module):
-    """The authors' minimal layer: channels first unless it is told otherwise, and a state that is never given."""
-
-    def __init__(self, width: int, transposed: bool = True) -> None:
-        super().__init__()
-        self.transposed, self.D, self.kernel = transposed, nn.Parameter(torch.randn(width)), S4DKernel(width)
-        self.activation, self.dropout = nn.GELU(), nn.Dropout(0.2)
-        self.output_linear = nn.Sequential(nn.Conv1d(width, 2 * width, 1), nn.GLU(dim=-2))
-
-    def forward(self, u: Tensor) -> tuple[Tensor, None]:
-        u = u if self.transposed else u.mT
-        length, kernel = u.shape[-1], self.kernel(L=u.shape[-1])
-        both = torch.fft.rfft(kernel, n=2 * length) * torch.fft.rfft(u, n=2 * length)
-        y = torch.fft.irfft(both, n=2 * length)[..., :length] + u * self.D[:, None]
-        y = self.output_linear(self.dropout(self.activation(y)))
-        return (y if self.transposed else y.mT), None
-
-
-class LRU(nn.Module):
-    def __init__(self, width: int, states: int = 12) -> None:
-        super().__init__()
-        self.nu_log, self.theta_log = (nn.Parameter(v) for v in (torch.rand(states) * 2 - 3, torch.rand(states)))
-        self.gamma_log, self.D = nn.Parameter(torch.rand(states) - 1), nn.Parameter(torch.randn(width, width) / 4)
-        self.B_re, self.B_im = (nn.Parameter(torch.randn(states, width) / 4) for _ in range(2))
-        self.C_re, self.C_im = (nn.Parameter(torch.randn(width, states) / 4) for _ in range(2))
-
-    def forward(self, u: Tensor, without: int | None = None) -> Tensor:
-        """Step by step; from the step `without` on, later ones do not read it."""
-        rate = torch.exp(torch.complex(-self.nu_log.exp(), self.theta_log.exp()))
-        B, C = torch.complex(self.B_re, self.B_im), torch.complex(self.C_re, self.C_im)
-        h, found = torch.zeros(u.shape[0], len(rate), dtype=B.dtype), []
-        for t in range(u.shape[1]):
-            kept, h = rate * h, rate * h + self.gamma_log.exp() * (u[:, t].to(B) @ B.T)
-            found.append((h @ C.T).real + u[:, t] @ self.D.T)
-            h = kept if t == without else h
-        return torch.stack(found, 1)
-
-
-class CopiedMamba(nn.Module):
-    """mamba-minimal's block."""
-
-    def __init__(self, width: int, states: int = 6, rank: int = 3) -> None:
-        super().__init__()
-        inner = self.inner = 2 * width
-        self.rank, self.states = rank, states
-        self.in_proj, self.out_proj = nn.Linear(width, 2 * inner, bias=False), nn.Linear(inner, width, bias=False)
-        self.conv1d = nn.Conv1d(inner, inner, 4, groups=inner, padding=3)
-        self.x_proj, self.dt_proj = nn.Linear(inner, rank + 2 * states, bias=False), nn.Linear(rank, inner)
-        self.A_log = nn.Parameter(torch.arange(1.0, states + 1).log().repeat(inner, 1))
-        self.D = nn.Parameter(torch.randn(inner))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, z = self.in_proj(x).chunk(2, -1)
-        x = silu(self.conv1d(x.mT)[..., : x.shape[1]].mT)
-        step, B, C = self.x_proj(x).split([self.rank, self.states, self.states], -1)
-        y = scanned(x, softplus(self.dt_proj(step)), -self.A_log.exp(), B, C, self.D)
-        return self.out_proj(y * silu(z))
-
-
-def scanned(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, without: int | None = None) -> Tensor:
-    h, found = x.new_zeros(*x.shape[::2], A.shape[1]), []
-    for t in range(x.shape[1]):
-        kept = torch.exp(delta[:, t, :, None] * A) * h
-        h = kept + (delta[:, t] * x[:, t])[..., None] * B[:, t, None]
-        found.append((h * C[:, t, None]).sum(-1) + D * x[:, t])
-        h = kept if t == without else h
-    return torch.stack(found, 1)
-
-
-class BothWays(nn.Module):
-    """Two Mambas, one on the reversed input, added or averaged; or something else."""
-
-    def __init__(self, width: int, share: float = 1.0, made: Callable[[int], nn.Module] = CopiedMamba) -> None:
-        super().__init__()
-        self.share, self.mamba_fwd, self.mamba_rev = share, made(width), made(width)
-
-    def forward(self, u: Tensor) -> Tensor:
-        one, other = self.mamba_fwd(u), self.mamba_rev(u.flip(1)).flip(1)
-        return one * other if self.share == 0 else self.share * (one + other)
 
 
 class Multiplied(BothWays):
@@ -278,12 +182,6 @@ def test_what_is_not_what_it_seems_is_refused(make: type[nn.Module], said: str, 
     assert "\n" not in str(error.value)
 
 
-def test_a_bidirectional_s5_is_refused(series: Tensor) -> None:
-    module = made(package("s5", "S5", state_width=8, bidir=True)).float()
-    with pytest.raises(InputError, match="reads later positions: adapt it"):
-        ssmscope.load(module, at=-1, example=series.float())
-
-
 def test_what_the_module_is_called_with(series: Tensor) -> None:
     class Wants(Network):
         def forward(self, batch: dict[str, Tensor], scale: float = 1.0) -> dict[str, Tensor]:  # type: ignore[override]
@@ -305,40 +203,6 @@ def test_what_the_module_is_called_with(series: Tensor) -> None:
 
 
 # ---- images
-
-
-class SS2D(nn.Module):
-    """VMamba's layer: a grid read in rows and columns, forwards and backwards."""
-
-    def __init__(self, width: int, states: int = 4, rank: int = 2) -> None:
-        super().__init__()
-        inner, self.rank, self.states = 2 * width, rank, states
-        self.in_proj, self.out_proj = nn.Linear(width, 2 * inner, bias=False), nn.Linear(inner, width, bias=False)
-        self.conv2d, self.out_norm = nn.Conv2d(inner, inner, 3, padding=1, groups=inner), nn.LayerNorm(inner)
-        self.x_proj_weight = nn.Parameter(torch.randn(4, rank + 2 * states, inner) / inner**0.5)
-        self.dt_projs_weight = nn.Parameter(torch.randn(4, inner, rank))
-        self.dt_projs_bias = nn.Parameter(torch.randn(4, inner) - 1)
-        self.A_logs = nn.Parameter(torch.arange(1.0, states + 1).log().repeat(4 * inner, 1))
-        self.Ds = nn.Parameter(torch.randn(4 * inner))
-
-    def forward(self, u: Tensor, without: tuple[int, int] | None = None) -> Tensor:
-        """With `without` no other position reads this one."""
-        (batch, high, wide), inner = u.shape[:3], self.conv2d.in_channels
-        x, z = self.in_proj(u).chunk(2, -1)
-        x = silu(self.conv2d(x.movedim(-1, 1)))
-        places, y = torch.arange(high * wide).view(high, wide), 0
-        for way in range(4):
-            line = x.flatten(2) if way % 2 == 0 else x.transpose(2, 3).flatten(2)
-            at = places.flatten() if way % 2 == 0 else places.T.flatten()
-            line, at = (line.flip(-1), at.flip(0)) if way > 1 else (line, at)
-            v = line.mT
-            step, B, C = (v @ self.x_proj_weight[way].T).split([self.rank, self.states, self.states], -1)
-            delta = softplus(step @ self.dt_projs_weight[way].T + self.dt_projs_bias[way])
-            own = slice(way * inner, (way + 1) * inner)
-            cut = None if without is None else int((at == places[without]).nonzero())
-            found = scanned(v, delta, -self.A_logs[own].exp(), B, C, self.Ds[own], cut)
-            y = y + torch.zeros_like(found).index_copy(1, at, found)
-        return self.out_proj(self.out_norm(y).view(batch, high, wide, -1) * silu(z))
 
 
 class Images(nn.Module):
@@ -427,8 +291,6 @@ def test_stages_are_read_one_at_a_time(images: Tensor) -> None:
 def test_what_grids_do_not_have_is_refused(images: Tensor) -> None:
     _, model = image_model()
     for ask in (
-        lambda: ssmscope.explain(model, images, methods=["lrp"]),
-        lambda: ssmscope.attention(model, images[:1], layers=0, level="block"),
         lambda: ssmscope.stability(model, images),
         lambda: model.encode(images[:, :, :8]),
         lambda: model.encode(images[:, :2]),

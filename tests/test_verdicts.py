@@ -11,7 +11,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-from verdicts import Question, Verdict, smallest_seen, table, verdicts  # noqa: E402
+from verdicts import Question, Verdict, against, smallest_seen, table, verdicts  # noqa: E402
 
 STUDIES = 2000
 
@@ -62,6 +62,48 @@ def test_a_family_has_the_error_rate_of_one_question():
         family = {Question(f"q{i}", 1e-9): [(rng.normal(0, 1, 5), rng.normal(0, 1, 5))] for i in range(6)}
         wrong += any(each.words == "different" for each in verdicts(family))
     assert wrong <= 0.05 * STUDIES * 1.2
+
+
+def test_a_family_is_seldom_called_equivalent_that_is_not():
+    """Seven questions, each with a true difference of just the margin and runs enough to be significant: the levels of
+    Holm's later steps would let 7 % of these families through."""
+    rng = np.random.default_rng(4)
+    wrong = 0
+    for _ in range(STUDIES):
+        one, other = rng.normal(1, 0.25, (7, 12)), rng.normal(0, 0.25, (7, 12))
+        family = {Question(f"q{i}", 1.0): [(one[i], other[i])] for i in range(7)}
+        wrong += any(each.words == "equivalent within 1" for each in verdicts(family))
+    assert wrong <= 0.05 * STUDIES
+
+
+def test_a_family_seldom_excludes_the_papers_effect_that_is_true():
+    rng = np.random.default_rng(5)
+    wrong = 0
+    for _ in range(STUDIES):
+        one, other = rng.normal(0.5, 1, (4, 6)), rng.normal(0, 2, (4, 6))
+        family = {Question(f"q{i}", 1e-9, paper=0.5): [(one[i], other[i])] for i in range(4)}
+        wrong += any(each.words == "the paper's effect is excluded" for each in verdicts(family))
+    assert wrong <= 0.05 * STUDIES * 1.2
+
+
+def test_pooled_data_sets_keep_error_and_power():
+    """Two data sets of different spread, each with the same true difference: none, or the smallest to be seen."""
+    rng, error = np.random.default_rng(6), np.sqrt((1 + 4 + 0.25 + 1) / 8) / 2
+    parts = np.array([1, 4, 0.25, 1]) / 8 / 4
+    seen = smallest_seen(error, parts.sum() ** 2 / (parts**2 / 7).sum())
+    for shift, rate, within in ((0.0, 0.05, 0.015), (seen, 0.8, 0.05)):
+        different = 0
+        for _ in range(STUDIES):
+            arms = [(rng.normal(shift, sd, 8), rng.normal(0, 2 * sd, 8)) for sd in (1.0, 0.5)]
+            different += verdicts({Question("q", 1e-9): arms})[0].words == "different"
+        assert different / STUDIES == pytest.approx(rate, abs=within)
+
+
+def test_arms_against_one_base_are_a_family():
+    same, more = [1.0, 1.1, 0.9, 1.0, 1.05], [2.0, 2.1, 1.9, 2.0, 2.05]
+    rows = against([same, more], {"as it": [same, more], "more": [more, more]}, 0.1, {"more": 0.3}, digits=1)
+    assert [row.split(" | ")[0] for row in rows[2:]] == ["| as it", "| more"]
+    assert rows[3].startswith("| more | 5, 5 | +0.5 [+0.4, +0.6] |") and rows[3].endswith("| +0.3 | **different** |")
 
 
 def test_holm_steps_down():

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm import TRANSFORMERS
 
 import ssmscope
 from ssmscope.zoo.entries import ENTRIES
@@ -19,6 +18,7 @@ import importlib, io, json, sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+sys.path.insert(0, sys.argv.pop(1))
 import ssmscope
 from ssmscope.cli import run
 from ssmscope.core.known_models import readable_types
@@ -55,10 +55,8 @@ BALEEN = "sst2-baleen-e"
 def found(tmp_path_factory) -> dict:
     """What the copy answers."""
     copy = tmp_path_factory.mktemp("copy") / "ssmscope"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "zoo"))
-    done = subprocess.run(
-        [sys.executable, "-c", CODE.replace("BALEEN", BALEEN)], cwd=copy.parent, capture_output=True, text=True
-    )
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("zoo"))
+    done = TRANSFORMERS.run(CODE.replace("BALEEN", BALEEN), copy.parent, cwd=copy.parent)
     assert done.returncode == 0, done.stderr
     answered = json.loads(done.stdout.splitlines()[-1])
     assert answered["home"] == str(copy)

@@ -117,6 +117,7 @@ class Analysis:
         known = inspect.signature(self.function).parameters
         main = list(known)[1]
         own = {name: given.pop(name) for name in self.inputs if name in given and name not in {*self.options, *known}}
+        own |= {name: value.tolist() for name, value in own.items() if hasattr(value, "tolist")}  # Tensors of ids.
         models = args[0] if isinstance(args[0], list | tuple) else [args[0]]
         values = {name: option.default for name, option in self.inputs.items()} | own
         options = {name: given.get(name, option.default) for name, option in self.options.items()}

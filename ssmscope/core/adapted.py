@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from ssmscope.core.complex_terms import as_real, complex_output, is_complex
 from ssmscope.core.forms import Form, at_least_float32, mask_padding
 from ssmscope.core.known_models import LAYERS
 from ssmscope.core.linearized import LinearizedLayer, undeclared
-from ssmscope.core.mixers import full_name, read_anew
+from ssmscope.core.mixers import full_name, read_anew, reads_both_ways
 from ssmscope.core.paths import InputMap, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace, last_inputs, mapped
 from ssmscope.errors import InputError, check_whole
@@ -37,8 +38,9 @@ class Terms:
     """Terms of a layer at its input u (batch, length, width), for `adapt`.
 
     Attributes:
-        recurrences: one or several `Recurrence` or `DeltaRecurrence`, whose outputs are handed to `output`. A complex
-            state is two real ones: Re(c λ^(t−s) b) is |λ|^(t−s) times the product of c and b turned by t and s phases.
+        recurrences: one or several `Recurrence` or `DeltaRecurrence`, whose outputs are handed to `output`. A
+            `Recurrence` may be complex: of real x its output is the real part, of complex x, with one state a head, it
+            is complex.
         conv_input, z: of a layer with a form, the inputs of its convolution and of its gate's activation, (batch,
             length, channels).
     """
@@ -50,9 +52,11 @@ class Terms:
 
 @dataclass(frozen=True, eq=False)
 class AdaptedState(LayerState):
-    """State of an adapted layer: `conv` are the last inputs u, of the `read` (batch,) positions so far."""
+    """State of an adapted layer: `conv` are the last inputs u, of the `read` (batch,) positions so far; `angles` those
+    by which complex states are turned, (batch, heads, states) of each recurrence that has some."""
 
     read: Tensor | None = None
+    angles: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +67,7 @@ class Adapted:
     own_output: Callable[..., Tensor] | None
     form: Form | None
     reach: int
-    BIDIRECTIONAL: bool
+    BIDIRECTIONAL: bool | Callable[[Any], bool]
     counts: bool
     """True if `terms` is told how many positions came before."""
     channels_first: bool | Callable[[Any], bool] = False
@@ -110,23 +114,30 @@ class Adapted:
         """Return the layer's terms; at padding the states are held."""
         mask = None if mask is None or bool(mask.all()) else mask.bool()
         u = mask_padding(u, mask)
-        extras = {}
+        extras: dict[str, Tensor] = {}
         if state is not None and (self.reach > 1 or self.counts):
             assert isinstance(state, AdaptedState) and state.read is not None
             before = u[:, :0] if state.conv is None else state.conv.to(u)
             extras = {"before": before, "read": state.read}
         terms = partial(self._terms, mixer)
-        found = self._by_rows(u, extras, terms) if self._one_way(mask) else _by_lengths(mask, terms, u)
+        found = self._by_rows(u, extras, terms) if self._one_way(mixer, mask) else _by_lengths(mask, terms, u)
         recurrences = tuple(found.recurrences)
-        if not self._one_way(mask):  # An order is that of all positions.
+        if not self._one_way(mixer, mask):  # An order is that of all positions.
             orders = [each.order for each in terms(u, 0, 0).recurrences]
             recurrences = tuple(replace(each, order=order) for each, order in zip(recurrences, orders))
         if mask is not None:
             recurrences = tuple(_held(each, mask) for each in recurrences)
         tail = getattr(found, "tail", None)
+        real: list[Recurrence | DeltaRecurrence] = []
+        angles = iter(state.angles if isinstance(state, AdaptedState) else ())
+        for at, each in enumerate(recurrences):
+            if isinstance(each, Recurrence) and is_complex(each):
+                each, extras[f"angles {at}"], read = as_real(each, next(angles, None))
+                extras |= {} if read is None else {f"read {at}": read}
+            real.append(each)
         start = None if state is None else state.ssm
         return LayerTrace(
-            u, recurrences, mask, found.conv_input, tail, z=found.z, initial=start, reach=self.reach, extras=extras
+            u, tuple(real), mask, found.conv_input, tail, z=found.z, initial=start, reach=self.reach, extras=extras
         )
 
     def _terms(self, mixer: Any, u: Tensor, cut: int, start: int) -> Any:
@@ -149,7 +160,9 @@ class Adapted:
             return self.form.output(mixer, layer, scans)
         assert self.own_output is not None
         scans = layer.scan() if scans is None else scans
-        ys = [scan.y.flatten(2).to(layer.u.dtype) for scan in scans]
+        ys = [scan.y.to(layer.u.dtype) for scan in scans]
+        factors = [layer.extras.get(f"read {at}") for at in range(len(ys))]
+        ys = [(y if read is None else complex_output(y, read)).flatten(2) for y, read in zip(ys, factors)]
         give, told = self.own_output, len(inspect.signature(self.own_output).parameters) > 3
 
         def whole(u: Tensor, cut: int, start: int, *ys: Tensor) -> Tensor:
@@ -160,13 +173,13 @@ class Adapted:
                 raise InputError(f"{said}; it should return the layer's output, one tensor")
             return self.flat(mixer, found)[:, cut:]
 
-        if self._one_way(layer.mask):
+        if self._one_way(mixer, layer.mask):
             return self._by_rows(layer.u, layer.extras, whole, *ys)
         return _by_lengths(layer.mask, whole, layer.u, *ys)
 
-    def _one_way(self, mask: Tensor | None) -> bool:
+    def _one_way(self, mixer: Any, mask: Tensor | None) -> bool:
         """Return True if padding on the right is read by nothing before it."""
-        return mask is None or not self.BIDIRECTIONAL
+        return mask is None or not reads_both_ways(mixer)
 
     def state_after(self, mixer: Any, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
         """Return the last inputs, and the states of the recurrences."""
@@ -175,12 +188,13 @@ class Adapted:
         real = real if layer.mask is None else layer.mask.sum(1)
         read = real if read is None else real + read
         conv = last_inputs(layer.u, self.reach, before, layer.mask) if self.reach > 1 else None
-        return AdaptedState(conv, tuple(scan.state for scan in scans), read)
+        angles = tuple(t[:, -1] for name, t in layer.extras.items() if name.startswith("angles"))
+        return AdaptedState(conv, tuple(scan.state for scan in scans), read, angles)
 
     def _by_rows(self, u: Tensor, extras: Any, compute: Callable[..., Any], *others: Tensor) -> Any:
         """Return compute(u, cut, start, …) for u after the `cut` inputs before it that are needed, whose first is at
         position `start`: together for rows of which these are the same."""
-        if not extras:
+        if "read" not in extras:
             return compute(u, 0, 0, *others)
         before, read = extras["before"], extras["read"]
         kinds = read if self.counts else read.clamp(max=self.reach - 1)
@@ -199,7 +213,8 @@ class Adapted:
             if len(several) == 1:
                 return self.form.linearized(mixer, layer)
             entry = self.form.input_map(mixer, layer)
-            return self.form.linearized(mixer, layer, lambda out: [Path(each, entry, out) for each in several])
+            named = [(each, f"recurrence {at}") for at, each in enumerate(several)]
+            return self.form.linearized(mixer, layer, lambda out: [Path(r, entry, out, name) for r, name in named])
         name = type(mixer).__name__
 
         def refuse(*_: Any) -> Tensor:
@@ -363,7 +378,7 @@ def _check(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) -> None
         raise InputError(f"{name} gives another output each time: it draws random numbers in evaluation")
     axis = 2 if adapter.has_channels_first(mixer) else 1
     some = given.narrow(axis, 0, max(1, 2 * given.shape[axis] // 3))
-    short, both, grid = run(some), adapter.BIDIRECTIONAL, given.ndim > 3
+    short, both, grid = run(some), reads_both_ways(mixer), given.ndim > 3
     half = short.shape[1]
     if not both and (grid or _apart(short, own[:, :half]) > _tolerance(own)):
         raise InputError(f"{name} reads {'a grid' if grid else 'later positions'}: adapt it with both_ways=True")

@@ -62,18 +62,19 @@ class Norm:
 
     def __call__(self, y: Channels) -> Channels:
         """Return the norm of y, in at least float32."""
-        groups, scale = self._groups(y)
+        groups, scale = self.groups(y)
         groups = groups * scale
         groups = groups if self.weight is None else groups * self._by_group(self.weight, groups)
         return (groups if self.bias is None else groups + self._by_group(self.bias, groups)).flatten(-2)
 
     def factor(self, y: Channels) -> Channels:
         """Return what the norm of y multiplies y, or y − mean, by."""
-        groups, scale = self._groups(y)
+        groups, scale = self.groups(y)
         factor = scale if self.weight is None else scale * self._by_group(self.weight, groups)
         return factor.expand_as(groups).flatten(-2)
 
-    def _groups(self, y: Tensor) -> tuple[Tensor, Tensor]:
+    def groups(self, y: Channels) -> tuple[Tensor, Tensor]:
+        """Return y by group, less the mean where that is subtracted, and the inverse of each group's size."""
         groups = at_least_float32(y).unflatten(-1, (-1, self.size or y.shape[-1]))
         groups = groups - groups.mean(-1, keepdim=True) if self.centred else groups
         eps = torch.finfo(groups.dtype).eps if self.eps is None else self.eps
@@ -199,9 +200,9 @@ class Form:
             flat = at_least_float32(y).flatten(2)
             shown = flat if read is None else read(flat)
             if norm is not None:
-                if norm.centred and (read is not None or first or (norm.size or flat.shape[-1]) != y.shape[-1]):
+                if norm.centred and (read is not None or first):
                     said = f"{type(mixer).__name__}: a norm that subtracts the mean is a linear map of a layer only"
-                    raise InputError(f"{said} by heads, before the gate and without `read`; use a norm by the RMS")
+                    raise InputError(f"{said} before the gate and without `read`; use a norm by the RMS")
                 factor, shift = norm.factor(shown if opened is None or not first else shown * opened), norm.bias
             if read is not None:
                 factor = as_diagonal(read, flat) * (1 if factor is None else factor)
@@ -221,7 +222,9 @@ class Form:
                 more = {"gate_map": opened_by(enter, act, z), "factor": factor, "shift": None if first else shift}
         out = self._of("out", mixer, layer)
         project = None if out is None else projection(mixer, out)
-        centred = norm is not None and norm.centred
+        centred = None
+        if norm is not None and norm.centred:
+            centred = norm.size or flat.shape[-1]
         return OutputMap(lambda v: v if project is None else project(v, False), gate, centred, **more), added
 
     def _check(self, mixer: Any, layer: LayerTrace, y: Tensor, norm: Norm, gate: Any, added: Any, name: str) -> None:
@@ -232,7 +235,7 @@ class Form:
             y, z = y[:, some], None if layer.z is None else layer.z[:, some]
             found = self._inner(mixer, replace(layer, u=layer.u[:, some], z=z), y)
             wide = at_least_float32(y)
-            expected = (wide - wide.mean(-1, keepdim=True) if norm.centred else wide).flatten(2) * gate[:, some]
+            expected = norm.groups(wide.flatten(2))[0].flatten(2) * gate[:, some]
             expected = expected if added is None else expected + added[:, some]
         if not agree(found, expected.to(found)):
             if parts := changed_parts(mixer):

@@ -7,12 +7,10 @@ the model writes; see `ssmscope.core.lasting_edits`.
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from contextvars import Context, copy_context
-from dataclasses import dataclass
+from contextvars import copy_context
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -21,19 +19,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ssmscope.core.attention_layers import attending, reads_positions
+from ssmscope.core.attention_layers import reads_positions
 from ssmscope.core.batching import by_length, tokens_at_once
-from ssmscope.core.edits import Edit, edited
+from ssmscope.core.edits import Edit
 from ssmscope.core.encoding import Batch
 from ssmscope.core.ends import EndedBy, Ends, Stop, Written
-from ssmscope.core.heads import own_logits
-from ssmscope.core.intercept import evaluating
 from ssmscope.core.lasting_edits import LastingEdit
-from ssmscope.core.mixers import check_causal, collect_states, fast_scan
+from ssmscope.core.mixers import check_causal
 from ssmscope.core.progress import count_tokens
-from ssmscope.core.recording import STEPS_BEFORE, record, recordable
-from ssmscope.core.trace import Earlier, LayerState, States, gathered, joined
-from ssmscope.core.weights import weights_prepared
+from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, Kept, StepInPlace, recordable
+from ssmscope.core.token_runs import TokenRuns
+from ssmscope.core.trace import Earlier, States, gathered, joined
 from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.outline import Outlined
 
@@ -45,6 +41,9 @@ R = TypeVar("R")
 
 ROWS_AT_ONCE = 32
 """Texts that are written together, by default."""
+RECORDING_DEVICES = ("cuda",)
+COMPILE_FROM = 4096
+"""New tokens from which on a model's layers are compiled without being asked."""
 
 GivenEdit = Edit | LastingEdit
 
@@ -146,7 +145,7 @@ class Sampling:
         return rows
 
     def choose(
-        self, logits: Float[Tensor, "texts vocabulary"], draws: Float[np.ndarray, " texts"] | None
+        self, logits: Float[Tensor, "texts vocabulary"], draws: Float[np.ndarray | Tensor, " texts"] | None
     ) -> Int[Tensor, " texts"]:
         """Return a token for each row: of equally likely ones the one with the lowest id."""
         if draws is None:
@@ -161,65 +160,22 @@ class Sampling:
         if self.top_p is not None:
             scores = TopPLogitsWarper(self.top_p)(none, scores)
         up_to = scores.softmax(-1).cumsum(-1)
-        drawn = torch.from_numpy(draws).to(up_to.device).unsqueeze(-1) * up_to[:, -1:]
+        drawn = torch.as_tensor(draws, device=up_to.device).unsqueeze(-1) * up_to[:, -1:]
         found = torch.searchsorted(up_to, drawn, right=True).clamp(max=scores.shape[-1] - 1)
         # A temperature below the rounding of the logits is 0: only ties would be drawn from.
         rounding = torch.finfo(logits.dtype).eps * top.abs()
         return found.where(rounding < self.temperature, logits.argmax(-1, keepdim=True)).squeeze(-1)
 
-
-class TokenRuns:
-    """Runs of one token a text, from states and under the same edits: what one run has in common with the next is
-    prepared once, and on a GPU, without edits, the run is recorded. They run in a copy of the caller's context, as the
-    caller goes on in between. Logits may be infinite or NaN."""
-
-    def __init__(self, model: Runs, edits: Sequence[Edit], context: Context) -> None:
-        self.model, self.around, self.context = model, ExitStack(), context.copy()
-        self.step: Callable[[Tensor, States], tuple[Tensor, States]] = self._step
-        self.count = 0
-        # A stream may be open as the interpreter ends, which takes the names of modules away before it closes streams.
-        self.leave = weakref.finalize(self, self.context.run, self.around.close)
-        self.recordable = not edits and self.context.run(recordable, model.module, model.device)
-        self.layers = model.num_layers
-        self.before: tuple[list[LayerState], list[LayerState]] = [], []
-        self.after: tuple[list[LayerState], list[LayerState]] = [], []
-        try:
-            self.context.run(self._enter, edits)
-        except BaseException:
-            self.close()
-            raise
-
-    def _enter(self, edits: Sequence[Edit]) -> None:
-        module, (own, attended), (ends, kept) = self.model.module, self.before, self.after
-        if edits:
-            self.around.enter_context(edited(self.model, edits))
-        self.around.enter_context(evaluating(module))
-        self.around.enter_context(weights_prepared())
-        self.around.enter_context(fast_scan(module, states=own, visit=collect_states(module, ends)))
-        self.around.enter_context(attending(module, states=attended, keep=kept, writing=True))
-
-    def close(self) -> None:
-        self.step = self._step  # A recording has memory of its own.
-        self.leave()
-
-    def __call__(self, ids: Int[Tensor, " texts"], states: States) -> tuple[Tensor, States]:
-        """Return the logits after these tokens, (texts, vocabulary), and the states."""
-        return self.context.run(self._run, ids, states)
-
-    def _run(self, ids: Tensor, states: States) -> tuple[Tensor, States]:
-        count_tokens(len(ids))
-        if self.recordable and self.count == STEPS_BEFORE:
-            self.step = record(self._step, ids, states)
-        self.count += 1
-        with torch.no_grad():
-            return self.step(ids, states)
-
-    def _step(self, ids: Tensor, states: States) -> tuple[Tensor, States]:
-        self.before[0][:], self.before[1][:] = states[: self.layers], states[self.layers :]
-        for each in self.after:
-            each.clear()
-        logits = own_logits(self.model.module, {"input_ids": ids.unsqueeze(1)}, None)[:, 0]
-        return logits.to(self.model.device), tuple(sum(self.after, []))
+    def numbers(
+        self, logits: Float[Tensor, "texts vocabulary"], draws: Float[np.ndarray | Tensor, " texts"] | None
+    ) -> Float[Tensor, "5 texts"]:
+        """Return each text's token, log P of it, the entropy, and the smallest and largest logit."""
+        precise = logits if logits.dtype == torch.float64 else logits.float()
+        chosen = self.choose(precise, draws)
+        log_p = precise.log_softmax(-1)
+        chosen_log_p = log_p.gather(1, chosen.unsqueeze(1)).squeeze(1)
+        entropy = -torch.linalg.vecdot(log_p.exp(), log_p.clamp_(min=torch.finfo(log_p.dtype).min))
+        return torch.stack([each.to(log_p) for each in (chosen, chosen_log_p, entropy, *precise.aminmax(dim=-1))])
 
 
 class Continuation:
@@ -229,11 +185,16 @@ class Continuation:
     last token is read again and nothing of it is used.
     """
 
-    def __init__(self, model: Runs, run: tuple[Tensor, States], edits: Sequence[LastingEdit] = ()) -> None:
-        self.model, self.edits, self.context = model, tuple(edits), copy_context()
+    def __init__(
+        self, model: Runs, run: tuple[Tensor, States], edits: Sequence[LastingEdit] = (), compiles: bool = False
+    ) -> None:
+        self.model, self.edits, self.context, self.compiles = model, tuple(edits), copy_context(), compiles
         self.logits, self.states = run
+        worth = self.states and (compiles or model.device.type in RECORDING_DEVICES)
+        self.recordable = bool(worth and not edits and recordable(model.module))
         self.rows = list(range(len(self.logits)))  # Texts of the batch.
         self.runs: dict[tuple[LastingEdit, ...], TokenRuns] = {}
+        self.keep: Callable[[], None] = lambda: None
 
     def read(self, tokens: Sequence[Written]) -> None:
         """Read a token for each text that is still written."""
@@ -252,6 +213,30 @@ class Continuation:
         self.logits = torch.cat([logits for logits, _ in found])[chosen.to(ids.device)]
         self.states = gathered(joined([states for _, states in found]), chosen)
 
+    def in_place(self, number: int, tokens: Sequence[Written], sampling: Sampling) -> StepInPlace | None:
+        """Return a step that goes on with reading these tokens, on a GPU or compiled; None where it cannot be, and
+        before so many tokens were written that it is worth making one."""
+        if not self.recordable:
+            return None
+        kept, rows = Kept.of(self.model), [token.row for token in tokens]
+        key = (len(rows), self.compiles, replace(sampling, seed=0))
+        found = kept.steps.pop(key, None)
+        if found is None and number != STEPS_BEFORE:
+            return None
+        (self.logits, self.states), self.rows = self.of_texts(rows, True), rows
+        ids = torch.tensor([token.id for token in tokens], device=self.model.device)
+        if found is not None:
+            found.begin(ids, self.states)
+        else:
+            try:
+                how = sampling.numbers, sampling.temperature > 0, kept.traces, self.compiles
+                found = self._runs(()).in_place(ids, self.states, *how)
+            except (InputError, RuntimeError):
+                return None
+        if ids.device.type == "cuda":
+            self.keep = lambda: kept.put(key, found)
+        return found
+
     def of_texts(self, rows: Sequence[int], states: bool) -> tuple[Tensor, States]:
         """Return the logits and, if asked for, the states of these texts."""
         if list(rows) == self.rows:
@@ -266,11 +251,32 @@ class Continuation:
         return self.runs[edits]
 
     def close(self) -> None:
+        self.keep()
         for runs in self.runs.values():
             runs.close()
 
 
 GREEDY = Sampling()
+
+
+class Ahead:
+    """Tokens of texts `rows`, drawn by a step in place, `at_once` of each before anybody looks at them."""
+
+    def __init__(
+        self, step: StepInPlace, rows: Sequence[int], draws: Sequence[np.random.Generator] | None, at_once: int
+    ) -> None:
+        self.step, self.rows, self.draws, self.at_once = step, list(rows), draws, at_once
+        self.found: list[list[list[float]]] = []
+
+    def next(self, going: Sequence[int], most: int) -> tuple[list[list[float]], list[int]]:
+        """Return the numbers of the next token of some texts, of which at most so many follow, and their places."""
+        if not self.found:
+            count, draws = min(self.at_once, most), self.draws
+            drawn = None if draws is None else [[draws[row].random() for row in self.rows] for _ in range(count)]
+            self.found = self.step.ahead(count, None if drawn is None else np.array(drawn))
+            count_tokens(count * len(self.rows))
+        places = [self.rows.index(row) for row in going]
+        return [[column[place] for place in places] for column in self.found.pop(0)], places
 
 
 def written_after(
@@ -282,25 +288,25 @@ def written_after(
     sampling: Sampling = GREEDY,
     draws: Sequence[np.random.Generator] | None = None,
     keep_states: bool = False,
+    at_once: int = 1,
 ) -> Iterator[Step]:
     """Yield what a model writes after prompts, at whose ends `following` is. With `sampling` above temperature 0 the
-    `draws` are its own."""
+    `draws` are its own. Of several tokens written `at_once` the steps have no logits and states."""
     decode = lru_cache(maxsize=4096)(lambda i: str(i) if ends.tokenizer is None else ends.tokenizer.decode([i]))
     said: list[list[int]] = [[] for _ in prompts]
     going = list(range(len(prompts)))
+    ahead: Ahead | None = None
     try:
         for number in range(max_new_tokens):
-            logits, states = following.of_texts(going, keep_states)
-            precise = logits if logits.dtype == torch.float64 else logits.float()
-            drawn = None if draws is None else np.array([draws[row].random() for row in going])
-            chosen = sampling.choose(precise, drawn)
-            log_p = precise.log_softmax(-1)
-            chosen_log_p = log_p.gather(1, chosen.unsqueeze(1)).squeeze(1)
-            entropy = -torch.linalg.vecdot(log_p.exp(), log_p.clamp_(min=torch.finfo(log_p.dtype).min))
-            each = (chosen, chosen_log_p, entropy, *logits.aminmax(dim=-1))
-            numbers = torch.stack([number.to(log_p) for number in each]).tolist()  # A GPU is waited for once.
+            if ahead is None:
+                logits, states = following.of_texts(going, keep_states)
+                drawn = None if draws is None else np.array([draws[row].random() for row in going])
+                numbers = sampling.numbers(logits, drawn).tolist()  # A GPU is waited for once.
+            else:
+                numbers, places = ahead.next(going, max_new_tokens - number)
+                logits, states = ahead.step.of_texts(places if at_once == 1 else [], keep_states)
             if not np.isfinite(numbers).all():
-                following.model.checked(logits)
+                following.model.checked(logits.new_full((1,), torch.nan) if at_once > 1 else logits)
             tokens = []
             for row, token, log_probability, spread in zip(going, map(int, numbers[0]), *numbers[1:3]):
                 said[row].append(token)
@@ -311,7 +317,11 @@ def written_after(
             if not tokens:
                 return
             going = [token.row for token in tokens]
-            following.read(tokens)
+            if ahead is None:
+                step = following.in_place(number, tokens, sampling)
+                ahead = None if step is None else Ahead(step, going, draws, at_once)
+            if ahead is None:
+                following.read(tokens)
     finally:
         following.close()
 
@@ -320,7 +330,7 @@ def check_writes(model: Runs, batch: Batch, max_new_tokens: int) -> None:
     """Raise InputError if a model does not write, or not so much after these texts."""
     check_whole(1, max_new_tokens=max_new_tokens)
     if model.gives != "next tokens":
-        kind = "has no head" if model.gives == "nothing" else "is a classifier"
+        kind = "has no head" if model.gives == "nothing" else f"is {model.role}"
         raise InputError(f"{model.name} {kind} and writes nothing; give a language model")
     check_causal(model.module, "writing")
     if not model.continues:
@@ -345,6 +355,7 @@ class Writer:
         edits: GivenEdit | Sequence[GivenEdit] = (),
         stop: Stop = (),
         keep_states: bool = False,
+        compile: bool | None = None,
         **sampling: Any,
     ) -> None:
         every = [edits] if isinstance(edits, Edit | LastingEdit) else list(edits)
@@ -352,14 +363,21 @@ class Writer:
         self.at_prompt = [e.edit if isinstance(e, LastingEdit) else e for e in every if getattr(e, "prompt", True)]
         self.model, self.sampling, self.ends = model, Sampling(**sampling), Ends.of(model, stop)
         self.max_new_tokens, self.keep_states = max_new_tokens, keep_states
+        self.compiles = max_new_tokens >= COMPILE_FROM if compile is None else compile
 
     def stream(
-        self, batch: Batch, draws: Sequence[np.random.Generator] | None = None, states: Earlier = None
+        self,
+        batch: Batch,
+        draws: Sequence[np.random.Generator] | None = None,
+        states: Earlier = None,
+        at_once: int = 1,
     ) -> Iterator[Step]:
         """Return an iterator over the steps in which the texts of a batch, after `states`, are continued together."""
         check_writes(self.model, batch, self.max_new_tokens)
-        prompts, following = prompt_ids(batch), Continuation(self.model, self._read(batch, states), self.lasting)
+        run, prompts = self._read(batch, states), prompt_ids(batch)
+        following = Continuation(self.model, run, self.lasting, self.compiles)
         how: dict[str, Any] = {"sampling": self.sampling, "draws": draws or self.sampling.draws(prompts)}
+        how["at_once"] = at_once
         how |= {"max_new_tokens": self.max_new_tokens, "keep_states": self.keep_states}
         return written_after(following, prompts, self.ends, **how)
 
@@ -375,7 +393,8 @@ class Writer:
         for rows in by_length(batch.lengths, 1, size=at_once):
             rows = list(range(count)) if at_once == count else rows
             before = states and gathered(tuple(states), torch.tensor(rows))
-            for step in self.stream(batch.rows(rows), draws and [draws[row] for row in rows], before):
+            own, ahead = draws and [draws[row] for row in rows], 1 if self.keep_states else STEPS_AT_ONCE
+            for step in self.stream(batch.rows(rows), own, before, ahead):
                 for place, token in enumerate(step.written):
                     said[rows[token.row]].append(token._replace(row=rows[token.row]))
                     if token.ended_by is not None and step.states is not None:

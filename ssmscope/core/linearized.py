@@ -203,7 +203,9 @@ class _Weighed(Path):
     """Path whose block-level maps are multiplied by its source: contributions instead of coefficients."""
 
     def _taps(self) -> Tensor | None:
-        taps, source = super()._taps(), self._centred(self.input_map.source).unsqueeze(2)
+        by_head = self.output_map.centred == self.recurrence.shape[3]
+        taps, source = super()._taps(), self.input_map.source
+        source = (self._centred(source) if by_head else source).unsqueeze(2)
         return source if taps is None else taps * source
 
 

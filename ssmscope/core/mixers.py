@@ -44,9 +44,9 @@ class LayerAdapter(Protocol):
     weights of a model or mixer whose library rescales them in place; `growth_limit(mixer, layer, recurrence)`, its
     largest possible growth without Δ and A (`core.growth`); `theorem_parameters(mixer)`, what the generalisation bound
     reads; `HAS_RECURRENT_STATE`, False for layers that keep no state, such as short convolutions; `BIDIRECTIONAL`, True
-    for layers that read later tokens too; `RECORDABLE_STEPS` and `RECORDABLE_TRAINING`, the model types whose step, or
-    training step, never waits for a GPU nor sends it numbers; and `NO_FEED_FORWARD` and `NO_RELEVANCE`, names of
-    classes in a block that are none, or have no rule of LRP.
+    for layers that read later tokens too, or a function that tells whether a mixer does; `RECORDABLE_TRAINING`, the
+    model types whose training step never waits for a GPU nor sends it numbers; and `NO_FEED_FORWARD` and
+    `NO_RELEVANCE`, names of classes in a block that are none, or have no rule of LRP.
     """
 
     def compute_terms(
@@ -158,7 +158,13 @@ def mixers(module: nn.Module) -> list[nn.Module]:
 
 def is_bidirectional(module: nn.Module) -> bool:
     """Return True if some layer of a model, or a mixer, reads later tokens."""
-    return any(getattr(adapter_for(mixer), "BIDIRECTIONAL", False) for mixer in mixers(module))
+    return any(map(reads_both_ways, mixers(module)))
+
+
+def reads_both_ways(mixer: nn.Module) -> bool:
+    """Return True if a mixer reads later tokens."""
+    both: Any = getattr(adapter_for(mixer), "BIDIRECTIONAL", False)
+    return both(mixer) if callable(both) else both
 
 
 def memory_of(module: nn.Module) -> dict[str, bool]:

@@ -66,7 +66,7 @@ class Model:
     def __repr__(self) -> str:
         labels = self.labels
         names = ", ".join(map(str, labels[:4])) + ", …" * (len(labels) > 4) if labels is not None else ""
-        what = f"classifier ({names})" if labels is not None else "language model"
+        what = self.role.partition(" ")[2] + (f" ({names})" if labels is not None else "")
         weights = list(self.module.parameters())
         return (
             f"Model {self.name}: {self.architecture} {what}, {self.num_layers} state-space layers, "
@@ -97,6 +97,13 @@ class Model:
     def gives(self) -> LogitsKind:
         """Kind of the model's logits."""
         return gives(self.module)
+
+    @property
+    def role(self) -> str:
+        """Name of such a model: "a language model", "a classifier" or "a regression model"."""
+        if self.gives == "numbers":
+            return "a regression model"
+        return "a classifier" if self.is_classifier else "a language model"
 
     @property
     def position(self) -> int | None:
@@ -321,6 +328,8 @@ class Model:
         - `seed`: random seed; with the same one, a prompt is continued in the same way, its copies in others
         - `stop`: strings that end a text, or a function from its written ids to True if they do
         - `keep_states`: keep the states before each text's last token is read
+        - `compile`: compile the layers' step, in seconds, equal up to rounding; by default from 4,096 tokens on. With
+          edits, hooks or attention, or where torch cannot compile, they run as they are
 
         Args:
             batch_size: texts written together, 32 by default; all with edits, which may have values for every text.
@@ -346,7 +355,8 @@ class Model:
         """True if runs can continue from states: every part that reads earlier tokens keeps a state. Decided by the
         names of the model's parts and, once, by a short text run in two pieces, unedited."""
         if "_continues" not in self.__dict__:
-            kept = keeps_caches(self.module) and (self.embeds or self.config.patch is None)
+            whole = getattr(self.config, "steps", None) is not None or not (self.embeds or self.config.patch is None)
+            kept = keeps_caches(self.module) and not whole
             pixels = self.channels is not None and self.embeds
             self.__dict__["_continues"] = kept and (pixels or Context().run(runs_in_two_pieces, self))
         return self.__dict__["_continues"]

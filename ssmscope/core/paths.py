@@ -61,7 +61,8 @@ class OutputMap:
     Attributes:
         project: (batch, length, channels) → (batch, length, width), linear, including whatever follows the projection.
         gate: (batch, length, channels), the output gate times the norm's factor; None without both.
-        centred: True if the norm subtracts the mean over the width of each head.
+        centred: number of neighbouring channels whose mean the norm subtracts, None if it subtracts none. Where they
+            are more than a head's, the mean mixes heads as a projection does, and is in no matrix.
         scale: (batch, length) or a number, each position's factor after the projection, which maps include.
         gate_map: u → the output gate alone, as a linear map of the layer's input with act(z) / z frozen, with constants
             as in `InputMap.enter`. None without a gate, and for one that is not a product with z. Maps use neither this
@@ -72,7 +73,7 @@ class OutputMap:
 
     project: Callable[[Tensor], Tensor]
     gate: Tensor | None = None
-    centred: bool = False
+    centred: int | None = None
     scale: Tensor | float | None = None
     gate_map: Callable[[Tensor, bool], Tensor] | None = None
     factor: Tensor | None = None
@@ -216,10 +217,10 @@ class Path:
         return y if left is None else y * left
 
     def _centred(self, y: Channels) -> Channels:
-        if not self.output_map.centred:
+        if self.output_map.centred is None:
             return y
-        by_head = rearrange(y, "b t (h p) -> b t h p", h=self.recurrence.shape[2])
-        return rearrange(by_head - by_head.mean(-1, keepdim=True), "b t h p -> b t (h p)")
+        groups = rearrange(y, "b t (g p) -> b t g p", p=self.output_map.centred)
+        return rearrange(groups - groups.mean(-1, keepdim=True), "b t g p -> b t (g p)")
 
     def _taps(self) -> Float[Tensor, "batch length reach channels"] | None:
         """Return the factor of the source at s on arrival at s + i: convolution's tap, activation there, filter."""

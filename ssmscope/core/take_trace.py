@@ -180,7 +180,8 @@ def _given(model: Runs | None, texts: TextsLike) -> Runs:
 def few_tokens(model: Runs, most: int = 4) -> Batch:
     """Return an input of at most so many tokens, to try a model on; of a model that reads whole images, an image."""
     if model.channels is not None:
-        tokens = math.prod(model.config.image_size or (2,))  # Learnt positions allow no other number.
+        known = model.config.image_size or (getattr(model.config, "steps", 2),)
+        tokens = math.prod(known)  # Learnt positions allow no other number.
         values = torch.linspace(0, 1, tokens * model.channels, dtype=torch.float32)
         return model.encode(values=values.view(tokens, model.channels))
     return model.encode(ids=list(range(min(most, model.vocabulary))))

@@ -70,7 +70,7 @@ def mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
     return record
 
 
-def tensors(states: States) -> list[Tensor]:
+def tensors(states: Any) -> list[Tensor]:
     found: list[Tensor] = []
 
     def keep(t: Tensor) -> Tensor:

@@ -43,12 +43,13 @@ def as_constant(weight: Tensor) -> Tensor:
 
 
 @contextmanager
-def weights_prepared() -> Iterator[None]:
+def weights_prepared() -> Iterator[dict[tuple[Any, ...], Any]]:
     """Compute what is `prepared` from mixers' weights once, within the context and in this thread alone; mixers must
-    stay as they are."""
-    token = _prepared.set({})
+    stay as they are. The context's value holds what was computed, by (compute, mixer, *args)."""
+    found: dict[tuple[Any, ...], Any] = {}
+    token = _prepared.set(found)
     try:
-        yield
+        yield found
     finally:
         _prepared.reset(token)
 

@@ -318,7 +318,7 @@ def _check(model: Model, words: Sequence[str] | None, scoring: str, normalise: b
         raise InputError(f"{model.name} is a language model: give the word that it says for each class")
     if model.is_classifier and (words is not None or scoring != SCORINGS[0]):
         what = "label words" if words is not None else f"the scoring {scoring!r}"
-        raise InputError(f"{model.name} is a classifier, whose scores are its logits: {what} is for language models")
+        raise InputError(f"{model.name} is {model.role}, whose scores are its logits: {what} is for language models")
     if normalise and (model.is_classifier or scoring != SCORINGS[0]):
         raise InputError("normalise applies only to likelihoods, which are divided by the number of tokens")
 

@@ -77,7 +77,7 @@ def label_words_after(model: Model, words: Sequence[str], ends: Sequence[str]) -
     """Return `label_words` for many ends of texts at once."""
     words = checked_words(words)
     if model.is_classifier:
-        raise InputError(f"{model.name} is a classifier with its own classes: label words are for language models")
+        raise InputError(f"{model.name} is {model.role} with its own classes: label words are for language models")
     texts = [end + what for end in ends for what in ("", *(" " * (not end[-1:].isspace()) + word for word in words))]
     rows = token_rows(model, texts, blank=True)
     each = len(words) + 1

@@ -18,8 +18,6 @@ MIN_VARIATION = 0.1
 """Coefficient of variation over tokens from which a gate selects; below it, its scores are noise."""
 MIN_SELECTING_SHARE = 0.5
 """Share of the heads that select, from which a model does."""
-READ_BY = ("survival", "retention", "write", "self-retention", "self-write")
-"""Scores of heatmaps and of methods that are read off the gates."""
 TEXTS_JUDGED = 32
 
 
@@ -54,9 +52,8 @@ class GateVariation:
         return selecting / heads if heads else None
 
 
-def note_on_gates(model: Model, batch: Batch, scores: Sequence[str]) -> list[str]:
-    """Return a note if some scores are read off gates that hardly select on these texts, else nothing."""
-    reading = [name for name in scores if name in READ_BY]
+def note_on_gates(model: Model, batch: Batch, reading: Sequence[str]) -> list[str]:
+    """Return a note on the scores that are read off the gates if these hardly select on these texts, else nothing."""
     if not reading:
         return []
     found = GateVariation(batch.mask)

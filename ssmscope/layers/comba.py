@@ -34,9 +34,6 @@ class CombaMixer(delta.DeltaMixer):
         self.D = nn.Parameter(torch.ones(heads)) if config.output_correction else None
 
 
-RECORDABLE_STEPS = ("ssm-comba",)
-
-
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. At padding keys are zero."""
     mask = parts.as_mask(mask)

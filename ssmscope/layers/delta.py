@@ -87,9 +87,6 @@ def beta_of(mixer: Any, u: Tensor) -> Tensor:
     return mixer.largest_beta * torch.sigmoid(parts.at_least_float32(mixer.beta_proj(u)))
 
 
-RECORDABLE_STEPS = ("ssm-deltanet",)
-
-
 def growth_limit(mixer: nn.Module, layer: LayerTrace, recurrence: Recurrence) -> GrowthLimit:
     """Return the limit of the delta rule's transitions, which are at most 1."""
     return gates_at_most_one(recurrence)

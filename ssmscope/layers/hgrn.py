@@ -142,9 +142,6 @@ class SlotState(LayerState):
     keys: Tensor
 
 
-RECORDABLE_STEPS = ("ssm-gsa", "ssm-hgrn", "ssm-hgrn2")
-
-
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. A GSA layer's `extras` have the slots' `keys` after the last position."""
     mask = parts.as_mask(mask)

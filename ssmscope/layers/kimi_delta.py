@@ -45,9 +45,6 @@ def log_decay(mixer: Any, u: Tensor) -> Tensor:
     return -rate * softplus(step) if mixer.lower_bound is None else mixer.lower_bound * torch.sigmoid(rate * step)
 
 
-RECORDABLE_STEPS = ("ssm-kda",)
-
-
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. At padding keys are zero."""
     mask = parts.as_mask(mask)

@@ -243,7 +243,6 @@ class RetentionState(LayerState):
     position: Tensor
 
 
-RECORDABLE_STEPS = ("ssm-gla",)
 RECORDABLE_TRAINING = ("ssm-gla",)
 
 

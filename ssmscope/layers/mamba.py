@@ -22,8 +22,6 @@ from ssmscope.core.weights import prepared
 from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 
-RECORDABLE_STEPS = ("mamba", "falcon_mamba")
-
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Mamba, Algorithm 2)."""

@@ -26,7 +26,6 @@ from ssmscope.core.weights import prepared
 from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 
-RECORDABLE_STEPS = ("mamba2",)
 RECORDABLE_TRAINING = ("mamba2",)
 
 

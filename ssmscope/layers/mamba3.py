@@ -93,9 +93,6 @@ class Mamba3State(LayerState):
     angle: Tensor
 
 
-RECORDABLE_STEPS = ("ssm-mamba3",)
-
-
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms as two recurrences, "now" and "before"; `extras` has the `angle` of every pair of the
     state's dimensions, (batch, length, heads, pairs) in float64."""

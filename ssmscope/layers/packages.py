@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
 
 from ssmscope.core.adapted import Adapted, Terms
-from ssmscope.core.forms import Form, Norm
+from ssmscope.core.forms import Form, Norm, projection
 from ssmscope.core.mixers import is_readable, read_as
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence
@@ -162,18 +162,20 @@ MLSTM = Adapted(_mlstm_terms, _mlstm_output, None, TAPS, False, False)
 # ---- VMamba's SS2D (Liu et al. 2024, arXiv 2401.10166): a grid is read in rows and columns, forwards and backwards
 
 
-def _entered_grid(mixer: Any, u: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the values (batch, height, width, channels) after convolution, and the gate."""
-    inner = mixer.conv2d.in_channels
-    x, z = mixer.in_proj(u).split([inner, mixer.in_proj.out_features - inner], -1)
-    return silu(mixer.conv2d(x.movedim(-1, 1))).movedim(1, -1), z if z.shape[-1] else None
+def _convolved_grid(mixer: Any, u: Tensor, biased: bool = True) -> Tensor:
+    """Return the convolution's output (batch, length, channels) of u, without constants or with them."""
+    x = projection(mixer, "in_proj", slice(0, mixer.conv2d.in_channels))(u, biased)
+    x = SS2D.shaped(mixer, x).movedim(-1, 1)
+    y = mixer.conv2d(x) if biased else mixer.conv2d(x) - mixer.conv2d(torch.zeros_like(x))
+    return y.flatten(2).mT
 
 
-def _ss2d_terms(mixer: Any, u: Tensor) -> list[Recurrence]:
-    x = _entered_grid(mixer, u)[0]
-    rows = torch.arange(x.shape[1] * x.shape[2], device=u.device)
-    columns = rows.view(x.shape[1:3]).T.flatten()
-    x, rank, inner = x.flatten(1, 2), mixer.dt_projs_weight.shape[2], x.shape[-1]
+def _ss2d_terms(mixer: Any, u: Tensor) -> Terms:
+    rows = torch.arange(u.shape[1] * u.shape[2], device=u.device)
+    columns = rows.view(u.shape[1:3]).T.flatten()
+    u = u.flatten(1, 2)
+    x = silu(_convolved_grid(mixer, u))
+    rank, inner = mixer.dt_projs_weight.shape[2], x.shape[-1]
     A, D = -mixer.A_logs.exp().view(4, inner, -1), mixer.Ds.view(4, inner)
     found = []
     for way, order in enumerate((rows, columns, rows.flip(0), columns.flip(0))):
@@ -181,25 +183,20 @@ def _ss2d_terms(mixer: Any, u: Tensor) -> list[Recurrence]:
         delta = softplus(step @ mixer.dt_projs_weight[way].T + mixer.dt_projs_bias[way])
         terms = {"b": B.unsqueeze(2), "c": C.unsqueeze(2), "delta": delta, "A": A[way], "D": D[way]}
         found.append(Recurrence(x=x.unsqueeze(-1), order=order, **terms))
-    return found
+    gated = mixer.in_proj.out_features > inner
+    return Terms(found, z=mixer.in_proj(u)[..., inner:] if gated else None)
 
 
-def _ss2d_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
-    z, y = _entered_grid(mixer, u)[1], mixer.out_norm(torch.stack(ys).sum(0)).view(*u.shape[:3], -1)
-    return mixer.out_proj(y if z is None else y * silu(z))
-
-
-SS2D = Adapted(_ss2d_terms, _ss2d_output, None, 1, True, False)
+_SS2D_FORM = Form(
+    values=lambda mixer, _: partial(_convolved_grid, mixer),
+    activation="silu",
+    norm="out_norm",
+    gate=lambda mixer, layer: None if layer.z is None else ("in_proj", slice(mixer.conv2d.in_channels, None)),
+)
+SS2D = Adapted(_ss2d_terms, None, _SS2D_FORM, 1, True, False)
 
 
 # ---- complex states: Re(C λ^(t−s) b) is a product of |λ|^(t−s) and vectors that turn with the position
-
-
-def _turn(angle: Tensor, length: int, start: int) -> Tensor:
-    """Return exp(i · angle · t) at the positions t from `start` on, (length, …)."""
-    t = torch.arange(start, start + length, device=angle.device, dtype=torch.float64)
-    phase = (t.view(-1, *[1] * angle.ndim) * angle.double()).to(angle)
-    return torch.polar(torch.ones_like(phase), phase)
 
 
 def _as_complex(mixer: Any, name: str) -> Tensor:
@@ -213,19 +210,13 @@ def _as_complex(mixer: Any, name: str) -> Tensor:
 # S4D (Gu et al. 2022, arXiv 2206.11893), as in the authors' minimal code: diagonal, the same at every position
 
 
-def _s4d_terms(mixer: Any, u: Tensor, start: int) -> Recurrence:
+def _s4d_terms(mixer: Any, u: Tensor) -> Recurrence:
     x, kernel = u.mT if mixer.transposed else u, mixer.kernel
     A = torch.complex(-kernel.log_A_real.exp(), kernel.A_imag)
-    step = A * kernel.log_dt.exp().unsqueeze(-1)
-    C = 2 * torch.view_as_complex(kernel.C) * (step.exp() - 1) / A
-    turn = _turn(step.imag, x.shape[1], start)
-    c, b, log_a = C * turn, turn.conj(), step.real.repeat(1, 2)
-
-    def expanded(t: Tensor) -> Tensor:
-        return t.expand(x.shape[0], x.shape[1], -1, -1)
-
-    b, c = (expanded(torch.cat([t.real, sign * t.imag], -1)) for t, sign in ((b, 1), (c, -1)))
-    return Recurrence(x=x.unsqueeze(-1), b=b, c=c, log_a=expanded(log_a), D=mixer.D)
+    rate = A * kernel.log_dt.exp().unsqueeze(-1)
+    C = 2 * torch.view_as_complex(kernel.C) * (rate.exp() - 1) / A
+    log_a, b, c = (t.expand(*x.shape[:2], -1, -1) for t in (rate, torch.ones_like(C), C))
+    return Recurrence(x=x.unsqueeze(-1), b=b, c=c, log_a=log_a, D=mixer.D)
 
 
 def _s4d_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
@@ -233,63 +224,55 @@ def _s4d_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
     return y if mixer.transposed else y.mT
 
 
-S4D = Adapted(_s4d_terms, _s4d_output, None, 1, False, True, lambda mixer: mixer.transposed)
+S4D = Adapted(_s4d_terms, _s4d_output, None, 1, False, False, lambda mixer: mixer.transposed)
 
 
 # LRU (Orvieto et al. 2023, arXiv 2303.06349) and S5 (Smith et al. 2022, arXiv 2208.04933): dense B and C
 
 
-def _dense_terms(u: Tensor, rate: Tensor, B: Tensor, start: int) -> Recurrence:
-    """Return h_t = λ h_{t−1} + B u_t for λ = exp(`rate`), in a frame that turns with h."""
-    x = (u.to(B) @ B.T) * _turn(-rate.imag, u.shape[1], start)
-    one = rate.real.new_ones(*u.shape[:2], 1, 1)
-    log_a = rate.real.view(-1, 1).expand(*u.shape[:2], -1, 1)
-    return Recurrence(x=torch.view_as_real(x), b=one, c=one, log_a=log_a)
-
-
-def _turned_back(y: Tensor, rate: Tensor, start: int) -> Tensor:
-    """Return the states h (batch, length, states) from a recurrence's output."""
-    return torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous()) * _turn(rate.imag, y.shape[1], start)
+def _dense_terms(u: Tensor, rate: Tensor, B: Tensor) -> Recurrence:
+    """Return h_t = λ h_{t−1} + B u_t for λ = exp(`rate`)."""
+    one, log_a = (t.view(-1, 1).expand(*u.shape[:2], -1, 1) for t in (torch.ones_like(rate), rate))
+    return Recurrence(x=(u.to(B) @ B.T).unsqueeze(-1), b=one, c=one, log_a=log_a)
 
 
 def _lru_rate(mixer: Any) -> Tensor:
     return torch.complex(-mixer.nu_log.exp(), mixer.theta_log.exp())
 
 
-def _lru_terms(mixer: Any, u: Tensor, start: int) -> Recurrence:
-    return _dense_terms(u, _lru_rate(mixer), mixer.gamma_log.exp().unsqueeze(-1) * _as_complex(mixer, "B"), start)
+def _lru_terms(mixer: Any, u: Tensor) -> Recurrence:
+    return _dense_terms(u, _lru_rate(mixer), mixer.gamma_log.exp().unsqueeze(-1) * _as_complex(mixer, "B"))
 
 
-def _lru_output(mixer: Any, u: Tensor, ys: list[Tensor], start: int) -> Tensor:
+def _lru_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
     skip = u * mixer.D if mixer.D.ndim == 1 else u @ mixer.D.T
-    return (_turned_back(ys[0], _lru_rate(mixer), start) @ _as_complex(mixer, "C").T).real + skip
+    return (ys[0] @ _as_complex(mixer, "C").T).real + skip
 
 
-LRU = Adapted(_lru_terms, _lru_output, None, 1, False, True)
+LRU = Adapted(_lru_terms, _lru_output, None, 1, False, False)
 
 
 def _s5_parts(mixer: Any) -> tuple[Tensor, Tensor, Tensor]:
     seq = mixer.seq
-    if seq.liquid or seq.bidir or seq.degree != 1:
-        raise InputError(
-            "an S5 that is liquid (its decay depends on its input), bidir or of another degree is not read"
-        )
+    if seq.liquid or seq.degree != 1:
+        raise InputError("an S5 that is liquid (its decay depends on its input) or of another degree is not read")
     B, C = seq.get_BC_tilde()
     decay, B = seq.discretize(seq.Lambda, B, seq.log_step.exp())
     return decay.log(), B, C
 
 
-def _s5_terms(mixer: Any, u: Tensor, start: int) -> Recurrence:
+def _s5_terms(mixer: Any, u: Tensor) -> list[Recurrence]:
     rate, B, _ = _s5_parts(mixer)
-    return _dense_terms(u, rate, B, start)
+    forwards = _dense_terms(u, rate, B)
+    order = torch.arange(u.shape[1], device=u.device).flip(0)
+    return [forwards, replace(forwards, order=order)] if mixer.seq.bidir else [forwards]
 
 
-def _s5_output(mixer: Any, u: Tensor, ys: list[Tensor], start: int) -> Tensor:
-    rate, _, C = _s5_parts(mixer)
-    return (_turned_back(ys[0], rate, start) @ C.T).real + mixer.seq.D * u
+def _s5_output(mixer: Any, u: Tensor, ys: list[Tensor]) -> Tensor:
+    return (torch.cat(ys, -1) @ _s5_parts(mixer)[2].T).real + mixer.seq.D * u
 
 
-S5 = Adapted(_s5_terms, _s5_output, None, 1, False, True)
+S5 = Adapted(_s5_terms, _s5_output, None, 1, lambda mixer: mixer.seq.bidir, False)
 
 
 # ---- code that is copied

@@ -81,7 +81,6 @@ def log_weights(
     return grown.logcumsumexp(1) - rearrange(past, "b t -> b t 1") * w
 
 
-RECORDABLE_STEPS = ("rwkv",)
 RECORDABLE_TRAINING = ("rwkv",)
 
 

@@ -182,9 +182,6 @@ def _shifted(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
     return mixed_with_before(x, before, 1 - mix)
 
 
-RECORDABLE_STEPS = ("ssm-rwkv7",)
-
-
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the block's terms from its input `u` (batch, length, width or 2 · width). `extras` has the `gate` (batch,
     length, width), the `bonus` (batch, length, heads), the share `mixed_in` of the first layer's values (batch, length,
@@ -265,8 +262,9 @@ def linearized(mixer: Any, layer: LayerTrace) -> LinearizedLayer:
     input_map = InputMap(source=rearrange(recurrence.x, "b t h p -> b t (h p)"), enter=_values(mixer, layer))
     bonus = layer.extras["bonus"].repeat_interleave(recurrence.shape[3], dim=-1)
     itself = skip_alone(recurrence, recurrence.x.new_ones(recurrence.shape[2]))
+    normed = OutputMap(lambda v: project(v, False), gate=gate * factor, centred=recurrence.shape[3])
     paths = (
-        Path(recurrence, input_map, OutputMap(lambda v: project(v, False), gate=gate * factor, centred=True), "memory"),
+        Path(recurrence, input_map, normed, "memory"),
         Path(itself, input_map, OutputMap(lambda v: project(v, False), gate=gate), "own", weight=bonus),
     )
     added = project(gate * parts.at_least_float32(norm.bias), True)

@@ -63,9 +63,6 @@ def stabilizers(
     return kept + entered.cummax(1).values
 
 
-RECORDABLE_STEPS = ("xlstm",)
-
-
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. `extras` has the `normalizer` (batch, length, heads) by which q is divided, and the
     final `n` (batch, heads, 1, state) and `m` (batch, heads). Raise InputError if gates have no cap or one above

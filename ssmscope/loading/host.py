@@ -19,7 +19,7 @@ from ssmscope.core.intercept import active_override, evaluating, observe, overri
 from ssmscope.core.mixers import adapter_for, as_returned, fast_scan, mixers, positions
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.layers.packages import recognise
-from ssmscope.loading.in_memory import OwnModel, given_and_mask, written
+from ssmscope.loading.in_memory import TRIAL_LENGTHS, OwnModel, given_and_mask, written
 from ssmscope.loading.seen_layers import FEWER_TOKENS, TRIAL_TOKENS, SeenLayers
 from ssmscope.loading.stored import DAMAGE_ERRORS, reason
 
@@ -109,6 +109,8 @@ class Host(OwnModel):
             if example is not None and example.ndim == 4:
                 self._take_images()
             self._table = self._table if self.of_series or embedding is not None else self._find_embeddings()
+            if example is not None and example.ndim < 4 and not self._runs_on_any_length():
+                self.config.steps = example.shape[1]
             self._check_layers()
             self.gives = self._find_what_it_gives()
             self._check_reading()
@@ -136,8 +138,17 @@ class Host(OwnModel):
         use_cache: bool | None = None,
         input_values: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """Return logits as `OwnModel` does, of series `input_values` (batch, length, channels) too."""
-        return super().forward(input_ids, attention_mask, input_values if inputs_embeds is None else inputs_embeds)
+        """Return logits as `OwnModel` does, of series `input_values` (batch, length, channels) too. Raises InputError
+        if a module that was not run on any length cannot be run on this one."""
+        numbers = input_values if inputs_embeds is None else inputs_embeds
+        try:
+            return super().forward(input_ids, attention_mask, numbers)
+        except RuntimeError as error:
+            known, given = getattr(self.config, "steps", None), input_ids if numbers is None else numbers
+            if known is None or given is None or given.shape[1] == known:
+                raise
+            said = f"{self._name} cannot be run on {given.shape[1]} positions ({reason(error)}): give inputs as long as"
+            raise InputError(f"{said} its example, of {known}") from error
 
     def get_output_embeddings(self) -> Any:
         """Return the linear layer that gives the logits: the one of `head`, or the only one outside the layers with one
@@ -239,13 +250,21 @@ class Host(OwnModel):
 
     def _tried(self, length: int) -> tuple[Any, Tensor]:
         shown, given = self._example, torch.empty(0)
-        if shown is None or (shown.shape[1] < length and not self.of_series):
+        if shown is None or (shown.shape[1] < length and not self.of_series and not hasattr(self.config, "steps")):
             table = self.get_input_embeddings().weight
             given = torch.arange(1, 2 * length + 1, device=table.device).view(2, length).remainder(len(table))
         else:
-            rows, length = torch.arange(2) % len(shown), shown.shape[1] if self._patch else length
+            one_length = self._patch or getattr(self.config, "steps", None)
+            rows, length = torch.arange(2) % len(shown), shown.shape[1] if one_length else length
             given = shown[rows][:, torch.arange(length) % shown.shape[1]]
         return self._run_on(given), given
+
+    def _runs_on_any_length(self) -> bool:
+        """Return False for a module that cannot be run on other lengths than its example's, such as a U-Net."""
+        try:
+            return all(self._tried(length) for length in TRIAL_LENGTHS)
+        except InputError:
+            return False
 
     def _run_on(self, given: Tensor) -> Any:
         try:

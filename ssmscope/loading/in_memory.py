@@ -307,7 +307,7 @@ class OwnModel(nn.Module):
 
     def _find_what_it_gives(self) -> LogitsKind:
         tried = [self._tried(length) for length in TRIAL_LENGTHS]
-        outputs = [output for output, _ in tried]
+        outputs, lengths = [output for output, _ in tried], [ids.shape[1] for _, ids in tried]
         if isinstance(outputs[0], ModelOutput) and "start_logits" in outputs[0]:
             self._refuse("a beginning and an end among a text's tokens, as in question answering")
         logits = [self._logits_of(output, ids) for output, ids in tried]
@@ -317,14 +317,14 @@ class OwnModel(nn.Module):
             raise InputError(f"{said} tensor, or an output, a dictionary or a tuple with logits")
         shapes = tuple(first.shape), tuple(second.shape)
         vocabulary = None if self.of_series else self.get_input_embeddings().weight.shape[0]
-        if shapes == tuple((2, length, vocabulary) for length in TRIAL_LENGTHS):
+        if shapes == tuple((2, length, vocabulary) for length in lengths):
             return "next tokens"
-        if all(len(shape) > 1 and shape[:2] == (2, length) for shape, length in zip(shapes, TRIAL_LENGTHS)):
+        if len(shapes[0]) > 2 and all(shape[:2] == (2, length) for shape, length in zip(shapes, lengths)):
             self._refuse("logits at every position")
         if shapes[0] != shapes[1] or len(shapes[0]) not in (1, 2) or shapes[0][0] != 2:
             raise InputError(
-                f"{self._name} gives {shapes[0]} for two texts of {TRIAL_LENGTHS[0]} tokens and {shapes[1]} for two of "
-                f"{TRIAL_LENGTHS[1]}; give a module with logits (texts, classes) or (texts, tokens, vocabulary)"
+                f"{self._name} gives {shapes[0]} for two texts of {lengths[0]} tokens and {shapes[1]} for two of "
+                f"{lengths[1]}; give a module with logits (texts, classes) or (texts, tokens, vocabulary)"
             )
         count = 1 if first.ndim == 1 else first.shape[1]
         own: Any = getattr(self.module, "config", None)

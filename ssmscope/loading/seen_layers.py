@@ -56,11 +56,11 @@ class SeenLayers:
         for path, number in found.items():
             if number != all_:
                 first = next((path for path, other in found.items() if other == all_), None)
-                whose = "the input has" if first is None else f"{first} has"
-                said = (
-                    f"the layer {path} of {self.name} reads {number} positions where {whose} {all_}: only layers that"
-                )
-                raise InputError(f"{said} read as many are read together, layers=… with the path of a part with such")
+                whose = "the input" if first is None else first
+                said = f"the layer {path} of {self.name} reads {number} positions where {whose} has {all_}:"
+                if wanted is not None:
+                    raise InputError(f"{said} give layers=… the path of a part whose layers read {all_}")
+                raise InputError(f"{said} only layers that read as many are read together; give layers=… such a part")
         return all_
 
     def check(self, positions: int, run_another: Callable[[], Any]) -> None:

@@ -89,7 +89,7 @@ def language_models(models: Model | Sequence[Model]) -> tuple[Model, ...]:
         raise InputError("no model was given; give one or several language models")
     for model in every:
         if model.is_classifier:
-            raise InputError(f"{model.name} is a classifier; give a language model")
+            raise InputError(f"{model.name} is {model.role}; give a language model")
         model.check_classes("what comes next")
         model.check_tokenizer()
     return every

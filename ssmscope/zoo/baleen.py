@@ -157,8 +157,6 @@ class BaleenMamba2Mixer(ReadMixer, Mamba2Mixer):
 
 MIXERS: tuple[type[nn.Module], ...] = (BaleenMambaMixer, BaleenMamba2Mixer)
 
-
-RECORDABLE_STEPS = ("baleen-mamba", "baleen-mamba2")
 RECORDABLE_TRAINING = ("baleen-mamba2",)
 
 

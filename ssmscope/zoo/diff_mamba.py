@@ -177,8 +177,6 @@ def _of_expansion_one(config: Any) -> Any:
 
 # ---- how to read them
 
-
-RECORDABLE_STEPS = ("diff-mamba", "diff-mamba1")
 RECORDABLE_TRAINING = ("diff-mamba",)
 
 

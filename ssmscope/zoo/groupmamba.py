@@ -173,7 +173,6 @@ class GroupMamba2Mixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer, reading the states of a group of modules; its input is described at `compute_terms`."""
 
 
-RECORDABLE_STEPS = ("groupmamba", "groupmamba-mamba2")
 RECORDABLE_TRAINING = ("groupmamba-mamba2",)
 
 

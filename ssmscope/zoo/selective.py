@@ -53,9 +53,6 @@ class SelectiveSSM(ReadMixer, nn.Module):
         return {f"norm_{name}": value.item() for name, value in found.items()}
 
 
-RECORDABLE_STEPS = ("selective-ssm",)
-
-
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Honarpisheh et al., Eq. 3)."""
     mask = as_mask(mask)

@@ -148,7 +148,6 @@ NEED_CLASSES = {
     "lens": lambda model: trajectory(model, TEXTS),
 }
 NEED_PROBABILITIES = {
-    "knockout": lambda model: knockout(model, TEXTS[0], from_="0"),
     "patch": lambda model: patch(model, clean=TEXTS[1], corrupted="w8 w30 w5", answer=0, contrast=1),
     "steer": lambda model: steer(model, TEXTS[:1], toward=TEXTS[:1], away=TEXTS[1:]),
     "effect": lambda model: attack_effect(model, before=TEXTS[0], after=TEXTS[1]),

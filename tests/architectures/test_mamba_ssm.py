@@ -14,6 +14,7 @@ import torch
 import transformers
 from examples import random_example
 from torch import nn
+from warm import TORCH
 
 import ssmscope
 from ssmscope.errors import InputError
@@ -117,10 +118,9 @@ def test_missing_kernels_where_there_is_a_gpu_are_one_line_too(tmp_path):
     (tmp_path / "mamba_ssm-2.3.2.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: mamba-ssm\nVersion: 2.3.2\n"
     )
-    script = "import torch; torch.cuda.is_available = lambda: True; from ssmscope.cli import main; main()"
-    paths = os.pathsep.join([str(tmp_path), *sys.path])
-    line = [sys.executable, "-c", script, "heatmap", "demo/sst2-mamba2", "--text", "A film."]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
+    script = "import sys, torch; torch.cuda.is_available = lambda: True; sys.path.insert(0, sys.argv.pop(1))\n"
+    script += "from ssmscope.cli import main; main()"
+    done = TORCH.run(script, tmp_path, "heatmap", "demo/sst2-mamba2", "--text", "A film.")
     said = done.stderr.strip().split("\n")[-1]
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert said.startswith("analyze: the package mamba-ssm") and "No module named 'selective_scan_cuda'" in said

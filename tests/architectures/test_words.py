@@ -14,6 +14,7 @@ import torch
 import transformers
 from damaged import save
 from examples import EXAMPLES, random_example
+from exhaustive import in_turns
 from safetensors.torch import load_file, save_file
 from tiny_bert import save_bert
 
@@ -72,37 +73,36 @@ def small_jamba(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        (("_attn_implementation",), KERNEL),
-        (("_attn_implementation",), {"": KERNEL}),
-        (("_attn_implementation",), {"": "eager", "text_config": KERNEL}),
-        (("_attn_implementation_internal",), KERNEL),
-        (("attn_implementation",), {"": KERNEL}),
-        (("attn_implementation",), "flash_attention_2"),  # fetched from a hub where it is not installed
-        (("_attn_implementation",), "local_kernel"),
-        (("_experts_implementation_internal",), KERNEL),
-        (("experts_implementation",), {"": KERNEL}),
-        (("text_config", "_attn_implementation"), {"": KERNEL}),
-        (("id2label",), {"0": "a", "1": {"_attn_implementation": KERNEL}}),
-        (("hidden_act",), KERNEL),
-        (("kernel_config",), {"kernel_mapping": {"RMSNorm": KERNEL}}),
-        (("configuration_files",), ["config.1.0.json"]),
-        (("quantization_config",), {"quant_method": "gptq"}),
-        (("text_config",), {"quantization_config": {"quant_method": "gptq"}}),
-        (("compression_config",), {"quant_method": "compressed-tensors"}),
-        (("backbone",), "microsoft/resnet-50"),
-        (("rope_scaling",), {"rope_type": KERNEL}),
-        (("layer_types",), [KERNEL] * 3),
-        (("sliding_window",), "wide"),
-        (("__class__",), "Config"),
-    ],
-)
-@pytest.mark.parametrize("layout", [small_jamba, lambda path: save("mamba2", path)])
-def test_a_config_that_names_what_is_not_known(tmp_path, fetched, layout, field, value):
+UNKNOWN = [
+    (("_attn_implementation",), KERNEL),
+    (("_attn_implementation",), {"": KERNEL}),
+    (("_attn_implementation",), {"": "eager", "text_config": KERNEL}),
+    (("_attn_implementation_internal",), KERNEL),
+    (("attn_implementation",), {"": KERNEL}),
+    (("attn_implementation",), "flash_attention_2"),  # fetched from a hub where it is not installed
+    (("_attn_implementation",), "local_kernel"),
+    (("_experts_implementation_internal",), KERNEL),
+    (("experts_implementation",), {"": KERNEL}),
+    (("text_config", "_attn_implementation"), {"": KERNEL}),
+    (("id2label",), {"0": "a", "1": {"_attn_implementation": KERNEL}}),
+    (("hidden_act",), KERNEL),
+    (("kernel_config",), {"kernel_mapping": {"RMSNorm": KERNEL}}),
+    (("configuration_files",), ["config.1.0.json"]),
+    (("quantization_config",), {"quant_method": "gptq"}),
+    (("text_config",), {"quantization_config": {"quant_method": "gptq"}}),
+    (("compression_config",), {"quant_method": "compressed-tensors"}),
+    (("backbone",), "microsoft/resnet-50"),
+    (("rope_scaling",), {"rope_type": KERNEL}),
+    (("layer_types",), [KERNEL] * 3),
+    (("sliding_window",), "wide"),
+    (("__class__",), "Config"),
+]
+
+
+@pytest.mark.parametrize("layout, asked", in_turns([small_jamba, lambda path: save("mamba2", path)], UNKNOWN))
+def test_a_config_that_names_what_is_not_known(tmp_path, fetched, layout, asked):
     path = layout(tmp_path / "model")
-    set_field(path / "config.json", field, value)
+    set_field(path / "config.json", *asked)
     (path / "config.1.0.json").write_text(json.dumps({"model_type": "mamba2", "_attn_implementation": KERNEL}))
     assert re.search("config.json|quantised", refused(ssmscope.load, path)) and fetched == []
 

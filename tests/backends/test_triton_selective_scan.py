@@ -92,7 +92,7 @@ def test_several_chunks(many_programs, length, heads, groups, state, initial, ex
 
 
 def test_several_blocks_of_a_group(many_programs):
-    terms = draw_terms(20, heads=10, groups=2)
+    terms = draw_terms(20, heads=10, groups=2, batch=1)
     assert division(terms).blocks == 3
     check(terms)
 

@@ -1,8 +1,9 @@
-"""Steps of a model that writes, recorded as a CUDA graph; on a machine without a GPU, a stand-in for the graph."""
+"""Steps of a model that writes, on tensors that stay where they are: recorded on a GPU, compiled, or neither."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from contextvars import copy_context
 from typing import Any
 
@@ -14,28 +15,32 @@ from loud import loud
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import ssmscope
 from ssmscope.core import generation, recording
-from ssmscope.core.attention_layers import attention_layers
+from ssmscope.core.adapted import AdaptedState, adapt
+from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.edits import Edit, edited
-from ssmscope.core.generation import Continuation, TokenRuns, Written
-from ssmscope.core.intercept import observe
+from ssmscope.core.generation import Sampling
+from ssmscope.core.heads import gives
+from ssmscope.core.intercept import observe, override_forward
+from ssmscope.core.lasting_edits import while_writing
+from ssmscope.core.mixers import collect_states, fast_scan
 from ssmscope.core.model import Model
-from ssmscope.core.recording import STEPS_BEFORE, declared, recordable
+from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, StepInPlace, recordable
+from ssmscope.core.token_runs import Blocks, TokenRuns
 from ssmscope.core.trace import mapped, tensors
+from ssmscope.ops import compiling
+from ssmscope.ops.compiling import Unsettled
 
 GPU = torch.device("cuda")
 IDS = [[5, 17, 3, 9], [7, 8], [90, 1, 2, 3, 4, 5, 11]]
 
 
-def example(name: str) -> Model:
+def example(name: str, dtype: torch.dtype = torch.float32) -> Model:
     """A model that nothing ends."""
-    module = loud(random_example(name))
+    module = loud(random_example(name)).to(dtype)
     module.generation_config.eos_token_id = None
     return Model(module)
-
-
-def writes(module: nn.Module) -> bool:
-    return declared(module, "RECORDABLE_STEPS") and module.get_output_embeddings() is not None
 
 
 class Waits(TorchDispatchMode):
@@ -55,53 +60,95 @@ class Waits(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, made in EXAMPLES.items() if writes(made.models[name]) and (ALL or name not in VARIANTS)]
-)
-def test_a_step_waits_for_nothing_and_keeps_shapes(name: str) -> None:
-    model = example(name)
-    assert recordable(model.module, GPU) == (not attention_layers(model.module))
-    if attention_layers(model.module):
+CONSTANTS = {"baleen-b-soft-mamba2", "retnet", "retnet-unrotated"}
+"""Models whose layers read tensors that are neither given to them nor weights."""
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if ALL or name not in VARIANTS])
+def test_layers_that_are_recorded_wait_for_nothing_and_keep_shapes(name: str) -> None:
+    module = random_example(name)
+    if gives(module) != "next tokens" or not recordable(module):
+        assert attention_modules(module) or gives(module) != "next tokens"
         return
+    model = Model(loud(module))
     ids, states = torch.tensor([3, 4]), model.run(model.encode(ids=[[5, 17, 3], [9, 2, 7]])).states
     runs = TokenRuns(model, [], copy_context())
-    for _ in range(STEPS_BEFORE):
-        _, states = runs(ids, states)
     with Waits() as waits:
         _, after = runs(ids, states)
+    with pytest.raises(Unsettled) if name in CONSTANTS else nullcontext():
+        runs.in_place(ids, states, Sampling().numbers, False, {}, False)
+        assert not waits.found
+        assert [(t.shape, t.dtype) for t in tensors(after)] == [(t.shape, t.dtype) for t in tensors(states)]
     runs.close()
-    assert not waits.found
-    assert [(t.shape, t.dtype) for t in tensors(after)] == [(t.shape, t.dtype) for t in tensors(states)]
 
 
-def test_a_written_token_is_waited_for_once() -> None:
+FORGETTING: dict[str, Callable[[torch.Tensor], float]] = {
+    "weights": lambda u: 1.0,
+    "a number": lambda u: float(u.sum() > 0),
+    "a shape": lambda u: 1.0 + len(u[u > 0]),
+}
+
+
+class Forgetting(nn.Module):
+    """Layer whose decay depends on weights, a number of its input, or a shape that follows from such numbers."""
+
+    def __init__(self, by: str = "weights") -> None:
+        super().__init__()
+        self.by, self.proj = by, nn.Linear(8, 8)
+
+    def forward(self, u: torch.Tensor) -> torch.Tensor:
+        return self.proj(ssmscope.ops.scan(terms_of(self, u)).y.flatten(2))
+
+
+def terms_of(layer: Forgetting, u: torch.Tensor) -> ssmscope.ops.Recurrence:
+    x = layer.proj(u).unflatten(-1, (2, 4))
+    return ssmscope.ops.Recurrence(x=x, b=x.sigmoid(), c=x, log_a=-x.exp() / (1 + FORGETTING[layer.by](u)))
+
+
+@pytest.mark.parametrize("by", FORGETTING)
+def test_layers_that_depend_on_numbers_are_not_recorded(by: str) -> None:
+    layer = Forgetting(by)
+    adapt(Forgetting, terms=terms_of, output=lambda layer, u, ys: layer.proj(ys[0]))
+    own, ends = [AdaptedState(None, (torch.randn(1, 2, 4, 4),), torch.tensor([3]))], []
+    with torch.no_grad(), fast_scan(layer, states=own, visit=collect_states(layer, ends)):
+        blocks = Blocks(layer, [layer], own, ends, {}, False)
+        with override_forward(blocks.handlers), nullcontext() if by == "weights" else pytest.raises(Unsettled):
+            layer(torch.ones(1, 1, 8))
+
+
+def test_a_written_token_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = example("mamba")
-    steps = model.generate_stream(ids=IDS, max_new_tokens=3)
+    steps = model.generate_stream(ids=IDS, max_new_tokens=9)
     next(steps)
     with Waits() as waits:
         next(steps)
     assert [str(each) for each in waits.found] == ["aten.lift_fresh.default"]  # The ids; the answer is one list.
+    monkeypatch.setattr(generation, "RECORDING_DEVICES", ("cuda", "cpu"))
+    steps = model.generate_stream(ids=IDS, max_new_tokens=9)
+    for _ in range(STEPS_BEFORE + 2):
+        next(steps)
+    with Waits() as waits:
+        next(steps)
+    assert [str(each) for each in waits.found] == ["aten.lift_fresh.default"]  # The places of the texts.
 
 
 @pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of texts of each replay; recordings, without a GPU, run again into the same tensors."""
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of steps that are taken at once, in place on a CPU too."""
     seen: list[int] = []
-
-    def recorded(run: Callable[[], Any], device: torch.device) -> Any:
-        found = run()
-
-        def replay() -> None:
-            seen.append(len(found[0]))
-            for own, each in zip(_tensors(found), _tensors(run())):
-                own.copy_(each)
-
-        return replay, found
-
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(recording, "recorded", recorded)
-        monkeypatch.setattr(generation, "recordable", lambda module, device: recordable(module, GPU))
+    real = StepInPlace.ahead
+    monkeypatch.setattr(StepInPlace, "ahead", lambda step, count, draws: seen.append(count) or real(step, count, draws))
+    monkeypatch.setattr(generation, "RECORDING_DEVICES", ("cuda", "cpu"))
     return seen
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> list[Any]:
+    """The graphs that would be compiled, which run as they are: torch compiles one of these layers in ten seconds."""
+    graphs: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: graphs.append(graph) or graph)
+    monkeypatch.setattr(compiling, "_graphs", {})
+    return graphs
 
 
 def _tensors(terms: Any) -> list[torch.Tensor]:
@@ -122,21 +169,18 @@ def written(model: Model, **options: Any) -> Any:
     return [[token.id for token in step.written] for step in steps], kept
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "diff-mamba"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "diff-mamba", "groupmamba"])
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_recorded_step_is_the_step(
-    name: str, stops: bool, replays: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_in_place_is_the_step(name: str, stops: bool, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     model = example(name)
     if torch.cuda.is_available():
         model.module.to(GPU)
     second = model.generate(ids=IDS, max_new_tokens=5).ids[1]
-    replays.clear()
+    taken.clear()
     stop = (lambda ids: tuple(ids) == second) if stops else ()
     found, kept = written(model, stop=stop)
-    if not torch.cuda.is_available():
-        assert replays == [3] * (8 - STEPS_BEFORE)
-    monkeypatch.setattr(generation, "recordable", lambda module, device: False)
+    assert taken[-(8 - STEPS_BEFORE) :] == [1] * (8 - STEPS_BEFORE)
+    monkeypatch.setattr(generation, "recordable", lambda module: False)
     expected, plain = written(model, stop=stop)
     assert found == expected and [*map(len, found)] == [3] * 5 + [2 if stops else 3] * 4
     for one, other in zip(kept, plain):
@@ -145,30 +189,134 @@ def test_a_recorded_step_is_the_step(
             torch.testing.assert_close(own, right, atol=1e-5 * size, rtol=1e-5)
 
 
-def test_who_continues_second_from_a_state_is_as_alone(replays: list[int]) -> None:
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.3, "top_k": 40, "seed": 4}])
+def test_several_tokens_at_once_are_those_of_one_after_another(
+    options: dict[str, Any], taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, new = example("mamba2"), STEPS_BEFORE + 2 + STEPS_AT_ONCE
+    one_by_one = [step.written for step in model.generate_stream(ids=IDS, max_new_tokens=new, **options)]
+    assert {*taken} == {1}
+    taken.clear()
+    second = tuple(step[1].id for step in one_by_one[: STEPS_BEFORE + 4])
+    found = model.generate(ids=IDS, max_new_tokens=new, stop=lambda ids: tuple(ids) == second, **options)
+    assert taken == [STEPS_AT_ONCE, 1]
+    for row, tokens in enumerate(found.written):
+        expected = [step[row] for step in one_by_one[: len(second) if row == 1 else new]]
+        assert [token.id for token in tokens] == [token.id for token in expected]
+        assert [token.log_probability for token in tokens] == pytest.approx([t.log_probability for t in expected])
+        assert [token.entropy for token in tokens] == pytest.approx([token.entropy for token in expected], abs=1e-5)
+
+
+# ---- compiled
+
+
+class Written(nn.Module):
+    """Language model of one's own, with layers that `adapt` says how to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(97, 8), nn.Linear(8, 97)
+        self.layers = nn.ModuleList(Forgetting() for _ in range(2))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def model_of(name: str, dtype: torch.dtype) -> Model:
+    if name != "adapted":
+        return example(name, dtype)
+    adapt(Forgetting, terms=terms_of, output=lambda layer, u, ys: layer.proj(ys[0]))
+    torch.manual_seed(0)
+    return ssmscope.load(loud(Written()).to(dtype), answer="next")
+
+
+def as_rows(steps: list[Any]) -> tuple[list[list[int]], torch.Tensor]:
+    """Return the tokens of each text, and the logits (texts, steps, vocabulary) that they came from."""
+    logits = torch.stack([step.logits for step in steps], dim=1)
+    return [[step.written[row].id for step in steps] for row in range(len(logits))], logits
+
+
+def check_uncached(model: Model, found: list[list[int]], logits: torch.Tensor) -> None:
+    """Check written tokens and their logits against a run of each whole text."""
+    for ids, said, own in zip(IDS, found, logits):
+        whole = model.run(model.encode(ids=[[*ids, *said]])).logits[0, len(ids) - 1 : -1]
+        torch.testing.assert_close(own, whole, atol=1e-5 * float(whole.abs().max()), rtol=0)
+        assert whole.argmax(-1).tolist() == said
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "gated-deltanet", "groupmamba", "bamba", "adapted"])
+def test_a_compiled_step_writes_what_whole_texts_say(
+    name: str, dtype: torch.dtype, traced: list[Any], taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(name, dtype)
+    monkeypatch.setattr(generation, "RECORDING_DEVICES", ())
+    steps = list(model.generate_stream(ids=IDS, max_new_tokens=9, compile=True))
+    found, logits = as_rows(steps)
+    if dtype == torch.float32:
+        check_uncached(model, found, logits)
+    else:  # A whole text is rounded elsewhere; a step rounds where the step does that is not compiled.
+        plain, expected = as_rows(list(model.generate_stream(ids=IDS, max_new_tokens=9, compile=False)))
+        assert found == plain
+        torch.testing.assert_close(logits, expected, atol=1e-2 * float(expected.abs().max()), rtol=0)
+    assert bool(traced) == bool(taken) == (name != "bamba")  # Attention keeps more with every token.
+    kinds = len(traced)
+    if dtype == torch.float32 and name != "groupmamba":  # The layers of a group read different numbers of others.
+        assert kinds == (name != "bamba") and len(model.mixers) > 1
+    model.module.train()
+    again = model.generate(ids=IDS, max_new_tokens=9, compile=True)
+    assert [list(row) for row in again.ids] == found and len(traced) == kinds
+    assert not any(len([*graph.parameters(), *graph.buffers()]) for graph in traced)
+
+
+def test_weights_that_change_between_texts_are_read(traced: list[Any]) -> None:
     model = example("mamba2")
-    following = Continuation(model, model.run(model.encode(ids=IDS), last_only=True))
-    for number in range(STEPS_BEFORE + 1):
-        following.read([Written(row, number, 4 + row, "", 0.0, 0.0) for row in range(3)])
-    before = following.logits, following.states
-    for token in (7, 9):
-        following.logits, following.states = before
-        following.read([Written(row, 4, token, "", 0.0, 0.0) for row in range(3)])
-        whole = model.encode(ids=[[*ids, *[4 + row] * (STEPS_BEFORE + 1), token] for row, ids in enumerate(IDS)])
-        torch.testing.assert_close(following.logits, model.run(whole, last_only=True).logits, atol=1e-5, rtol=1e-4)
-    following.close()
+    first = model.generate(ids=IDS, max_new_tokens=9, compile=True).ids
+    for change in ("in place", "replaced", "attribute"):
+        with torch.no_grad():
+            for mixer in model.mixers:
+                if change == "in place":
+                    mixer.A_log.add_(1.5)
+                elif change == "replaced":
+                    mixer.out_proj.weight = nn.Parameter(mixer.out_proj.weight.flip(0))
+                else:
+                    mixer.time_step_limit = (0.0, 0.05)
+        found = model.generate(ids=IDS, max_new_tokens=9, compile=True).ids
+        assert found == model.generate(ids=IDS, max_new_tokens=9, compile=False).ids != first
+        first = found
 
 
-def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_compiled_by_torch() -> None:
+    model = example("mamba")
+    check_uncached(model, *as_rows(list(model.generate_stream(ids=IDS, max_new_tokens=9, compile=True))))
+    assert model.__dict__["_kept"].traces
+
+
+def test_what_torch_does_not_compile_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     model = example("mamba2")
     expected = written(model)[0]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: fail)
+    monkeypatch.setattr(compiling, "_graphs", {})
+    assert written(model, compile=True)[0] == expected and not compiling._graphs
+
+
+def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
+    model = example("mamba2")
+    expected = written(model, compile=False)[0]
+    taken.clear()
 
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(recording, "recorded", fail)
-    monkeypatch.setattr(generation, "recordable", lambda module, device: True)
-    assert written(model)[0] == expected
+    monkeypatch.setattr(StepInPlace, "__init__", fail)
+    assert written(model)[0] == expected and not taken
 
 
 def idle() -> Edit:
@@ -182,19 +330,21 @@ def _ways(model: Model) -> Iterator[Any]:
     yield model.module.register_forward_hook(lambda *_: None)
 
 
-def test_edited_watched_and_growing_models_are_not_recorded() -> None:
+def test_edited_watched_and_growing_models_are_not_recorded(taken: list[int]) -> None:
     model = example("mamba2")
-    assert recordable(model.module, GPU) and not recordable(model.module, torch.device("cpu"))
+    assert recordable(model.module)
     for way in _ways(model):
         with way:
-            assert not recordable(model.module, GPU)
-    assert recordable(model.module, GPU)
-    assert not recordable(random_example("bamba"), GPU) and not recordable(random_example("gfssm"), GPU)
+            assert not recordable(model.module)
+            model.generate(ids=IDS, max_new_tokens=5, compile=True)
+    model.generate(ids=IDS, max_new_tokens=5, compile=True, edits=while_writing(idle()))
+    assert not taken
+    assert recordable(model.module) and not recordable(random_example("bamba"))
     model.module.half()
-    assert recordable(model.module, GPU)
+    assert recordable(model.module)
     mixer = model.mixers[0]
     mixer.forward = lambda *args, **kwargs: type(mixer).forward(mixer, *args, **kwargs)
-    assert not recordable(model.module, GPU)
+    assert not recordable(model.module)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
@@ -207,8 +357,9 @@ def test_a_recording_on_a_gpu_is_made_and_right(name: str, monkeypatch: pytest.M
     model.module.to(GPU)
     found, kept = written(model)
     assert made
+    again, _ = written(model)
     with edited(model, idle()):
         expected, plain = written(model)
-    assert found == expected and len(made) == 1
+    assert found == expected == again and len(made) == 1
     for one, other in zip(kept, plain):
         torch.testing.assert_close(one[0], other[0], atol=1e-4, rtol=1e-4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssmscope.core import generation
+from ssmscope.core import token_runs
 from ssmscope.core.model import Run
 from ssmscope.core.trace import LayerState
 from ssmscope.data.language import byte_tokenizer
@@ -40,8 +40,8 @@ def steps(monkeypatch) -> list[int]:
         return logits_of(script, at), (LayerState(None, (torch.stack([script, at], 1),)),)
 
     monkeypatch.setattr(running, "run_batch", run_batch)
-    monkeypatch.setattr(generation.TokenRuns, "_enter", lambda runs, edits: None)
-    monkeypatch.setattr(generation.TokenRuns, "_run", run_token)
+    monkeypatch.setattr(token_runs.TokenRuns, "_enter", lambda runs, edits: None)
+    monkeypatch.setattr(token_runs.TokenRuns, "_run", run_token)
     return rows
 
 

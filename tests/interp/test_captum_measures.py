@@ -10,9 +10,10 @@ from prompted import few, reader
 
 import ssmscope
 from ssmscope.errors import InputError
+from ssmscope.interp.explain.result import kind_of
 from ssmscope.interp.fidelity.captum_measures import RADIUS, SAMPLES, infidelity_of, moved, sensitivity_of
 from ssmscope.interp.fidelity.measure import replacement_vector
-from ssmscope.interp.fidelity.measures import INFIDELITY, SENSITIVITY, WITHOUT_EMBEDDINGS, more_is_better
+from ssmscope.interp.fidelity.measures import INFIDELITY, SENSITIVITY, more_is_better
 from ssmscope.interp.methods import METHODS, bind_method
 from ssmscope.interp.objective import objective
 
@@ -73,7 +74,7 @@ def test_sensitivity_is_captums(model, goal, text):
     assert found == pytest.approx(by_hand, rel=1e-3) and 0 < found < 1
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in WITHOUT_EMBEDDINGS])
+@pytest.mark.parametrize("name", [name for name in METHODS if kind_of(METHODS[name]).embeddings])
 def test_methods_explain_the_embeddings_that_are_given(goal, name):
     """The other order of the same texts, by their embeddings alone."""
     pair = goal.rows([0, 0])

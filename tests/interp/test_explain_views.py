@@ -18,7 +18,8 @@ from ssmscope.api.provenance import record_provenance
 from ssmscope.api.results import Result
 from ssmscope.errors import InputError
 from ssmscope.interp.explain import result as explained
-from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
+from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, kind_of
+from ssmscope.interp.methods import METHODS
 from ssmscope.render import colours as signed
 from ssmscope.render import token_figure
 from ssmscope.render.colours import BLUES, SHADES, ramp
@@ -55,6 +56,7 @@ def make(
                     0.25 if whole else None,
                     512 if whole else None,
                     False if whole else None,
+                    kind=kind_of(METHODS[method] if method in METHODS else None),
                 )
             )
         words = (None, *range(len(own) - 1))
@@ -109,7 +111,14 @@ def test_it_comes_back_as_it_was(tmp_path):
 
 
 def shade(scores, method="ig", words=None):
-    own = Attribution(method, np.array(scores, dtype=np.float32), None, None, None)
+    own = Attribution(
+        method,
+        np.array(scores, dtype=np.float32),
+        kind=kind_of(METHODS[method]),
+        delta=None,
+        steps=None,
+        converged=None,
+    )
     words = words if words is not None else tuple(range(len(scores)))
     text = ExplainedText(("a",) * len(scores), words, "x", 0.5, "x", 0.0, (own,))
     row = explained._row(own, text, 0)
@@ -142,7 +151,14 @@ FLAT, VARIED = [0.9703, 0.9713, 0.9707, 0.5], [0.91, 0.97, 0.94, 0.5]  # the las
     ],
 )
 def test_noise_of_the_gates_has_neither_colours_nor_names(method, scores, flat):
-    own = Attribution(method, np.array(scores, dtype=np.float32), None, None, None)
+    own = Attribution(
+        method,
+        np.array(scores, dtype=np.float32),
+        kind=kind_of(METHODS[method]),
+        delta=None,
+        steps=None,
+        converged=None,
+    )
     text = ExplainedText(("a", " b", " c", " d"), (0, 1, 2, None), "x", 0.5, "x", 0.0, (own,))
     result = Explanation({"model": "own"}, (text,), (method,), 2)
     (row,) = result.token_rows().texts[0].rows
@@ -212,7 +228,9 @@ def one_by_hand(method: str = "lrp", top: int = 3) -> Explanation:
     """An explanation whose every score is another number, a special token's the largest."""
     scores = np.array([5, 2, -3, 0.5, -0.25, 1, -0.75, 0.125], dtype=np.float32)
     tokens = ("<s>", *(f" {letter}" for letter in "abcdefg"))
-    own = Attribution(method, scores if method == "lrp" else np.abs(scores), None, None, None)
+    own = Attribution(
+        method, scores if method == "lrp" else np.abs(scores), None, None, None, kind=kind_of(METHODS[method])
+    )
     text = ExplainedText(tokens, (None, *range(7)), "good", 0.75, "good", 4.625, (own,))
     provenance = record_provenance({"model": "demo/test"}, options={}, seed=0)
     return Explanation(provenance=provenance, texts=(text,), methods=(method,), top=top)

@@ -10,7 +10,9 @@ import torch
 import ssmscope
 from ssmscope import ops
 from ssmscope.data.text import text_data
+from ssmscope.interp.explain.result import kind_of
 from ssmscope.interp.gates import GateVariation, note_on_gates
+from ssmscope.interp.methods import METHODS
 
 TEXTS = ["A gripping film , beautifully acted .", "dull and far too long for what it wants to say"]
 CIRCLE = [1.0, 1.0 + 2**0.5, 1.0, 1.0 - 2**0.5]
@@ -73,7 +75,9 @@ def test_layers_that_never_forget_have_no_gates():
 
 def test_the_note_names_the_methods_that_read_the_gates():
     steady, selecting = ssmscope.load("demo/sst2-mamba"), ssmscope.load("demo/sst2-mamba2")
-    methods = ["lrp", "survival", "self-write"]
+    reading = [name for name in METHODS if kind_of(METHODS[name]).gate]
+    assert reading == ["survival", "self-retention", "self-write"]
+    methods = ["survival", "self-write"]
     (note,) = note_on_gates(steady, steady.encode(TEXTS), methods)
     assert note.endswith("so survival and self-write say where a token stands rather than what it is")
     found = GateVariation(steady.encode(TEXTS).mask)
@@ -81,7 +85,7 @@ def test_the_note_names_the_methods_that_read_the_gates():
     assert f"in {100 * found.share():.0f} % of the heads" in note and found.share() < 0.2
     (alone,) = note_on_gates(steady, steady.encode(TEXTS), ["survival"])
     assert alone.endswith("so survival says where a token stands rather than what it is")
-    assert note_on_gates(steady, steady.encode(TEXTS), ["lrp", "random"]) == []
+    assert note_on_gates(steady, steady.encode(TEXTS), []) == []
     assert note_on_gates(selecting, selecting.encode(TEXTS), methods) == []
 
 

@@ -23,7 +23,7 @@ from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain import explain
-from ssmscope.interp.explain.result import UNSIGNED, Scores
+from ssmscope.interp.explain.result import Scores, kind_of
 from ssmscope.interp.methods import METHODS, bind_method
 from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import objective, text_generator
@@ -366,7 +366,7 @@ def test_scores_do_not_depend_on_the_batch(name, which):
         else:
             close(together.scores[text, : len(ids)], alone.scores[0], 2e-3)
         assert not together.scores[text, len(ids) :].any()
-        if which in UNSIGNED:
+        if not kind_of(METHODS[which]).signed:
             assert alone.scores.min() >= 0
     assert all(not m._forward_hooks and "forward" not in m.__dict__ for m in model.mixers)
     assert all(p.requires_grad and p.grad is None for p in model.module.parameters())

@@ -132,12 +132,12 @@ def test_parts_and_levels_of_a_layer():
 
 
 def test_what_the_output_gate_sees():
-    """Less its mean over each head where the norm is centred, times the norm's factor, plus its shift."""
+    """Less its mean over a head or all channels where the norm is centred, times the norm's factor, plus its shift."""
     g = torch.Generator().manual_seed(5)
     p, y = path(g), normal(g, BATCH, LENGTH, HEADS * WIDTH)
     factor, shift = normal(g, BATCH, LENGTH, HEADS * WIDTH), normal(g, HEADS * WIDTH)
     middle = (y.unflatten(2, (HEADS, WIDTH)) - y.unflatten(2, (HEADS, WIDTH)).mean(-1, keepdim=True)).flatten(2)
-    for centred, own in ((False, y), (True, middle)):
+    for centred, own in ((None, y), (WIDTH, middle), (HEADS * WIDTH, y - y.mean(-1, keepdim=True))):
         for options, expected in (
             ({}, own),
             ({"factor": factor}, own * factor),

@@ -199,8 +199,10 @@ class TestExplain:
     def result(self, converged: list[Any], texts: int = 2) -> Stand:
         tokens = ("a", " good", " film")
         attributions = (
-            SimpleNamespace(method="ig", scores=np.array([0.25, -1.5, 0.125]), delta=0.0123, signed=True),
-            SimpleNamespace(method="self-retention", scores=np.array([1.0, 2.0, 3.0]), delta=None, signed=False),
+            SimpleNamespace(method="ig", scores=np.array([0.25, -1.5, 0.125]), delta=0.0123, signed=True, kind=None),
+            SimpleNamespace(
+                method="self-retention", scores=np.array([1.0, 2.0, 3.0]), delta=None, signed=False, kind=None
+            ),
         )
 
         def text(number: int) -> Any:

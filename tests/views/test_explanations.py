@@ -15,7 +15,8 @@ from described import briefly, check, described, of_figure, spread, whole
 
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import figure as attention_figure
-from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, Scores
+from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, Scores, kind_of
+from ssmscope.interp.methods import METHODS
 from ssmscope.interp.paired import Paired
 
 NAN = math.nan
@@ -34,7 +35,7 @@ def refused(call: Callable[..., Any], **given: Any) -> str:
 
 def attribution(name: str, seed: int, **more: Any) -> Attribution:
     scores = spread(len(TOKENS), low=-1.2, high=1, seed=seed).astype(np.float32)
-    given = dict(delta=None, steps=None, converged=None)
+    given = dict(delta=None, steps=None, converged=None, kind=kind_of(METHODS[name] if name in METHODS else None))
     return Attribution(name, scores, **{**given, **more})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.analysis import analysis
@@ -76,7 +76,7 @@ def explain(
 
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.take_trace import as_batch
-    from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
+    from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, kind_of
     from ssmscope.interp.gates import note_on_gates
     from ssmscope.interp.methods import bind_methods
     from ssmscope.interp.objective import Meter, last_logits, objective
@@ -102,12 +102,14 @@ def explain(
             probability=float(answers[row][1]),
             target=explained.names[row],
             value=float(values[row]),
-            attributions=tuple(Attribution.of(name, scores, row, length) for name, scores in found.items()),
+            attributions=tuple(
+                Attribution.of(name, scores, row, length, kind_of(named[name])) for name, scores in found.items()
+            ),
             pixels=None if pixels is None else pixels[row].float().cpu().numpy(),
         )
         for row, length in enumerate(batch.lengths)
     ]
     options = call_options(methods=list(named), target=list(explained.names), option=option or {})
     provenance = record_provenance(model.source, options=options, seed=seed)
-    notes = note_on_gates(model, batch, [] if isinstance(methods, Mapping) else list(named))
+    notes = note_on_gates(model, batch, [name for name, method in named.items() if kind_of(method).gate])
     return Explanation(provenance=provenance, texts=tuple(rows), methods=tuple(named), top=top, notes=tuple(notes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,6 @@ from torch import Tensor
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.core.ties import descending, nonzero
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.gates import READ_BY
 from ssmscope.interp.heatmap.text_result import FLAT_REMARK, half_mass
 from ssmscope.interp.heatmap.words import is_selective
 from ssmscope.outline import Outlined
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
     from ssmscope.render.figure import Frame
 
-UNSIGNED = frozenset({"gradcam", "attention-rollout", "survival", "self-retention", "self-write", "random"})
-"""Methods whose scores have a size and no direction; views colour them from lowest to highest."""
+Declared = TypeVar("Declared", bound=Callable[..., Any])
 NAMED = 8
 """Largest number of words of each sign that a table names."""
 AGAINST = "strongest against"
@@ -71,6 +69,38 @@ Method = Callable[["Objective"], Scores]
 """Method of explanation with its options bound."""
 
 
+@dataclass(frozen=True)
+class Kind:
+    """Kind of a method's scores.
+
+    Attributes:
+        signed: False for scores that have a size and no direction; views colour them from lowest to highest.
+        gate: "kept" or "written" for scores that are read off gates: what of the state they keep, or write.
+        embeddings: False for scores that depend on the tokens, whatever embeddings an objective has for them.
+    """
+
+    signed: bool = True
+    gate: Literal["", "kept", "written"] = ""
+    embeddings: bool = True
+
+
+def scores_are(
+    *, signed: bool = True, gate: Literal["", "kept", "written"] = "", embeddings: bool = True
+) -> Callable[[Declared], Declared]:
+    """Declare the `Kind` of a method's scores: decorator of its function."""
+
+    def declared(method: Declared) -> Declared:
+        method.kind = Kind(signed, gate, embeddings)  # type: ignore[attr-defined]
+        return method
+
+    return declared
+
+
+def kind_of(method: Any) -> Kind:
+    """Return the `Kind` that a method's function declares; by default signed scores of the embeddings."""
+    return getattr(getattr(method, "func", method), "kind", Kind())
+
+
 @dataclass(frozen=True, eq=False)
 class Attribution(Outlined):
     """One text explained by one method."""
@@ -88,22 +118,24 @@ class Attribution(Outlined):
     note: str = ""
     channels: np.ndarray | None = None
     """(tokens, channels) float32 of the steps of a series, which `scores` are the sums of; None without."""
+    kind: Kind | None = None
+    """None in results saved without it: signed if any score is negative."""
 
     @staticmethod
-    def of(name: str, found: Scores, row: int, length: int) -> Attribution:
-        """Return the scores of one text of a batch, of so many tokens, by a method."""
+    def of(name: str, found: Scores, row: int, length: int, kind: Kind | None = None) -> Attribution:
+        """Return the scores of one text of a batch, of so many tokens, by a method of this kind."""
         scores = found.scores[row, :length].detach().float().cpu().numpy()
         if not np.isfinite(scores).all():
             raise InputError(f"the scores of {name} for text {row} are not finite: the model is damaged")
         measured = {"delta": found.delta, "steps": found.steps, "converged": found.converged, "error": found.error}
         own: dict[str, Any] = {key: None if each is None else each[row].item() for key, each in measured.items()}
         channels, scores = (scores, scores.sum(1)) if scores.ndim == 2 else (None, scores)
-        return Attribution(name, scores, **own, baseline=found.baseline, note=found.note, channels=channels)
+        return Attribution(name, scores, **own, baseline=found.baseline, note=found.note, channels=channels, kind=kind)
 
     @property
     def signed(self) -> bool:
         """True if scores are for (positive) or against (negative) what is explained."""
-        return self.method not in UNSIGNED
+        return bool((self.scores < 0).any()) if self.kind is None else self.kind.signed
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,8 +335,9 @@ def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:
 def is_flat(each: Attribution, text: ExplainedText) -> bool:
     """Return True for a score of the gates that varies over a text's ordinary tokens by less than a tenth: noise."""
     seen = each.scores[~text.special].astype(np.float64)
-    read = each.method in READ_BY and text.pixels is None and each.scores.any()
-    return bool(read) and not is_selective(1 - seen if each.method == "self-retention" else seen)
+    gate = "" if each.kind is None else each.kind.gate
+    read = gate and text.pixels is None and each.scores.any()
+    return bool(read) and not is_selective(1 - seen if gate == "kept" else seen)
 
 
 def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:
@@ -367,7 +400,9 @@ def about(text: ExplainedText) -> str:
 def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
     """Yield a row per text and method; in a comparison, with the model's `label`, also what is explained."""
     for at, text in enumerate(result):
-        sides = {"highest scores": text.top} | ({AGAINST: text.against} if {*result.methods} - UNSIGNED else {})
+        sides = {"highest scores": text.top} | (
+            {AGAINST: text.against} if any(each.signed for each in text.attributions) else {}
+        )
         for each in text.attributions:
             cells = {"of": Cell(text=text.target), "f": number_cell(text.value)} if label else {}
             flat = is_flat(each, text)

@@ -120,6 +120,7 @@ def fidelity_auc(
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
+    from ssmscope.interp.explain.result import kind_of
     from ssmscope.interp.fidelity.batches import Measures, rankable
     from ssmscope.interp.fidelity.measure import circular_notes, replacement_vector, summarise
     from ssmscope.interp.fidelity.measures import KNOCKOUT, layer_measure
@@ -157,7 +158,9 @@ def fidelity_auc(
         goal = objective(model, encoded_rows(model, data, [batches[0][0]]))
         notes |= dict.fromkeys(circular_notes(goal, list(ready), option or {}, fill))
     judged = encoded_rows(model, data, texts.rows[:TEXTS_JUDGED])
-    notes |= dict.fromkeys(note_on_gates(model, judged, [] if own else list(ready)))
+    notes |= dict.fromkeys(
+        note_on_gates(model, judged, [name for name, method in ready.items() if kind_of(method).gate])
+    )
     of_data: Any = dict(total=len(data), used=np.array(texts.rows), long=texts.long, share=texts.share, seed=seed)
     of_data |= dict(knocked=tuple(where), further=further, notes=list(notes))
     return summarise(provenance, tuple(ready), found, grid, **of_data)

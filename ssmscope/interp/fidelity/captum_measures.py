@@ -12,8 +12,8 @@ from captum.metrics import infidelity, sensitivity_max
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.interp.explain.result import Method
-from ssmscope.interp.fidelity.measures import INFIDELITY, WITHOUT_EMBEDDINGS
+from ssmscope.interp.explain.result import Method, kind_of
+from ssmscope.interp.fidelity.measures import INFIDELITY
 from ssmscope.interp.methods.from_captum import drawing
 from ssmscope.interp.objective import Objective, text_generator
 
@@ -42,7 +42,7 @@ def captum_measures(
             if name == INFIDELITY:
                 columns.append([infidelity_of(goal, text, own, fill, draws) for own in rankings])
                 continue
-            moving = {method: run for method, run in methods.items() if method not in WITHOUT_EMBEDDINGS}
+            moving = {method: run for method, run in methods.items() if kind_of(run).embeddings}
             changed = {method: sensitivity_of(goal, text, run, draws) for method, run in moving.items()}
             own = [changed.get(method, np.nan) for method in methods]
             columns.append([*own, *[np.nan] * (len(rankings) - len(own))])

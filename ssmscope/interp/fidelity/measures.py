@@ -15,8 +15,6 @@ MEASURES = {
 INFIDELITY, SENSITIVITY = "captum:infidelity", "captum:sensitivity_max"
 CAPTUM_MEASURES = {INFIDELITY: "infidelity", SENSITIVITY: "sensitivity"}
 """captum's measures by name, with their names in the views; the lower the better."""
-WITHOUT_EMBEDDINGS = ("attention-rollout", "attention-gradient", "survival", "self-retention", "self-write", "random")
-"""Methods that read a text's tokens and not embeddings that are given, so that no sensitivity can be asked of them."""
 KNOCKOUT = "knockout"
 """Name of the correlation with the exact effect of knocking tokens out in all layers; followed by a layer's number, in
 that layer."""

@@ -60,6 +60,7 @@ def generate(
         int | str | None, "Token whose logit is subtracted from that of each written token.", Metavar("NAME")
     ] = None,
     by_layer: Annotated[bool, "Also show survival in each layer."] = False,
+    compile: Annotated[bool, "Compile layers for writing, as is done by itself from 4,096 tokens on."] = False,
     top: Top = 3,
     option: MethodOptions = None,
     seed: Seed = 0,
@@ -93,7 +94,9 @@ def generate(
         model.check_recurrent_state("survival in each layer")
     explain = explain or (() if remembers else ("gradxinput",))
     drawn: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    found = model.generate(as_batch(model, texts), max_new_tokens=max_new_tokens, stop=stop or (), **drawn)
+    found = model.generate(
+        as_batch(model, texts), max_new_tokens=max_new_tokens, stop=stop or (), compile=compile or None, **drawn
+    )
     methods = bind_methods(explain, option, model=model, seed=seed) if explain else {}
     every = [written_text(model, found, row, methods, contrast, by_layer) for row in range(len(found.texts))]
     options = call_options(explain=list(methods), option=option or {})

@@ -22,7 +22,7 @@ from ssmscope.core.trace import LayerTrace
 from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError, check_whole
 from ssmscope.interp.baselines import baseline_embeddings
-from ssmscope.interp.explain.result import UNSIGNED, Method
+from ssmscope.interp.explain.result import Method, kind_of
 from ssmscope.interp.generate.result import SourceMap, WrittenText
 from ssmscope.interp.methods.gradients import gradxinput
 from ssmscope.interp.methods.lrp import MAX_BACKWARD_BYTES, lrp, relevance_rules
@@ -64,7 +64,7 @@ def written_text(
         ]
     prefixes = Prefixes(model, tuple(ids), len(given), contrast)
     maps += [
-        SourceMap(name, attributed(prefixes, name, method), signed=name not in UNSIGNED)
+        SourceMap(name, attributed(prefixes, name, method), signed=kind_of(method).signed)
         for name, method in methods.items()
         if not remembers or getattr(method, "func", method) is not survival  # It is among the maps.
     ]

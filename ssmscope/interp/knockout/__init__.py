@@ -62,7 +62,8 @@ def knockout(
     Every layer's recurrence reads the tokens before by its implicit attention, y_t = Σ_s α[t, s] x_s + D x_t
     (Differential Mamba, Eq. 8). The terms of the sources are subtracted from y_t at the targets, in every window of
     layers and in all layers at once, and everything after it is computed from the rest (attention knockout, Geva et al.
-    2023; for Mamba, Endy et al. 2025): the change of the answer's probability and logit. This is exact, without
+    2023; for Mamba, Endy et al. 2025): the change of the answer's probability and logit, of a regression that of its
+    number. This is exact, without
     materializing the matrix or training anything: what the sources wrote is scanned by itself.
 
     A layer's convolution, where it has one, mixes each token into the few after it before anything is written. At the
@@ -124,6 +125,8 @@ def knockout(
         for text, number in bar.track([*np.ndindex(count, len(sources))], description="texts and sources"):
             plain[:, text], values[:, text, number] = runs.answers(text, spans[number][text], targets[text], ids[text])
     change = values[0] / plain[0][:, None, None] - 1
+    if model.gives == "numbers":
+        change = values[1] - plain[1][:, None, None]
     options = call_options(**{"from": names, "to": goal, "window": window})
     return Knockout(
         provenance=record_provenance(model.source, options=options, seed=seed),

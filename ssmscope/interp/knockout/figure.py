@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,8 +14,6 @@ from ssmscope.render import figure as plot
 from ssmscope.render.colours import SIGNED
 from ssmscope.render.letters import short_name
 from ssmscope.render.numbers import counted
-
-CHANGE = "relative change of probability"
 
 
 def draw(result: Knockout, frame: plot.Frame) -> Figure:
@@ -44,10 +44,15 @@ def _lines(axes: Axes, result: Knockout, part: str) -> None:
         plot.line(axes, middles, result.changes[number, windows], number)
         colour = plot.COLOURS[number % len(plot.COLOURS)]
         axes.axhline(result.changes[number, every, 0], color=colour, linewidth=1, linestyle=plot.DASHED)
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    if not result.of_numbers:
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
     plot.integers(axes.xaxis)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: str(layers[int(at)]) if 0 <= at < len(layers) else ""))
-    axes.set(xlim=(-0.5, len(layers) - 0.5), ylabel=CHANGE, title=part)
+    axes.set(xlim=(-0.5, len(layers) - 0.5), ylabel=_change(result), title=part)
+
+
+def _change(result: Knockout) -> str:
+    return "change of the number" if result.of_numbers else "relative change of probability"
 
 
 def _middle(result: Knockout, at: int) -> int:
@@ -74,7 +79,8 @@ def _heads(result: Knockout, frame: plot.Frame, below: str) -> Figure:
             grid = np.full((count, len(layers)), np.nan)
             for at in cuts:
                 grid[result.cuts[at].head, layers.index(result.cuts[at].first)] = result.changes[number, at, 0]
-            names, percent = [str(layer) for layer in layers], PercentFormatter(1)
-            plot.cells(axes, grid, colours, columns=names, labels=("head", "layer"), bar=CHANGE, format=percent)
+            names, percent = [str(layer) for layer in layers], None if result.of_numbers else PercentFormatter(1)
+            shown: dict[str, Any] = {"labels": ("head", "layer"), "bar": _change(result), "format": percent}
+            plot.cells(axes, grid, colours, columns=names, **shown)
             axes.set_title(f"from “{short_name(source, 40)}”" + f", {part}" * bool(part))
     return sheet.figure

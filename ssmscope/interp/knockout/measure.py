@@ -95,7 +95,8 @@ class CutRuns:
     def answers(
         self, text: int, sources: Sequence[int], targets: Sequence[int], answer: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the answer's probability and logit with nothing cut, (2,), and with each cut, (2, cuts)."""
+        """Return the answer's probability and logit with nothing cut, (2,), and with each cut, (2, cuts); of a
+        regression NaN and the number."""
         one, found = self.batch.rows([text]), np.empty((2, len(self.cuts)))
         tokens = tokens_at_once(self.model.device, width=self.model.width)
         at_once = max(1, tokens // len(one.tokens[0]))
@@ -108,6 +109,9 @@ class CutRuns:
 
     def _run(self, batch: Batch, edits: Sequence[Edit], answer: int) -> np.ndarray:
         logits = self.model.run(batch, edits=edits, last_only=True).logits
+        if self.model.gives == "numbers":
+            number = logits[:, answer].double().cpu().numpy()
+            return np.stack([np.full_like(number, np.nan), number])
         return torch.stack(probability_and_logit(self.model, logits, answer)).cpu().numpy()
 
     def _edits(self, name: str, chosen: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> list[Edit]:

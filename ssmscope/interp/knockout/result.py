@@ -40,7 +40,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Knockout(Result, kind="knockout"):
-    """Answer's probability and logit with edges cut, for every text, source and cut."""
+    """Answer's probability and logit with edges cut, for every text, source and cut. A regression's probabilities are
+    NaN, its numbers are the logits."""
 
     tokens: tuple[tuple[str, ...], ...]
     answers: tuple[str, ...]
@@ -61,9 +62,15 @@ class Knockout(Result, kind="knockout"):
     """(texts, sources, cuts)."""
     logits: np.ndarray
     changes: np.ndarray
-    """(sources, cuts, 3): the mean over texts of the probability's relative change, p_cut / p − 1, and its interval."""
+    """(sources, cuts, 3): the mean over texts of the probability's relative change, p_cut / p − 1, or of the number's
+    change, and its interval."""
     attends: bool
     """True if the model has attention of which nothing is cut."""
+
+    @property
+    def of_numbers(self) -> bool:
+        """True if the answers are a regression's numbers."""
+        return bool(np.isnan(self.probability).all())
 
     @property
     def knocked_out(self) -> str:
@@ -79,16 +86,18 @@ class Knockout(Result, kind="knockout"):
         """Say to what the answer's probability goes with the edges cut in all layers, and in those that count most."""
         worst, without = self._largest(source), f"without “{shorten(self.sources[source], 20)}”"
         every, most = (float(self.changes[source, cut, 0]) for cut in (0, worst))
+        least = MIN_CHANGE * (float(np.abs(self.logit).mean()) if self.of_numbers else 1)
         if len(self.answers) == 1:
-            before = float(self.probability[0])
-            after, there = (f"{float(self.probabilities[0, source, cut]):.3f}" for cut in (0, worst))
-            moved = "falls" if float(after) < before else "rises"
-            said = f"“{visible(self.answers[0])}” {moved} from {before:.3f} to {after} {without}"
-            said = said if after != f"{before:.3f}" else f"“{visible(self.answers[0])}” stays at {after} {without}"
+            start, found = (self.logit, self.logits) if self.of_numbers else (self.probability, self.probabilities)
+            ends = float(start[0]), *(float(found[0, source, cut]) for cut in (0, worst))
+            before, after, there = (numbers.number(end) if self.of_numbers else f"{end:.3f}" for end in ends)
+            moved = "falls" if ends[1] < ends[0] else "rises"
+            said = f"“{visible(self.answers[0])}” {moved} from {before} to {after} {without}"
+            said = said if after != before else f"“{visible(self.answers[0])}” stays at {after} {without}"
         else:
-            after, there = (in_percent(self.change(source, cut), interval=False) for cut in (0, worst))
+            after, there = (self._said(self.change(source, cut), interval=False) for cut in (0, worst))
             said = f"the answers of {len(self.answers)} texts change by {after} {without}"
-        if not worst or abs(every) < MIN_CHANGE or abs(most) < MIN_CHANGE:
+        if not worst or abs(every) < least or abs(most) < least:
             return f"{said} in all layers"
         carries = every * most > 0 and abs(most) >= CARRIED * abs(every)
         how = "alone carries it" if carries else "counts most"
@@ -97,11 +106,22 @@ class Knockout(Result, kind="knockout"):
     def verdict(self, at: int = 0) -> str:
         found = []
         for number, source in enumerate(self.sources):
-            every, worst = in_percent(self.change(number, 0)), self._largest(number)
-            most = in_percent(self.change(number, worst), interval=False)
+            every, worst = self._said(self.change(number, 0)), self._largest(number)
+            most = self._said(self.change(number, worst), interval=False)
             found.append(f"“{shorten(source, 20)}” {every} in all layers, most in {self.cuts[worst].name} ({most})")
-        before = f"of {self.probability[0]:.3g}" if len(self.probability) == 1 else "of each text"
-        return f"relative change of the answer's probability {before}: {'; '.join(found)}"
+        start = numbers.number(float(self.logit[0])) if self.of_numbers else f"{self.probability[0]:.3g}"
+        before = f"of {start}" if len(self.answers) == 1 else "of each text"
+        what = "change of the number" if self.of_numbers else "relative change of the answer's probability"
+        return f"{what} {before}: {'; '.join(found)}"
+
+    def _said(self, found: Estimate, *, interval: bool = True) -> str:
+        if not self.of_numbers:
+            return in_percent(found, interval=interval)
+        return numbers.number(found.value) + numbers.brackets(found) * interval
+
+    def _cell(self, source: int, cut: int) -> Cell:
+        found = self.change(source, cut)
+        return Cell(found, digits=None) if self.of_numbers else _percent(found)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -109,7 +129,8 @@ class Knockout(Result, kind="knockout"):
         return tuple(sorted({end for cut in self.cuts for end in (cut.first, cut.last)}))
 
     def change(self, source: int, cut: int) -> Estimate:
-        """Return the mean relative change of the answer's probability, −1 where nothing of it is left."""
+        """Return the mean relative change of the answer's probability, −1 where nothing of it is left, or the mean
+        change of a regression's number."""
         return Estimate(*map(float, self.changes[source, cut]))
 
     def _largest(self, source: int) -> int:
@@ -120,7 +141,8 @@ class Knockout(Result, kind="knockout"):
         return int(descending(changes, 1.0)[0])
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row per text, source and cut, with the answer's probability and logit before and after."""
+        """Return a row per text, source and cut, with the answer's probability and logit, or its number, before and
+        after."""
         rows = []
         for (text, source, at), after in np.ndenumerate(self.probabilities):
             cut, before = self.cuts[at], float(self.probability[text])
@@ -129,7 +151,12 @@ class Knockout(Result, kind="knockout"):
             rows.append((*where, before, float(after), float(after) / before - 1, *logits))
         columns = ["text", "answer", "source", "first", "last", "head", "part"]
         columns += ["probability", "probability_cut", "change", "logit", "logit_cut"]
-        return pd.DataFrame(rows, columns=columns)
+        found = pd.DataFrame(rows, columns=columns)
+        if not self.of_numbers:
+            return found
+        found = found.drop(columns=["probability", "probability_cut"])
+        found = found.rename(columns={"logit": "number", "logit_cut": "number_cut"})
+        return found.assign(change=found["number_cut"] - found["number"])
 
     @classmethod
     def compare(cls, results: Sequence[Knockout], labels: Sequence[Sequence[str]]) -> Table:
@@ -137,25 +164,25 @@ class Knockout(Result, kind="knockout"):
         for result, (label,) in zip(results, labels):
             for number, source in enumerate(result.sources):
                 worst = result._largest(number)
-                every, most = (_percent(result.change(number, cut)) for cut in (0, worst))
+                every, most = (result._cell(number, cut) for cut in (0, worst))
                 cells = {"all layers": every, "most in": Cell(text=result.cuts[worst].name), "there": most}
                 lines.append(Line((label, source), cells))
         return table(("model", "from"), lines)
 
     def blocks(self) -> Iterable[Block]:
-        answers = [*zip(self.answers, self.probability)][:NAMED_ANSWERS]
-        yield from self.opening(*(f"“{visible(a)}” has the probability {p:.3f} with nothing cut." for a, p in answers))
+        has = [f"is {numbers.number(v)}" for v in self.logit] if self.of_numbers else None
+        has = [f"has the probability {p:.3f}" for p in self.probability] if has is None else has
+        answers = [*zip(self.answers, has)][:NAMED_ANSWERS]
+        yield from self.opening(*(f"“{visible(answer)}” {what} with nothing cut." for answer, what in answers))
         rows = [at for at, cut in enumerate(self.cuts) if cut.head is None]
         if self.by == "head":
             largest = np.abs(self.changes[..., 0]).max(0)
             largest[rows] = -math.inf
             rows += [int(at) for at in descending(largest, 1.0)[:NAMED_HEADS] if largest[at] >= 0]
-        lines = [
-            Line((self.cuts[at].name,), {s: _percent(self.change(n, at)) for n, s in enumerate(self.sources)})
-            for at in rows
-        ]
-        change = f"Relative change of the probability p with {self.knocked_out} to “{self.target}” cut, p′ / p − 1"
-        yield table(("cut in",), lines, note=f"{change}; −100 %: nothing is left.")
+        lines = [Line((self.cuts[at].name,), {s: self._cell(n, at) for n, s in enumerate(self.sources)}) for at in rows]
+        cut = f"with {self.knocked_out} to “{self.target}” cut"
+        note = f"Relative change of the probability p {cut}, p′ / p − 1; −100 %: nothing is left."
+        yield table(("cut in",), lines, note=f"Change of the number {cut}." if self.of_numbers else note)
         if self.attends:
             yield Prose("Other parts of the model also read earlier tokens; these are not cut.", "note")
 

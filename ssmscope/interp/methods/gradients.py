@@ -19,7 +19,7 @@ from ssmscope.core.mixers import positions
 from ssmscope.core.model import Model
 from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError, check_number, check_whole
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.result import Scores, scores_are
 from ssmscope.interp.objective import Objective, text_generator
 
 
@@ -64,6 +64,7 @@ def smoothgrad(objective: Objective, *, samples: int = 25, noise: float = 0.15, 
     return Scores(total / samples)
 
 
+@scores_are(signed=False)
 def gradcam(objective: Objective, *, layer: int = -1) -> Scores:
     """Grad-CAM on tokens: score_t = ReLU(Σ_d w_d a_{t,d}), w_d the mean of ∂f/∂a_{t,d} over the real tokens, a the
     output of a state-space layer before it is added to the residual stream (Selvaraju et al., 2017, Eq. 1 and 2).

@@ -46,7 +46,7 @@ from ssmscope.core.affine import (
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.intercept import evaluating, is_own, override_forward, twin, unhooked
 from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal
-from ssmscope.core.mixers import adapter_for, as_returned, check_parts, entered, linearize, mixers
+from ssmscope.core.mixers import adapter_for, as_returned, check_parts, entered, is_readable, linearize, mixers
 from ssmscope.core.model import Model
 from ssmscope.core.take_trace import few_tokens
 from ssmscope.errors import InputError
@@ -71,10 +71,13 @@ MAX_DELTA = 1e-4  # Largest `Scores.delta` of a converged text.
 MAX_BACKWARD_BYTES = 2**33
 """Largest number of bytes that a backward pass keeps; beyond it blocks are run again."""
 
-AFFINE_MODULES = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+AFFINE_MODULES = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+)
 """Modules that are affine on maps (batch, channels, …)."""
 PASSING_MODULES = (
-    *(nn.Embedding, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Identity, nn.Flatten, nn.Unflatten),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Identity, nn.Flatten, nn.Unflatten),
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
 )
 """Modules without parts that are linear, or that no relevance passes through."""
@@ -117,8 +120,7 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
         if bool((missed > MAX_SUM_ERROR).any()):
             raise InputError(
                 f"the relevance of tokens and constants misses the logits of {objective.model.name} by "
-                f"{float(missed.max()):.1%} of what is added: its own forward pass is not linear; lrp reads heads that "
-                "are made of linear layers, norms and activations"
+                f"{float(missed.max()):.1%} of what is added: {_not_linear(objective.model.module)}"
             )
     delta = missing / value.abs().clamp(min=torch.finfo(value.dtype).tiny)
     return Scores(scores, delta=delta, converged=delta <= MAX_DELTA)
@@ -374,6 +376,26 @@ def is_foreign(module: nn.Module) -> bool:
     )
 
 
+def _not_linear(module: nn.Module) -> str:
+    """Return why the sum of relevance fails in a module of one's own: layers that are not read, tensors that modules
+    with parts hold, such as learnt positions, or else its forward pass."""
+    inside = {part for layer in mixers(module) for part in layer.modules()}
+    outside = {path.removeprefix("module."): part for path, part in module.named_modules() if part not in inside}
+    unread = [path for path, part in outside.items() if is_readable(part)]
+    if unread:
+        return f"its layers {', '.join(unread[:4])} are not read, and lrp needs all of them"
+    held = [
+        f"{type(part).__name__}.{name}"
+        for part in outside.values()
+        if next(part.children(), None) is not None
+        for name, t in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        if t.is_floating_point()
+    ]
+    if held:
+        return f"a forward pass of its own uses {', '.join(held[:4])}; positions are read if an nn.Embedding holds them"
+    return "its own forward pass is not linear; lrp reads heads that are made of linear layers, norms and activations"
+
+
 def _forward_home(module: nn.Module) -> str:
     """Return the Python module that defines the forward pass of a module's class."""
     kind = type_before_parametrizations(module)
@@ -393,6 +415,8 @@ def _rules(
         layer = twin(module)
         constant = offset(layer, what)
         return [(module, lambda x: through_affine(layer, constant, x, one))]
+    if isinstance(module, nn.Embedding):  # Of positions, which are constants.
+        return [(module, lambda x: _rest_map(one, y := twin(module)(x)) * y)]
     if is_plain(module, AFFINE_MODULES):
         return [(module, partial(through_map, twin(module), one=one))]
     inner = innermost(module)

@@ -16,7 +16,7 @@ from ssmscope.errors import InputError, check_whole
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.measure import exceeds_map_limit
 from ssmscope.interp.baselines import baseline_embeddings
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.result import Scores, scores_are
 from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import Objective, text_generator
 
@@ -26,6 +26,7 @@ def check_survival(model: Model) -> None:
     model.check_recurrent_state("the method survival")
 
 
+@scores_are(signed=False, gate="written", embeddings=False)
 def survival(objective: Objective) -> Scores:
     """Share of token t in the states after the text's last token, averaged over layers: see
     `ssmscope.ops.survival.shares`.
@@ -44,6 +45,7 @@ def survival(objective: Objective) -> Scores:
     return Scores(total.masked_fill(~mask.cpu(), 0).float())
 
 
+@scores_are(signed=False, gate="kept", embeddings=False)
 def self_retention(objective: Objective) -> Scores:
     """E[A_t], the mean of the retention gate over layers, channels (or heads) and states (Baleen, Eq. 10).
 
@@ -54,6 +56,7 @@ def self_retention(objective: Objective) -> Scores:
     return Scores(retention.masked_fill(~objective.batch.mask.cpu(), 0).float())
 
 
+@scores_are(signed=False, gate="written", embeddings=False)
 def self_write(objective: Objective) -> Scores:
     """1 − E[A_t]: the share of the memory that is overwritten."""
     kept = self_retention(objective).scores
@@ -92,6 +95,7 @@ def occlusion(objective: Objective, *, baseline: str | int | float = "mean", win
     return Scores(total / count.clamp(min=1))
 
 
+@scores_are(signed=False, embeddings=False)
 def random(objective: Objective, *, seed: int = 0) -> Scores:
     """Uniform scores from 0 to 1, the same for a text and a seed in any batch."""
     scores = torch.zeros(objective.batch.mask.shape, dtype=torch.float32)
@@ -100,6 +104,7 @@ def random(objective: Objective, *, seed: int = 0) -> Scores:
     return Scores(scores)
 
 
+@scores_are(signed=False, embeddings=False)
 def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
     """Attention rollout (Abnar & Zuidema, 2020) of the layers' implicit attention: score_t is the entry at t of the
     last row of Π_layers (residual · I + (1 − residual) · A), A the absolute value of the signed mean over channels, its
@@ -120,6 +125,7 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
     return Scores(scores)
 
 
+@scores_are(embeddings=False)
 def attention_gradient(objective: Objective) -> Scores:
     """Attention × gradient: score_s = Σ_layers Σ_t Σ_channels g[t] M[t, s] x[s], M a layer's block-level matrix, x its
     input and g the gradient of f at its output: the columns' sums of the maps of `ssmscope.attention_gradient` (after

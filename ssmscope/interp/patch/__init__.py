@@ -120,9 +120,9 @@ def patch(
     runs = patching.PatchRuns(model, *(pair[::-1] if direction == "denoise" else pair))
     both = (model.run(batch, last_only=True).logits for batch in (runs.base, runs.source))
     plain = np.array([patching.measure(model, logits, ids)[0] for logits in both])
-    later = [place for place in chosen if place >= first]
+    # Before the first difference both runs are the same, unless something reads later tokens.
+    later = [place for place in chosen if place >= first or not model.continues]
     columns, layers = list(range(runs.heads())) if site == "head" else chosen, model.num_layers
-    # Before the first difference both runs are the same.
     values = np.broadcast_to(plain[0], (layers + (site != "head"), len(columns), 2)).copy()
     column = {place: number for number, place in enumerate(columns)}
     if method != "gradient":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.analysis import analysis
@@ -73,6 +73,7 @@ def plausibility(
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
+    from ssmscope.interp.explain.result import kind_of
     from ssmscope.interp.gates import TEXTS_JUDGED, note_on_gates
     from ssmscope.interp.labelled import check_classifier, read_texts, token_scores
     from ssmscope.interp.methods import bind_methods
@@ -109,5 +110,5 @@ def plausibility(
             for row, own in zip(rows, np.split(scores, ends)):
                 found[name][row] = own
     judged = model.encode([data.texts[row] for row in marked[:TEXTS_JUDGED]])
-    notes = note_on_gates(model, judged, [] if isinstance(methods, Mapping) else list(ready))
+    notes = note_on_gates(model, judged, [name for name, method in ready.items() if kind_of(method).gate])
     return replace(plausibility_of(found, masks, top=size, seed=seed), provenance=provenance, notes=tuple(notes))

@@ -92,7 +92,7 @@ def influence(
     batch = measure.inputs_of(model, texts, length, sequences, seed)
     check_causal(model.module, "influence")
     if of == "logits" and model.is_classifier and positions != "last":
-        raise InputError(f"{model.name} is a classifier, with logits at the last position only: give positions='last'")
+        raise InputError(f"{model.name} is {model.role}, with logits at the last position only: give positions='last'")
     refuse_reading(probes * batch.mask.numel(), f"{probes:,} probes", "ask for fewer")
     run: dict[str, Any] = {"model": model, "batch": batch, "chunk": chunk}
     run |= {"positions": measure.positions_of(positions, batch.lengths), "exact": exact}

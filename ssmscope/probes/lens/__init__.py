@@ -189,7 +189,7 @@ def trajectory(
     if model is None:
         raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
     if statistic == "cross_entropy" and model.is_classifier:
-        raise InputError(f"{model.name} is a classifier: there is no next token, and no cross-entropy to it")
+        raise InputError(f"{model.name} is {model.role}: there is no next token, and no cross-entropy to it")
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.take_trace import as_batch
     from ssmscope.probes.lens.lenses import answers_of, lens_of

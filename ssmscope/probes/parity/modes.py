@@ -28,7 +28,7 @@ from ssmscope.probes.parity.result import Compared
 
 PROMPT, PADDING, WRITTEN, CHUNK = 37, 7, 24, 16
 """Tokens of the prompt, of its padding, of what is written, and of a chunk of prefill or a prefix."""
-REFUSALS = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, NotImplementedError, ImportError)
+REFUSALS = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, ImportError)
 """Errors with which libraries refuse a mode."""
 CACHES = ("past_key_values", "cache_params", "state")
 """Names under which transformers' models return and take what they keep of earlier tokens."""
@@ -121,7 +121,7 @@ def _modes(model: Model, library: str, module: Any, random: np.random.Generator)
         kept: dict[str, Any] = {"return_dict_in_generate": True}
         if library == "mamba_ssm":
             if more or not bool(real.all()):
-                raise NotImplementedError("its generate has neither a mask nor chunks")
+                raise ValueError("its generate has neither a mask nor chunks")
             out = module.generate(x, max_length=x.shape[1] + WRITTEN, output_scores=True, **kept)
             return out.sequences[0, :-1].tolist(), torch.stack([each[0] for each in out.scores])
         kept |= dict(output_logits=True, max_new_tokens=WRITTEN, do_sample=False, eos_token_id=None, pad_token_id=0)
@@ -143,7 +143,7 @@ def _modes(model: Model, library: str, module: Any, random: np.random.Generator)
         first = module(input_ids=ids[:, :CHUNK], use_cache=True)
         name = next((each for each in CACHES if getattr(first, each, None) is not None), None)
         if name is None:
-            raise NotImplementedError("its forward pass returns no cache")
+            raise ValueError("its forward pass returns no cache")
         places = torch.arange(CHUNK, PROMPT, device=ids.device)
         about = {"attention_mask": whole, "position_ids": places.unsqueeze(0), "cache_position": places}
         given = {each: about[each] for each in about.keys() & known.keys()}

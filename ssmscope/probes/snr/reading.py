@@ -145,7 +145,7 @@ def prompts_of(model: Model, data: QuestionData, template: str) -> Prompts:
 def check_readable(model: Model) -> None:
     """Raise InputError for a classifier, or a model without a tokenizer that gives the offsets of tokens."""
     if model.is_classifier:
-        raise InputError(f"{model.name} is a classifier; a needle is a token that a language model predicts")
+        raise InputError(f"{model.name} is {model.role}; a needle is a token that a language model predicts")
     model.check_classes("a needle")
     model.check_tokenizer("questions")
     if not getattr(model.tokenizer, "is_fast", False):
