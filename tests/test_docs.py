@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -125,6 +126,15 @@ def test_the_tables_of_the_pages_are_what_was_measured(monkeypatch: pytest.Monke
         typed = tables.MARKED.sub("", page.read_text(encoding="utf-8"))
         by_hand = re.search(r"could have seen \| margin|^\|.* ± .*\|$", typed, re.MULTILINE)
         assert by_hand is None, f"{page.name} has a table over seeds that no script draws: {by_hand and by_hand[0]}"
+
+
+def test_what_serves_otherwise_is_shown_without_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table = importlib.import_module("serving").docs_table()
+    assert "\n".join(table) in (ROOT / "ssmscope/probes/parity/guide.md").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in (ROOT / "benchmarks/results/serving.jsonl").read_text().splitlines()]
+    over = [each for row in rows for each in row["modes"].values() if each["error"] > each["allowed"]]
+    assert over and min(each["without"] for each in over) > 1e-5
 
 
 def test_no_verdict_is_typed() -> None:

@@ -47,6 +47,7 @@ SHOWN = {
     },
     "while-it-writes": {"written": "Writing"},
     "a-published-model": {"fence": "SelectionHeatmap", "cut": "Knockout"},
+    "is-it-the-same-model": {"wrong": "Parity"},
     "differential-and-plain": {"snr": "NeedleSNR", "retrieval": "Retrieval", "loss": "TokenLoss"},
 }
 """The cells that end in a result, and its class."""
@@ -199,8 +200,15 @@ def finds_what_is_kept(cells: Any) -> None:
     assert len(found) == 3 and all(float(lift) < 6 and float(most) <= 0.1 for lift, most in found)
 
 
+def names_the_fault_of_a_runtime(cells: Any) -> None:
+    assert "is of the same model: 29 tensors agree" in printed(cells["right"])
+    assert "differs in the output of layer 2, after token 0" in shown(cells["wrong"])["text/plain"]
+    assert printed(cells["library"]).count(" agrees\n") == 3
+
+
 CHECKS = {
     "a-published-model": finds_what_is_kept,
+    "is-it-the-same-model": names_the_fault_of_a_runtime,
     "while-it-writes": writes_what_the_edits_make_of_it,
     "where-does-this-fact-come-from": finds_the_layer_that_holds_the_answer,
     "look-into-a-model": shows_a_rationale_and_a_verdict,

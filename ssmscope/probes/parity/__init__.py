@@ -55,8 +55,10 @@ def parity(
     something read before the text (a mask ignored). One is named if it gives the file's numbers to rounding. Finding
     the last two needs states after several tokens of a text.
 
-    With `self_` the other runtime is the model's own library, such as the installed transformers: one pass, cached
-    steps, prefill in chunks, and left padding, alone and in a batch, on random tokens by the seed.
+    With `self_` the other runtime is the model's own library, the installed transformers, or mamba_ssm or fla for a
+    directory in their layout: one pass, also in bfloat16; padding on either side, alone and in a batch; cached steps,
+    alone and in a batch; prefill in chunks; a prefix reused. Each is compared with this package's run in float64, on
+    random tokens by the seed.
 
     Args:
         states: may hold logits and layers too, and so may the other files: all that they hold is compared.
@@ -98,14 +100,14 @@ def _of_library(model: Model, seed: int) -> Parity:
     from ssmscope.probes.parity.modes import own_modes
     from ssmscope.probes.parity.result import Parity
 
-    if gives(model.module) != "next tokens" or not hasattr(model.module, "generate"):
-        raise InputError(f"{model.name} does not write with its library's generate; give a language model")
-    library = type(model.module).__module__.partition(".")[0]
+    if gives(model.module) != "next tokens":
+        raise InputError(f"{model.name} does not write texts; give a language model")
+    library, tensors = own_modes(model, seed)
     provenance = record_provenance(model.source, seed=seed)
     return Parity(
         provenance=provenance,
         file=f"{library} {versions().get(library, '')}".strip(),
         ran_in=model.source["dtype"],
-        tensors=own_modes(model, seed),
+        tensors=tensors,
         fault="",
     )

@@ -1,0 +1,113 @@
+"""Which families transformers computes alike in every mode in which it serves: `analyze parity --self` of small random
+models, and for each mode that differs a script that shows it without ssmscope.
+
+    python benchmarks/serving.py [FAMILY ...]    adds the installed release to results/serving.jsonl
+    python benchmarks/serving.py --table         prints the table of the page of `parity`
+
+Run from the checkout, once with release 4 of transformers and once with release 5.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import runpy
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "serving.jsonl"
+MODES = {
+    "one pass": "one pass",
+    "one pass in bfloat16": "bfloat16",
+    "right padding, alone": "right pad",
+    "right padding, in a batch": "in a batch",
+    "left padding, alone": "left pad",
+    "left padding, in a batch": "in a batch",
+    "cached steps": "steps",
+    "cached steps, in a batch": "in a batch",
+    "prefill in chunks": "chunks",
+    "a prefix reused": "prefix",
+}
+"""Modes, and the heads of their columns."""
+SCRIPTS = {
+    "one": "chunk_size",
+    "right": "chunk_size",
+    "left": "left_padding",
+    "cached": "cached_steps",
+    "prefill": "chunks",
+    "a": "prefix",
+}
+"""Script in `serving/` by the first word of a mode."""
+
+
+def main(only: list[str]) -> None:
+    sys.path[:0] = [str(HERE.parent / "tests"), str(HERE / "serving")]
+    import torch
+    import transformers
+    from small_models import SMALL_MODELS
+
+    import ssmscope
+
+    for family, make in SMALL_MODELS.items():
+        torch.manual_seed(0)
+        for name, module in make().items() if not only or family in only else ():
+            if not type(module).__module__.startswith("transformers.") or not hasattr(module, "generate"):
+                continue
+            found = ssmscope.parity(ssmscope.load(module.eval()), self_=True).tensors
+            modes: dict[str, Any] = {}
+            for each in found:
+                mode = each.name.removeprefix("logits of ")
+                modes[mode] = {"error": float(f"{each.error:.2g}"), "allowed": float(f"{each.allowed:.2g}")}
+                if each.over:
+                    fields = {**module.config.to_diff_dict(), "model_type": module.config.model_type}
+                    modes[mode]["without"] = alone(mode, fields)
+            row = {"transformers": transformers.__version__, "family": family, "model": name, "modes": modes}
+            with RESULTS.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(name, {mode: each for mode, each in modes.items() if "without" in each})
+
+
+def alone(mode: str, fields: dict[str, Any]) -> float:
+    """Return the difference that the mode's script prints for a configuration."""
+    script = HERE / "serving" / f"{SCRIPTS[mode.partition(' ')[0]]}.py"
+    sys.argv[1:] = [json.dumps(fields, default=str), *["2"] * mode.endswith("in a batch")]
+    said = io.StringIO()
+    with redirect_stdout(said):
+        runpy.run_path(str(script))
+    return float(f"{float(said.getvalue().split()[-1]):.2g}")
+
+
+def rows() -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return the models' modes by family and release; the last run of a model counts."""
+    latest: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for line in RESULTS.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        latest[row["family"], row["transformers"], row["model"]] = row["modes"]
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for (family, release, _), modes in latest.items():
+        found.setdefault(family, {}).setdefault(release, []).append(modes)
+    return found
+
+
+def docs_table() -> list[str]:
+    """Return the table of the page: a row per family and release, with the largest error of its models that differ."""
+    lines = [f"| family | release | {' | '.join(MODES.values())} |", "|---|---|" + "---|" * len(MODES)]
+    for family, releases in sorted(rows().items()):
+        for release, models in sorted(releases.items()):
+            cells = []
+            for mode in MODES:
+                each = [modes[mode] for modes in models if mode in modes]
+                over = [one["error"] for one in each if "without" in one]
+                cells.append(f"**{max(over):.0e}**" if over else "=" if each else "–")
+            lines.append(f"| {family} | {release} | {' | '.join(cells)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--table"]:
+        print("\n".join(docs_table()))
+    else:
+        main(sys.argv[1:])
