@@ -25,6 +25,13 @@ def gives(module: Any) -> LogitsKind:
     return given_by(module.config) if is_sequence_classifier(module) else "next tokens"
 
 
+def role_of(model: Any) -> str:
+    """Return the name of such a model: "a language model", "a classifier" or "a regression model"."""
+    if model.gives == "numbers":
+        return "a regression model"
+    return "a classifier" if model.is_classifier else "a language model"
+
+
 def is_sequence_classifier(module: Any) -> bool:
     """Return True if a model is a classifier of whole texts by its class's name, as transformers' are."""
     return type(module).__name__.endswith("ForSequenceClassification")

@@ -21,7 +21,7 @@ from ssmscope.core.edits import Edit, edited, edits_of
 from ssmscope.core.encoding import Batch, as_images, encode, last_positions
 from ssmscope.core.fingerprint import adapters, check_finite, fingerprint, versions
 from ssmscope.core.generation import Generation, Step, Writer, writes
-from ssmscope.core.heads import LogitsKind, check_class_names, gives, own_logits
+from ssmscope.core.heads import LogitsKind, check_class_names, gives, own_logits, role_of
 from ssmscope.core.intercept import evaluating, out_of_inference
 from ssmscope.core.mixers import Visit, collect_states, fast_scan, memory_of, mixers, stored_weights
 from ssmscope.core.ngrams import reads_ids
@@ -98,12 +98,7 @@ class Model:
         """Kind of the model's logits."""
         return gives(self.module)
 
-    @property
-    def role(self) -> str:
-        """Name of such a model: "a language model", "a classifier" or "a regression model"."""
-        if self.gives == "numbers":
-            return "a regression model"
-        return "a classifier" if self.is_classifier else "a language model"
+    role = property(role_of)
 
     @property
     def position(self) -> int | None:
@@ -232,7 +227,7 @@ class Model:
             "fingerprint": hashed[1],
             "dtype": str(next(self.module.parameters()).dtype).removeprefix("torch."),
             "device": self.device.type,
-            **({"position": at} if (at := getattr(self.module, "position", None)) is not None else {}),
+            **({} if (at := getattr(self.module, "position", None)) is None else {"position": at}),
             **({"edits": edits} if edits else {}) | ({"labels": list(self.class_names)} if self.class_names else {}),
         }
 
@@ -242,11 +237,10 @@ class Model:
     ) -> Batch:
         """Encode texts, or token ids for a model without a tokenizer, as one batch padded on the right.
 
-        `texts` may also be a tokenizer's output, token ids, or chats: messages as lists of {"role": …, "content": …},
-        which the tokenizer's template spells out. A pixel classifier reads `values` (n, length, channels)
-        or (length, channels) instead: uint8, which is divided by 255, or floats in [0, 1]. Raises InputError if a text
-        is empty, has control characters or only unknown tokens, an id is outside the vocabulary, there are more than
-        `max_tokens` tokens, or the input is of another kind, shape or dtype.
+        `texts` may also be a tokenizer's output, token ids, or chats, lists of {"role": …, "content": …} that the
+        tokenizer's template spells out. A pixel classifier reads `values` (n, length, channels) or (length, channels):
+        uint8, divided by 255, or floats in [0, 1]. Raises InputError if a text is empty, has control characters or only
+        unknown tokens, an id is unknown, `max_tokens` is exceeded, or the input is of another kind, shape or dtype.
         """
         return encode(self, texts, ids, values, max_tokens)
 
@@ -321,23 +315,20 @@ class Model:
         with an end token of the model's generation settings or tokenizer, a stop string, or after `max_new_tokens`.
 
         - `max_new_tokens`: number of tokens at which a text ends
-        - `edits`: changes of the prompt's run, where positions count, and with `while_writing` of the runs that read
-          written tokens, see `ssmscope.core.lasting_edits`; "state" edits after −1 change the state at each run's end.
-          Those of a context around, `edited`, act in every run
-        - `temperature`: 0 for the likeliest token; else one is drawn from softmax(logits / temperature)
-        - `top_k`, `top_p`: number, and probability, of the likeliest tokens that one is drawn from
+        - `edits`: changes of the prompt's run and, with `while_writing`, of those that read written tokens, see
+          `ssmscope.core.lasting_edits`; "state" edits after −1 change each run's end; those of `edited` act in all
+        - `temperature`: 0 for the likeliest token; else one is drawn from softmax(logits / temperature), with `top_k`
+          and `top_p` from so many, and of that probability, of the likeliest tokens
         - `seed`: random seed; with the same one, a prompt is continued in the same way, its copies in others
         - `stop`: strings that end a text, or a function from its written ids to True if they do
         - `keep_states`: keep the states before each text's last token is read
-        - `compile`: compile the layers' step, in seconds, equal up to rounding; by default from 4,096 tokens on. With
-          edits, hooks or attention, or where torch cannot compile, they run as they are
+        - `compile`: compile the layers' step, where torch can and nothing edits it; by default from 4,096 tokens on
 
         Args:
             batch_size: texts written together, 32 by default; all with edits, which may have values for every text.
             states: continue the run that gave these states, a row for each text, as `run` does.
 
-        Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that cannot write so
-        many tokens: a classifier, say, or one that reads both ways.
+        Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that cannot write.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
         return Writer(self, **how).generate(batch, batch_size, states)
@@ -356,8 +347,8 @@ class Model:
         """True if runs can continue from states: every part that reads earlier tokens keeps a state. Decided by the
         names of the model's parts and, once, by a short text run in two pieces, unedited."""
         if "_continues" not in self.__dict__:
-            whole = getattr(self.config, "steps", None) is not None or not (self.embeds or self.config.patch is None)
-            kept = keeps_caches(self.module) and not whole
+            cut = getattr(self.config, "steps", None) is None and (self.embeds or self.config.patch is None)
+            kept = cut and keeps_caches(self.module)
             pixels = self.channels is not None and self.embeds
             self.__dict__["_continues"] = kept and (pixels or Context().run(runs_in_two_pieces, self))
         return self.__dict__["_continues"]
