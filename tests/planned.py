@@ -26,6 +26,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
         for name, each in registry.analyses().items()
         if isinstance(each.reads, Texts) and each.reads.needed
     },
+    "circuit": {"data": "induction"},
     "effect": {"clean": "a good film", "corrupted": "a bad film"},
     "evaluate": {"tasks": ["wnli"]},
     "generate": {"text": "a film"},

@@ -130,7 +130,7 @@ def real() -> Report:
     entries += [
         entry("influence", ssmscope.influence(model, list(TEXTS[:1]))),
         entry("insertion", ssmscope.insertion(model, DATA, places=3)),
-        entry("effect", ssmscope.effect(model, before=TEXTS[0], after=TEXTS[0].replace("moving", "dull"))),
+        entry("effect", ssmscope.effect(model, clean=TEXTS[0], corrupted=TEXTS[0].replace("moving", "dull"))),
     ]
     entries.append(failed("words", "no file <b>glove</b>", 'Traceback:\n  File "<x>", line 1', models=MODELS[:1]))
     entries.append(entry("words", models=MODELS[1:], state=MISSING, seconds=None))

@@ -154,7 +154,7 @@ def test_a_call_is_typed_without_defaults(declare: Declare) -> None:
     assert call.command == "analyze " + " ".join(typed + loading).replace("a b", "'a b'")
     assert Call.of("own thing", ["m"], {"text": ["a"]}).arguments == ["own", "thing", "m", "--text", "a"]
     assert [option.name for option, _ in call.option_values()] == [
-        *("text", "file", "ids", "image", "chat", "max_tokens", "size", "from_", "place", "seed", "fast")
+        *("text", "file", "ids", "image", "series", "chat", "max_tokens", "size", "from_", "place", "seed", "fast")
     ]
     assert dict((option.name, value) for option, value in call.option_values())["size"] == 7
 

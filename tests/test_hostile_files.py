@@ -80,9 +80,10 @@ REPORTS = {"--baseline"}
 """Options that name a report; tests/reports/test_scores.py gives damaged ones."""
 OTHER_FILES = {
     "--out", "--device", "--split", "--text", "--ids", "--clean", "--corrupted", "--json", "--progress", "--template",
-    "--insert", "--words", "--option", "--methods", "--contrast", "--layers", "directory",
+    "--insert", "--words", "--series", "--chat", "--option", "--methods", "--contrast", "--layers", "directory",
 }  # fmt: skip
-"""Options of other verbs' common kinds, which hold no name of a file, and the directory of `push`."""
+"""Options of other verbs' common kinds, which hold no name of a file, the directory of `push`, and files of series and
+chats, whose own tests give damaged ones."""
 NEEDS = {
     "--semantic": ("--attacks", "semantic"),
     "--embeddings": ("--recipe", "textfooler"),

@@ -30,7 +30,7 @@ UNBOUNDED = [
     ("snr", (ASKED, "--tasks", "qa1"), "--lengths", "3000000", "allowed is a whole number from 0 to 131,072"),
     ("snr", (ASKED, "--tasks", "qa1", "--lengths", "10"), "--examples", "3000000", "would make 90,000,000 words"),
     ("snr", (ASKED, "--tasks", "qa1", "--lengths", "0"), "--examples", HUGE, "examples is"),
-    ("retrieval", (ASKED, "--tasks", "qa1"), "--lengths", HUGE, "would have the model read about 9,999,999,999,900"),
+    ("retrieval", (ASKED, "--tasks", "qa1"), "--lengths", HUGE, "would have the model read about 1,999,999,999,980"),
     ("retrieval", QUESTIONS, "--examples", "3000000", "would make 90,000,000 words; allowed are up to 16,777,216"),
     (
         "retrieval",

@@ -42,9 +42,10 @@ def announce(models: Sequence[Model], tokens: float, advice: str, say: Callable[
     seconds = 0.0
     for model in models:
         batch = model.encode(ids=torch.arange(TIMED_TOKENS).remainder(model.vocabulary).view(4, -1))
-        model.run(batch.rows([0]), last_only=True)  # The first run is slow.
-        began = time.perf_counter()
-        model.run(batch, last_only=True)
+        with torch.no_grad(), model.running():
+            model.forward(batch.rows([0]), last_only=True, checked=False)  # The first run is slow.
+            began = time.perf_counter()
+            model.forward(batch, last_only=True, checked=False)
         seconds += (time.perf_counter() - began) / TIMED_TOKENS * tokens
     if seconds >= ANNOUNCED_SECONDS:
         say(f"about {tokens * len(models):,.0f} tokens to read, about {duration(seconds)}; {advice}")

@@ -33,7 +33,7 @@ from torch import Tensor
 
 import ssmscope
 from ssmscope import ops
-from ssmscope.api.inputs import Texts
+from ssmscope.api.inputs import TEXTS, Texts
 from ssmscope.core.attention_layers import attention_layers, attention_modules
 from ssmscope.core.cuts import cut_attention
 from ssmscope.core.edits import block_parts, new_state
@@ -51,7 +51,7 @@ from ssmscope.loading.mambavision_checkpoints import Form
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.reports.sources import kind_of
 
-NO_TEXTS = {"text": None, "file": None, "ids": None, "image": None, "max_tokens": 2000}
+NO_TEXTS = {**dict.fromkeys(TEXTS), "max_tokens": 2000}
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from torch.nn.functional import silu, softplus
 
 import ssmscope
 from ssmscope import ops
-from ssmscope.api.inputs import Texts
+from ssmscope.api.inputs import TEXTS, Texts
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import adapter_for
 from ssmscope.errors import InputError
@@ -28,7 +28,7 @@ WIDTH, STATE, RANK, TAPS, DEPTH, CLASSES = 12, 3, 2, 4, 2, 5
 INNER = 2 * WIDTH
 FORMS = {"apart": (32, 7, 224), "overlapping": (32, 13, 224), "larger": (32, 12, 384)}
 """Patch size, patches across, and the width of the images."""
-NO_TEXTS = {"text": None, "file": None, "ids": None, "image": None, "max_tokens": 2000}
+NO_TEXTS = {**dict.fromkeys(TEXTS), "max_tokens": 2000}
 MEAN, SPREAD = torch.tensor([0.485, 0.456, 0.406]).double(), torch.tensor([0.229, 0.224, 0.225]).double()
 
 

@@ -223,9 +223,9 @@ class TestKinds:
             {"models": both, "analyses": [{**item, "for": "text-classifier"}, {**item, "for": "language-model"}]}
         )
         assert [job.call.models for job in jobs.every] == [("demo/sst2-mamba",), (models[0],)]
-        with pytest.raises(InputError, match=r"analysis 1 \(fidelity\) does not support .*one, of kind language-model"):
-            jobs_of({"models": both, "analyses": [{"fidelity": {}}]})
-        assert jobs_of({"models": both, "analyses": [{"fidelity": {}, "models": "demo/sst2-mamba"}]}).every
+        with pytest.raises(InputError, match=r"analysis 1 \(position\) does not support .*one, of kind language-model"):
+            jobs_of({"models": both, "analyses": [{"position": {}}]})
+        assert jobs_of({"models": both, "analyses": [{"position": {}, "models": "demo/sst2-mamba"}]}).every
         with pytest.raises(InputError, match="no analysis of the plan is for these models"):
             jobs_of({"models": both, "analyses": [{"stability": {}, "for": "pixel-classifier"}]})
 

@@ -254,14 +254,16 @@ class TestKnockout:
 
         cuts = (Cut(0, 1), Cut(1, 1), Cut(0, 0))
         changes = np.array([[[-0.5, -0.6, -0.4], [-0.45, -0.5, -0.4], [0.01, 0.0, 0.02]]])
-        result = Stand("knockout", sources=("attic",), cuts=cuts, changes=changes, probability=np.array([0.02]))
+        result = Stand(
+            "knockout", sources=("attic",), cuts=cuts, changes=changes, probability=np.array([0.02]), answers=("yes",)
+        )
         for name in ("change", "_largest"):
             setattr(result, name, getattr(Knockout, name).__get__(result))
         assert said(result) == (
             "relative change of the answer's probability of 0.02: “attic” −50.0 % [−60.0, −40.0] in all layers, "
             "most in layer 1 (−45.0 %)"
         )
-        result.probability = np.array([0.02, 0.5])
+        result.probability, result.answers = np.array([0.02, 0.5]), ("yes", "no")
         assert said(result).startswith("relative change of the answer's probability of each text: “attic” −50.0 % [")
         table = beside(result)
         assert (table.heads, table.columns) == (("model", "from"), ("all layers", "most in", "there"))
@@ -387,3 +389,44 @@ def test_every_kind_that_words_its_verdict_has_its_test() -> None:
     kinds = {kind: Result._kinds[kind] for kind in registry.result_homes()}
     own = [kind for kind, at in kinds.items() if (at.headline, at.verdict) != (Result.headline, Result.verdict)]
     assert {"Test" + kind.title().replace("-", "") for kind in own} == tested
+
+
+class TestCircuit:
+    def test_verdict(self) -> None:
+        from ssmscope.interp.circuit.result import Circuit
+
+        edges = dict(senders=("embedding", "layer 0"), receivers=("layer 0", "logits"), roads=("B", ""))
+        scores = np.array([[-0.5, -0.75, -0.25], [-1.0, -1.25, -0.75]])
+        given = dict(
+            faithfulness=np.array([0.9, 0.8, 1.0]),
+            random=np.array([0.25]),
+            curve=np.zeros((0, 2)),
+            clean=2.0,
+            corrupted=-2.0,
+        )
+        result = Circuit(
+            {"model": "own"},
+            pairs=3,
+            method="exact",
+            nodes=(),
+            **edges,
+            scores=scores,
+            kept=np.array([True, True]),
+            **given,
+        )
+        assert result.headline == (
+            "Circuit of own: 2 of 2 edges keep 0.900 [0.800, 1.000] of the answer (random circuits 0.250); most is carried "
+            f"by {result.circuit[0].name}"
+        )
+        assert result.circuit[0].receiver == "logits" and said(result) in result.headline
+
+
+class TestPatchPairs:
+    def test_verdict(self) -> None:
+        values = np.array([[[0.25, 0.125, 0.375]], [[-0.75, -1.0, -0.5]]])
+        given = dict(sites=("state", "output"), layers=(0, 1), classes=("subject",), pairs=4, values=values)
+        result = Stand("patch-pairs", model_name="own", **given)
+        for name in ("strongest", "name"):
+            setattr(result, name, getattr(result.real, name).__get__(result))
+        headline = result.real.headline.fget(result)
+        assert headline == "Patching of 4 pairs on own: most in output of layer 1 at subject: −0.750 [−1.000, −0.500]"

@@ -204,8 +204,9 @@ class PairPatching(Result, kind="patch-pairs"):
     @property
     def headline(self) -> str:
         (row, column), found = self.strongest(1)[0]
+        said = f"{found}".replace("-", "−")
         return (
-            f"Patching of {counted(self.pairs, 'pair')} on {self.model_name}: most in {self.name(row, column)}: {found}"
+            f"Patching of {counted(self.pairs, 'pair')} on {self.model_name}: most in {self.name(row, column)}: {said}"
         )
 
     def strongest(self, count: int) -> list[tuple[tuple[int, int], Estimate]]:
