@@ -415,8 +415,8 @@ class TestCircuit:
             **given,
         )
         assert result.headline == (
-            "Circuit of own: 2 of 2 edges keep 0.900 [0.800, 1.000] of the answer (random circuits 0.250); most is carried "
-            f"by {result.circuit[0].name}"
+            "Circuit of own: 2 of 2 edges keep 0.900 [0.800, 1.000] of the answer (random circuits 0.250); most is "
+            f"carried by {result.circuit[0].name}"
         )
         assert result.circuit[0].receiver == "logits" and said(result) in result.headline
 
