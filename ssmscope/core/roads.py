@@ -245,10 +245,10 @@ class Roads:
         streams = [self._calls[number][0] for number in range(len(self.blocks))] + [self._last]
         for number, (before, after) in enumerate(zip(streams, streams[1:])):
             own = [self._outputs[part.name] for part in self.parts if part.block == number]
-            total = sum(own, before)
-            fits = total.shape == after.shape == (*batch.mask.shape, after.shape[-1])
+            shapes = {tuple(each.shape) for each in (*own, before, after)}
+            fits = shapes == {(*batch.mask.shape, after.shape[-1])}
             size = float(after[batch.mask].abs().max()) if fits else 0.0
-            if not fits or float((total - after)[batch.mask].abs().max()) > TOLERANCE * size:
+            if not fits or float((sum(own, before) - after)[batch.mask].abs().max()) > TOLERANCE * size:
                 said = f"the output of block {number} of {self.model.name} is not its input plus those of its parts:"
                 raise Unanswerable(f"{said} what a part reads of another cannot be told apart; use patch or ablate")
 

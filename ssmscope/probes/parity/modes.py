@@ -57,9 +57,12 @@ def library_of(model: Model) -> tuple[str, Any]:
     try:
         importlib.import_module(name)
         kind: Any = importlib.import_module({"fla": "transformers"}.get(name, "mamba_ssm.models.mixer_seq_simple"))
-        read = kind.AutoModelForCausalLM if name == "fla" else kind.MambaLMHeadModel
-        parameter = next(model.module.parameters())
-        return name, read.from_pretrained(str(path.parent)).to(parameter.device, parameter.dtype).eval()
+        where, like = str(path.parent), next(model.module.parameters())
+        if name == "fla":
+            module = kind.AutoModelForCausalLM.from_pretrained(where, trust_remote_code=False)
+        else:
+            module = kind.MambaLMHeadModel.from_pretrained(where)
+        return name, module.to(like.device, like.dtype).eval()
     except REFUSALS as error:
         said = " ".join(str(error).split())[:100]
         what = f"{name}, which serves {model.name}, cannot be run here ({said})"
