@@ -225,7 +225,7 @@ def docs_table() -> list[str]:
 PAPER = {"mamba": 0.057, "gla": 0.151, "rwkv": -0.047, "baleen-e-paper": 0.157, "baleen-b": 0.147}
 """Differences from Mamba-2 of the paper's averages, which count the clean accuracy (Table 3)."""
 MARGIN = 0.05
-"""Of accuracy, set after these runs."""
+"""Margin of accuracy, set after these runs."""
 
 
 def verdict_table() -> list[str]:

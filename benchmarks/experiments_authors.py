@@ -39,7 +39,7 @@ from stacked import DECAY, Examples, Stack, Store, fit, state
 
 RESULTS = Path(__file__).parent / "results" / "experiments-authors.jsonl"
 LOGS = RESULTS.with_name("experiments-authors-logs.jsonl")
-"""Of the authors' own runs, what the documentation shows."""
+"""Numbers of the authors' own runs that the documentation shows."""
 ARMS = {"authors": ("normal", "read"), "held": ("normal", "held"), "scaled": ("scaled", "held")}
 """Start and padding of each arm; `held` is of reviews alone, as sequences have no padding of unlike lengths."""
 SEEDS = (0, 1, 2, 3, 4)

@@ -214,7 +214,7 @@ def grouped_table() -> list[str]:
 
 
 MARGIN = 0.05
-"""Of accuracy, set after these runs."""
+"""Margin of accuracy, set after these runs."""
 
 
 def ablated_verdicts() -> list[str]:

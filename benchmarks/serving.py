@@ -1,4 +1,4 @@
-"""Which families transformers computes alike in every mode in which it serves: `analyze parity --self` of small random
+"""Families that transformers computes alike in every mode in which it serves: `analyze parity --self` of small random
 models, and for each mode that differs a script that shows it without ssmscope.
 
     python benchmarks/serving.py [FAMILY ...]    adds the installed release to results/serving.jsonl

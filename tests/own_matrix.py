@@ -37,7 +37,7 @@ class Memory:
         return y if x.is_complex() else y.real
 
     def attention(self, level: str) -> Tensor:
-        """What each position reads of each, a 1 written there alone, the mean over channels (batch, length, length)."""
+        """Weight of each position in each (batch, length, length), a 1 written there alone, the mean over channels."""
         columns = []
         for s in range(self.x.shape[1]):
             one = torch.zeros_like(self.x if level == "ssm" else self.source)

@@ -38,7 +38,7 @@ TOLERANCE = 1e-4
 
 
 class Edge(NamedTuple):
-    """What a receiver reads of a sender's output by one road; "" for parts that have one entrance."""
+    """Road from a sender's output into one entrance of a receiver; "" for parts that have one entrance."""
 
     sender: str
     receiver: str
