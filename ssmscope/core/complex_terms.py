@@ -43,10 +43,9 @@ def as_real(recurrence: Recurrence, before: Tensor | None) -> tuple[Recurrence, 
             "a complex recurrence is given by its decay; where x is complex too, each head has one state and no D: "
             "give several states as heads, and add D x in output"
         )
-    turn = torch.complex(
-        torch.zeros_like(log_a.real), -(phi := _angles(log_a, recurrence.order, before)).to(log_a.real)
-    )
-    written, read = b * turn.exp(), c * turn.conj().exp()
+    phi = _angles(log_a, recurrence.order, before)
+    turn = torch.polar(torch.ones_like(log_a.real), phi.to(log_a.real))
+    written, read = b * turn.conj(), c * turn
     rate = log_a.real.expand(*b.shape[:3], -1) if log_a.is_complex() else log_a
     again: dict[str, Any] = {"delta": None, "A": None}
     if x.is_complex():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ssmscope.probes.retrieval.result import Retrieval
 
 
-SHORTEST_TOKENS = 80
+SHORTEST_QUESTION_TOKENS = 80
 """Tokens that a question takes at least, of which the facts are a part."""
 
 
@@ -112,7 +112,7 @@ def retrieval(
     log_probability = np.empty(right.shape, dtype=np.float32)
     tokens, unknown = np.empty((2, *shape))
     console = on_stderr(progress)
-    asked = len(chosen) * examples * sum(map(max, steps, [SHORTEST_TOKENS] * len(steps)))
+    asked = len(chosen) * examples * sum(map(max, steps, [SHORTEST_QUESTION_TOKENS] * len(steps)))
     announce(every, asked, "examples=… and lengths=… make it shorter or longer", console.print)
     with progress_bar(console) as bar:
         for row, column in bar.track([*np.ndindex(*shape[1:])], description="tasks and lengths"):
