@@ -17,13 +17,13 @@ from ssmscope.probes.lens import training
 def clock(monkeypatch):
     """Time that only runs of a model spend: two seconds each."""
     now = [0.0]
-    run = Model.run
+    forward = Model.forward
 
     def slow(self, *args, **kwargs):
         now[0] += 2.0
-        return run(self, *args, **kwargs)
+        return forward(self, *args, **kwargs)
 
-    monkeypatch.setattr(Model, "run", slow)
+    monkeypatch.setattr(Model, "forward", slow)
     monkeypatch.setattr(long_rows.time, "perf_counter", lambda: now[0])
     return now
 
