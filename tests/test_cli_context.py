@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 WORDS = "the old river runs past a mill and every autumn its water turns brown with leaves".split()
-Answer = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture(scope="module")
@@ -44,29 +41,6 @@ def prose(tmp_path: Path) -> Path:
 
 
 class TestRetrieval:
-    def test_options_reach_the_analysis(self, analyze, models, tmp_path, prose):
-        options = ("--tasks", "qa2,qa1", "--lengths", "30,0", "--examples", 4, "--seed", 5, "--piece", 16)
-        more = ("--filler", prose, "--split", "validation", "--template", "{question} {context}", "--no-spaced")
-        answer = analyze("retrieval", *models, *options, "--out", tmp_path / "out")
-        assert answer.code == 0 and "qa2, 0 tokens: 4 questions in" in answer.err
-        assert "accuracy of" in answer.out and "[0.00, 0.49]" in answer.out and "retrieval.json, .csv" in answer.out
-        names = sorted(path.name for path in (tmp_path / "out").iterdir())
-        assert names == ["retrieval.csv", "retrieval.html", "retrieval.json", "retrieval.png"]
-        found = json.loads((tmp_path / "out" / "retrieval.json").read_text())
-        given = found["provenance"]["options"]
-        assert given["tasks"] == ["qa2", "qa1"] and given["lengths"] == [0, 30] and given["examples"] == 4
-        assert given["piece"] == 16 and given["filler"] == "generated" and given["split"] == "test"
-        assert found["provenance"]["seed"] == 5 and [one["model"] for one in found["provenance"]["models"]] == [
-            str(model) for model in models
-        ]
-        answer = analyze("retrieval", models[0], *options, *more, "--no-progress", "--json")
-        # a tokenizer of whitespace words does not know "kitchen." as a word
-        assert answer.code == 2 and "tokenizer does not know" in answer.err
-        answer = analyze("retrieval", models[0], *options, *more[:-1], "--no-progress", "--json")
-        given = json.loads(answer.out)["provenance"]["options"]
-        assert answer.err == "" and given["filler"] == str(prose) and given["split"] == "validation"
-        assert given["template"] == "{question} {context}" and given["spaced"] is True
-
     def test_refusals(self, refusal, models):
         assert "lengths is '1k'; allowed are a whole number" in refusal("retrieval", models[0], "--lengths", "1k")
         assert "did you mean 'qa1'" in refusal("retrieval", models[0], "--tasks", "qa11")
@@ -77,22 +51,6 @@ class TestRetrieval:
 
 
 class TestLoss:
-    def test_options_reach_the_analysis(self, analyze, models, prose, tmp_path):
-        options = ("--length", 40, "--limit", 5, "--smooth", 7, "--unit", "bits", "--piece", 16, "--seed", 3)
-        answer = analyze("loss", *models, "--data", prose, *options, "--out", tmp_path / "out")
-        assert answer.code == 0 and "5 windows of 40 tokens" in answer.err and "1–40" in answer.out
-        assert "bits a token" in answer.out and "minus" in answer.out
-        names = sorted(path.name for path in (tmp_path / "out").iterdir())
-        assert names == ["loss.csv", "loss.html", "loss.json", "loss.png"]
-        found = json.loads((tmp_path / "out" / "loss.json").read_text())
-        assert found["provenance"]["options"] == {
-            **{"data": str(prose), "split": None, "length": 40, "limit": 5},
-            **{"smooth": 7, "unit": "bits", "piece": 16, "remembers": None},
-        }
-        assert found["provenance"]["seed"] == 3 and found["provenance"]["data"]["of"] == 12
-        answer = analyze("loss", models[0], "--data", prose, *options, "--no-progress", "--json")
-        assert answer.err == "" and json.loads(answer.out)["summaries"][0] == found["summaries"][0]
-
     def test_wikitext_is_the_default(self, analyze, models, real_data):
         real_data("wikitext2", "validation")
         answer = analyze(

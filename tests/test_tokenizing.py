@@ -22,7 +22,7 @@ from ssmscope.attacks.words.hotflip import read
 from ssmscope.core import pattern_limit
 from ssmscope.core.encoding import Batch, encode_texts
 from ssmscope.core.model import Model
-from ssmscope.core.tokenizing import token_texts, tokenize, word_numbers
+from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.batches import encode
 from ssmscope.data.language import language_data
 from ssmscope.data.text import text_data
@@ -32,7 +32,6 @@ from ssmscope.evaluation.forking import token_rows
 from ssmscope.interp.heatmap.words import word_groups, word_text
 from ssmscope.interp.labelled import marked_tokens
 from ssmscope.interp.spans import find_piece, positions_of, words_at
-from ssmscope.render.tokens import REST, short_token, spell_tokens, visible
 
 made = functools.cache(lambda name: TOKENIZERS[name]())
 
@@ -61,22 +60,6 @@ class TestTokens:
         assert "".join(batch.tokens[0]) == text
         assert len(batch.tokens[0]) == len(made(name)(text)["input_ids"])
 
-    @pytest.mark.parametrize("text", TEXTS)
-    def test_of_word_pieces_spaces_are_left_out(self, text):
-        tokens = batch_of("word pieces", text).tokens[0]
-        assert (tokens[0], tokens[-1]) == ("[CLS]", "[SEP]")
-        assert "".join(tokens[1:-1]) == "".join(text.split())
-
-    def test_a_character_of_several_tokens_is_shown_at_the_first(self):
-        batch = batch_of("byte fallback", "Müller 10€")
-        assert batch.tokens[0] == (*("", "M", "ü", "", "l", "l", "e", "r", " ", "1", "0", "€", "", ""),)
-        assert [token for _, token in spell_tokens(batch.tokens[0], batch.words[0])][:4] == [REST, "M", "ü", REST]
-        assert short_token("", 8) == REST and short_token(" ", 8) == "␣"
-
-    def test_what_belongs_to_the_character_before_is_visible(self):
-        assert visible("\u200d") == "⟨200D⟩" and visible("👩\u200d👧") == "👩\u200d👧"
-        assert visible("\u0301s") == "◌\u0301s" and visible("e\u0301") == "e\u0301"
-
     def test_tokens_that_share_a_character(self):
         batch = batch_of("bytes over spaces", "Der Müller aß 10€ ok")
         both = zip(batch.spelled[0].offsets, batch.tokens[0])
@@ -94,20 +77,6 @@ class TestTokens:
             assert not any(re.search(r"\S\s", word) for word in words)
         assert not any(re.match("[\u0300-\u036f\u200d\u093c-\u094d\ufe0f🏻-🏿]", word) for word in words)
         assert not any(word.endswith("\u200d") for word in words)
-
-    def test_words_of_accents_written_apart(self):
-        batch = batch_of("trimmed bytes", "a re\u0301sume\u0301 ok")
-        words = [word_text(batch.tokens[0], group) for group in word_groups(batch.words[0])]
-        assert words == ["a", " re\u0301sume\u0301", " ok"]
-
-    def test_spaces_that_are_tokens(self):
-        assert token_texts("a  b", [(0, 1), (2, 2), (3, 4)], ["a", "Ġ", "Ġb"]) == ("a", " ", " b")
-        assert token_texts("a  b", [(0, 1), (3, 4)], ["aĠĠ", "b"]) == ("a  ", "b")
-        assert token_texts("a b", [(0, 1), (2, 3), (0, 0)], ["a", "b", "</s>"]) == ("a", "b", "</s>")
-        assert word_numbers([0, 0, 0, None], "a  b", [(0, 1), (1, 2), (2, 4), (0, 0)], ["a", " ", " b", "</s>"]) == (
-            *(0, 1, 2),
-            None,
-        )
 
 
 class TestSpans:

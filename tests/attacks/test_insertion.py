@@ -19,7 +19,6 @@ from ssmscope.attacks.insertion import insertion_sweep
 from ssmscope.attacks.insertion.measure import mean, measure
 from ssmscope.attacks.insertion.places import inserted
 from ssmscope.attacks.insertion.result import (
-    MAX_SHOWN_PHRASES,
     InsertionCurve,
     InsertionSweep,
     curve_table,
@@ -353,33 +352,6 @@ class TestLanguageModels:
 
 
 class TestMeasure:
-    def test_against_loops(self):
-        draw = np.random.default_rng(0)
-        labels, scores = draw.integers(0, 3, 50), draw.normal(size=(5, 50, 3))
-        scores[2] = scores[1]  # a place that ties with another everywhere
-        odds = true_log_odds(scores, labels)
-        for place in range(5):
-            for row, label in enumerate(labels):
-                p = np.exp(scores[place, row]) / np.exp(scores[place, row]).sum()
-                assert odds[place, row] == pytest.approx(math.log(p[label] / (1 - p[label])))
-        answers = scores.argmax(-1)
-        right = answers == labels
-        found = measure("", [("", 0.0)] * 4, answers, labels, odds, seed=0)
-        worst = np.zeros(4)
-        for row in range(50):
-            lowest = [place for place in range(4) if odds[1 + place, row] == min(odds[1:, row])]
-            worst[lowest] += 1 / len(lowest) / 50
-        flipped = [(right[0] & (answers[1 + place] != answers[0])).sum() / right[0].sum() for place in range(4)]
-        for place, one in enumerate(found.places):
-            assert one.accuracy.value == right[1 + place].mean()
-            assert one.drop.value == pytest.approx(1 - right[1 + place].sum() / right[0].sum())
-            assert one.flipped.value == pytest.approx(flipped[place])
-            assert one.log_odds_change.value == pytest.approx((odds[1 + place] - odds[0]).mean())
-            assert one.worst_here.value == pytest.approx(worst[place])
-        assert found.worst.value == np.mean([right[1:, row].all() for row in range(50)])
-        assert found.worst_drop.value == pytest.approx(1 - found.worst.value / right[0].mean())
-        assert found.places[0] == found.places[1]  # the same numbers have the same resamples
-
     def test_log_odds_are_those_of_far_scores_too(self):
         scores = np.array([[2000.0, 0.0, 0.0], [0.0, -3000.0, -3000.0]])
         assert true_log_odds(scores, np.array([0, 1])) == pytest.approx([2000 - math.log(2), -3000.0])
@@ -462,36 +434,6 @@ class TestResult:
     def result(self):
         return insertion_sweep(fading(WEIGHTS, decay=0.3), reviews(), insert=["dull", "a bad film"], places=5)
 
-    def test_is_saved_and_read_back(self, result, tmp_path):
-        paths = result.save(tmp_path, "insertion")
-        assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
-        again = ssmscope.Result.load(paths["json"])
-        assert again == result and type(again) is type(result) and again.kind == "insertion"
-
-    def test_frame(self, result):
-        frame = result.to_frame()
-        assert frame.part.tolist() == ["clean", *["place"] * 5, "worst", *["place"] * 5, "worst", "worst"]
-        assert frame.share[1:6].tolist() == [0, 0.25, 0.5, 0.75, 1] and frame.place[5] == "100 %"
-        place, row = result.curves[1].places[3], frame.iloc[10]
-        assert (row.phrase, row.place, row.accuracy) == ("a bad film", "75 %", place.accuracy.value)
-        assert row["drop"] == 100 * place.drop.value and row.log_odds == place.log_odds_change.value
-        assert row.log_odds_low <= row.log_odds <= row.log_odds_high and row.flipped == place.flipped.value
-        assert frame.iloc[-1].phrase == "any phrase" and frame.iloc[-1].accuracy == result.worst.value
-        assert frame.iloc[6].accuracy == result.curves[0].worst.value
-
-    def test_terminal(self, result):
-        shown = result.to_text(full=True)
-        for part in (
-            "“dull”",
-            "“a bad film”",
-            "worst of each",
-            "75 %",
-            "most often lowest at",
-            f"{result.worst}",
-        ):
-            assert part in shown
-        assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
-
     def test_figure(self, result):
         upper, lower = result.figure().axes
         drawn = [line for line in upper.lines if len(line.get_xdata()) == 5]
@@ -511,23 +453,3 @@ class TestResult:
         labels = [label.get_window_extent() for label in figure.axes[1].get_xticklabels()]
         assert all(a.x1 < b.x0 for a, b in zip(labels, labels[1:]))
         assert labels[0].x0 > 0 and labels[-1].x1 < figure.get_window_extent().x1
-
-    def test_names_in_the_figure(self, result):
-        """A $ starts no formula, and whatever their length names stay on the paper."""
-        data = {**result.provenance["data"], "name": "$d_{$" * 40}
-        curves = (dataclasses.replace(result.curves[0], phrase="$x^{$ " * 60), result.curves[1])
-        provenance = {**result.provenance, "model": "runs/" + "Wide-Model" * 20, "data": data}
-        figure = dataclasses.replace(result, provenance=provenance, curves=curves).figure()
-        figure.canvas.draw()
-        edge = figure.get_window_extent().x1
-        assert all(text.get_window_extent().x1 < edge for text in figure.texts)
-        assert figure.texts[0].get_text().endswith("the same phrase at every place")
-
-    def test_of_many_phrases_the_worst_are_shown(self):
-        phrases = ["good " * n + "a" for n in range(5)] + ["bad " * n + "a" for n in range(1, 5)]
-        result = insertion_sweep(fading(WEIGHTS), reviews(), insert=phrases, places=2)
-        kept = sorted(result.curves, key=lambda curve: curve.worst.value)[:MAX_SHOWN_PHRASES]
-        assert {curve.phrase for curve in result.shown} == {curve.phrase for curve in kept}
-        assert [curve.phrase for curve in result.shown] == [c.phrase for c in result.curves if c in kept]
-        assert f"{MAX_SHOWN_PHRASES} of 9 phrases" in str(result) and len(result.to_frame()) == 1 + 9 * 3 + 1
-        assert "the worst 6 of 9 phrases" in result.figure().texts[0].get_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
 from ssmscope.attacks.overflow import state_overflow
-from ssmscope.attacks.overflow.measure import cut, half_length, measure
+from ssmscope.attacks.overflow.measure import cut, measure
 from ssmscope.attacks.overflow.result import OverflowCurve, half_name
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.language import byte_tokenizer, word_tokenizer
@@ -146,30 +145,6 @@ class TestFiller:
             fitting = [text[:end] for end in words if count(text[:end]) == n]
             assert not fitting or piece == fitting[-1]  # whole words where they fit
 
-    def test_a_longer_one_begins_with_a_shorter_one(self):
-        model, data = fading(WEIGHTS), reviews()
-        found = [
-            state_overflow(model, data, lengths=[n], where="after", seed=s) for n, s in ((5, 0), (900, 0), (900, 1))
-        ]
-        short, long, other = (one.filler for one in found)
-        assert long.startswith(short) and len(long.split()) > 600 and not other.startswith(short)
-        assert found[1].curves[0].points[1].added == 900
-        again = state_overflow(model, data, lengths=[3, 900], where="after")
-        assert again.filler == long and again.curves[0].points[-1] == found[1].curves[0].points[-1]
-
-    def test_comes_from_a_file(self, tmp_path):
-        (tmp_path / "filler.txt").write_text("a b\n\nb b\n")
-        found = state_overflow(fading(WEIGHTS), reviews(), filler=str(tmp_path / "filler.txt"), lengths=[3])
-        assert found.filler == "a b b" and found.notes == ()
-        with pytest.raises(InputError, match="none.txt could not be read"):
-            state_overflow(fading(WEIGHTS), reviews(), filler=str(tmp_path / "none.txt"))
-        for name, says in (
-            ("NONE.TXT", "NONE.TXT could not be read"),
-            ("nowhere/none", "nowhere/none could not be read"),
-        ):
-            with pytest.raises(InputError, match=says):
-                state_overflow(fading(WEIGHTS), reviews(), filler=name, lengths=[3])
-
     def test_of_a_known_text(self, real_data, monkeypatch):
         real_data("wikitext2", "test")
         found = state_overflow(fading(WEIGHTS), reviews(), filler="wikitext2", lengths=[12])
@@ -185,10 +160,6 @@ class TestFiller:
         found = state_overflow(model, data, filler="電影 電影", lengths=[1, 4, 5, 7], **prompt)
         assert [point.added for point in found.curves[0].points] == [0, 0, 4, 4, 7]
         assert any("filler of 1 tokens adds 0.00 on average after the texts" in note for note in found.notes)
-
-    def test_unknown_words_are_noted(self):
-        notes = state_overflow(fading(WEIGHTS), reviews(), filler="a b zebra b", lengths=[4]).notes
-        assert notes == ("the tokenizer does not know 25 % of the filler's tokens",)
 
 
 class TestMeasure:
@@ -216,22 +187,6 @@ class TestMeasure:
                 assert one.accuracy.low < accuracy < one.accuracy.high
         gaps = [(answers[1, at] == labels).mean() - (answers[0, at] == labels).mean() for at in range(4)]
         assert [gap.value for gap in found.gaps] == pytest.approx(gaps) and found.gaps[0] == Estimate(0, 0, 0)
-
-    def test_half_length(self):
-        lengths = (0, 8, 32)
-        rows = np.array([[0.9, 0.7, 0.6], [0.9, 0.8, 0.6], [0.9, 0.7, 0.7], [0.9, 0.8, 0.8], [0.4, 0.2, 0.1]])
-        chance = np.full(5, 0.5)
-        assert half_length(rows, chance, lengths) == Estimate(8, 8, math.inf)  # 8; then 32, 8, never, not above chance
-        assert half_length(rows[[1, 0, 0, 0]], chance[:4], lengths) == Estimate(32, 8, 8)
-        assert half_length(rows[[3, 0, 0]], chance[:3], lengths) is None
-        assert half_length(rows[[4, 0, 0]], chance[:3], lengths) is None
-        exact = np.array([[0.75, 0.625, 0.5]] * 3)
-        assert half_length(exact, chance[:3], lengths).value == 8  # just half is half gone
-
-    def test_half_length_in_words(self):
-        point = state_overflow(fading(WEIGHTS), reviews(), filler="a", lengths=[1024]).curves[0].points
-        curve = OverflowCurve("after", point, Estimate(1024.0, 0.0, math.inf))
-        assert half_name(curve) == "at 1,024 tokens [0, > 1,024]"
 
     def test_intervals_are_paired(self):
         """For nested hits the gap between the places varies by the few examples between."""
@@ -270,58 +225,11 @@ class TestOptions:
         assert first.curves == again.curves and first.clean == again.clean
         assert first.provenance["data"]["fingerprint"] == data.sample(10, seed=2).fingerprint
 
-    def test_nothing_above_chance(self):
-        data = dataclasses.replace(reviews(), labels=tuple(1 - y for y in reviews().labels))
-        found = state_overflow(fading(WEIGHTS, decay=DECAY), data, filler="a", lengths=[4])
-        assert found.clean.value == 0 and found.curves[0].half_length is None
-        assert math.isnan(found.curves[0].points[1].drop.value) and "nan" not in str(found)
-        assert any("is not clearly above chance, 0.667" in note for note in found.notes)
-
-    def test_an_accuracy_that_comes_back(self):
-        """Growing states: the filler's weight outweighs the evidence, then the next word's outweighs the filler's."""
-        weights = {**WEIGHTS, "a": -9.0, "b": 9.0}
-        data = text_data("d", "all", ["good"] * 3 + ["bad"], [1, 1, 1, 0], LABELS)
-        found = state_overflow(fading(weights), data, filler="a b", lengths=[1, 2], where="after")
-        assert [point.accuracy.value for point in found.curves[0].points] == [1, 0.25, 1]
-        assert "with filler after the text, accuracy is above half again at 2 tokens" in found.notes
-
 
 class TestResult:
     @pytest.fixture
     def result(self):
         return state_overflow(fading(WEIGHTS, decay=DECAY, ending=BIAS), reviews(), filler="a", lengths=[8, 16, 64])
-
-    def test_is_saved_and_read_back(self, result, tmp_path):
-        paths = result.save(tmp_path, "overflow")
-        assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
-        again = ssmscope.Result.load(paths["json"])
-        assert again == result and type(again) is type(result) and again.kind == "overflow"
-        endless = dataclasses.replace(
-            result, curves=(dataclasses.replace(result.curves[0], half_length=Estimate(8, 8, math.inf)),)
-        )
-        assert type(result).from_dict(json.loads(endless.to_json())) == endless
-
-    def test_frame(self, result):
-        frame = result.to_frame()
-        assert frame["where"].tolist() == ["after"] * 4 + ["before"] * 4 and frame.tokens.tolist() == [0, 8, 16, 64] * 2
-        row, point = frame.iloc[2], result.curves[0].points[2]
-        assert (row.accuracy, row.log_odds, row.entropy) == tuple(
-            e.value for e in (point.accuracy, point.log_odds, point.entropy)
-        )
-        assert row["drop"] == 100 * point.drop.value and row["share good"] == point.shares[1].value
-        assert row.gap == result.gaps[2].value == frame.iloc[6].gap and row.accuracy_low == point.accuracy.low
-
-    def test_terminal(self, result):
-        shown = result.to_text(full=True)
-        for part in (
-            "filler after the text",
-            "filler before the text",
-            "good 0.83",
-            "never within 64 tokens",
-            "at 16 tokens",
-        ):
-            assert part in shown
-        assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
 
     def test_figure(self, result):
         figure = result.figure()

@@ -3,7 +3,6 @@ are counted by hand."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -461,43 +460,6 @@ class TestRefusals:
     def test_another_tokenizer(self, erasing, data):
         with pytest.raises(InputError, match="fading has another tokenizer than fading"):
             state_poisoning(erasing, data, transfer=[fading({**WEIGHTS, "more": 0.0})], **QUICK)
-
-
-def test_views_and_files(found, tmp_path):
-    paths = found.save(tmp_path, "poison")
-    again = StatePoisoning.load(paths["json"])
-    assert again == found and again.kind == "poison"
-    frame = found.to_frame()
-    assert frame.attack.tolist() == ["clean", "random", "random search", "found", "hotflip", "adaptive"]
-    assert frame.survival[0] == found.victims[0].survival.value
-    text = str(found)
-    assert "“zap”" in text and "AUROC" in text and "Searched on 4 texts among 8 words" in text
-    assert found.victims[0].attack(FOUND).accuracy.value == pytest.approx(frame.accuracy[3])
-    (victim,), answers = (
-        found.victims,
-        next(block for block in found.blocks() if getattr(block, "heads", ()) == ("trigger",)),
-    )
-    assert answers.columns == ("survival", "accuracy", "flipped")
-    for (_, cells), each in zip(answers.rows, (victim, *victim.attacks), strict=True):
-        assert [cell.found for cell in cells[:2]] == [each.survival, each.accuracy]
-    hidden = dataclasses.replace(victim.attacks[0], planted=victim.accuracy)
-    other = dataclasses.replace(victim, planted=victim.survival, attacks=(hidden, *victim.attacks[1:]))
-    (answers,) = [
-        block
-        for block in dataclasses.replace(found, victims=(other,)).blocks()
-        if getattr(block, "heads", ()) == ("trigger",)
-    ]
-    place = answers.columns.index("planted")
-    assert [cells[place].found for _, cells in answers.rows[:3]] == [victim.survival, victim.accuracy, None]
-    assert found.verdict().startswith("survival 0.") and "after “zap”" in found.verdict()
-    for size, named in (
-        (10, [True, False, False]),
-        (3.3, [True, True, True]),
-    ):  # below each other, every panel is named
-        ticks = [axes.yaxis.get_major_ticks() for axes in found.figure(size=size).axes]
-        assert [all(tick.label1.get_visible() for tick in each) for each in ticks] == named
-    compared = StatePoisoning.compare([found, found], [["one"], ["two"]])
-    assert len(compared.rows) == 10 and "AUROC, window" in compared.columns
 
 
 @pytest.mark.parametrize(

@@ -224,36 +224,6 @@ def asked(monkeypatch) -> list[list[str]]:
     return waves
 
 
-class Stop(Exception):
-    """Exception in place of a kill."""
-
-
-@needs_textattack
-@pytest.mark.parametrize("recipe", ["deepwordbug", "hotflip"])
-def test_a_killed_run_goes_on(model, recipe, tmp_path, monkeypatch):
-    data, cache = reviews(), tmp_path / "scores.sqlite"
-    whole = word_attack(model, data, recipe=recipe, cache=tmp_path / "other.sqlite")
-    calls, run, wave = [0], [0], Evaluator._run_new_rows
-
-    def dies(evaluator, keys):
-        calls[0] += 1
-        if calls[0] == 4:
-            raise Stop
-        before = evaluator.run
-        wave(evaluator, keys)
-        run[0] += evaluator.run - before
-
-    monkeypatch.setattr(Evaluator, "_run_new_rows", dies)
-    with pytest.raises(Stop):
-        word_attack(model, data, recipe=recipe, cache=cache)
-    first, run[0] = run[0], 0
-    found = word_attack(model, data, recipe=recipe, cache=cache)
-    assert found.to_frame().equals(whole.to_frame()) and found.summary == whole.summary
-    second, run[0] = run[0], 0
-    assert word_attack(model, data, recipe=recipe, cache=cache).to_frame().equals(whole.to_frame())
-    assert min(first, second) > 10 and run[0] == 0
-
-
 # ---- language models
 
 PROMPT = "review : {content} . good or bad ? answer :"

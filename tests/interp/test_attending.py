@@ -20,11 +20,9 @@ from ssmscope.core.attention_layers import attention_layers, attention_numbers
 from ssmscope.core.linearized import Path
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.model import Model
-from ssmscope.core.tokenizing import Spelled
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import attention_gradient, implicit_attention
 from ssmscope.interp.attention.measure import normalise_rows
-from ssmscope.interp.spans import find_piece
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1, 2, 3, 30]]
 
@@ -85,17 +83,6 @@ def test_rows_cells_heads_and_parts():
     ssm_parts = {m.part: m.values for m in implicit_attention(trace, layers=[1], level="ssm", parts=True)[0].maps}
     second = ssmscope.ops.attention(trace.layers[1].recurrences[1], skip=True)[0, 0]
     close(ssm_parts["subtracted"], -lam * second)
-
-
-def test_channels_come_in_groups_where_there_are_many():
-    model = example("mamba")
-    names = [each.head for each in implicit_attention(model.trace(ids=IDS), heads="all")[0].maps]
-    assert names == [str(h) for h in range(48)] * 2  # 48 channels are few
-    demo = ssmscope.load("demo/sst2-mamba")
-    maps = implicit_attention(demo.trace("A fine film."), layers=0, heads="all")[0].maps
-    mean = implicit_attention(demo.trace("A fine film."), layers=0)[0].maps[0]
-    assert maps[0].head == "0–5" and len(maps) == 16
-    close(np.mean([each.values for each in maps], axis=0), mean.values)
 
 
 def test_the_skip_is_the_diagonal(demo):
@@ -230,38 +217,6 @@ def test_a_span_is_marked_by_position_or_by_its_words(demo):
     close(named.maps[0].readouts.outside, share[last:].mean())
 
 
-def test_finding_a_piece():
-    cut = Spelled("The cat,  sat", ((0, 3), (4, 7), (7, 8), (10, 11), (11, 13)))
-    assert find_piece("cat, sat", cut) == (1, 5) and find_piece("THE", cut) == (0, 1) and find_piece("tsa", cut) is None
-    assert find_piece("t,s", cut) == (1, 4)  # neither case nor spaces matter
-    assert find_piece("dog", cut) is None and find_piece(" ", cut) is None
-
-
-def test_long_texts_are_shown_in_cells():
-    model = example("mamba2")
-    ids = torch.randint(0, 97, (1025,), generator=torch.Generator().manual_seed(0)).tolist()
-    trace = model.trace(ids=ids, keep_inputs=[1])
-    pooled = implicit_attention(trace, layers=1)[0]
-    assert pooled.maps[0].values.shape == (512, 512)
-    whole = implicit_attention(trace, layers=1, pool=0)[0].maps[0].values
-    assert whole.shape == (1025, 1025)
-    edge = pooled.edges
-    close(pooled.maps[0].values[400, 7], whole[edge[400] : edge[401], edge[7] : edge[8]].mean(), 1e-4)
-    within = whole[edge[400] : edge[401], edge[400] : edge[401]]  # of a cell on the diagonal, its causal pairs
-    close(pooled.maps[0].values[400, 400], within[np.tril_indices(len(within))].mean(), 1e-4)
-    remark = "with cells of 3 tokens, they resolve"
-    for view in (
-        " ".join(implicit_attention(trace, layers=1).to_text(full=True).split()),
-        implicit_attention(trace, layers=1).to_html(),
-    ):
-        assert remark in view
-    assert "cells of" not in implicit_attention(trace, layers=1, rows="last").to_text(full=True)
-    with pytest.raises(ValueError, match="layer 0"):
-        trace.linearized[0]
-    with pytest.raises(InputError, match="no layer 9"):
-        model.trace(ids=ids, keep_inputs=[9])
-
-
 def test_pixels_are_attended_to():
     model = ssmscope.load("demo/cifar10-mamba2")
     image = torch.randint(0, 256, (1024, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -273,51 +228,6 @@ def test_pixels_are_attended_to():
     assert whole.shape == (1025, 1025)  # the last is the class token
     close(text.maps[0].values, whole[-1:].numpy(), 1e-4)
     assert text.queries.tolist() == [1024] and np.unique(text.maps[0].values).size > 900
-
-
-def test_a_result_comes_back(demo, tmp_path):
-    result = implicit_attention(demo.trace(["A fine film.", "Dull."]), span="0:1")
-    paths = result.save(tmp_path, "attention")
-    assert Result.load(paths["json"]) == result
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"level": "blok"}, "did you mean 'block'"),
-        ({"heads": "al"}, "unknown heads 'al'"),
-        ({"rows": "lats"}, "did you mean 'last'"),
-        ({"rows": [50]}, "no row 50"),
-        ({"rows": []}, "rows is empty"),
-        ({"layers": 2}, "no layer 2"),
-        ({"layers": "some"}, "layers is 'some'; allowed are all or"),
-        ({"layers": [0, 0]}, "each once"),
-        ({"pool": 4, "rows": "last"}, "without rows=…"),
-        ({"pool": -1}, "pool is -1; allowed is a whole number from 0 on"),
-        ({"pool": 4, "heads": "abs"}, "cannot be pooled"),
-        ({"top": 0}, "top is 0"),
-        ({"rollout": True, "heads": "all"}, "whole layers"),
-        ({"rollout": True, "parts": True}, "cannot be combined"),
-        ({"target": 1}, "of gradient=…; give that too"),
-        ({"gradient": True}, "give it before the texts"),
-        ({"gradient": True, "rollout": True}, "gradient=True cannot be combined with rollout=True"),
-        ({"rollout": True, "residual": 1.5}, "from 0 to 1"),
-        ({"span": "zebra"}, "has no 'zebra'"),
-        ({"span": "3:99"}, "3:99 is not within"),
-    ],
-)
-def test_what_cannot_be_is_refused(demo, options, message):
-    with pytest.raises(InputError, match=message):
-        implicit_attention(demo.trace("A fine film."), **options)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [({"target": "negativ"}, "did you mean 'negative'"), ({"target": 2}, "no target 2"), ({"heads": "abs"}, "no sum")],
-)
-def test_targets_that_cannot_be_are_refused(demo, options, message):
-    with pytest.raises(InputError, match=message):
-        attention_gradient(demo, demo.encode("A fine film."), **options)
 
 
 def test_a_trace_without_inputs_is_refused(demo):

@@ -197,11 +197,3 @@ def test_chosen_queries_of_images_are_pictures():
         assert [to_hex(colour) for colour in shown[: query + 1]] == [colours[at] for at in place[:20]]
         assert len({to_hex(colour) for colour in shown[query + 1 :]} - {EMPTY}) == 0
     assert [(box.get_x(), box.get_y()) for box in rows[0].patches] == [(1.5, 0.5)]  # pixel 7 is at row 1, column 2
-
-
-def test_figure_leaves_no_global_state():
-    import matplotlib.pyplot as plt
-
-    before = plt.get_fignums()
-    make(make_text(5)).figure()
-    assert plt.get_fignums() == before

@@ -18,13 +18,11 @@ from ssmscope.interp.fidelity import fidelity_auc, measure
 from ssmscope.interp.fidelity.measure import (
     SHARES,
     counts,
-    distinct,
     hidden_sets,
     measures,
     ranking,
     replacement_vector,
     run_hidden,
-    trapezoid,
 )
 from ssmscope.interp.fidelity.measures import MEASURES
 from ssmscope.interp.fidelity.result import Fidelity
@@ -75,16 +73,6 @@ class TestClosedForms:
         assert counts(GRID, 10).tolist() == [0, 0, 1, 2, 2, 2, 3, 4, 4, 4, 5, 6, 6, 6, 7, 8, 8, 8, 9, 10, 10]
         assert counts([Fraction(11, 20)], 50)[0] == 28 and round(0.15 * 30) == counts([Fraction(3, 20)], 30)[0] == 4
         assert counts(SHARES, 20).tolist() == [1, 2, 4, 10]
-
-    def test_the_trapezoid(self):
-        assert trapezoid(np.array([1.0, 0.0])) == 0.5 and trapezoid(np.array([4.0, 1.0, 0.0])) == 1.5
-        line = np.linspace(0, 1, 11)
-        assert trapezoid(line**2) == pytest.approx(1 / 3 + 1 / 600)  # its error on x²: h² / 6
-
-    def test_measures_are_of_the_axes_they_name(self):
-        curve = np.array([[[1.0, 0.2, 0.0], [1.0, 0.8, 0.0]]])
-        found = measures(curve, np.array([[0.7, 0.5]]), np.array([[0.1, 0.3]]))
-        assert found[0] == pytest.approx([0.3, 0.35, 0.65, 0.4, 0.8])
 
 
 class TestRankings:
@@ -195,11 +183,6 @@ class TestReference:
         again = fidelity_auc(model, data, methods={"own": random_scores})
         assert again.values == pytest.approx(whole.values, abs=1e-5)
         assert again.random == pytest.approx(whole.random, abs=1e-5)
-
-    def test_distinct_sets(self):
-        sets = np.random.default_rng(0).random((200, 3)) < 0.5
-        chosen, inverse = distinct(sets)
-        assert (sets[chosen][inverse] == sets).all() and len(chosen) == len(np.unique(sets, axis=0)) == 8
 
     def test_the_seed_draws_rankings_and_resamples(self):
         model, data = reader(), texts(*lines(12))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -92,25 +91,6 @@ def test_what_is_called_converged_is_right_token_by_token(found, twin, baseline)
         assert not coarse.converged.any()
     if baseline == "mean":
         assert any(off > 2 * delta and off > 0.01 for delta, off in sums)
-
-
-def test_it_refines_where_the_error_is_and_no_further_than_the_cap(found, monkeypatch):
-    asked = []
-    real = integrated._Path.halved
-
-    def halved(self, pieces):
-        asked.extend((piece.text, piece.first, piece.last) for piece in pieces)
-        return real(self, pieces)
-
-    monkeypatch.setattr(integrated._Path, "halved", halved)
-    result = ig(found.rows([0]), baseline="zero")
-    assert result.converged.all()
-    narrow = [piece for piece in asked if piece[2] - piece[1] < 0.1]
-    assert narrow and all(last <= 0.5 for _, _, last in narrow)  # near zero the norm turns; the rest is left alone
-    for cap in (12, 35, 36, 83, 84, 200):
-        few = ig(found.rows([0]), baseline="zero", cap=cap)
-        assert int(few.steps) <= cap and not few.converged.any() and few.error[0] > 0.01
-        assert (few.error.item() == math.inf) == (cap < 36)
 
 
 def test_special_tokens_keep_their_own_embedding(found):
@@ -258,25 +238,6 @@ def test_the_cost_is_said_before_it_is_paid(found):
     one, said = clocked(0.05)
     ig(replace(found.rows([0]), meter=one), steps=12, cap=12)
     assert said[0].startswith("ig: the text takes 12 gradients, about ")
-
-
-def test_the_first_gradient_of_a_long_text_is_enough_to_know(found):
-    own, lines = clocked(1.0)
-    plan = own.plan
-    seen = []
-    own.plan = lambda *given: seen.append(given) or plan(*given)
-    counts = []
-    real = own.ran
-    own.ran = lambda gradients, tokens, done=0: (real(gradients, tokens, done), counts.append((gradients, len(lines))))
-    ig(replace(found, meter=own), cap=36)
-    assert counts[0] == (1, 1) and len(seen) == 1
-
-
-def test_what_is_quick_is_not_announced(found):
-    own, lines = clocked(1e-5)
-    ig(replace(found, meter=own))
-    assert not lines
-    assert [duration(each) for each in (3.4, 99, 150, 7200)] == ["3 s", "99 s", "2.5 min", "2.0 h"]
 
 
 def test_explain_says_it_on_stderr(demo, monkeypatch, capsys):

@@ -12,8 +12,6 @@ import pytest
 from bags import LABELS, tokenizer
 
 import ssmscope
-from ssmscope.api.results import Result
-from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.text import load_text, text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
@@ -26,9 +24,6 @@ from ssmscope.interp.plausibility.measure import (
     rationale_size,
     token_f1,
 )
-from ssmscope.interp.plausibility.measures import MEASURES
-from ssmscope.interp.plausibility.result import Plausibility
-from ssmscope.render.blocks import Prose
 
 
 def bits(text: str) -> np.ndarray:
@@ -129,33 +124,6 @@ class TestResult:
         for rationales in (MARKED, whole):
             found = plausibility_of(explained, rationales)
             assert found.values == pytest.approx(expected.values) and found.provenance["model"] == "toy"
-
-    def test_views(self, tmp_path):
-        found = plausibility_of(SCORES, MARKED)
-        again = Result.load(found.save(tmp_path, "plausibility")["json"])
-        assert isinstance(again, Plausibility) and again == found
-        shown = " ".join(str(found).split())
-        assert "people marked 37.5 %" in shown and "1 texts have no rationale" in shown
-
-    @pytest.mark.parametrize(("top", "size"), [(3, "3 tokens"), (0.25, "25.0 % of the tokens")])
-    def test_every_number_has_its_method_and_measure(self, top, size):
-        numbers = tuple(Estimate(value, value - 0.05, value + 0.05) for value in (0.1, 0.2, 0.3, 0.4, 0.5, 0.25))
-        about = dict(texts=(0, 2, 5), share=0.375, chance=0.1875, top=top, left_out=2)
-        made = Plausibility({"model": "own"}, ("ig", "lrp"), np.zeros((2, 3, 3)), numbers, **about)
-        frame = made.to_frame()
-        assert frame.method.tolist() == ["ig"] * 3 + ["lrp"] * 3 and frame.measure.tolist() == [*MEASURES] * 2
-        for name, end in (("value", 0.0), ("low", -0.05), ("high", 0.05)):
-            assert frame[name].tolist() == pytest.approx([each.value + end for each in numbers])
-        assert frame.texts.tolist() == [3] * 6
-        (table,) = made.tables()
-        assert table.columns == tuple(f"{name} ↑" for name in MEASURES.values())
-        assert {label: [cell.found.value for cell in cells] for (label,), cells in table.rows} == {
-            "ig": [0.1, 0.2, 0.3], "lrp": [0.4, 0.5, 0.25]
-        }  # fmt: skip
-        assert [[cell.best for cell in cells] for _, cells in table.rows] == [[False, False, True], [True, True, False]]
-        *_, said, note = (block.text for block in made.blocks() if isinstance(block, Prose))
-        assert said == f"Rationales of {size}, where people marked 37.5 %. The AUPRC of random scores is 0.188."
-        assert note == "Note: 2 texts have no rationale and are left out."
 
     @pytest.mark.parametrize(
         ("options", "says"),

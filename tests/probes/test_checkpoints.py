@@ -12,7 +12,6 @@ from examples import random_example
 from loud import loud
 
 import ssmscope
-from ssmscope.api.results import Result
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
@@ -150,11 +149,6 @@ class TestTable:
         gated = stability_table(example("gla"))
         assert len(gated.figure().axes) == 1 and "s_A" not in str(gated)
 
-    def test_saved_and_read_back(self, table, tmp_path):
-        paths = table.save(tmp_path, "table")
-        assert Result.load(paths["json"]) == table
-        assert "notes.pth" in paths["html"].read_text()
-
     def test_figure_of_a_hundred(self, table):
         rows = [dataclasses.replace(row, abscissa=row.abscissa + 0.001 * i) for i in range(25) for row in table.rows]
         many = dataclasses.replace(table, rows=tuple(rows), curves=np.tile(table.curves, (25, 1)))
@@ -167,15 +161,6 @@ class TestTable:
         assert len(colours) > 20
         assert right.get_ylabel() == "ln C, T = 30"
         assert "40 of 125 rows" in many.to_text(full=True)
-
-    def test_curve_frame(self, table):
-        frame = table.curve()
-        assert list(frame) == ["model", "length", "log_capacity"]
-        good = [at for at, row in enumerate(table.rows) if not row.reason]
-        assert frame.model.tolist() == [table[at].name for at in good for _ in table.lengths]
-        assert frame.length.tolist() == table.lengths.tolist() * 4
-        assert frame.log_capacity.tolist() == [value for at in good for value in table.curves[at].tolist()]
-        assert len(set(table.curves[good, -1])) == 4
 
 
 class TestDirectories:

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import torch
 from differential import PAPER_PROMPT
-from drawn import said
 from loud import loud
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
 import ssmscope.loading
-from ssmscope.api.results import Result
 from ssmscope.core.model import Model
 from ssmscope.data.babi import QuestionData, questions
 from ssmscope.data.filler import generated
@@ -227,21 +225,6 @@ class TestKnownAnswers:
 
 
 class TestNumbers:
-    @pytest.mark.parametrize("right, number", [(0, 100), (1, 7), (50, 100), (8, 10), (100, 100)])
-    def test_wilsons_ends_are_where_the_test_just_accepts(self, right, number):
-        """(p̂ − p)² = z² p (1 − p) / n at both ends."""
-        found = wilson(right, number)
-        assert found.value == right / number and 0 <= found.low <= found.value <= found.high <= 1
-        for end in (found.low, found.high):
-            if 0 < end < 1:
-                assert (found.value - end) ** 2 == pytest.approx(1.959964**2 * end * (1 - end) / number, rel=1e-5)
-        assert found.low < found.high
-
-    def test_wilsons_known_values(self):
-        assert wilson(0, 100).high == pytest.approx(0.0370, abs=5e-5)
-        assert wilson(8, 10).low == pytest.approx(0.4902, abs=5e-5)
-        assert wilson(8, 10).high == pytest.approx(0.9433, abs=5e-5)
-
     def test_the_sign_test_against_all_outcomes(self):
         random = np.random.default_rng(0)
         for _ in range(20):
@@ -280,40 +263,6 @@ def result() -> Retrieval:
 
 
 class TestViews:
-    def test_the_table_has_every_cell(self, result):
-        frame = result.to_frame()
-        assert len(frame) == 3 * 2 * 3 and list(frame.task.unique()) == ["qa2", "qa1"]
-        row = frame[(frame.model == "mamba2 (3)") & (frame.task == "qa1") & (frame.length == 50)].iloc[0]
-        cell, ratio = result.cells[2][1][1], result.ratios[1][1][1]
-        assert row.accuracy == cell.accuracy.value and row.accuracy_high == cell.accuracy.high
-        assert row.constrained_low == cell.constrained.low and row.log_probability == cell.log_probability.value
-        assert row.p == ratio.p and row.differs == ratio.differs
-        assert row.ratio == pytest.approx(ratio.value.value, nan_ok=True)
-        assert frame[frame.model == "mamba2"].ratio.isna().all()
-
-    def test_accuracies_are_shares_of_the_answers(self, result):
-        for number in range(3):
-            for row in range(2):
-                for column in range(3):
-                    cell = result.cells[number][row][column]
-                    assert cell.accuracy.value == result.right[number, row, column].mean()
-                    mean = float(result.log_probability[number, row, column].astype(np.float64).mean())
-                    assert cell.log_probability.value == pytest.approx(mean)
-                    assert cell.log_probability.low < mean < cell.log_probability.high
-
-    def test_reads_and_draws(self, result, tmp_path):
-        result.save(tmp_path, "retrieval")
-        assert Result.load(tmp_path / "retrieval.json") == result
-        figure = result.figure()
-        titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
-        assert len(titles) == 3 + 2 and titles[3] == "mamba2 / mamba2 (2)"
-        assert "* differs from 1" in said(figure)
-        texts = [text.get_text() for text in figure.axes[0].texts]
-        assert any(text.startswith(f"{result.cells[0][0][0].accuracy.value:.2f}\n[") for text in texts)
-        shown = result.to_text(full=True)
-        assert "accuracy of mamba2 / accuracy of mamba2 (3)" in shown and "1,000" in shown
-        assert "12 questions per cell, test; filler given sentences" in shown
-
     def test_headings_of_long_names_end_within_the_figure(self, result):
         for models in (result.models, [f"runs/some-model-whose-name-is-long-{n}" for n in range(3)]):
             figure = dataclasses.replace(result, models=tuple(models)).figure()
@@ -321,12 +270,6 @@ class TestViews:
             width = figure.bbox.width
             shown = [axes._left_title for axes in figure.axes] + list(figure.texts)
             assert all(text.get_window_extent().x1 <= width for text in shown)
-
-    def test_names_of_tasks_begin_within_the_figure(self, result):
-        figure = dataclasses.replace(result, tasks=("common-words", "qa1")).figure()
-        figure.canvas.draw()
-        shown = [name for axes in figure.axes for name in axes.get_yticklabels() if name.get_text() == "common-words"]
-        assert len(shown) == 5 and all(name.get_window_extent().x0 >= 0 for name in shown)
 
     def test_progress_is_on_stderr(self, capsys):
         retrieval(speaker(), tasks="qa1", lengths=[0], examples=3)

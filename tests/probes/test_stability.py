@@ -15,7 +15,6 @@ from examples import HALVES, TEXTS, random_example
 from loud import loud
 from torch import nn
 from torch.nn.functional import softplus
-from transformers import Mamba2Config
 
 import ssmscope
 from ssmscope import ops
@@ -24,15 +23,12 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.stability import stability
 from ssmscope.probes.stability.measure import (
-    DEFAULT_LENGTH,
     _gain,
     behaviour_of,
     half_lives,
-    inputs_of,
     means_of,
     norm_positions,
     notes_on,
@@ -437,33 +433,6 @@ class TestBehaviour:
 
 
 class TestInputs:
-    def test_random_tokens(self):
-        model = example("mamba")
-        found = inputs_of(model, None, length=30, samples=3, seed=5)
-        assert found.batch.input_ids.shape == (3, 30) and found.name == "3 random sequences of 30 tokens (seed 5)"
-        assert found.batch.input_ids.unique().numel() > 50 and found.batch.input_ids.max() < 97
-        assert inputs_of(model, None, length=None, samples=1, seed=0).longest == DEFAULT_LENGTH
-        one, same = (stability(model, length=30, seed=5) for _ in range(2))
-        assert one.norms.tolist() == same.norms.tolist() and not one.given
-        assert one.norms.tolist() != stability(model, length=30, seed=6).norms.tolist()
-
-    def test_special_tokens_are_not_drawn(self):
-        model = ssmscope.load("demo/sst2-mamba2")
-        drawn = set(inputs_of(model, None, length=4000, samples=2, seed=0).batch.input_ids.flatten().tolist())
-        assert not drawn & set(model.tokenizer.all_special_ids) and len(drawn) > 1000
-
-    def test_pixels(self):
-        backbone = Mamba2Config(
-            vocab_size=1, hidden_size=16, num_hidden_layers=1, state_size=4, num_heads=4, head_dim=8, n_groups=1,
-            pad_token_id=0, bos_token_id=0, eos_token_id=0,
-        )  # fmt: skip
-        config = SSMClassifierConfig(backbone, channels=3, image_size=(3, 4), num_labels=2)
-        model = Model(SSMForSequenceClassification(config).eval(), None, "pixels")
-        found = stability(model)
-        assert found.longest == 13 and "random sequences of 13 tokens" in found.inputs
-        batch = inputs_of(model, None, length=6, samples=2, seed=0).batch
-        assert batch.values.shape == (2, 5, 3) and 0 <= batch.values.min() < 0.2 and 0.8 < batch.values.max() <= 1
-
     def test_texts(self):
         model = ssmscope.load("demo/sst2-mamba2")
         text = "A gripping, beautifully acted film."
@@ -524,34 +493,6 @@ def result() -> Stability:
 
 
 class TestResult:
-    def test_frames(self, result):
-        frame = result.to_frame()
-        assert len(frame) == len(result) == 4 and frame.part.tolist() == [0, 1, 0, 1]
-        one = result[3]
-        row = frame.iloc[3]
-        assert row.spectral_abscissa == one.spectral_abscissa and row.half_life_50 == one.quantiles[2]
-        assert row.growth == one.growth.value and row.largest_gain == one.largest.max()
-        assert row.last_norm == result.norms[1, -1, 0]
-        assert row.never_share == one.never / (one.heads * one.states)
-        heads = result.heads()
-        assert len(heads) == sum(layer.heads for layer in result.layers)
-        chosen = heads[(heads.layer == 1) & (heads.part == 1)]
-        assert chosen.mean_gain.tolist() == one.mean.tolist() and chosen.half_life.tolist() == one.half_life.tolist()
-        without = stability(example("gla"), length=20)
-        assert without.to_frame().spectral_abscissa.isna().all() and without.heads().spectral_abscissa.isna().all()
-
-    def test_saved_and_read_back(self, result, tmp_path):
-        paths = result.save(tmp_path, "stability")
-        assert Result.load(paths["json"]) == result
-        page = paths["html"].read_text()
-        assert "On 4 random sequences of 40 tokens" in page and "<script" not in page
-
-    def test_words(self, result):
-        said = " ".join(result.to_text(full=True).split())
-        assert said.startswith("Stability of gfssm: stable in all 4 recurrences")
-        assert "On 4 random sequences of 40 tokens (seed 0). The model is stable in all 4" in said
-        assert "0.1 stable" in said and "numbered after the dot" in said and "nan" not in said
-
     def test_figure(self, result):
         figure = result.figure()
         left, right = figure.axes

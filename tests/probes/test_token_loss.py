@@ -19,7 +19,6 @@ from torch import nn
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.model import Model
 from ssmscope.data.language import byte_tokenizer, load_lines, symbol_tokenizer, word_tokenizer
@@ -29,10 +28,9 @@ from ssmscope.probes import long_rows
 from ssmscope.probes.long_rows import pieces_of
 from ssmscope.probes.loss import measure as measuring
 from ssmscope.probes.loss import token_loss
-from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, summarise, window_losses
-from ssmscope.probes.loss.result import Summary, TokenLoss, bin_name
+from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, window_losses
+from ssmscope.probes.loss.result import Summary, TokenLoss
 from ssmscope.render.blocks import Prose
-from ssmscope.render.table import Table
 
 QUIET = {"progress": False}
 WORDS = "the old river runs past a mill and every autumn its water turns brown with leaves".split()
@@ -315,30 +313,6 @@ def by_hand() -> TokenLoss:
 
 
 class TestViews:
-    def test_every_number_stands_in_its_place(self):
-        found = by_hand()
-        (table,) = [block for block in found.blocks() if isinstance(block, Table)]
-        assert (table.heads, table.columns) == (("positions",), ("a", "b", "minus b"))
-        assert {label: [cell.value for cell in cells] for (label,), cells in table.rows} == {
-            "1–128": ["3.500", "5.500", "−2.000"],
-            "129–512": ["2.750", "3.750", "−1.125"],
-            "513–600": ["2.250", "3.125", "−0.875"],
-            "all": ["3.000", "4.000", "−1.000"],
-            "per doubling": ["−0.125", "0.250", "−0.375"],
-        }
-        assert table.rows[0][1][2].interval == "[−2.250, −1.500]"
-        summary = {(row["name"], row["quantity"]): row["value"] for row in found.summary().to_dict("records")}
-        assert (
-            summary["a", "1–128"] == 3.5 and summary["b", "129–512"] == 3.75 and summary["a − b", "513–600"] == -0.875
-        )
-        assert summary["a", "slope"] == -0.125 and summary["a − b", "mean"] == -1
-        beside = TokenLoss.compare([found], [("x", "y")])
-        assert beside.columns == ("bits a token ↓", "at 1–128 ↓", "at 129–512 ↓", "at 513–600 ↓")
-        assert [cell.value for cell in beside.rows[1][1]] == ["4.000", "5.500", "3.750", "3.125"]
-        assert found.headline.startswith("Loss by position, bits a token over 600 tokens: a 3.000, not clearly falling")
-        assert "; b 4.000, not" in found.headline and found.headline.endswith("; difference −1.000 [−1.250, −0.500]")
-        assert (bin_name((0, 1)), bin_name((512, 1024))) == ("1", "513–1,024")
-
     def test_the_picture_has_every_curve_and_difference(self):
         found = by_hand()
         upper, lower = found.figure().axes
@@ -360,32 +334,6 @@ class TestViews:
         curves[:, :2] = 2.5
         flat = replace(found, curves=curves)
         assert flat.outside == "" and not any("outside" in getattr(block, "text", "") for block in flat.blocks())
-
-    def test_bins_are_means_of_their_own_positions(self):
-        losses = np.broadcast_to(np.arange(1.0, 601), (1, 2, 600))
-        (one,) = summarise(losses, (1, 300), 1, 0)["summaries"]
-        assert [found.value for found in one.bins] == [64.5, 320.5, 556.5] and one.mean.value == 300.5
-
-    def test_reads_and_draws(self, tmp_path):
-        found = token_loss([speaker(0), speaker(1)], data=[text(2200)], length=700, smooth=11, **QUIET)
-        found.save(tmp_path, "loss")
-        assert Result.load(tmp_path / "loss.json") == found
-        figure = found.figure()
-        assert len(figure.axes) == 2 and figure.axes[0].get_ylabel() == "loss, nats"
-        alone = token_loss(speaker(0), data=[text(2200)], length=700, **QUIET).figure()
-        assert len(alone.axes) == 1
-        assert found.counted == "3 windows of 700 tokens of texts" and found.counted in str(found)
-        frame = found.to_frame()
-        assert found.positions[0] == 1 and found.positions[-1] == 700
-        for number, name in enumerate(("mamba-0", "mamba-1")):
-            part = frame[frame.model == name]
-            assert part.position.tolist() == list(found.positions)
-            assert part.raw.tolist() == found.losses[number, np.array(found.positions) - 1].tolist()
-            assert part[["loss", "loss_low", "loss_high"]].to_numpy().tolist() == found.curves[number].tolist()
-        summary = found.summary()
-        assert list(summary.name.unique()) == ["mamba-0", "mamba-1", "mamba-0 − mamba-1"]
-        assert summary[summary.quantity == "slope"].value.iloc[2] == found.differences[0].slope.value
-        assert isinstance(found, TokenLoss)
 
     def test_progress_is_on_stderr(self, capsys):
         token_loss(speaker(), data=[text(100)], length=20)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from killed import killed_training
 from mixture import SIZES, write_mixture
 from safetensors.torch import load_file
 
@@ -356,19 +355,6 @@ def test_another_seed_trains_on_other_prompts(parts) -> None:
     one, again, other = (answers(parts, tokenizer, seed=seed).batches(0) for seed in (0, 0, 1))
     assert one == again != other
     assert {row for batch in one for row in batch} != {row for batch in other for row in batch}
-
-
-def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, capfd) -> None:
-    given = {**OPTIONS, "mixture": "wnli", "epochs": 2, "batch_size": 2, "checkpoint_minutes": 0.0, "progress": True}
-    broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
-    said = killed_training("mamba2", "instruct", broken, given)
-    for out in (broken, unbroken):
-        train_model("mamba2", "instruct", out, **given)
-    assert capfd.readouterr().err.count(said) == 1
-    one, other = (load_file(out / "model.safetensors") for out in (broken, unbroken))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    one, other = (json.loads((out / "training.json").read_text()) for out in (broken, unbroken))
-    assert one["history"] == other["history"] and one["test"] == other["test"] and one["unseen"] == other["unseen"]
 
 
 @pytest.mark.parametrize("architecture", ["gla", "rwkv", "selective", "diff-mamba"])
