@@ -127,29 +127,3 @@ def test_refusals_before_anything_runs(analyze, plan, tmp_path, monkeypatch, opt
     answer = analyze(plan(), "--out", tmp_path / "out", *options)
     assert answer.code == 2 and says in answer.err and answer.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_an_unknown_score_is_refused_and_the_results_stay(analyze, plan, tmp_path) -> None:
-    out = tmp_path / "out"
-    answer = analyze(plan(), "--out", out, "--require", "accuracy[sst2] >= 0.5")
-    assert answer.code == 2 and "has no score 'accuracy[sst2]'; it has accuracy, cross-entropy" in answer.err
-    assert (out / "scores.json").exists() and not (out / "gates.json").exists()
-    again = analyze(plan(), "--out", out, "--require", "accuracy >= 0.5")
-    assert again.code == 0 and "0 jobs to run, 1 done already" in again.err
-
-
-def test_what_a_failed_job_would_give_is_undecided(analyze, plan, data, tmp_path) -> None:
-    file = plan(analyses=[{"position": {"data": data, "regions": "900:901"}}])
-    answer = analyze(file, "--out", tmp_path / "out", "--require", "position.drop <= 0.2")
-    assert answer.code == 1 and "analyze: undecided: position.drop <= 0.2: not measured, because a job" in answer.err
-
-
-def test_cards(analyze, plan, tmp_path) -> None:
-    out = tmp_path / "out"
-    (out / "tables").mkdir(parents=True)
-    (out / "tables" / "evaluate.csv").touch()  # It is written with the page, which is left out.
-    assert analyze(plan(require="accuracy >= 0.5"), "--out", out, "--cards").code == 0
-    text = (out / "cards" / "demo-sst2-mamba2.md").read_text()
-    tables = yaml.safe_load((out / "README.md").read_text().split("---")[1])["configs"]
-    assert tables == [{"config_name": "evaluate", "data_files": "tables/evaluate.csv"}]
-    assert "model-index:" in text and "| accuracy \\>= 0.5 | demo/sst2-mamba2 | ✓ met | 1.000" in text
