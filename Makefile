@@ -37,7 +37,7 @@ NOT_TRIED_ON_5 = $(addprefix --ignore tests/architectures/test_,attention_option
     the_models_of_books_are_as_good_as_their_cards_say the_models_of_questions_are_those_of_their_cards \
     the_pixel_classifiers_are_those_of_their_cards the_other_text_classifiers_are_those_of_their_cards) \
     $(addprefix --deselect tests/test_intercept.py::test_,threads_trace_one_model_as_one_does \
-    each_thread_has_its_own_edits explanations_in_threads_are_those_of_one_thread) \
+    each_thread_has_its_own_edits) \
     $(addprefix --deselect tests/architectures/test_,adapter_folders.py::test_lora_in_all_its_forms \
     adapter_folders.py::test_other_kinds_of_adapters adapter_folders.py::test_what_an_adapters_configuration_may_not_say \
     adapters.py::test_probes_are_those_of_the_merged_model adapters.py::test_the_bound_is_that_of_the_merged_model \

@@ -8,7 +8,6 @@ import dataclasses
 import importlib
 import json
 import math
-import re
 import sys
 import tracemalloc
 import zlib
@@ -568,17 +567,6 @@ def test_a_class_may_be_defined_again_where_it_was(provenance):
         type("Other", (Sample,), {"__module__": Sample.__module__, "__qualname__": "Other"}, kind="test-sample")
 
 
-def test_the_verdict_is_the_headline_without_the_model(provenance):
-    for headline, verdict in (
-        ("Loss of <script>alert(1)</script>: rises: twice", "rises: twice"),
-        ("Accuracy on <script>alert(1)</script>: falls", "falls"),
-        ("Nothing to say", "Nothing to say"),
-    ):
-        told = type("Told", (Sample,), {"headline": headline})
-        fields = {each.name: getattr(sample(provenance), each.name) for each in dataclasses.fields(Sample)}
-        assert told(**fields).verdict() == verdict
-
-
 def test_views_begin_with_title_paragraphs_notes_and_picture(provenance):
     title, first, second, note, picture = sample(provenance).opening("One.", "Two.", notes=["three"])
     assert [(each.text, each.kind) for each in (title, note)] == [
@@ -594,16 +582,3 @@ def test_formats_have_the_result_first_and_their_own_order():
     assert results.checked_formats(["tex", "csv", "csv"]) == ("json", "csv", "tex")
     with pytest.raises(InputError, match=r"unknown format 'jsn'; allowed are json, .*; did you mean 'json'"):
         results.checked_formats(["csv", "jsn"])
-
-
-def test_a_page_lists_the_provenance(provenance):
-    page = sample({**provenance, "empty": None, "nested": {"one": [1, "x"], "two": True}}).to_html()
-    for name, value in (("nested one", "[1, &#34;x&#34;]"), ("nested two", "true"), ("empty", "none"), ("seed", "7")):
-        assert re.search(rf"{name}\W.*?{re.escape(value)}", page, re.DOTALL), name
-
-
-def test_several_texts_are_counted_iterated_and_taken_by_number():
-    class Texts(results.OverTexts[str]):
-        texts = ("a", "b", "c")
-
-    assert len(Texts()) == 3 and list(Texts()) == ["a", "b", "c"] and Texts()[1] == "b" and Texts()[-1] == "c"

@@ -24,7 +24,6 @@ from ssmscope.attacks.poisoning.memory import (
     Beginning,
     Slot,
     Vocabulary,
-    attacked,
     memory,
     run,
     share_gradients,
@@ -39,7 +38,6 @@ from ssmscope.core.model import Model
 from ssmscope.core.ties import ROUNDING
 from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
-from ssmscope.evaluation.forking import token_rows
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.ops import Recurrence, survival
 
@@ -330,32 +328,6 @@ def test_what_was_wrong_before_is_not_flipped():
     assert found.flipped.value == pytest.approx(2 / 4) and found.accuracy.value == pytest.approx(3 / 6)
 
 
-def test_a_models_numbers_by_hand():
-    """Six texts, a trigger and the mean of two, of which the second is the first."""
-    labels = np.array([0, 0, 0, 1, 1, 1])
-    zero, steady = np.zeros(6), {each: np.zeros(6) for each in DETECTORS}
-    clean = Seen(np.full(6, 0.8), np.array([0, 0, 1, 1, 1, 0]), steady)
-    one = Seen(np.full(6, 0.2), np.array([1, 0, 0, 1, 1, 1]), {**steady, "token": np.arange(6.0)})
-    other = Seen(np.full(6, 0.6), clean.answers, steady)
-    groups = [Tried("found", ((1,),), 0.5, 7), Tried("random", ((0,), (1,)), 0.1, 2)]
-    threshold_texts = [Seen(zero, labels, {each: np.array([0.0, 1.0, 2.0, 3.0]) for each in DETECTORS})]
-    own = victim(
-        "toy", labels, [clean, one, other, one], groups, Vocabulary(("a", "b"), (3, 4)), threshold_texts, 0.5, 1, 0
-    )
-    found, random = own.attacks
-    assert own.accuracy.value == pytest.approx(4 / 6) and own.planted.value == pytest.approx(1 / 3)
-    assert found.trigger == "b" and random.trigger is None and random.triggers == 2
-    assert found.accuracy.value == pytest.approx(5 / 6) and found.flipped.value == pytest.approx(1 / 4)
-    assert found.planted.value == pytest.approx(1 / 3) and found.survival.value == pytest.approx(0.2)
-    assert found.kept.value == pytest.approx(0.25) and random.survival.value == pytest.approx(0.4)
-    assert random.accuracy.value == pytest.approx(4.5 / 6) and random.flipped.value == pytest.approx(1 / 8)
-    token = DETECTORS.index("token")
-    assert own.thresholds[token] == 1 and own.false_alarms[token].value == 0
-    assert found.alarms[token].caught.value == pytest.approx(4 / 6)
-    assert found.alarms[token].auroc.value == pytest.approx(0.5 * 1 / 6 + 5 / 6)
-    assert random.alarms[token].auroc.value == pytest.approx((0.5 + 0.5 * 1 / 6 + 5 / 6) / 2)
-
-
 class TestParts:
     @pytest.mark.parametrize(
         ("texts", "train", "sizes"), [(20, 3, (3, 5, 12)), (20, 50, (5, 5, 10)), (4, 9, (1, 1, 2))]
@@ -383,27 +355,6 @@ class TestParts:
 
 
 class TestTexts:
-    def test_slots_are_what_the_text_is_read_as(self, erasing, data):
-        asked = questions(erasing, data)
-        words = Vocabulary.of(erasing)
-        for place in (0.3, 0.5, 1.0):
-            for slot in slots_of(erasing, asked, words.text((0, 0)), place, None):
-                (row,) = token_rows(erasing, [attacked(asked, slot, words.text((3, 6)))])
-                assert row == [*slot.before, *words.tokens([(3, 6)])[0], *slot.after]
-                assert slot.words == math.floor(place * 6 + 0.5) == len(slot.before)
-
-    def test_a_span_is_its_tokens_and_others_are_left_out(self, erasing, data):
-        goal = goal_of(erasing, data, span="film fine")
-        assert {slot.row for slot in goal.slots} == {i for i, text in enumerate(data.texts) if "film fine" in text}
-        for slot in goal.slots:
-            names = erasing.tokenizer.convert_ids_to_tokens(list(slot.before))
-            assert [name for name, inside in zip(names, slot.span) if inside] == ["film", "fine"]
-        before = goal_of(erasing, data, span="film fine", place=0.5).slots
-        assert {slot.row for slot in before} == {
-            i for i, text in enumerate(data.texts) if "film fine" in " ".join(text.split()[:3])
-        }
-        assert 0 < len(before) < len(goal.slots)
-
     def test_a_language_model_within_its_template(self, data):
         model = fading({**WEIGHTS, "Is": 0.3, "it": -0.1}, decay=0.1, steps={"zap": 40.0}, language=True)
         asking = dict(template="Is {content} it", words=["bad", "good"])
@@ -411,16 +362,6 @@ class TestTexts:
         assert result.victims[0].attack(FOUND).trigger == "zap"
         assert not {"good", "bad"} & set(result.victims[0].attack("random search").trigger.split())
         assert state_poisoning(model, data, objective="plant", **asking, **QUICK).victims[0].planted is not None
-
-    def test_words_of_a_file(self, erasing, data, tmp_path):
-        (tmp_path / "words.txt").write_text("film\nfine\nunheard\ntwo words\n")
-        words = Vocabulary.of(erasing, tmp_path / "words.txt")
-        assert words.words == ("film", "fine")
-        (tmp_path / "one.txt").write_text("film\nunheard\n")
-        with pytest.raises(InputError, match="no tokens left for a trigger: 1 of .*one.txt is a word of one token"):
-            Vocabulary.of(erasing, tmp_path / "one.txt")
-        result = state_poisoning(erasing, data, vocabulary=tmp_path / "words.txt", **QUICK)
-        assert result.vocabulary == 2 and result.victims[0].attack(FOUND).trigger in words.words
 
 
 class TestTransfer:

@@ -17,7 +17,6 @@ from warm import PLAIN
 import ssmscope
 import ssmscope.core.model
 from ssmscope import ops
-from ssmscope.core.known_models import demos
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
@@ -267,31 +266,6 @@ def test_occlusion_is_the_fall_without_a_token(mamba, window):
         close(result[text, : len(ids)], [np.mean(falls) for falls in each], 1e-3)
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "diff-mamba", "gfssm", "groupmamba-mamba2", "rwkv", "deltanet"])
-def test_attention_gradient_is_the_columns_of_its_maps(name):
-    model = example(name)
-    batch = model.encode(ids=TEXTS)
-    result = run("attention-gradient", objective(model, batch, target=42)).scores
-    maps = ssmscope.attention_gradient(model, batch, target=42)
-    against = ssmscope.attention_gradient(model, batch, target=7)
-    contrast = run("attention-gradient", objective(model, batch, target=42, contrast=7)).scores
-    for text, ids in enumerate(TEXTS):
-        columns = np.sum([each.values.sum(0) for each in maps[text].maps], axis=0)
-        close(result[text, : len(ids)], columns, 1e-3)
-        other = np.sum([each.values.sum(0) for each in against[text].maps], axis=0)
-        close(contrast[text, : len(ids)], columns - other, 5e-3)
-
-
-def test_rollout_is_the_last_row(mamba):
-    batch = mamba.encode(ids=TEXTS)
-    result = run("attention-rollout", objective(mamba, batch), residual=0.3).scores
-    for text, ids in enumerate(TEXTS):
-        trace = mamba.trace(ids=[ids])
-        expected = ssmscope.attention(trace, rollout=True, residual=0.3)[0].maps[0].values[-1]
-        close(result[text, : len(ids)], expected)
-        assert result[text, len(ids) :].tolist() == [0] * (len(TEXTS[0]) - len(ids))
-
-
 def test_retention_is_the_heatmaps(mamba):
     found = objective(mamba, mamba.encode(ids=TEXTS))
     kept, written = run("self-retention", found).scores, run("self-write", found).scores
@@ -344,30 +318,6 @@ def test_in_float64_too(which):
     model.module.double()
     found = run(which, objective(model, model.encode(ids=TEXTS[:2]), target=3))
     assert found.scores.isfinite().all() and (found.scores.any() or which == "gradcam")  # its ReLU may leave nothing
-
-
-@pytest.mark.parametrize("name", [name for name in sorted(demos()) if "sst2" in name])
-def test_every_method_on_every_demo_of_texts(name):
-    model = ssmscope.load(name)
-    result = explain(model, "A gripping film.", methods=list(METHODS), contrast="negative", option=CHEAP)
-    assert result.methods == tuple(METHODS) and [each.method for each in result[0].attributions] == list(METHODS)
-    assert result[0].answer == "positive" and result[0].target == "positive − negative"
-    for each in result[0].attributions:
-        assert len(each.scores) == len(result[0]) and each.scores.dtype == np.float32
-        assert each.scores.any() or each.method == "gradcam"  # its ReLU may leave nothing
-
-
-@pytest.mark.parametrize("name", [name for name in sorted(demos()) if "cifar10" in name])
-def test_cheap_methods_on_every_demo_of_pixels(name):
-    model = ssmscope.load(name)
-    image = np.random.default_rng(0).integers(0, 256, (1024, 3)).astype(np.uint8)
-    methods = ["ig", "gradxinput", "gradcam", "attention-gradient", "self-write", "random"]
-    result = explain(model, model.encode(values=image), methods=methods, option={"ig": {"steps": 2, "cap": 2}})
-    assert result[0].pixels.shape == (32, 32, 3)
-    for each in result[0].attributions:
-        assert each.scores.shape == (1025,) and np.isfinite(each.scores).all()
-        assert each.scores.any() or each.method == "gradcam"
-    assert result.attribution(method="ig").scores[-1] == 0  # the class token is its own baseline
 
 
 def test_nothing_is_left_after_an_error(mamba, monkeypatch):

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import itertools
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from drawn import drawn, labels, outside, overlapping
 from examples import random_example
-from seen import luminance, render
+from seen import luminance
 
 from ssmscope.core.model import Model
 from ssmscope.core.trace import Trace
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import selection_heatmap
-from ssmscope.interp.heatmap.measure import TokenAverages, through_layers
-from ssmscope.interp.heatmap.text_result import rows, scale, strongest
+from ssmscope.interp.heatmap.text_result import rows
 from ssmscope.render.colours import BLUES, BLUES_ON_DARK, CIVIDIS, ink, ramp
-from ssmscope.render.numbers import format_range
 
 SENTENCE = (
     "I went into this film expecting very little , and for the first twenty minutes that is what I got : "
@@ -108,60 +105,6 @@ class TestSurvival:
         with pytest.raises(InputError, match="no token 4 in every text; the shortest has the tokens 0 to 3"):
             selection_heatmap(model, model.encode(ids=IDS), at=4)
 
-    def test_through_a_layer_it_is_composed_with_the_map_below(self, model):
-        trace = model.trace(ids=IDS)
-        shares = trace.survival().double().numpy()
-        found = through_layers(trace, np.nan_to_num(shares))
-        for row, ids in enumerate(IDS):
-            size = len(ids)
-            np.testing.assert_allclose(found[0, row, :size], shares[0, row, :size], atol=1e-6)
-            below = (
-                trace.linearized[0]
-                .of_text(row, size)
-                .attention("block", absolute=True, skip=True)[0, 0]
-                .double()
-                .numpy()
-            )
-            below /= below.sum(1, keepdims=True)
-            slow = [
-                sum(shares[1, row, t] * (0.5 * (t == s) + 0.5 * below[t, s]) for t in range(size)) for s in range(size)
-            ]
-            np.testing.assert_allclose(found[1, row, :size], slow, atol=1e-6)
-        result = selection_heatmap(model, trace, through=True)
-        np.testing.assert_allclose(result[0].scores, found[:, 0], atol=1e-5)
-
-    def test_heads_are_ranked_by_how_selective_they_are(self, model):
-        batch = model.encode(ids=IDS)
-        result = selection_heatmap(model, batch, heads="all")
-        trace = model.trace(batch)
-        layers = list(trace.layers)
-        assert len(result.heads) == sum(layer.recurrence.shape[2] for layer in layers)
-        assert [head.selectivity for head in result.heads] == sorted(
-            (h.selectivity for h in result.heads), reverse=True
-        )
-        for at, head in enumerate(result.heads):
-            r = layers[head.layer].recurrence
-            shares = layers[head.layer].survival(per_head=True)[0, :, head.head]
-            np.testing.assert_allclose(result[0].heads[at], shares, atol=1e-5)
-            replaced = [r.one_minus_mean_decay()[row, : len(ids), head.head] for row, ids in enumerate(IDS)]
-            own = np.mean([float(w.std(correction=0) / w.mean()) for w in replaced])
-            assert head.selectivity == pytest.approx(own, rel=1e-3)
-        assert selection_heatmap(model, batch, heads="top").heads == result.heads[:8]
-        for score in ("survival", "retention", "write"):
-            one, other = (selection_heatmap(model, given, heads="all", score=score) for given in (batch, trace))
-            assert one.heads == other.heads == result.heads
-            for each, same in zip(one, other):
-                np.testing.assert_allclose(each.heads, same.heads, atol=1e-6)
-                np.testing.assert_allclose(each.scores, same.scores, atol=1e-6)
-        lines = {line.labels: line.cells["stands out"].text for line in strongest(result)}
-        for head, scores in zip(result.heads, result[0].heads):
-            of_words = [at for at, word in enumerate(result[0].words) if word is not None]
-            top = sorted(of_words, key=lambda at: -scores[at])[:3]
-            said = " · ".join(f"{result[0].tokens[at].strip()} {result.written(float(scores[at]))}" for at in top)
-            assert lines["0", f"layer {head.layer} head {head.head}"] == said
-        frame = result.to_frame()
-        assert set(frame["head"].dropna()) == {head.head for head in result.heads}
-
     def test_a_trace_without_inputs_has_none(self, model, trace):
         for given in (model.trace(ids=IDS, keep_inputs=False), trace):
             with pytest.raises(InputError, match="taken without its inputs"):
@@ -172,50 +115,6 @@ class TestSurvival:
         assert selection_heatmap(hybrid, hybrid.encode(ids=IDS)).attends
         with pytest.raises(InputError, match="this model has other layers between them"):
             selection_heatmap(hybrid, hybrid.encode(ids=IDS), through=True)
-
-    @pytest.mark.parametrize(
-        ("options", "line"),
-        [
-            ({"score": "write", "at": 1}, "at=… applies to survival"),
-            ({"score": "retention", "through": True}, "through=… applies to survival"),
-            ({"score": "retention", "half_lives": True}, "half_lives=… applies to survival"),
-            ({"through": True, "half_lives": True}, "give it without through"),
-            ({"contrast": "sst2", "through": True}, "contrast=… compares whole layers"),
-        ],
-    )
-    def test_options_that_contradict_each_other(self, model, options, line):
-        with pytest.raises(InputError, match=line):
-            selection_heatmap(model, model.encode(ids=IDS), **options)
-
-
-def test_a_contrast_is_to_the_tokens_own_average():
-    """Averages and spreads by a loop over tokens; a token that is as ever has z = 0."""
-
-    class Corpus:
-        vocabulary, num_layers, name, device = 4, 1, "made up", torch.device("cpu")
-
-        def encode(self, texts):
-            return SimpleNamespace(lengths=[4, 2], rows=lambda rows: batch)
-
-        def trace(self, given, **_):
-            return trace
-
-    trace = make_trace([("a", "b", "a", "c"), ("b", "a")], words=[(0, 1, 2, 3), (0, 1)], layers=1)
-    trace = Trace(**{**vars(trace), "input_ids": torch.tensor([[0, 1, 0, 2], [1, 0, 0, 0]])})
-    batch = trace
-    averages = TokenAverages(Corpus(), ["one", "two"], "retention")
-    seen = {0: [], 1: [], 2: []}
-    for row, length in enumerate((4, 2)):
-        for at in range(length):
-            seen[int(trace.input_ids[row, at])].append(float(trace.retention[0, row, at]))
-    every = sum(seen.values(), [])
-    means = {token: (sum(own) + 5 * np.mean(every)) / (len(own) + 5) for token, own in seen.items()}
-    spread = np.sqrt(sum((v - np.mean(own)) ** 2 for own in seen.values() for v in own) / len(every))
-    found = averages.contrast(trace.retention.double().numpy(), batch)
-    for at, token in enumerate((0, 1, 0, 2)):
-        z = (float(trace.retention[0, 0, at]) - means[token]) / spread
-        assert found[0, 0, at] == pytest.approx(z, rel=1e-5)
-    assert np.isnan(found[0, 1, 2:]).all()
 
 
 def test_a_flat_row_is_drawn_flat_and_says_so(trace):
@@ -269,20 +168,6 @@ def test_the_lift_is_a_score_of_the_heatmap(model):
         found.lifts()
     with pytest.raises(InputError, match="lift compares a token with those around it"):
         selection_heatmap(model, texts, score="lift", contrast="sst2")
-
-
-def test_one_scale_for_all_rows_and_texts(model):
-    result = selection_heatmap(model, model.encode(ids=IDS))
-    end = max(float(np.vstack([text.mean, text.scores]).max()) for text in result)
-    assert scale(result) == (0.0, pytest.approx(end))
-    assert {row.ends for text in rows(result).texts for row in text.rows} == {scale(result)}
-    for row, scores in zip(rows(result).texts[0].rows[1:], result[0].scores):
-        low, high = row.own
-        assert (low, high) == (scores[~result[0].special].min(), scores[~result[0].special].max())
-        assert row.extent == format_range(low, high)
-    own = selection_heatmap(model, model.encode(ids=IDS), scale="row")
-    assert len({row.ends for text in rows(own).texts for row in text.rows}) == 6
-    assert rows(result).texts[0].span == (0, 3) and "the convolution's window begins" in render(result)
 
 
 @pytest.mark.parametrize("score", ["retention", "write"])

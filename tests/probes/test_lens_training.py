@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +26,8 @@ from ssmscope.data.sequences import SequenceData  # noqa: E402
 from ssmscope.data.tokens import IGNORED, TokenData  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
-from ssmscope.probes.lens import fit_lens, training  # noqa: E402
-from ssmscope.probes.lens.data import Rows, rows_of, split_rows  # noqa: E402
+from ssmscope.probes.lens import fit_lens  # noqa: E402
+from ssmscope.probes.lens.data import Rows, rows_of  # noqa: E402
 from ssmscope.probes.lens.lenses import chosen_states, load_lens, logit_lens  # noqa: E402
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
 from ssmscope.probes.lens.training import divergences, measure  # noqa: E402
@@ -212,21 +211,6 @@ class TestFit:
         views = {"lens.csv", "lens.png", "lens.html"}
         assert {path.name for path in fitted.iterdir()} == {"config.json", "params.pt", "lens.json", *views}
 
-    def test_numbers_are_those_of_the_lens_on_rows_left_out(self, fitted, language):
-        result, lens = LensFit.load(fitted / "lens.json"), load_lens(fitted, language)
-        train, held = split_rows(rows_of(language, chain(160, 16, seed=1)), 0.3, 0)
-        choosing, measured = training.split_held_out(held)
-        assert not {*train.ids} & {*measured.ids} and not {*choosing.ids} & {*measured.ids}
-        assert result.provenance["data"]["measured"]["fingerprint"] == measured.fingerprint
-        assert (result.rows, result.measured) == (24, 24 * 16)
-        states = chosen_states(language, measured.batch(language, range(24)), "every")
-        for one, name in ((lens, "tuned"), (logit_lens(language), "logit")):
-            logs = one.log_probs(states)
-            means = ((logs[-1] - logs) * logs[-1].exp()).sum(-1).mean(1)
-            for layer in result.layers:
-                assert getattr(layer, name).value == pytest.approx(means[layer.layer].item(), rel=1e-4)
-        assert lens.fit == result and lens.positions == "every"
-
     def test_reaches_the_optimum_where_it_is_known(self, reader, tmp_path):
         """The embedding of the last token is always the same: the best answer there is the mean of the model's."""
         rows = [[*row, 0] for row in chain(60, 12, seed=5)]
@@ -242,43 +226,6 @@ class TestFit:
         found = (p * (logs[-1] - logs[0])).sum(-1).mean().item()
         assert best <= found + 1e-6 and found == pytest.approx(best, rel=1e-3) and best > 0.01
         assert lens.fit.layers[1].tuned.value < 0.8 * lens.fit.layers[1].logit.value
-
-    @pytest.mark.parametrize(("optimizer", "clip"), [("sgd", 0.5), ("sgd", 1e3), ("adam", 0.5)])
-    def test_a_step_is_that_of_the_optimizer(self, language, tmp_path, optimizer, clip):
-        """One step on all rows, from zero: along the clipped gradient (sgd), or of one learning rate (adam)."""
-        rows = chain(6, 9, seed=6)
-        options = dict(optimizer=optimizer, learning_rate=0.05, clip=clip, weight_decay=0.0, steps=1)
-        out = fit_into(
-            tmp_path / "lens", language, rows, validation=rows, batch_tokens=10**6, progress=False, **options
-        )
-        unembed = logit_lens(language).tuned.unembed
-        states = chosen_states(language, language.encode(ids=rows), "every")
-        weight = torch.zeros(2, 16, 16, requires_grad=True)
-        bias = torch.zeros(2, 16, requires_grad=True)
-        logs = unembed(states[:-1] + states[:-1] @ weight.mT + bias.unsqueeze(1)).log_softmax(-1)
-        p = unembed(states[-1]).softmax(-1)
-        loss = (p * (p.log() - logs)).sum(-1).mean(1).sum()
-        slopes = torch.autograd.grad(loss, (weight, bias))
-        norm = torch.cat([slope.flatten() for slope in slopes]).norm()
-        assert norm > 0.5
-        lens = load_lens(out, language)
-        assert lens.fit.best_step == 1
-        found = [torch.stack([getattr(part, name) for part in lens.tuned]) for name in ("weight", "bias")]
-        for one, slope in zip(found, slopes):
-            if optimizer == "adam":
-                assert torch.allclose(one[slope.abs() > 1e-4], -0.05 * slope[slope.abs() > 1e-4].sign(), atol=1e-3)
-            else:  # Nesterov's first step is (1 + momentum) (1 − momentum) long
-                torch.testing.assert_close(one, -0.05 * 0.19 * slope * min(1, clip / norm), rtol=1e-3, atol=1e-6)
-
-    def test_keeps_the_best_weights(self, language, tmp_path):
-        """With steps much too long nothing is better than the logit lens, which is therefore kept."""
-        data = chain(20, 12, seed=7)
-        given = {**QUICK, "steps": 40, "look_every": 2, "clip": 1e6, "learning_rate": 1e4}
-        out = fit_into(tmp_path / "lens", language, data, **given, patience=3)
-        result = LensFit.load(out / "lens.json")
-        assert result.best_step == 0 and [each.step for each in result.history] == [0, 2, 4, 6]
-        assert all(one.tuned == one.logit and one.gained.value == 0 for one in result.layers)
-        assert not any(p.any() for p in load_lens(out, language).tuned.layer_translators.parameters())
 
     def test_is_repeated_by_its_seed_alone(self, language, tmp_path):
         data, drawn = chain(30, 12, seed=8), torch.get_rng_state()
@@ -334,17 +281,6 @@ class TestContinuing:
         one, other = (LensFit.load(out / "lens.json") for out in (broken, unbroken))
         assert one.history == other.history and one.layers == other.layers and one.best_step == other.best_step
         assert not (broken / "checkpoint").exists()
-
-    def test_one_killed_between_its_files_is_unfinished(self, fitted, language, tmp_path):
-        """tuned-lens's own files alone would be read as a lens of tuned-lens."""
-        half = tmp_path / "half"
-        shutil.copytree(fitted, half)
-        (half / "checkpoint").mkdir()
-        (half / "checkpoint" / "plan.json").write_text("{}")
-        assert load_lens(half, language).fingerprint == language.fingerprint
-        (half / "lens.json").unlink()
-        with pytest.raises(InputError, match="is unfinished"):
-            load_lens(half, language)
 
     def test_a_finished_fit_is_left_as_it_is(self, fitted, language):
         before = {path.name: path.stat().st_mtime_ns for path in fitted.iterdir()}

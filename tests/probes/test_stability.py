@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 from types import SimpleNamespace
 
@@ -18,7 +17,6 @@ from torch.nn.functional import softplus
 
 import ssmscope
 from ssmscope import ops
-from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
@@ -185,29 +183,6 @@ class TestClosedForms:
             H = written * (1 - gains ** (at + 1)) / (1 - gains)
             assert result.norms[0, place, 0] == pytest.approx(H.norm().item(), rel=1e-5)
 
-    def test_states_that_never_fade(self):
-        (one,) = stability(selective([[0.0, -1.0], [0.25, -2.0]]), length=10).layers
-        assert one.never == 2 and one.quantiles[-1] == math.inf and math.isfinite(one.quantiles[1])
-        assert one.half_life[0] == pytest.approx(LN2 / softplus(torch.tensor(0.3)).item(), rel=1e-6)
-
-    def test_the_largest_gain(self):
-        """It is that of the largest step for a state that grows, and of the smallest for one that fades."""
-        model = selective([[0.3, -1.0], [-0.2, -2.0], [0.0, -1.0]])
-        nn.init.normal_(model.module.ssm.q_delta)
-        batch = model.encode(ids=[[1, 5, 3, 8], [7, 2]])
-        steps = [model.trace(ids=ids).layers[0].recurrence.delta[0, :, 0].double() for ids in ([1, 5, 3, 8], [7, 2])]
-        steps = torch.cat(steps)
-        (one,) = stability(model, batch).layers
-        expected = (0.3 * steps.max().item(), -0.2 * steps.min().item(), 0.0)
-        assert one.largest.tolist() == pytest.approx(expected, rel=1e-6)
-        assert steps.max() > 1.5 * steps.min()
-
-    def test_a_longer_text_changes_who_never_forgets(self):
-        model = selective([[-0.05, -2.0]])
-        half = LN2 / (0.05 * softplus(torch.tensor(0.3)).item())
-        before, after = (stability(model, length=length).layers[0] for length in (int(half), int(half) + 1))
-        assert (before.never, before.behaviour) == (1, "marginal") and (after.never, after.behaviour) == (0, "stable")
-
     def test_groups_that_take_turns_remember_longer(self):
         """With Q groups a step comes every Q tokens: with constant steps half-lives are Q times as long."""
         found = {}
@@ -227,14 +202,6 @@ class TestClosedForms:
             base = found["mamba2"][1][one.layer]
             np.testing.assert_allclose(np.array(one.quantiles), groups * np.array(base.quantiles), rtol=1e-6)
             np.testing.assert_allclose(one.largest, base.largest, rtol=1e-6)  # of its own steps
-
-    def test_a_text_shorter_than_the_groups(self):
-        """A group whose turn does not come makes no step."""
-        model = example("gfssm-three-groups")
-        found = stability(model, model.encode(ids=[5, 9]))
-        assert found[2].largest_gain == -math.inf and math.isfinite(found[1].largest_gain)
-        assert found[2].never == found[2].heads * found[2].states
-        assert "−∞" in str(found) and Result.from_dict(json.loads(found.to_json())) == found
 
     def test_worst_cases(self):
         """Clamped steps bound the gain away from 1; constant decays are their own bound; open steps reach 1."""
@@ -260,45 +227,6 @@ class TestClosedForms:
             nn.init.normal_(model.module.ssm.q_delta)
             bound = generalization_bound(model, length=10, examples=10)
             assert stability(model, length=10)[0].possible_gain == pytest.approx(bound.norms.log_rho, rel=1e-9)
-
-    def test_a_baleen_with_clamped_steps(self):
-        """The expected gate 1 / (1 + |A| Δ) at the smallest Δ."""
-        model = example("baleen-e-mamba2")
-        for mixer in model.mixers:
-            mixer.time_step_limit = (0.5, 2.0)
-        for one, mixer in zip(stability(model, length=20).layers, model.mixers):
-            A = mixer.A_log.detach().double().exp()
-            assert one.possible.tolist() == pytest.approx((-torch.log1p(0.5 * A)).tolist(), rel=1e-6)
-            assert (one.largest <= one.possible + 1e-6).all()
-
-    @pytest.mark.parametrize("name", ["diff-mamba", "diff-s6"])
-    def test_differential_layers_with_clamped_steps(self, name):
-        model = example(name)
-        for mixer in model.mixers:
-            for part in (mixer.m1, mixer.m2) if name == "diff-mamba" else (mixer.sizes,):
-                part.time_step_limit = (0.3, 1.5)
-        found = stability(model, length=20)
-        assert len(found) == 4
-        for one in found.layers:
-            assert one.bounded_by == "steps Δ from 0.3 to 1.5" and (one.largest <= one.possible + 1e-6).all()
-            assert one.possible.tolist() == pytest.approx((0.3 * one.abscissa).tolist())
-
-    def test_delta_rules(self):
-        """Keys longer than 1 can make a state grow; what a text erases whole counts as e^−80."""
-        b = torch.zeros(1, 3, 1, 2)
-        b[0, :, 0, 0] = torch.tensor([1.0, 2.0, 0.0])
-        terms = dict(x=torch.zeros(1, 3, 1, 1), c=b, log_a=torch.full((1, 3, 1, 1), -0.1))
-        recurrence = ops.DeltaRecurrence(b=b, beta=torch.ones(1, 3, 1), **terms)
-        counted = torch.ones(1, 3, dtype=torch.bool)
-        gains = step_gains(recurrence, counted, counted)
-        assert gains.largest.item() == pytest.approx(-0.1 + math.log(3))  # |1 − 1 · 4|
-        assert gains.sums.item() == pytest.approx(-0.3, rel=1e-6)  # of the direction that no key touches
-        alone = ops.DeltaRecurrence(b=b[..., :1], beta=torch.ones(1, 3, 1), **{n: t[..., :1] for n, t in terms.items()})
-        assert step_gains(alone, counted, counted).sums.item() == pytest.approx(-0.3 - 80, rel=1e-6)
-        one_state = {name: term[..., :1] for name, term in terms.items()}
-        narrow = ops.DeltaRecurrence(b=b[..., :1] * 0.5, beta=torch.ones(1, 3, 1), **one_state)
-        first = torch.tensor([[True, False, False]])
-        assert step_gains(narrow, counted, first).largest.item() == pytest.approx(-0.1 + math.log(0.75))
 
     @pytest.mark.parametrize("length", [5, 300])
     @pytest.mark.parametrize("largest_beta", [1.0, 2.0])
@@ -336,13 +264,6 @@ class TestClosedForms:
             assert one.growth.value == 0 and one.never == one.heads and set(one.half_life) == {math.inf}
             assert one.behaviour == "marginal"
 
-    def test_rwkvs_first_token_does_not_count(self):
-        found = stability(example("rwkv"), length=30)
-        assert all(one.growth.value > -1e3 for one in found.layers)
-        w = torch.cat([m.attention.time_decay.detach().double().exp() for m in example("rwkv").mixers])
-        middle = torch.sort(LN2 / w).values[len(w) // 2 - 1].item()
-        assert f"half-lives of {middle:.3g} tokens (median" in found.notes[0]
-
 
 # ---- how a model behaves
 
@@ -374,22 +295,6 @@ class TestBehaviour:
         assert found[0].largest_gain < 1e-6 < found[0].possible_gain
         assert found.behaviour == "unstable" and found[0].why.startswith("a step may multiply a state by")
 
-    def test_tolerance(self):
-        model = selective([[1e-3, -1.0]])
-        assert stability(model, length=40, tolerance=0.01).behaviour == "marginal"
-        assert stability(model, length=40, tolerance=0).behaviour == "unstable"
-
-    def test_of_a_slow_state(self):
-        """No half-life beyond the text, but within the tolerance of no change."""
-        found = stability(selective([[-0.05, -1.0]]), length=200, tolerance=0.06)
-        assert found.behaviour == "marginal" and found[0].why.startswith("its slowest state changes by e^-0.04")
-
-    def test_states_that_overflow(self):
-        found = stability(selective([[1.0, -1.0]], p=1.0), length=100)
-        assert found.behaviour == "unstable" and np.isinf(found.norms[0, -1, 0]) and np.isfinite(found.norms[0, 0, 0])
-        assert "∞" in str(found) and Result.from_dict(json.loads(found.to_json())) == found
-        found.figure()
-
     def test_states_that_are_written_too_large(self):
         model = selective([[-0.5, -1.0], [-0.5, -1.0]])
         with torch.no_grad():
@@ -404,21 +309,6 @@ class TestBehaviour:
         assert found[0].why == "its states overflow on the inputs"
         alone = stability(model, model.encode(ids=[[1, 2, 3], [4, 5]]))
         assert alone.behaviour == "stable"
-
-    def test_the_model_is_what_its_worst_layer_is(self):
-        model = example("mamba2")
-        with torch.no_grad():
-            model.mixers[1].A_log[2] = -12.0
-        found = stability(model, length=40)
-        assert [one.behaviour for one in found.layers] == ["stable", "marginal"] and found.behaviour == "marginal"
-        assert found.headline == "Stability of mamba2: marginal in 1 of 2 layers"
-        assert found.counts() == {"stable": 1, "marginal": 1, "unstable": 0}
-        said = " ".join(found.to_text(full=True).split())
-        assert "(1 stable, 1 marginal). The marginal layer, 1: 1 of 6 states keep half" in said
-        with torch.no_grad():
-            model.mixers[0].A_log[:3] = -12.0
-        said = " ".join(stability(model, length=40).to_text(full=True).split())
-        assert "The model is marginal in both layers: in layer 0, 3 of 6 states keep half" in said
 
     def test_damaged(self):
         model = example("mamba2")

@@ -273,38 +273,6 @@ def test_the_card_tells_what_the_record_says(trained, name) -> None:
     assert ("| perplexity |" in card) == (record["kind"] == "language")
 
 
-def test_the_card_of_pixels_shows_how_to_give_them(trained) -> None:
-    card = (run_of(trained, "digits")[0] / "README.md").read_text()
-    assert "# mamba2 classifier for digits\n" in card and "pixels are embedded by a linear map" in card
-    assert "model.trace(values=pixels).answers" in card
-    assert "0: 142, 1: 139" in card and "95 % Wilson intervals" in card
-    assert "chosen by the validation accuracy" in card
-
-
-def test_the_card_of_tokens_names_what_is_asked(trained) -> None:
-    card = (run_of(trained, "associative-recall")[0] / "README.md").read_text()
-    assert "# mamba2 language model for associative-recall\n" in card
-    assert "A mamba2 with a head that names the next token." in card
-    assert 'model.trace("tokens with spaces between").answers' in card
-    assert "Accuracies are over the predicted tokens; intervals are 95 % bootstrap intervals" in card
-    assert "The test split was read once, after training." in card
-
-
-def test_the_card_of_compression_says_whose_accuracy_it_is(trained) -> None:
-    out, record = run_of(trained, "compression")
-    card = (out / "README.md").read_text()
-    assert "# mamba2 encoder for compression\n" in card
-    assert 'between").retention' in card and ".answers" not in card
-    assert f"read by a decoder ({record['decoder']:,} parameters, `decoder.safetensors`)" in card
-
-
-def test_the_card_of_language_has_perplexities(trained) -> None:
-    card = (run_of(trained, "words")[0] / "README.md").read_text()
-    assert "# mamba2 language model for text\n" in card and "nats per token" in card
-    assert "chosen by the validation cross-entropy" in card and "There was no test split." in card
-    assert 'model.trace("a text to go on from").answers' in card
-
-
 # ---- real data
 
 
