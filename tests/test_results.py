@@ -249,35 +249,6 @@ def test_save_writes_four_files_that_say_the_same(tmp_path, provenance):
     assert paths["html"].read_text() == first.to_html()
 
 
-def test_save_replaces_an_older_result(tmp_path, provenance):
-    sample(provenance).save(tmp_path, "sample")
-    newer = sample(provenance, note="newer")
-    assert Result.load(newer.save(tmp_path, "sample")["json"]) == newer
-    assert len(list(tmp_path.iterdir())) == 4
-
-
-def test_save_leaves_nothing_when_the_figure_fails(tmp_path, provenance):
-    with pytest.raises(RuntimeError, match="no picture"):
-        sample(provenance, Broken).save(tmp_path / "out", "sample")
-    assert not list(tmp_path.iterdir())
-
-
-def test_save_leaves_the_old_files_when_writing_fails(tmp_path, provenance, monkeypatch):
-    old = sample(provenance)
-    old.save(tmp_path, "sample")
-    write = Path.write_bytes
-
-    def full_disk(path, content):
-        if path.suffix == ".png":
-            raise OSError(28, "No space left on device")
-        return write(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", full_disk)
-    with pytest.raises(InputError, match="No space left"):
-        sample(provenance, note="newer").save(tmp_path, "sample")
-    assert len(list(tmp_path.iterdir())) == 4 and Result.load(tmp_path / "sample.json") == old
-
-
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../up"])
 def test_save_refuses_a_name_that_leaves_the_folder(tmp_path, provenance, name):
     with pytest.raises(InputError, match="not a file name"):

@@ -105,60 +105,6 @@ class TestClosedForm:
         assert found.worst == curve.worst and found.clean.value == (clean > 0).mean()
         assert curve.hardest.accuracy.value == min((odds > 0).mean() for odds in expected.values())
 
-    @pytest.mark.parametrize(("decay", "share"), [(0.5, 1.0), (-0.5, 0.0)])
-    def test_the_hardest_place_is_where_the_memory_is_worst(self, decay, share):
-        """The last words count most where states decay, and the first words where they grow."""
-        model = fading(WEIGHTS, decay=decay)
-        texts = ["film good a film film", "good film film film a", "fine good film film film"] * 5
-        data = text_data("praise", "test", texts, [1] * 15, LABELS)
-        found = insertion_sweep(model, data, insert="bad", places=6)
-        odds = [place.log_odds_change.value for place in found.curves[0].places]
-        assert found.curves[0].places[int(np.argmin(odds))].share == share
-        assert [place.worst_here.value for place in found.curves[0].places] == [
-            place.share == share for place in found.curves[0].places
-        ]
-
-    def test_the_last_words_decide_for_a_model_that_sees_no_others(self):
-        """A memoryless model, whose convolution sees three words before [CLS]: only a suffix of three costs it."""
-        torch.manual_seed(0)
-        backbone = Mamba2Config(
-            **dict(vocab_size=12, hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, expand=2),
-            **dict(num_hidden_layers=1, pad_token_id=0, bos_token_id=2, eos_token_id=2),
-        )
-        config = SSMClassifierConfig(backbone, num_labels=2, id2label=dict(enumerate(LABELS)))
-        module, tokenizer = SSMForSequenceClassification(config), fading(WEIGHTS).tokenizer
-        mixer = module.backbone.layers[0].mixer
-        with torch.no_grad():
-            mixer.A_log.fill_(12.0)
-        mixer.A_log.requires_grad_(False)
-        data = ended(300, seed=1)
-        batch = ssmscope.Model(module, tokenizer).encode(data.texts)
-        optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], 2e-2)
-        with ssmscope.fast_scan(module, mask=batch.mask):
-            for _ in range(40):
-                optimizer.zero_grad()
-                module(batch.input_ids, batch.mask.long(), labels=torch.tensor(data.labels)).loss.backward()
-                optimizer.step()
-        model, test = ssmscope.Model(module.eval(), tokenizer), ended(100, seed=2)
-        found = insertion_sweep(model, test, insert="a film a", places=[0, 0.3, 0.6, 1])
-        *others, suffix = found.curves[0].places
-        assert found.clean.value > 0.97
-        for place in others:
-            assert place.accuracy == found.clean and place.drop == Estimate(0, 0, 0)
-            assert abs(place.log_odds_change.value) < 1e-5 and place.flipped.value == 0
-        assert found.curves[0].hardest is suffix and 0.3 < suffix.accuracy.value < 0.7
-        majority = max(np.bincount(test.labels)) / 100
-        assert suffix.accuracy.value in (majority, 1 - majority)  # every text ends alike
-        assert found.worst.value <= suffix.accuracy.value
-
-
-def ended(n: int, seed: int) -> TextData:
-    """Return ten words, of which the last one is the label."""
-    draw = np.random.default_rng(seed)
-    labels = draw.integers(0, 2, n)
-    rows = [[*np.array(list(WEIGHTS)[:6])[draw.integers(0, 6, 9)], LABELS[label]] for label in labels]
-    return text_data("ended", "test", [" ".join(row) for row in rows], labels.tolist(), LABELS)
-
 
 def swept(right: list[list[int]], odds: list[list[float]] | None = None) -> tuple[InsertionSweep, InsertionCurve]:
     """Return a sweep of one phrase by hand: right answers when clean and at each place, and log-odds."""

@@ -13,7 +13,6 @@ from bags import LABELS
 from examples import random_example
 from fading import fading
 from sklearn.metrics import roc_auc_score
-from transformers import Mamba2Config
 
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import check_poison, state_poisoning
@@ -38,7 +37,6 @@ from ssmscope.core.model import Model
 from ssmscope.core.ties import ROUNDING
 from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
-from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.ops import Recurrence, survival
 
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a": 0.1, "zap": 0.3, "the": -0.1}
@@ -69,28 +67,6 @@ def erasing() -> Model:
 @pytest.fixture(scope="module")
 def found(erasing, data) -> StatePoisoning:
     return state_poisoning(erasing, data, **QUICK)
-
-
-def planted_mamba2() -> Model:
-    """A Mamba-2 of one layer whose Δ is large at "zap" alone: its embedding alone has a first coordinate, which the
-    layer reads as Δ in every head."""
-    torch.manual_seed(0)
-    backbone = Mamba2Config(
-        **dict(vocab_size=12, hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, expand=2),
-        **dict(num_hidden_layers=1, pad_token_id=0, bos_token_id=2, eos_token_id=2),
-    )
-    config = SSMClassifierConfig(backbone, num_labels=2, id2label=dict(enumerate(LABELS)))
-    module, tokenizer = SSMForSequenceClassification(config).eval(), fading(WEIGHTS).tokenizer
-    mixer, zap = module.backbone.layers[0].mixer, tokenizer.convert_tokens_to_ids("zap")
-    with torch.no_grad():
-        table = module.get_input_embeddings().weight
-        table[:, 0] = 0
-        table[zap, 0] = table[zap, 1:].norm()
-        mixer.in_proj.weight[-4:] = 0
-        mixer.in_proj.weight[-4:, 0] = 4
-        mixer.dt_bias.fill_(-5.0)
-        mixer.A_log.fill_(0.0)
-    return Model(module, tokenizer, "planted")
 
 
 def goal_of(model: Model, data: TextData, *, length: int = 1, objective: str = "forget", **options) -> Goal:
@@ -135,22 +111,6 @@ class TestMemory:
             left = survival.remaining_reference(recurrence).norm(dim=(3, 4)).sum((0, 2))
             shares.append(float(left[:5].sum() / left.sum()))
         assert seen.survival[0] == pytest.approx(np.mean(shares), rel=1e-9)
-
-    def test_detectors_by_hand(self):
-        """One head with writes of norm 1 and decays d: ‖R_s(t)‖ is their product."""
-        decays = torch.tensor([0.9, 0.9, 0.5, 0.9, 0.2, 0.9], dtype=torch.float64)
-        one = torch.ones(1, 6, 1, 1, dtype=torch.float64)
-        (recurrence,) = run(Model(random_example("mamba2").double().eval()), np.array([[1, 2, 3, 4, 5, 6]]))[0][0]
-        terms = dict(x=one, b=one, c=one, log_a=decays.log().view(1, 6, 1, 1), delta=None, A=None, D=None)
-        recurrence = type(recurrence)(**terms)
-        left = [[math.prod(decays[s + 1 : t + 1].tolist()) for s in range(t + 1)] for t in range(6)]
-        window = [sum(left[t][: t - 1]) / sum(left[t]) * (t + 1) / (t - 1) for t in range(4, 6)]
-        found = suspicion([recurrence], "window", 2)[0]
-        assert found.tolist() == pytest.approx(window)
-        assert suspicion([recurrence], "token", 2)[0].tolist() == pytest.approx(decays[1:].tolist())
-        lives = [next((d for d in range(1, 6 - s) if left[s + d][s] <= 0.5), math.inf) for s in range(5)]
-        assert lives == [2, 1, 2, 1, math.inf]
-        assert float(suspicion([recurrence], "half-life", 2)) == pytest.approx(1 - np.mean([1 / d for d in lives]))
 
     def test_detectors_of_several_heads_from_a_position_on(self):
         """Norms are summed over heads and recurrences before they are divided."""
@@ -235,14 +195,6 @@ class TestPlantedTriggers:
             brute = np.mean([1 - survival_by_trace(erasing, slot, tokens) for slot in goal.slots])
             assert values[trigger] == pytest.approx(brute, rel=1e-5)
 
-    def test_a_mamba2_with_one_large_step(self, data):
-        model = planted_mamba2()
-        goal = goal_of(model, data)
-        zap = goal.vocabulary.words.index("zap")
-        assert goal.largest_steps[:1] == [zap]
-        result = search(goal, Guided(goal, 3, np.random.default_rng(0)), [(0,)], beam=1, sweeps=1)
-        assert result.trigger == (zap,) and result.value > 0.9 > goal([(0,)])[0]
-
     def test_a_word_is_planted(self, data):
         model = fading(WEIGHTS, decay=0.1)
         result = state_poisoning(model, data, objective="plant", target="good", **{**QUICK, "length": 3})
@@ -280,11 +232,6 @@ class TestSearch:
             assert result.value == table[result.trigger] == max(table[each] for each in asked)
             assert result.value >= random_search(value, starts).value
             assert len(asked) - len(set(starts)) <= result.asked == len(set(asked))
-
-    def test_in_a_result(self, found):
-        own = found.victims[0]
-        assert own.attack(FOUND).value >= own.attack("random").value
-        assert own.attack(FOUND).asked >= own.attack("random search").asked > own.attack("random").asked - 1
 
 
 class TestDetectors:

@@ -328,23 +328,6 @@ class TestNumbers:
         assert all(math.isnan(found[name].value) for name in ("success", "share", "queries"))
         assert str(found["success"]) == "not defined" and found["curve"].shape == (2, 3)
 
-    @pytest.mark.parametrize(
-        ("text", "attacked", "expected"),
-        [
-            ("a good film", "a good film", (3, 0)),
-            ("a good film", "a bad film", (3, 1)),
-            ("it 's fine , isn't it ?", "it 's fine , is not it ?", (5, 1)),
-            ("it is fine", "it's fine", (3, 2)),
-            ("well-made film", "well-mdae fi lm", (2, 2)),
-            ("a b c d", "b c d a", (4, 1)),
-            ("a b a b", "a x a b", (4, 1)),
-            ("a a b", "b a a", (3, 1)),
-            ("...", "...", (0, 0)),
-        ],
-    )
-    def test_changed_words(self, text, attacked, expected):
-        assert changed_words(text, attacked) == expected
-
     def test_changed_words_are_those_outside_the_longest_common_subsequence(self):
         def longest(a, b):
             if not a or not b:
@@ -369,13 +352,6 @@ class TestNumbers:
 
 
 class TestOptions:
-    def test_the_attack_is_recorded(self, model):
-        found = word_attack(model, reviews(), recipe="hotflip", limit=3, seed=2, beam=2, flips=1)
-        record = found.provenance
-        assert record["seed"] == 2 and record["data"]["examples"] == 3 and record["data"]["name"] == "reviews"
-        assert record["options"] | {"recipe": "hotflip", "limit": 3, "beam": 2, "flips": 1} == record["options"]
-        assert found.left_out == () and {"a beam of 2", "at most 1 word"} <= set(found.ran)
-
     def test_classes_are_matched_by_name(self, model):
         data = reviews()
         turned = text_data("turned", "all", data.texts, [1 - label for label in data.labels], SENTIMENT[::-1])

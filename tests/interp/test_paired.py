@@ -411,8 +411,8 @@ def pair_of(first: Any, other: Any) -> Paired:
 def test_a_pair_has_rows_only_where_both_have() -> None:
     shown = block(text("a|b", row([1, 0])))
     assert pair_of(of("m", shown), of("n", shown)).rows() is not None
-    for pair in (pair_of(of("m", shown), of("n")), pair_of(of("m"), of("n", shown)), pair_of(of("m"), of("n"))):
-        assert pair.rows() is None
+    for each in (pair_of(of("m", shown), of("n")), pair_of(of("m"), of("n", shown)), pair_of(of("m"), of("n"))):
+        assert each.rows() is None
 
 
 def test_what_a_pair_says_of_each_model() -> None:

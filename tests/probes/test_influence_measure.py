@@ -340,8 +340,8 @@ class TestSimilarity:
                 "centred": np.mean([pairwise(x - middle) for x in texts]),
                 "spread": np.mean([np.linalg.norm(x - x.mean(0)) / np.linalg.norm(x) for x in texts]),
             }
-            for measure, value in expected.items():
-                assert found.estimate(place, measure, part).value == pytest.approx(value, abs=2e-5), (place, measure)
+            for name, value in expected.items():
+                assert found.estimate(place, name, part).value == pytest.approx(value, abs=2e-5), (place, name)
 
     def test_the_same_token_again_and_again(self):
         model = example("mamba2")
@@ -358,8 +358,8 @@ class TestSimilarity:
         assert cosine[:2].tolist() == [0, -1] and cosine[2].isnan()
         assert mean_cosine(x[:1, :1], mask[:1, :1]).isnan() and spread(x[:1, :1], mask[:1, :1]).isnan()
         torch.testing.assert_close(spread(x, mask)[0], torch.tensor(math.sqrt(2.5 / 5)))
-        for measure in (mean_cosine, spread):  # whatever the vectors' size
-            torch.testing.assert_close(measure(x / 64, mask), measure(x, mask), equal_nan=True)
+        for of in (mean_cosine, spread):  # whatever the vectors' size
+            torch.testing.assert_close(of(x / 64, mask), of(x, mask), equal_nan=True)
         assert spread(0 * x, mask).isnan().all() and mean_cosine(0 * x, mask).isnan().all()
 
     def test_intervals_are_over_texts(self):
