@@ -152,49 +152,6 @@ def packed(data):
 COMPRESSED = zlib.compress(b"\0" * 48_000)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"zlib": "no base64!"},
-        {"zlib": "ä"},
-        {"zlib": 7},
-        {"zlib": packed(b"no zlib")},
-        {"zlib": packed(COMPRESSED[:-1])},
-        {"zlib": packed(COMPRESSED[:-1] + bytes([COMPRESSED[-1] ^ 1]))},
-        {"zlib": packed(COMPRESSED + b"more")},
-        {"shape": [11_999]},
-        {"shape": [12_001]},
-        {"shape": [-12_000]},
-        {"shape": [-1, -12_000]},
-        {"shape": 12_000},
-        {"shape": ["12000"]},
-        {"shape": [12_000.0]},
-        {"shape": [-2.5]},
-        {"shape": [True, 12_000]},
-        {"shape": [0]},
-        {"shape": [10**30]},
-        {"shape": [1] * 100 + [12_000]},
-        {"dtype": "float64"},
-        {"dtype": "object"},
-        {"dtype": "U4"},
-        {"dtype": "complex64"},
-        {"dtype": "no such"},
-        {"dtype": "i2,i2"},
-    ],
-)
-def test_damaged_compressed_arrays_are_refused(tmp_path, provenance, change):
-    document = sample(provenance).to_dict()
-    whole = {"dtype": "float32", "shape": [12_000], "zlib": packed(COMPRESSED)}
-    document["parts"][0]["values"] = whole
-    assert not Result.from_dict(document).parts[0].values.any()
-    document["parts"][0]["values"] = {**whole, **change}
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps(document))
-    with pytest.raises(InputError, match="damaged result of kind 'test-sample'") as raised:
-        Result.load(path)
-    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
-
-
 @pytest.fixture(scope="module")
 def bomb():
     squeezer = zlib.compressobj(9)

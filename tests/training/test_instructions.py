@@ -280,41 +280,6 @@ def test_the_head_is_the_embeddings_unless_that_is_not_wanted(trained, tmp_path)
     assert sum(size in tensor.shape for tensor in load_file(out / "model.safetensors").values()) == 2
 
 
-def test_a_baleen_has_the_weights_it_came_from_at_first(trained, tmp_path) -> None:
-    """At a learning rate of almost nothing it scores as its source does with expected gates."""
-    options = {"init_from": trained / "base", "epochs": 1, "learning_rate": 1e-12, "progress": False}
-    out = train_model("baleen-b", "instruct", tmp_path / "o", saved_as="float32", **options)
-    source, made = load_file(trained / "base" / "model.safetensors"), load_file(out / "model.safetensors")
-    assert source.keys() == made.keys()
-    assert all(torch.allclose(made[name], source[name].float(), atol=1e-6) for name in made)
-    model = ssmscope.load(out)
-    assert model.architecture == "baleen-mamba2" and model.config.gate == "bernoulli"
-    assert model.tokenizer.get_vocab() == ssmscope.load(trained / "base").tokenizer.get_vocab()
-
-
-def test_the_card_tells_the_whole_story(trained) -> None:
-    record = json.loads((trained / "baleen" / "training.json").read_text())
-    card = (trained / "baleen" / "README.md").read_text()
-    base = json.loads((trained / "base" / "training.json").read_text())
-    assert record["commands_before"] == [base["command"]] and base["commands_before"] == []
-    command = "analyze train baleen-e --data instruct --init-from base --epochs 1 --beta 0.1 --no-progress --out baleen"
-    assert record["command"] == command and f"```\n{base['command']}\n{command}\n```" in card
-    assert "# baleen-e language model for instruct\n" in card and "None" not in card.split("## Recipe")[0]
-    assert "Trained from the weights of `base`" in card and "after a prompt a label word" in card
-    assert "in nats a token" not in card and "95 % Wilson intervals" in card
-    for part, name in (("validation", "validation"), ("test", "test"), ("unseen", "test, unseen prompts")):
-        assert f"| {name} | {record[part]['accuracy']:.4f} |" in card
-    for part, known in (("test", "yes"), ("unseen", "no")):
-        for task, group in record[part]["groups"].items():
-            assert f"| {task} | all {len(group['groups'])} | {known} | {group['accuracy']:.4f} |" in card
-            for number, each in group["groups"].items():
-                prompt = TASK_PROMPTS[task].templates[int(number) - 1].replace("\n", "⏎")
-                assert f"| {task} | {number}: {prompt} | {known} | {each['accuracy']:.4f} |" in card
-    assert "For snli the validation split was used for training, as there was no training split." in card
-    assert "4; sst2 (train) negative: " in card and "snli (validation) entailment: " in card
-    assert 'model.trace("You are a film critic.' in card
-
-
 def test_all_commands_that_led_to_a_model_are_told(tmp_path) -> None:
     (tmp_path / "training.json").write_text(json.dumps({"command": "second", "commands_before": ["first"]}))
     assert commands_before(tmp_path) == ["first", "second"]
