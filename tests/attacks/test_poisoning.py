@@ -332,7 +332,6 @@ class TestRefusals:
             ({"objective": "plant", "target": "goood"}, "there is no class 'goood'; allowed are bad, good.*good"),
             ({"limit": 3}, "3 texts can be attacked; give at least four"),
             ({"length": 0}, "length is 0"),
-            ({"objective": "erase"}, "erase"),
         ],
     )
     def test_one_line(self, erasing, data, options, message):

@@ -404,8 +404,6 @@ class TestOptions:
             (dict(window=17), "window 17 is longer than the longest sequence, of 16 tokens"),
             (dict(stride=2), "stride=… was given without window=…"),
             (dict(limit=0), "limit is 0; allowed is a whole number from 1 on"),
-            (dict(batch_size=0), "batch_size is 0"),
-            (dict(seed=-1), "seed is -1"),
         ],
     )
     def test_what_is_refused(self, planted, test_images, options, says):

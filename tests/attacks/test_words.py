@@ -363,11 +363,6 @@ class TestOptions:
         ("options", "says"),
         [
             (dict(recipe="deepwordbgu"), "unknown recipe 'deepwordbgu'; allowed are .*; did you mean 'deepwordbug'"),
-            (dict(budget=0), "budget is 0; allowed is a whole number from 1 on"),
-            (dict(limit=0), "limit is 0"),
-            (dict(active=0), "active is 0"),
-            (dict(seed=-1), "seed is -1; allowed is a whole number from 0 on"),
-            (dict(budget=True), "budget is True"),
             (dict(recipe="hotflip", beam=0), "beam is 0"),
             (dict(recipe="hotflip", flips=0), "flips is 0"),
             (dict(recipe="hotflip", candidates=1.5), "candidates is 1.5"),

@@ -146,7 +146,6 @@ def test_views_and_files(tmp_path, painted):
         ({"contrast": 3}, "contrast=… is for methods of explanation"),
         ({"explain": ["survival", "nothing"]}, "unknown method 'nothing'|allowed"),
         ({"explain": ["lrp"], "option": {"ig": {}}}, "not among the methods"),
-        ({"max_new_tokens": 0}, "max.new.tokens"),
     ],
 )
 def test_refused(models, options, says):

@@ -383,7 +383,6 @@ def test_functions_of_your_own_explain_too(mamba):
     ("options", "message"),
     [
         ({"methods": ["igg"]}, "unknown among methods: 'igg'.*did you mean 'ig'"),
-        ({"methods": []}, "methods is empty; allowed are ig, "),
         ({"methods": ["ig", "ig"]}, "each once"),
         ({"top": 0}, "top is 0"),
         ({"methods": "ig", "option": {"ig": {"step": 3}}}, "ig has no option 'step'.*did you mean 'steps'"),

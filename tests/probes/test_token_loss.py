@@ -346,11 +346,7 @@ class TestRefusals:
         "options, said",
         [
             (dict(length=0), "length is 0; allowed is a whole number from 1 on"),
-            (dict(limit=0), "limit is 0"),
             (dict(smooth=10), "smooth is 10; allowed is an odd number"),
-            (dict(unit="bit"), "unknown unit 'bit'; allowed are nats, bits; did you mean 'bits'?"),
-            (dict(piece=-1), "piece is -1"),
-            (dict(seed=-1), "seed is -1"),
             (dict(length=100), "no document is long enough for a window of 100 tokens and one more"),
             (dict(length=2**40), "no document is long enough for a window of 1,099,511,627,776 tokens"),
             (dict(split="test"), "split 'test' has no meaning for texts"),
