@@ -134,30 +134,6 @@ class TestUsage:
 
 
 class TestFile:
-    @pytest.mark.parametrize(
-        ("content", "says"),
-        [
-            (b"", "is empty; give one text a line"),
-            (b" \n\n", "is empty; give one text a line"),
-            (b"a film\n\na film\n", "line 2 is empty"),
-            (b"a film\nun cin\xe9ma\n", "is not UTF-8 text (byte 13)"),
-        ],
-    )
-    def test_refuses_what_is_no_list_of_texts(
-        self, refusal: Callable[..., str], tmp_path: Path, content: bytes, says: str
-    ) -> None:
-        (tmp_path / "texts").write_bytes(content)
-        assert says in refusal("heatmap", "m", "--file", tmp_path / "texts")
-
-    def test_refuses_a_missing_one_and_a_directory(self, refusal: Callable[..., str], tmp_path: Path) -> None:
-        assert "No such file" in refusal("heatmap", "m", "--file", tmp_path / "missing")
-        assert "directory" in refusal("heatmap", "m", "--file", tmp_path)
-
-    def test_holds_a_text_a_line(self, analyze: Answer, mamba: Path, tmp_path: Path) -> None:
-        (tmp_path / "texts").write_bytes(b"\xef\xbb\xbfa good film\r\nbad acting\n\n")
-        texts = json.loads(analyze("heatmap", mamba, "--file", tmp_path / "texts", "--json").out)["texts"]
-        assert [text["tokens"] for text in texts] == [["a", "good", "film"], ["bad", "acting"]]
-
     def test_may_be_stdin(self, analyze: Answer, mamba: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a film\nbad music\n")))
         assert len(json.loads(analyze("heatmap", mamba, "--file", "-", "--json").out)["texts"]) == 2

@@ -106,24 +106,3 @@ def test_a_summary_for_github(analyze, plan, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "file.md"))
     answer = analyze(plan(require="accuracy >= 0.5"), "--out", out, "--github-summary")
     assert answer.code == 2 and "cannot write to $GITHUB_STEP_SUMMARY" in answer.err
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--require", "acuracy >= 0.5"), "the scores are accuracy, cross-entropy; did you mean 'accuracy'?"),
-        (("--require", "accuracy > high"), "require 'accuracy > high' is not understood"),
-        (("--require", "accuracy >= 0.5 for demo/sst2-mamba"), "did you mean 'demo/sst2-mamba2'?"),
-        (("--require", "accuracy no worse than baseline"), "give it with --baseline DIR"),
-        (("--require", "accuracy no worse than demo/sst2-mamba2"), "compares demo/sst2-mamba2 with itself"),
-        (("--require", "accuracy >= 0", "--baseline", "no/report"), "there are no scores at"),
-        (("--strict",), "--strict is an option of gates; give --require too"),
-        (("--require", "accuracy >= 0", "--github-summary"), "--github-summary needs $GITHUB_STEP_SUMMARY"),
-    ],
-)
-def test_refusals_before_anything_runs(analyze, plan, tmp_path, monkeypatch, options, says) -> None:
-    monkeypatch.setattr("ssmscope.loading.load.load", None)
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    answer = analyze(plan(), "--out", tmp_path / "out", *options)
-    assert answer.code == 2 and says in answer.err and answer.err.count("\n") == 1
-    assert not (tmp_path / "out").exists()

@@ -142,23 +142,6 @@ class TestFit:
         assert (tmp_path / "lens" / "lens.png").exists() and (tmp_path / "lens" / "lens.json").read_bytes() == record
 
 
-class TestShow:
-    def test_refuses(self, analyze, folder, fitted):
-        given = ("lens", "show", folder / "mamba", "--text", "Alma went")
-        for arguments, says in (
-            ((*given, "--lens", fitted), "was fitted to another model"),
-            ((*given, "--lens", folder), "has no lens: config.json is missing"),
-            ((*given, "--statistic", "klm"), "did you mean 'kl'"),
-            ((*given, "--positions", "first"), "unknown positions 'first'"),
-            (given[:-2], "no text; give --text"),
-            (("lens", "shwo", "x"), "no verb 'shwo'; there are fit, show; did you mean 'show'?"),
-            (("lens",), "missing command (see analyze lens --help)"),
-            ((*given, "--lense", "x"), "no option --lense; did you mean '--lens'"),
-        ):
-            answer = analyze(*arguments)
-            assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1 and says in answer.err
-
-
 class TestSNR:
     def test_things_in_hand_are_no_part_of_a_call(self, folder):
         for name, option, says in (
@@ -175,34 +158,3 @@ class TestSNR:
 
         assert registry.analysis_of("lens show").options["statistic"].words == tuple(STATISTICS)
         assert registry.analysis_of("snr").options["tasks"].elements == TASKS
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (
-                ["mamba2", "mamba", "--lens", "fitted"],
-                "1 lenses were given for 2 models; give one for each",
-            ),
-            (["mamba", "--lens", "fitted"], "was fitted to another model"),
-            (["bare"], "bare has no tokenizer to read questions with; give one, --tokenizer"),
-            (["demo/sst2-mamba2"], "demo/sst2-mamba2 is a classifier"),
-            (["mamba", "--tasks", "qa1,qa7"], "unknown among tasks: 'qa7'; allowed are qa1"),
-            (["mamba", "--tasks", "qa3"], "tokenizer does not know"),
-            (
-                ["mamba", "--lengths", "40,x"],
-                "lengths is 'x'; allowed are a whole number from 0 to",
-            ),
-            (["mamba", "--lengths", "-5"], "lengths is -5"),
-            (["mamba", "--examples", "0"], "examples is 0"),
-            (["mamba", "--filler", "wikitext"], "unknown text 'wikitext'"),
-            (["mamba", "--questions", "absent.csv"], "there is no file of questions absent.csv"),
-            (["mamba", "--questions", "mine.jsonl", "--tasks", "qa1"], "--tasks applies to generated questions"),
-            (["mamba", "--unit", "word"], "did you mean 'words'"),
-            (["mamba", "--out", "text.txt"], "is a file; give a directory"),
-            ([], "missing argument"),
-        ],
-    )
-    def test_refuses(self, analyze, folder, fitted, arguments, says):
-        given = [folder / part if (folder / str(part)).exists() else part for part in arguments]
-        answer = analyze("snr", *given)
-        assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1 and says in answer.err

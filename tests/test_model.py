@@ -46,20 +46,6 @@ def model() -> Model:
     return ssmscope.load(loud(MambaForCausalLM(config)), tokenizer=word_tokenizer())
 
 
-def test_tokens_are_shown_as_in_the_text(model):
-    batch = model.encode(["a good acted film", "film zzz!"])
-    assert batch.tokens == (("a", "good", "act", "ed", "film", "[CLS]"), ("film", "zzz", "!", "[CLS]"))
-    assert batch.words == ((0, 1, 2, 2, 3, None), (0, 1, 2, None))
-    assert batch.input_ids[1].tolist() == [4, 1, 8, 2, 0, 0]
-    assert batch.mask[1].tolist() == [True] * 4 + [False] * 2
-    assert batch.last.tolist() == [5, 3] and batch.lengths == [6, 4]
-
-
-def test_bytes_of_a_character_are_shown_as_it():
-    batch = encode_texts(["é😀 a"], byte_tokenizer(), 256)
-    assert "".join(dict.fromkeys(batch.tokens[0])) == "é😀 a"
-
-
 @pytest.mark.parametrize(
     "texts, words",
     [
@@ -82,13 +68,6 @@ def test_refused_texts(model, texts, words):
 
 def test_whitespace_and_emoji_beside_words_are_fine(model):
     assert model.encode("good\tfilm\r\n😀").tokens[0] == ("good", "film", "😀", "[CLS]")
-
-
-def test_a_text_is_kept_with_the_characters_of_each_token(model):
-    batch = model.encode(["a good acted film", "film zzz!"])
-    assert batch.spelled[1].text == "film zzz!" and len(batch.spelled) == 2
-    assert batch.spelled[0].offsets == ((0, 1), (2, 6), (7, 10), (10, 12), (13, 17), (0, 0))
-    assert batch.spelled[1].offsets == ((0, 4), (5, 8), (8, 9), (0, 0))
 
 
 @pytest.mark.parametrize(

@@ -377,14 +377,6 @@ def test_text_views(provenance):
     assert "<b>one</b>" in str(first) and "\x1b" not in str(first)
 
 
-def test_importing_results_imports_no_heavy_library():
-    heavy = ("pandas", "matplotlib", "rich", "torch", "transformers")
-    code = f"import sys, ssmscope.api.results; print([name for name in {heavy} if name in sys.modules])"
-    done = PLAIN.run(code)
-    done.check_returncode()
-    assert done.stdout.strip() == "[]"
-
-
 def test_arrays_of_texts_say_their_width_in_characters(provenance):
     values = np.array([["abc", "de"], ["", "ä"]])
     document = sample(provenance, parts=(Part("", values),)).to_dict()

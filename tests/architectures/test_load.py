@@ -60,38 +60,6 @@ def test_mamba_ssm_layout_and_back(module, safetensors, tmp_path):
     torch.testing.assert_close(again.logits(batch)[:1], own, rtol=1e-4, atol=1e-3)
 
 
-def test_mamba_ssm_defaults(tmp_path):
-    """A configuration as the published Mamba-2 ones: every field of ssm_cfg left at its default but the layer."""
-    config = Mamba2Config(vocab_size=32, hidden_size=64, num_hidden_layers=1, num_heads=2, n_groups=1, expand=2)
-    torch.manual_seed(0)
-    write_mamba_ssm(Mamba2ForCausalLM(config), tmp_path)
-    file = tmp_path / "config.json"
-    fields = json.loads(file.read_text())
-    fields["ssm_cfg"] = {"layer": "Mamba2"}
-    file.write_text(json.dumps(fields))
-    found = ssmscope.load(tmp_path).config
-    assert (found.state_size, found.head_dim, found.num_heads, found.n_groups) == (128, 64, 2, 1)
-
-
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"attn_layer_idx": [1]}, "attention layers"),
-        ({"d_intermediate": 64}, "MLPs"),
-        ({"rms_norm": False}, "LayerNorm"),
-        ({"ssm_cfg": {"layer": "Mamba2", "norm_before_gate": True}}, "norm before the gate"),
-        ({"n_layer": 3}, "do not fit"),
-        ({"d_model": 24}, "do not fit"),
-    ],
-)
-def test_mamba_ssm_parts_that_cannot_be_read(change, words, tmp_path):
-    write_mamba_ssm(small(), tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    with pytest.raises(InputError, match=words):
-        ssmscope.load(tmp_path)
-
-
 @pytest.mark.skipif(GROUPS > 1, reason="transformers 5 norms every group by itself, as mamba_ssm does")
 def test_groups_before_transformers_5(tmp_path):
     """In transformers 4 the gated norm takes all channels together, and the logits would not be mamba_ssm's."""
@@ -242,16 +210,6 @@ def test_an_infinite_step_limit_as_transformers_5_writes_it(tmp_path):
     torch.testing.assert_close(model.logits(batch), own, rtol=1e-4, atol=1e-3)
 
 
-def test_dtype_and_device():
-    model = ssmscope.load(small(), dtype="float64")
-    assert next(model.module.parameters()).dtype == torch.float64
-    with pytest.raises(InputError, match="dtype 'float23' is unknown.*did you mean 'float32'"):
-        ssmscope.load(small(), dtype="float23")
-    assert next(ssmscope.load(small(), dtype="auto", device="auto").module.parameters()).dtype == torch.float32
-    with pytest.raises(InputError, match="device 'warp' cannot be used"):
-        ssmscope.load(small(), device="warp")
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -325,12 +283,6 @@ def test_half_precision_on_disk_is_float32_in_memory(tmp_path):
     model = ssmscope.load(tmp_path)
     assert {p.dtype for p in model.module.parameters()} == {torch.float32}
     torch.testing.assert_close(model.module.state_dict()["lm_head.weight"], module.lm_head.weight.float())
-
-
-def test_a_tokenizer_that_is_none(tmp_path):
-    small().save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="the tokenizer .* cannot be loaded"):
-        ssmscope.load(tmp_path, tokenizer=tmp_path / "nowhere")
 
 
 def test_readable_types():

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import math
 import re
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope import cli
 from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.position.measure import (
     LEFT_OUT,
@@ -476,48 +473,3 @@ class TestResult:
         assert found["worst_regions"] == (1,)  # their own intervals overlap
         one, other = (region.drop for region in found["regions"])
         assert one.high > other.low
-
-
-@pytest.fixture
-def analyze(capsys):
-    def run(*arguments: object) -> SimpleNamespace:
-        capsys.readouterr()
-        code = cli.run([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=code, out=out, err=err)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    """The classifier of reviews, with a file of them."""
-    folder, model, data = tmp_path_factory.mktemp("reader"), reader(), reviews(30)
-    model.module.save_pretrained(folder / "model")
-    model.tokenizer.save_pretrained(folder / "model")
-    lines = [f"{text}\t{name}" for text, name in zip(data.texts, named(data))]
-    (folder / "reviews.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
-    return folder
-
-
-class TestCommand:
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["--data", "cifar"], "unknown data 'cifar'; give one of cifar10, digits, sst2"),
-            ([], "no data; give --data, one of cifar10, digits, sst2"),
-            (["--data", "FILE", "--regions", "0:5000"], "region 0:5000 is empty or not within 0 to 11"),
-            (["--data", "FILE", "--regions", "first"], "'first' is not a region; write start:stop"),
-            (["--data", "FILE", "--replacement", "nosie"], "did you mean 'noise'?"),
-            (["--data", "FILE", "--window", "0"], "window is '0'; allowed is"),
-            (["--data", "FILE", "--limit", "0"], "limit is 0; allowed is a whole number from 1 on"),
-            (["--data", "FILE", "--limit", "few"], "limit is 'few'; allowed is a whole number from 1 on"),
-            (["--data", "FILE", "--split", "test"], "split 'test' was asked for, but file"),
-            (["--data", "FILE", "--device", "gpu"], "gpu"),
-            (["--data", "FILE", "--out", "FILE"], "is a file; give a directory"),
-        ],
-    )
-    def test_refuses(self, analyze, saved, arguments, says):
-        given = [str(saved / "reviews.tsv") if part == "FILE" else part for part in arguments]
-        answer = analyze("position", saved / "model", *given)
-        assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1 and says in answer.err

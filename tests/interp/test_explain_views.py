@@ -1,7 +1,8 @@
-"""Explanations: tables, round trips, and views that stay readable and safe at any size."""
+"""Pictures of explanations that stay readable at any size, and scores that are noise."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -18,6 +19,7 @@ from ssmscope.interp.methods import METHODS
 from ssmscope.render import colours as signed
 from ssmscope.render import token_figure
 from ssmscope.render.colours import BLUES, SHADES, ramp
+from ssmscope.render.numbers import format_range
 from ssmscope.render.token_figure import PIXEL_SHADES
 
 WORDS = (
@@ -141,3 +143,40 @@ def test_images_have_a_map_per_method(monkeypatch):
     assert [to_hex(colour) for colour in images[1].reshape(12, 3)] == expected
     assert not overlapping(texts)
     assert "data:image/png;base64" in result.to_html() and result.of_images
+
+
+FLAT, VARIED = [0.9703, 0.9713, 0.9707, 0.5], [0.91, 0.97, 0.94, 0.5]  # the last token is a special one
+
+
+@pytest.mark.parametrize(
+    ("method", "scores", "flat"),
+    [
+        ("self-retention", FLAT, True),  # the share replaced, 0.0287 to 0.0297, varies by less than a tenth
+        ("self-retention", VARIED, False),
+        ("self-write", [0.0297, 0.0287, 0.0293, 0.5], True),
+        ("survival", [0.25, 0.5, 0.125, 0.125], False),
+        ("gradcam", FLAT, False),
+        ("ig", FLAT, False),
+    ],
+)
+def test_noise_of_the_gates_has_neither_colours_nor_names(method, scores, flat):
+    own = Attribution(
+        method,
+        np.array(scores, dtype=np.float32),
+        kind=kind_of(METHODS[method]),
+        delta=None,
+        steps=None,
+        converged=None,
+    )
+    text = ExplainedText(("a", " b", " c", " d"), (0, 1, 2, None), "x", 0.5, "x", 0.0, (own,))
+    result = Explanation({"model": "own"}, (text,), (method,), 2)
+    (row,) = result.token_rows().texts[0].rows
+    (line,) = explained.strongest(result)
+    assert (row.remark, row.marked) == (("flat: noise", []) if flat else ("", [int(np.argmax(scores[:3]))]))
+    assert (line.cells["highest scores"].text == "flat: noise") == flat
+    assert (len(set(row.shades().tolist())) == 1) == flat and "d" in line.cells["special tokens"].text
+    if flat:
+        assert row.extent == format_range(float(own.scores[:3].min()), float(own.scores[:3].max()))
+    pixels = dataclasses.replace(text, pixels=np.zeros((1, 3, 3), np.float32))
+    (row,) = dataclasses.replace(result, texts=(pixels,)).token_rows().texts[0].rows
+    assert row.remark == "" and len(set(row.shades().tolist())) > 1  # neighbouring pixels show what is no noise

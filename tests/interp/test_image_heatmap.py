@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +9,10 @@ import pytest
 import torch
 from loud import loud
 from matplotlib.text import Text
-from PIL import Image
 from seen import render
 from transformers import Mamba2Config
 
 import ssmscope
-from ssmscope import cli
 from ssmscope.errors import InputError
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
@@ -102,42 +99,3 @@ def test_pixels_of_unknown_shape_are_tokens(model, pixels):
     part = ssmscope.heatmap(model.trace(values=pixels[:, :5]))
     assert not part.of_images and part[0].tokens == ("0", "1", "2", "3", "4", "[class]")
     part.figure()
-
-
-class TestCommand:
-    @pytest.fixture
-    def folder(self, model, pixels, tmp_path):
-        model.module.save_pretrained(tmp_path / "model")
-        for number, image in enumerate(pixels):
-            Image.fromarray(image.reshape(HEIGHT, WIDTH, 3)).save(tmp_path / f"{number}.png")
-        Image.new("RGB", (WIDTH, WIDTH)).save(tmp_path / "square.png")
-        return tmp_path
-
-    def test_is_what_python_gives(self, folder, model, pixels, capsys):
-        files = [part for number in (0, 1) for part in ("--image", str(folder / f"{number}.png"))]
-        assert cli.run(["heatmap", str(folder / "model"), *files, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        expected = json.loads(ssmscope.heatmap(model.trace(values=pixels)).to_json())
-        assert found["texts"] == expected["texts"]
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["--image", "square.png"], "square.png is 4 × 4 pixels; the model reads 4 × 3: resize it first"),
-            (["--image", "absent.png"], "cannot read the image"),
-            (["--image", "model/config.json"], "cannot be decoded"),
-            (["--image", "0.png", "--text", "a"], "--image cannot be combined with --text, --file or --ids"),
-            (["--text", "a film"], "reads pixels (4 × 3 of 3 channels), not texts: give it images, --image"),
-            (["--ids", "0"], "give it images, --image"),
-            ([], "--image for one of pixels"),
-        ],
-    )
-    def test_refuses(self, folder, capsys, monkeypatch, arguments, says):
-        monkeypatch.chdir(folder)
-        assert cli.run(["heatmap", "model", *arguments]) == 2
-        out, err = capsys.readouterr()
-        assert out == "" and err.count("\n") == 1 and says in err
-
-    def test_a_model_of_texts_refuses_an_image(self, folder, capsys):
-        assert cli.run(["heatmap", "demo/sst2-mamba", "--image", str(folder / "0.png")]) == 2
-        assert "reads tokens, not pixels: give --text" in capsys.readouterr().err

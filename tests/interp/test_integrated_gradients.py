@@ -12,12 +12,10 @@ from examples import random_example
 
 import ssmscope
 from ssmscope.core.model import Model
-from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings, baseline_name, singularity_note
 from ssmscope.interp.explain import explain
 from ssmscope.interp.explain.result import doubt
-from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.methods import integrated
 from ssmscope.interp.methods.integrated import ig
 from ssmscope.interp.objective import Meter, duration, objective
@@ -191,22 +189,6 @@ def test_a_result_says_what_it_compares_with(demo):
     none = explain(demo, TEXTS[:1], methods=["ig"], option={"ig": {"cap": 12}})
     assert doubt(none.attribution()) == "convergence not checked" and "convergence not" in str(none)
     assert not none.attribution().note
-
-
-def test_fidelity_says_where_it_is_circular(demo):
-    data = text_data("few", "test", TEXTS, [1, 0, 0], ("negative", "positive"))
-    given = dict(methods=["ig", "gradxinput"], steps=2)
-    assert not any("favours" in note for note in fidelity_auc(demo, data, **given).notes)
-    circular = fidelity_auc(demo, data, replacement="[UNK]", **given).notes
-    assert [note for note in circular if "favours" in note] == [
-        "the baseline of ig is the embedding that replaces tokens, which favours it: give another "
-        "replacement or baseline"
-    ]
-    both = fidelity_auc(demo, data, option={"ig": {"baseline": "mean"}}, **given).notes
-    assert any("favours" in note for note in both) and any("singular" in note for note in both)
-    assert not any(
-        "favours" in note for note in fidelity_auc(demo, data, replacement="[UNK]", mode="delete", **given).notes
-    )
 
 
 # ---- what it costs

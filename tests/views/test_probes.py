@@ -136,6 +136,7 @@ def bounds() -> Iterator[str]:
     every = [vacuous, grows, level, said, outside, large]
     yield from whole(vacuous, vacuous.compare(every, LABELS), vacuous.curve())
     yield from whole(outside, outside.curve())
+    yield f"linear attention: {outside.is_linear_attention}"
     yield from briefly(without)
     yield from briefly(replace(outside, layers=layers[:1]))
     of_few = [replace(vacuous, gap=Gap(2.0, True, needed)) for needed in (13.5, 14.0, 14.5)]
@@ -331,6 +332,13 @@ def loss() -> Iterator[str]:
     yield from whole(alone, alone.summary())
     level = replace(alone, curves=np.full_like(alone.curves, 2.0))
     yield f"{result.shown} {alone.shown} {level.shown} {level.outside!r} {result.outside!r} {alone.outside!r}"
+    for slope in (
+        Estimate(-0.5, NAN, NAN),
+        Estimate(-0.5, -0.75, 0.0),
+        Estimate(0.5, 0.0, 0.75),
+        Estimate(0.5, 0.25, 0.75),
+    ):
+        yield replace(alone, summaries=(replace(alone.summaries[0], slope=slope),)).headline
     below = result.curves.copy()
     below[0, 2, 0], below[1, 3, 0] = 0.01, 0.02
     yield replace(result, curves=below).outside
