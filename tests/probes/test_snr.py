@@ -235,16 +235,6 @@ class TestMeasures:
         (none,), _ = measure(["a"], [more], seed=0)
         assert math.isnan(none["chance"]) and math.isnan(none["layers"][0].ratio.value)
 
-    def test_intervals_hold_the_truth(self):
-        """Log-probabilities are exponential, with mean probability 1/2 and mean log ratio 1."""
-        random = np.random.default_rng(0)
-        held = np.zeros(2)
-        for _ in range(200):
-            (curve,), _ = measure(["a"], [needles(random, examples=60, layers=1)], seed=0)
-            one = curve["layers"][0]
-            held += [one.needle.low <= 0.5 <= one.needle.high, one.log_ratio.low <= 1 <= one.log_ratio.high]
-        assert ((held >= 177) & (held <= 199)).all()
-
     def test_differences_are_paired(self):
         random = np.random.default_rng(2)
         read = needles(random, examples=200)
@@ -299,14 +289,6 @@ class TestNeedleSNR:
         known = result.curve("small0", "qa3", 40)
         assert dataclasses.replace(alone.curve(), model="small0") == known
 
-    def test_a_result_says_whose_it_is(self, model, result):
-        alone = needle_snr(model, tasks=["qa3"], **QUICK).provenance
-        assert alone["model"] == "small0" and alone["fingerprint"] == model.source["fingerprint"]
-        both = result.provenance
-        assert both["model"] == "small0, small1" and "fingerprint" not in both
-        assert alone["models"] == {"small0": model.source}
-        assert [source["model"] for source in both["models"].values()] == list(both["models"]) == ["small0", "small1"]
-
     def test_the_questions_are_those_asked_for(self, result):
         data = questions("qa1", length=40, examples=8, split="test")
         origin = result.provenance["data"]
@@ -322,22 +304,6 @@ class TestNeedleSNR:
         texts = questions("qa5", length=40, examples=8, split="test").prompts()
         assert bytes_.tokens == np.mean([len(f"{text} ".encode()) for text in texts]) > 3 * words.tokens
         assert words.chance == bytes_.chance
-
-    def test_the_order_of_the_examples_means_nothing(self, model):
-        data = QUESTIONS["qa2"]
-        turned = data.take(np.random.default_rng(0).permutation(len(data)))
-        one, other = (needle_snr(model, questions=each).curve() for each in (data, turned))
-        for a, b in zip(one.layers, other.layers):
-            for name in METRICS:
-                assert getattr(a, name).value == pytest.approx(getattr(b, name).value, rel=1e-5)
-
-    def test_a_model_beside_itself(self):
-        result = needle_snr([small(), small()], names=["x", "x"], **QUICK)
-        assert [one.name for one in result.models] == ["x", "x (2)"]
-        for one in result.differences:
-            assert (one.first, one.second) == ("x", "x (2)")
-            assert all(dataclasses.astuple(layer.needle) == (0, 0, 0) for layer in one.layers)
-        assert result.curve("x").layers == result.curve("x (2)").layers
 
     def test_lenses(self, model, tmp_path):
         lens = randomly_tuned(model)
@@ -425,17 +391,6 @@ class TestResult:
         assert (band.min(), band.max()) == pytest.approx(
             (min(one.needle.low for one in layers), max(one.needle.high for one in layers))
         )
-
-    def test_figure_of_other_models(self):
-        uneven = needle_snr([small(0, name="$x_{$"), small(1, layers=5)], tasks=["qa1"], **QUICK).figure()
-        uneven.canvas.draw()
-        assert uneven.axes[0].lines[1].get_xdata().tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
-        assert "depth" in uneven.axes[0].get_xlabel()
-        many = needle_snr([small(0, name="runs/" + "Wide-Model" * 20)] * 7, tasks=["qa1"], **QUICK).figure()
-        many.canvas.draw()
-        looks = {(line.get_color(), line.get_linestyle()) for line in many.axes[0].lines}
-        assert len(looks) == 7
-        assert all(text.get_window_extent().x1 < many.get_window_extent().x1 for text in many.texts)
 
 
 def test_places_are_told_apart_by_their_first_byte():

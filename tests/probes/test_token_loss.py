@@ -203,16 +203,6 @@ class TestNumbers:
         alone = token_loss(second, data=[text(2000)], length=150, **QUIET)
         assert alone.summaries[0] == found.summaries[1] and alone.differences == ()
 
-    def test_a_smaller_interval_where_windows_agree(self):
-        """The interval is over windows: of the same window again and again there is no spread."""
-        model = speaker()
-        repeated = " ".join([text(60)] * 8)
-        found = token_loss(model, data=[repeated[: len(repeated)]], length=60, limit=7, **QUIET)
-        assert found.summaries[0].mean.high - found.summaries[0].mean.low < 1e-6
-        one = token_loss(model, data=[text(61)], length=60, **QUIET)
-        assert math.isnan(one.summaries[0].mean.low) and one.notes == ("one window: no number has an interval",)
-        assert one.summaries[0].mean.value == pytest.approx(found.summaries[0].mean.value, abs=1e-2)
-
 
 class TestWindows:
     def seen(self, model, data, monkeypatch, **options):
