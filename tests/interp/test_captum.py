@@ -60,14 +60,6 @@ def test_fixed_steps_are_captums(explained):
         assert bool((off <= 1.5 * ours.error).all()) and bool((off > 0.003).any())
 
 
-def test_integrated_gradients_are_ours(model):
-    explained = objective(model, model.encode("Gripping, but long."))
-    theirs = bind_method("captum:IntegratedGradients", {"n_steps": 300, "method": "gausslegendre"})(explained)
-    ours = bind_method("ig")(explained)
-    assert bool(ours.converged.all()) and float(theirs.delta.max()) < 1e-3
-    torch.testing.assert_close(theirs.scores, ours.scores, rtol=0, atol=0.01 * float(ours.scores.abs().max()))
-
-
 def test_shapley_values_are_the_mean_over_all_subsets(model):
     """v_t = Σ_S |S|! (n − 1 − |S|)! / n! (f(S ∪ t) − f(S)); their sum is f(text) − f(baseline)."""
     of = objective(model, model.encode(ids=[[1500, 77, 900, 2000]]))

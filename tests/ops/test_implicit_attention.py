@@ -85,18 +85,6 @@ def test_a_matrix_times_the_input_is_the_output_of_the_scan(kind):
     near(torch.einsum("bhts,bshp->bthp", matrix, r.x), ops.scan(r).y)
 
 
-@pytest.mark.parametrize("kind", [k for k, (_, width, *_) in FORMS.items() if width == 1])
-def test_with_what_stands_around_it_too(kind):
-    r = draw(kind, 29)
-    given = surroundings(r, "both")
-    arriving = torch.zeros_like(r.x)
-    for i in range(4):
-        arriving[:, i:] += (r.x * given["taps"][:, :, i])[:, : 29 - i]
-    output = given["left"] * ops.scan(replace(r, x=arriving)).y
-    matrix = ops.attention(r, groups=r.shape[2], skip=True, **given)
-    near(torch.einsum("bhts,bshp->bthp", matrix, r.x), output)
-
-
 # ---- float32
 
 

@@ -61,7 +61,7 @@ def shown_by_layer() -> Iterator[str]:
         first, second, layers=(0, 2, 3), reach=3, heads=(Head(2, 5, 0.7512), Head(0, 11, 0.25)), attends=True
     )
     other = heatmap(text(1, 3), layers=(4,), provenance={"model": "other"})
-    yield from whole(result, result.compare([result, other], [("x",), ("y",)]), result.top(2))
+    yield from whole(result, result.compare([result, other], [("x",), ("y",)]), result.top(2), picture=True)
     yield from described([rows(result, every=False), rows(replace(result, contrast="sst2"), every=False)])
     yield f"{replace(result, texts=()).verdict()}"
     for medians in ((4, 4), (4, 5), (4, 5, 6), (4, 5, 6, 7), (4, 4, 4, 4)):
@@ -147,7 +147,7 @@ def over_data(seed: int, *, words: int = 20, **more: Any) -> DataHeatmap:
 
 def of_data() -> Iterator[str]:
     first, other = over_data(1), over_data(2, words=17)
-    yield from whole(first, first.compare([first, other], [("x",), ("y",)]))
+    yield from whole(first, first.compare([first, other], [("x",), ("y",)]), picture=True)
 
 
 def of_few_words() -> Iterator[str]:
@@ -223,7 +223,7 @@ def of_images_of_two_models() -> Iterator[str]:
 def of_data_of_two_models() -> Iterator[str]:
     same = KeptWord("same", 3, 4, Estimate(1.0, 1.0, 1.0))
     made = over_data(1, examples=()), over_data(2, words=17, notes=(), timed=0)
-    return whole(pair(*(replace(each, words=(*each.words, same)) for each in made)))
+    return whole(pair(*(replace(each, words=(*each.words, same)) for each in made)), picture=True)
 
 
 CASES: dict[str, Callable[[], Iterator[str]]] = {
