@@ -133,19 +133,6 @@ def test_a_limit_draws_by_the_seed(model):
     assert few.provenance["options"]["limit"] == 12
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--text", "good"], "--data cannot be combined with --text"),
-        (["--at", "3"], "--at applies to single texts; leave it out with a data set"),
-        (["--merge"], "--merge applies to single texts"),
-    ],
-)
-def test_refusals(arguments, line, capsys):
-    assert cli.run(["heatmap", "demo/sst2-mamba2", "--data", "sst2", *arguments]) == 2
-    assert line in capsys.readouterr().err
-
-
 def test_what_is_of_data_alone(model, capsys):
     assert cli.run(["heatmap", "demo/sst2-mamba2", "--text", "good", "--split", "test"]) == 2
     assert "--split needs --data" in capsys.readouterr().err

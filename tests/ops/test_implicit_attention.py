@@ -37,7 +37,7 @@ def test_gradients_are_needed_where_a_term_asks_for_one(kind):
 
 
 @pytest.mark.parametrize("length", [1, 2, 13, 37] if ALL else [13])
-@pytest.mark.parametrize(("kind", "around"), in_turns(FORMS, AROUND))
+@pytest.mark.parametrize(("kind", "around"), in_turns(FORMS, AROUND, 4))
 def test_all_forms_are_those_of_the_definition(kind, around, length):
     r = draw(kind, length)
     rows = [length - 1, 0, length // 2]

@@ -267,7 +267,6 @@ class TestRefusals:
             (dict(smooth=10), "smooth is 10; allowed is an odd number"),
             (dict(unit="bit"), "unknown unit 'bit'; allowed are nats, bits; did you mean 'bits'?"),
             (dict(piece=-1), "piece is -1"),
-            (dict(seed=-1), "seed is -1"),
             (dict(length=100), "no document is long enough for a window of 100 tokens and one more"),
             (dict(length=2**40), "no document is long enough for a window of 1,099,511,627,776 tokens"),
             (dict(split="test"), "split 'test' has no meaning for texts"),

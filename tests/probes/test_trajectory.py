@@ -253,16 +253,3 @@ class TestViews:
             found.figure(start=3)
         with pytest.raises(InputError, match="unknown statistic 'cross_entropy'; allowed are answer_probability"):
             found.figure(statistic="cross_entropy")
-
-
-def test_a_uniform_answer_has_the_entropy_of_all_tokens():
-    model = language()
-    with torch.no_grad():
-        model.module.lm_head.weight.zero_()
-        model.module.lm_head.weight[:, 0] = 1e-6
-    lens = dataclasses.replace(logit_lens(language()), fingerprint=model.fingerprint)
-    lens.tuned.unembed.unembedding.weight.zero_()
-    (text,) = trajectory(model, LINES[0], lens=lens).texts
-    assert text.entropy == pytest.approx(np.full((4, 10), math.log(20)), rel=1e-5)
-    assert text.answer_probability == pytest.approx(np.full((4, 10), 0.05), rel=1e-5)
-    assert np.abs(text.kl).max() < 1e-6 and (text.settled == 0).all()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from described import Drawn, briefly, check, described, spread, whole
+from described import Drawn, briefly, check, described, in_lines, spread, whole
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer
@@ -100,6 +100,14 @@ def nothing_stands_out() -> Iterator[str]:
     special = replace(text(2, 12, rationale=()), words=(None,) * len(TOKENS))
     yield from briefly(heatmap(special))
     yield from briefly(heatmap(replace(special, flat=(True, False, True))))
+
+
+def lifts() -> Iterator[str]:
+    made = [replace(text(2, seed), scores=10 ** (1.2 * text(2, seed, signed=True).scores)) for seed in (15, 16)]
+    made[1].scores[1, 4] = 10.0
+    for texts in (made, made[1:]):
+        yield from briefly(heatmap(*texts, score="lift"))
+    yield from in_lines(heatmap(*made, at=4).lifts(2))
 
 
 def many_words() -> Iterator[str]:
@@ -229,7 +237,7 @@ def of_data_of_two_models() -> Iterator[str]:
 CASES: dict[str, Callable[[], Iterator[str]]] = {
     f"heatmap-{case.__name__.replace('_', '-')}": case
     for case in (shown_by_layer, at_a_position, z_scores, z_scores_on_their_own_scales, retention_of_many)
-    + (nothing_stands_out, many_words, images, of_data, of_few_words, of_two_models, of_two_tokenizers)
+    + (nothing_stands_out, lifts, many_words, images, of_data, of_few_words, of_two_models, of_two_tokenizers)
     + (of_parts_of_two_models, of_images_of_two_models, of_data_of_two_models)
 }
 
