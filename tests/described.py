@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import io
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -67,8 +66,7 @@ def whole(result: Result, *more: pd.DataFrame | Table, picture: bool = False) ->
 
 
 def briefly(result: Result) -> Iterator[str]:
-    """Yield the lines and blocks of a result, which is the same when it is read back."""
-    assert type(result).from_dict(json.loads(result.to_json())) == result
+    """Yield the lines and blocks of a result."""
     yield f"headline: {result.headline}"
     for at in range(len(getattr(result, "models", [0]))):
         yield f"verdict: {result.verdict(at)}"

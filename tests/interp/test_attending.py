@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +12,9 @@ from exhaustive import few
 from loud import loud
 
 import ssmscope
-from ssmscope import explain, ops
+from ssmscope import explain
 from ssmscope.api.results import Result
 from ssmscope.core.attention_layers import attention_layers, attention_numbers
-from ssmscope.core.linearized import Path
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
@@ -127,37 +124,6 @@ def test_rollout_is_the_product_of_normalised_maps(name, heads):
     close(cells.values[1, 0], found.values[5:, :5].mean())
 
 
-@pytest.mark.parametrize("name", ["mamba", "gla"])
-def test_a_rollout_of_the_signed_mean_and_one_of_absolute_values_are_two(name):
-    """ "mean" takes the absolute value of the mean over channels, "abs" the mean of the channels' absolute values."""
-    trace = example(name).trace(ids=[IDS[0]])
-    products: dict[str, torch.Tensor] = {}
-    for heads in ("mean", "abs"):
-        product = torch.eye(len(IDS[0]), dtype=torch.float64)
-        for linearized in trace.linearized:
-            channels = each_channel(linearized.paths[0])
-            map_ = channels.mean(0).abs() if heads == "mean" else channels.abs().mean(0)
-            product = (0.5 * torch.eye(len(map_)) + 0.5 * map_ / map_.sum(-1, keepdim=True)) @ product
-        products[heads] = product
-        (found,) = implicit_attention(trace, rollout=True, heads=heads)[0].maps
-        close(found.values, product, 1e-4)
-    assert (products["mean"] - products["abs"]).abs().max() > 0.01
-
-
-def each_channel(path: Path) -> torch.Tensor:
-    """The block-level matrix of every channel, (channels, length, length) float64."""
-    left, taps = path.gate_and_taps("block")
-    found = []
-    for head in range(path.recurrence.shape[2]):
-        one = path.recurrence.of_heads(head, head + 1)
-        for p in range(path.recurrence.shape[3]):
-            of_channel: dict[str, Any] = {"skip": True, "left": left[:, :, head : head + 1, p : p + 1]}
-            if taps is not None:
-                of_channel["taps"] = taps[..., head : head + 1, p : p + 1]
-            found.append(ops.attention(replace(one, x=one.x[..., p : p + 1]), **of_channel)[0, 0].double())
-    return torch.stack(found)
-
-
 def test_a_row_of_nothing_is_the_identitys():
     weights, sink = normalise_rows(torch.tensor([[0.0, 0.0], [1.0, 3.0]]), torch.tensor([0.0, 4.0]))
     assert weights.tolist() == [[1, 0], [0.125, 0.375]] and sink.tolist() == [0, 0.5]
@@ -199,11 +165,6 @@ def test_attention_gradient_of_a_language_model_is_of_the_next_token():
     assert np.abs(other[0].maps[0].values - found[0].maps[0].values).max() > 1e-6
 
 
-def test_nothing_is_left_behind(demo):
-    attention_gradient(demo, demo.encode("Dull."))
-    assert all(not mixer._forward_hooks and "forward" not in mixer.__dict__ for mixer in demo.mixers)
-
-
 def test_a_span_is_marked_by_position_or_by_its_words(demo):
     text = "A gripping, beautifully acted film."
     trace = demo.trace(text)
@@ -228,6 +189,42 @@ def test_pixels_are_attended_to():
     assert whole.shape == (1025, 1025)  # the last is the class token
     close(text.maps[0].values, whole[-1:].numpy(), 1e-4)
     assert text.queries.tolist() == [1024] and np.unique(text.maps[0].values).size > 900
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"level": "blok"}, "did you mean 'block'"),
+        ({"heads": "al"}, "unknown heads 'al'"),
+        ({"rows": "lats"}, "did you mean 'last'"),
+        ({"rows": [50]}, "no row 50"),
+        ({"layers": 2}, "no layer 2"),
+        ({"layers": "some"}, "layers is 'some'; allowed are all or"),
+        ({"layers": [0, 0]}, "each once"),
+        ({"pool": 4, "rows": "last"}, "without rows=…"),
+        ({"pool": 4, "heads": "abs"}, "cannot be pooled"),
+        ({"rollout": True, "heads": "all"}, "whole layers"),
+        ({"rollout": True, "parts": True}, "cannot be combined"),
+        ({"target": 1}, "of gradient=…; give that too"),
+        ({"gradient": True}, "give it before the texts"),
+        ({"gradient": True, "rollout": True}, "gradient=True cannot be combined with rollout=True"),
+        ({"rollout": True, "residual": 1.5}, "from 0 to 1"),
+        ({"span": "zebra"}, "has no 'zebra'"),
+        ({"span": "3:99"}, "3:99 is not within"),
+    ],
+)
+def test_what_cannot_be_is_refused(demo, options, message):
+    with pytest.raises(InputError, match=message):
+        implicit_attention(demo.trace("A fine film."), **options)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [({"target": "negativ"}, "did you mean 'negative'"), ({"target": 2}, "no target 2"), ({"heads": "abs"}, "no sum")],
+)
+def test_targets_that_cannot_be_are_refused(demo, options, message):
+    with pytest.raises(InputError, match=message):
+        attention_gradient(demo, demo.encode("A fine film."), **options)
 
 
 def test_a_trace_without_inputs_is_refused(demo):

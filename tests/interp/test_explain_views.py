@@ -1,30 +1,30 @@
-"""Pictures of explanations that stay readable at any size, and scores that are noise."""
+"""Explanations: tables, round trips, and views that stay readable and safe at any size."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
-from drawn import drawn, outside, overlapping, panels_of, said, typed
+from drawn import drawn, outside, overlapping, panels_of, typed
 from exhaustive import ALL
 from matplotlib.colors import to_hex
+from seen import render
 
 from ssmscope.api.provenance import record_provenance
-from ssmscope.errors import InputError
 from ssmscope.interp.explain import result as explained
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, kind_of
 from ssmscope.interp.methods import METHODS
 from ssmscope.render import colours as signed
-from ssmscope.render import token_figure
 from ssmscope.render.colours import BLUES, SHADES, ramp
 from ssmscope.render.numbers import format_range
-from ssmscope.render.token_figure import PIXEL_SHADES
 
 WORDS = (
     "I went into this film expecting very little , and for twenty minutes that is what I got : a slow drama .".split()
 )
+HOSTILE = ("<script>alert('x')</script>", " $x$", "\n", "\x1b[31m", " 電影", "😀", "\u202eevil", "[bold]no", "&amp;")
 SEVEN = ("ig", "gradxinput", "smoothgrad", "gradcam", "occlusion", "attention-gradient", "self-write")
 
 
@@ -60,17 +60,6 @@ def make(
     return Explanation(provenance=provenance, texts=tuple(texts), methods=tuple(methods), top=top)
 
 
-def test_a_text_or_method_that_is_not_there():
-    result = make((9,), SEVEN)
-    assert result.attribution().method == "ig"
-    with pytest.raises(InputError, match="no method 'occlusions'.*did you mean 'occlusion'"):
-        result.attribution(0, "occlusions")
-    with pytest.raises(InputError, match="no text 1"):
-        result.attribution(1)
-    with pytest.raises(InputError, match="no text 1 to start"):
-        result.figure(start=1)
-
-
 def shade(scores, method="ig", words=None):
     own = Attribution(
         method,
@@ -86,63 +75,15 @@ def shade(scores, method="ig", words=None):
     return (row.shades() - (signed.STEPS if row.signed else 0)).tolist(), row.extent
 
 
-@pytest.mark.parametrize(
-    ("methods", "length"),
-    itertools.product([("ig",), ("gradcam",), SEVEN], [1, 2, 8, 60, 61, 300, 1200])
-    if ALL
-    else [(("ig",), 8), (("gradcam",), 8), (SEVEN, 1200)],
-)
-def test_nothing_overlaps_in_the_figure(length, methods):
-    long = {"answer": "w" * 60, "target": "t" * 90} if length == 8 else {}
-    figure, texts = drawn(make((length, 3), methods, **long))
-    assert not overlapping(texts) and not outside(figure, texts)
-    shown = " ".join(text for text, _ in texts)
-    assert all(word.strip() in shown for word in sentence(min(length, 1000)))
-    assert all(method in shown for method in methods) and (("misses 25.0%" in shown) == ("ig" in methods))
-
-
-def test_boxes_and_strips_have_the_colours_of_the_scores():
-    around, upward = signed.signed_shades(), ramp(BLUES)
-    short = make((6,), ("ig", "gradcam"))
-    text = short[0]
-    expected = [around[shade] for shade in explained._row(text.attributions[0], text, 3).shades()]
-    expected_other = [upward[shade] for shade in explained._row(text.attributions[1], text, 3).shades()]
-    (paper,) = typed(short.figure())
-    patches = paper.collections
-    faces = [[to_hex(colour) for colour in each.get_facecolor()][:6] for each in patches]
-    assert faces == [expected, expected_other]
-    assert [len(each.get_facecolor()) for each in patches] == [6 + 2, 6 + 2]  # of 5 tokens 2 are underlined
-    long = make((401,), ("ig", "gradcam"))
-    text = long[0]
-    images = [image for axes in panels_of(long.figure()) for image in axes.get_images()]
-    for image, each, colours in zip(images, text.attributions, (around, upward), strict=True):
-        found = [to_hex(colour) for colour in image.get_array()[0]]
-        assert found == [colours[shade] for shade in explained._row(each, text, 3).shades()]
-    assert SHADES == len(upward)
-
-
-def test_images_have_a_map_per_method(monkeypatch):
-    monkeypatch.setattr(token_figure, "MAX_TEXTS", 2)
-    names = tuple(f"{at // 4},{at % 4}" for at in range(12))
-    pixels = np.random.default_rng(0).random((3, 4, 3)).astype(np.float32)
-    result = make((13,), SEVEN, tokens=(*names, "[class]"), pixels=pixels)
-    text = result[0]
-    words = (*range(12), None)
-    result = Explanation(
-        provenance=result.provenance,
-        texts=(ExplainedText(**{**vars(text), "words": words}),) * 3,
-        methods=SEVEN,
-        top=3,
-    )
-    figure, texts = drawn(result)
-    images = [image.get_array() for axes in figure.axes for image in axes.get_images() if image.get_array().ndim == 3]
-    assert len(images) == 2 * 8 and "texts 0–1 of 3" in said(figure)
-    np.testing.assert_allclose(images[0], pixels)
-    shades = explained._row(result[0].attributions[0], result[0], 3).shades(count=PIXEL_SHADES)
-    expected = [ramp(signed.SIGNED, PIXEL_SHADES)[shade] for shade in shades[:12]]
-    assert [to_hex(colour) for colour in images[1].reshape(12, 3)] == expected
-    assert not overlapping(texts)
-    assert "data:image/png;base64" in result.to_html() and result.of_images
+def test_shades_are_around_zero_where_a_method_is_signed():
+    assert shade([-1, 0, 0.5, 2]) == ([-8, 0, 4, 16], "±2")
+    assert shade([0, 1, 2], "gradcam") == ([0, 16, 31], "0.000–2.000")
+    assert shade([0.5, 0.5], "gradcam")[0] == [16, 16]
+    assert shade([0, 0], "gradcam")[0] == [-1, -1] == [each + signed.STEPS for each in shade([0, 0])[0]]
+    # A special token has no part in the range: beyond it, it has the colour of the end.
+    assert shade([4, 1, -2], words=(None, 0, 1)) == ([16, 8, -16], "±2")
+    assert shade([-1, 0, 2], "gradcam", (None, 0, 1)) == ([0, 0, 31], "0.000–2.000")
+    assert shade([3, -3], words=(None, None)) == ([16, -16], "±3")
 
 
 FLAT, VARIED = [0.9703, 0.9713, 0.9707, 0.5], [0.91, 0.97, 0.94, 0.5]  # the last token is a special one
@@ -180,3 +121,51 @@ def test_noise_of_the_gates_has_neither_colours_nor_names(method, scores, flat):
     pixels = dataclasses.replace(text, pixels=np.zeros((1, 3, 3), np.float32))
     (row,) = dataclasses.replace(result, texts=(pixels,)).token_rows().texts[0].rows
     assert row.remark == "" and len(set(row.shades().tolist())) > 1  # neighbouring pixels show what is no noise
+
+
+def test_hostile_tokens_are_harmless_everywhere():
+    result = make(methods=("ig", "<i>own"), tokens=("<s>", *HOSTILE), top=20, answer="<i>bad\x1b", target="<b>\x1b[1m")
+    for options in ({"color_system": None}, {"force_terminal": True, "color_system": "truecolor", "no_color": False}):
+        shown = render(result, **options)
+        assert "\x1b[31m" not in shown and "␛[31m" in shown and "[bold]no" in shown and "\u202e" not in shown
+    page = result.to_html()
+    assert "<script" not in page and "&lt;script&gt;" in page and "<i>bad" not in page and "<i>own" not in page
+    assert not re.search(r"https?://|@import|url\(", page) and "<b>\x1b" not in page
+    assert set(re.findall(r'src="([^"]{10})', page)) == {"data:image"}
+    assert not {character for character in page if ord(character) < 32} - {"\n"} and "\u202e" not in page
+    result.figure()
+
+
+@pytest.mark.parametrize(
+    ("methods", "length"),
+    itertools.product([("ig",), ("gradcam",), SEVEN], [1, 2, 8, 60, 61, 300, 1200])
+    if ALL
+    else [(("ig",), 8), (("gradcam",), 8), (SEVEN, 1200)],
+)
+def test_nothing_overlaps_in_the_figure(length, methods):
+    long = {"answer": "w" * 60, "target": "t" * 90} if length == 8 else {}
+    figure, texts = drawn(make((length, 3), methods, **long))
+    assert not overlapping(texts) and not outside(figure, texts)
+    shown = " ".join(text for text, _ in texts)
+    assert all(word.strip() in shown for word in sentence(min(length, 1000)))
+    assert all(method in shown for method in methods) and (("misses 25.0%" in shown) == ("ig" in methods))
+
+
+def test_boxes_and_strips_have_the_colours_of_the_scores():
+    around, upward = signed.signed_shades(), ramp(BLUES)
+    short = make((6,), ("ig", "gradcam"))
+    text = short[0]
+    expected = [around[shade] for shade in explained._row(text.attributions[0], text, 3).shades()]
+    expected_other = [upward[shade] for shade in explained._row(text.attributions[1], text, 3).shades()]
+    (paper,) = typed(short.figure())
+    patches = paper.collections
+    faces = [[to_hex(colour) for colour in each.get_facecolor()][:6] for each in patches]
+    assert faces == [expected, expected_other]
+    assert [len(each.get_facecolor()) for each in patches] == [6 + 2, 6 + 2]  # of 5 tokens 2 are underlined
+    long = make((401,), ("ig", "gradcam"))
+    text = long[0]
+    images = [image for axes in panels_of(long.figure()) for image in axes.get_images()]
+    for image, each, colours in zip(images, text.attributions, (around, upward), strict=True):
+        found = [to_hex(colour) for colour in image.get_array()[0]]
+        assert found == [colours[shade] for shade in explained._row(each, text, 3).shades()]
+    assert SHADES == len(upward)

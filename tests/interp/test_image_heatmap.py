@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 
 import numpy as np
 import pytest
 import torch
 from loud import loud
-from matplotlib.text import Text
-from seen import render
+from PIL import Image
 from transformers import Mamba2Config
 
 import ssmscope
-from ssmscope.errors import InputError
+from ssmscope import cli
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 HEIGHT, WIDTH = 3, 4
@@ -58,44 +57,46 @@ def test_every_map_holds_its_scores_where_the_pixels_are(heatmap, pixels):
     assert text.rationale and len(text.rationale) <= 3
 
 
-def test_views_and_files(heatmap, tmp_path):
-    assert "1,2" in heatmap.to_frame().token.tolist() and "[class]" in heatmap.to_frame().token.tolist()
-    assert "survival of 2 images" in str(heatmap).lower() and "data:image/png;base64" in heatmap.to_html()
-    paths = heatmap.save(tmp_path, "heatmap")
-    again = ssmscope.Result.load(paths["json"])
-    assert again == heatmap and again[1].pixels.shape == (HEIGHT, WIDTH, 3)
-    assert len(pictures(again.figure(start=1))) == 4
-    with pytest.raises(InputError, match="there is no text 2 to start the figure at; allowed are 0 to 1"):
-        heatmap.figure(start=2)
-
-
-def test_a_flat_map_is_drawn_on_its_own_range_and_says_so(heatmap):
-    texts = tuple(replace(text, flat=(True, False, True), rationale=()) for text in heatmap)
-    flat = replace(heatmap, texts=texts, score="retention")
-    _, *maps = pictures(flat.figure())[:4]
-    for axes, scores in zip(maps, (texts[0].mean, *texts[0].scores)):
-        darkness = -np.asarray(axes.images[0].get_array()).sum(-1).ravel()
-        assert (np.diff(darkness[np.argsort(scores[:-1])]) >= -1e-6).all() and np.ptp(darkness) > 1
-    says = [" ".join(axes.get_xlabel().split("\n")) for axes in maps]
-    assert ["hardly selects" in each for each in says] == [True, False, True] and all("–" in each for each in says)
-    assert "images, mean of layers 0–1, which hardly selects" in flat.verdict()
-    assert "“Hardly selects”" in " ".join(render(flat).split()) and "noise" not in render(flat)
-
-
-def test_scales(model, pixels):
-    """Maps have their own ranges, unless one scale is asked for."""
-    trace = model.trace(values=pixels)
-    assert not ssmscope.heatmap(trace).shared and ssmscope.heatmap(trace, scale="shared").shared
-
-
-def test_of_many_images_and_of_one_layer(model, pixels):
-    trace = model.trace(values=pixels[[0] * 10])
-    figure = ssmscope.heatmap(trace, layers=[1]).figure()
-    assert len(pictures(figure)) == 8 * 2
-    assert any("0–7 of 10" in text.get_text() for text in figure.findobj(Text))
-
-
 def test_pixels_of_unknown_shape_are_tokens(model, pixels):
     part = ssmscope.heatmap(model.trace(values=pixels[:, :5]))
     assert not part.of_images and part[0].tokens == ("0", "1", "2", "3", "4", "[class]")
     part.figure()
+
+
+class TestCommand:
+    @pytest.fixture
+    def folder(self, model, pixels, tmp_path):
+        model.module.save_pretrained(tmp_path / "model")
+        for number, image in enumerate(pixels):
+            Image.fromarray(image.reshape(HEIGHT, WIDTH, 3)).save(tmp_path / f"{number}.png")
+        Image.new("RGB", (WIDTH, WIDTH)).save(tmp_path / "square.png")
+        return tmp_path
+
+    def test_is_what_python_gives(self, folder, model, pixels, capsys):
+        files = [part for number in (0, 1) for part in ("--image", str(folder / f"{number}.png"))]
+        assert cli.run(["heatmap", str(folder / "model"), *files, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        expected = json.loads(ssmscope.heatmap(model.trace(values=pixels)).to_json())
+        assert found["texts"] == expected["texts"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["--image", "square.png"], "square.png is 4 × 4 pixels; the model reads 4 × 3: resize it first"),
+            (["--image", "absent.png"], "cannot read the image"),
+            (["--image", "model/config.json"], "cannot be decoded"),
+            (["--image", "0.png", "--text", "a"], "--image cannot be combined with --text, --file or --ids"),
+            (["--text", "a film"], "reads pixels (4 × 3 of 3 channels), not texts: give it images, --image"),
+            (["--ids", "0"], "give it images, --image"),
+            ([], "--image for one of pixels"),
+        ],
+    )
+    def test_refuses(self, folder, capsys, monkeypatch, arguments, says):
+        monkeypatch.chdir(folder)
+        assert cli.run(["heatmap", "model", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and says in err
+
+    def test_a_model_of_texts_refuses_an_image(self, folder, capsys):
+        assert cli.run(["heatmap", "demo/sst2-mamba", "--image", str(folder / "0.png")]) == 2
+        assert "reads tokens, not pixels: give --text" in capsys.readouterr().err

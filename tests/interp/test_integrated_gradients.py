@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from examples import random_example
 
 import ssmscope
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.baselines import baseline_embeddings, baseline_name, singularity_note
+from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain import explain
 from ssmscope.interp.explain.result import doubt
 from ssmscope.interp.methods import integrated
 from ssmscope.interp.methods.integrated import ig
-from ssmscope.interp.objective import Meter, duration, objective
+from ssmscope.interp.objective import objective
 
 TEXTS = ["A gripping film.", "Dull, and far too long.", "There is no pleasure in watching a child suffer."]
 
@@ -91,6 +91,25 @@ def test_what_is_called_converged_is_right_token_by_token(found, twin, baseline)
         assert any(off > 2 * delta and off > 0.01 for delta, off in sums)
 
 
+def test_it_refines_where_the_error_is_and_no_further_than_the_cap(found, monkeypatch):
+    asked = []
+    real = integrated._Path.halved
+
+    def halved(self, pieces):
+        asked.extend((piece.text, piece.first, piece.last) for piece in pieces)
+        return real(self, pieces)
+
+    monkeypatch.setattr(integrated._Path, "halved", halved)
+    result = ig(found.rows([0]), baseline="zero")
+    assert result.converged.all()
+    narrow = [piece for piece in asked if piece[2] - piece[1] < 0.1]
+    assert narrow and all(last <= 0.5 for _, _, last in narrow)  # near zero the norm turns; the rest is left alone
+    for cap in (12, 35, 36, 83, 84, 200):
+        few = ig(found.rows([0]), baseline="zero", cap=cap)
+        assert int(few.steps) <= cap and not few.converged.any() and few.error[0] > 0.01
+        assert (few.error.item() == math.inf) == (cap < 36)
+
+
 def test_special_tokens_keep_their_own_embedding(found):
     kept, moved = ig(found), ig(found, special=True)
     last = [length - 1 for length in found.lengths]
@@ -144,38 +163,6 @@ def test_a_cliff_between_the_nodes_is_no_convergence(monkeypatch):
 # ---- baselines
 
 
-def test_the_neutral_baseline_is_the_unknown_word(demo, found):
-    table = demo.module.get_input_embeddings().weight.detach()
-    mask = found.batch.mask.unsqueeze(-1)
-    unknown = demo.tokenizer.unk_token_id
-    torch.testing.assert_close(baseline_embeddings(found), table[unknown] * mask)
-    assert baseline_name(found) == f"the token {demo.tokenizer.unk_token}"
-    assert not singularity_note(found, baseline_embeddings(found))
-    assert "near the point where norms are singular" in singularity_note(found, baseline_embeddings(found, "mean"))
-    assert "size 0," in singularity_note(found, baseline_embeddings(found, "zero"))
-
-
-def test_without_a_trained_token_for_unknown_words_it_is_the_scaled_mean(demo, found):
-    table = demo.module.get_input_embeddings().weight.detach()
-    size = table.square().mean(1).sqrt().median()
-    mean = table.mean(0)
-    expected = mean / mean.square().mean().sqrt() * size
-    torch.testing.assert_close(baseline_embeddings(found, "scaled-mean")[0, 0], expected)
-    assert not singularity_note(found, baseline_embeddings(found, "scaled-mean"))
-    without = replace(found, model=replace(demo, tokenizer=None))
-    torch.testing.assert_close(baseline_embeddings(without)[0, 0], expected)
-    untrained = ssmscope.load("demo/snli-baleen-b")
-    with torch.no_grad():
-        untrained.module.get_input_embeddings().weight[demo.tokenizer.unk_token_id] *= 0.01
-    assert "median size" in baseline_name(replace(found, model=untrained))
-    module = random_example("mamba")
-    with torch.no_grad():
-        module.get_input_embeddings().weight.zero_()
-    empty = Model(module)
-    with pytest.raises(ssmscope.errors.InputError, match="mean embedding of .* is zero.*give another baseline"):
-        baseline_embeddings(objective(empty, empty.encode(ids=[[1, 2]]), target=3))
-
-
 def test_a_result_says_what_it_compares_with(demo):
     result = explain(demo, TEXTS[:1], methods=["ig"], option={"ig": {"baseline": "mean"}})
     each = result.attribution()
@@ -192,34 +179,6 @@ def test_a_result_says_what_it_compares_with(demo):
 
 
 # ---- what it costs
-
-
-def clocked(seconds_a_token: float):
-    """A meter whose clock stands still but for what it is told of, and the lines it says."""
-    lines: list[str] = []
-    now = [0.0]
-    own = Meter(lines.append, lambda: now[0])
-    real = own.ran
-
-    def ran(gradients, tokens, done=0):
-        now[0] += seconds_a_token * tokens
-        real(gradients, tokens, done)
-
-    own.ran = ran
-    return own, lines
-
-
-def test_the_cost_is_said_before_it_is_paid(found):
-    own, lines = clocked(0.05)
-    result = ig(replace(found, meter=own), cap=300)
-    least, most = 36 * 3, 300 * 3
-    seconds = [duration(0.05 * number * sum(found.lengths)) for number in (36, 300)]
-    assert lines[0] == f"ig: 3 texts take {least:,} to {most:,} gradients, about {seconds[0]} to {seconds[1]}"
-    assert len(lines) > 2 and "gradients after" in lines[1] and "texts done" in lines[1]
-    assert own._ran == int(result.steps.sum())
-    one, said = clocked(0.05)
-    ig(replace(found.rows([0]), meter=one), steps=12, cap=12)
-    assert said[0].startswith("ig: the text takes 12 gradients, about ")
 
 
 def test_explain_says_it_on_stderr(demo, monkeypatch, capsys):

@@ -16,6 +16,7 @@ from loud import TrueFloat64, doubled, loud
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
 
+import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
@@ -23,6 +24,9 @@ from ssmscope.errors import InputError
 from ssmscope.interp.methods.lrp import check_lrp, lrp, propagated, relevance_rules, through_activation
 from ssmscope.interp.methods.lrp_blocks import freeze_soft_caps
 from ssmscope.interp.objective import Objective, objective
+
+SST2 = [f"demo/sst2-{name}" for name in ("baleen-b", "baleen-e", "mamba", "mamba2")]
+REVIEWS = ["a gripping , funny film .", "the plot is a mess and the acting is worse", "charming"]
 
 
 def example(name: str) -> Model:
@@ -357,6 +361,31 @@ def test_many_texts_are_run_some_at_a_time(monkeypatch):
         monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 12)
         assert relative(lrp(of).scores, together) < 1e-12
         assert calls == [[1, 2], [0], [1, 2], [0]]
+
+
+@pytest.mark.parametrize("name", SST2)
+def test_the_shipped_classifiers_of_texts(name):
+    model = ssmscope.load(name)
+    biases = [m.conv1d.bias for m in model.mixers]
+    assert all(bias.abs().max() > 0.01 for bias in biases)
+    of = objective(model, model.encode(REVIEWS))
+    own = values(of)
+    with torch.no_grad(), relevance_rules(model.module, torch.ones(len(of))):
+        torch.testing.assert_close(values(of), own, rtol=1e-5, atol=1e-5)
+    found = lrp(of)
+    total = found.scores.sum(1) + propagated(of)[1]
+    assert found.scores.dtype == torch.float32
+    assert ((total - own).abs() <= 1e-4 * own.abs()).all() and found.converged.all()
+
+
+@pytest.mark.parametrize("name", ["demo/cifar10-gla", "demo/cifar10-mamba2", "demo/cifar10-rwkv"])
+def test_the_shipped_classifiers_of_pixels(name):
+    model = ssmscope.load(name)
+    pixels = torch.rand(2, 1024, model.channels, generator=torch.Generator().manual_seed(0))
+    of = objective(model, model.encode(values=pixels), contrast=2, target=5)
+    found = lrp(of)
+    assert found.scores.shape == (2, 1025) and found.converged.all()
+    assert relative(found.scores.sum(1) + propagated(of)[1], values(of)) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "gla", "gated-deltanet", "rwkv"])

@@ -93,18 +93,6 @@ def test_by_default_it_is_what_the_model_predicts(demo, model):
     assert one.targets == tuple((int(i),) for i in last_logits(model, one.batch).argmax(-1))
 
 
-def test_embeddings_and_baselines(demo):
-    found = objective(demo, demo.encode(SENTENCES))
-    table = demo.module.get_input_embeddings().weight.detach()
-    mask = found.batch.mask.unsqueeze(-1)
-    torch.testing.assert_close(found.embeddings(), table[found.batch.input_ids] * mask)
-    torch.testing.assert_close(baseline_embeddings(found, "mean"), table.mean(0) * mask)
-    assert not baseline_embeddings(found, "zero").any()
-    pad = demo.tokenizer.pad_token_id
-    for baseline in ("pad", pad, demo.tokenizer.pad_token):
-        torch.testing.assert_close(baseline_embeddings(found, baseline), table[pad] * mask)
-
-
 def test_pixels():
     model = ssmscope.load("demo/cifar10-mamba")
     pixels = np.random.default_rng(0).integers(0, 256, (1, 40, 3)).astype(np.uint8)
@@ -188,19 +176,6 @@ def test_inference_alone_needs_no_gradient(demo):
     assert not found.values().requires_grad and not found.embeddings().requires_grad
     with fast_scan(demo.module, mask=found.batch.mask):
         assert demo.forward_embeddings(found.embeddings(), found.batch.mask).requires_grad
-
-
-def test_a_target_that_is_read_as_other_tokens_is_said_once(capsys):
-    books = ssmscope.load("demo/books-mamba2")
-    batch = books.encode(["He was a", "It is no"])
-    hint = (
-        "the target 'good' is read as the 2 tokens 'g', 'ood'; ' good', with the space before it, is another, one token"
-    )
-    assert objective(books, batch, target="good").continues
-    assert capsys.readouterr().err == f"{hint}\n"
-    assert not objective(books, batch, target=" good", contrast=" bad").continues
-    assert objective(books, batch, target=[books.tokenizer("good")["input_ids"]] * 2).continues
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("contrast", [None, 9])

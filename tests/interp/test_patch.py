@@ -1,12 +1,8 @@
-"""Activation patching: every cell is a run of its own, both ends are the two runs, and refusals.
-
-Patching over pairs: every cell is the mean of the cells of single calls.
-"""
+"""Activation patching: every cell is a run of its own, both ends are the two runs, and refusals."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,19 +10,14 @@ import torch
 from examples import random_example
 from exhaustive import in_turns
 from loud import TrueFloat64, doubled, loud
-from planned import tiny_model
 
 import ssmscope
-from ssmscope.api.analysis import Call
 from ssmscope.api.results import Result
 from ssmscope.core.edits import new_state, recorded, replaced
 from ssmscope.core.model import Model
 from ssmscope.core.trace import mapped, tensors
 from ssmscope.errors import InputError
 from ssmscope.interp.patch import measure
-from ssmscope.interp.patch.result import Patching
-from ssmscope.render.table import Table
-from ssmscope.zoo.compiled import compiled, pairs_of
 
 CLEAN, CORRUPTED = [5, 17, 3, 9, 22, 1, 4, 60], [5, 17, 30, 9, 22, 7, 4, 60]
 FIRST, LAST = 2, 7
@@ -181,75 +172,6 @@ def test_other_sites_of_unequal_texts(models, site):
     assert result.attributed[1, column] == pytest.approx(near, rel=0.05, abs=0.02 * abs(near) + 0.02)
 
 
-def by_hand(metric: str) -> Patching:
-    """Two layers and three tokens, every number another one: the largest value is that of the smallest change."""
-    values = np.array(
-        [
-            [(0.40, -2.0), (0.10, -9.0), (0.46, -3.5)],
-            [(0.35, -1.0), (0.55, 0.0), (0.60, -1.5)],
-            [(0.01, 7.0), (0.02, 8.0), (0.03, 9.0)],
-        ]
-    )
-    return Patching(
-        provenance={"model": "runs/mine"},
-        **dict(clean=(" good", " a", " film", " it"), corrupted=(" bad", " a", " film", " it"), site="state"),
-        **dict(direction="denoise", metric=metric, positions=(0, 1, 2), answer="yes", contrast="no"),
-        **dict(base=np.array([0.5, -1.0]), other=np.array([0.9, 1.0]), values=values, attributed=np.empty((0, 3))),
-        agreement=(float("nan"), float("nan")),
-    )
-
-
-@pytest.mark.parametrize(
-    ("metric", "verdict", "order"),
-    [
-        ("probability", "most in layer 0, 1 “a”: 0.100 (probability of the answer)", [0.1, 0.35, 0.4, 0.6, 0.55, 0.46]),
-        ("difference", "most in layer 0, 1 “a”: −9 (difference of logits)", [-9, -3.5, -2, 0, -1.5, -1]),
-        (
-            "normalised",
-            "most in layer 0, 1 “a”: −4 (share of the way to the other run)",
-            [-4, -1.25, -0.5, 0.5, -0.25, 0],
-        ),
-    ],
-)
-def test_what_changes_the_most_is_named_first(metric, verdict, order):
-    """The change is that from the patched run, not the value; all layers together never count."""
-    result = by_hand(metric)
-    assert result.verdict() == verdict
-    (table,) = [block for block in result.blocks() if isinstance(block, Table)]
-    assert [cells[0].found.value for _, cells in table.rows] == pytest.approx(order)
-    names = {label: cells[0].found.value for (label,), cells in table.rows}
-    values = result.effects()
-    assert names["layer 0, 0 “good/bad”"] == pytest.approx(values[0, 0]) != pytest.approx(values[1, 0])
-    assert names["layer 1, 2 “film”"] == pytest.approx(values[1, 2])
-    beside = Patching.compare([result], [("x",)])
-    assert [cell.value for cell in beside.rows[0][1]] == ["layer 0, 1 “a”", verdict.split(": ")[1].split(" (")[0]]
-    line, grid, _ = result.figure().axes
-    assert line.lines[0].get_ydata().tolist() == values[2].tolist()
-    assert grid.get_images()[0].get_array().tolist() == values[:2].tolist()
-
-
-@pytest.mark.parametrize("metric", ["difference", "normalised"])
-def test_an_approximation_has_no_run_with_all_layers_patched(metric):
-    exact = by_hand(metric)
-    values = exact.values.copy()
-    values[..., 0] = values[-1] = np.nan
-    assert replace(exact, values=values).strongest(6) == exact.strongest(6)
-
-
-def test_the_verb(tmp_path):
-    model = str(tiny_model(tmp_path / "tiny"))
-    given = {"clean": "a good film", "corrupted": "a bad film", "answer": "good", "contrast": "bad"}
-    (result,) = Call.of("patch", [model], given).run(tmp_path / "out")
-    assert result.token(1, 9) == "good/bad" and result.verdict().startswith("most in layer 0, 1 “good/bad”: ")
-    frame = result.to_frame()
-    assert len(frame) == 2 * 2 and frame.layer.isna().sum() == 2
-    np.testing.assert_allclose(frame.normalised.iloc[:2], result.effects("normalised")[0])
-    assert (tmp_path / "out" / "patch.png").exists() and "All" not in result.headline
-    for metric in ("difference", "probability"):
-        (shown,) = Call.of("patch", [model], {**given, "metric": metric, "site": "head"}).run()
-        assert shown.figure() is not None
-
-
 @pytest.mark.parametrize(("site", "name"), in_turns(["state", "output", "residual", "convolution", "head"], MODELS))
 def test_attribution_is_the_first_step_towards_the_other_run(models, name, site):
     """For a source that is the base plus a thousandth of their distance, patching is its own gradient."""
@@ -319,77 +241,3 @@ def test_layers_below_are_not_run_and_nothing_changes(models, site, monkeypatch)
             whole = ssmscope.patch(models[name], **asked)
         np.testing.assert_allclose(found.values, whole.values, rtol=1e-4, atol=1e-5)
         assert np.abs(found.values[:-1, FIRST:, 1] - found.base[1]).max() > 1e-3
-
-
-PLACES = [("attic", "library"), ("kitchen", "office")]
-TEXT = "Clara walked to the {} . Where is Clara ?"
-ROWS = [{"clean": TEXT.format(a), "corrupted": TEXT.format(b), "place": a} for a, b in PLACES]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return ssmscope.load("demo/babi-mamba2")
-
-
-@pytest.mark.parametrize("direction", ["denoise", "noise"])
-def test_cells_are_means_of_single_calls(model, direction: str) -> None:
-    sites = ["state", "output", "residual"]
-    rows = [{name: row[name] for name in ("clean", "corrupted")} for row in ROWS]
-    found = ssmscope.patch(model, data=rows, sites=sites, direction=direction)
-    for site in sites:
-        single = [ssmscope.patch(model, **row, site=site, direction=direction) for row in rows]
-        whole = np.array([one.other[1] - one.base[1] for one in single])
-        own = [at for at, each in enumerate(found.sites) if each == site]
-        for column, place in enumerate(map(int, found.classes)):
-            if place not in single[0].positions:
-                assert np.isnan(found.values[own, column]).all()
-                continue
-            at = single[0].positions.index(place)
-            change = np.stack([one.values[:-1, at, 1] - one.base[1] for one in single])
-            expected = change.sum(0) / whole.sum()
-            assert np.allclose(found.values[own, column, 0], expected, atol=1e-4), (site, place)
-
-
-def test_columns_of_the_data_are_patched_as_one_class(model, tmp_path) -> None:
-    found = ssmscope.patch(model, data=ROWS, sites=["output", "state"])
-    assert found.classes == ("place", "last") and set(found.sites) == {"output", "state"}
-    states = [at for at, site in enumerate(found.sites) if site == "state"]
-    assert np.isnan(found.values[states, 1, 0]).all()  # After the last token no state is read.
-    batches = [model.encode([row[name] for row in ROWS]) for name in ("corrupted", "clean")]
-    kept: dict[int, torch.Tensor] = {}
-    model.run(batches[1], edits=recorded("output", kept))
-    place = next(at for at, token in enumerate(batches[1].tokens[0]) if "attic" in token)
-    edit = replaced("output", kept, [place], layers=[1])
-    right = batches[1]
-    ids = [model.run(batch, last_only=True).logits.argmax(-1) for batch in (right, batches[0])]
-    runs = [model.run(batches[0], last_only=True, edits=each).logits.double() for each in ((), edit)]
-    plain, patched = (run.gather(1, ids[0][:, None]) - run.gather(1, ids[1][:, None]) for run in runs)
-    clean = model.run(right, last_only=True).logits.double()
-    whole = clean.gather(1, ids[0][:, None]) - clean.gather(1, ids[1][:, None]) - plain
-    row = found.sites.index("output") + 1
-    assert found.values[row, 0, 0] == pytest.approx(float((patched - plain).sum() / whole.sum()), abs=1e-5)
-    found.save(tmp_path, "patch", ("json", "csv", "png"))
-    assert ssmscope.Result.load(tmp_path / "patch.json") == found
-
-
-def test_the_memory_that_holds_the_answer_is_found_and_the_decoy_is_not() -> None:
-    made = compiled("recall", "gated-delta", decoy=True)
-    found = ssmscope.patch(ssmscope.load(made.module), data=pairs_of("recall", 12), sites=["state", "output"])
-    best = {
-        (site, layer) for site, layer, at in zip(found.sites, found.layers, found.values) if np.nanmax(at[:, 0]) > 0.5
-    }
-    assert best == {("output", 1)} | {("state", 1)}
-
-
-def test_options_of_one_text_are_refused_with_pairs(model) -> None:
-    for options, said in (
-        ({"data": ROWS, "clean": "a"}, "leave out clean"),
-        ({"data": ROWS, "generate": 3}, "leave out generate"),
-        ({"data": ROWS, "method": "gradient"}, "leave out method"),
-        ({"data": ROWS, "site": "head"}, "heads are patched in two texts"),
-        ({"clean": "a"}, "give two texts"),
-        ({"clean": "a", "corrupted": "b", "sites": ["state"]}, "are for pairs"),
-        ({"data": ROWS, "sites": ["attention"]}, "have no attention"),
-    ):
-        with pytest.raises(InputError, match=said):
-            ssmscope.patch(model, **options)

@@ -9,13 +9,11 @@ import re
 
 import numpy as np
 import pytest
-from bags import LABELS, tokenizer
+from bags import LABELS
 
-import ssmscope
 from ssmscope.data.text import load_text, text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
-from ssmscope.interp.labelled import marked_tokens
 from ssmscope.interp.plausibility.measure import (
     average_precision,
     chance_precision,
@@ -223,35 +221,6 @@ class TestFiles:
         with pytest.raises(InputError, match=re.escape(says)) as raised:
             load(tmp_path / "x.jsonl", rationale)
         assert "the rationale of row 1" in str(raised.value) and "\n" not in str(raised.value)
-
-    def test_spans_mark_tokens(self):
-        words = ssmscope.Model.__new__(ssmscope.Model)
-        object.__setattr__(words, "tokenizer", tokenizer(["a", "gripping", "film", ",", "joy"]))
-        object.__setattr__(words, "name", "toy")
-        text = "a gripping film , a joy"
-        for spans, expected in (
-            (((2, 10),), "0100000"),
-            (((9, 12),), "0110000"),  # one character is enough
-            (((10, 11), (15, 16)), None),
-            (((15, 23),), "0001110"),
-            (((0, 23),), "1111110"),  # the special token is not marked
-        ):
-            found = marked_tokens(words, text, spans)
-            assert (found is None) if expected is None else found.tolist() == bits(expected).tolist()
-
-        class Spaced:
-            """A tokenizer whose tokens begin with the space before their word."""
-
-            is_fast = True
-
-            def __call__(self, text, **_):
-                places = [(0, 1), (1, 10), (10, 15), (15, 17), (17, 19), (19, 23)]
-                return {"offset_mapping": places, "special_tokens_mask": [0] * 6}
-
-        object.__setattr__(words, "tokenizer", Spaced())
-        assert marked_tokens(words, text, ((0, 2),)).tolist() == bits("100000").tolist()  # the space marks nothing
-        object.__setattr__(words, "tokenizer", tokenizer(["a", "gripping", "film", ",", "joy"]))
-        assert marked_tokens(words, text, ((2, 10),)).sum() == 1 and marked_tokens(words, text, None) is None
 
 
 def _drawn(n: int) -> list[int]:

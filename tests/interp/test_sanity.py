@@ -189,9 +189,10 @@ class TestCascade:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            ({"seed": -1}, "seed is -1"),
             ({"layers": [7]}, "there is no layer 7"),
             ({"layers": "al"}, "did you mean 'all'"),
+            ({"layers": [True]}, "layers is True; allowed are all or a whole number"),
+            ({"methods": ["gradixnput"]}, "did you mean 'gradxinput'"),
             ({"methods": {"x": lambda goal: Scores(goal.batch.mask / 0.0)}}, "method x are not finite"),
         ],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from ssmscope.core import mixers
 from ssmscope.core.bootstrap import FEWER_DRAWS, RESAMPLES
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
+from ssmscope.errors import InputError
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.influence import influence
 from ssmscope.probes.influence.measure import Blocks, Probes, block_norms, of_layer, of_output
@@ -419,6 +421,11 @@ class TestReach:
             low, high = (found.low, found.high) if hasattr(found, "low") else found[1:]
             np.testing.assert_allclose([low, high], np.nanquantile(values, [0.025, 0.975]))
 
+    def test_one_text_has_no_interval(self):
+        reach = reach_of("output", synthetic(1), exact=True, noise=FLOAT32)
+        assert math.isnan(reach.decay.rate.low) and np.isnan(reach.norm[:, 1:]).all()
+        assert not math.isnan(reach.decay.rate.value) and not np.isnan(reach.norm[:, 0]).any()
+
     def test_noise_ends_the_range_and_counts_as_noise(self):
         """Underflow: in float32 the norms of a fast decay are 0 from some distance on."""
         length = 80
@@ -436,3 +443,55 @@ class TestReach:
         tiny = [Blocks(np.array([length - 1]), row[None] * 1e-5, 0 * row[None])]
         lower = reach_of("output", tiny, exact=True, noise=FLOAT32)
         assert lower.decay.last == math.floor(math.log(1e-5 / FLOAT32) / 2) < limit
+
+    def test_a_distance_with_few_noisy_norms_is_kept(self):
+        row = np.exp(-0.1 * np.arange(30.0))[::-1]
+        blocks = [Blocks(np.array([29]), row[None].copy(), 0 * row[None]) for _ in range(40)]
+        for text in (0, 1):
+            blocks[text].norm[0, 10] = 0.0  # at distance 19, of 2 in 40
+        kept = reach_of("output", blocks, exact=True, noise=FLOAT32)
+        assert kept.decay.last == 29 and kept.noisy[19] == 0.05
+        blocks[2].norm[0, 10] = 0.0
+        ended = reach_of("output", blocks, exact=True, noise=FLOAT32)
+        assert (ended.decay.last, ended.decay.ended) == (18, "noise")
+
+    @pytest.mark.parametrize("norm", [0.1, 0.3, 0.7, 1 / 3])
+    def test_a_share_that_is_just_held_is_held(self, norm):
+        """k of n equal norms hold k / n, however their sum is rounded."""
+        for n in (6, 8, 10, 20, 40, 100):
+            row = np.full((1, n), norm)
+            found = reach_of("output", [Blocks(np.array([n - 1]), row, 0 * row)], exact=True, noise=FLOAT32)
+            assert found.held.tolist() == [[math.ceil(n / 2), -(-9 * n // 10), -(-19 * n // 20)]]
+
+    def test_what_is_too_short_or_without_influence(self):
+        short = reach_of(
+            "output", [Blocks(np.array([2]), np.ones((1, 3)), np.zeros((1, 3)))], exact=True, noise=FLOAT32
+        )
+        assert not short.decay.defined and np.isnan(short.context).all() and short.held.tolist() == [[2, 3, 3]]
+        vanishing = np.array([[0.0, 0.0, 0.0, 1.0]])
+        fast = reach_of("output", [Blocks(np.array([3]), vanishing, 0 * vanishing)], exact=True, noise=FLOAT32)
+        assert not fast.decay.defined and fast.context.tolist() == [[1, 1, 1]]
+        blocks = [*synthetic(2), Blocks(np.array([4]), np.zeros((1, 5)), np.zeros((1, 5)))]
+        dead = reach_of("output", blocks, exact=True, noise=FLOAT32)
+        alive = reach_of("output", blocks[:2], exact=True, noise=FLOAT32)
+        assert np.isnan(dead.context[2]).all() and dead.decay.rate.value == pytest.approx(alive.decay.rate.value)
+        np.testing.assert_allclose(dead.log_norm[:, 0], alive.log_norm[:, 0])
+        np.testing.assert_allclose(dead.within[:, 0], alive.within[:, 0])
+        assert dead.effective_context(0.5) == alive.effective_context(0.5)
+        assert dead.norm[2, 0] < alive.norm[2, 0]
+
+    def test_quantiles_are_of_single_texts(self):
+        context = np.array([[5, 5, math.inf], [2, math.inf, math.inf], [9, 8, math.nan], [3, 4, math.inf]])
+        reach = reach_of("output", synthetic(), exact=True, noise=FLOAT32)
+        reach = dataclasses.replace(reach, context=context, held=context[::-1] - 1)
+        assert [reach.effective_context(0.5, quantile) for quantile in (0, 0.25, 0.5, 0.75, 1)] == [2, 2, 3, 5, 9]
+        assert [reach.effective_context(0.9, quantile) for quantile in (0.25, 0.5, 0.75, 1)] == [4, 5, 8, math.inf]
+        assert reach.effective_context(0.95) == math.inf and reach.effective_context(0.5, within=True) == 2
+        assert [reach.not_reached(share) for share in SHARES] == [0, 1, 3]
+
+    def test_what_is_not_measured_is_refused(self):
+        reach = reach_of("output", synthetic(), exact=True, noise=FLOAT32)
+        with pytest.raises(InputError, match="share 0.8, quantile 0.5; allowed are 0.5, 0.9, 0.95"):
+            reach.effective_context(0.8)
+        with pytest.raises(InputError, match="tokens is 0"):
+            reach.recent(0)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-
 import numpy as np
 import pytest
 import torch
-from drawn import drawn, outside, overlapping, parts_of
 from examples import HALVES, TEXTS, random_example
 from loud import loud
 
 import ssmscope
+from ssmscope.core import batching
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
@@ -71,6 +68,22 @@ class TestEveryModel:
         own = pixels.encode(values=np.full((1, 19, 3), 0.5, dtype=np.float32))
         assert influence(pixels, own).noun == "images"
 
+    def test_texts_themselves(self):
+        classifier = ssmscope.load("demo/sst2-mamba2")
+        texts = ["A gripping, beautifully acted film.", "Dull."]
+        again = influence(classifier, classifier.encode(texts))
+        result = influence(classifier, texts)
+        assert result.lengths.tolist() == again.lengths.tolist() == classifier.encode(texts).lengths
+        np.testing.assert_array_equal(result.output.norm, again.output.norm)
+        assert influence(classifier, texts[0]).lengths.tolist() == result.lengths[:1].tolist()
+
+    def test_layers_are_measured_in_groups_that_fit(self, model, monkeypatch):
+        alone = influence(model, model.encode(ids=TEXTS[1:]), at="layers", positions="all")
+        monkeypatch.setattr(batching, "MAX_NUMBERS_KEPT", 1)
+        again = influence(model, model.encode(ids=TEXTS[1:]), at="layers", positions="all")
+        for a, b in zip(alone.layers, again.layers):
+            np.testing.assert_allclose(a.norm, b.norm, rtol=1e-5)
+
 
 class TestOptions:
     def test_positions(self, model, found):
@@ -107,10 +120,15 @@ class TestOptions:
         ("options", "says"),
         [
             (dict(at="layer"), "unknown at 'layer'; allowed are output, layers; did you mean 'layers'"),
+            (dict(of="hiden"), "did you mean 'hidden'"),
+            (dict(vectors="gauss"), "unknown vectors 'gauss'; allowed are signs, normal"),
             (dict(positions="first"), "positions is 'first'; allowed are last, all or a whole number, or several"),
             (dict(positions=[4]), "text 1 has no position 4: it has 3 tokens; allowed are -3 to 2"),
             (dict(positions=[]), "positions is"),
-            (dict(positions=[1.5]), "positions is 1.5"),
+            (dict(exact="yes"), "exact is 'yes'"),
+            (dict(probes=1), "probes is 1; allowed is a whole number from 2 on"),
+            (dict(recent=0), "recent is 0"),
+            (dict(fit_from=-1), "fit_from is -1; allowed is a whole number from 0 on"),
             (dict(length=4), "give either texts"),
         ],
     )
@@ -141,51 +159,3 @@ class TestOptions:
             damaged.mixers[1].out_proj.weight[0, 0] = torch.nan
         with pytest.raises(InputError, match="gradients of the output are not finite on text 0: the model is damaged"):
             influence(damaged, damaged.encode(ids=TEXTS))
-
-
-class TestResult:
-    def test_a_place_that_is_not_there(self, found, output):
-        with pytest.raises(InputError, match="there is no 7; allowed are output, 0, 1"):
-            found.distances(7)
-        with pytest.raises(InputError, match="layers are measured with at='layers'"):
-            output.distances(0)
-
-    def test_figure(self, found, output):
-        figure = found.figure()
-        first, upper, lower, third = [axes for axes in figure.axes if axes.get_xlabel() or axes.get_title("left")]
-        assert first.get_yscale() == "log" and len(first.lines) == len(found.layers) + 2
-        black, line = first.lines[-2:]
-        np.testing.assert_allclose(black.get_ydata(), np.exp(found.output.log_norm[:, 0]))
-        decay = found.output.decay
-        assert line.get_xdata().tolist() == [decay.first, decay.last]
-        slope = np.diff(np.log(line.get_ydata()))[0] / np.diff(line.get_xdata())[0]
-        assert slope == pytest.approx(-decay.rate.value)
-        assert [bar.get_height() for bar in lower.patches] == [reach.recent(8).value for reach in found.layers]
-        legends = [
-            [text.get_text() for text in part.legends[0].get_texts()] for part in parts_of(figure) if part.legends
-        ]
-        assert legends[1] == ["50 %", "90 %", "95 %"] and legends[2][0] == "mean cosine"
-        cosine = [own for own in third.lines if own.get_label() == "mean cosine"][0]
-        assert cosine.get_ydata().tolist() == found.similarity.stream[:, 0, 0].tolist()
-        assert [text.get_text() for text in third.get_xticklabels()] == ["emb.", "0", "1", "out"]
-
-        first, second, third = output.figure().axes
-        assert (
-            second.get_xscale() == "log" and second.lines[0].get_ydata().tolist() == output.output.within[:, 0].tolist()
-        )
-        for known, title in ((True, "effective context"), (False, "within the text")):
-            context = output.output.held + 8 if known else np.full_like(output.output.context, math.nan)
-            reach = dataclasses.replace(output.output, context=context)
-            second = dataclasses.replace(output, reaches=(reach, *output.reaches[1:])).figure().axes[1]
-            marks = [own.get_xdata()[0] for own in second.lines if len(own.get_xdata()) == 1]
-            counted = [reach.effective_context(share, within=not known) for share in (0.5, 0.9, 0.95)]
-            assert marks == [k for k in counted if math.isfinite(k)]
-            shown = [own.get_label() for own in second.lines if "%" in own.get_label()]
-            assert len(shown) == 3 and all(title in each for each in shown)
-        assert len(marks) == 3  # the text's own tokens always hold every share
-
-    @pytest.mark.parametrize("size", [None, 8.6, 7, 3.3])
-    def test_legends_lie_below_their_own_panels(self, found, output, size):
-        for result in (found, output):
-            figure, texts = drawn(result, size=size)
-            assert overlapping(texts) == [] and outside(figure, texts) == []

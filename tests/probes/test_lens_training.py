@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from drawn import parts_of
 from torch.nn.functional import cross_entropy
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
@@ -26,8 +26,8 @@ from ssmscope.data.sequences import SequenceData  # noqa: E402
 from ssmscope.data.tokens import IGNORED, TokenData  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
-from ssmscope.probes.lens import fit_lens  # noqa: E402
-from ssmscope.probes.lens.data import Rows, rows_of  # noqa: E402
+from ssmscope.probes.lens import fit_lens, training  # noqa: E402
+from ssmscope.probes.lens.data import Rows, rows_of, shuffled_batches, split_rows  # noqa: E402
 from ssmscope.probes.lens.lenses import chosen_states, load_lens, logit_lens  # noqa: E402
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
 from ssmscope.probes.lens.training import divergences, measure  # noqa: E402
@@ -136,11 +136,6 @@ class TestDivergences:
         assert torch.equal(divergences(normed, head).kl, kl) and divergences(normed, head).gradient is None
         assert (kl > 0).all()
 
-    def test_are_zero_where_the_lens_is_the_model(self):
-        head, normed = torch.nn.Linear(6, 9), torch.randn(1, 7, 6).expand(3, 7, 6)
-        kl, gradient = divergences(normed, head, gradient=True)
-        assert kl.abs().max() < 1e-6 and gradient.abs().max() < 1e-6
-
     def test_summed_by_row(self, language):
         rows = Rows("r", "all", tuple(map(tuple, [*chain(5, 9, 3), *chain(4, 17, 4)])))
         tuned = logit_lens(language).tuned
@@ -196,6 +191,15 @@ class TestRows:
             with pytest.raises(InputError, match=says):
                 rows_of(language, given)
 
+    def test_batches(self):
+        lengths = np.random.default_rng(0).integers(1, 30, 200).tolist()
+        first, again, second = (shuffled_batches(lengths, 100, 5, epoch) for epoch in (0, 0, 1))
+        assert first == again != second != shuffled_batches(lengths, 100, 6, 1)
+        for order in (first, second):
+            assert sorted(row for batch in order for row in batch) == list(range(200))
+            assert all(sum(lengths[row] for row in batch) <= 100 for batch in order)
+        assert shuffled_batches([500, 3], 100, 0, 0) in ([[0], [1]], [[1], [0]])
+
 
 class TestFit:
     def test_is_nearer_to_the_model_at_every_layer(self, fitted, language):
@@ -210,6 +214,21 @@ class TestFit:
         assert min(each.held_out for each in result.history) < 0.7 * result.history[0].held_out
         views = {"lens.csv", "lens.png", "lens.html"}
         assert {path.name for path in fitted.iterdir()} == {"config.json", "params.pt", "lens.json", *views}
+
+    def test_numbers_are_those_of_the_lens_on_rows_left_out(self, fitted, language):
+        result, lens = LensFit.load(fitted / "lens.json"), load_lens(fitted, language)
+        train, held = split_rows(rows_of(language, chain(160, 16, seed=1)), 0.3, 0)
+        choosing, measured = training.split_held_out(held)
+        assert not {*train.ids} & {*measured.ids} and not {*choosing.ids} & {*measured.ids}
+        assert result.provenance["data"]["measured"]["fingerprint"] == measured.fingerprint
+        assert (result.rows, result.measured) == (24, 24 * 16)
+        states = chosen_states(language, measured.batch(language, range(24)), "every")
+        for one, name in ((lens, "tuned"), (logit_lens(language), "logit")):
+            logs = one.log_probs(states)
+            means = ((logs[-1] - logs) * logs[-1].exp()).sum(-1).mean(1)
+            for layer in result.layers:
+                assert getattr(layer, name).value == pytest.approx(means[layer.layer].item(), rel=1e-4)
+        assert lens.fit == result and lens.positions == "every"
 
     def test_reaches_the_optimum_where_it_is_known(self, reader, tmp_path):
         """The embedding of the last token is always the same: the best answer there is the mean of the model's."""
@@ -227,6 +246,16 @@ class TestFit:
         assert best <= found + 1e-6 and found == pytest.approx(best, rel=1e-3) and best > 0.01
         assert lens.fit.layers[1].tuned.value < 0.8 * lens.fit.layers[1].logit.value
 
+    def test_keeps_the_best_weights(self, language, tmp_path):
+        """With steps much too long nothing is better than the logit lens, which is therefore kept."""
+        data = chain(20, 12, seed=7)
+        given = {**QUICK, "steps": 40, "look_every": 2, "clip": 1e6, "learning_rate": 1e4}
+        out = fit_into(tmp_path / "lens", language, data, **given, patience=3)
+        result = LensFit.load(out / "lens.json")
+        assert result.best_step == 0 and [each.step for each in result.history] == [0, 2, 4, 6]
+        assert all(one.tuned == one.logit and one.gained.value == 0 for one in result.layers)
+        assert not any(p.any() for p in load_lens(out, language).tuned.layer_translators.parameters())
+
     def test_is_repeated_by_its_seed_alone(self, language, tmp_path):
         data, drawn = chain(30, 12, seed=8), torch.get_rng_state()
         np.random.seed(3)
@@ -236,11 +265,6 @@ class TestFit:
         first, again, other = (torch.load(run / "params.pt", weights_only=True) for run in runs)
         assert all(torch.equal(first[name], again[name]) for name in first)
         assert not torch.equal(first["0.weight"], other["0.weight"])
-
-    def test_of_a_classifier_at_every_position(self, reader, tmp_path):
-        out = fit_into(tmp_path / "lens", reader, chain(30, 12, seed=8), **QUICK, positions="every")
-        lens = load_lens(out, reader)
-        assert lens.positions == "every" and lens.fit.measured == 12 * lens.fit.rows
 
     def test_another_models_lens_is_refused(self, fitted, language):
         other = Mamba2ForCausalLM(backbone()).eval()
@@ -282,6 +306,17 @@ class TestContinuing:
         assert one.history == other.history and one.layers == other.layers and one.best_step == other.best_step
         assert not (broken / "checkpoint").exists()
 
+    def test_one_killed_between_its_files_is_unfinished(self, fitted, language, tmp_path):
+        """tuned-lens's own files alone would be read as a lens of tuned-lens."""
+        half = tmp_path / "half"
+        shutil.copytree(fitted, half)
+        (half / "checkpoint").mkdir()
+        (half / "checkpoint" / "plan.json").write_text("{}")
+        assert load_lens(half, language).fingerprint == language.fingerprint
+        (half / "lens.json").unlink()
+        with pytest.raises(InputError, match="is unfinished"):
+            load_lens(half, language)
+
     def test_a_finished_fit_is_left_as_it_is(self, fitted, language):
         before = {path.name: path.stat().st_mtime_ns for path in fitted.iterdir()}
         (fitted / "checkpoint").mkdir()
@@ -314,6 +349,13 @@ class TestContinuing:
     [
         (dict(optimizer="sgdd"), "unknown optimizer 'sgdd'; allowed are sgd, adam; did you mean 'sgd'?"),
         (dict(positions="first"), "unknown positions 'first'; allowed are every, last"),
+        (dict(steps=0), "steps is 0; allowed is a whole number from 1"),
+        (dict(learning_rate=0), "learning_rate is 0.0; allowed is a number above 0 and below 1,000,000"),
+        (dict(weight_decay=-1), "weight_decay is -1.0; allowed is a number from 0"),
+        (dict(clip=float("nan")), "clip is nan; allowed is a number above 0"),
+        (dict(patience=0), "patience is 0"),
+        (dict(checkpoint_minutes=-1), "checkpoint_minutes is -1"),
+        (dict(held_out=1.0), "held_out is 1.0; allowed is a number above 0 and below 1"),
         (dict(validation=[[1, 2]]), "has 1 row; held out must be at least 2"),
     ],
 )
@@ -330,21 +372,3 @@ def test_a_damaged_model_is_refused(language, tmp_path):
         damaged.module.backbone.layers[0].mixer.D[0] = torch.nan
     with pytest.raises(InputError, match="is damaged: 1 of the .* numbers of .*D are not finite|are not finite"):
         fit_lens(damaged, chain(9, 9, 0), tmp_path / "lens", **QUICK)
-
-
-class TestResult:
-    @pytest.fixture
-    def result(self, fitted) -> LensFit:
-        return LensFit.load(fitted / "lens.json")
-
-    def test_figure(self, result):
-        figure = result.figure()
-        left, right = figure.axes
-        tuned, logit = left.lines
-        assert tuned.get_ydata().tolist() == [one.tuned.value for one in result.layers] + [0]
-        assert logit.get_ydata().tolist() == [one.logit.value for one in result.layers] + [0]
-        (legend,) = [legend for part in parts_of(figure) for legend in part.legends]
-        assert [text.get_text() for text in legend.get_texts()] == ["tuned lens", "logit lens"]
-        assert [line.get_color() for line in legend.get_lines()] == [tuned.get_color(), logit.get_color()]
-        assert right.lines[0].get_ydata().tolist() == [each.held_out for each in result.history]
-        assert right.get_title("left").endswith(f"kept: step {result.best_step}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 
@@ -20,11 +19,11 @@ from ssmscope.core.model import Model
 from ssmscope.data.babi import QuestionData, questions
 from ssmscope.data.filler import generated
 from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
-from ssmscope.data.stories import NAMES, STORIES, TASKS
+from ssmscope.data.stories import NAMES, STORIES
 from ssmscope.errors import InputError
 from ssmscope.probes.retrieval import retrieval
 from ssmscope.probes.retrieval.measure import answers, notes_on, quotient, sign_test, wilson
-from ssmscope.probes.retrieval.result import Ratio, Retrieval
+from ssmscope.probes.retrieval.result import Ratio
 
 QUIET = {"progress": False}
 FILLER = generated(np.random.default_rng(0), 40)
@@ -118,41 +117,6 @@ class TestAgainstOneAtATime:
                 assert found.tokens[at] == len(row)
             assert 0 < found.right.mean() <= found.among.mean() < 1
 
-    def test_rows_of_very_different_lengths_run_together(self):
-        """A row that ends in an early piece leaves the batch; the others go on."""
-        model = speaker()
-        parts = [questions("qa2", length=n, examples=6, filler=FILLER).examples for n in (0, 40, 200, 90)]
-        data = QuestionData("qa2", "train", tuple(one for row in zip(*parts) for one in row), TASKS["qa2"].answers)
-        pieces, whole = answers(model, data, piece=13), answers(model, data, piece=10**6)
-        assert pieces.tokens.max() > 5 * pieces.tokens.min()
-        assert pieces.log_probability == pytest.approx(whole.log_probability, abs=2e-4)
-        assert (pieces.right == whole.right).all() and (pieces.tokens == whole.tokens).all()
-
-    def test_a_model_that_does_not_continue_runs_whole(self, monkeypatch):
-        """A model whose layers look back by other means is found by the trial."""
-        model = speaker("mamba")
-        layers = model.module.backbone.layers
-        layers.insert(1, LooksBack())
-        data = questions("qa1", length=70, examples=5, filler=FILLER)
-        found = answers(model, data, piece=16)
-        for at, row in enumerate(prompt_ids(model, data)):
-            logits = model.logits(model.encode(ids=[row]))[0, -1].double()
-            answer = model.tokenizer.convert_tokens_to_ids(data.examples[at].answer)
-            assert found.log_probability[at] == pytest.approx(float(logits.log_softmax(-1)[answer]), abs=2e-4)
-        from ssmscope.probes import long_rows
-
-        monkeypatch.setattr(long_rows, "try_resuming", lambda model, rows: (True, 0))
-        with pytest.raises(InputError, match="cannot continue from its states"):
-            answers(model, data, piece=16)
-
-
-class LooksBack(nn.Module):
-    """Adds the mean of all tokens up to each."""
-
-    def forward(self, hidden, *_, **__):
-        seen = torch.arange(1, hidden.shape[1] + 1).view(1, -1, 1)
-        return hidden + hidden.cumsum(1) / seen
-
 
 class TestKnownAnswers:
     def known(self, model: Model, tasks=("qa1", "variables"), lengths=(0, 60)) -> list[QuestionData]:
@@ -225,6 +189,21 @@ class TestKnownAnswers:
 
 
 class TestNumbers:
+    @pytest.mark.parametrize("right, number", [(0, 100), (1, 7), (50, 100), (8, 10), (100, 100)])
+    def test_wilsons_ends_are_where_the_test_just_accepts(self, right, number):
+        """(p̂ − p)² = z² p (1 − p) / n at both ends."""
+        found = wilson(right, number)
+        assert found.value == right / number and 0 <= found.low <= found.value <= found.high <= 1
+        for end in (found.low, found.high):
+            if 0 < end < 1:
+                assert (found.value - end) ** 2 == pytest.approx(1.959964**2 * end * (1 - end) / number, rel=1e-5)
+        assert found.low < found.high
+
+    def test_wilsons_known_values(self):
+        assert wilson(0, 100).high == pytest.approx(0.0370, abs=5e-5)
+        assert wilson(8, 10).low == pytest.approx(0.4902, abs=5e-5)
+        assert wilson(8, 10).high == pytest.approx(0.9433, abs=5e-5)
+
     def test_the_sign_test_against_all_outcomes(self):
         random = np.random.default_rng(0)
         for _ in range(20):
@@ -256,27 +235,6 @@ class TestNumbers:
         assert not Ratio(quotient(np.array([2.0, 1, 3]), np.array([2.0, 2, 2])), 0.01).differs
 
 
-@pytest.fixture(scope="module")
-def result() -> Retrieval:
-    models = [speaker("mamba2", seed) for seed in (0, 1, 2)]
-    return retrieval(models, tasks=["qa2", "qa1"], lengths=[0, 50, 1000], examples=12, filler=FILLER, **QUIET)
-
-
-class TestViews:
-    def test_headings_of_long_names_end_within_the_figure(self, result):
-        for models in (result.models, [f"runs/some-model-whose-name-is-long-{n}" for n in range(3)]):
-            figure = dataclasses.replace(result, models=tuple(models)).figure()
-            figure.canvas.draw()
-            width = figure.bbox.width
-            shown = [axes._left_title for axes in figure.axes] + list(figure.texts)
-            assert all(text.get_window_extent().x1 <= width for text in shown)
-
-    def test_progress_is_on_stderr(self, capsys):
-        retrieval(speaker(), tasks="qa1", lengths=[0], examples=3)
-        out, err = capsys.readouterr()
-        assert out == "" and "qa1, 0 tokens: 3 questions in " in err and "  mamba2: accuracy 0." in err
-
-
 class TestOptions:
     def test_the_template_and_the_split_are_used(self):
         model = speaker()
@@ -302,14 +260,13 @@ class TestOptions:
         assert (first.log_probability == again.log_probability).all()
         assert not (first.log_probability == other.log_probability).all()
 
-    def test_is_exported(self):
-        assert ssmscope.retrieval is retrieval
-
     @pytest.mark.parametrize(
         "options, said",
         [
             (dict(tasks=["qa7"]), "unknown among tasks: 'qa7'; allowed are qa1, qa2, qa3, qa4, qa5, needle, "),
-            (dict(tasks=[]), "tasks is empty; allowed are qa1, qa2, qa3, qa4, qa5"),
+            (dict(lengths=[0, -1]), "lengths is -1; allowed are a whole number from 0 on, or several"),
+            (dict(examples=0), "examples is 0; allowed is a whole number from 1 on"),
+            (dict(piece=0), "piece is 0"),
             (dict(split="tests"), "unknown split 'tests'; allowed are test, validation, train; did you mean 'test'?"),
             (dict(filler="wikitext3"), "did you mean 'wikitext2'?"),
             (dict(template="{context}"), "must hold {context} and {question}"),

@@ -187,6 +187,13 @@ class TestReading:
         assert last.needle.value == pytest.approx(1) and certain.curve().accuracy.value == last.rank.value == 1
         assert last.log_ratio.value == pytest.approx(math.log(1e9), rel=1e-4)
 
+    def test_of_probabilities_that_are_0(self):
+        """Where float32 has no smaller number, log-probabilities still tell needle and distractor apart."""
+        doubtful = fixed({"garage": 1e200, "attic": 10.0})
+        last = needle_snr(doubtful, questions=own(where())).curve().layers[-1]
+        assert last.needle.value < 1e-190 and last.log_ratio.value == pytest.approx(math.log(10), rel=1e-2)
+        assert last.ratio.value == pytest.approx(10, rel=1e-1) and last.rank.value == 2
+
     def test_a_damaged_model_is_refused(self):
         damaged = small()
         with torch.no_grad():
@@ -206,35 +213,6 @@ def needles(
 
 
 class TestMeasures:
-    def test_are_means_and_ratios_of_means(self):
-        read = needles(np.random.default_rng(0))
-        (curve,), pairs = measure(["a"], [read], seed=0)
-        assert pairs == [] and curve["examples"] == 30 and curve["chance"] == pytest.approx(1 / 3)
-        for i, one in enumerate(curve["layers"]):
-            q, d = np.exp(read.needle[:, i]), np.exp(read.distractor[:, i])
-            assert (one.layer, one.depth) == (i, i / 3)
-            assert one.needle.value == pytest.approx(q.mean()) and one.distractor.value == pytest.approx(d.mean())
-            assert one.ratio.value == pytest.approx(q.mean() / d.mean())
-            assert math.exp(one.log_ratio.value) == pytest.approx((q / d).prod() ** (1 / 30))
-            assert one.beats.value == pytest.approx((q > d).mean())
-            assert one.leads.value == pytest.approx((read.rank[:, i] == 1).mean())
-        assert curve["average"].value == pytest.approx(np.exp(read.needle[:, :-1]).mean())
-
-    def test_examples_without_distractors_count_for_the_needle_alone(self):
-        random = np.random.default_rng(1)
-        read, more = needles(random), needles(random, examples=5)
-        bare = np.full_like(more.distractor, np.nan)
-        more = dataclasses.replace(more, distractor=bare, candidate=bare, choices=np.ones(5, int))
-        (alone,), _ = measure(["a"], [read], seed=0)
-        (both,), _ = measure(["a"], [Needles.joined([read, more])], seed=0)
-        for one, other in zip(alone["layers"], both["layers"]):
-            for name in ("distractor", "ratio", "log_ratio", "candidate", "beats"):
-                assert getattr(other, name).value == pytest.approx(getattr(one, name).value), name
-            assert other.needle.value != one.needle.value
-        assert both["chance"] == pytest.approx(1 / 3) and both["examples"] == 35
-        (none,), _ = measure(["a"], [more], seed=0)
-        assert math.isnan(none["chance"]) and math.isnan(none["layers"][0].ratio.value)
-
     def test_differences_are_paired(self):
         random = np.random.default_rng(2)
         read = needles(random, examples=200)
@@ -283,11 +261,13 @@ class TestNeedleSNR:
                     assert getattr(whole.layers[layer], name).value == pytest.approx(mean), name
             assert whole.accuracy == whole.layers[3].leads
 
-    def test_one_task_stands_alone(self, model, result):
-        alone = needle_snr(model, tasks=["qa3"], **QUICK)
-        assert alone.tasks == ("qa3",) and alone.differences == ()
-        known = result.curve("small0", "qa3", 40)
-        assert dataclasses.replace(alone.curve(), model="small0") == known
+    def test_a_result_says_whose_it_is(self, model, result):
+        alone = needle_snr(model, tasks=["qa3"], **QUICK).provenance
+        assert alone["model"] == "small0" and alone["fingerprint"] == model.source["fingerprint"]
+        both = result.provenance
+        assert both["model"] == "small0, small1" and "fingerprint" not in both
+        assert alone["models"] == {"small0": model.source}
+        assert [source["model"] for source in both["models"].values()] == list(both["models"]) == ["small0", "small1"]
 
     def test_the_questions_are_those_asked_for(self, result):
         data = questions("qa1", length=40, examples=8, split="test")
@@ -304,6 +284,14 @@ class TestNeedleSNR:
         texts = questions("qa5", length=40, examples=8, split="test").prompts()
         assert bytes_.tokens == np.mean([len(f"{text} ".encode()) for text in texts]) > 3 * words.tokens
         assert words.chance == bytes_.chance
+
+    def test_a_model_beside_itself(self):
+        result = needle_snr([small(), small()], names=["x", "x"], **QUICK)
+        assert [one.name for one in result.models] == ["x", "x (2)"]
+        for one in result.differences:
+            assert (one.first, one.second) == ("x", "x (2)")
+            assert all(dataclasses.astuple(layer.needle) == (0, 0, 0) for layer in one.layers)
+        assert result.curve("x").layers == result.curve("x (2)").layers
 
     def test_lenses(self, model, tmp_path):
         lens = randomly_tuned(model)
@@ -354,7 +342,10 @@ class TestNeedleSNR:
         ("options", "says"),
         [
             (dict(unit="letters"), "unknown unit 'letters'; allowed are words, tokens"),
+            (dict(examples=0), "examples is 0; allowed is a whole number from 1 to"),
             (dict(tasks=["qa9"]), "unknown among tasks: 'qa9'; allowed are qa1, qa2, qa3, qa4, qa5"),
+            (dict(lengths=[40, -1]), "lengths is -1; allowed are a whole number from 0 to 131,072"),
+            (dict(lengths="4O"), "lengths is '4O'"),
             (dict(questions=[own(where()), own(where(), name="all")]), "the name 'all' of a set of questions is taken"),
             (dict(split="dev"), "unknown split 'dev'; allowed are test, validation, train"),
             (dict(names=["a", "b"]), "2 names were given for 1 models"),
@@ -374,23 +365,6 @@ class TestNeedleSNR:
             needle_snr(model, **options)
         with pytest.raises(InputError, match="no model was given"):
             needle_snr([])
-
-
-class TestResult:
-    def test_figure(self, result):
-        figure = result.figure()
-        needle, ratios, *tasks = figure.axes[:7]
-        assert len(figure.axes) == 14 and [axes.get_title("left") for axes in tasks] == list(TASKS)
-        for axes, name, task in ((needle, "needle", ALL), (ratios, "log_ratio", ALL), (tasks[3], "needle", "qa4")):
-            for line, model in zip(axes.lines, ("small0", "small1")):
-                curve = result.curve(model, task, 0)
-                assert line.get_ydata().tolist() == [getattr(one, name).value for one in curve.layers]
-                assert line.get_xdata().tolist() == [0, 1, 2, 3]
-        band = needle.collections[1].get_paths()[0].vertices[:, 1]
-        layers = result.curve("small1", ALL, 0).layers
-        assert (band.min(), band.max()) == pytest.approx(
-            (min(one.needle.low for one in layers), max(one.needle.high for one in layers))
-        )
 
 
 def test_places_are_told_apart_by_their_first_byte():

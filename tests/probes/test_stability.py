@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
+import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,23 +16,19 @@ from torch.nn.functional import softplus
 
 import ssmscope
 from ssmscope import ops
-from ssmscope.core.bootstrap import Estimate
+from ssmscope.api.results import Result
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.stability import stability
 from ssmscope.probes.stability.measure import (
-    _gain,
+    DEFAULT_LENGTH,
     behaviour_of,
-    half_lives,
-    means_of,
-    norm_positions,
-    notes_on,
-    recorded_limits,
+    inputs_of,
     step_gains,
 )
-from ssmscope.probes.stability.result import QUANTILES, Stability
+from ssmscope.probes.stability.result import QUANTILES
 from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 
 LN2 = math.log(2)
@@ -203,6 +198,14 @@ class TestClosedForms:
             np.testing.assert_allclose(np.array(one.quantiles), groups * np.array(base.quantiles), rtol=1e-6)
             np.testing.assert_allclose(one.largest, base.largest, rtol=1e-6)  # of its own steps
 
+    def test_a_text_shorter_than_the_groups(self):
+        """A group whose turn does not come makes no step."""
+        model = example("gfssm-three-groups")
+        found = stability(model, model.encode(ids=[5, 9]))
+        assert found[2].largest_gain == -math.inf and math.isfinite(found[1].largest_gain)
+        assert found[2].never == found[2].heads * found[2].states
+        assert "−∞" in str(found) and Result.from_dict(json.loads(found.to_json())) == found
+
     def test_worst_cases(self):
         """Clamped steps bound the gain away from 1; constant decays are their own bound; open steps reach 1."""
         clamped = example("mamba2-one-group")
@@ -227,6 +230,45 @@ class TestClosedForms:
             nn.init.normal_(model.module.ssm.q_delta)
             bound = generalization_bound(model, length=10, examples=10)
             assert stability(model, length=10)[0].possible_gain == pytest.approx(bound.norms.log_rho, rel=1e-9)
+
+    def test_a_baleen_with_clamped_steps(self):
+        """The expected gate 1 / (1 + |A| Δ) at the smallest Δ."""
+        model = example("baleen-e-mamba2")
+        for mixer in model.mixers:
+            mixer.time_step_limit = (0.5, 2.0)
+        for one, mixer in zip(stability(model, length=20).layers, model.mixers):
+            A = mixer.A_log.detach().double().exp()
+            assert one.possible.tolist() == pytest.approx((-torch.log1p(0.5 * A)).tolist(), rel=1e-6)
+            assert (one.largest <= one.possible + 1e-6).all()
+
+    @pytest.mark.parametrize("name", ["diff-mamba", "diff-s6"])
+    def test_differential_layers_with_clamped_steps(self, name):
+        model = example(name)
+        for mixer in model.mixers:
+            for part in (mixer.m1, mixer.m2) if name == "diff-mamba" else (mixer.sizes,):
+                part.time_step_limit = (0.3, 1.5)
+        found = stability(model, length=20)
+        assert len(found) == 4
+        for one in found.layers:
+            assert one.bounded_by == "steps Δ from 0.3 to 1.5" and (one.largest <= one.possible + 1e-6).all()
+            assert one.possible.tolist() == pytest.approx((0.3 * one.abscissa).tolist())
+
+    def test_delta_rules(self):
+        """Keys longer than 1 can make a state grow; what a text erases whole counts as e^−80."""
+        b = torch.zeros(1, 3, 1, 2)
+        b[0, :, 0, 0] = torch.tensor([1.0, 2.0, 0.0])
+        terms = dict(x=torch.zeros(1, 3, 1, 1), c=b, log_a=torch.full((1, 3, 1, 1), -0.1))
+        recurrence = ops.DeltaRecurrence(b=b, beta=torch.ones(1, 3, 1), **terms)
+        counted = torch.ones(1, 3, dtype=torch.bool)
+        gains = step_gains(recurrence, counted, counted)
+        assert gains.largest.item() == pytest.approx(-0.1 + math.log(3))  # |1 − 1 · 4|
+        assert gains.sums.item() == pytest.approx(-0.3, rel=1e-6)  # of the direction that no key touches
+        alone = ops.DeltaRecurrence(b=b[..., :1], beta=torch.ones(1, 3, 1), **{n: t[..., :1] for n, t in terms.items()})
+        assert step_gains(alone, counted, counted).sums.item() == pytest.approx(-0.3 - 80, rel=1e-6)
+        one_state = {name: term[..., :1] for name, term in terms.items()}
+        narrow = ops.DeltaRecurrence(b=b[..., :1] * 0.5, beta=torch.ones(1, 3, 1), **one_state)
+        first = torch.tensor([[True, False, False]])
+        assert step_gains(narrow, counted, first).largest.item() == pytest.approx(-0.1 + math.log(0.75))
 
     @pytest.mark.parametrize("length", [5, 300])
     @pytest.mark.parametrize("largest_beta", [1.0, 2.0])
@@ -264,26 +306,18 @@ class TestClosedForms:
             assert one.growth.value == 0 and one.never == one.heads and set(one.half_life) == {math.inf}
             assert one.behaviour == "marginal"
 
+    def test_rwkvs_first_token_does_not_count(self):
+        found = stability(example("rwkv"), length=30)
+        assert all(one.growth.value > -1e3 for one in found.layers)
+        w = torch.cat([m.attention.time_decay.detach().double().exp() for m in example("rwkv").mixers])
+        middle = torch.sort(LN2 / w).values[len(w) // 2 - 1].item()
+        assert f"half-lives of {middle:.3g} tokens (median" in found.notes[0]
+
 
 # ---- how a model behaves
 
 
 class TestBehaviour:
-    @pytest.mark.parametrize(
-        ("A", "behaviour", "why"),
-        [
-            ([[-0.5, -1.0]], "stable", "every state forgets half within the 40 tokens of the longest text"),
-            ([[-0.001, -1.0]], "marginal", "1 of 2 states keep half"),
-            ([[0.0, -1.0]], "marginal", "1 of 2 states keep half"),
-            ([[1e-7, -1.0]], "marginal", "1 of 2 states keep half"),
-            ([[1e-3, -1.0]], "unstable", "a step multiplies a state by"),
-        ],
-    )
-    def test_of_a_layer(self, A, behaviour, why):
-        found = stability(selective(A), length=40)
-        assert found.behaviour == found[0].behaviour == behaviour and found[0].why.startswith(why)
-        assert f"The model is {behaviour}: {why}" in " ".join(str(found).split())
-
     def test_growth_that_no_given_token_shows(self):
         """s_A > 0 with a token whose step is almost 0: nothing grows on it, but something could."""
         model = selective([[0.01, -1.0]])
@@ -294,6 +328,17 @@ class TestBehaviour:
         found = stability(model, model.encode(ids=[3, 3, 3]))
         assert found[0].largest_gain < 1e-6 < found[0].possible_gain
         assert found.behaviour == "unstable" and found[0].why.startswith("a step may multiply a state by")
+
+    def test_tolerance(self):
+        model = selective([[1e-3, -1.0]])
+        assert stability(model, length=40, tolerance=0.01).behaviour == "marginal"
+        assert stability(model, length=40, tolerance=0).behaviour == "unstable"
+
+    def test_states_that_overflow(self):
+        found = stability(selective([[1.0, -1.0]], p=1.0), length=100)
+        assert found.behaviour == "unstable" and np.isinf(found.norms[0, -1, 0]) and np.isfinite(found.norms[0, 0, 0])
+        assert "∞" in str(found) and Result.from_dict(json.loads(found.to_json())) == found
+        found.figure()
 
     def test_states_that_are_written_too_large(self):
         model = selective([[-0.5, -1.0], [-0.5, -1.0]])
@@ -310,6 +355,21 @@ class TestBehaviour:
         alone = stability(model, model.encode(ids=[[1, 2, 3], [4, 5]]))
         assert alone.behaviour == "stable"
 
+    def test_the_model_is_what_its_worst_layer_is(self):
+        model = example("mamba2")
+        with torch.no_grad():
+            model.mixers[1].A_log[2] = -12.0
+        found = stability(model, length=40)
+        assert [one.behaviour for one in found.layers] == ["stable", "marginal"] and found.behaviour == "marginal"
+        assert found.headline == "Stability of mamba2: marginal in 1 of 2 layers"
+        assert found.counts() == {"stable": 1, "marginal": 1, "unstable": 0}
+        said = " ".join(found.to_text(full=True).split())
+        assert "(1 stable, 1 marginal). The marginal layer, 1: 1 of 6 states keep half" in said
+        with torch.no_grad():
+            model.mixers[0].A_log[:3] = -12.0
+        said = " ".join(stability(model, length=40).to_text(full=True).split())
+        assert "The model is marginal in both layers: in layer 0, 3 of 6 states keep half" in said
+
     def test_damaged(self):
         model = example("mamba2")
         with torch.no_grad():
@@ -323,6 +383,16 @@ class TestBehaviour:
 
 
 class TestInputs:
+    def test_random_tokens(self):
+        model = example("mamba")
+        found = inputs_of(model, None, length=30, samples=3, seed=5)
+        assert found.batch.input_ids.shape == (3, 30) and found.name == "3 random sequences of 30 tokens (seed 5)"
+        assert found.batch.input_ids.unique().numel() > 50 and found.batch.input_ids.max() < 97
+        assert inputs_of(model, None, length=None, samples=1, seed=0).longest == DEFAULT_LENGTH
+        one, same = (stability(model, length=30, seed=5) for _ in range(2))
+        assert one.norms.tolist() == same.norms.tolist() and not one.given
+        assert one.norms.tolist() != stability(model, length=30, seed=6).norms.tolist()
+
     def test_texts(self):
         model = ssmscope.load("demo/sst2-mamba2")
         text = "A gripping, beautifully acted film."
@@ -349,9 +419,10 @@ class TestInputs:
         [
             (dict(length=1), "length is 1; allowed is a whole number from 2 on"),
             (dict(length="nine"), "length is 'nine'"),
+            (dict(samples=0), "samples is 0"),
             (dict(positions=0), "positions is 0"),
             (dict(positions=[5, 30], length=30), r"positions is \[5, 30\]; allowed are 0 to 29"),
-            (dict(positions="all"), "positions is 'all'"),
+            (dict(tolerance=-0.1), "tolerance is -0.1"),
             (dict(texts="some words"), "no tokenizer"),
         ],
     )
@@ -372,24 +443,6 @@ class TestInputs:
 # ---- the result and its views
 
 
-@pytest.fixture(scope="module")
-def result() -> Stability:
-    return stability(example("gfssm"), length=40)
-
-
-class TestResult:
-    def test_figure(self, result):
-        figure = result.figure()
-        left, right = figure.axes
-        assert [label.get_text() for label in left.get_yticklabels()] == ["0.0", "0.1", "1.0", "1.1"]
-        assert left.get_xscale() == right.get_yscale() == "log"
-        dots = [line.get_xdata()[0] for line in left.lines if line.get_marker() == "o"]
-        assert dots == pytest.approx([layer.quantiles[2] for layer in result.layers])
-        layers = [dataclasses.replace(one, layer=one.layer + 2 * turn) for turn in range(10) for one in result.layers]
-        many = dataclasses.replace(result, layers=tuple(layers), norms=np.repeat(result.norms, 10, axis=0))
-        many.figure().canvas.draw()
-
-
 def test_published_checkpoints(oracle):
     """s_A, and how much the states really grow in a step."""
     found = stability(ssmscope.load(oracle("majority_T25_seed1.pth")), length=100)
@@ -398,31 +451,6 @@ def test_published_checkpoints(oracle):
     assert found[0].largest_gain == pytest.approx(0.0345, abs=5e-5)
     assert found[0].possible_gain == pytest.approx(0.271, abs=5e-4)
     assert stability(ssmscope.load(oracle("listops_T100_seed3.pth")), length=100).behaviour == "stable"
-
-
-def test_estimates_of_one_text_have_no_interval():
-    found = stability(example("mamba"), length=20, samples=1)
-    assert isinstance(found[0].growth, Estimate) and math.isnan(found[0].growth.low)
-    assert not math.isnan(stability(example("mamba"), length=20, samples=2)[0].growth.low)
-
-
-@pytest.mark.parametrize(
-    ("limits", "how"),
-    [
-        ((0.0, math.inf), "steps Δ of any size"),
-        ((0.0, 2.0), "steps Δ from 0 to 2"),
-        ((0.5, 2.0), "steps Δ from 0.5 to 2"),
-        ((0.5, math.inf), "steps Δ from 0.5 to inf"),
-    ],
-)
-def test_the_most_that_a_state_can_grow_in_a_step(limits, how):
-    model = example("mamba2")
-    model.mixers[0].time_step_limit = limits
-    layer = model.trace(ids=TEXTS[:1]).layers[0]
-    found = recorded_limits(model.mixers[0], layer, layer.recurrence, None)
-    s = layer.recurrence.A.double().amax(-1)
-    assert found.bounded_by == how and (s < 0).all()
-    torch.testing.assert_close(found.possible, s * limits[0])  # what decays decays least in the shortest step
 
 
 # ---- from numbers to words
@@ -446,53 +474,7 @@ def test_what_decides_a_layers_behaviour(largest, possible, growth, never, overf
     assert ": ".join(found).startswith(said)
 
 
-def test_a_single_state_that_lasts():
-    found = behaviour_of(np.array([-0.5]), None, -1.0, 1, 1, 1024, 0.0, False)
-    said = "its one state keeps half of what it holds beyond the 1,024 tokens of the longest text"
-    assert found == ("marginal", said)
-
-
-def test_notes_are_on_delta_rules_and_on_weights_that_fade():
-    lives = np.random.default_rng(0).permutation(np.arange(1.0, 101.0))
-    weights = torch.from_numpy(0.5 ** (1 / lives))
-    plain, mixing = SimpleNamespace(mixes=False, bare=None), SimpleNamespace(mixes=True, bare=None)
-    fading = [SimpleNamespace(mixes=False, bare=weights[rows]) for rows in (slice(25), slice(25, None))]
-    assert notes_on([plain]) == ()
-    assert notes_on([plain, mixing]) == (
-        "a delta rule's growth and half-lives are those of the direction of its memory that fades slowest",
-    )
-    (said,) = notes_on([fading[0], plain, fading[1]])
-    assert said.endswith("with half-lives of 50 tokens (median; 5 % to 95 %: 5 to 95)")
-
-
 def test_a_stable_layer_cannot_grow_or_has_not_grown():
     for possible, end in ((np.array([-0.1]), "and none can grow"), (None, "and none grows on the inputs")):
         _, why = behaviour_of(np.array([-0.5]), possible, -1.0, 0, 4, 10, 0.0, False)
         assert why.endswith(end)
-
-
-@pytest.mark.parametrize(
-    ("log_gain", "said"),
-    [(math.inf, "any number"), (25.0, "e^25"), (0.0001, "e^0.0001"), (math.log(2), "2"), (-0.5, "e^-0.5")],
-)
-def test_gains_are_factors_where_these_can_be_read(log_gain, said):
-    assert _gain(log_gain) == said
-
-
-def test_places_are_even_or_those_given():
-    assert (
-        norm_positions(5, 11) == [0, 2, 5, 8, 10] and norm_positions(1, 7) == [6] and norm_positions(99, 3) == [0, 1, 2]
-    )
-    assert norm_positions([3, 1, 3], 4) == [1, 3]
-    with pytest.raises(InputError, match=r"positions is \[4\]; allowed are 0 to 3"):
-        norm_positions([4], 4)
-
-
-def test_means_of_are_over_the_texts_that_have_one():
-    norms = means_of(np.array([[1.0, np.inf, np.nan], [3.0, 2.0, 5.0], [5.0, 4.0, np.nan]]), seed=0)
-    assert norms[:, 0].tolist() == [3.0, np.inf, 5.0]
-    assert norms[0, 1] < 3 < norms[0, 2] and np.isinf(norms[1]).all() and np.isnan(norms[2, 1:]).all()
-
-
-def test_half_lives_of_mean_gains():
-    assert half_lives(np.array([-math.log(2), -math.log(2) / 8, 0.0, 0.5])).tolist() == [1, 8, math.inf, math.inf]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,9 +17,8 @@ from torch import nn
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.model import Model
-from ssmscope.data.language import byte_tokenizer, load_lines, symbol_tokenizer, word_tokenizer
+from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.probes import long_rows
@@ -29,8 +26,6 @@ from ssmscope.probes.long_rows import pieces_of
 from ssmscope.probes.loss import measure as measuring
 from ssmscope.probes.loss import token_loss
 from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, window_losses
-from ssmscope.probes.loss.result import Summary, TokenLoss
-from ssmscope.render.blocks import Prose
 
 QUIET = {"progress": False}
 WORDS = "the old river runs past a mill and every autumn its water turns brown with leaves".split()
@@ -262,81 +257,16 @@ class TestWindows:
         whole, _ = self.seen(model, [text(500)], monkeypatch, length=10, limit=51)
         assert whole.tolist() == every.tolist()
 
-    def test_files(self, monkeypatch, tmp_path):
-        model = speaker()
-        plain, rows = tmp_path / "one.txt", tmp_path / "rows.jsonl"
-        plain.write_text(f"{text(20)}\n{text(20, 1)}\n")
-        rows.write_text("".join(json.dumps({"text": each}) + "\n" for each in (text(20), text(20, 1))))
-        windows, found = self.seen(model, plain, monkeypatch, length=15)
-        assert len(windows) == 2 and found.provenance["options"]["data"] == str(plain)
-        documents, _ = self.seen(model, rows, monkeypatch, length=15)
-        assert len(documents) == 2 and documents[0].tolist() == windows[0].tolist()
-        second = model.tokenizer(text(20, 1))["input_ids"]
-        assert documents[1].tolist() == second[:16] != windows[1].tolist()
-
-    def test_wikitext(self, real_data, monkeypatch):
-        real_data("wikitext2", "test")
-        lines = load_lines("wikitext2", "test")
-        model = speaker(tokenizer=word_tokenizer(lines, vocabulary=50))
-        windows, _ = self.seen(model, "wikitext2", monkeypatch, length=64, limit=3)
-        stream = [i for row in model.tokenizer(list(lines))["input_ids"] for i in (*row, 1)]
-        joined = ",".join(map(str, stream))
-        assert all(",".join(map(str, row)) in joined for row in windows.tolist())
-
-
-def by_hand() -> TokenLoss:
-    """Two models and three bins, every number another one."""
-
-    def e(value: float) -> Estimate:
-        return Estimate(value, value - 0.25, value + 0.5)
-
-    first = Summary(e(3.0), e(-0.125), (e(3.5), e(2.75), e(2.25)))
-    second = Summary(e(4.0), e(0.25), (e(5.5), e(3.75), e(3.125)))
-    less = Summary(e(-1.0), e(-0.375), (e(-2.0), e(-1.125), e(-0.875)))
-    curves = np.arange(24.0).reshape(2, 4, 3)
-    return TokenLoss(
-        provenance=dict(model="a", data=dict(name="own", windows=3), options={}),
-        **dict(models=("a", "b"), unit="bits", smooth=3, positions=(1, 2, 300, 600)),
-        **dict(losses=np.arange(1200.0).reshape(2, 600), bins=((0, 128), (128, 512), (512, 600))),
-        **dict(summaries=(first, second), differences=(less,), curves=curves, notes=()),
-    )
-
-
-class TestViews:
-    def test_the_picture_has_every_curve_and_difference(self):
-        found = by_hand()
-        upper, lower = found.figure().axes
-        for line, curve in zip(upper.lines, found.curves, strict=True):
-            assert line.get_xdata().tolist() == [1, 2, 300, 600] and line.get_ydata().tolist() == curve[:, 0].tolist()
-        (_, *bars) = lower.lines
-        level = [tuple(bar.get_xdata()) + tuple(bar.get_ydata()) for bar in bars[::2]]
-        assert level == [(1, 128, -2, -2), (128, 512, -1.125, -1.125), (512, 600, -0.875, -0.875)]
-        assert [tuple(bar.get_ydata()) for bar in bars[1::2]] == [(-2.25, -1.5), (-1.375, -0.625), (-1.125, -0.375)]
-
-    def test_what_the_axes_leave_out_is_said(self):
-        """They hold the curves and their intervals from position 16 on, with some room."""
-        found = by_hand()
-        curves = np.broadcast_to(np.array([9.0, 5.0, 3.0, 2.0])[:, None], (2, 4, 3)).copy()
-        steep = replace(found, curves=curves)
-        assert steep.figure().axes[0].get_ylim() == steep.shown == pytest.approx((2 - 0.06, 3 + 0.1))
-        assert steep.outside == "outside the axes: up to 9 bits at positions 1 to 2"
-        assert any(steep.outside in block.text for block in steep.blocks() if isinstance(block, Prose))
-        curves[:, :2] = 2.5
-        flat = replace(found, curves=curves)
-        assert flat.outside == "" and not any("outside" in getattr(block, "text", "") for block in flat.blocks())
-
-    def test_progress_is_on_stderr(self, capsys):
-        token_loss(speaker(), data=[text(100)], length=20)
-        out, err = capsys.readouterr()
-        assert out == "" and "mamba-0: 5 windows of 20 tokens\n" in err and " nats a token in " in err
-
 
 class TestRefusals:
     @pytest.mark.parametrize(
         "options, said",
         [
             (dict(length=0), "length is 0; allowed is a whole number from 1 on"),
+            (dict(limit=0), "limit is 0"),
             (dict(smooth=10), "smooth is 10; allowed is an odd number"),
+            (dict(unit="bit"), "unknown unit 'bit'; allowed are nats, bits; did you mean 'bits'?"),
+            (dict(piece=-1), "piece is -1"),
             (dict(length=100), "no document is long enough for a window of 100 tokens and one more"),
             (dict(length=2**40), "no document is long enough for a window of 1,099,511,627,776 tokens"),
             (dict(split="test"), "split 'test' has no meaning for texts"),
@@ -375,11 +305,3 @@ class TestRefusals:
             model.module.lm_head.weight[5] = 3e38
         with pytest.raises(InputError, match="not finite from position 1 on: the model overflows"):
             token_loss(model, data=[text(50)], length=10, **QUIET)
-
-    def test_files_that_cannot_be_read(self, tmp_path):
-        rows = tmp_path / "rows.jsonl"
-        rows.write_text('{"text": "a b"}\n{"text": 3}\n')
-        with pytest.raises(InputError, match="row 2 of .* has no text"):
-            token_loss(speaker(), data=rows, **QUIET)
-        with pytest.raises(InputError, match="has none; give a file each"):
-            token_loss(speaker(), data=rows, split="test", **QUIET)

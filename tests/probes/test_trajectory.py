@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -229,36 +230,26 @@ class TestNumbers:
 
 
 class TestViews:
-    def test_figure(self, result):
-        figure = result.figure()
-        panels, written = panels_of(figure), labels(figure)
-        text = result.texts[2]
-        for layer in range(4):
-            assert all(written.count(word) >= text.answers[layer].count(word) for word in set(text.answers[layer]))
-        assert "model" in written and "0 (input)" in written and "text 2" in written
-        assert figure.axes[-1].get_xlabel() == STATISTICS["answer_probability"]
-        assert [len(axes.patches) for axes in panels] == [len(text) for text in result.texts]  # where answers settle
+    def test_figure_of_many_tokens_and_layers(self):
+        deep = trajectory(language(layers=30), " ".join(WORDS * 2))
+        for start, first, last in ((0, "tokens 0 to 23 of 36", "the"), (24, "tokens 24 to 35 of 36", "barn")):
+            figure = deep.figure(start=start)
+            written = labels(figure)
+            (note,) = [text for text in written if "figure(start=…)" in text]
+            assert first in note and "25 of 31 layers" in note and last in written
+            (sheet,) = panels_of(figure)
+            assert sheet.images[0].get_array().shape == (25, 24 if start == 0 else 12)
+        with pytest.raises(InputError, match="there is no token 36 to start the figure at; allowed are 0 to 35"):
+            deep.figure(start=36)
+        with pytest.raises(InputError, match="unknown statistic 'kll'"):
+            deep.figure(statistic="kll")
 
-    def test_figure_shows_the_statistic(self, model, result):
-        one = trajectory(model, "cat", lens=tuned(model), statistic="kl")
-        panel, bar = one.figure().axes
-        np.testing.assert_array_equal(panel.images[0].get_array(), one.texts[0].kl)
-        assert panel.get_ylim() == (-0.5, len(one.texts[0].kl) - 0.5)  # the embeddings at the bottom
-        assert bar.get_xlabel() == STATISTICS["kl"]
-        assert bar.get_xticklabels()[-1].get_text() == f"{one.texts[0].kl.max():.3g}"
-        entropy = result.figure(statistic="entropy").axes[-1]
-        assert entropy.get_xlabel() == STATISTICS["entropy"]
-        assert one.figure(statistic="cross_entropy").axes[0].images[0].get_array().mask.all()  # nothing follows
-
-
-def test_a_uniform_answer_has_the_entropy_of_all_tokens():
-    model = language()
-    with torch.no_grad():
-        model.module.lm_head.weight.zero_()
-        model.module.lm_head.weight[:, 0] = 1e-6
-    lens = dataclasses.replace(logit_lens(language()), fingerprint=model.fingerprint)
-    lens.tuned.unembed.unembedding.weight.zero_()
-    (text,) = trajectory(model, LINES[0], lens=lens).texts
-    assert text.entropy == pytest.approx(np.full((4, 10), math.log(20)), rel=1e-5)
-    assert text.answer_probability == pytest.approx(np.full((4, 10), 0.05), rel=1e-5)
-    assert np.abs(text.kl).max() < 1e-6 and (text.settled == 0).all()
+    def test_figure_of_last_positions(self):
+        found = trajectory(classifier(), LINES)
+        written = labels(found.figure())
+        assert [text[-6:] for text in written if re.search(r" text \d$", text)] == ["text 0", "text 1", "text 2"]
+        assert all(written.count(text.final[0]) for text in found.texts)
+        with pytest.raises(InputError, match="there is no text 3 to start"):
+            found.figure(start=3)
+        with pytest.raises(InputError, match="unknown statistic 'cross_entropy'; allowed are answer_probability"):
+            found.figure(statistic="cross_entropy")

@@ -1,0 +1,78 @@
+"""Sums of log-decays over more positions than are summed in one piece: survival, and rows of attention matrices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssmscope import ops
+from ssmscope.ops import survival
+
+LENGTH = 300
+"""Longer than two pieces of 128 positions; decays are so slow that the first position is still seen from the last."""
+
+
+def slowly_decaying(kind: str) -> ops.Recurrence:
+    g = torch.Generator().manual_seed(0)
+    heads, width, state = 4, 1 if kind.startswith("mamba") else 3, 5
+    x = torch.randn(2, LENGTH, heads, width, generator=g, dtype=torch.float64)
+    b, c = (torch.randn(2, LENGTH, 2, state, generator=g, dtype=torch.float64) for _ in range(2))
+    rate = torch.rand(2, LENGTH, heads, state, generator=g, dtype=torch.float64) / 100
+    A = -torch.rand(heads, state, generator=g, dtype=torch.float64) - 0.5
+    if kind == "one log-decay per head":
+        return ops.Recurrence(x, b, c, log_a=-rate[..., :1])
+    if kind == "a log-decay per state":
+        return ops.Recurrence(x, b, c, log_a=-rate)
+    if kind == "mamba2":
+        return ops.Recurrence(x.repeat(1, 1, 1, 3), b, c, delta=rate[..., 0], A=A[:, :1])
+    return ops.Recurrence(x, b, c, delta=rate[..., 0], A=A, expected=kind == "mamba expected")
+
+
+DECAY_FORMS = ("one log-decay per head", "a log-decay per state", "mamba", "mamba expected", "mamba2")
+
+
+@pytest.mark.parametrize("kind", DECAY_FORMS)
+def test_survival_over_more_than_a_piece_is_that_of_the_runs_that_write_once(kind):
+    r = slowly_decaying(kind)
+    alone = survival.remaining_reference(r)
+    norms = alone.norm(dim=(3, 4))
+    assert norms[:, 0].sum() > 0.05 * norms[:, -1].sum()  # something is left of the first pieces
+    torch.testing.assert_close(survival.remaining_norms(r), norms, rtol=1e-9, atol=1e-12)
+    shares = norms.sum(2) / norms.sum((1, 2))[:, None]
+    torch.testing.assert_close(survival.shares([r]), shares, rtol=1e-9, atol=1e-12)
+    state = ops.scan_reference(r).state
+    towards, _ = survival.left_towards_state(r)
+    torch.testing.assert_close(towards, (alone * state[:, None]).sum((3, 4)), rtol=1e-9, atol=1e-9)
+
+
+def row_by_definition(r: ops.Recurrence, t: int) -> Tensor:
+    """Σ_n c_t b_s exp(Σ_{s<r≤t} log a_r) Δ_s, the mean over heads, (batch, length)."""
+    log_a = r.log_decay().expand(*r.x.shape[:3], r.b.shape[-1])
+    b, c = (term.repeat_interleave(r.x.shape[2] // term.shape[2], dim=2) for term in (r.b, r.c))
+    found = torch.zeros(r.x.shape[:2], dtype=r.x.dtype)
+    total = torch.zeros_like(log_a[:, 0])
+    for s in range(t, -1, -1):
+        step = 1 if r.delta is None else r.delta[:, s]
+        found[:, s] = ((c[:, t] * b[:, s] * total.exp()).sum(-1) * step).mean(-1)
+        total = total + log_a[:, s]
+    return found
+
+
+@pytest.mark.parametrize("by_state", [False, True], ids=["one decay per head", "a decay per state"])
+@pytest.mark.parametrize("stepped", [False, True], ids=["log-decays", "steps"])
+def test_a_row_of_many_heads_is_summed_over_chunks(by_state, stepped):
+    """So many decays that 16 positions at a time are summed: a row of 50 is made in four chunks."""
+    g = torch.Generator().manual_seed(1)
+    heads, state, length = (2048, 32, 50) if by_state else (65536, 1, 50)
+    decays = state if by_state else 1
+    x = torch.zeros(1, length, heads, 1, dtype=torch.float64)
+    b, c = (torch.rand(1, length, 1, state, generator=g, dtype=torch.float64) for _ in range(2))
+    if stepped:
+        A = -torch.rand(heads, decays, generator=g, dtype=torch.float64)
+        r = ops.Recurrence(x, b, c, delta=torch.rand(1, length, heads, generator=g, dtype=torch.float64) / 10, A=A)
+    else:
+        r = ops.Recurrence(x, b, c, log_a=-torch.rand(1, length, heads, decays, generator=g, dtype=torch.float64) / 10)
+    found = ops.attention(r, rows=[length - 1, 20])[:, 0]
+    expected = torch.stack([row_by_definition(r, t) for t in (length - 1, 20)], dim=1)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
