@@ -228,6 +228,22 @@ def test_what_is_refused(explained, name, options, says):
     assert "\n" not in str(caught.value)
 
 
+def test_our_objective_is_captums_function(explained):
+    """captum's own infidelity of scores that are exactly f's change is nil, and of others is not."""
+    from captum.metrics import infidelity
+
+    inputs = explained.embeddings()[:1, : explained.lengths[0]]
+    f = explained.function(0)
+    step = 1e-3 * torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0))
+    gradient = explained.gradient(inputs, [0])
+
+    def perturb(given):
+        return step.expand_as(given), given - step.expand_as(given)
+
+    right, wrong = (float(infidelity(f, perturb, inputs, each)) for each in (gradient, -gradient))
+    assert right < 1e-3 * wrong
+
+
 def test_fidelity_takes_them_and_says_what_is_circular(model):
     data = text_data("two", "by hand", TEXTS, [1, 0], ["negative", "positive"])
     result = ssmscope.fidelity(
