@@ -46,13 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["SSMSCOPE_TESTS_SHARED"] = str(Path(config.option.basetemp).parent)
 
 
-FIRST = (
-    "test_recorded",
-    "reports/test_browser",
-    "training/test_kinds",
-    "test_training",
-    "test_demos",
-)
+FIRST = ("test_recorded", "reports/test_browser", "training/test_kinds", "test_training", "test_demos")
 """Files that take longest: a worker that began one of them last would keep the others waiting."""
 
 

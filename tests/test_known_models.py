@@ -53,10 +53,7 @@ def test_types_of_models_are_ours_and_those_of_the_installed_transformers():
     text = {name: f"{name}_text" for name in ("glm5_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp")}
     found = readable_types()
     assert {"ssm-classifier", "mamba2attn", "baleen-mamba2"} < set(found) and "mamba2" in families
-    assert list(found) == sorted(found) and set(found) == {
-        *MODELS,
-        *(text.get(f, f) for f in families),
-    }
+    assert list(found) == sorted(found) and set(found) == {*MODELS, *(text.get(f, f) for f in families)}
 
 
 TEXTS = ("A great film.", "A moving film.", "An awful film.", "A dull, lifeless film.") * 2

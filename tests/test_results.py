@@ -233,10 +233,7 @@ def test_load_refuses_what_is_no_result(tmp_path, provenance):
         "did you mean 'test-sample'": [json.dumps({**document, "kind": "test-sampel"}).encode()],
         "lacks mean": [json.dumps({k: v for k, v in document.items() if k != "mean"}).encode()],
         "has no surprise": [json.dumps({**document, "surprise": 1}).encode()],
-        "damaged": [
-            json.dumps({**document, "parts": 3}).encode(),
-            json.dumps({**document, "pair": [1]}).encode(),
-        ],
+        "damaged": [json.dumps({**document, "parts": 3}).encode(), json.dumps({**document, "pair": [1]}).encode()],
     }
     for message, contents in cases.items():
         for content in contents:

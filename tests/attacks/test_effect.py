@@ -266,10 +266,7 @@ class TestResult:
     def result(self) -> AttackEffect:
         model = ssmscope.load("demo/sst2-mamba2")
         return attack_effect(
-            model,
-            clean="a gripping , well acted film",
-            corrupted="a tedious , well acted film and true is true",
-            top=3,
+            model, clean="a gripping , well acted film", corrupted="a tedious , well acted film and true is true", top=3
         )
 
     def test_figure(self, result):

@@ -18,12 +18,7 @@ from ssmscope.attacks.curves import true_log_odds
 from ssmscope.attacks.insertion import insertion_sweep
 from ssmscope.attacks.insertion.measure import mean, measure
 from ssmscope.attacks.insertion.places import inserted
-from ssmscope.attacks.insertion.result import (
-    InsertionCurve,
-    InsertionSweep,
-    curve_table,
-    place_name,
-)
+from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, curve_table, place_name
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.language import byte_tokenizer
 from ssmscope.data.prompts import TASK_PROMPTS
@@ -152,10 +147,7 @@ class TestHardest:
         [
             ([0] * 10 + [1] * 60 + [2] * 30, "most often lowest at 50 %, for 0.600 [0."),
             ([0] * 5 + [1] * 48 + [2] * 47, "most often lowest at 50 %, indistinguishable from 1 other, for 0.480 [0."),
-            (
-                [0] * 32 + [1] * 34 + [2] * 34,
-                "clearly more often than the others.",
-            ),
+            ([0] * 32 + [1] * 34 + [2] * 34, "clearly more often than the others."),
         ],
     )
     def test_where_log_odds_are_lowest(self, lowest, says):

@@ -35,14 +35,7 @@ textattack()
 from textattack.shared import AttackedText  # noqa: E402
 from textattack.transformations import CompositeTransformation  # noqa: E402
 
-from ssmscope.attacks.swaps import (  # noqa: E402
-    LOOKALIKES,
-    Homoglyphs,
-    MaskedWords,
-    Vectors,
-    plain_words,
-    word_spans,
-)
+from ssmscope.attacks.swaps import LOOKALIKES, Homoglyphs, MaskedWords, Vectors, plain_words, word_spans  # noqa: E402
 
 
 def script(body: str, home: Path, **environment: str) -> subprocess.CompletedProcess:

@@ -372,7 +372,7 @@ class TestOptions:
         found = position_bias(planted, test_images, limit=20, seed=3)
         sample = test_images.sample(20, seed=3)
         assert found.provenance["data"] == {
-            **dict(name="planted", split="test", fingerprint=sample.fingerprint, examples=20),
+            **dict(name="planted", split="test", fingerprint=sample.fingerprint, examples=20)
         }
         assert found.provenance["seed"] == 3 and found.provenance["options"]["limit"] == 20
         assert found.provenance["fingerprint"] == planted.fingerprint

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 from drawn import drawn, outside, overlapping
 
-from ssmscope.attacks.prompts.result import (
-    UNDEFINED,
-    AttackedPrompt,
-    Cost,
-    PromptAttack,
-    PromptAttacker,
-)
+from ssmscope.attacks.prompts.result import UNDEFINED, AttackedPrompt, Cost, PromptAttack, PromptAttacker
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.worddiff import Piece, html_diff, rich_diff, word_diff
 

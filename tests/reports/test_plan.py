@@ -105,10 +105,7 @@ class TestLines:
         )
         plain = {"stability": {"device": "cpu", "dtype": "auto"}}
         assert lines(plain, models=[model])[0] == ("stability", "m", "--tokenizer", "t")
-        unlike = {
-            "models": [model, {"model": "n", "tokenizer": "u"}],
-            "analyses": [{"loss": {}, "together": True}],
-        }
+        unlike = {"models": [model, {"model": "n", "tokenizer": "u"}], "analyses": [{"loss": {}, "together": True}]}
         assert "the same tokenizer" in refusal(unlike)
 
     def test_resources_are_of_the_model_unless_the_analysis_has_its_own(self) -> None:
@@ -378,9 +375,7 @@ def test_restricted_verbs_name_kinds_that_exist() -> None:
 def test_shipped_plans_are_plans(name: str) -> None:
     text = SHIPPED_PLANS[name].read_text(encoding="utf-8")
     found = read_plan(
-        text,
-        models=["m"] if name == "quick" else [],
-        variables={"data": "sst2"} if name == "quick" else {},
+        text, models=["m"] if name == "quick" else [], variables={"data": "sst2"} if name == "quick" else {}
     )
     assert found.title and found.calls
 

@@ -182,9 +182,7 @@ class TestRunning:
         read: list[str] = []
         original = ssmscope.loading.load._read
         monkeypatch.setattr(
-            ssmscope.loading.load,
-            "_read",
-            lambda where, name, *more: read.append(name) or original(where, name, *more),
+            ssmscope.loading.load, "_read", lambda where, name, *more: read.append(name) or original(where, name, *more)
         )
         run(plan(models, {"checkpoints": {"length": 8}, "together": True}), tmp_path)
         assert read == models

@@ -163,10 +163,7 @@ def test_a_clicked_token_shows_its_row(opened, live):
     analyze(page, TEXT)
     wait_for_heatmap(page, 1, shown_like(live.answer(1, TEXT).given))
     tokens(page, 0).nth(4).click()
-    row, field = (
-        page.locator("#ssmscope-given-0-row .row"),
-        page.locator("#ssmscope-given-0-token"),
-    )
+    row, field = (page.locator("#ssmscope-given-0-row .row"), page.locator("#ssmscope-given-0-token"))
     sync.expect(row).to_have_text(told(live.row(0, TEXT, "4", layer=0, level="block")))
     sync.expect(field).to_have_value("4")
     page.locator("#ssmscope-attention-level").get_by_text("ssm", exact=True).click()
