@@ -25,7 +25,9 @@ ON_BOTH = tests/contracts tests/architectures tests/evaluation tests/training te
     tests/test_intercept.py tests/probes/test_evaluate.py \
     $(addprefix tests/data/test_,byte_pairs.py language.py tokenizer.py)
 # What is run on release 5 too, and what of it is not: our own equations, models, options and files.
-ON_5 = tests/contracts tests/architectures $(addprefix tests/test_,demos.py intercept.py model.py) \
+ON_5 = tests/contracts tests/architectures $(addprefix tests/test_,intercept.py model.py) \
+    $(addprefix tests/test_demos.py::test_,the_fingerprint_is_the_same_under_every_version_of_transformers \
+    plain_sentences_are_answered) \
     $(addprefix tests/test_package.py::test_,transformers_knows_our_models importing_transformers_does_not_import_our_models) \
     $(addprefix tests/data/test_,byte_pairs.py language.py tokenizer.py)
 NOT_TRIED_ON_5 = $(addprefix --ignore tests/architectures/test_,attention_options.py baleen_options.py concrete.py \
@@ -33,11 +35,8 @@ NOT_TRIED_ON_5 = $(addprefix --ignore tests/architectures/test_,attention_option
     fla_fields.py fla_hgrn.py fla_rwkv7.py gfssm.py groupmamba.py hub_checkpoints.py linear_attention.py mamba2attn.py \
     mamba3.py mamba_ssm.py mambavision.py own.py own_parts.py packed.py packed_damage.py selective.py vim.py weight_files.py) \
     $(addprefix --ignore tests/contracts/test_,compiled.py recorded_step.py survival.py) \
-    $(addprefix --deselect tests/test_demos.py::test_,prompts_are_answered_with_label_words the_accuracy_is_measured_again \
-    the_models_of_books_are_as_good_as_their_cards_say the_models_of_questions_are_those_of_their_cards \
-    the_pixel_classifiers_are_those_of_their_cards the_other_text_classifiers_are_those_of_their_cards) \
     $(addprefix --deselect tests/test_intercept.py::test_,threads_trace_one_model_as_one_does \
-    each_thread_has_its_own_edits explanations_in_threads_are_those_of_one_thread) \
+    each_thread_has_its_own_edits) \
     $(addprefix --deselect tests/architectures/test_,adapter_folders.py::test_lora_in_all_its_forms \
     adapter_folders.py::test_other_kinds_of_adapters adapter_folders.py::test_what_an_adapters_configuration_may_not_say \
     adapters.py::test_probes_are_those_of_the_merged_model adapters.py::test_the_bound_is_that_of_the_merged_model \
@@ -54,7 +53,7 @@ NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub|numpy)==
 TRITON = triton==3.6.0 "numpy<2.4"
 KERNELS = $(wildcard tests/backends/test_triton_*.py)
 
-.PHONY: demo setup test lint types pytest fuzz test-kernels test-foreign test-transformers test-transformers4 test-transformers5 test-install test-beside-others test-perturbed test-exhaustive notebooks docs mutants clean
+.PHONY: demo setup test lint types pytest fuzz test-kernels test-foreign test-transformers test-transformers4 test-transformers5 test-install test-beside-others test-perturbed test-exhaustive test-all notebooks docs mutants clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-mamba2 --text "$(TEXT)" --out demo-output
@@ -122,6 +121,12 @@ test-install: $(VENV)/.dev
 test-beside-others: $(VENV)-beside/.dev $(VENV)-inseq/.dev
 	for place in $(VENV)-beside $(VENV)-inseq; do $(THREADS) $$place/bin/pytest -q tests/test_beside_others.py || exit 1; done
 	$(THREADS) $(VENV)-beside/bin/pytest -q tests/architectures/test_mamba_ssm.py
+
+# All that .ci/run may leave out: to be run before a release.
+test-all:
+	$(MAKE) --no-print-directory test APART=
+	$(MAKE) --no-print-directory test-transformers5
+	$(MAKE) --no-print-directory -j 4 --output-sync=target docs test-install test-kernels test-foreign
 
 # All with every model, pair of options and value, where they try some that stand for them: it takes an hour.
 test-exhaustive: export SSMSCOPE_EXHAUSTIVE = all

@@ -47,11 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 FIRST = (
-    "test_recorded",
-    "reports/test_browser",
-    "training/test_kinds",
-    "test_training",
-    "test_demos",
+    *("test_recorded", "contracts/test_recorded_step", "reports/test_browser", "test_demos", "test_training"),
+    *("architectures/test_adapter_folders", "training/test_kinds", "training/test_compiled_models"),
 )
 """Files that take longest: a worker that began one of them last would keep the others waiting."""
 

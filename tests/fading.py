@@ -10,11 +10,7 @@ import torch
 from bags import LABELS, tokenizer
 
 from ssmscope.core.model import Model
-from ssmscope.zoo.selective import (
-    SelectiveSSMConfig,
-    SelectiveSSMForCausalLM,
-    SelectiveSSMForSequenceClassification,
-)
+from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification
 
 
 def fading(

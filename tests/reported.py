@@ -37,11 +37,7 @@ PROMPTS = dict(attacks=["stresstest", "checklist"], template=["Is it good? {cont
 CHEAP = {"ig": {"steps": 4, "cap": 12}}
 """Too few gradients to converge: a report says so."""
 T = TypeVar("T")
-PROVENANCE = {
-    "date": "2026-01-02T03:04:05+00:00",
-    "plan": "title: tests\nmodels: [demo/…]\n",
-    "versions": {"a": "1"},
-}
+PROVENANCE = {"date": "2026-01-02T03:04:05+00:00", "plan": "title: tests\nmodels: [demo/…]\n", "versions": {"a": "1"}}
 
 
 def entry(

@@ -6,8 +6,6 @@ import inspect
 import io
 import json
 import os
-import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -136,30 +134,6 @@ class TestUsage:
 
 
 class TestFile:
-    @pytest.mark.parametrize(
-        ("content", "says"),
-        [
-            (b"", "is empty; give one text a line"),
-            (b" \n\n", "is empty; give one text a line"),
-            (b"a film\n\na film\n", "line 2 is empty"),
-            (b"a film\nun cin\xe9ma\n", "is not UTF-8 text (byte 13)"),
-        ],
-    )
-    def test_refuses_what_is_no_list_of_texts(
-        self, refusal: Callable[..., str], tmp_path: Path, content: bytes, says: str
-    ) -> None:
-        (tmp_path / "texts").write_bytes(content)
-        assert says in refusal("heatmap", "m", "--file", tmp_path / "texts")
-
-    def test_refuses_a_missing_one_and_a_directory(self, refusal: Callable[..., str], tmp_path: Path) -> None:
-        assert "No such file" in refusal("heatmap", "m", "--file", tmp_path / "missing")
-        assert "directory" in refusal("heatmap", "m", "--file", tmp_path)
-
-    def test_holds_a_text_a_line(self, analyze: Answer, mamba: Path, tmp_path: Path) -> None:
-        (tmp_path / "texts").write_bytes(b"\xef\xbb\xbfa good film\r\nbad acting\n\n")
-        texts = json.loads(analyze("heatmap", mamba, "--file", tmp_path / "texts", "--json").out)["texts"]
-        assert [text["tokens"] for text in texts] == [["a", "good", "film"], ["bad", "acting"]]
-
     def test_may_be_stdin(self, analyze: Answer, mamba: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a film\nbad music\n")))
         assert len(json.loads(analyze("heatmap", mamba, "--file", "-", "--json").out)["texts"]) == 2
@@ -174,82 +148,6 @@ class TestModel:
 
     def test_an_unknown_demo_is_answered_with_the_nearest(self, rejected: Callable[[object], str]) -> None:
         assert "did you mean 'demo/sst2-mamba" in rejected("demo/sst2-mmaba")
-
-    def test_an_unknown_name(self, rejected: Callable[[object], str]) -> None:
-        assert "sst2-mamba" in rejected("sst2-mamba")
-        assert "nobody/such-model" in rejected("nobody/such-model")
-        assert "no/such/place" in rejected("no/such/place")
-
-    def test_a_directory_without_a_configuration(self, rejected: Callable[[object], str], tmp_path: Path) -> None:
-        assert "config.json" in rejected(tmp_path)
-
-    @pytest.mark.parametrize("content", ["", "{", "[]", '{"model_type": "mamba", "hidden_size": "wide"}', "{}"])
-    def test_a_configuration_that_is_none(
-        self, rejected: Callable[[object], str], tmp_path: Path, content: str
-    ) -> None:
-        (tmp_path / "config.json").write_text(content)
-        assert str(tmp_path) in rejected(tmp_path)
-
-    @pytest.mark.parametrize("kept", [0, 4, 200, -1])
-    def test_a_truncated_safetensors_file(
-        self, rejected: Callable[[object], str], untokenized: Path, tmp_path: Path, kept: int
-    ) -> None:
-        weights = (untokenized / "model.safetensors").read_bytes()
-        shutil.copy(untokenized / "config.json", tmp_path)
-        (tmp_path / "model.safetensors").write_bytes(weights[:kept])
-        assert str(tmp_path) in rejected(tmp_path)
-
-    def test_no_weights(self, rejected: Callable[[object], str], untokenized: Path, tmp_path: Path) -> None:
-        shutil.copy(untokenized / "config.json", tmp_path)
-        assert str(tmp_path) in rejected(tmp_path)
-
-    @pytest.mark.parametrize("layout", ["transformers", "mamba_ssm", "file"])
-    @pytest.mark.parametrize("container", ["pickle", "zip"])
-    def test_a_pickle_with_code_is_not_run(
-        self,
-        rejected: Callable[[object], str],
-        untokenized: Path,
-        tmp_path: Path,
-        layout: str,
-        container: str,
-    ) -> None:
-        import torch
-
-        proof, model = tmp_path / "was-run", tmp_path / "model"
-        model.mkdir()
-        if layout == "transformers":
-            shutil.copy(untokenized / "config.json", model)
-        elif layout == "mamba_ssm":
-            (model / "config.json").write_text('{"d_model": 16, "n_layer": 3, "vocab_size": 16, "ssm_cfg": {}}')
-        weights = model / ("weights.pth" if layout == "file" else "pytorch_model.bin")
-        payload = {"backbone.norm_f.weight": RunsWhenRead(str(proof))}
-        if container == "pickle":
-            weights.write_bytes(pickle.dumps(payload))
-        else:
-            torch.save(payload, weights)
-        rejected(weights if layout == "file" else model)
-        assert not proof.exists()
-
-    def test_a_transformer(self, rejected: Callable[[object], str], tmp_path: Path) -> None:
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16)).save_pretrained(tmp_path)
-        said = rejected(tmp_path)
-        assert "GPT2" in said and "state-space" in said
-
-    def test_a_file_that_is_no_checkpoint(self, rejected: Callable[[object], str], tmp_path: Path) -> None:
-        (tmp_path / "notes.pth").write_text("not a model")
-        assert "notes.pth" in rejected(tmp_path / "notes.pth")
-
-
-class RunsWhenRead:
-    """Object whose pickle is an instruction to create a file."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[typing.Any, ...]:
-        return os.mkdir, (self.path,)
 
 
 class TestTrain:

@@ -1,16 +1,18 @@
-"""`analyze retrieval` and `analyze loss`: options that reach the analyses, printed and written output."""
+"""`analyze retrieval` and `analyze loss`: options that reach the analyses, printed and written output.
+
+`analyze` with the verbs that look into a model: answers, files and refusals.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from commands import TEXT, Answer, refused
 
 WORDS = "the old river runs past a mill and every autumn its water turns brown with leaves".split()
-Answer = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture(scope="module")
@@ -44,29 +46,6 @@ def prose(tmp_path: Path) -> Path:
 
 
 class TestRetrieval:
-    def test_options_reach_the_analysis(self, analyze, models, tmp_path, prose):
-        options = ("--tasks", "qa2,qa1", "--lengths", "30,0", "--examples", 4, "--seed", 5, "--piece", 16)
-        more = ("--filler", prose, "--split", "validation", "--template", "{question} {context}", "--no-spaced")
-        answer = analyze("retrieval", *models, *options, "--out", tmp_path / "out")
-        assert answer.code == 0 and "qa2, 0 tokens: 4 questions in" in answer.err
-        assert "accuracy of" in answer.out and "[0.00, 0.49]" in answer.out and "retrieval.json, .csv" in answer.out
-        names = sorted(path.name for path in (tmp_path / "out").iterdir())
-        assert names == ["retrieval.csv", "retrieval.html", "retrieval.json", "retrieval.png"]
-        found = json.loads((tmp_path / "out" / "retrieval.json").read_text())
-        given = found["provenance"]["options"]
-        assert given["tasks"] == ["qa2", "qa1"] and given["lengths"] == [0, 30] and given["examples"] == 4
-        assert given["piece"] == 16 and given["filler"] == "generated" and given["split"] == "test"
-        assert found["provenance"]["seed"] == 5 and [one["model"] for one in found["provenance"]["models"]] == [
-            str(model) for model in models
-        ]
-        answer = analyze("retrieval", models[0], *options, *more, "--no-progress", "--json")
-        # a tokenizer of whitespace words does not know "kitchen." as a word
-        assert answer.code == 2 and "tokenizer does not know" in answer.err
-        answer = analyze("retrieval", models[0], *options, *more[:-1], "--no-progress", "--json")
-        given = json.loads(answer.out)["provenance"]["options"]
-        assert answer.err == "" and given["filler"] == str(prose) and given["split"] == "validation"
-        assert given["template"] == "{question} {context}" and given["spaced"] is True
-
     def test_refusals(self, refusal, models):
         assert "lengths is '1k'; allowed are a whole number" in refusal("retrieval", models[0], "--lengths", "1k")
         assert "did you mean 'qa1'" in refusal("retrieval", models[0], "--tasks", "qa11")
@@ -77,22 +56,6 @@ class TestRetrieval:
 
 
 class TestLoss:
-    def test_options_reach_the_analysis(self, analyze, models, prose, tmp_path):
-        options = ("--length", 40, "--limit", 5, "--smooth", 7, "--unit", "bits", "--piece", 16, "--seed", 3)
-        answer = analyze("loss", *models, "--data", prose, *options, "--out", tmp_path / "out")
-        assert answer.code == 0 and "5 windows of 40 tokens" in answer.err and "1–40" in answer.out
-        assert "bits a token" in answer.out and "minus" in answer.out
-        names = sorted(path.name for path in (tmp_path / "out").iterdir())
-        assert names == ["loss.csv", "loss.html", "loss.json", "loss.png"]
-        found = json.loads((tmp_path / "out" / "loss.json").read_text())
-        assert found["provenance"]["options"] == {
-            **{"data": str(prose), "split": None, "length": 40, "limit": 5},
-            **{"smooth": 7, "unit": "bits", "piece": 16, "remembers": None},
-        }
-        assert found["provenance"]["seed"] == 3 and found["provenance"]["data"]["of"] == 12
-        answer = analyze("loss", models[0], "--data", prose, *options, "--no-progress", "--json")
-        assert answer.err == "" and json.loads(answer.out)["summaries"][0] == found["summaries"][0]
-
     def test_wikitext_is_the_default(self, analyze, models, real_data):
         real_data("wikitext2", "validation")
         answer = analyze(
@@ -109,3 +72,62 @@ class TestLoss:
         assert "smooth is 4" in refusal("loss", model, "--data", prose, "--smooth", "4")
         assert "no document is long enough" in refusal("loss", model, "--data", prose, "--length", "5000")
         assert "classifier" in refusal("loss", "demo/sst2-mamba2", "--data", prose)
+
+
+@pytest.fixture
+def refusal(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
+    return refused(analyze, tmp_path)
+
+
+class TestHeatmap:
+    def test_json_is_all_of_stdout_and_the_same_as_the_file(self, analyze: Answer, mamba: Path, tmp_path: Path) -> None:
+        answer = analyze("heatmap", mamba, "--text", TEXT, "--json", "--out", tmp_path)
+        assert json.loads(answer.out) == json.loads((tmp_path / "heatmap.json").read_text())
+        assert "heatmap.json, .csv, .png, .html" in answer.err
+
+    def test_of_ids_needs_no_tokenizer(self, analyze: Answer, untokenized: Path) -> None:
+        found = json.loads(analyze("heatmap", untokenized, "--ids", "5,7, 3", "--ids", "2", "--json").out)
+        assert [text["tokens"] for text in found["texts"]] == [["5", "7", "3"], ["2"]]
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["--text", ""], "empty"),
+            (["--text", " \t\n"], "empty"),
+            (["--text", "zebra quagga"], "does not know"),
+            (["--text", "🎬🍿"], "does not know"),
+            (["--text", "a \x1b[31mgood film"], "U+001B at position 2"),
+            (["--text", "a film", "--text", "bad\x00film"], "text 1 has the control character U+0000 at position 3"),
+            (["--text", "good film " * 10_000], "20,000 tokens, more than the limit of 16,384"),
+            (["--text", TEXT, "--max-tokens", "5"], "11 tokens, more than the limit of 5"),
+            (["--text", "a \udcff film"], "not valid UTF-8"),
+            (["--ids", "1,16"], "16, outside the model's vocabulary 0…15"),
+            (["--ids", "-1"], "-1, outside"),
+            (["--text", TEXT, "--score", "retain"], "unknown score 'retain'; allowed are survival, retention, write"),
+            (["--text", TEXT, "--layers", "men"], "did you mean 'mean'?"),
+            (["--text", TEXT, "--layers", "0,3"], "no layer 3"),
+            (["--text", TEXT, "--layers", "-1"], "layers is -1; allowed"),
+            (["--text", TEXT, "--top", "0"], "top is 0"),
+            (["--text", TEXT, "--device", "cud"], "cud"),
+            (["--text", TEXT, "--device", "cuda:99"], "cuda:99"),
+            (["--text", TEXT, "--dtype", "int8"], "choose one of auto, float32, float64, bfloat16, float16"),
+        ],
+    )
+    def test_refuses(self, refusal: Callable[..., str], mamba: Path, arguments: list[str], says: str) -> None:
+        assert says in refusal("heatmap", mamba, *arguments)
+
+    def test_says_what_to_do_about_a_long_text(self, refusal: Callable[..., str], mamba: Path) -> None:
+        said = refusal("heatmap", mamba, "--text", "a" * 50_000 + " " + "good " * 20_000)
+        assert "--max-tokens" in said and len(said) < 300
+
+    def test_refuses_a_text_without_a_tokenizer(self, refusal: Callable[..., str], untokenized: Path) -> None:
+        assert "--ids" in refusal("heatmap", untokenized, "--text", TEXT)
+
+    def test_refuses_an_out_that_is_a_file(self, refusal: Callable[..., str], mamba: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("mine")
+        assert "is a file" in refusal("heatmap", mamba, "--text", TEXT, "--out", tmp_path / "file")
+        assert "is a file" in refusal("heatmap", mamba, "--text", TEXT, "--out", tmp_path / "file" / "below")
+        assert (tmp_path / "file").read_text() == "mine"
+
+    def test_refuses_an_out_that_cannot_be_written(self, refusal: Callable[..., str], mamba: Path) -> None:
+        assert "annot" in refusal("heatmap", mamba, "--text", TEXT, "--out", "/proc/heatmap")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,8 @@ from ssmscope.api.analysis import Call  # noqa: E402
 from ssmscope.data.babi import questions  # noqa: E402
 from ssmscope.data.language import language_data, load_lines, word_tokenizer  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
-from ssmscope.probes.lens import fit_lens, trajectory  # noqa: E402
+from ssmscope.probes.lens import fit_lens  # noqa: E402
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
-from ssmscope.probes.lens.training import LensFitting  # noqa: E402
-from ssmscope.probes.snr import needle_snr  # noqa: E402
 
 LINES = [text for task in ("qa1", "qa2", "qa5") for text in questions(task, length=60, examples=40).texts]
 QUICK = ("--steps", 12, "--batch-tokens", 300, "--look-every", 4, "--length", 24, "--held-out", 0.3)
@@ -76,41 +73,6 @@ class TestFit:
         assert again.code == 0 and json.loads(again.out) == json.loads(record) and "nothing to do" in again.err
         assert (out / "lens.json").read_bytes() == record
 
-    def test_an_interrupted_fit_continues(self, analyze, folder, tmp_path, monkeypatch):
-        out, evaluations, evaluate = tmp_path / "lens", [], LensFitting._evaluate
-
-        def interrupted(fitting):
-            evaluate(fitting)
-            evaluations.append(1)
-            if len(evaluations) == 3:
-                signal.raise_signal(signal.SIGINT)
-
-        given = ("lens", "fit", folder / "mamba2", "--data", folder / "text.txt", *QUICK, "--out", out)
-        monkeypatch.setattr(LensFitting, "_evaluate", interrupted)
-        answer = analyze(*given)
-        assert answer.code == 130 and answer.out == ""
-        assert answer.err.endswith("analyze: interrupted; the same command continues from the last checkpoint\n")
-        assert not (out / "lens.json").exists()
-        answer = analyze(*given)
-        assert answer.code == 0 and "continuing after" in answer.err
-        whole = analyze(*given[:-1], tmp_path / "whole")
-        assert whole.code == 0
-        one, other = (LensFit.load(path / "lens.json") for path in (out, tmp_path / "whole"))
-        assert one.layers == other.layers and one.history == other.history
-
-    def test_of_a_classifier(self, analyze, tmp_path):
-        rows = [
-            f"{'good' if i % 2 else 'bad'} film number {i},{'positive' if i % 2 else 'negative'}" for i in range(12)
-        ]
-        (tmp_path / "reviews.csv").write_text("text,label\n" + "\n".join(rows))
-        given = ("lens", "fit", "demo/sst2-mamba2", "--data", tmp_path / "reviews.csv", "--steps", 2, "--held-out", 0.3)
-        answer = analyze(*given, "--out", tmp_path / "lens", "--json")
-        found = json.loads(answer.out)
-        assert answer.code == 0 and found["positions"] == "last"
-        assert found["provenance"]["data"]["train"]["name"] == "reviews"
-        shown = analyze("lens", "show", "demo/sst2-mamba2", "--lens", tmp_path / "lens", "--text", "a good film")
-        assert shown.code == 0 and "positive" in shown.out
-
     def test_known_data_is_what_the_model_did_not_learn_from(self, analyze, folder, tmp_path, real_data, monkeypatch):
         real_data("wikitext2", "validation")
         asked: list[tuple] = []
@@ -136,10 +98,7 @@ class TestFit:
             (["mamba2", "--data", "text.txt", "--optimizer", "sdg"], "unknown optimizer 'sdg'; allowed are sgd, adam"),
             (["mamba2", "--data", "text.txt", "--steps", "0"], "steps is 0; allowed is a whole number from 1"),
             (["mamba2", "--data", "text.txt", "--clip", "x"], "clip is 'x'; allowed is a number above 0"),
-            (
-                ["mamba2", "--data", "text.txt", "--length", "0"],
-                "length is 0; allowed is a whole number from 1 to",
-            ),
+            (["mamba2", "--data", "text.txt", "--length", "0"], "length is 0; allowed is a whole number from 1 to"),
             (["demo/sst2-mamba2", "--data", "text.txt"], "text.txt"),
             (["mamba2", "--data", "text.txt", "--device", "gpu"], "gpu"),
         ],
@@ -180,75 +139,7 @@ class TestFit:
         assert (tmp_path / "lens" / "lens.png").exists() and (tmp_path / "lens" / "lens.json").read_bytes() == record
 
 
-class TestShow:
-    def test_is_what_python_gives(self, analyze, folder, fitted, tmp_path):
-        text = "Alma went to the attic ."
-        given = ("lens", "show", folder / "mamba2", "--text", text)
-        tuned = analyze(
-            *given, "--lens", fitted, "--statistic", "kl", "--positions", "last", "--json", "--out", tmp_path
-        )
-        assert tuned.code == 0 and {path.suffix for path in tmp_path.iterdir()} == {".json", ".csv", ".png", ".html"}
-        model = ssmscope.load(folder / "mamba2")
-        for answer, options in (
-            (tuned, dict(lens=fitted, statistic="kl", positions="last")),
-            (analyze(*given, "--json"), {}),
-        ):
-            found, expected = json.loads(answer.out), json.loads(trajectory(model, text, **options).to_json())
-            assert found["texts"] == expected["texts"]
-            assert found["provenance"]["options"] == expected["provenance"]["options"]
-        shown = analyze(*given, "--lens", fitted)
-        assert f"tuned lens {fitted}" in " ".join(shown.out.split()) and "settled" in shown.out
-        ids = analyze("lens", "show", folder / "bare", "--ids", "3,4,5")
-        assert ids.code == 0 and "logit lens" in ids.out
-
-    def test_refuses(self, analyze, folder, fitted):
-        given = ("lens", "show", folder / "mamba", "--text", "Alma went")
-        for arguments, says in (
-            ((*given, "--lens", fitted), "was fitted to another model"),
-            ((*given, "--lens", folder), "has no lens: config.json is missing"),
-            ((*given, "--statistic", "klm"), "did you mean 'kl'"),
-            ((*given, "--positions", "first"), "unknown positions 'first'"),
-            (given[:-2], "no text; give --text"),
-            (("lens", "shwo", "x"), "no verb 'shwo'; there are fit, show; did you mean 'show'?"),
-            (("lens",), "missing command (see analyze lens --help)"),
-            ((*given, "--lense", "x"), "no option --lense; did you mean '--lens'"),
-        ):
-            answer = analyze(*arguments)
-            assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1 and says in answer.err
-
-    @pytest.mark.parametrize("verb", [("lens",), ("lens", "fit"), ("lens", "show"), ("snr",)])
-    def test_help(self, analyze, verb):
-        answer = analyze(*verb, "--help")
-        assert answer.code == 0 and answer.err == "" and "Usage: analyze" in answer.out
-
-
 class TestSNR:
-    def test_is_what_python_gives(self, analyze, folder, fitted, tmp_path):
-        options = ("--tasks", "qa1,qa2", "--lengths", "0,40", "--examples", 6, "--seed", 2, "--filler", "generated")
-        given = ("snr", folder / "mamba2", folder / "mamba", "--lens", fitted, "--lens", "logit", *options)
-        answer = analyze(*given, "--json", "--out", tmp_path)
-        assert answer.code == 0 and "snr.json, .csv, .png, .html" in answer.err
-        assert {path.name for path in tmp_path.iterdir()} == {"snr.json", "snr.csv", "snr.png", "snr.html"}
-        found = json.loads(answer.out)
-        expected = json.loads(
-            needle_snr(
-                [ssmscope.load(folder / "mamba2"), ssmscope.load(folder / "mamba")],
-                **dict(lens=[fitted, None], tasks=["qa1", "qa2"], lengths=[0, 40], examples=6, seed=2),
-                filler="generated",
-            ).to_json()
-        )
-        for key in ("curves", "differences", "notes", "models"):
-            assert found[key] == expected[key]
-        assert found["provenance"]["options"] == expected["provenance"]["options"]
-        assert ssmscope.Result.load(tmp_path / "snr.json").to_dict() == found
-        shown = analyze(*given, "--full")
-        assert "Needle probability, contexts of 40 words" in shown.out and "read by the logit lens" in shown.out
-
-    def test_questions_of_ones_own(self, analyze, folder):
-        answer = analyze("snr", folder / "mamba", "--questions", folder / "mine.jsonl", "--full")
-        assert answer.code == 0 and answer.err == "" and "Means over 2 questions" in answer.out
-        assert "Needle probability\n" in answer.out and "mine  " in answer.out
-
     def test_things_in_hand_are_no_part_of_a_call(self, folder):
         for name, option, says in (
             ("snr", {"filler": ["The old wind rests ."]}, "filler is .*; allowed is a text"),
@@ -264,34 +155,3 @@ class TestSNR:
 
         assert registry.analysis_of("lens show").options["statistic"].words == tuple(STATISTICS)
         assert registry.analysis_of("snr").options["tasks"].elements == TASKS
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (
-                ["mamba2", "mamba", "--lens", "fitted"],
-                "1 lenses were given for 2 models; give one for each",
-            ),
-            (["mamba", "--lens", "fitted"], "was fitted to another model"),
-            (["bare"], "bare has no tokenizer to read questions with; give one, --tokenizer"),
-            (["demo/sst2-mamba2"], "demo/sst2-mamba2 is a classifier"),
-            (["mamba", "--tasks", "qa1,qa7"], "unknown among tasks: 'qa7'; allowed are qa1"),
-            (["mamba", "--tasks", "qa3"], "tokenizer does not know"),
-            (
-                ["mamba", "--lengths", "40,x"],
-                "lengths is 'x'; allowed are a whole number from 0 to",
-            ),
-            (["mamba", "--lengths", "-5"], "lengths is -5"),
-            (["mamba", "--examples", "0"], "examples is 0"),
-            (["mamba", "--filler", "wikitext"], "unknown text 'wikitext'"),
-            (["mamba", "--questions", "absent.csv"], "there is no file of questions absent.csv"),
-            (["mamba", "--questions", "mine.jsonl", "--tasks", "qa1"], "--tasks applies to generated questions"),
-            (["mamba", "--unit", "word"], "did you mean 'words'"),
-            (["mamba", "--out", "text.txt"], "is a file; give a directory"),
-            ([], "missing argument"),
-        ],
-    )
-    def test_refuses(self, analyze, folder, fitted, arguments, says):
-        given = [folder / part if (folder / str(part)).exists() else part for part in arguments]
-        answer = analyze("snr", *given)
-        assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1 and says in answer.err

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-ROWS = [[1, 4, 2, 0, 3, 1, 2], [2, 2, 4, 1]]
 IDS = ("--ids", "1,4,2,0,3,1,2", "--ids", "2,2,4,1")
 Answer = Callable[..., SimpleNamespace]
 
@@ -57,42 +56,6 @@ def said(result: Any) -> dict[str, Any]:
     return {**found, "provenance": {k: v for k, v in found["provenance"].items() if k != "date"}}
 
 
-class TestStability:
-    def test_of_a_demo_on_a_text(self, analyze: Answer, tmp_path: Path) -> None:
-        given = ("stability", "demo/sst2-mamba2", "--text", "A gripping film.", "--text", "A bore.")
-        answer = analyze(*given, "--out", tmp_path)
-        assert answer.code == 0 and answer.err == ""
-        assert "Stability of demo/sst2-mamba2: " in answer.out and "2 texts of" in answer.out
-        names = sorted(path.name for path in tmp_path.iterdir())
-        assert names == ["stability.csv", "stability.html", "stability.json", "stability.png"]
-        assert f"{tmp_path / 'stability.json'}, .csv, .png, .html" in answer.out
-
-    def test_is_that_of_the_function(self, analyze: Answer, models: Path) -> None:
-        import ssmscope
-
-        options = ("--length", 20, "--samples", 3, "--positions", "0,7", "--tolerance", 0.5, "--seed", 4)
-        found = json.loads(analyze("stability", models / "mamba", *options, "--json").out)
-        model = ssmscope.load(models / "mamba")
-        wanted = ssmscope.stability(model, length=20, samples=3, positions=[0, 7], tolerance=0.5, seed=4)
-        assert said(found) == said(wanted)
-        few = json.loads(analyze("stability", models / "mamba", *IDS, "--positions", "3", "--json").out)
-        wanted = ssmscope.stability(model, model.encode(ids=ROWS), positions=3)
-        assert said(few) == said(wanted)
-
-    def test_what_cannot_be_is_refused(self, refusal: Callable[..., str], models: Path) -> None:
-        one = models / "mamba"
-        assert "did you mean 'demo/sst2-mamba'" in refusal("stability", "demo/sst2-mmba")
-        assert "--length asks for random sequences" in refusal("stability", one, *IDS, "--length", 5)
-        assert "--ids cannot be combined with --text" in refusal("stability", one, *IDS, "--text", "a")
-        assert "length is 'x'" in refusal("stability", one, "--length", "x")
-        assert "length is '5,6'" in refusal("stability", one, "--length", "5,6")
-        assert "samples is 0" in refusal("stability", one, "--samples", 0)
-        assert "tolerance is -1.0" in refusal("stability", one, "--length", 5, "--tolerance", -1)
-        assert "positions is 'y'" in refusal("stability", one, "--positions", "0,y")
-        assert "not pixels" in refusal("stability", one, "--image", "x.png")
-        assert "missing argument" in refusal("stability")
-
-
 class TestBound:
     def test_of_a_selective_ssm(self, analyze: Answer, models: Path, tmp_path: Path) -> None:
         import ssmscope
@@ -115,19 +78,6 @@ class TestBound:
         given = ("bound", trained, "--length", 20, "--json")
         assert json.loads(analyze(*given).out)["examples"] == 321
         assert json.loads(analyze(*given, "--examples", 5).out)["examples"] == 5
-
-    def test_another_model_has_terms_on_the_texts(self, analyze: Answer, models: Path) -> None:
-        """At the length of the longest text."""
-        import ssmscope
-
-        found = json.loads(analyze("bound", models / "mamba", *IDS, "--json").out)
-        model = ssmscope.load(models / "mamba")
-        wanted = ssmscope.bound(model, model.encode(ids=ROWS), length=7)
-        assert found["gap"] is None and found["examples"] is None and found["length"] == 7
-        assert said(found) == said(wanted)
-        drawn = json.loads(analyze("bound", models / "mamba", "--length", 30, "--examples", 9, "--json").out)
-        assert drawn["inputs"] == "4 random sequences of 30 tokens (seed 0)"
-        assert (drawn["length"], drawn["examples"]) == (30, 9)
 
     def test_what_cannot_be_is_refused(self, refusal: Callable[..., str], models: Path) -> None:
         one = models / "sweep" / "a.pth"
@@ -215,46 +165,6 @@ class TestTable:
         assert (imdb["log_capacity_printed"], imdb["log_capacity"]) == pytest.approx((66.86, 70.55), abs=5e-3)
         assert all(row["vacuous"] for row in (majority, listops, imdb))
         assert [row["behaviour"] for row in (majority, listops, imdb)] == ["unstable", "stable", "unstable"]
-
-
-class TestInfluence:
-    def test_of_a_demo_on_a_text(self, analyze: Answer, tmp_path: Path) -> None:
-        text = "A gripping, beautifully acted film."
-        answer = analyze("influence", "demo/sst2-mamba2", "--text", text, "--out", tmp_path)
-        assert answer.code == 0 and answer.err == ""
-        assert (
-            "Influence on the output of demo/sst2-mamba2" in answer.out and "Recency: the last 8 tokens" in answer.out
-        )
-        names = sorted(path.name for path in tmp_path.iterdir())
-        assert names == ["influence.csv", "influence.html", "influence.json", "influence.png"]
-
-    def test_is_that_of_the_function(self, analyze: Answer, models: Path) -> None:
-        import ssmscope
-
-        model = ssmscope.load(models / "mamba")
-        options = ("--at", "layers", "--no-exact", "--probes", 5, "--fit-from", 0, "--fit-to", 3, "--recent", 2)
-        found = json.loads(
-            analyze("influence", models / "mamba", *IDS, "--positions", "0,-1", *options, "--seed", 3, "--json").out
-        )
-        same: dict[str, Any] = dict(at="layers", exact=False, probes=5, fit_from=0, fit_to=3, recent=2, seed=3)
-        wanted = ssmscope.influence(model, model.encode(ids=ROWS), positions=[0, -1], **same)
-        assert said(found) == said(wanted)
-        drawn = ("--length", 12, "--sequences", 2, "--of", "logits", "--exact")
-        found = json.loads(analyze("influence", models / "mamba", *drawn, "--positions", "all", "--json").out)
-        wanted = ssmscope.influence(model, length=12, sequences=2, of="logits", exact=True, positions="all")
-        assert said(found) == said(wanted)
-
-    def test_what_cannot_be_is_refused(self, refusal: Callable[..., str], models: Path) -> None:
-        given = ("influence", models / "mamba")
-        assert "no text; give --text" in refusal(*given)
-        assert "--length asks for random sequences" in refusal(*given, *IDS, "--length", 9)
-        assert "did you mean 'layers'" in refusal(*given, *IDS, "--at", "layer")
-        assert "did you mean 'logits'" in refusal(*given, *IDS, "--of", "logit")
-        assert "did you mean 'last'" in refusal(*given, *IDS, "--positions", "lst")
-        assert "text 1 has no position 5" in refusal(*given, *IDS, "--positions", "5")
-        assert "probes is 1" in refusal(*given, *IDS, "--probes", 1)
-        assert "length is 'x'" in refusal(*given, "--length", "x")
-        assert "did you mean 'demo/sst2-mamba'" in refusal("influence", "demo/sst2-mmba", *IDS)
 
 
 def test_the_verbs_stand_together(analyze: Answer) -> None:

@@ -18,13 +18,10 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 import ssmscope
 from ssmscope.core.cuts import cut_edges
 from ssmscope.core.edits import Edit, edited
-from ssmscope.core.intercept import Switch, evaluating, observe, override_forward
+from ssmscope.core.intercept import Switch
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.attention import implicit_attention
-from ssmscope.interp.methods.lrp import lrp
-from ssmscope.interp.objective import objective
 
 THREADS, RUNS = 8, 6
 
@@ -120,33 +117,6 @@ def test_each_thread_has_its_own_edits():
     assert nothing_left(model.module)
 
 
-def test_explanations_in_threads_are_those_of_one_thread():
-    model = Model(mamba().eval())
-    batch = model.encode(ids=[[5, 17, 3, 9, 9, 1]])
-
-    def scores(method: str):
-        found = ssmscope.explain(model, batch, methods=method, target=3)
-        return found.to_frame()["score"].to_numpy()
-
-    methods = ["lrp", "gradxinput", "gradcam"] * 4
-    expected = {method: scores(method) for method in set(methods)}
-    with ThreadPoolExecutor(4) as pool:
-        for method, found in zip(methods, pool.map(scores, methods)):
-            assert (found == expected[method]).all()
-    assert nothing_left(model.module)
-
-
-def test_an_inner_context_leaves_the_outer_one():
-    module = mamba().eval()
-    visited = []
-    with torch.no_grad(), fast_scan(module, visit=lambda index, *_: visited.append(("outer", index))):
-        with fast_scan(module, visit=lambda index, *_: visited.append(("inner", index))):
-            module(torch.tensor([[1, 2, 3]]))
-        module(torch.tensor([[1, 2, 3]]))
-    assert visited == [("inner", 0), ("inner", 1), ("outer", 0), ("outer", 1)]
-    assert nothing_left(module)
-
-
 def test_nothing_is_left_after_an_error():
     module = mamba().eval()
 
@@ -206,29 +176,6 @@ def test_hooks_of_accelerate_run_and_stay():
     assert model.mixers[0].__dict__["forward"] is standing
 
 
-def test_relevance_goes_through_a_model_that_accelerate_has_placed():
-    hooks = pytest.importorskip("accelerate.hooks")
-    model = Model(mamba().eval())
-    asked = objective(model, model.encode(ids=[5, 17, 3]), target=7)
-    expected = lrp(asked).scores
-    placed = [*model.module.backbone.layers, model.module.backbone.norm_f, model.module.lm_head]
-    for part in placed:
-        hooks.add_hook_to_module(part, hooks.AlignDevicesHook(torch.device("cpu")))
-    standing = [part.__dict__["forward"] for part in placed]
-    torch.testing.assert_close(lrp(asked).scores, expected)
-    assert [part.__dict__["forward"] for part in placed] == standing
-
-
-def test_softmax_weights_of_a_layer_that_accelerate_has_placed():
-    hooks = pytest.importorskip("accelerate.hooks")
-    model = Model(example("bamba"))
-    batch = model.encode(ids=[5, 17, 3, 9])
-    expected = implicit_attention(model, batch).to_frame()["weight"]
-    for part in [*model.module.modules()][1:]:
-        hooks.add_hook_to_module(part, hooks.AlignDevicesHook(torch.device("cpu")))
-    np.testing.assert_allclose(implicit_attention(model, batch).to_frame()["weight"], expected, rtol=1e-4, atol=1e-6)
-
-
 def test_offloaded_weights_are_refused():
     accelerate = pytest.importorskip("accelerate")
     module = accelerate.cpu_offload(mamba().eval(), execution_device=torch.device("cpu"))
@@ -251,35 +198,6 @@ def test_a_copy_made_while_a_run_goes_on_is_a_model_of_its_own():
         assert (taken(ids).logits - expected).abs().max() > 0.01
     switches = [part.__dict__["forward"] for part in taken.modules() if "forward" in part.__dict__]
     assert all(isinstance(each, Switch) and each.module in list(taken.modules()) for each in switches)
-
-
-def test_what_is_compiled_in_place_is_refused():
-    module = mamba().eval()
-    module.backbone.layers[1].compile()
-    with pytest.raises(InputError, match=r"backbone\.layers\.1 was compiled in place"):
-        Model(module).trace(ids=[5, 17, 3])
-
-
-def test_hooks_are_for_their_own_run_alone():
-    module, seen = nn.Linear(2, 2), []
-    before, after = (lambda *_, name=name: seen.append(name) for name in ("before", "after"))
-    with observe(before=[(module, before)], after=[(module, after)]):
-        thread = threading.Thread(target=module, args=(torch.zeros(2),))
-        thread.start()
-        thread.join()
-        assert not seen
-        module(torch.zeros(2))
-    assert seen == ["before", "after"]
-
-
-def test_a_forward_pass_put_on_meanwhile_is_left():
-    module = nn.Linear(2, 2)
-    with override_forward([(module, lambda below, x: below(x) + 1)]):
-        inner = module.forward
-        module.forward = lambda x: inner(x) * 2
-    assert not isinstance(module.forward, Switch)
-    expected = nn.functional.linear(torch.ones(2), module.weight, module.bias) * 2
-    torch.testing.assert_close(module(torch.ones(2)), expected)
 
 
 # ---- modes
@@ -309,17 +227,6 @@ def test_a_random_gate_is_not_drawn_where_a_trace_is_read():
     model = Model(example("baleen-b-mamba2").train())
     trace = model.trace(ids=[5, 17, 3, 8])
     torch.testing.assert_close(trace.layers[1].retention(), trace.retention[1])
-
-
-def test_the_last_of_several_runs_restores_the_mode():
-    module = nn.Sequential(nn.Dropout(), nn.Linear(2, 2)).train()
-    first, second = evaluating(module), evaluating(module)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert not module.training and not module[0].training
-    second.__exit__(None, None, None)
-    assert module.training and module[0].training
 
 
 # ---- weights

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 import torch
 from examples import random_example
@@ -49,20 +46,6 @@ def model() -> Model:
     return ssmscope.load(loud(MambaForCausalLM(config)), tokenizer=word_tokenizer())
 
 
-def test_tokens_are_shown_as_in_the_text(model):
-    batch = model.encode(["a good acted film", "film zzz!"])
-    assert batch.tokens == (("a", "good", "act", "ed", "film", "[CLS]"), ("film", "zzz", "!", "[CLS]"))
-    assert batch.words == ((0, 1, 2, 2, 3, None), (0, 1, 2, None))
-    assert batch.input_ids[1].tolist() == [4, 1, 8, 2, 0, 0]
-    assert batch.mask[1].tolist() == [True] * 4 + [False] * 2
-    assert batch.last.tolist() == [5, 3] and batch.lengths == [6, 4]
-
-
-def test_bytes_of_a_character_are_shown_as_it():
-    batch = encode_texts(["é😀 a"], byte_tokenizer(), 256)
-    assert "".join(dict.fromkeys(batch.tokens[0])) == "é😀 a"
-
-
 @pytest.mark.parametrize(
     "texts, words",
     [
@@ -85,13 +68,6 @@ def test_refused_texts(model, texts, words):
 
 def test_whitespace_and_emoji_beside_words_are_fine(model):
     assert model.encode("good\tfilm\r\n😀").tokens[0] == ("good", "film", "😀", "[CLS]")
-
-
-def test_a_text_is_kept_with_the_characters_of_each_token(model):
-    batch = model.encode(["a good acted film", "film zzz!"])
-    assert batch.spelled[1].text == "film zzz!" and len(batch.spelled) == 2
-    assert batch.spelled[0].offsets == ((0, 1), (2, 6), (7, 10), (10, 12), (13, 17), (0, 0))
-    assert batch.spelled[1].offsets == ((0, 4), (5, 8), (8, 9), (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -129,21 +105,6 @@ def test_ids_are_spelled_as_the_text_that_gives_them():
     assert spelled_out([[3, 7, 4]], own, len(WORDS)) is None
 
 
-@pytest.mark.parametrize(
-    "ids, words",
-    [
-        ([], "no token id"),
-        ([[1], []], "no token id"),
-        ([1, 10], r"id 10, outside the model's vocabulary 0…9"),
-        ([-1], "id -1"),
-        ([1] * 33, "33 tokens"),
-    ],
-)
-def test_refused_ids(model, ids, words):
-    with pytest.raises(InputError, match=words):
-        model.encode(ids=ids, max_tokens=32)
-
-
 def test_texts_need_a_tokenizer_and_ids_do_not(model):
     bare = Model(model.module)
     with pytest.raises(InputError, match="has no tokenizer: give token ids"):
@@ -174,25 +135,6 @@ def test_models_and_traces_are_shown_in_a_line(model):
 class TestWhatIsGiven:
     TEXTS = ["a good film", "acted film !"]
 
-    @pytest.mark.parametrize(
-        "take",
-        [
-            tuple,
-            np.array,
-            pd.Series,
-            pa.array,
-            lambda texts: (text for text in texts),
-            lambda texts: pd.DataFrame({"text": texts})["text"],
-            lambda texts: dict(enumerate(texts)).values(),
-            lambda texts: np.array(texts, dtype=object),
-        ],
-    )
-    def test_texts_in_any_sequence(self, model, take):
-        batch = model.encode(self.TEXTS)
-        found = model.encode(take(self.TEXTS))
-        assert found.tokens == batch.tokens and torch.equal(found.input_ids, batch.input_ids)
-        assert model.encode(np.array("a film")).tokens == model.encode("a film").tokens
-
     @pytest.mark.parametrize("side", ["left", "right"])
     @pytest.mark.parametrize("kind", [None, "pt", "np"])
     def test_a_tokenizers_output(self, model, side, kind):
@@ -204,58 +146,6 @@ class TestWhatIsGiven:
         assert torch.equal(model.trace(dict(given)).logits, model.trace(right).logits)
         one = model.tokenizer("a good film", return_tensors=kind)
         assert model.encode(one).tokens == (("a", "good", "film", "[CLS]"),)
-
-    def test_ids(self, model):
-        right = model.encode(ids=[[3, 7, 4], [4]])
-        for given in (
-            [[3, 7, 4], [4]],
-            ((3, 7, 4), (4,)),
-            [torch.tensor([3, 7, 4]), torch.tensor([4])],
-            [np.array([3, 7, 4]), [np.int64(4)]],
-            pd.Series([[3, 7, 4], [4]]),
-        ):
-            for found in (model.encode(given), model.encode(ids=given)):
-                assert torch.equal(found.input_ids, right.input_ids) and torch.equal(found.mask, right.mask)
-        for given in (torch.tensor([3, 7]), torch.tensor([[3, 7]]), np.array([3, 7]), range(3, 8, 4), [[3, 7]]):
-            assert model.encode(given).input_ids.tolist() == [[3, 7]]
-        assert model.encode(ids=[3, 6, 5]).words == ((0, 1, 1),) and model.encode(ids=[6, 5]).tokens == (("act", "ed"),)
-
-    @pytest.mark.parametrize(
-        "given, says",
-        [
-            (b"a film", "bytes were given as texts; decode them first"),
-            (Path("a.txt"), "the path 'a.txt' was given as texts"),
-            ({"a film"}, "set was given as texts, which has no order"),
-            ({"text": ["a film"]}, "dict without input_ids was given as texts"),
-            (5, "int was given as texts"),
-            ([], "no text was given"),
-            (["a film", None], "text 1 is None"),
-            (["a film", b"b"], "text 1 is b'b'"),
-            ([["a film"]], "text 0 is \\['a film'\\]"),
-            (["a film", 3], "text 1 is 3"),
-            ([3, "a film"], "the given ids hold 'a film', which is not a token id"),
-            ([[3], ["a"]], "row 1 holds 'a', which is not a token id"),
-            ([True, False], "text 0 is True"),
-            (torch.rand(3), "text 0 is 0\\..*float"),
-            ({"input_ids": [[3, 4]], "attention_mask": [[1]]}, "not of the shape of the input_ids"),
-            ({"input_ids": ["a film"]}, "input_ids hold 'a film'"),
-        ],
-    )
-    def test_anything_else_is_refused(self, model, given, says):
-        for call in (model.encode, model.trace, lambda texts: ssmscope.explain(model, texts, methods=("gradxinput",))):
-            with pytest.raises(InputError, match=says) as found:
-                call(given)
-            assert "\n" not in str(found.value)
-        with pytest.raises(InputError):
-            model.encode(ids=given)
-
-    def test_a_table(self, model):
-        table = pd.DataFrame({"text": ["a film"]})
-        for call in (model.encode, model.trace):
-            with pytest.raises(InputError, match="DataFrame was given as texts; give its column"):
-                call(table)
-        (text,) = ssmscope.explain(model, table, methods=("gradxinput",)).texts
-        assert text.tokens == model.encode("a film").tokens[0]
 
     def test_of_an_evaluator(self, model):
         ask = ssmscope.Evaluator(model, words=("good", "film"))
@@ -276,11 +166,6 @@ class TestWhatIsGiven:
 def test_a_tokenizer_larger_than_the_model_is_noticed(model):
     with pytest.raises(InputError, match="the tokenizer gives id 8"):
         encode_texts(["film !"], model.tokenizer, 8)
-
-
-def test_rows_are_cut_to_their_longest():
-    batch = encode_ids([[1, 2, 3, 4], [5], [6, 7]], 10).rows([2, 1])
-    assert batch.input_ids.tolist() == [[6, 7], [5, 0]] and batch.mask.tolist() == [[True, True], [True, False]]
 
 
 def test_dashes_of_windows_read_as_latin_1_are_no_control_characters(model):
@@ -512,16 +397,6 @@ def pixel_model() -> Model:
 
 
 class TestPixels:
-    def test_are_divided_by_255_and_named_by_row_and_column(self, pixel_model):
-        batch = pixel_model.encode(values=IMAGES.numpy())
-        assert torch.equal(batch.values, IMAGES.float() / 255) and batch.values.dtype == torch.float32
-        assert batch.tokens == (("0,0", "0,1", "0,2", "1,0", "1,1", "1,2", "[class]"),) * 2
-        assert batch.words[0] == (0, 1, 2, 3, 4, 5, None)
-        assert batch.lengths == [7, 7] and batch.last.tolist() == [6, 6]
-        assert torch.equal(pixel_model.encode(values=IMAGES.double() / 255).values, batch.values)
-        assert pixel_model.encode(values=IMAGES[0, :4]).tokens == (("0", "1", "2", "3", "[class]"),)
-        assert torch.equal(batch.rows([1]).values, batch.values[1:])
-
     def test_give_the_modules_logits_in_every_way(self, pixel_model, monkeypatch):
         batch = pixel_model.encode(values=IMAGES)
         with torch.no_grad():
@@ -535,52 +410,12 @@ class TestPixels:
         assert ssmscope.heatmap(trace)[0].tokens[-1] == "[class]"
         assert 6 not in ssmscope.heatmap(trace, top=9)[0].rationale
 
-    @pytest.mark.parametrize(
-        "values, words",
-        [
-            (IMAGES.long(), "pixels of torch.int64 were given; allowed are arrays of uint8"),
-            ("a film", "pixels of str"),
-            (
-                IMAGES[:, :, :1],
-                r"pixels \(2, 6, 1\) were given; the model reads \(images, 2, 3, 2\) or",
-            ),
-            (IMAGES[:0], r"pixels \(0, 6, 2\)"),
-            (torch.full((1, 6, 2), torch.nan), "not finite"),
-            (np.full((1, 6, 2), 1e300), "not finite"),  # in float32
-            (np.array(["a film"]), "pixels of <U6 were given"),
-            (np.zeros((1, 6, 2), dtype=object), "pixels of object were given"),
-            (torch.zeros(1, 40, 2), "41 tokens, more than the limit of 32"),
-        ],
-    )
-    def test_that_are_refused(self, pixel_model, values, words):
-        with pytest.raises(InputError, match=words):
-            pixel_model.encode(values=values, max_tokens=32)
-
     def test_may_be_given_first(self, pixel_model):
         for given in (IMAGES, IMAGES.numpy()):
             assert torch.equal(pixel_model.encode(given).values, IMAGES.float() / 255)
             for more in (dict(values=IMAGES), dict(ids=[0])):
                 with pytest.raises(InputError, match="reads pixels"):
                     pixel_model.encode(given, **more)
-
-    @pytest.mark.parametrize(
-        ("channels", "size", "form"),
-        [(1, None, "1 channel"), (2, None, "2 channels"), (1, [2, 3], "3 × 2 of 1 channel")],
-    )
-    def test_are_described(self, pixel_model, channels, size, form):
-        pixel_model.module.config.channels, pixel_model.module.config.image_size = channels, size
-        with pytest.raises(InputError, match=rf"^model reads pixels \({form}\), not texts: give it images"):
-            Model(pixel_model.module).encode("a film")
-
-    def test_as_images(self, pixel_model):
-        batch = pixel_model.encode(values=IMAGES)
-        assert torch.equal(pixel_model.images_of(batch), IMAGES.view(2, 2, 3, 2).float() / 255)
-        assert pixel_model.images_of(pixel_model.encode(values=IMAGES[:, :5])) is None
-        assert pixel_model.images_of(encode_ids([[0, 0]], 1)) is None
-        pixel_model.module.config.image_size = None
-        assert pixel_model.images_of(batch) is None
-        embedded = pixel_model.embed(batch)
-        assert embedded.shape == (2, 7, 8) and torch.equal(embedded, pixel_model.module.embed_values(batch.values))
 
     def test_are_not_mixed_with_tokens(self, pixel_model, model):
         for wrong in (dict(texts="a film"), dict(ids=[0]), dict(values=IMAGES, ids=[0]), dict()):

@@ -147,12 +147,7 @@ def test_the_code_for_assistants_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert named == {*registry.ANALYSES, "report", "serve"}
 
 
-BROUGHT = {
-    "huggingface_hub": "transformers",
-    "markupsafe": "jinja2",
-    "nltk": "textattack",
-    "traitlets": "anywidget",
-}
+BROUGHT = {"huggingface_hub": "transformers", "markupsafe": "jinja2", "nltk": "textattack", "traitlets": "anywidget"}
 """Packages that are imported, and the declared one that cannot be without them."""
 NAMES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
 OPTIONAL = set(

@@ -92,49 +92,6 @@ def test_nothing_needs_posix_or_the_machines_encoding() -> None:
     assert len(found) > 300 and not {file: lines for file, lines in found.items() if lines}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import fcntl",
-        "from os import fork",
-        "import os\nos.fork()",
-        "import os\nlen(os.sched_getaffinity(0))",
-        "import signal\nsignal.signal(signal.SIGALRM, print)",
-        "multiprocessing.get_context('fork')",
-        "open('a.txt')",
-        "open('a.txt', 'w')",
-        "path.open('w')",
-        "path.read_text()",
-        "path.write_text('a')",
-        "subprocess.run(['a'], text=True)",
-        "tempfile.NamedTemporaryFile('w')",
-        "Path('/tmp/a')",
-        "Path('/proc/cpuinfo')",
-    ],
-)
-def test_faults_are_found(line: str) -> None:
-    assert len(found_in(line)) == 1
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import os\nif hasattr(os, 'sched_getaffinity'):\n    os.sched_getaffinity(0)",
-        "open('a', 'rb')",
-        "open('a', encoding='utf-8')",
-        "path.open('wb')",
-        "path.read_text('utf-8')",
-        "path.write_text('a', encoding='utf-8')",
-        "os.open('a', os.O_RDONLY)",
-        "Image.open(stream)",
-        "tempfile.NamedTemporaryFile()",
-        "subprocess.run(['a'])",
-    ],
-)
-def test_what_is_portable_is_left_alone(line: str) -> None:
-    assert found_in(line) == []
-
-
 @pytest.mark.parametrize("name", WHERE_POSIX.values())
 def test_without_posix_a_kernel_is_unavailable_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(compiler.os, name)

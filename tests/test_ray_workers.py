@@ -139,10 +139,7 @@ class TestConnected:
             assert found is ray
             raise Died
         size = {"object_store_memory": 256 * 2**20}
-        assert ray.calls == [
-            ("init", {"num_cpus": 3, "include_dashboard": False, **size, **self.QUIET}),
-            ("shutdown",),
-        ]
+        assert ray.calls == [("init", {"num_cpus": 3, "include_dashboard": False, **size, **self.QUIET}), ("shutdown",)]
 
     def test_one_that_is_connected_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         ray = used(monkeypatch, Recorder(running=True))

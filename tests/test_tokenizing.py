@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import time
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -16,13 +15,11 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.attacks.offline import textattack
-from ssmscope.attacks.recipes import protect
 from ssmscope.attacks.words.hotflip import read
 from ssmscope.core import pattern_limit
 from ssmscope.core.encoding import Batch, encode_texts
 from ssmscope.core.model import Model
-from ssmscope.core.tokenizing import token_texts, tokenize, word_numbers
+from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.batches import encode
 from ssmscope.data.language import language_data
 from ssmscope.data.text import text_data
@@ -30,9 +27,7 @@ from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
 from ssmscope.evaluation.forking import token_rows
 from ssmscope.interp.heatmap.words import word_groups, word_text
-from ssmscope.interp.labelled import marked_tokens
 from ssmscope.interp.spans import find_piece, positions_of, words_at
-from ssmscope.render.tokens import REST, short_token, spell_tokens, visible
 
 made = functools.cache(lambda name: TOKENIZERS[name]())
 
@@ -61,22 +56,6 @@ class TestTokens:
         assert "".join(batch.tokens[0]) == text
         assert len(batch.tokens[0]) == len(made(name)(text)["input_ids"])
 
-    @pytest.mark.parametrize("text", TEXTS)
-    def test_of_word_pieces_spaces_are_left_out(self, text):
-        tokens = batch_of("word pieces", text).tokens[0]
-        assert (tokens[0], tokens[-1]) == ("[CLS]", "[SEP]")
-        assert "".join(tokens[1:-1]) == "".join(text.split())
-
-    def test_a_character_of_several_tokens_is_shown_at_the_first(self):
-        batch = batch_of("byte fallback", "Müller 10€")
-        assert batch.tokens[0] == (*("", "M", "ü", "", "l", "l", "e", "r", " ", "1", "0", "€", "", ""),)
-        assert [token for _, token in spell_tokens(batch.tokens[0], batch.words[0])][:4] == [REST, "M", "ü", REST]
-        assert short_token("", 8) == REST and short_token(" ", 8) == "␣"
-
-    def test_what_belongs_to_the_character_before_is_visible(self):
-        assert visible("\u200d") == "⟨200D⟩" and visible("👩\u200d👧") == "👩\u200d👧"
-        assert visible("\u0301s") == "◌\u0301s" and visible("e\u0301") == "e\u0301"
-
     def test_tokens_that_share_a_character(self):
         batch = batch_of("bytes over spaces", "Der Müller aß 10€ ok")
         both = zip(batch.spelled[0].offsets, batch.tokens[0])
@@ -94,20 +73,6 @@ class TestTokens:
             assert not any(re.search(r"\S\s", word) for word in words)
         assert not any(re.match("[\u0300-\u036f\u200d\u093c-\u094d\ufe0f🏻-🏿]", word) for word in words)
         assert not any(word.endswith("\u200d") for word in words)
-
-    def test_words_of_accents_written_apart(self):
-        batch = batch_of("trimmed bytes", "a re\u0301sume\u0301 ok")
-        words = [word_text(batch.tokens[0], group) for group in word_groups(batch.words[0])]
-        assert words == ["a", " re\u0301sume\u0301", " ok"]
-
-    def test_spaces_that_are_tokens(self):
-        assert token_texts("a  b", [(0, 1), (2, 2), (3, 4)], ["a", "Ġ", "Ġb"]) == ("a", " ", " b")
-        assert token_texts("a  b", [(0, 1), (3, 4)], ["aĠĠ", "b"]) == ("a  ", "b")
-        assert token_texts("a b", [(0, 1), (2, 3), (0, 0)], ["a", "b", "</s>"]) == ("a", "b", "</s>")
-        assert word_numbers([0, 0, 0, None], "a  b", [(0, 1), (1, 2), (2, 4), (0, 0)], ["a", " ", " b", "</s>"]) == (
-            *(0, 1, 2),
-            None,
-        )
 
 
 class TestSpans:
@@ -182,20 +147,6 @@ class TestAnalyses:
         assert each.spans == (((1,),), (touching("byte fallback", text, 4, 10),))
         assert each.provenance["options"]["from"] == ["1", "Müller"]
 
-    def test_patches_at_positions_in_numbers(self, model):
-        pair = {"clean": "film ok a", "corrupted": "film ok b"}
-        asked = dict(site="residual", answer=7, contrast=9)
-        named_ = ssmscope.patch(model, **pair, **asked, positions="1:3")
-        for given in ([1, 2], slice(1, 3), (2, 1)):
-            found = ssmscope.patch(model, **pair, **asked, positions=given)
-            assert found.positions == named_.positions == (1, 2)
-            assert found.to_frame().equals(named_.to_frame())
-
-    def test_marked_spans_of_maps(self, model):
-        text = "Der Müller aß 10€ ok"
-        found = ssmscope.attention(model, text, span="Müller")[0].span
-        assert found == (touching("byte fallback", text, 4, 10)[0], touching("byte fallback", text, 4, 10)[-1] + 1)
-
     def test_two_models_are_compared_by_word_with_every_token_counted(self, model):
         text = "ok Müller 10€"
         pair = ssmscope.attention([model, language_model("bytes")], text, rows="last")
@@ -205,14 +156,6 @@ class TestAnalyses:
             weights = np.mean([np.abs(each.values[0]) for each in one[0].maps], axis=0)
             words = [touching(name, text, *match.span()) for match in re.finditer(r" ?\S+", text)]
             assert np.allclose(row.scores, [weights[list(places)].sum() for places in words], rtol=1e-6)
-
-    def test_rationales_mark_every_token_of_a_character(self, model):
-        text = "Der Müller aß 10€ ok"
-        marked = marked_tokens(model, text, ((4, 10), (16, 17)))
-        assert tuple(np.flatnonzero(marked)) == (
-            *touching("byte fallback", text, 4, 10),
-            *touching("byte fallback", text, 16, 17),
-        )
 
     def test_flips_write_no_word_into_a_part_of_one(self):
         """Neither into one of the bytes of a letter, nor before an accent that is written apart."""
@@ -226,12 +169,6 @@ class TestAnalyses:
         cut = Model(language_model("byte fallback").module, fast)
         assert cut.encode(text).tokens[0] == ("film", "é", "", "b", "\u0301", "x")
         assert read(cut, text, Template("{content}")).places == {0: (0, 4), 5: (10, 11)}
-
-    @pytest.mark.skipif(find_spec("textattack") is None, reason="TextAttack is not installed")
-    def test_attacks_change_no_part_of_a_word(self):
-        attacked = textattack().shared.AttackedText("Say re\u0301sume\u0301 or naïve 👩\u200dfilm फ़िल्म")
-        kept = protect((), None)._get_modifiable_indices(attacked)
-        assert [attacked.words[index] for index in sorted(kept)] == ["Say", "or", "naïve"]
 
 
 def failing(model: object, cut: object = None, **special: str) -> PreTrainedTokenizerFast:

@@ -298,27 +298,6 @@ def test_layers_are_read_by_what_they_compute(name, way):
         same(lrp(of[0]).scores, lrp(of[1]).scores)
 
 
-def test_a_forward_of_its_own_is_called_and_left_as_it_was():
-    model, expected = Model(plain("mamba2")), Model(plain("mamba2"))
-    head = model.module.get_output_embeddings()
-    own, calls = head.forward, []
-
-    def forward(x: Tensor) -> Tensor:
-        calls.append(len(x))
-        return 2 * own(x)
-
-    head.forward = forward
-    expected.module.get_output_embeddings().weight.data.mul_(2)
-    of = [objective(each, each.encode(ids=IDS), target=7) for each in (model, expected)]
-    calls.clear()
-    same(lrp(of[0]).scores, lrp(of[1]).scores)
-    assert head.forward is forward and calls
-    with pytest.raises(KeyError), relevance_rules(model.module, torch.ones(2)):
-        assert head.forward is not forward
-        raise KeyError
-    assert head.forward is forward
-
-
 def test_attention_gradient_asks_nothing_of_the_weights():
     model, expected = Model(plain("mamba")), Model(plain("mamba"))
     model.module.requires_grad_(False)
@@ -329,15 +308,6 @@ def test_attention_gradient_asks_nothing_of_the_weights():
 
 
 # ---- what is refused
-
-
-def refusals(model: Model, of: Any) -> Iterator[str]:
-    """Return the messages with which a map and relevance are refused."""
-    for ask in (lambda: ssmscope.attention(model.trace(of.batch)), lambda: lrp(of)):
-        with pytest.raises(InputError) as error:
-            ask()
-        assert "\n" not in str(error.value)
-        yield str(error.value)
 
 
 def test_the_dropout_of_an_adapter_in_training_is_not_drawn():
@@ -373,20 +343,6 @@ def test_quantised_activations_are_refused():
     assert "\n" not in str(error.value)
     with pytest.raises(InputError, match="no linear map"), relevance_rules(module, torch.ones(1)):
         pass
-
-
-class Mixing(nn.Conv1d):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + super().forward(x).flip(1) / 10
-
-
-def test_a_convolution_that_mixes_channels_is_refused():
-    module = plain("gated-deltanet")
-    module.backbone.layers[1].mixer.conv1d.__class__ = Mixing
-    model = Model(module)
-    with pytest.raises(InputError, match=r"DeltaMixer.conv1d, a Mixing of .*, is no convolution of every") as error:
-        model.logits(model.encode(ids=IDS))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("by_weight", [True, False])

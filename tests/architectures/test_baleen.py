@@ -7,13 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from loud import loud
-from transformers import (
-    AutoModelForCausalLM,
-    Mamba2Config,
-    Mamba2ForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from ssmscope import ops
 from ssmscope.core.mixers import mixers

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from damaged import LAYOUTS, VALUES, WAYS, damage_file, fields, rewritten, save, with_field
 from exhaustive import ALL
 from torch import Tensor
@@ -21,7 +19,6 @@ from transformers import PretrainedConfig
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.loading import stored
-from ssmscope.loading.pretrained import read_tokenizer
 
 COMMON = {*PretrainedConfig().to_dict(), "transformers_version"} - {"tie_word_embeddings", "architectures", "id2label"}
 """Fields that every configuration has, and that say nothing of what a state-space model computes."""
@@ -188,33 +185,6 @@ def test_a_configuration_of_another_model(copied, layout, field, value, words):
     assert "\n" not in str(caught.value)
 
 
-LAYER = "backbone.layers.1.mixer."
-
-
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (lambda t: t | {LAYER + "extra": torch.zeros(2)}, "no place for backbone.layers.1.mixer.extra"),
-        (lambda t: {k: v for k, v in t.items() if k != LAYER + "D"}, "lack backbone.layers.1.mixer.D"),
-        (lambda t: t | {LAYER + "D": t[LAYER + "D"].view(torch.int32)}, "D holds no floating-point numbers"),
-        (lambda t: t | {LAYER + "D": t[LAYER + "D"][:-1]}, "do not fit"),
-        (lambda t: t | {LAYER + "D": t[LAYER + "D"] * torch.nan}, "of the 32 numbers of .*D are not finite"),
-        (lambda t: t | {LAYER + "D": t[LAYER + "D"].to(torch.complex64)}, "D holds no floating-point numbers"),
-        (lambda t: {LAYER + "D": t[LAYER + "D"]}, "tensors in the weights, 1|has no backbone.embedding"),
-        (
-            lambda t: t | {"lm_head.weight": -next(t[name] for name in t if "embedding" in name)},
-            "a head other than the embeddings",
-        ),
-    ],
-)
-@pytest.mark.parametrize("layout", ["mamba", "mamba_ssm"])
-def test_tensors_that_are_not_the_models(copied, layout, change, words):
-    path, _ = copied(layout)
-    with pytest.raises(InputError, match=words) as caught:
-        ssmscope.load(with_tensors(path, change))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "more",
     [
@@ -228,148 +198,10 @@ def test_tensors_that_older_versions_stored_are_passed_over(copied, more):
     assert not check(with_tensors(path, lambda t: t | more(t)), own, more)
 
 
-def test_no_memory_is_taken_for_a_model_that_its_files_cannot_fill(copied, monkeypatch):
-    """A configuration that asks for 16 TB is refused before any tensor is made."""
-    for layout, field in (
-        ("mamba_ssm", ("ssm_cfg", "d_state")),
-        ("mamba", ("hidden_size",)),
-        ("mamba2", ("vocab_size",)),
-    ):
-        path, _ = copied(layout)
-        with_field(path, field, 2**31)
-        with pytest.raises(InputError, match="model of more than .* numbers|cannot be built"):
-            ssmscope.load(path)
-        shutil.rmtree(path)
-
-
-def test_a_file_whose_header_asks_for_more_than_it_holds(copied):
-    path, _ = copied("mamba")
-    header = json.dumps({"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
-    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    with pytest.raises(InputError, match="not a complete safetensors file"):
-        ssmscope.load(path)
-
-
-@pytest.mark.parametrize(
-    "index",
-    ["null", "[]", "{}", '{"weight_map": null}', '{"weight_map": {}}', '{"weight_map": {"a": 5}}',
-     '{"weight_map": {"a": "absent.safetensors"}}', "[" * 50_000],
-)  # fmt: skip
-def test_an_index_of_weights_that_is_none(copied, index):
-    path, _ = copied("mamba")
-    (path / "model.safetensors").rename(path / "model-00001-of-00001.safetensors")
-    (path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(InputError, match="index"):
-        ssmscope.load(path)
-
-
-def test_shards(copied):
-    path, own = copied("mamba")
-    module = transformers.AutoModelForCausalLM.from_pretrained(path)
-    (path / "model.safetensors").unlink()
-    module.save_pretrained(path, max_shard_size="4KB")
-    assert len(list(path.glob("model-*.safetensors"))) > 1
-    assert not check(path, own, "shards")
-    with_field(path, ("num_hidden_layers",), 1)
-    with pytest.raises(InputError, match="no place for"):
-        ssmscope.load(path)
-
-
-SOUND_TENSORS = {
-    "embedding.weight": torch.randn(7, 4),
-    "SSM.ssm.A": -torch.rand(4, 3),
-    "SSM.ssm.W_B": torch.randn(3, 4),
-    "SSM.ssm.W_C": torch.randn(3, 4),
-    "SSM.ssm.q_delta": torch.randn(4),
-    "SSM.ssm.p_delta": torch.zeros(1),
-    "SSM.w": torch.randn(4),
-}
-ODD_TENSORS = {
-    "number": torch.tensor(1.0),
-    "row": torch.ones(5),
-    "nothing": torch.zeros(0),
-    "empty": torch.zeros(0, 4),
-    "cube": torch.ones(2, 3, 4),
-    "whole": torch.ones(4, 3, dtype=torch.int64),
-    "complex": torch.ones(4, 3, dtype=torch.complex64),
-    "sparse": torch.eye(4).to_sparse(),
-    "nan": torch.full((4, 3), torch.nan),
-    "endless": torch.ones(1).expand(10**12),
-    "no tensor": 5,
-}
-
-
-def test_state_dicts_of_odd_shapes(tmp_path):
-    file = tmp_path / "odd.pth"
-    torch.save(SOUND_TENSORS, file)
-    assert ssmscope.load(file).is_classifier
-    for name in SOUND_TENSORS:
-        for odd, value in ODD_TENSORS.items():
-            if value is ODD_TENSORS["nan"] and SOUND_TENSORS[name].shape != value.shape:
-                value = torch.full_like(SOUND_TENSORS[name], torch.nan)
-            torch.save({**SOUND_TENSORS, name: value}, file)
-            with pytest.raises(InputError) as caught:
-                ssmscope.load(file)
-            assert "\n" not in str(caught.value), (name, odd)
-    for name in ({}, {5: torch.ones(2)}, {"state_dict": None}, {"state_dict": {}}, 5, None, "text"):
-        torch.save(name, file)
-        with pytest.raises(InputError):
-            ssmscope.load(file)
-
-
-@pytest.mark.parametrize("content", [b"X", b"c", b"\x80", b"X\x01\x00", b"PK\x03\x04", b"\x80\x02}."])
-def test_files_that_only_begin_like_a_pickle(tmp_path, content):
-    file = tmp_path / "cut.pth"
-    file.write_bytes(content)
-    with pytest.raises(InputError, match=r"cut\.pth (is|holds) no"):
-        ssmscope.load(file)
-
-
-@pytest.mark.parametrize("fields", [{"model_input_names": None}, {"model_max_length": []}])
-def test_a_tokenizer_that_fails_when_it_is_used(tmp_path, fields):
-    for file in ssmscope.load("demo/instruct-mamba2").tokenizer.save_pretrained(tmp_path):
-        assert Path(file).exists()
-    config = tmp_path / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), **fields}))
-    with pytest.raises(InputError, match="the tokenizer .* cannot be loaded"):
-        read_tokenizer(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["/etc/passwd", "/dev/zero", "/dev/null", "/proc/self/mem", "~nouser", "~nouser/model", "x" * 5000,
-     "a/" + "x" * 5000, "/" + "x" * 5000, "demo/" + "x" * 5000, "", " ", ".", "/", "a\x00b", "a\nb", "\ud800",
-     "owner/\ud800", "-", "…", "demo/", "demo/../demo/sst2-mamba2", "https://huggingface.co/state-spaces/mamba-130m"],
-)  # fmt: skip
-def test_names_that_name_no_model(name, analyze):
-    with pytest.raises(InputError) as caught:
-        ssmscope.load(name)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1500
-    if name not in ("-",) and "\x00" not in name:
-        answered = analyze("heatmap", name, "--text", "x")
-        assert answered.code == 2 and answered.out == "" and answered.err.count("\n") == 1
-
-
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="neither a directory nor a file"):
         ssmscope.load(tmp_path / "pipe")
-
-
-@pytest.mark.parametrize("how", ["null", "deep", "half", "list", "surrogate"])
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_on_the_command_line(copied, refusal, name, how):
-    path, _ = copied("classifier")
-    damage_file(path / name, how)
-    assert "analyze: " in refusal("heatmap", path, "--text", "x")
-
-
-def test_an_adapter_needs_its_model(copied):
-    """Without peft, transformers would ignore the adapter."""
-    path, _ = copied("mamba")
-    (path / "adapter_config.json").write_text('{"base_model_name_or_path": "./else", "peft_type": "LORA"}')
-    with pytest.raises(InputError, match=r"holds a PEFT adapter of './else', which is not there"):
-        ssmscope.load(path)
 
 
 def test_a_model_that_cannot_run_is_refused(copied, monkeypatch):

@@ -170,10 +170,7 @@ def attended(p: dict[str, Tensor], x: Tensor, o: dict[str, Any]) -> Tensor:
 
 
 def logits(
-    kind: str,
-    weights: dict[str, Tensor],
-    attending: list[dict[str, Any]] | None = None,
-    bound: float | None = None,
+    kind: str, weights: dict[str, Tensor], attending: list[dict[str, Any]] | None = None, bound: float | None = None
 ) -> Tensor:
     w = {name: tensor.double() for name, tensor in weights.items()}
     x = w["model.embeddings.weight"][IDS]

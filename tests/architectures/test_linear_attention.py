@@ -10,7 +10,6 @@ import torch
 from loud import TrueFloat64, loud
 from torch.nn.functional import silu
 from transformers import MambaConfig, MambaModel
-from warm import TRANSFORMERS
 
 from ssmscope import ops
 from ssmscope.core.mixers import adapter_for, mixers
@@ -117,33 +116,6 @@ def test_the_layer_is_its_definition(kind):
 def test_a_wrong_definition_is_seen(kind, mistake):
     mixer, u = first_layer(kind)
     assert relative(by_hand(mixer, u, mistake), own(mixer, u)) > 1e-2
-
-
-def random_terms(decays: int, length: int = 37, scale: float = 1.0):
-    torch.manual_seed(2)
-    q, k, v = (torch.randn(2, length, 3, n).double() for n in (4, 4, 5))
-    return q, k, v, -scale * torch.rand(2, length, 3, decays).double()
-
-
-@pytest.mark.parametrize("decays", [1, 4])
-def test_the_forms_agree(decays):
-    """Parallel form (the quotient of cumulative products, as printed), the scan, recurrent form."""
-    q, k, v, log_a = random_terms(decays)
-    total = log_a.cumsum(1).exp()
-    scores = torch.einsum("bthn,bshn->bhts", q * total, k / total).tril()
-    parallel = torch.einsum("bhts,bshp->bthp", scores, v)
-    recurrence = ops.Recurrence(x=v, b=k, c=q, log_a=log_a)
-    recurrent = ops.scan_reference(recurrence).y
-    assert relative(recurrent, parallel) < 1e-9
-    assert relative(ops.scan(recurrence).y, recurrent) < 1e-12
-
-
-@pytest.mark.parametrize("decays", [1, 4])
-def test_strong_decays_overflow_nowhere(decays):
-    q, k, v, log_a = (t.float().requires_grad_() for t in random_terms(decays, scale=400.0))
-    y = ops.scan(ops.Recurrence(x=v, b=k, c=q, log_a=log_a)).y
-    assert y.isfinite().all()
-    assert all(g.isfinite().all() for g in torch.autograd.grad(y.square().sum(), [q, k, v, log_a]))
 
 
 def test_decays_are_the_papers():
@@ -257,29 +229,6 @@ def test_the_backbone_by_hand(kind):
     torch.testing.assert_close(run.logits, last @ model.lm_head.weight.T)
     chosen = run.logits[0, :-1].log_softmax(-1)[range(3), ids[0, 1:]]
     torch.testing.assert_close(run.loss, -chosen.mean())
-
-
-FRESH = """
-import sys, torch, ssmscope.loading
-from transformers import AutoModelForCausalLM
-for folder, name in zip(sys.argv[1::2], sys.argv[2::2]):
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert type(model).__name__ == name, type(model)
-    torch.save(model(torch.tensor([[3, 9, 17, 4]])).logits, folder + "/logits.pt")
-"""
-
-
-def test_auto_classes_open_them_in_a_fresh_process(tmp_path):
-    models = {}
-    for kind, tied in (("gla", True), ("retnet", False)):
-        model = models[tmp_path / kind] = made(kind, tie_word_embeddings=tied)
-        assert (model.lm_head.weight is model.backbone.embeddings.weight) == tied
-        model.save_pretrained(tmp_path / kind)
-    given = [part for folder, model in models.items() for part in (str(folder), type(model).__name__)]
-    TRANSFORMERS.run(FRESH, *given).check_returncode()
-    for folder, model in models.items():
-        with torch.no_grad():
-            torch.testing.assert_close(torch.load(folder / "logits.pt"), model(torch.tensor([[3, 9, 17, 4]])).logits)
 
 
 @pytest.mark.parametrize(

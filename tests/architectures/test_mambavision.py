@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -268,18 +266,6 @@ def test_what_can_be_asked(model, batch, pixels, tmp_path):
     model.module.save_pretrained(tmp_path / "again")
     again = ssmscope.load(tmp_path / "again", dtype="float64")
     assert torch.equal(again.logits(batch), model.logits(batch))
-
-
-def test_a_report_on_a_picture(pixels, analyze, tmp_path):
-    """A report leaves out, with a note, what does not apply: layers that read both ways, patches in place of pixels."""
-    plan: dict[str, Any] = {"models": [str(written(tmp_path / "vision", stored()))]}
-    Image.fromarray(pixels[0]).save(tmp_path / "image.png")
-    plan["analyses"] = [{verb: {"image": str(tmp_path / "image.png")}} for verb in ("heatmap", "attention", "explain")]
-    plan["analyses"] += [{"stability": {}}]
-    (tmp_path / "plan.yaml").write_text(json.dumps(plan))
-    assert analyze("report", tmp_path / "plan.yaml", "--out", tmp_path / "report").code == 0
-    found = json.loads(analyze("report", tmp_path / "plan.yaml", "--out", tmp_path / "report", "--json").out)["jobs"]
-    assert [job["state"] for job in found] == ["done", "done", "done", "left-out"]
 
 
 def test_a_plan_knows_that_a_file_classifies_pictures(tmp_path):

@@ -12,14 +12,7 @@ import transformers
 from examples import relative
 from exhaustive import in_turns
 from loud import loud
-from small_models import (
-    CONVOLUTION_SIZES,
-    DELTA_SIZES,
-    GLM_SIZES,
-    QWEN_SIZES,
-    with_longer_memory,
-    with_smaller_decays,
-)
+from small_models import CONVOLUTION_SIZES, DELTA_SIZES, GLM_SIZES, QWEN_SIZES, with_longer_memory, with_smaller_decays
 from torch import nn
 
 import ssmscope

@@ -291,114 +291,12 @@ def test_a_language_model_of_ones_own_continues_from_its_states(name):
     assert len(whole.states) == len(second.states) > model.num_layers - (name == "mamba")
 
 
-@pytest.mark.parametrize("outputs, gives", [(1, "numbers"), (2, "classes")])
-def test_one_output_is_a_number(outputs, gives):
-    class Squeezed(Wrapper):
-        def forward(self, input_ids):
-            return super().forward(input_ids).squeeze(-1)
-
-    module = doubled(loud(Squeezed(backbone(), outputs)))
-    model = ssmscope.load(module)
-    assert model.gives == gives
-    assert (
-        relative(model.logits(model.encode(ids=TEXTS)).squeeze(-1), torch.stack([alone(module, t) for t in TEXTS]))
-        < 1e-6
-    )
-
-
-def test_a_mask_is_given_by_either_name():
-    class Masked(Wrapper):
-        def forward(self, ids, mask):
-            hidden = self.encoder(ids)[0] * mask.unsqueeze(-1)
-            return self.classify(hidden.sum(1) / mask.sum(1, keepdim=True))
-
-    module = doubled(loud(Masked(backbone())))
-    model = ssmscope.load(module)
-    with torch.no_grad():
-        expected = torch.cat([module(torch.tensor([text]), torch.ones(1, len(text))) for text in TEXTS])
-    assert relative(model.logits(model.encode(ids=TEXTS)), expected) < 1e-6
-
-
 def test_a_fingerprint_knows_what_the_user_has_written():
     module = made("Wrapper")
     other = First(module.encoder)
     other.load_state_dict(module.state_dict())
     assert ssmscope.load(module).fingerprint == ssmscope.load(module).fingerprint
     assert ssmscope.load(module).fingerprint != ssmscope.load(other.double().eval()).fingerprint
-
-
-def test_a_configuration_of_its_own_names_the_labels():
-    class Named(Wrapper):
-        def __init__(self, inner):
-            super().__init__(inner)
-            config = type(inner.config)(num_labels=3, problem_type="multi_label_classification")
-            config.id2label = {0: "good", 1: "long", 2: "French"}
-            self.config = config
-
-    module = doubled(loud(Named(backbone())))
-    model = ssmscope.load(module)
-    assert model.labels == ["good", "long", "French"] and model.gives == "labels"
-    p = alone(module, TEXTS[0]).sigmoid()
-    name, found = model.trace(ids=TEXTS[:1]).answers[0]
-    assert name == model.labels[int(p.argmax())] and found == pytest.approx(float(p.max()), rel=1e-5)
-
-
-class PerToken(Wrapper):
-    def pooled(self, hidden):
-        return hidden
-
-
-class NoLogits(Wrapper):
-    def forward(self, input_ids):
-        return {"scores": super().forward(input_ids)}
-
-
-class Twice(Wrapper):
-    def forward(self, input_ids):
-        self.encoder(input_ids)
-        return super().forward(input_ids)
-
-
-class Unasked(Wrapper):
-    def forward(self, input_ids, images):
-        return super().forward(input_ids)
-
-
-class Two(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.one, self.other = inner, backbone()
-
-
-@pytest.mark.parametrize(
-    "make, said",
-    [
-        (PerToken, r"PerToken gives logits at every position; .* or its backbone, \.encoder"),
-        (NoLogits, "NoLogits gives a dict without logits"),
-        (Twice, "Twice runs encoder 2 times"),
-        (Unasked, "Unasked cannot be run on token ids: TypeError .*images"),
-        (Two, "the state-space layers of Two are not all in one transformers model"),
-    ],
-)
-def test_what_cannot_be_read(make, said):
-    with pytest.raises(InputError, match=said) as caught:
-        ssmscope.load(make(backbone()))
-    assert "\n" not in str(caught.value)
-
-
-def test_the_backbone_by_name():
-    module = made("Within")
-    assert (
-        relative(
-            ssmscope.load(module, backbone="deep.model.encoder").logits(ssmscope.load(module).encode(ids=TEXTS)),
-            torch.stack([alone(module, text) for text in TEXTS]),
-        )
-        < 1e-6
-    )
-    with pytest.raises(InputError, match="has no backbone 'deep.model.encode'.* did you mean 'deep.model.encoder'"):
-        ssmscope.load(module, backbone="deep.model.encode")
-    with pytest.raises(InputError, match="backbone is the name of a part of a model in memory"):
-        ssmscope.load("demo/sst2-mamba2", backbone="encoder")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

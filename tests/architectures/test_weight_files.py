@@ -73,14 +73,8 @@ def test_headers_of_safetensors(tmp_path: Path) -> None:
             {"one": ONE, "thin": ONE.to_sparse(), "two": TWO.to_sparse()},
             "holds the sparse tensor thin; dense ones can be read",
         ),
-        (
-            {"module.one": ONE, "one": ONE},
-            "holds one twice, the second time as one: save the model anew",
-        ),
-        (
-            {"one": ONE, "_orig_mod.one": ONE},
-            "holds one twice, the second time as _orig_mod.one: save the model anew",
-        ),
+        ({"module.one": ONE, "one": ONE}, "holds one twice, the second time as one: save the model anew"),
+        ({"one": ONE, "_orig_mod.one": ONE}, "holds one twice, the second time as _orig_mod.one: save the model anew"),
     ],
 )
 def test_pickles_that_hold_no_weights(tmp_path: Path, given: Any, said: str) -> None:

@@ -21,13 +21,7 @@ from tiny_bert import save_bert
 import ssmscope
 from ssmscope.attacks.resources import Encoder, MaskedLM
 from ssmscope.errors import InputError
-from ssmscope.loading.fields import (
-    check_config,
-    check_fields,
-    check_generation,
-    check_tokenizer,
-    read_object,
-)
+from ssmscope.loading.fields import check_config, check_fields, check_generation, check_tokenizer, read_object
 from ssmscope.loading.pretrained import read_tokenizer
 
 KERNEL = "someone/kernel"

@@ -1,12 +1,14 @@
 """Effect of a change inside a model: closed forms on a model that forgets at a known rate, identities on every family,
-and views that stay readable and safe."""
+and views that stay readable and safe.
+
+Steps of the effect of a change: aligned tokens of long texts, shares of a row, and the tolerance of equality.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,18 +17,15 @@ from drawn import labels
 from examples import random_example
 from fading import fading
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import PatchCollection
-from matplotlib.colors import to_hex
-from matplotlib.text import Text
-from seen import render
 
 import ssmscope
 from ssmscope.attacks.effect import attack_effect
-from ssmscope.attacks.effect.measure import SAME, aligned, cosine, effect_of, relative
-from ssmscope.attacks.effect.result import AttackEffect, attended
+from ssmscope.attacks.effect import measure as module
+from ssmscope.attacks.effect.measure import SAME, _shares, aligned, cosine, effect_of, relative
+from ssmscope.attacks.effect.result import AttackEffect
+from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
-from ssmscope.render.colours import BLUES, ramp
 from ssmscope.render.token_figure import MAX_BOXES
 
 DECAY = 0.25
@@ -267,110 +266,8 @@ class TestResult:
     def result(self) -> AttackEffect:
         model = ssmscope.load("demo/sst2-mamba2")
         return attack_effect(
-            model,
-            clean="a gripping , well acted film",
-            corrupted="a tedious , well acted film and true is true",
-            top=3,
+            model, clean="a gripping , well acted film", corrupted="a tedious , well acted film and true is true", top=3
         )
-
-    def test_is_saved_and_read_back(self, result, tmp_path):
-        paths = result.save(tmp_path, "effect")
-        assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
-        again = ssmscope.Result.load(paths["json"])
-        assert again == result and type(again) is AttackEffect and again.kind == "effect"
-        assert again.provenance["options"] == {
-            "clean": "a gripping , well acted film",
-            **{"corrupted": "a tedious , well acted film and true is true", "layers": "mean", "top": 3},
-        }
-
-    def test_frame(self, result):
-        frame = result.to_frame()
-        assert frame.side.tolist() == ["before"] * 7 + ["after"] * 11 and set(frame.layer) == {"mean"}
-        assert frame.token[7:].tolist()[:2] == ["a", "tedious"]
-        assert frame.changed.tolist() == [*result.before.changed, *result.after.changed]
-        assert frame.partner.isna().tolist() == frame.changed.tolist() == frame.distance.isna().tolist()
-        assert frame.partner[6] == 10 and frame.partner[17] == 6 and frame.partner[7] == 0
-        assert (frame.retention + frame.write).to_numpy() == pytest.approx(1)
-        assert frame.attention[7:].to_numpy() == pytest.approx(result.after.attention.mean(0))
-        assert frame.distance[17] == pytest.approx(result.distance[:-1, -1].mean())
-        model = ssmscope.load("demo/sst2-mamba2")
-        every = attack_effect(model, clean="a good film", corrupted="a bad film", layers="all").to_frame()
-        assert every.layer.drop_duplicates().tolist() == ["mean", "0", "1", "head"] and len(every) == 2 * 4 * 4
-        head = every[every.layer == "head"]
-        assert head.retention.isna().all() and not head.distance[~head.changed].isna().any()
-
-    def test_summary(self, result):
-        frame = result.summary()
-        assert frame.layer.tolist() == ["0", "1", "head"]
-        assert frame.on_new[:2].tolist() == pytest.approx(result.after.attention[:, [1, 6, 7, 8, 9]].sum(1).tolist())
-        assert frame.on_removed[:2].tolist() == pytest.approx(result.before.attention[:, 1].tolist())
-        pairs = [(0, 0), (2, 2), (3, 3), (4, 4), (5, 5), (6, 10)]
-        change = [
-            [abs(result.after.text.scores[k, j] - result.before.text.scores[k, i]) for i, j in pairs] for k in (0, 1)
-        ]
-        assert frame.retention_change[:2].tolist() == pytest.approx(np.mean(change, axis=1).tolist(), abs=1e-7)
-        moved = [[abs(result.after.attention[k, j] - result.before.attention[k, i]) for i, j in pairs] for k in (0, 1)]
-        assert frame.attention_change[:2].tolist() == pytest.approx(np.mean(moved, axis=1).tolist(), abs=1e-7)
-        assert frame["first"].isna().tolist() == [True, False, False] and frame["first"][2] == 2
-        assert frame.iloc[2]["last"] == pytest.approx(result.distance[2, -1])
-
-    def test_terminal(self, result):
-        shown = render(result)
-        assert result.headline.startswith("Effect of a change on demo/sst2-mamba2: “")
-        for part in (
-            "before the change",
-            "after the change; ",
-            "the last position attends",
-            "state cosine",
-            "The texts differ from token 1 on",
-        ):
-            assert part in shown
-        assert max(map(len, shown.splitlines())) <= 100
-        shown = render(result, force_terminal=True, color_system="truecolor", no_color=False)
-        assert "\x1b[" in shown and "retention   0.9" in shown and "attention   0." in shown
-
-    def test_what_the_last_position_attends_to(self, result):
-        for side in (result.before, result.after):
-            rows = attended("side", side, 4).rows
-            order = np.argsort(-side.mean_attention, kind="stable")[:4]
-            assert [labels[0] for labels, _ in rows] == [str(at) for at in order]
-            assert [cells[-1].text for _, cells in rows] == ["yes" if side.changed[at] else "" for at in order]
-            shares = [f"{100 * side.mean_attention[at]:.1f}" for at in order]
-            assert [cells[0].value for _, cells in rows] == shares
-        assert {cells[-1].text for _, cells in rows} == {"yes", ""}
-
-    def test_page(self, result):
-        page = result.to_html()
-        assert page.count(result.changed_name) == 2  # the title, and that of the window
-        assert "<script" not in page and "http" not in page.replace("http-equiv", "") and "data:image/" in page
-        pieces = re.findall(r'<span class="([^"]*)" title="', page)
-        assert len(pieces) == 2 * (7 + 11)  # retention and attention of both texts
-        special = [word is None for side in (result.before, result.after) for word in side.text.words]
-        retention = pieces[:7] + pieces[14:25]
-        changed = [*result.before.changed, *result.after.changed]
-        assert ["against" in names.split() for names in retention] == changed
-        assert ["out" in names.split() for names in retention] == special
-        assert {"v0", "v31"} <= {name for names in retention for name in names.split()}
-
-    def test_rows(self, result):
-        """The same share has the same colour on both sides, 0 the lowest; changed tokens and the top 3 are marked."""
-        highest = max(side.mean_attention.max() for side in (result.before, result.after))
-        for (_, side), text in zip(result.sides, result.token_rows().texts):
-            retention, attention = text.rows
-            assert attention.shades().tolist() == np.rint(31 * side.mean_attention / highest).astype(int).tolist()
-            assert list(attention.marked) == side.top(3)
-            changed = np.flatnonzero(side.changed).tolist()
-            assert list(retention.against) == changed and not retention.marked
-            assert list(attention.against) == [at for at in changed if at not in side.top(3)]
-            assert retention.own == (side.text.mean[:-1].min(), side.text.mean[:-1].max())
-
-    def test_layers_have_rows_where_they_were_asked_for(self):
-        model = ssmscope.load("demo/sst2-mamba2")
-        found = attack_effect(model, clean="a good film", corrupted="a bad film", layers="all")
-        (text, _), side = found.token_rows().texts, found.before
-        names = [row.name for row in text.rows]
-        assert names == ["retention", "attention", *(f"layer {at} {name}" for at in (0, 1) for name in names[:2])]
-        assert (text.rows[4].scores == side.text.scores[1]).all() and (text.rows[5].scores == side.attention[1]).all()
 
     def test_figure(self, result):
         figure = result.figure()
@@ -384,51 +281,6 @@ class TestResult:
         assert len(distances.patches) == 5  # a band for each new token
         texts = [text.get_text() for axes in figure.axes for text in axes.texts]
         assert all(token in texts for token in ("gripping", "tedious", "attention"))
-
-    def test_one_range_for_both_texts(self, result):
-        """The same retention has the same shade on both sides."""
-        before, after = shades(result)
-        i, j = result.pairs[0]
-        assert before[i] == after[j] and min(*before[:-1], *after[:-1]) == 0 and max(*before, *after) == 31
-        assert before[-1] == after[-1] == -1  # [CLS]
-
-    @pytest.mark.parametrize(("lowest", "highest"), [(0.96815, 0.96958), (0.91, 0.97)])
-    def test_noise_has_no_colours(self, result, lowest, highest):
-        """The share replaced, 0.03042 to 0.03185, varies by less than a tenth; 0.03 to 0.09 does not."""
-
-        def side(own, first, last):
-            mean = np.linspace(first, last, len(own) - 1).astype(np.float32)
-            return dataclasses.replace(own, text=dataclasses.replace(own.text, mean=np.append(mean, np.float32(0.5))))
-
-        sides = dict(before=side(result.before, lowest, highest), after=side(result.after, highest, lowest))
-        result, flat = dataclasses.replace(result, **sides), highest - lowest < 0.01
-        before, after = (levels[:-1] for levels in shades(result))  # without [CLS]
-        if flat:
-            assert set(before) == set(after) == {16}
-        else:
-            assert (before[0], after[0], sorted(before), sorted(after)) == (0, 31, before, after[::-1])
-        figure = result.figure()
-        boxes = next(each for each in figure.findobj(PatchCollection) if len(each.get_facecolor()) >= len(before))
-        assert [to_hex(colour) for colour in boxes.get_facecolor()][: len(before)] == [ramp(BLUES)[at] for at in before]
-        page, first = result.to_html(), result.before.text.tokens[0]
-        assert re.search(rf'class="v{before[0]}[^"]*" title="[^"]*">{first}<', page)
-        drawn = " ".join(text.get_text() for text in figure.findobj(Text))
-        for view in (page, drawn):
-            assert ("flat: noise" in view) == flat and f"{lowest:.2f}"[:3] in view
-
-    def test_layers_are_not_clipped(self):
-        """Layers reach beyond the average; every row says its own range, on scales that hold all rows."""
-        model = ssmscope.load("demo/sst2-mamba2")
-        result = attack_effect(model, clean="a gripping film .", corrupted="a tedious film .", layers="all")
-        rows = [row for text in result.token_rows().texts for row in text.rows]
-        assert [row.name for row in rows[:4]] == ["retention", "attention", "layer 0 retention", "layer 0 attention"]
-        for kind in ("retention", "attention"):
-            own = [row for row in rows if row.name.endswith(kind)]
-            seen = [row.scores if row.outside is None else row.scores[~row.outside] for row in own]
-            for row, scores in zip(own, seen):
-                assert row.own == (scores.min(), scores.max()) and row.ends == own[0].ends
-            low, high = min(each.min() for each in seen), max(each.max() for each in seen)
-            assert own[0].ends == ((low, high) if kind == "retention" else (0, high))
 
     @pytest.mark.parametrize("words", [1, 5, 20, 57])
     def test_nothing_overlaps_or_leaves_the_sheet(self, words):
@@ -466,30 +318,60 @@ class TestResult:
         assert len(figure.axes[-1].lines[-1].get_xdata()) == 1081
         assert figure.axes[-1].get_xlabel() == "position after the change"
 
-    def test_hostile_tokens(self, result, tmp_path):
-        tokens = ("<script>alert(1)</script>", " $x^{$", "\x1b[31m", "電影", "&amp;", "\n", "[CLS]")
-        text = dataclasses.replace(result.before.text, tokens=tokens, answer="<b>$_{</b>")
-        hostile = dataclasses.replace(result, before=dataclasses.replace(result.before, text=text))
-        hostile = dataclasses.replace(
-            hostile,
-            after=dataclasses.replace(
-                hostile.after, text=dataclasses.replace(hostile.after.text, tokens=(*tokens, *tokens)[:11])
-            ),
-            provenance={**result.provenance, "model": "$m_{" * 30},
-        )
-        paths = hostile.save(tmp_path, "effect")
-        page = paths["html"].read_text()
-        assert "<script>alert" not in page and "&lt;script&gt;" in page and "<b>$_" not in page
-        assert "\x1b[31m" not in str(hostile)
-
-
-def shades(result: AttackEffect) -> list[list[int]]:
-    """The shades of both texts in the row of retention."""
-    return [text.rows[0].shades().tolist() for text in result.token_rows().texts]
-
 
 def apart(first, second) -> bool:
     """Return True if two boxes overlap by more than a pixel both ways."""
     wide = min(first.x1, second.x1) - max(first.x0, second.x0)
     tall = min(first.y1, second.y1) - max(first.y0, second.y0)
     return wide > 1 and tall > 1
+
+
+def test_tokens_that_are_frequent_in_long_texts_are_aligned_too() -> None:
+    often = [1, 2] * 150
+    assert aligned([9, *often], often).tolist() == [[at + 1, at] for at in range(300)]
+    assert aligned([1, 2, 3], [3, 1, 2]).tolist() == [[0, 1], [1, 2]] and aligned([1], [2]).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sink", "shares", "state"),
+    [
+        ([1.0, -2.0, 0.0], None, [1 / 3, 2 / 3, 0], 0.0),
+        ([1.0, -2.0, 0.0], -5.0, [1 / 8, 2 / 8, 0], 5 / 8),
+        ([0.0, 0.0], -5.0, [0, 0], 1.0),
+        ([0.0, 0.0], None, [0, 0], 0.0),
+        ([0.0, 0.0], 0.0, [0, 0], 0.0),
+    ],
+)
+def test_shares_of_the_last_row(weights: list[float], sink: float | None, shares: list[float], state: float) -> None:
+    own = None if sink is None else np.array([sink], np.float32)
+    found, before = _shares(np.array([weights], np.float32), own)
+    assert found.tolist() == pytest.approx(shares) and found.dtype == np.float32 and before == pytest.approx(state)
+
+
+@pytest.mark.parametrize(("dtype", "same"), [(torch.float32, SAME), (torch.bfloat16, 0.125), (torch.float64, SAME)])
+def test_what_counts_as_the_same_depends_on_the_dtype(monkeypatch: pytest.MonkeyPatch, dtype: Any, same: float) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(
+        module, "relative", lambda before, after, same: seen.append(same) or relative(before, after, same)
+    )
+    model = Model(random_example("mamba2").to(dtype).eval(), None, "m")
+    batch = model.encode(ids=[[5, 17, 3, 9], [5, 17, 4, 9, 8]])
+    found = effect_of(model, batch, layers="all")
+    assert seen == [same] * model.num_layers + [SAME]  # the head's input is in float32 at least
+    assert found.pairs.tolist() == [[0, 0], [1, 1], [3, 3]] and found.before.changed.tolist() == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert found.after.changed.tolist() == [False, False, True, False, True]
+    answers = [
+        model.logits(model.encode(ids=[ids]))[0, -1].double().softmax(-1) for ids in ([5, 17, 3, 9], [5, 17, 4, 9, 8])
+    ]
+    assert found.kept == pytest.approx(float(answers[1][answers[0].argmax()]), rel=0.05)
+
+
+def test_padding_is_no_token_of_a_text() -> None:
+    model = Model(random_example("mamba2").eval(), None, "m")
+    found = effect_of(model, model.encode(ids=[[5, 17, 3], [5, 17, 4, 0]]))
+    assert found.pairs.tolist() == [[0, 0], [1, 1]] and found.after.changed.tolist() == [False, False, True, True]

@@ -219,20 +219,6 @@ class TestSearch:
         assert greedy.best.scores[1] < 0 and "five five" not in greedy.best.text
         assert beam.best.text == "five five" and beam.best.scores[1] == 10
 
-    def test_each_search_is_what_it_is_alone(self):
-        draw = np.random.default_rng(0)
-        texts = [" ".join(draw.choice(list(WEIGHTS), n)) for n in draw.integers(1, 7, 20)]
-        model = bag(WEIGHTS, link=lambda total: total + 0.3 * torch.sin(7 * total))
-        labels = whole(model).scores(texts).argmax(1).tolist()
-        together = flip(model, texts, labels, beam=2, candidates=3)
-        for text, label, found in zip(texts, labels, together):
-            (alone,) = flip(model, [text], [label], beam=2, candidates=3)
-            assert (alone.best.text, alone.queries, alone.gradients) == (
-                found.best.text,
-                found.queries,
-                found.gradients,
-            )
-
     def test_all_gradients_and_all_candidates_of_a_step_are_taken_together(self, monkeypatch):
         model, batches, waves = bag(WEIGHTS, ending=-40.0), [], []
         gradients = module.loss_gradients

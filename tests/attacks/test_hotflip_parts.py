@@ -53,8 +53,7 @@ def node(text: str, estimate: float = 0.0, loss: float = 0.0, answer: int = 0, p
 
 class TestSearch:
     @pytest.mark.parametrize(
-        ("budget", "queries", "texts"),
-        [(None, 1, "bacd"), (9, 5, "bacd"), (9, 6, "bac"), (9, 8, "b"), (9, 9, "")],
+        ("budget", "queries", "texts"), [(None, 1, "bacd"), (9, 5, "bacd"), (9, 6, "bac"), (9, 8, "b"), (9, 9, "")]
     )
     def test_each_text_is_chosen_once_by_its_best_estimate(self, budget, queries, texts) -> None:
         offered = [node("a", 0.5), node("b", 0.2), node("c", 0.3), node("b", 0.9), node("d", -0.1), node("a", 0.4)]

@@ -18,13 +18,7 @@ from ssmscope.attacks.curves import true_log_odds
 from ssmscope.attacks.insertion import insertion_sweep
 from ssmscope.attacks.insertion.measure import mean, measure
 from ssmscope.attacks.insertion.places import inserted
-from ssmscope.attacks.insertion.result import (
-    MAX_SHOWN_PHRASES,
-    InsertionCurve,
-    InsertionSweep,
-    curve_table,
-    place_name,
-)
+from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, curve_table, place_name
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.language import byte_tokenizer
 from ssmscope.data.prompts import TASK_PROMPTS
@@ -106,60 +100,6 @@ class TestClosedForm:
         assert found.worst == curve.worst and found.clean.value == (clean > 0).mean()
         assert curve.hardest.accuracy.value == min((odds > 0).mean() for odds in expected.values())
 
-    @pytest.mark.parametrize(("decay", "share"), [(0.5, 1.0), (-0.5, 0.0)])
-    def test_the_hardest_place_is_where_the_memory_is_worst(self, decay, share):
-        """The last words count most where states decay, and the first words where they grow."""
-        model = fading(WEIGHTS, decay=decay)
-        texts = ["film good a film film", "good film film film a", "fine good film film film"] * 5
-        data = text_data("praise", "test", texts, [1] * 15, LABELS)
-        found = insertion_sweep(model, data, insert="bad", places=6)
-        odds = [place.log_odds_change.value for place in found.curves[0].places]
-        assert found.curves[0].places[int(np.argmin(odds))].share == share
-        assert [place.worst_here.value for place in found.curves[0].places] == [
-            place.share == share for place in found.curves[0].places
-        ]
-
-    def test_the_last_words_decide_for_a_model_that_sees_no_others(self):
-        """A memoryless model, whose convolution sees three words before [CLS]: only a suffix of three costs it."""
-        torch.manual_seed(0)
-        backbone = Mamba2Config(
-            **dict(vocab_size=12, hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, expand=2),
-            **dict(num_hidden_layers=1, pad_token_id=0, bos_token_id=2, eos_token_id=2),
-        )
-        config = SSMClassifierConfig(backbone, num_labels=2, id2label=dict(enumerate(LABELS)))
-        module, tokenizer = SSMForSequenceClassification(config), fading(WEIGHTS).tokenizer
-        mixer = module.backbone.layers[0].mixer
-        with torch.no_grad():
-            mixer.A_log.fill_(12.0)
-        mixer.A_log.requires_grad_(False)
-        data = ended(300, seed=1)
-        batch = ssmscope.Model(module, tokenizer).encode(data.texts)
-        optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], 2e-2)
-        with ssmscope.fast_scan(module, mask=batch.mask):
-            for _ in range(40):
-                optimizer.zero_grad()
-                module(batch.input_ids, batch.mask.long(), labels=torch.tensor(data.labels)).loss.backward()
-                optimizer.step()
-        model, test = ssmscope.Model(module.eval(), tokenizer), ended(100, seed=2)
-        found = insertion_sweep(model, test, insert="a film a", places=[0, 0.3, 0.6, 1])
-        *others, suffix = found.curves[0].places
-        assert found.clean.value > 0.97
-        for place in others:
-            assert place.accuracy == found.clean and place.drop == Estimate(0, 0, 0)
-            assert abs(place.log_odds_change.value) < 1e-5 and place.flipped.value == 0
-        assert found.curves[0].hardest is suffix and 0.3 < suffix.accuracy.value < 0.7
-        majority = max(np.bincount(test.labels)) / 100
-        assert suffix.accuracy.value in (majority, 1 - majority)  # every text ends alike
-        assert found.worst.value <= suffix.accuracy.value
-
-
-def ended(n: int, seed: int) -> TextData:
-    """Return ten words, of which the last one is the label."""
-    draw = np.random.default_rng(seed)
-    labels = draw.integers(0, 2, n)
-    rows = [[*np.array(list(WEIGHTS)[:6])[draw.integers(0, 6, 9)], LABELS[label]] for label in labels]
-    return text_data("ended", "test", [" ".join(row) for row in rows], labels.tolist(), LABELS)
-
 
 def swept(right: list[list[int]], odds: list[list[float]] | None = None) -> tuple[InsertionSweep, InsertionCurve]:
     """Return a sweep of one phrase by hand: right answers when clean and at each place, and log-odds."""
@@ -207,10 +147,7 @@ class TestHardest:
         [
             ([0] * 10 + [1] * 60 + [2] * 30, "most often lowest at 50 %, for 0.600 [0."),
             ([0] * 5 + [1] * 48 + [2] * 47, "most often lowest at 50 %, indistinguishable from 1 other, for 0.480 [0."),
-            (
-                [0] * 32 + [1] * 34 + [2] * 34,
-                "clearly more often than the others.",
-            ),
+            ([0] * 32 + [1] * 34 + [2] * 34, "clearly more often than the others."),
         ],
     )
     def test_where_log_odds_are_lowest(self, lowest, says):
@@ -353,33 +290,6 @@ class TestLanguageModels:
 
 
 class TestMeasure:
-    def test_against_loops(self):
-        draw = np.random.default_rng(0)
-        labels, scores = draw.integers(0, 3, 50), draw.normal(size=(5, 50, 3))
-        scores[2] = scores[1]  # a place that ties with another everywhere
-        odds = true_log_odds(scores, labels)
-        for place in range(5):
-            for row, label in enumerate(labels):
-                p = np.exp(scores[place, row]) / np.exp(scores[place, row]).sum()
-                assert odds[place, row] == pytest.approx(math.log(p[label] / (1 - p[label])))
-        answers = scores.argmax(-1)
-        right = answers == labels
-        found = measure("", [("", 0.0)] * 4, answers, labels, odds, seed=0)
-        worst = np.zeros(4)
-        for row in range(50):
-            lowest = [place for place in range(4) if odds[1 + place, row] == min(odds[1:, row])]
-            worst[lowest] += 1 / len(lowest) / 50
-        flipped = [(right[0] & (answers[1 + place] != answers[0])).sum() / right[0].sum() for place in range(4)]
-        for place, one in enumerate(found.places):
-            assert one.accuracy.value == right[1 + place].mean()
-            assert one.drop.value == pytest.approx(1 - right[1 + place].sum() / right[0].sum())
-            assert one.flipped.value == pytest.approx(flipped[place])
-            assert one.log_odds_change.value == pytest.approx((odds[1 + place] - odds[0]).mean())
-            assert one.worst_here.value == pytest.approx(worst[place])
-        assert found.worst.value == np.mean([right[1:, row].all() for row in range(50)])
-        assert found.worst_drop.value == pytest.approx(1 - found.worst.value / right[0].mean())
-        assert found.places[0] == found.places[1]  # the same numbers have the same resamples
-
     def test_log_odds_are_those_of_far_scores_too(self):
         scores = np.array([[2000.0, 0.0, 0.0], [0.0, -3000.0, -3000.0]])
         assert true_log_odds(scores, np.array([0, 1])) == pytest.approx([2000 - math.log(2), -3000.0])
@@ -404,16 +314,10 @@ class TestOptions:
             (dict(insert=[]), "insert is empty"),
             (dict(insert=["a", " a "]), "the phrase 'a' is given twice"),
             (dict(places=1), "places is 1; allowed are a number of places from 2 on, or shares from 0 to 1"),
-            (dict(places=True), "places is True"),
-            (dict(places=[]), "places is empty"),
             (dict(places=[0.5, 1.5]), "places has 1.5"),
-            (dict(places="half"), "places is 'half'; allowed is a whole number"),
             (dict(places=[0.5, 0.5]), "places names 0.5 twice"),
-            (dict(limit=0), "limit is 0; allowed is a whole number from 1 on"),
-            (dict(seed=-1), "seed is -1"),
             (dict(words=["a", "b"]), "is a classifier"),
             (dict(template="film"), "has no {content}"),
-            (dict(scoring="likelyhood"), "did you mean 'likelihood'"),
         ],
     )
     def test_what_is_refused(self, options, says):
@@ -462,36 +366,6 @@ class TestResult:
     def result(self):
         return insertion_sweep(fading(WEIGHTS, decay=0.3), reviews(), insert=["dull", "a bad film"], places=5)
 
-    def test_is_saved_and_read_back(self, result, tmp_path):
-        paths = result.save(tmp_path, "insertion")
-        assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
-        again = ssmscope.Result.load(paths["json"])
-        assert again == result and type(again) is type(result) and again.kind == "insertion"
-
-    def test_frame(self, result):
-        frame = result.to_frame()
-        assert frame.part.tolist() == ["clean", *["place"] * 5, "worst", *["place"] * 5, "worst", "worst"]
-        assert frame.share[1:6].tolist() == [0, 0.25, 0.5, 0.75, 1] and frame.place[5] == "100 %"
-        place, row = result.curves[1].places[3], frame.iloc[10]
-        assert (row.phrase, row.place, row.accuracy) == ("a bad film", "75 %", place.accuracy.value)
-        assert row["drop"] == 100 * place.drop.value and row.log_odds == place.log_odds_change.value
-        assert row.log_odds_low <= row.log_odds <= row.log_odds_high and row.flipped == place.flipped.value
-        assert frame.iloc[-1].phrase == "any phrase" and frame.iloc[-1].accuracy == result.worst.value
-        assert frame.iloc[6].accuracy == result.curves[0].worst.value
-
-    def test_terminal(self, result):
-        shown = result.to_text(full=True)
-        for part in (
-            "“dull”",
-            "“a bad film”",
-            "worst of each",
-            "75 %",
-            "most often lowest at",
-            f"{result.worst}",
-        ):
-            assert part in shown
-        assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
-
     def test_figure(self, result):
         upper, lower = result.figure().axes
         drawn = [line for line in upper.lines if len(line.get_xdata()) == 5]
@@ -511,23 +385,3 @@ class TestResult:
         labels = [label.get_window_extent() for label in figure.axes[1].get_xticklabels()]
         assert all(a.x1 < b.x0 for a, b in zip(labels, labels[1:]))
         assert labels[0].x0 > 0 and labels[-1].x1 < figure.get_window_extent().x1
-
-    def test_names_in_the_figure(self, result):
-        """A $ starts no formula, and whatever their length names stay on the paper."""
-        data = {**result.provenance["data"], "name": "$d_{$" * 40}
-        curves = (dataclasses.replace(result.curves[0], phrase="$x^{$ " * 60), result.curves[1])
-        provenance = {**result.provenance, "model": "runs/" + "Wide-Model" * 20, "data": data}
-        figure = dataclasses.replace(result, provenance=provenance, curves=curves).figure()
-        figure.canvas.draw()
-        edge = figure.get_window_extent().x1
-        assert all(text.get_window_extent().x1 < edge for text in figure.texts)
-        assert figure.texts[0].get_text().endswith("the same phrase at every place")
-
-    def test_of_many_phrases_the_worst_are_shown(self):
-        phrases = ["good " * n + "a" for n in range(5)] + ["bad " * n + "a" for n in range(1, 5)]
-        result = insertion_sweep(fading(WEIGHTS), reviews(), insert=phrases, places=2)
-        kept = sorted(result.curves, key=lambda curve: curve.worst.value)[:MAX_SHOWN_PHRASES]
-        assert {curve.phrase for curve in result.shown} == {curve.phrase for curve in kept}
-        assert [curve.phrase for curve in result.shown] == [c.phrase for c in result.curves if c in kept]
-        assert f"{MAX_SHOWN_PHRASES} of 9 phrases" in str(result) and len(result.to_frame()) == 1 + 9 * 3 + 1
-        assert "the worst 6 of 9 phrases" in result.figure().texts[0].get_text()

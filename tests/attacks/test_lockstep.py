@@ -112,9 +112,6 @@ def unchanged():
 
 @pytest.mark.usefixtures("unchanged")
 class TestWhatIsLeft:
-    def test_after_all_went_well(self):
-        lockstep([walker(n, 3) for n in range(4)], lengths, seeds=range(4))
-
     def test_answers_are_given_in_the_callers_states(self):
         before = states()
 
@@ -146,29 +143,6 @@ class TestWhatIsLeft:
             lockstep([waits, waits, fails, waits], lengths, seeds=range(4))
         assert cleaned == [True] * 3
         assert any(entry.name == "fails" for entry in caught.traceback)
-
-    def test_after_an_error_in_the_answers(self):
-        def answer(texts):
-            raise RuntimeError("no model")
-
-        with pytest.raises(RuntimeError, match="no model"):
-            lockstep([walker(n, 3) for n in range(4)], answer, seeds=range(4))
-
-    def test_after_answers_for_other_texts(self):
-        with pytest.raises(ValueError):
-            lockstep([walker(0, 3)], lambda texts: [1, 2, 3, 4, 5], seeds=[0])
-
-    def test_after_an_interrupt_in_the_answers(self):
-        calls = []
-
-        def answer(texts):
-            calls.append(texts)
-            if len(calls) == 3:
-                raise KeyboardInterrupt
-            return lengths(texts)
-
-        with pytest.raises(KeyboardInterrupt):
-            lockstep([walker(n, 9) for n in range(4)], answer, seeds=range(4))
 
     def test_after_an_interrupt_while_a_search_runs(self):
         """The signal reaches the waiting caller; the search goes on to where it asks, in its own states."""

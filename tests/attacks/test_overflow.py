@@ -1,11 +1,15 @@
-"""State overflow on models that forget at a known rate, against slow references, and as its users meet it."""
+"""State overflow on models that forget at a known rate, against slow references, and as its users meet it.
+
+Fillers as they are found, repeated and cut, and the notes and half-lengths of hand-made curves.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +20,27 @@ from fading import fading, log_odds
 from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
+from ssmscope.attacks.curves import Questions
+from ssmscope.attacks.overflow import measure as module
 from ssmscope.attacks.overflow import state_overflow
-from ssmscope.attacks.overflow.measure import cut, half_length, measure
-from ssmscope.attacks.overflow.result import OverflowCurve, half_name
+from ssmscope.attacks.overflow.measure import (
+    added_tokens,
+    cut,
+    filled,
+    filler_text,
+    half_length,
+    measure,
+    notes_on,
+    pieces_of,
+)
+from ssmscope.attacks.overflow.result import Filled, OverflowCurve, half_name
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.data.filler import generated
 from ssmscope.data.language import byte_tokenizer, word_tokenizer
 from ssmscope.data.text import TextData, text_data
 from ssmscope.data.tokenizer import train_tokenizer
 from ssmscope.errors import InputError
+from ssmscope.evaluation import Template
 
 DECAY, BIAS = 0.1, 0.3
 WEIGHTS = {"good": 2.0, "bad": -2.0, "great": 4.0, "awful": -1.0, "a": 0.0, "b": 0.0, "Is": 0.0, "it": 0.0, "?": 0.0}
@@ -146,30 +163,6 @@ class TestFiller:
             fitting = [text[:end] for end in words if count(text[:end]) == n]
             assert not fitting or piece == fitting[-1]  # whole words where they fit
 
-    def test_a_longer_one_begins_with_a_shorter_one(self):
-        model, data = fading(WEIGHTS), reviews()
-        found = [
-            state_overflow(model, data, lengths=[n], where="after", seed=s) for n, s in ((5, 0), (900, 0), (900, 1))
-        ]
-        short, long, other = (one.filler for one in found)
-        assert long.startswith(short) and len(long.split()) > 600 and not other.startswith(short)
-        assert found[1].curves[0].points[1].added == 900
-        again = state_overflow(model, data, lengths=[3, 900], where="after")
-        assert again.filler == long and again.curves[0].points[-1] == found[1].curves[0].points[-1]
-
-    def test_comes_from_a_file(self, tmp_path):
-        (tmp_path / "filler.txt").write_text("a b\n\nb b\n")
-        found = state_overflow(fading(WEIGHTS), reviews(), filler=str(tmp_path / "filler.txt"), lengths=[3])
-        assert found.filler == "a b b" and found.notes == ()
-        with pytest.raises(InputError, match="none.txt could not be read"):
-            state_overflow(fading(WEIGHTS), reviews(), filler=str(tmp_path / "none.txt"))
-        for name, says in (
-            ("NONE.TXT", "NONE.TXT could not be read"),
-            ("nowhere/none", "nowhere/none could not be read"),
-        ):
-            with pytest.raises(InputError, match=says):
-                state_overflow(fading(WEIGHTS), reviews(), filler=name, lengths=[3])
-
     def test_of_a_known_text(self, real_data, monkeypatch):
         real_data("wikitext2", "test")
         found = state_overflow(fading(WEIGHTS), reviews(), filler="wikitext2", lengths=[12])
@@ -185,10 +178,6 @@ class TestFiller:
         found = state_overflow(model, data, filler="電影 電影", lengths=[1, 4, 5, 7], **prompt)
         assert [point.added for point in found.curves[0].points] == [0, 0, 4, 4, 7]
         assert any("filler of 1 tokens adds 0.00 on average after the texts" in note for note in found.notes)
-
-    def test_unknown_words_are_noted(self):
-        notes = state_overflow(fading(WEIGHTS), reviews(), filler="a b zebra b", lengths=[4]).notes
-        assert notes == ("the tokenizer does not know 25 % of the filler's tokens",)
 
 
 class TestMeasure:
@@ -217,22 +206,6 @@ class TestMeasure:
         gaps = [(answers[1, at] == labels).mean() - (answers[0, at] == labels).mean() for at in range(4)]
         assert [gap.value for gap in found.gaps] == pytest.approx(gaps) and found.gaps[0] == Estimate(0, 0, 0)
 
-    def test_half_length(self):
-        lengths = (0, 8, 32)
-        rows = np.array([[0.9, 0.7, 0.6], [0.9, 0.8, 0.6], [0.9, 0.7, 0.7], [0.9, 0.8, 0.8], [0.4, 0.2, 0.1]])
-        chance = np.full(5, 0.5)
-        assert half_length(rows, chance, lengths) == Estimate(8, 8, math.inf)  # 8; then 32, 8, never, not above chance
-        assert half_length(rows[[1, 0, 0, 0]], chance[:4], lengths) == Estimate(32, 8, 8)
-        assert half_length(rows[[3, 0, 0]], chance[:3], lengths) is None
-        assert half_length(rows[[4, 0, 0]], chance[:3], lengths) is None
-        exact = np.array([[0.75, 0.625, 0.5]] * 3)
-        assert half_length(exact, chance[:3], lengths).value == 8  # just half is half gone
-
-    def test_half_length_in_words(self):
-        point = state_overflow(fading(WEIGHTS), reviews(), filler="a", lengths=[1024]).curves[0].points
-        curve = OverflowCurve("after", point, Estimate(1024.0, 0.0, math.inf))
-        assert half_name(curve) == "at 1,024 tokens [0, > 1,024]"
-
     def test_intervals_are_paired(self):
         """For nested hits the gap between the places varies by the few examples between."""
         hits = np.arange(400)[None, None] < np.array([[[390], [290]], [[390], [300]]])
@@ -247,14 +220,9 @@ class TestOptions:
         ("options", "says"),
         [
             (dict(where="befor"), "unknown where 'befor'; allowed are after, before, both; did you mean 'before'"),
-            (dict(lengths=[]), "lengths is empty"),
             (dict(lengths=[0]), "lengths has only 0"),
-            (dict(lengths=[4, -1]), "lengths is -1; allowed are a whole number from 0 on, or several"),
-            (dict(lengths=[1.5]), "lengths is 1.5"),
-            (dict(lengths=[True]), "lengths is True"),
             (dict(filler=" "), "the filler is empty"),
             (dict(filler=[1]), "filler is .1.; allowed is a text"),
-            (dict(seed=-1), "seed is -1"),
             (dict(template="no place"), "has no {content}"),
         ],
     )
@@ -270,58 +238,11 @@ class TestOptions:
         assert first.curves == again.curves and first.clean == again.clean
         assert first.provenance["data"]["fingerprint"] == data.sample(10, seed=2).fingerprint
 
-    def test_nothing_above_chance(self):
-        data = dataclasses.replace(reviews(), labels=tuple(1 - y for y in reviews().labels))
-        found = state_overflow(fading(WEIGHTS, decay=DECAY), data, filler="a", lengths=[4])
-        assert found.clean.value == 0 and found.curves[0].half_length is None
-        assert math.isnan(found.curves[0].points[1].drop.value) and "nan" not in str(found)
-        assert any("is not clearly above chance, 0.667" in note for note in found.notes)
-
-    def test_an_accuracy_that_comes_back(self):
-        """Growing states: the filler's weight outweighs the evidence, then the next word's outweighs the filler's."""
-        weights = {**WEIGHTS, "a": -9.0, "b": 9.0}
-        data = text_data("d", "all", ["good"] * 3 + ["bad"], [1, 1, 1, 0], LABELS)
-        found = state_overflow(fading(weights), data, filler="a b", lengths=[1, 2], where="after")
-        assert [point.accuracy.value for point in found.curves[0].points] == [1, 0.25, 1]
-        assert "with filler after the text, accuracy is above half again at 2 tokens" in found.notes
-
 
 class TestResult:
     @pytest.fixture
     def result(self):
         return state_overflow(fading(WEIGHTS, decay=DECAY, ending=BIAS), reviews(), filler="a", lengths=[8, 16, 64])
-
-    def test_is_saved_and_read_back(self, result, tmp_path):
-        paths = result.save(tmp_path, "overflow")
-        assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
-        again = ssmscope.Result.load(paths["json"])
-        assert again == result and type(again) is type(result) and again.kind == "overflow"
-        endless = dataclasses.replace(
-            result, curves=(dataclasses.replace(result.curves[0], half_length=Estimate(8, 8, math.inf)),)
-        )
-        assert type(result).from_dict(json.loads(endless.to_json())) == endless
-
-    def test_frame(self, result):
-        frame = result.to_frame()
-        assert frame["where"].tolist() == ["after"] * 4 + ["before"] * 4 and frame.tokens.tolist() == [0, 8, 16, 64] * 2
-        row, point = frame.iloc[2], result.curves[0].points[2]
-        assert (row.accuracy, row.log_odds, row.entropy) == tuple(
-            e.value for e in (point.accuracy, point.log_odds, point.entropy)
-        )
-        assert row["drop"] == 100 * point.drop.value and row["share good"] == point.shares[1].value
-        assert row.gap == result.gaps[2].value == frame.iloc[6].gap and row.accuracy_low == point.accuracy.low
-
-    def test_terminal(self, result):
-        shown = result.to_text(full=True)
-        for part in (
-            "filler after the text",
-            "filler before the text",
-            "good 0.83",
-            "never within 64 tokens",
-            "at 16 tokens",
-        ):
-            assert part in shown
-        assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
 
     def test_figure(self, result):
         figure = result.figure()
@@ -346,3 +267,163 @@ class TestResult:
         labels = [label.get_window_extent() for label in figure.axes[-1].get_xticklabels() if label.get_text()]
         assert all(a.x1 < b.x0 for a, b in zip(labels, labels[1:])) and len(labels) >= 2
         assert labels[-1].x1 < figure.get_window_extent().x1
+
+
+DATA = text_data("own", "test", ["x y", "z"], [0, 1], ("a", "b"))
+QUESTIONS = Questions(DATA, DATA.texts, DATA.labels, DATA.label_names, Template("B: {content} :A"), None)  # type: ignore[arg-type]
+MODEL: Any = SimpleNamespace(tokenizer=None)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A tokenizer that knows the letter x alone; the texts that it was given."""
+    seen: list[str] = []
+
+    def tokens(model: Any, texts: list[str]) -> np.ndarray:
+        seen.extend(texts)
+        return np.array([text.count("x") for text in texts])
+
+    monkeypatch.setattr(module, "_tokens", tokens)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("filler", "is_path"),
+    [
+        ("a b.txt", True),
+        ("A.TXT", True),
+        ("a.csv", True),
+        ("a/b", True),
+        ("a/b c", False),
+        ("a / b", False),
+        ("plain", False),
+        ("a.b", False),
+        ("there", True),
+    ],
+)
+def test_a_filler_that_names_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filler: str, is_path: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").symlink_to("nowhere")
+    if is_path:
+        with pytest.raises(InputError):
+            filler_text(filler)
+    else:
+        assert filler_text(f" {filler}\n c ") == f"{filler} c"
+
+
+class TestPieces:
+    @pytest.mark.parametrize(
+        ("given", "steps", "pieces"),
+        [
+            ("y y y x y x y y x x", (1, 2), ["y y y x y", "y y y x y x y y"]),
+            ("y y y x y x y y x x", (0, 2), ["y y y", "y y y x y x y y"]),
+            ("x y xx", (2, 3), ["x y x", "x y xx"]),
+            ("x y", (2, 4), ["x y x y", "x y x y x y x y"]),
+            ("x", (3, 5), ["x x x", "x x x x x"]),
+        ],
+    )
+    def test_a_given_filler_is_repeated_and_cut(self, counted: list[str], given, steps, pieces) -> None:
+        assert pieces_of(QUESTIONS, MODEL, given, steps, 0) == pieces
+        assert all(text.startswith("B: x y") and text.endswith(" :A") for text in counted)
+
+    def test_a_long_filler_is_tokenized_as_far_as_needed(self, counted: list[str]) -> None:
+        assert pieces_of(QUESTIONS, MODEL, "x " * 1000, (0, 3), 0) == ["", "x x x"]
+        assert max(map(len, counted)) < 30
+
+    def test_sentences_are_generated_by_the_seed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_tokens", lambda model, texts: np.array([len(text.split()) for text in texts]))
+        for seed in (3, 4):
+            draw = np.random.default_rng(seed)
+            whole = " ".join(each for _ in range(7) for each in generated(draw, 64, spaced=False)).split()
+            assert pieces_of(QUESTIONS, MODEL, None, (5, 1500), seed) == [" ".join(whole[:5]), " ".join(whole[:1500])]
+            assert len(whole) > 1500
+
+    def test_a_filler_without_a_token_is_refused(self, counted: list[str]) -> None:
+        with pytest.raises(InputError, match="the filler 'y y' adds no token to a text"):
+            pieces_of(QUESTIONS, MODEL, "y y", (2,), 0)
+
+    def test_a_cut_within_a_word(self) -> None:
+        """A longer part of the word can have fewer tokens than a shorter one."""
+
+        def count(text: str) -> int:
+            return text.count(" ") + 2 * text.count("x") - 3 * text.count("xy")
+
+        assert cut("a xxyxxz b", 1, count) == "a" and cut("a xxyxxz b", 2, count) == "a xxy"
+        assert cut("a b", 9, count) == "a b" and cut("a b", 0, count) == "a"
+        assert cut("xx", 1, lambda text: 2 * len(text)) == ""
+
+    def test_texts_have_the_filler_within_their_template(self) -> None:
+        assert filled(QUESTIONS, "after", "f g") == ["B: x y f g :A", "B: z f g :A"]
+        assert filled(QUESTIONS, "before", "f g") == ["B: f g x y :A", "B: f g z :A"]
+        assert filled(QUESTIONS, "before", "") == filled(QUESTIONS, "after", "") == ["B: x y :A", "B: z :A"]
+
+    def test_added_tokens_are_means_over_the_texts(self, counted: list[str]) -> None:
+        texts = ["x", "", "xx", "xxx", "xxxx", "x", "x", "xx", "", "x", "xxx", "xxx"]
+        found = added_tokens(MODEL, texts, (2, 3))
+        assert found.tolist() == [[0, 2, 2], [0, -1, 1.5]] and counted == texts
+
+
+class TestHalfLength:
+    def test_half_is_exact_despite_rounding(self) -> None:
+        rows = np.array([[0.8, 0.55, 0.3]] * 3)
+        assert 0.55 - 0.3 > (0.8 - 0.3) / 2
+        assert half_length(rows, np.full(3, 0.3), (0, 8, 32)) == Estimate(8, 8, 8)
+        assert half_length(np.array([[0.5, 0.4, 0.3]] * 3), np.full(3, 0.5), (0, 8, 32)) is None
+
+    def test_the_interval_is_of_95_percent_of_the_resamples_above_chance(self) -> None:
+        """Row r loses half at length r; the first rows after the estimate's are at chance."""
+        above = np.arange(90) < np.arange(-10, 81)[:, None]
+        rows = np.concatenate([np.full((1, 90), 0.9), np.where(above, 0.9, 0.5)])
+        rows[0, 40:] = 0.6
+        found = half_length(rows[:, :81], np.full(len(rows), 0.5), tuple(range(81)))
+        assert found == Estimate(40, 2, 78)
+
+
+def point(tokens: int, accuracy: float, added: float | None = None) -> Filled:
+    one = Estimate(accuracy, accuracy - 0.05, accuracy + 0.05)
+    rest: Any = dict(log_odds=one, shares=(one,), majority=one, entropy=one, accuracy=one, drop=one)
+    return Filled(tokens, float(tokens if added is None else added), **rest)
+
+
+class TestNotes:
+    @pytest.fixture(autouse=True)
+    def known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            module, "unknown_tokens", lambda model, text: (len(text.split()), text.split().count("zebra"))
+        )
+
+    def noted(
+        self, *curves: OverflowCurve, longest: str = "a b", given: str | None = None, low: float = 0.6
+    ) -> list[str]:
+        clean = Estimate(0.9, low, 1.0)
+        return list(notes_on(MODEL, given, longest, clean, 0.5, curves))
+
+    def test_of_an_accuracy_near_chance(self) -> None:
+        assert self.noted(low=0.51) == []
+        (note,) = self.noted(low=0.5)
+        assert note.startswith("the clean accuracy, 0.900") and note.endswith(
+            "above chance, 0.500: there is little to forget"
+        )
+
+    def test_of_an_accuracy_that_comes_back(self) -> None:
+        lost = Estimate(8.0, 8.0, 8.0)
+        points = (point(0, 0.9), point(8, 0.8), point(16, 0.7), point(1024, 0.71), point(2048, 0.8))
+        assert self.noted(OverflowCurve("after", points, None)) == []
+        assert self.noted(OverflowCurve("after", points[:3], lost)) == []
+        both = OverflowCurve("before", points, lost), OverflowCurve("after", points[:2], lost)
+        assert self.noted(*both) == ["with filler before the text, accuracy is above half again at 1,024 tokens"]
+
+    def test_of_the_filler(self) -> None:
+        assert self.noted(longest="a zebra b b b b b b") == ["the tokenizer does not know 12 % of the filler's tokens"]
+        repeated = "the filler is shorter than the longest length and is repeated"
+        assert self.noted(given="a") == [repeated] and self.noted(given="a b") == []
+
+    def test_of_tokens_that_merge(self) -> None:
+        first = OverflowCurve("after", (point(0, 0.9), point(8, 0.9, 8.0049), point(16, 0.9, 15.99)), None)
+        second = OverflowCurve("before", (point(4, 0.9, 4.25), point(32, 0.9, 32.1)), None)
+        said = "filler of {} tokens adds {} on average {} the texts, because token boundaries do not match or adjacent "
+        assert self.noted(first, second) == [said.format(4, "4.25", "before") + "tokens merge"]
+        assert self.noted(first) == [said.format(16, "15.99", "after") + "tokens merge"]
+        assert self.noted(OverflowCurve("after", first.points[:2], None)) == []

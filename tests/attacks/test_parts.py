@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import itertools
-import json
 import math
 import os
 import string
@@ -37,19 +35,7 @@ textattack()
 from textattack.shared import AttackedText  # noqa: E402
 from textattack.transformations import CompositeTransformation  # noqa: E402
 
-from ssmscope.attacks.swaps import (  # noqa: E402
-    LOOKALIKES,
-    Contractions,
-    Homoglyphs,
-    MaskedWords,
-    Numbers,
-    Synonyms,
-    Vectors,
-    plain_words,
-    word_spans,
-)
-
-ROOT = Path(__file__).resolve().parents[2]
+from ssmscope.attacks.swaps import LOOKALIKES, Homoglyphs, MaskedWords, Vectors, plain_words, word_spans  # noqa: E402
 
 
 def script(body: str, home: Path, **environment: str) -> subprocess.CompletedProcess:
@@ -227,16 +213,6 @@ class TestRecipes:
             recipe(given[0], flavour=given[1])
         assert "\n" not in str(caught.value)
 
-    def test_what_is_left_out_is_said(self):
-        found = recipe("textbugger", flavour="prompt")
-        assert [part.partition(":")[0] for part in found.left_out] == [
-            "5 nearest neighbours of a word",
-            "sentence similarity ≥ 0.8 (angular)",
-        ]
-        assert not any("similarity" in part or "neighbours" in part for part in found.ran)
-        assert len(found.transformation.transformations) == 4 and len(found.constraints) == 2
-        assert recipe("deepwordbug", flavour="words").left_out == ()
-
     def test_deepwordbug_is_textattacks(self, monkeypatch):
         import nltk
         from textattack.attack_recipes import DeepWordBugGao2018
@@ -250,32 +226,6 @@ class TestRecipes:
             kinds = [type(part).__name__ for part in ours.constraints]
             assert sorted(kinds) == ["LevenshteinEditDistance", "RepeatModification", "StopwordModification"]
             assert ours.constraints[2].max_edit_distance == 30
-
-    def test_flavours_differ_in_their_limits(self, vectors, bert):
-        of = dict(embeddings=vectors, masked_lm=bert, encoder=bert)
-        limits = {}
-        for flavour, name in itertools.product(("prompt", "words"), ("textfooler", "bertattack", "textbugger")):
-            found = recipe(name, flavour=flavour, **of)
-            by_kind = {type(part).__name__: part for part in found.constraints}
-            similar = by_kind["Similarity"]
-            own = [similar.threshold, similar.metric]
-            if name == "textfooler":
-                own.append(by_kind["WordEmbeddingDistance"].min_cos_sim)
-                assert similar.window_size == 15 and similar.skip_text_shorter_than_window
-            if name == "bertattack":
-                own.append(by_kind["MaxWordsPerturbed"].max_percent)
-                assert found.search.wir_method == "unk"
-            else:
-                assert found.search.wir_method == "delete"
-            limits[flavour, name] = own
-        assert limits == {
-            ("prompt", "textfooler"): [0.840845057, "angular", 0.6],
-            ("words", "textfooler"): [0.840845057, "angular", 0.5],
-            ("prompt", "bertattack"): [0.8, "cosine", 1.0],
-            ("words", "bertattack"): [0.2, "cosine", 0.4],
-            ("prompt", "textbugger"): [0.8, "angular"],
-            ("words", "textbugger"): [0.8, "angular"],
-        }
 
     def test_a_search_of_its_own_for_every_attack(self):
         from textattack.goal_functions import UntargetedClassification
@@ -311,34 +261,6 @@ class TestSwaps:
         assert Homoglyphs().deterministic
         swapped = Homoglyphs()(AttackedText("a fame"), indices_to_modify=[1])
         assert [text.words for text in swapped] == [["a", word] for word in found]  # still one word each
-
-    def test_synonyms(self, tmp_path):
-        swap = Synonyms({"film": ("movie", "film", "picture", "movie")})
-        assert swap._get_replacement_words("film") == ["movie", "picture"]
-        assert swap._get_replacement_words("Film") == ["Movie", "Picture"] and swap._get_replacement_words("x") == []
-
-    def test_contractions_stand_anywhere(self):
-        text = AttackedText("good it is, and they are here")
-        whole = Contractions()(text)
-        assert [each.text for each in whole] == ["good it's, and they are here", "good it is, and they're here"]
-        behind = Contractions()(text, indices_to_modify=range(3, 6))
-        assert [each.text for each in behind] == ["good it is, and they're here"]
-        assert Contractions()(text, indices_to_modify=[1, 5]) == []
-
-    def test_contractions_come_in_the_order_of_the_text(self):
-        text = AttackedText("so it is a long way to go they are here")
-        found = Contractions()._get_transformations(text, {8, 9, 1, 2})  # a set that lists 8 before 1
-        assert [each.text for each in found] == [
-            "so it's a long way to go they are here",
-            "so it is a long way to go they're here",
-        ]
-
-    def test_numbers_that_cannot_be_changed_stay(self):
-        for text in ("² times", "99999999999999999999 times", "zero", "someone"):
-            assert Numbers()(AttackedText(text)) == []
-        found = Numbers()(AttackedText("12 films"))
-        assert found and all(each.text.endswith(" films") and each.words[0].isdigit() for each in found)
-        assert not Numbers().deterministic
 
     def test_wordnet(self, monkeypatch):
         import nltk
@@ -383,16 +305,6 @@ class TestVectors:
             found = resources.load_vectors(path)
             assert found.words == tuple(WORDS) and found.unit == pytest.approx(expected, abs=1e-6)
 
-    def test_neighbours_are_the_nearest_by_cosine(self, vectors):
-        found = Vectors(resources.load_vectors(vectors))
-        unit = found.vectors.unit
-        for row, top in itertools.product(range(6), (1, 3, 5, 50)):
-            order = sorted((other for other in range(6) if other != row), key=lambda o: -float(unit[row] @ unit[o]))
-            assert found.nearest_neighbours(row, top) == order[:top]
-        assert found.get_cos_sim("good", "bad") == pytest.approx((-1 + 0.01) / 1.01)
-        assert found.get_mse_dist("good", "film") == pytest.approx(2)
-        assert found["nothing"] is None and found["film"].tolist() == [0, 0, 1]
-
     def test_textfooler_swaps_and_limits(self, vectors):
         found = recipe("textfooler", flavour="words", embeddings=vectors)
         text = AttackedText("A Good film")
@@ -402,10 +314,6 @@ class TestVectors:
         kept = [each.words[1] for each in found.transformation(text, indices_to_modify=[1]) if limit(each, text)]
         assert kept == ["Great", "Fine"]
         assert any("6 vectors" in part for part in found.ran)
-
-    def test_one_word_has_no_neighbour(self, tmp_path):
-        (tmp_path / "one.txt").write_text("alone 1 2\n")
-        assert Vectors(resources.load_vectors(tmp_path / "one.txt")).nearest_neighbours(0, 5) == []
 
     def test_of_a_word_that_is_there_twice_the_first_counts(self, tmp_path):
         (tmp_path / "twice.txt").write_text("a 1 0\nb 1 1\na 0 1\n")
@@ -419,65 +327,6 @@ class TestVectors:
         path.write_text("c 1 1\n")
         assert resources.load_vectors(path).words == ("c",)
 
-    @pytest.mark.parametrize(
-        ("content", "says"),
-        [
-            ("a 1 2\nb 1\n", "line 2 of .* has 1 numbers after its word, not 2 as before it"),
-            ("a\n", "line 1 of .* has 0 numbers after its word, not at least 1"),
-            ("a 1 x\n", "line 1 of .* holds something other than numbers"),
-            ("a nan 1\n", "holds vectors that are not finite"),
-            ("\n", "holds no word vector"),
-        ],
-    )
-    def test_broken_files(self, tmp_path, content, says):
-        (tmp_path / "v.txt").write_text(content)
-        with pytest.raises(InputError, match=says):
-            resources.load_vectors(tmp_path / "v.txt")
-
-    def test_other_files(self, tmp_path):
-        with pytest.raises(InputError, match="there is no file .* of word vectors"):
-            resources.load_vectors(tmp_path / "none.txt")
-        (tmp_path / "v.npz").write_bytes(b"PK")
-        np.savez(tmp_path / "w.npz", words=np.array(WORDS), vectors=np.ones((5, 2)))
-        for name in ("v.npz", "w.npz"):
-            with pytest.raises(InputError, match="an .npz needs the arrays 'words'"):
-                resources.load_vectors(tmp_path / name)
-        (tmp_path / "l.txt").write_bytes(b"caf\xe9 1 2\n")
-        with pytest.raises(InputError, match="is not UTF-8 text"):
-            resources.load_vectors(tmp_path / "l.txt")
-
-
-class TestSynonymFiles:
-    def test_both_forms(self, tmp_path):
-        (tmp_path / "s.json").write_text(json.dumps({"Film": ["movie", "picture"], "good": ["fine"]}))
-        (tmp_path / "s.csv").write_text("word,synonym\nfilm,movie\nFilm,picture\ngood,fine\n")
-        for name in ("s.json", "s.csv"):
-            expected = {"film": ("movie", "picture"), "good": ("fine",)}
-            assert resources.load_synonyms(tmp_path / name) == expected
-            found = recipe("pwws", flavour="words", synonyms=tmp_path / name)
-            assert any("2 words of" in part for part in found.ran) and "entities" in found.left_out[0]
-
-    @pytest.mark.parametrize(
-        ("name", "content"),
-        [
-            ("s.json", "[1]"),
-            ("s.json", "{"),
-            ("s.json", '{"a": "b"}'),
-            ("s.csv", "a,b,c"),
-            ("s.csv", "a"),
-            ("s.txt", "a,b"),
-        ],
-    )
-    def test_broken_files(self, tmp_path, name, content):
-        (tmp_path / name).write_text(content)
-        with pytest.raises(InputError, match="is not a file of synonyms; allowed are a .json"):
-            resources.load_synonyms(tmp_path / name)
-
-    def test_empty(self, tmp_path):
-        (tmp_path / "s.json").write_text("{}")
-        with pytest.raises(InputError, match="holds no synonym"):
-            resources.load_synonyms(tmp_path / "s.json")
-
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory) -> Path:
@@ -485,39 +334,6 @@ def bert(tmp_path_factory) -> Path:
 
 
 class TestMaskedWords:
-    def test_one_token(self, bert):
-        masked = resources.MaskedLM(bert)
-        text = AttackedText("a good film")
-        swap = MaskedWords(masked, candidates=48)  # more than there are
-        found = [each.words[1] for each in swap(text, indices_to_modify=[1])]
-        ids = masked.tokenizer("a good film", return_tensors="pt")
-        logits = masked.module(**ids).logits[0, 2].detach()
-        special = set(masked.tokenizer.all_special_ids)
-        ranked = [i for i in logits.argsort(descending=True).tolist() if i not in special]
-        words = masked.tokenizer.convert_ids_to_tokens(ranked)
-        assert found == [w for w in words if not w.startswith("##") and w != "good" and w.isalnum()]
-        assert 10 < len(found) < len(words)
-
-    def test_several_tokens_are_ranked_as_if_all_were_listed(self, bert):
-        masked = resources.MaskedLM(bert)
-        text = "a goodsing film"  # good ##s ##ing
-        read = masked.read(text)
-        places = read.places(2, 10)
-        assert [masked.tokenizer.convert_ids_to_tokens(read.ids[p]) for p in places] == ["good", "##s", "##ing"]
-        number = 5
-        tops = [read.log_probabilities[place].topk(number) for place in places]
-        options = [list(zip(top.values.tolist(), top.indices.tolist())) for top in tops]
-        every = sorted(itertools.product(*options), key=lambda c: math.exp(-np.mean([value for value, _ in c])))
-        expected = [masked.word([token for _, token in combination]) for combination in every[:number]]
-        found = MaskedWords(masked, candidates=number)._words(read.log_probabilities[places], [0] * 3)
-        assert found == [word for word in dict.fromkeys(expected) if any(c.isalnum() for c in word)]
-
-    def test_words_are_replaced_in_the_order_of_the_text(self, bert):
-        swap, text = MaskedWords(resources.MaskedLM(bert), candidates=4), AttackedText("a film " * 5)
-        found = swap._get_transformations(text, {9, 8, 1})
-        places = [next(i for i, pair in enumerate(zip(each.words, text.words)) if len(set(pair)) > 1) for each in found]
-        assert places == sorted(places) and len(places) > 1
-
     def test_a_word_beyond_the_models_reach_stays(self, bert):
         masked = resources.MaskedLM(bert)
         text = AttackedText(" ".join(["film"] * 60))
@@ -545,15 +361,6 @@ class TestMaskedWords:
 
 
 class TestEncoder:
-    def test_mean_over_real_tokens(self, bert):
-        encoder = resources.Encoder(bert)
-        texts = ["a good film", "film", "bad film a good"]
-        together = encoder(texts)
-        for row, text in enumerate(texts):
-            hidden = encoder.module(**encoder.tokenizer(text, return_tensors="pt")).last_hidden_state[0]
-            assert together[row].tolist() == pytest.approx(hidden.mean(0).tolist(), abs=1e-5)
-        assert encoder([]).shape == (0, 16)
-
     def test_the_limit_on_similarity(self, bert):
         found = recipe("textbugger", flavour="prompt", encoder=bert)
         similar = found.constraints[-1]

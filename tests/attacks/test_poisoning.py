@@ -3,7 +3,6 @@ are counted by hand."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -14,7 +13,6 @@ from bags import LABELS
 from examples import random_example
 from fading import fading
 from sklearn.metrics import roc_auc_score
-from transformers import Mamba2Config
 
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import check_poison, state_poisoning
@@ -25,7 +23,6 @@ from ssmscope.attacks.poisoning.memory import (
     Beginning,
     Slot,
     Vocabulary,
-    attacked,
     memory,
     run,
     share_gradients,
@@ -40,8 +37,6 @@ from ssmscope.core.model import Model
 from ssmscope.core.ties import ROUNDING
 from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
-from ssmscope.evaluation.forking import token_rows
-from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.ops import Recurrence, survival
 
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a": 0.1, "zap": 0.3, "the": -0.1}
@@ -72,28 +67,6 @@ def erasing() -> Model:
 @pytest.fixture(scope="module")
 def found(erasing, data) -> StatePoisoning:
     return state_poisoning(erasing, data, **QUICK)
-
-
-def planted_mamba2() -> Model:
-    """A Mamba-2 of one layer whose Δ is large at "zap" alone: its embedding alone has a first coordinate, which the
-    layer reads as Δ in every head."""
-    torch.manual_seed(0)
-    backbone = Mamba2Config(
-        **dict(vocab_size=12, hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, expand=2),
-        **dict(num_hidden_layers=1, pad_token_id=0, bos_token_id=2, eos_token_id=2),
-    )
-    config = SSMClassifierConfig(backbone, num_labels=2, id2label=dict(enumerate(LABELS)))
-    module, tokenizer = SSMForSequenceClassification(config).eval(), fading(WEIGHTS).tokenizer
-    mixer, zap = module.backbone.layers[0].mixer, tokenizer.convert_tokens_to_ids("zap")
-    with torch.no_grad():
-        table = module.get_input_embeddings().weight
-        table[:, 0] = 0
-        table[zap, 0] = table[zap, 1:].norm()
-        mixer.in_proj.weight[-4:] = 0
-        mixer.in_proj.weight[-4:, 0] = 4
-        mixer.dt_bias.fill_(-5.0)
-        mixer.A_log.fill_(0.0)
-    return Model(module, tokenizer, "planted")
 
 
 def goal_of(model: Model, data: TextData, *, length: int = 1, objective: str = "forget", **options) -> Goal:
@@ -138,22 +111,6 @@ class TestMemory:
             left = survival.remaining_reference(recurrence).norm(dim=(3, 4)).sum((0, 2))
             shares.append(float(left[:5].sum() / left.sum()))
         assert seen.survival[0] == pytest.approx(np.mean(shares), rel=1e-9)
-
-    def test_detectors_by_hand(self):
-        """One head with writes of norm 1 and decays d: ‖R_s(t)‖ is their product."""
-        decays = torch.tensor([0.9, 0.9, 0.5, 0.9, 0.2, 0.9], dtype=torch.float64)
-        one = torch.ones(1, 6, 1, 1, dtype=torch.float64)
-        (recurrence,) = run(Model(random_example("mamba2").double().eval()), np.array([[1, 2, 3, 4, 5, 6]]))[0][0]
-        terms = dict(x=one, b=one, c=one, log_a=decays.log().view(1, 6, 1, 1), delta=None, A=None, D=None)
-        recurrence = type(recurrence)(**terms)
-        left = [[math.prod(decays[s + 1 : t + 1].tolist()) for s in range(t + 1)] for t in range(6)]
-        window = [sum(left[t][: t - 1]) / sum(left[t]) * (t + 1) / (t - 1) for t in range(4, 6)]
-        found = suspicion([recurrence], "window", 2)[0]
-        assert found.tolist() == pytest.approx(window)
-        assert suspicion([recurrence], "token", 2)[0].tolist() == pytest.approx(decays[1:].tolist())
-        lives = [next((d for d in range(1, 6 - s) if left[s + d][s] <= 0.5), math.inf) for s in range(5)]
-        assert lives == [2, 1, 2, 1, math.inf]
-        assert float(suspicion([recurrence], "half-life", 2)) == pytest.approx(1 - np.mean([1 / d for d in lives]))
 
     def test_detectors_of_several_heads_from_a_position_on(self):
         """Norms are summed over heads and recurrences before they are divided."""
@@ -238,14 +195,6 @@ class TestPlantedTriggers:
             brute = np.mean([1 - survival_by_trace(erasing, slot, tokens) for slot in goal.slots])
             assert values[trigger] == pytest.approx(brute, rel=1e-5)
 
-    def test_a_mamba2_with_one_large_step(self, data):
-        model = planted_mamba2()
-        goal = goal_of(model, data)
-        zap = goal.vocabulary.words.index("zap")
-        assert goal.largest_steps[:1] == [zap]
-        result = search(goal, Guided(goal, 3, np.random.default_rng(0)), [(0,)], beam=1, sweeps=1)
-        assert result.trigger == (zap,) and result.value > 0.9 > goal([(0,)])[0]
-
     def test_a_word_is_planted(self, data):
         model = fading(WEIGHTS, decay=0.1)
         result = state_poisoning(model, data, objective="plant", target="good", **{**QUICK, "length": 3})
@@ -283,11 +232,6 @@ class TestSearch:
             assert result.value == table[result.trigger] == max(table[each] for each in asked)
             assert result.value >= random_search(value, starts).value
             assert len(asked) - len(set(starts)) <= result.asked == len(set(asked))
-
-    def test_in_a_result(self, found):
-        own = found.victims[0]
-        assert own.attack(FOUND).value >= own.attack("random").value
-        assert own.attack(FOUND).asked >= own.attack("random search").asked > own.attack("random").asked - 1
 
 
 class TestDetectors:
@@ -331,32 +275,6 @@ def test_what_was_wrong_before_is_not_flipped():
     assert found.flipped.value == pytest.approx(2 / 4) and found.accuracy.value == pytest.approx(3 / 6)
 
 
-def test_a_models_numbers_by_hand():
-    """Six texts, a trigger and the mean of two, of which the second is the first."""
-    labels = np.array([0, 0, 0, 1, 1, 1])
-    zero, steady = np.zeros(6), {each: np.zeros(6) for each in DETECTORS}
-    clean = Seen(np.full(6, 0.8), np.array([0, 0, 1, 1, 1, 0]), steady)
-    one = Seen(np.full(6, 0.2), np.array([1, 0, 0, 1, 1, 1]), {**steady, "token": np.arange(6.0)})
-    other = Seen(np.full(6, 0.6), clean.answers, steady)
-    groups = [Tried("found", ((1,),), 0.5, 7), Tried("random", ((0,), (1,)), 0.1, 2)]
-    threshold_texts = [Seen(zero, labels, {each: np.array([0.0, 1.0, 2.0, 3.0]) for each in DETECTORS})]
-    own = victim(
-        "toy", labels, [clean, one, other, one], groups, Vocabulary(("a", "b"), (3, 4)), threshold_texts, 0.5, 1, 0
-    )
-    found, random = own.attacks
-    assert own.accuracy.value == pytest.approx(4 / 6) and own.planted.value == pytest.approx(1 / 3)
-    assert found.trigger == "b" and random.trigger is None and random.triggers == 2
-    assert found.accuracy.value == pytest.approx(5 / 6) and found.flipped.value == pytest.approx(1 / 4)
-    assert found.planted.value == pytest.approx(1 / 3) and found.survival.value == pytest.approx(0.2)
-    assert found.kept.value == pytest.approx(0.25) and random.survival.value == pytest.approx(0.4)
-    assert random.accuracy.value == pytest.approx(4.5 / 6) and random.flipped.value == pytest.approx(1 / 8)
-    token = DETECTORS.index("token")
-    assert own.thresholds[token] == 1 and own.false_alarms[token].value == 0
-    assert found.alarms[token].caught.value == pytest.approx(4 / 6)
-    assert found.alarms[token].auroc.value == pytest.approx(0.5 * 1 / 6 + 5 / 6)
-    assert random.alarms[token].auroc.value == pytest.approx((0.5 + 0.5 * 1 / 6 + 5 / 6) / 2)
-
-
 class TestParts:
     @pytest.mark.parametrize(
         ("texts", "train", "sizes"), [(20, 3, (3, 5, 12)), (20, 50, (5, 5, 10)), (4, 9, (1, 1, 2))]
@@ -384,27 +302,6 @@ class TestParts:
 
 
 class TestTexts:
-    def test_slots_are_what_the_text_is_read_as(self, erasing, data):
-        asked = questions(erasing, data)
-        words = Vocabulary.of(erasing)
-        for place in (0.3, 0.5, 1.0):
-            for slot in slots_of(erasing, asked, words.text((0, 0)), place, None):
-                (row,) = token_rows(erasing, [attacked(asked, slot, words.text((3, 6)))])
-                assert row == [*slot.before, *words.tokens([(3, 6)])[0], *slot.after]
-                assert slot.words == math.floor(place * 6 + 0.5) == len(slot.before)
-
-    def test_a_span_is_its_tokens_and_others_are_left_out(self, erasing, data):
-        goal = goal_of(erasing, data, span="film fine")
-        assert {slot.row for slot in goal.slots} == {i for i, text in enumerate(data.texts) if "film fine" in text}
-        for slot in goal.slots:
-            names = erasing.tokenizer.convert_ids_to_tokens(list(slot.before))
-            assert [name for name, inside in zip(names, slot.span) if inside] == ["film", "fine"]
-        before = goal_of(erasing, data, span="film fine", place=0.5).slots
-        assert {slot.row for slot in before} == {
-            i for i, text in enumerate(data.texts) if "film fine" in " ".join(text.split()[:3])
-        }
-        assert 0 < len(before) < len(goal.slots)
-
     def test_a_language_model_within_its_template(self, data):
         model = fading({**WEIGHTS, "Is": 0.3, "it": -0.1}, decay=0.1, steps={"zap": 40.0}, language=True)
         asking = dict(template="Is {content} it", words=["bad", "good"])
@@ -412,16 +309,6 @@ class TestTexts:
         assert result.victims[0].attack(FOUND).trigger == "zap"
         assert not {"good", "bad"} & set(result.victims[0].attack("random search").trigger.split())
         assert state_poisoning(model, data, objective="plant", **asking, **QUICK).victims[0].planted is not None
-
-    def test_words_of_a_file(self, erasing, data, tmp_path):
-        (tmp_path / "words.txt").write_text("film\nfine\nunheard\ntwo words\n")
-        words = Vocabulary.of(erasing, tmp_path / "words.txt")
-        assert words.words == ("film", "fine")
-        (tmp_path / "one.txt").write_text("film\nunheard\n")
-        with pytest.raises(InputError, match="no tokens left for a trigger: 1 of .*one.txt is a word of one token"):
-            Vocabulary.of(erasing, tmp_path / "one.txt")
-        result = state_poisoning(erasing, data, vocabulary=tmp_path / "words.txt", **QUICK)
-        assert result.vocabulary == 2 and result.victims[0].attack(FOUND).trigger in words.words
 
 
 class TestTransfer:
@@ -445,7 +332,6 @@ class TestRefusals:
             ({"objective": "plant", "target": "goood"}, "there is no class 'goood'; allowed are bad, good.*good"),
             ({"limit": 3}, "3 texts can be attacked; give at least four"),
             ({"length": 0}, "length is 0"),
-            ({"objective": "erase"}, "erase"),
         ],
     )
     def test_one_line(self, erasing, data, options, message):
@@ -461,43 +347,6 @@ class TestRefusals:
     def test_another_tokenizer(self, erasing, data):
         with pytest.raises(InputError, match="fading has another tokenizer than fading"):
             state_poisoning(erasing, data, transfer=[fading({**WEIGHTS, "more": 0.0})], **QUICK)
-
-
-def test_views_and_files(found, tmp_path):
-    paths = found.save(tmp_path, "poison")
-    again = StatePoisoning.load(paths["json"])
-    assert again == found and again.kind == "poison"
-    frame = found.to_frame()
-    assert frame.attack.tolist() == ["clean", "random", "random search", "found", "hotflip", "adaptive"]
-    assert frame.survival[0] == found.victims[0].survival.value
-    text = str(found)
-    assert "“zap”" in text and "AUROC" in text and "Searched on 4 texts among 8 words" in text
-    assert found.victims[0].attack(FOUND).accuracy.value == pytest.approx(frame.accuracy[3])
-    (victim,), answers = (
-        found.victims,
-        next(block for block in found.blocks() if getattr(block, "heads", ()) == ("trigger",)),
-    )
-    assert answers.columns == ("survival", "accuracy", "flipped")
-    for (_, cells), each in zip(answers.rows, (victim, *victim.attacks), strict=True):
-        assert [cell.found for cell in cells[:2]] == [each.survival, each.accuracy]
-    hidden = dataclasses.replace(victim.attacks[0], planted=victim.accuracy)
-    other = dataclasses.replace(victim, planted=victim.survival, attacks=(hidden, *victim.attacks[1:]))
-    (answers,) = [
-        block
-        for block in dataclasses.replace(found, victims=(other,)).blocks()
-        if getattr(block, "heads", ()) == ("trigger",)
-    ]
-    place = answers.columns.index("planted")
-    assert [cells[place].found for _, cells in answers.rows[:3]] == [victim.survival, victim.accuracy, None]
-    assert found.verdict().startswith("survival 0.") and "after “zap”" in found.verdict()
-    for size, named in (
-        (10, [True, False, False]),
-        (3.3, [True, True, True]),
-    ):  # below each other, every panel is named
-        ticks = [axes.yaxis.get_major_ticks() for axes in found.figure(size=size).axes]
-        assert [all(tick.label1.get_visible() for tick in each) for each in ticks] == named
-    compared = StatePoisoning.compare([found, found], [["one"], ["two"]])
-    assert len(compared.rows) == 10 and "AUROC, window" in compared.columns
 
 
 @pytest.mark.parametrize(

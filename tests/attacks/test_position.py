@@ -6,15 +6,13 @@ import dataclasses
 import json
 import math
 import re
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from examples import EXAMPLES
 from exhaustive import in_turns
-from loud import TrueFloat64, loud
+from loud import loud
 from tokenizers import Tokenizer
 from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Whitespace
@@ -22,7 +20,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope import cli
 from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.position.measure import (
     LEFT_OUT,
@@ -35,18 +32,15 @@ from ssmscope.attacks.position.measure import (
     run_embeddings,
 )
 from ssmscope.attacks.position.regions import Region
-from ssmscope.attacks.position.result import Attacked
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.language import symbol_tokenizer
-from ssmscope.data.pixels import CIFAR10, PixelData
+from ssmscope.data.pixels import PixelData
 from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.labelled import class_ids
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.render.table import Table, in_percent
 
-LENGTH = 16
 KEYS = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)
 
 
@@ -178,23 +172,6 @@ class TestAgainstASlowReference:
             expected = model.logits(model.encode(values=values)).argmax(-1)
             assert attacked[:, column].tolist() == expected.tolist()
         assert (attacked != plain[:, None]).any()  # the regions do matter to this model
-
-    @pytest.mark.parametrize("name", REFERENCE)
-    @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
-    def test_a_run_from_shared_states_is_the_plain_run(self, name, dtype, tolerance):
-        model = deep(name)
-        model.module.to(dtype)
-        draw = torch.Generator().manual_seed(0)
-        embeddings = torch.randn(3, 70, model.config.hidden_size, dtype=dtype, generator=draw)
-        with TrueFloat64() if dtype == torch.float64 else torch.no_grad():
-            whole = run_embeddings(model, embeddings).logits
-            states, at = None, 0
-            for cut in (1, 2, 33, 64, 69):
-                states, at = run_embeddings(model, embeddings[:, at:cut], states).states, cut
-                parts = run_embeddings(model, embeddings[:, cut:], states).logits
-                assert (parts - whole).norm() < tolerance * whole.norm()
-            alone = run_embeddings(model, embeddings[:, at:]).logits
-            assert (alone - whole).norm() > 1e-2 * whole.norm()  # the states do matter
 
     @pytest.mark.parametrize("replacement", ["noise", "zeros", "mean", "other"])
     def test_of_texts(self, replacement):
@@ -395,16 +372,11 @@ class TestOptions:
         found = position_bias(planted, test_images, limit=20, seed=3)
         sample = test_images.sample(20, seed=3)
         assert found.provenance["data"] == {
-            **dict(name="planted", split="test", fingerprint=sample.fingerprint, examples=20),
+            **dict(name="planted", split="test", fingerprint=sample.fingerprint, examples=20)
         }
         assert found.provenance["seed"] == 3 and found.provenance["options"]["limit"] == 20
         assert found.provenance["fingerprint"] == planted.fingerprint
         assert found.provenance["options"]["regions"] == ["0%:10%", "0%:25%", "75%:100%", "90%:100%"]
-
-    def test_the_papers_regions_are_those_of_1024_pixels(self):
-        model = ssmscope.load(pixel_module((32, 32), 3, CIFAR10.labels, hidden_size=8, head_dim=4).eval())
-        data = dataclasses.replace(images(2, 0, CIFAR10.labels, (32, 32), 3))
-        assert [one.region for one in position_bias(model, data).regions] == ["0:32", "0:96", "928:1024", "992:1024"]
 
     def test_classes_are_matched_by_name(self, planted, test_images):
         turned = dataclasses.replace(test_images, label_names=("bright", "dark"), labels=1 - test_images.labels)
@@ -429,8 +401,6 @@ class TestOptions:
             (dict(window=17), "window 17 is longer than the longest sequence, of 16 tokens"),
             (dict(stride=2), "stride=… was given without window=…"),
             (dict(limit=0), "limit is 0; allowed is a whole number from 1 on"),
-            (dict(batch_size=0), "batch_size is 0"),
-            (dict(seed=-1), "seed is -1"),
         ],
     )
     def test_what_is_refused(self, planted, test_images, options, says):
@@ -479,57 +449,6 @@ def result(planted, test_images):
 
 
 class TestResult:
-    def test_is_saved_and_read_back(self, result, tmp_path):
-        paths = result.save(tmp_path, "position")
-        assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
-        again = ssmscope.Result.load(paths["json"])
-        assert again == result and type(again) is type(result)
-        assert again.regions[0].accuracy == result.regions[0].accuracy
-
-    def test_frame(self, result):
-        frame = result.to_frame()
-        assert frame.part.tolist() == ["clean", "region", "region", "average", "average", *["window"] * 4]
-        row = frame.iloc[2]
-        assert (row.region, row.start, row.stop, row.unit, row.examples) == ("75%:100%", 75, 100, "percent", 200)
-        assert row["drop"] == pytest.approx(100 * result.regions[1].drop.value)
-        assert row.accuracy_low <= row.accuracy <= row.accuracy_high and row.success == result.regions[1].success.value
-        assert frame.iloc[1].unit == "pixels" and frame.iloc[0].accuracy == result.clean.value
-
-    def test_terminal(self, result):
-        """Every number in its place: those of two regions, their averages, and of windows; by hand, all different."""
-
-        def e(value: float) -> Estimate:
-            return Estimate(value, value - 0.05, value + 0.05)
-
-        def one(region: str, accuracy: float, drop: float, flipped: float, success: float) -> Attacked:
-            numbers = dict(accuracy=e(accuracy), clean=e(0.8), drop=e(drop), flipped=e(flipped), success=e(success))
-            return dataclasses.replace(result.regions[0], region=region, **numbers)
-
-        made = dataclasses.replace(
-            result,
-            clean=e(0.8),
-            regions=(one("0:8", 0.6, 0.25, 0.31, 0.11), one("75%:100%", 0.5, 0.375, 0.42, 0.22)),
-            windows=(one("0:4", 0.7, 0.125, 0.1, 0.1), one("4:8", 0.3, 0.625, 0.1, 0.1)),
-            **dict(average=e(0.55), average_drop=e(0.3125), average_with_clean=e(0.633), spread=0.153),
-            **dict(worst_regions=(1,), worst_windows=(1,)),
-        )
-        (table,) = [block for block in made.blocks() if isinstance(block, Table)]
-        assert table.columns == ("accuracy", "drop in %", "flipped", "success")
-        assert {label: [cell.value for cell in cells] for (label,), cells in table.rows} == {
-            "clean": ["0.800", "", "", ""],
-            "0:8": ["0.600", "25.0", "0.310", "0.110"],
-            "75%:100%": ["0.500", "37.5", "0.420", "0.220"],
-            "average": ["0.550", "31.2", "", ""],
-            "average with clean": ["0.633 ± 0.153", "", "", ""],
-        }
-        shown = " ".join(str(made).split())
-        assert "2 windows: the mean drop is 37.5 %, the largest 62.5 % [57.5, 67.5] at 4:8." in shown
-        assert made.headline.endswith(
-            "accuracy 0.800 clean, 0.550 on average with pixels of 2 regions replaced by those "
-            "of another class, at worst 0.500 at 75%:100%"
-        )
-        assert max(map(len, str(made).splitlines())) <= 100 and "…" not in shown
-
     def test_figure(self, result, planted, test_images):
         figure = result.figure()
         upper, lower = figure.axes
@@ -539,38 +458,6 @@ class TestResult:
         assert drops.get_ydata().tolist() == pytest.approx([100 * one.drop.value for one in result.windows])
         assert drops.get_xdata().tolist() == [2, 6, 10, 14]
         assert len(position_bias(planted, test_images, regions="0:8").figure().axes) == 1
-
-    def test_names_in_the_figure(self, result):
-        """A $ starts no formula, and whatever their length names stay on the paper."""
-        data = {**result.provenance["data"], "name": "$d_{$" * 40}
-        for name in ("$m^{x$", "runs/" + "Wide-Model" * 20):
-            figure = dataclasses.replace(result, provenance={**result.provenance, "model": name, "data": data}).figure()
-            figure.canvas.draw()
-            edge = figure.get_window_extent().x1
-            assert all(text.get_window_extent().x1 < edge for text in figure.texts)
-            assert name[:4] in figure.texts[0].get_text() and name[-4:] in figure.texts[0].get_text()
-
-    def test_headline(self, result):
-        assert "pixels of 2 regions replaced by those of another class" in result.headline
-        drops = [one.drop.value for one in result.regions]
-        most = result.regions[drops.index(max(drops))]
-        assert drops[0] != drops[1] and result.headline.endswith(f"at worst {most.accuracy.value:.3f} at {most.region}")
-
-    def test_tied_regions_are_named_as_such(self, result):
-        first = dataclasses.replace(result.windows[0], region="0:4")
-        tied = dataclasses.replace(
-            result,
-            regions=(first, dataclasses.replace(first, region="12:16")),
-            windows=tuple(dataclasses.replace(first, region=one.region) for one in result.windows),
-            worst_regions=(0, 1),
-            worst_windows=(2, 0, 3, 1),
-        )
-        assert tied.headline.endswith(" of 2 regions replaced by those of another class")
-        assert f"%, the largest {in_percent(first.drop)}; no window stands out." in " ".join(str(tied).split())
-        some = dataclasses.replace(tied, worst_regions=(1,), worst_windows=(2, 0))
-        assert some.headline.endswith(f", at worst {first.accuracy.value:.3f} at 12:16")
-        where = f"{result.windows[2].region}, indistinguishable from 1 other"
-        assert f"%, the largest {in_percent(first.drop)} at {where}." in " ".join(str(some).split())
 
     def test_what_is_worst_is_told_by_paired_differences(self):
         """40 and 38 of 200 examples are lost, the same ones but for 2; and of two windows 30 each, other ones."""
@@ -586,74 +473,3 @@ class TestResult:
         assert found["worst_regions"] == (1,)  # their own intervals overlap
         one, other = (region.drop for region in found["regions"])
         assert one.high > other.low
-
-
-@pytest.fixture
-def analyze(capsys):
-    def run(*arguments: object) -> SimpleNamespace:
-        capsys.readouterr()
-        code = cli.run([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=code, out=out, err=err)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    """The classifier of reviews, with a file of them."""
-    folder, model, data = tmp_path_factory.mktemp("reader"), reader(), reviews(30)
-    model.module.save_pretrained(folder / "model")
-    model.tokenizer.save_pretrained(folder / "model")
-    lines = [f"{text}\t{name}" for text, name in zip(data.texts, named(data))]
-    (folder / "reviews.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
-    return folder
-
-
-class TestCommand:
-    def test_is_what_python_gives(self, analyze, saved, tmp_path):
-        options = ["--regions", "0%:50%,0:2", "--replacement", "other", "--window", "50%", "--seed", 3, "--limit", 25]
-        answer = analyze(
-            "position", saved / "model", "--data", saved / "reviews.tsv", *options, "--json", "--out", tmp_path
-        )
-        assert answer.code == 0 and "position.json, .csv, .png" in answer.err
-        found = json.loads(answer.out)
-        assert found == json.loads((tmp_path / "position.json").read_text())
-        model = ssmscope.load(saved / "model")
-        data = ssmscope.data.pixels.load_labelled(saved / "reviews.tsv", label_names=model.labels)
-        options = dict(regions=["0%:50%", (0, 2)], replacement="other", window="50%", seed=3, limit=25)
-        expected = json.loads(position_bias(model, data, **options).to_json())
-        for key in ("regions", "windows", "clean", "average", "notes"):
-            assert found[key] == expected[key]
-        assert found["provenance"]["options"] == expected["provenance"]["options"]
-        assert found["provenance"]["data"]["examples"] == 25
-
-    def test_of_images(self, analyze, tmp_path, monkeypatch):
-        pytest.importorskip("sklearn")
-        pixel_module((8, 8), labels=tuple("0123456789")).save_pretrained(tmp_path / "model")
-        answer = analyze("position", tmp_path / "model", "--data", "digits", "--limit", 30)
-        assert answer.code == 0 and answer.err == "" and "30 examples of digits (test)" in answer.out
-        record = {"data": {"train": {"name": "digits", "split": "train"}}}
-        (tmp_path / "model" / "training.json").write_text(json.dumps(record))
-        assert analyze("position", tmp_path / "model", "--limit", 30).out == answer.out
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["--data", "cifar"], "unknown data 'cifar'; give one of cifar10, digits, sst2"),
-            ([], "no data; give --data, one of cifar10, digits, sst2"),
-            (["--data", "FILE", "--regions", "0:5000"], "region 0:5000 is empty or not within 0 to 11"),
-            (["--data", "FILE", "--regions", "first"], "'first' is not a region; write start:stop"),
-            (["--data", "FILE", "--replacement", "nosie"], "did you mean 'noise'?"),
-            (["--data", "FILE", "--window", "0"], "window is '0'; allowed is"),
-            (["--data", "FILE", "--limit", "0"], "limit is 0; allowed is a whole number from 1 on"),
-            (["--data", "FILE", "--limit", "few"], "limit is 'few'; allowed is a whole number from 1 on"),
-            (["--data", "FILE", "--split", "test"], "split 'test' was asked for, but file"),
-            (["--data", "FILE", "--device", "gpu"], "gpu"),
-            (["--data", "FILE", "--out", "FILE"], "is a file; give a directory"),
-        ],
-    )
-    def test_refuses(self, analyze, saved, arguments, says):
-        given = [str(saved / "reviews.tsv") if part == "FILE" else part for part in arguments]
-        answer = analyze("position", saved / "model", *given)
-        assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1 and says in answer.err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,16 +89,6 @@ class TestKnownData:
 
 
 class TestOptions:
-    def test_what_is_kept(self, model, data):
-        found = attack(model, data, attacks=["stresstest"], limit=12, seed=3, normalise=True)
-        sample = data.sample(12, seed=3)
-        assert found.provenance["data"] == dict(
-            name="sentences", split="all", fingerprint=sample.fingerprint, examples=12
-        )
-        options = found.provenance["options"]
-        assert options["normalise"] is True and options["suffix"] == "end" and options["template"] == list(TEMPLATES)
-        assert found.provenance["seed"] == 3 and found.provenance["fingerprint"] == model.fingerprint
-
     def test_generated_answers(self, model, data):
         """A random model rarely says either word: what is not said is not right."""
         found = attack(model, data, attacks=["stresstest"], scoring="generated")
@@ -114,23 +103,15 @@ class TestOptions:
                 dict(attacks=["stresstest", "textbuger"]),
                 "unknown among attacks: 'textbuger'; allowed are .*did you mean 'textbugger'",
             ),
-            (dict(attacks=[]), "attacks is empty; allowed are stresstest, .* semantic"),
             (dict(attacks=["semantic"]), "the attack semantic needs rewritten prompts: give semantic=…"),
-            (dict(attacks=["pwws"]), "unknown among attacks: 'pwws'"),
-            (dict(suffix="ends"), "unknown suffix 'ends'; allowed are end, before; did you mean 'end'"),
             (
                 dict(as_promptbench=True, suffix="before"),
                 "as_promptbench=True places suffixes .*leave out suffix='before'",
             ),
-            (dict(as_promptbench=1), "as_promptbench is 1; write true or false"),
-            (dict(seed=-1), "seed is -1"),
-            (dict(limit=0), "limit is 0"),
             (dict(template=["Say {text}:"]), "has no {content}.* did you mean"),
             (dict(template=["{content} {content}"]), "2 times"),
-            (dict(template=[]), "template is empty"),
             (dict(template=[TEMPLATES[0]] * 2), "is given twice"),
             (dict(words=["negative"]), "words are negative; sentences has 2 classes, negative, positive"),
-            (dict(scoring="likelyhood"), "likelihood"),
             (dict(words=["positive", "positive"]), "positive"),
         ],
     )
@@ -160,8 +141,3 @@ class TestOptions:
 
         monkeypatch.setitem(sys.modules, "textattack", None)
         assert attack(model, data, attacks=SUFFIX_ATTACKS, template=TEMPLATES[:1]).attacks[1].prompts[0].tried == 50
-
-    def test_a_result_is_saved_and_read_back(self, model, data, tmp_path, painted):
-        found = attack(model, data, attacks=["stresstest"])
-        paths = found.save(tmp_path, "prompts")
-        assert ssmscope.Result.load(paths["json"]) == found and Path(paths["png"]).stat().st_size > 1000

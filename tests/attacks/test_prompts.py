@@ -297,34 +297,6 @@ class Killed(Exception):
 
 @needs_textattack
 class TestResume:
-    @pytest.mark.parametrize("waves", [1, 6])
-    def test_a_killed_run_continues_to_the_same_result(self, model, data, tmp_path, monkeypatch, waves):
-        data = data.take(range(0, 30, 3))
-        options = dict(attacks=("stresstest", "deepwordbug"), seed=7)
-        whole = attack(model, data, **options)
-        real, calls = Evaluator.grid, []
-
-        def grid(self, templates, contents):
-            calls.append(len(templates) * len(contents))
-            if len(calls) > waves:
-                raise Killed
-            return real(self, templates, contents)
-
-        monkeypatch.setattr(Evaluator, "grid", grid)
-        with pytest.raises(Killed):
-            attack(model, data, **options, cache=tmp_path / "cache.sqlite")
-        monkeypatch.setattr(Evaluator, "grid", real)
-        state = random.getstate()
-        again = attack(model, data, **options, cache=tmp_path / "cache.sqlite")
-        assert random.getstate() == state
-        assert again.to_frame().equals(whole.to_frame()) and again.attacks == whole.attacks
-        assert again.cost.asked == whole.cost.asked
-        # every filled prompt of the completed waves is a row of its own
-        assert again.cost.run == whole.cost.run - sum(calls[:waves]) < whole.cost.run
-        third = attack(model, data, **options, cache=tmp_path / "cache.sqlite")
-        assert third.cost.run == 0 and third.cost.seconds >= again.cost.seconds * 0.999
-        assert third.to_frame().equals(whole.to_frame())
-
     def test_another_process_draws_the_same(self, paper, model, data):
         """Whatever the global generators are at, and whichever other templates and attacks there are."""
         random.seed(123)

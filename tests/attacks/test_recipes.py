@@ -12,6 +12,7 @@ import pytest
 if importlib.util.find_spec("textattack") is None:
     pytest.skip("textattack is not installed", allow_module_level=True)
 
+from described import check
 from tiny_bert import save_bert
 
 from ssmscope.attacks import recipes
@@ -20,16 +21,6 @@ from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.recipes import recipe
 
 textattack()
-
-KEPT = ("no word twice", "no stop word (ours)")
-GREEDY = "greedy, words by the effect of "
-NOTHING = "it needs a sentence encoder (encoder)"
-WHOLE = "in place of the Universal Sentence Encoder"
-NEAREST = "5 nearest neighbours of a word"
-TAGGER = "the same part of speech: it needs NLTK's tagger (averaged_perceptron_tagger_eng)"
-ENTITIES = "swaps of named entities: they need the entities of the whole data set"
-NAMES = "other names and places: they need a tagger of entities"
-AUTHORS = "the list of stop words of TextFooler's authors: the one named is in its place"
 
 
 @pytest.fixture(scope="module")
@@ -57,110 +48,28 @@ def tagged(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
     monkeypatch.setattr(nltk, "pos_tag", tag)
 
 
-@pytest.mark.parametrize(
-    ("name", "flavour", "given", "ran", "left_out"),
-    [
-        (
-            "deepwordbug",
-            "words",
-            "",
-            (
-                "swap, substitute, delete or insert a character",
-                *KEPT,
-                "edit distance ≤ 30",
-                GREEDY + "[UNK] in its place",
-            ),
-            (),
-        ),
-        (
-            "textbugger",
-            "prompt",
-            "",
-            (
-                "insert a space, delete or swap an inner character, a look-alike letter",
-                *KEPT,
-                GREEDY + "its deletion",
-            ),
-            (
-                f"{NEAREST}: they need word vectors (embeddings)",
-                f"sentence similarity ≥ 0.8 (angular): {NOTHING}",
-            ),
-        ),
-        (
-            "textbugger",
-            "words",
-            "embeddings encoder",
-            (
-                "insert a space, delete or swap an inner character, a look-alike letter",
-                f"{NEAREST} (3 vectors of VECTORS)",
-                *KEPT,
-                f"sentence similarity ≥ 0.8 (angular) by BERT {WHOLE}",
-                GREEDY + "its deletion",
-            ),
-            (),
-        ),
-        (
-            "textfooler",
-            "words",
-            "embeddings encoder tagger",
-            (
-                "50 nearest neighbours of a word (3 vectors of VECTORS)",
-                *KEPT,
-                "cosine of the two words ≥ 0.5",
-                "the same part of speech, or noun for verb",
-                f"sentence similarity ≥ 0.840845 (angular) by BERT {WHOLE}",
-                GREEDY + "its deletion",
-            ),
-            (AUTHORS,),
-        ),
-        (
-            "textfooler",
-            "prompt",
-            "embeddings",
-            (
-                "50 nearest neighbours of a word (3 vectors of VECTORS)",
-                *KEPT,
-                "cosine of the two words ≥ 0.6",
-                GREEDY + "its deletion",
-            ),
-            (AUTHORS, TAGGER, f"sentence similarity ≥ 0.840845 (angular): {NOTHING}"),
-        ),
-        (
-            "bertattack",
-            "words",
-            "masked_lm",
-            (
-                "48 words of the masked language model BERT, ranked by perplexity",
-                *KEPT,
-                "at most 40% of the words",
-                GREEDY + "[UNK] in its place",
-            ),
-            (f"sentence similarity ≥ 0.2 (cosine): {NOTHING}",),
-        ),
-        (
-            "pwws",
-            "words",
-            "synonyms",
-            ("synonyms (2 words of WORDS)", *KEPT, GREEDY + "saliency times effect"),
-            (ENTITIES,),
-        ),
-        (
-            "checklist",
-            "words",
-            "",
-            ("expand or contract (it's, it is), other numbers", "no word twice", "greedy"),
-            (NAMES,),
-        ),
-    ],
+GIVEN = (
+    ("deepwordbug", "words", ""),
+    ("textbugger", "prompt", ""),
+    ("textbugger", "words", "embeddings encoder"),
+    ("textfooler", "words", "embeddings encoder tagger"),
+    ("textfooler", "prompt", "embeddings"),
+    ("bertattack", "words", "masked_lm"),
+    ("pwws", "words", "synonyms"),
+    ("checklist", "words", ""),
 )
-def test_what_runs_is_told(monkeypatch, place, name, flavour, given, ran, left_out) -> None:
-    tagged(monkeypatch, "tagger" in given)
-    files = {"embeddings": "vectors.txt", "encoder": "bert", "masked_lm": "bert", "synonyms": "words.json"}
-    found = recipe(name, flavour=flavour, **{each: place / files[each] for each in given.split() if each in files})
-    paths = {"VECTORS": "vectors.txt", "BERT": "bert", "WORDS": "words.json"}
-    for mark, file in paths.items():
-        ran = tuple(part.replace(mark, str(place / file)) for part in ran)
-    assert (found.name, found.ran, found.left_out, found.suffixes) == (name, ran, left_out, ())
+
+
+def test_what_runs_is_told(monkeypatch, place) -> None:
+    shown = []
+    for name, flavour, given in GIVEN:
+        tagged(monkeypatch, "tagger" in given)
+        files = {"embeddings": "vectors.txt", "encoder": "bert", "masked_lm": "bert", "synonyms": "words.json"}
+        found = recipe(name, flavour=flavour, **{each: place / files[each] for each in given.split() if each in files})
+        assert (found.name, found.suffixes) == (name, ())
+        shown += [f"{name} of {flavour} with {given or 'nothing'}", *(f"runs: {part}" for part in found.ran)]
+        shown += [f"left out: {part}" for part in found.left_out]
+    check("recipes", (line.replace(str(place), "PLACE") for line in shown))
 
 
 def test_the_options_of_a_recipe_are_the_resources_that_it_reads(monkeypatch, place) -> None:

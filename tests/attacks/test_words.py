@@ -224,36 +224,6 @@ def asked(monkeypatch) -> list[list[str]]:
     return waves
 
 
-class Stop(Exception):
-    """Exception in place of a kill."""
-
-
-@needs_textattack
-@pytest.mark.parametrize("recipe", ["deepwordbug", "hotflip"])
-def test_a_killed_run_goes_on(model, recipe, tmp_path, monkeypatch):
-    data, cache = reviews(), tmp_path / "scores.sqlite"
-    whole = word_attack(model, data, recipe=recipe, cache=tmp_path / "other.sqlite")
-    calls, run, wave = [0], [0], Evaluator._run_new_rows
-
-    def dies(evaluator, keys):
-        calls[0] += 1
-        if calls[0] == 4:
-            raise Stop
-        before = evaluator.run
-        wave(evaluator, keys)
-        run[0] += evaluator.run - before
-
-    monkeypatch.setattr(Evaluator, "_run_new_rows", dies)
-    with pytest.raises(Stop):
-        word_attack(model, data, recipe=recipe, cache=cache)
-    first, run[0] = run[0], 0
-    found = word_attack(model, data, recipe=recipe, cache=cache)
-    assert found.to_frame().equals(whole.to_frame()) and found.summary == whole.summary
-    second, run[0] = run[0], 0
-    assert word_attack(model, data, recipe=recipe, cache=cache).to_frame().equals(whole.to_frame())
-    assert min(first, second) > 10 and run[0] == 0
-
-
 # ---- language models
 
 PROMPT = "review : {content} . good or bad ? answer :"
@@ -358,23 +328,6 @@ class TestNumbers:
         assert all(math.isnan(found[name].value) for name in ("success", "share", "queries"))
         assert str(found["success"]) == "not defined" and found["curve"].shape == (2, 3)
 
-    @pytest.mark.parametrize(
-        ("text", "attacked", "expected"),
-        [
-            ("a good film", "a good film", (3, 0)),
-            ("a good film", "a bad film", (3, 1)),
-            ("it 's fine , isn't it ?", "it 's fine , is not it ?", (5, 1)),
-            ("it is fine", "it's fine", (3, 2)),
-            ("well-made film", "well-mdae fi lm", (2, 2)),
-            ("a b c d", "b c d a", (4, 1)),
-            ("a b a b", "a x a b", (4, 1)),
-            ("a a b", "b a a", (3, 1)),
-            ("...", "...", (0, 0)),
-        ],
-    )
-    def test_changed_words(self, text, attacked, expected):
-        assert changed_words(text, attacked) == expected
-
     def test_changed_words_are_those_outside_the_longest_common_subsequence(self):
         def longest(a, b):
             if not a or not b:
@@ -399,13 +352,6 @@ class TestNumbers:
 
 
 class TestOptions:
-    def test_the_attack_is_recorded(self, model):
-        found = word_attack(model, reviews(), recipe="hotflip", limit=3, seed=2, beam=2, flips=1)
-        record = found.provenance
-        assert record["seed"] == 2 and record["data"]["examples"] == 3 and record["data"]["name"] == "reviews"
-        assert record["options"] | {"recipe": "hotflip", "limit": 3, "beam": 2, "flips": 1} == record["options"]
-        assert found.left_out == () and {"a beam of 2", "at most 1 word"} <= set(found.ran)
-
     def test_classes_are_matched_by_name(self, model):
         data = reviews()
         turned = text_data("turned", "all", data.texts, [1 - label for label in data.labels], SENTIMENT[::-1])
@@ -417,11 +363,6 @@ class TestOptions:
         ("options", "says"),
         [
             (dict(recipe="deepwordbgu"), "unknown recipe 'deepwordbgu'; allowed are .*; did you mean 'deepwordbug'"),
-            (dict(budget=0), "budget is 0; allowed is a whole number from 1 on"),
-            (dict(limit=0), "limit is 0"),
-            (dict(active=0), "active is 0"),
-            (dict(seed=-1), "seed is -1; allowed is a whole number from 0 on"),
-            (dict(budget=True), "budget is True"),
             (dict(recipe="hotflip", beam=0), "beam is 0"),
             (dict(recipe="hotflip", flips=0), "flips is 0"),
             (dict(recipe="hotflip", candidates=1.5), "candidates is 1.5"),

@@ -161,10 +161,7 @@ def test_a_cut_convolution_is_one_of_zeros(module, monkeypatch):
         naively = lambda x, *_: before(x, None, None).masked_fill(late.unsqueeze(-1), 0)  # noqa: E731
         monkeypatch.setattr(file, "token_before", naively)
     keep = ~(targets[:, :, None] & sources[:, None, :])
-    for found, expected in (
-        (alone, precise(model, batch)),
-        (both, brute_force(model, batch, keep)),
-    ):
+    for found, expected in ((alone, precise(model, batch)), (both, brute_force(model, batch, keep))):
         changed = relative(expected, plain)
         assert changed > 1e-6 and relative(found, expected) < 1e-8 * min(1, changed)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from examples import EXAMPLES, VARIANTS, random_example
-from exhaustive import ALL
+from exhaustive import ALL, in_turns
 from loud import loud
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -247,8 +247,10 @@ def check_uncached(model: Model, found: list[list[int]], logits: torch.Tensor) -
         assert whole.argmax(-1).tolist() == said
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "gated-deltanet", "groupmamba", "bamba", "adapted"])
+COMPILED = ["mamba", "mamba2", "gated-deltanet", "groupmamba", "bamba", "adapted"]
+
+
+@pytest.mark.parametrize(("name", "dtype"), in_turns(COMPILED, [torch.float32, torch.bfloat16]))
 def test_a_compiled_step_writes_what_whole_texts_say(
     name: str, dtype: torch.dtype, traced: list[Any], taken: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

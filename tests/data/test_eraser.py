@@ -142,10 +142,7 @@ def test_documents_of_a_row_follow_each_other(tmp_path: Path) -> None:
         (row("x", "1", docids=["../test.jsonl"]), "is about the document '../test.jsonl', which is not in "),
         (row("x", "1", docids="one"), "row 1 of {file} has the docids 'one'; give a list"),
         (row("x", "1", [evidence("one", 0, 1)], docids=["two"]), "evidence in the document 'one', which is not among "),
-        (
-            row("x", "1", [evidence("one", 1, 4)]),
-            "evidence from token 1 to 4 of 'one'; allowed are start < end",
-        ),
+        (row("x", "1", [evidence("one", 1, 4)]), "evidence from token 1 to 4 of 'one'; allowed are start < end"),
         (row("x", "1", [evidence("one", 2, 2)]), "evidence from token 2 to 2 of 'one'"),
         (row("x", "1", [evidence("one", -1, -1)]), "evidence from token -1 to -1 of 'one'"),
         (row("x", "1", [evidence("one", None, 1)]), "evidence from token None to 1 of 'one'"),

@@ -74,25 +74,6 @@ def test_csv_fields_may_hold_commas_quotes_and_line_ends(tmp_path):
     assert load_text(path).texts == ('good, "very" good\nindeed', "bad")
 
 
-def test_tsv_fields_may_hold_quotes(tmp_path):
-    path = tmp_path / "a.tsv"
-    path.write_text('text\tlabel\n"so it goes\t1\nno\t0\n', encoding="utf-8")
-    assert load_text(path).texts == ('"so it goes', "no")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        'text\tlabel\n"two\nlines"\t1\nno\t0\n',
-        'label\ttext\n1\t"two\nlines"\r\n0\tno\n',
-        '"text"\t"label"\n"two\nlines"\t"1"\n"no"\t"0"\n',
-    ],
-)
-def test_tsv_fields_in_quotes_may_hold_line_ends(tmp_path, content):
-    (tmp_path / "a.tsv").write_text(content, encoding="utf-8")
-    assert load_text(tmp_path / "a.tsv").texts == ("two\nlines", "no")
-
-
 def test_tsv_as_pandas_writes_it(tmp_path):
     texts = ['he said "so it goes"', "a\ttab", "two\n\nlines", "plain", '"whole"', "it's"]
     frame = pd.DataFrame({"text": texts, "label": [0, 1, 0, 1, 0, 1]})

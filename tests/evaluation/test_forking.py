@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-from ssmscope.evaluation import forking, running
+from ssmscope.evaluation import forking
 from ssmscope.evaluation.forking import Pieces, Rows, as_bytes, ways_to_fork, whole_rows
 
 P, Q = list(range(100, 110)), list(range(200, 208))  # 10 and 8 tokens
@@ -76,21 +74,6 @@ def test_levels_and_what_is_kept():
         (10, 11, 1, False, True, 10),
         (18, 19, 2, False, True, 18),
     }
-
-
-def test_a_fork_costs_a_batch(monkeypatch):
-    """Runs fork where tokens are saved that are more than what further batches cost."""
-    shared = list(range(300, 340))
-    rows = rows_of(*[[*shared, end] for end in range(6)], [*shared, *P, 1], [*shared, *P, 2])
-
-    def tokens(batch: int, held: int = 100) -> int:
-        monkeypatch.setattr(running, "max_batch_padding", lambda model: batch)
-        model = SimpleNamespace(labels=("no", "yes"))
-        return running.plan_pieces(model, rows, tokens_at_once=10_000, states_at_once=held).tokens
-
-    assert tokens(0) == forked(rows).tokens == 40 + 6 + 10 + 2
-    assert tokens(100) == forked(rows, fewer=4).tokens == 40 + 6 + 2 * 11
-    assert tokens(1000) == tokens(100, held=1) == whole_rows(rows).tokens == 6 * 41 + 2 * 51
 
 
 @pytest.mark.parametrize("apart, saved", [(1, 0), (3, 10), (8, 256)])

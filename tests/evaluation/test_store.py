@@ -19,7 +19,6 @@ from ssmscope.api import store
 from ssmscope.api.store import Store
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, evaluator, running
-from ssmscope.evaluation.forking import as_bytes
 
 OPTIONS = dict(words=PHRASES, tokens_at_once=45)
 MORE = [f"{start} {end}" for start in sentences(4, 9, 9, seed=1) for end in sentences(3, 1, 9, seed=2)]
@@ -81,22 +80,6 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch, watched, 
     assert rest == second[chunks:]  # the same chunks, and only those that were missing
     assert again.run + broken.run == unbroken.run == len({*WAVES[0], *WAVES[1], *WAVES[2]})
     assert again.seconds > broken.seconds > 0
-
-
-@pytest.mark.parametrize("words", [WORDS, PHRASES], ids=["one token", "several tokens"])
-def test_where_a_chunk_begins_depends_on_no_row_before_it(monkeypatch, words):
-    monkeypatch.setattr(evaluator, "BATCHES_PER_CHUNK", 1)
-    asked = Evaluator(language_model("mamba2"), words=words)
-    asked.scores(TEXTS[:1])
-    draw = np.random.default_rng(0)
-    for _ in range(40):
-        rows = {tuple(draw.integers(0, 2, draw.integers(1, 12)).tolist()) for _ in range(60)}
-        new = [(row, 0) for row in sorted(as_bytes([list(row) for row in rows]))]
-        asked._tokens_at_once, asked._states_at_once = int(draw.integers(1, 80)), int(draw.integers(1, 20))
-        chunks = list(asked._chunks(new))
-        assert sum(chunks, []) == new
-        for done in range(1, len(chunks)):
-            assert list(asked._chunks(sum(chunks[done:], []))) == chunks[done:]
 
 
 def test_a_stopped_wave_goes_on_in_the_same_process(watched, small_chunks):
@@ -172,27 +155,6 @@ class TestCache:
         more = Evaluator(model, tokens_at_once=7, fork=False, **options)  # rows are rows, however they were run
         more.scores(TEXTS[:12])
         assert more.run == 0
-
-    def test_evaluators_that_differ_do_not_mix(self, tmp_path):
-        mamba, mamba2, double = language_model("mamba"), language_model("mamba2"), language_model("mamba2")
-        double.module.double()
-        asked = [
-            (mamba2, dict(words=WORDS)),
-            (mamba, dict(words=WORDS)),
-            (double, dict(words=WORDS)),
-            (mamba2, dict(words=WORDS[::-1])),
-            (mamba2, dict(words=[*WORDS[:2], "not bad"])),
-            (mamba2, dict(words=[*WORDS[:2], "not bad"], normalise=True)),
-            (mamba2, dict(words=FILLING[:3], scoring="generated")),
-            (mamba2, dict(words=FILLING[1:4], scoring="generated")),
-            (mamba2, dict(words=FILLING[:3], scoring="generated", new_tokens=40)),
-            (language_model("selective-ssm-classes"), {}),
-        ]
-        for model, options in asked:
-            alone = Evaluator(model, **options).scores(TEXTS[:5])
-            for expected in (5, 0):
-                shared = Evaluator(model, cache=tmp_path / "scores", **options)
-                assert (shared.scores(TEXTS[:5]) == alone).all() and shared.run == expected
 
     def test_scores_are_of_the_weights_as_they_are(self, tmp_path):
         model = language_model("mamba2")

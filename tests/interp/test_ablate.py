@@ -10,15 +10,12 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
-from planned import tiny_model
 from torch.nn.functional import cross_entropy
 
 import ssmscope
-from ssmscope.api.analysis import Call
 from ssmscope.api.results import Result
 from ssmscope.core.edits import Edit, recorded, replaced
 from ssmscope.core.model import Model
-from ssmscope.data.language import language_data
 from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
 from ssmscope.data.tokens import IGNORED, TokenData
@@ -171,39 +168,6 @@ def test_classes_of_texts_of_other_lengths():
 def test_refused(models, name, options, says):
     with pytest.raises(InputError, match=says):
         ssmscope.ablate(models[name], **{"data": DATA, **options})
-
-
-def test_channels_are_no_heads(models, monkeypatch):
-    monkeypatch.setattr("ssmscope.interp.scoring.MAX_HEADS", 8)
-    with pytest.raises(InputError, match="heads of mamba are single channels; ablate layers or another part"):
-        ssmscope.ablate(models["mamba"], DATA)
-
-
-def test_the_verb(tmp_path):
-    model = str(tiny_model(tmp_path / "tiny"))
-    (tmp_path / "texts.txt").write_text("a good film with bad acting\nbut great music .\n" * 8)
-    given = {"data": str(tmp_path / "texts.txt"), "length": 6, "what": "layer", "by": "zero"}
-    (result,) = Call.of("ablate", [model], given).run(tmp_path / "out")
-    assert result.verdict() == "1 of 1 layers can go alone; none clearly does harm" and result.can_go == (0,)
-    loaded = ssmscope.load(model)
-    data = language_data((tmp_path / "texts.txt").read_text().splitlines(), loaded.tokenizer, length=6)
-    batch = loaded.encode(ids=data.ids.tolist())
-    without = Edit("nothing", "output", lambda output, _: 0 * output)
-
-    def of_rows(edits=()) -> np.ndarray:
-        logits = loaded.run(batch, edits=edits).logits.double()
-        asked = torch.from_numpy(data.targets)
-        each = cross_entropy(logits.transpose(1, 2), asked, ignore_index=IGNORED, reduction="none")
-        return (each.sum(1) / (asked != IGNORED).sum(1)).numpy()
-
-    plain, harm = of_rows(), of_rows(without) - of_rows()
-    assert result.mean("loss").value == pytest.approx(plain.mean(), rel=1e-5)
-    assert result.harm(0).value == pytest.approx(harm.mean(), rel=1e-4, abs=1e-6 * plain.mean()) != 0
-    (row,) = result.to_frame().itertuples()
-    assert row.layer == 0 and row.loss == result.harm(0).value
-    together = result.together()
-    assert together["ablated"].tolist() == [0, 1] * 2
-    assert (tmp_path / "out" / "ablate.png").exists()
 
 
 @pytest.mark.parametrize(

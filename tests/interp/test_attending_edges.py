@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 from examples import random_example
-from faithful import reader
 from loud import loud
 
-import ssmscope
 from ssmscope.core.attention_layers import attention_numbers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
@@ -78,24 +76,6 @@ def test_a_whole_map_is_pooled_over_pairs_that_look_back():
             assert float(found[q, k]) == pytest.approx(np.mean(own) if own else 0.0)
 
 
-@pytest.mark.parametrize(
-    "options", [{"pool": 4}, {"rows": [-11, 0, 10]}, {"rows": "last"}, {"heads": "abs", "pool": 4}]
-)
-def test_a_rollout_is_shown_as_other_maps_are(models, options):
-    whole = only(models["gfssm"], rollout=True, heads=options.get("heads", "mean"))
-    found = only(models["gfssm"], rollout=True, **options)
-    if "pool" in options:
-        edge = edges(11, 4)
-        expected = pooled(torch.from_numpy(whole.values), edge)
-        sink = [whole.sink[first:last].mean() for first, last in zip(edge[:-1], edge[1:])]
-    else:
-        rows = [10] if options["rows"] == "last" else [0, 0, 10]
-        expected, sink = whole.values[rows], whole.sink[rows]
-    np.testing.assert_allclose(found.values, expected, rtol=1e-4, atol=1e-7)
-    np.testing.assert_allclose(found.sink, sink, rtol=1e-4)
-    assert found.layer == "rollout" and found.head == options.get("heads", "mean")
-
-
 def test_a_rollout_needs_whole_maps_and_its_share_of_the_residual_stream(models, monkeypatch):
     monkeypatch.setattr(measure, "MAX_ROLLOUT_TOKENS", 11)
     with_all, with_none = (
@@ -131,20 +111,14 @@ def test_names_of_heads_and_groups_of_channels():
         ({"span": "x:3"}, "text 0 has no 'x:3'"),
         ({"span": "3:3"}, "the span 3:3 is not within the 11 tokens of text 0"),
         ({"span": "8:12"}, "the span 8:12 is not within"),
-        ({"heads": "abs", "pool": 4}, "the mean of absolute values cannot be pooled"),
-        ({"rows": [1], "pool": 4}, "pool=… averages whole maps: give it without rows=…"),
-        ({"target": 3}, "target=… is the class or token of gradient=…"),
-        ({"parts": True, "rollout": True}, "parts=True and rollout=True cannot be combined"),
         *(
             ({"gradient": True, name: value}, f"gradient=True cannot be combined with {said}$")
             for name, value, said in (
-                ("rollout", True, "rollout=True"),
                 ("parts", True, "parts=True"),
                 ("level", "ssm", "level='ssm'"),
                 ("skip", False, "skip=False"),
             )
         ),
-        ({"gradient": True, "heads": "abs"}, "heads='abs' has no sum over channels"),
     ],
 )
 def test_refused(models, options, line):
@@ -158,21 +132,6 @@ def test_what_is_allowed_at_the_ends(models):
     assert np.isnan(only(model, span="0:11").readouts.outside)
     assert only(model, rows=[2], pool=0).values.shape == (1, 11)
     assert only(model, heads="abs", pool=0).values.shape == (11, 11)
-
-
-def test_options_are_recorded(models):
-    model, batch = models["gfssm"], models["gfssm"].encode(ids=IDS)
-
-    def options(**given):
-        return implicit_attention(model, batch, **given).provenance["options"]
-
-    common = {"layers": "all", "heads": "mean", "rows": "all", "pool": None, "span": None, "top": 4}
-    own = {"level": "block", "skip": True, "parts": False, "rollout": False}
-    assert options() == {**common, **own}
-    assert options(rollout=True, residual=0.25) == {**common, **own, "rollout": True, "residual": 0.25}
-    assert options(gradient=True, target="7", rows=(0, 1)) == {**common, "rows": [0, 1], "target": ["7", "7"]}
-    found = implicit_attention(model, batch, gradient=True)
-    assert found.level == "gradient" and found.heads == "mean" and found.top == 4
 
 
 def test_models_that_look_ahead_have_no_readouts(models):
@@ -205,19 +164,6 @@ def test_a_state_before_the_text_has_its_part_of_a_gradient(models):
     cells = attention_gradient(model, batch, layers=[1], target=3, pool=4)[0].maps[0]
     edge = edges(11, 4)
     np.testing.assert_allclose(cells.values, pooled(torch.from_numpy(map_.values), edge), rtol=1e-3, atol=1e-8)
-
-
-def test_targets_of_a_gradient_by_name_or_number():
-    model = reader(labels=3)
-    model.module.config.id2label = {0: "2", 1: "x", 2: "0"}
-    batch = model.encode(["a b c", "d"])
-    for target, names in (("2", ["2", "2"]), (2, ["0", "0"]), ("1", ["x", "x"]), ("x", ["x", "x"])):
-        assert attention_gradient(model, batch, target=target).provenance["options"]["target"] == names
-    books = ssmscope.load("demo/books-mamba2")
-    words = books.encode(["He was a"])
-    assert attention_gradient(books, words, target="7", layers=[0]).provenance["options"]["target"] == ["7"]
-    with pytest.raises(InputError, match="the target 'good' has several tokens; give one token's id"):
-        attention_gradient(books, words, target="good")
 
 
 def test_large_maps_of_softmax_attention_are_left_out_of_gradients_for_all_texts_together(models, monkeypatch):

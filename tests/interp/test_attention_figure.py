@@ -11,9 +11,7 @@ from drawn import drawn, labels, outside, overlapping, panels_of, signed_levels
 from exhaustive import few
 from matplotlib.colors import to_hex
 
-from ssmscope.errors import InputError
-from ssmscope.interp.attention import figure as attention_figure
-from ssmscope.interp.attention.maps import causal, limit, row_limits
+from ssmscope.interp.attention.maps import limit, row_limits
 from ssmscope.interp.attention.triangles import strongest_of_blocks
 from ssmscope.render.colours import SIGNED, STEPS, ramp, signed_shades
 from ssmscope.render.figure import EMPTY
@@ -43,20 +41,13 @@ LAYOUTS = {
     "layout",
     few(
         LAYOUTS,
-        *("49 maps", "12 labelled maps", "odd tokens", "pictures"),
+        *("12 labelled maps", "odd tokens", "pictures"),
     ),
 )
 def test_nothing_overlaps_or_is_cut_off_in_the_figure(layout):
     figure, texts = drawn(make(LAYOUTS[layout](), make_text(3)))
     assert not overlapping(texts) and not outside(figure, texts)
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["−limit", "0", "limit"]
-
-
-@pytest.mark.parametrize("tokens", [8, 40])
-def test_axes_are_named_below_the_maps_of_a_single_text(tokens):
-    figure, texts = drawn(make(make_text(tokens, maps=2)))
-    assert not overlapping(texts) and not outside(figure, texts)
-    assert [text for text, _ in texts].count("key") == [text for text, _ in texts].count("query") == 2
 
 
 def pictures(figure):
@@ -81,15 +72,6 @@ def test_what_comes_after_the_query_is_blank_and_not_zero():
     assert state.get_extent()[1] < image.get_extent()[0] == -0.5  # set apart at the left of key 0
 
 
-def test_cells_of_a_pooled_map_lie_between_their_edges():
-    text = make_text(23, cells=5, sink=True)
-    figure = make(text).figure()
-    (axes,) = [axes for axes in figure.axes if axes.get_xlabel() == "key, position"]
-    mesh, state = axes.collections
-    assert mesh.get_coordinates()[0, :, 0].tolist() == mesh.get_coordinates()[:, 0, 1].tolist() == text.edges.tolist()
-    assert (mesh.get_array().mask == ~causal(text)).all() and state.get_array().shape == (5, 1)
-
-
 def test_long_maps_show_the_strongest_weight_of_every_dot():
     random = np.random.default_rng(0)
     values = random.normal(size=(11, 7))
@@ -105,65 +87,6 @@ def test_long_maps_show_the_strongest_weight_of_every_dot():
     (shown,) = pictures(figure)
     assert shown.shape == (512, 512) and any("strongest of them" in text for text in labels(figure))
     assert not any("strongest of them" in text for text in labels(make(make_text(700)).figure()))
-
-
-@pytest.mark.parametrize(("length", "labelled"), [(8, True), (60, True), (61, False)])
-def test_short_texts_are_written_along_both_axes(length, labelled):
-    text = make_text(length, span=(2, 4))
-    shown = labels(make(text).figure())
-    for token in set(text.tokens):
-        count = 2 * text.tokens.count(token) if labelled else text.tokens.count(token)
-        assert shown.count(token.strip()) == count
-    assert ("key, position" in shown) == (not labelled) and "marked: tokens 2–3" in shown
-
-
-def test_odd_tokens_are_written_as_the_other_views_write_them():
-    shown = labels(make(make_text(tokens=("<s>", *HOSTILE))).figure())
-    assert {"↵", "⇥", '"q" $x$', "[bold]no", "&amp;", "antidi…nd-more"} <= set(shown)
-    assert not any(character in text for text in shown for character in "\u202e\x1b\n")
-
-
-def test_both_ends_of_the_scale_are_labelled_and_clipping_is_said():
-    clipped, whole = make_text(60), make_text(8)
-    for text, less, more in ((clipped, "≤ −", "≥ "), (whole, "−", "")):
-        end, largest = limit(text.maps[0], text)
-        shown = labels(make(text).figure())
-        assert f"{less}{number(end)}" in shown and f"{more}{number(end)}" in shown
-        assert (f"layer 0 ±{number(end)}, largest {number(largest)}" in shown) == (text is clipped)
-    nothing = make_text(5)
-    nothing.maps[0].values[:] = 0
-    assert "layer 0 all weights are 0" in labels(make(nothing).figure())
-
-
-def test_every_map_has_its_title_and_limits():
-    text = make_text(20, maps=13, head="5")
-    shown = labels(make(text).figure())
-    for map_ in text.maps:
-        end = number(limit(map_, make_text(20))[0])
-        assert any(text.startswith(f"layer {map_.layer} · head 5 ±{end}") for text in shown)
-
-
-def test_figures_hold_so_many_maps_and_4_texts_and_say_so(monkeypatch):
-    monkeypatch.setattr(attention_figure, "MAPS_PER_FIGURE", 8)
-    shown = labels(make(make_text(6, maps=10)).figure())
-    layers = [text.split(" ±")[0] for text in shown if text.startswith("layer ")]
-    assert layers == [f"layer {at}" for at in range(8)] and any("2 more maps" in text for text in shown)
-    result = make(*[make_text(4, maps=3)] * 6)
-    shown = labels(result.figure())
-    assert any("texts 0–3 of 6" in text for text in shown) and sum("1 more map;" in text for text in shown) == 4
-    assert any("texts 4–5 of 6" in text for text in labels(result.figure(start=4)))
-    for start in (-1, 6):
-        with pytest.raises(InputError, match=f"there is no text {start} to start"):
-            result.figure(start=start)
-
-
-def test_chosen_queries_are_drawn_over_the_text():
-    text = make_text(30, rows=[4, 20], sink=True)
-    figure = make(text).figure()
-    shown = labels(figure)
-    assert "<s>" in shown and shown.count("this") == 2 and not pictures(figure)
-    assert any("query 20" in text for text in shown) and f"state {number(float(text.maps[0].sink[1]))}" in shown
-    assert "drama" not in shown and " drama" in text.tokens  # it comes after both queries
 
 
 def test_chosen_queries_of_long_texts_are_strips():
@@ -197,11 +120,3 @@ def test_chosen_queries_of_images_are_pictures():
         assert [to_hex(colour) for colour in shown[: query + 1]] == [colours[at] for at in place[:20]]
         assert len({to_hex(colour) for colour in shown[query + 1 :]} - {EMPTY}) == 0
     assert [(box.get_x(), box.get_y()) for box in rows[0].patches] == [(1.5, 0.5)]  # pixel 7 is at row 1, column 2
-
-
-def test_figure_leaves_no_global_state():
-    import matplotlib.pyplot as plt
-
-    before = plt.get_fignums()
-    make(make_text(5)).figure()
-    assert plt.get_fignums() == before

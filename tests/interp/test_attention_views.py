@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import json
 import re
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-from attended import HOSTILE, IMAGE, make, make_map, make_text
-from drawn import drawn, labels
-from seen import luminance, render
+from attended import HOSTILE, make, make_map, make_text
+from seen import render
 
-from ssmscope.api.results import TABLE_ROWS, Result
-from ssmscope.errors import InputError
-from ssmscope.interp.attention import figure, triangles
 from ssmscope.interp.attention import result as attention
-from ssmscope.interp.attention.maps import AttendedText, AttentionMap, causal, limit, mean_map, row_limits, title
-from ssmscope.interp.attention.result import KEYS_PER_QUERY, ImplicitAttention, reads_most
-from ssmscope.render import token_maps
-from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, ink, signed_shades
-from ssmscope.render.numbers import number
+from ssmscope.interp.attention.maps import AttendedText, AttentionMap, limit, mean_map, row_limits
 
 
 @pytest.mark.parametrize("sink", [False, True])
@@ -52,93 +44,6 @@ def test_the_frame_is_the_strongest_keys_of_every_query(monkeypatch, sink, optio
     assert list(frame) == [*names[:8], "key_token", "weight"]
 
 
-def test_the_frame_holds_no_more_than_it_says():
-    frame = make(make_text(KEYS_PER_QUERY + 10)).to_frame()
-    counts = frame.groupby("query").size()
-    assert counts.tolist() == [min(query + 1, KEYS_PER_QUERY) for query in range(KEYS_PER_QUERY + 10)]
-    assert (frame["key"] <= frame["query"]).all()
-    assert make().to_frame().empty
-
-
-def test_summary_has_a_row_per_map():
-    result = make(make_text(12, maps=2, span=(1, 3)), make_text(5, head="7"))
-    summary = result.summary()
-    assert list(summary) == ["model", "text", "layer", "part", "head", "distance", "recent", "sink", "outside"]
-    assert summary["text"].tolist() == [0, 0, 1] and summary["head"].tolist() == ["mean", "mean", "7"]
-    assert summary["distance"].tolist() == [each.readouts.distance for text in result for each in text.maps]
-    assert math.isnan(summary["outside"][2]) and summary["outside"][0] == result[0].maps[0].readouts.outside
-
-
-def test_maps_are_found_by_name():
-    text = make_text(6)
-    maps = [make_map(6, text.queries, None, seed=i, layer=str(i // 2), head=str(i % 2)) for i in range(4)]
-    result = make(AttendedText(**{**vars(text), "maps": tuple(maps)}), heads="all")
-    assert result.map() is maps[0].values and result.map(layer=1) is maps[2].values
-    assert result.map(layer="1", head=1) is maps[3].values and len(result) == 1 and result[0].whole
-    for options, message in [
-        ({"layer": 2}, "no map of layer '2'; allowed are '0', '1'"),
-        ({"head": "mean"}, "no map of head 'mean'"),
-        ({"part": "conv"}, "no map of part 'conv'; allowed are ''"),
-        ({"text": 1}, "there is no text 1; allowed are 0 to 0"),
-    ]:
-        with pytest.raises(InputError, match=re.escape(message)):
-            result.map(**options)
-
-
-def test_files_round_trip(tmp_path):
-    result = make(
-        make_text(tokens=("<s>", *HOSTILE), sink=True, span=(2, 4)),
-        make_text(30, cells=7),
-        make_text(21, rows=[20], pixels=IMAGE),
-        make_text(120, maps=2),  # large enough to be compressed
-    )
-    paths = result.save(tmp_path, "attention")
-    again = Result.load(paths["json"])
-    assert isinstance(again, ImplicitAttention) and again == result
-    for a, b in zip(result, again, strict=True):
-        assert a.tokens == b.tokens and a.span == b.span and (a.edges is None) == (b.edges is None)
-        for one, other in zip(a.maps, b.maps, strict=True):
-            assert one.values.tobytes() == other.values.tobytes() and other.values.dtype == np.float32
-    assert paths["html"].read_text() == result.to_html()  # the same every time
-
-
-def test_headline_names_layers_and_rollout():
-    maps = [make_map(4, np.arange(4), None, layer=layer) for layer in ("0", "1", "2", "5", "rollout")]
-    text = AttendedText(**{**vars(make_text(4)), "maps": tuple(maps)})
-    assert make(text).headline.endswith(" (block level, layers 0–2, 5, rollout)")
-    assert make(make_text(4, head="0–95", part="conv")).headline.endswith("(block level, layer 0)")
-    by_gradient = make(make_text(4), level="gradient")
-    assert by_gradient.headline.endswith(" (attention × gradient, layer 0)")
-    assert "Implicit attention of demo/test: attention × gradient" in labels(by_gradient.figure())
-    assert (
-        title(make_map(4, np.arange(4), None, layer="3", head="0–95", part="conv")) == "layer 3 · conv · channels 0–95"
-    )
-    assert title(make_map(4, np.arange(4), None, layer="3", head="5")) == "layer 3 · head 5"
-
-
-def test_headline_names_what_the_last_query_reads_most():
-    text = make_text(4)
-    (only,) = text.maps
-    one = replace(
-        only, values=np.array([[9.0, 0, 0, 0], [0, 9, 0, 0], [0, 0, 9, 0], [1, -5, 0.5, 3]], dtype=np.float32)
-    )
-    tokens = ("a", "film", "so", "dull")
-    plain = replace(text, tokens=tokens, maps=(replace(one, sink=None),))
-    assert reads_most(plain) == "the last token “dull” reads “film” most (53 %), then itself (32 %) and “a” (11 %)"
-    before = replace(plain, maps=(replace(one, sink=np.array([0, 0, 0, 9.5], dtype=np.float32)),))
-    assert reads_most(before) == "the last token “dull” reads [state] most (50 %), then “film” (26 %) and itself (16 %)"
-    other = replace(one, sink=None, layer="1", values=-one.values[:, ::-1])  # The mean of |weight| decides.
-    both = replace(plain, maps=(replace(one, sink=None), other))
-    assert reads_most(both).startswith("the last token “dull” reads “film” most (29 %), then")
-    third = replace(plain, queries=np.array([2]), maps=(replace(one, sink=None, values=one.values[2:3]),))
-    assert reads_most(third) == "token 2 “so” reads itself most (100 %)"
-    nothing = replace(plain, maps=(replace(one, sink=None, values=0 * one.values),))
-    assert reads_most(nothing) == "the last token “dull” reads nothing"
-    assert make(plain).headline == f"Implicit attention of demo/test: {reads_most(plain)} (block level, layer 0)"
-    told = make(*[plain] * 5).headline
-    assert "text 2: the last" in told and "text 3" not in told and "; 2 more texts (block" in told
-
-
 def test_colours_end_at_the_percentile_of_what_can_be_attended_to():
     text = make_text(60, sink=True)
     (only,) = text.maps
@@ -165,71 +70,6 @@ def test_the_colours_of_each_row_end_at_its_own_percentile():
     assert with_state[99] == pytest.approx(99 * 1000 / 399) and with_state[399] == 399
 
 
-def test_shades_are_symmetric_around_zero():
-    for stops in (SIGNED, SIGNED_ON_DARK):
-        colours = signed_shades(stops)
-        assert len(colours) == 2 * STEPS + 1 and colours[STEPS] == stops[len(stops) // 2]
-        for colour in colours:
-            light, dark = sorted((luminance(colour), luminance(ink(colour))), reverse=True)
-            assert (light + 0.05) / (dark + 0.05) >= 4.5
-        for level in range(1, STEPS + 1):  # both signs are as far from zero for those who see no hue
-            negative, positive = luminance(colours[STEPS - level]), luminance(colours[STEPS + level])
-            assert abs(negative - positive) < 0.13
-
-
-def test_which_keys_a_query_can_attend_to():
-    assert (causal(make_text(6)) == np.tril(np.ones((6, 6), bool))).all()
-    assert causal(make_text(6, rows=[0, 4])).sum(axis=1).tolist() == [1, 5]
-    assert (causal(make_text(11, cells=3)) == np.tril(np.ones((4, 4), bool))).all()
-
-
-def test_terminal_names_readouts_and_the_strongest_keys():
-    result = make(make_text(12, span=(2, 4), sink=True))
-    shown = render(result, width=160, color_system=None)
-    text, (only,) = result[0], result[0].maps
-    pairs = [(text.tokens[i].strip(), only.values[-1, i]) for i in range(12)] + [("[state]", only.sink[-1])]
-    top = sorted(pairs, key=lambda pair: -abs(pair[1]))[:5]
-    assert " · ".join(f"{token} {number(float(weight))}" for token, weight in top) in " ".join(shown.split())
-    for found in (f"{only.readouts.distance:.1f}", f"{only.readouts.sink:.3f}", f"{only.readouts.outside:.3f}"):
-        assert found in shown
-    assert "marked: tokens 2–3" in shown and "answer “positive” (p = 0.750)" in shown
-    assert "tokens back" in shown and "off the mark" in shown and "38;5" not in shown
-    assert "last query: 11 “for”" in shown and "Signed mean over channels" in shown
-    assert "off the mark" not in render(make(make_text(9)), color_system=None)
-
-
-def test_narrow_terminals_keep_the_readouts():
-    result = make(make_text(30, maps=2, head="12", part="conv", span=(2, 4)))
-    for width in (72, 80, 100):
-        lines = render(result, width=width, color_system=None).splitlines()
-        assert all(len(line.rstrip()) <= width for line in lines)
-        for map_ in result[0].maps:
-            found = map_.readouts
-            numbers = rf" {found.distance:.1f} +{found.recent:.3f} +{found.sink:.3f} +{found.outside:.3f} "
-            assert sum(bool(re.search(numbers, line)) for line in lines) == 1
-
-
-def test_terminal_stays_compact():
-    shown = render(make(make_text(9, maps=TABLE_ROWS + 2)), color_system=None)
-    assert f"layer {TABLE_ROWS - 1} " in shown and f"layer {TABLE_ROWS} " not in shown
-    assert f"{TABLE_ROWS} of {TABLE_ROWS + 2} rows" in shown
-
-
-@pytest.mark.parametrize(
-    ("text", "coloured"),
-    [
-        (make_text(12, sink=True), True),
-        (make_text(12, maps=2), True),
-        (make_text(30, cells=4), True),
-        (make_text(401), False),
-    ],
-)
-def test_terminal_colours_what_the_last_query_takes(text, coloured):
-    shown = render(make(text), force_terminal=True, color_system="256", no_color=False)
-    assert ("48;5" in shown) == coloured and ("its 5 strongest keys" in " ".join(shown.split())) == coloured
-    assert ("mean of |weight| over 2 maps" in shown) == (len(text.maps) == 2)
-
-
 def test_the_mean_of_several_maps_is_of_absolute_values():
     text = make_text(12, maps=3, sink=True)
     mean = mean_map(text)
@@ -241,15 +81,6 @@ def test_the_mean_of_several_maps_is_of_absolute_values():
     np.testing.assert_allclose(mean_map(with_parts).values, sum(np.abs(each.values) for each in parts[:2]) / 2)
 
 
-def test_a_row_on_its_own_scale_ends_at_its_percentile():
-    large = make_text(300, sink=True)
-    limits = row_limits(large.maps[0], large)
-    for row in (0, 5, 250, 299):
-        own = np.abs(np.append(large.maps[0].values[row, : row + 1], large.maps[0].sink[row]))
-        assert limits[row] == (own.max() if len(own) < 200 else np.sort(own)[-2]) or len(own) > 201
-        assert np.mean(own <= limits[row]) >= 0.995
-
-
 def test_terminal_shows_hostile_tokens_harmlessly():
     result = make(make_text(tokens=("<s>", *HOSTILE)), model="\x1b[31m")
     for options in ({"color_system": None}, {"force_terminal": True, "color_system": "truecolor", "no_color": False}):
@@ -259,14 +90,21 @@ def test_terminal_shows_hostile_tokens_harmlessly():
     assert "96–99 " in render(make(make_text(100, cells=8)), color_system=None)
 
 
-def test_results_without_texts_maps_or_queries_still_show(tmp_path):
-    bare = AttendedText(**{**vars(make_text(4)), "maps": ()})
-    for result in (make(), make(bare), make(make_text(4, rows=[]))):
-        drawn(result)
-        assert "Implicit attention" in render(result, width=110, color_system=None)
-        assert Result.load(result.save(tmp_path, "attention")["json"]) == result
+def data_of(page):
+    """Return the data of a page's script, as the script reads it: up to the first thing that closes its element."""
+    (found,) = re.findall(r'<script type="application/json">(.*?)</script', page, flags=re.DOTALL)
+    return json.loads(found)
 
 
-def test_views_know_their_limits():
-    assert (figure.MAPS_PER_FIGURE, figure.TEXTS_PER_FIGURE, triangles.MAX_NAMED_IN_SMALL) == (48, 4, 12)
-    assert token_maps.MAX_PAGE_WEIGHTS == 8_000_000
+def test_page_is_escaped_and_self_contained():
+    hostile = [*HOSTILE, "<script>alert(1)</script>"]
+    text = make_text(tokens=("<s>", *hostile), span=(2, 4), part="</script><script>alert(2)</script>")
+    text = AttendedText(**{**vars(text), "answer": "<i>bad</i>"})
+    page = make(text, model="<b>x</b>").to_html()
+    assert page.count("<script") == page.count("</script") == 2  # the data and the code
+    assert "<i>bad" not in page and "<b>x" not in page and "&lt;script&gt;alert(1)" in page and "<!--" not in page
+    assert not re.search(r"https?://|@import|url\(|\beval\b|innerHTML|fetch\(", page)
+    assert set(re.findall(r'src="([^"]{10})', page)) == {"data:image"}
+    assert "\u202e" not in page and not {c for c in page if ord(c) < 32} - {"\n"}
+    assert data_of(page)["texts"][0]["maps"][0]["name"].endswith("</script><script>alert(2)</script>")
+    assert "prefers-color-scheme: dark" in page

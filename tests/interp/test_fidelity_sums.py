@@ -17,14 +17,13 @@ from ssmscope.core.ties import spearman
 from ssmscope.errors import InputError
 from ssmscope.interp.explain import explain
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.fidelity import check_fidelity, fidelity_auc, measure
+from ssmscope.interp.fidelity import fidelity_auc, measure
 from ssmscope.interp.fidelity.measure import (
     SHARES,
     circular_notes,
     hidden_sets,
     ranking,
     replacement_vector,
-    run_hidden,
     summarise,
     text_measures,
     tied_share,
@@ -178,14 +177,6 @@ def test_replacements_are_tokens_of_the_model():
     assert torch.equal(replacement_vector(half, "mean"), expected)
 
 
-def test_logits_that_are_not_finite_are_refused():
-    model = bag({"a": 1.0, "b": 2.0}, link=lambda total: total / (total > 2.5))
-    batch = model.encode(["a b"])
-    sets = [np.array([[False, False], [True, False]])]
-    with pytest.raises(InputError, match="not finite"):
-        run_hidden(model, batch, [1], sets, fill=replacement_vector(model, "zero"), value="logit")
-
-
 def test_a_circular_baseline_is_named_for_each_method_that_has_it():
     model = reader()
     goal = objective(model, model.encode(["a b", "c"]))
@@ -255,22 +246,3 @@ def test_options_of_methods_are_recorded():
             options = result.provenance["options"]
             assert options["option"] == (option or {}) and options["methods"] == ["own"]
         assert results[2][0].attributions[0].scores[1] == (-2 if option else -1)
-
-
-@pytest.mark.parametrize(
-    ("methods", "line"),
-    [
-        (
-            {"random": by_position},
-            "the method 'random' is always there, as random rankings; give your function",
-        ),
-        (["random"], "no method was given but random, which is always there"),
-        ("random", "no method was given but random"),
-        (["ig", "random", "ig"], "methods is ig, ig; name each once"),
-        (["ig", "gradcam"], "option is given for 'lrp', which is not among the methods"),
-    ],
-)
-def test_refused(methods, line):
-    with pytest.raises(InputError, match=line):
-        check_fidelity(methods=methods, option={"lrp": {}})
-    check_fidelity(methods={"own": by_position, "lrp": by_position}, option={"lrp": {"any": 1}})

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-import re
-
 import numpy as np
 import pytest
 from examples import EXAMPLES, random_example
@@ -103,40 +99,6 @@ def test_a_shipped_model_ends_and_stops():
     model = ssmscope.load("demo/books-mamba2")
     (text,) = ssmscope.generate(model, "Once upon a time there was", max_new_tokens=9, stop=["deal"])
     assert (text.text.strip(), text.ended_by, len(text.written)) == ("a great", "stop", 3)
-
-
-def test_views_and_files(tmp_path, painted):
-    model = ssmscope.load("demo/books-mamba2")
-    result = ssmscope.generate(model, ["He said", "Once upon a"], max_new_tokens=3, explain=["gradxinput"], top=2)
-    frame = result.to_frame()
-    assert list(frame.columns[1:8]) == [
-        "text", "number", "token", "log_probability", "entropy", "position", "source",
-    ]  # fmt: skip
-    assert frame.groupby(["text", "number"]).size().tolist() == [2, 3, 4, 4, 5, 6]
-    row = frame[(frame.text == 1) & (frame.number == 2) & (frame.position == 4)].iloc[0]
-    first, second = (map_.values[2, 4] for map_ in result[1].maps)
-    assert (row.survival, row.gradxinput) == (pytest.approx(first), pytest.approx(second))
-    assert (row.token, row.source) == (result[1].tokens[6], result[1].tokens[4])
-    rows = result.token_rows().texts[1].rows
-    assert [each.name for each in rows] == ["survival at the end", "gradxinput"]
-    np.testing.assert_allclose(rows[1].scores, result[1].maps[1].values.sum(0))
-    assert rows[0].marked == np.argsort(-result[1].left)[:2].tolist()
-    assert result.tables()[0].rows[0][0] == ("0", "0", result[0].tokens[2].strip())
-    assert "sources" in {getattr(block, "name", "") for block in result.blocks()}
-    files = result.save(tmp_path, "generate")
-    page = files["html"].read_text()
-    (island,) = re.findall(r'<script type="application/json">(.*?)</script>', page)
-    shown, first = json.loads(island), result[0]
-    assert shown["query"] == "written token" and "rows are\nwritten tokens, columns all tokens" in page
-    assert [map_["signed"] for map_ in shown["texts"][0]["maps"]] == [False, True]  # Survival's colours begin at 0.
-    assert [text["queries"] for text in shown["texts"]] == [[*text.written] for text in result]
-    p, entropy, life = math.exp(first.log_probabilities[0]), first.entropies[0], np.median(first.half_lives[:, 2])
-    said = re.fullmatch(r"p ([\d.]+), entropy ([\d.]+) nats, half-life ([\d.]+)", shown["texts"][0]["notes"][0])
-    assert said and [float(each) for each in said.groups()] == pytest.approx([p, entropy, life], rel=1e-2, abs=1e-3)
-    assert Result.load(files["json"]) == result
-    titles = [axes.get_title(loc="left") or axes.get_title() for axes in result.figure().axes]
-    assert titles[:2] == ["text 0, survival", "text 0, gradxinput"]
-    assert len(result.figure().axes) >= 4 and len(result.figure(start=1).axes) < len(result.figure().axes)
 
 
 @pytest.mark.parametrize(

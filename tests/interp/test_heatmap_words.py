@@ -8,15 +8,14 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
 import ssmscope
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.text import text_data
 from ssmscope.interp.heatmap.over_data import _chosen
 from ssmscope.render.blocks import TokenRow, TokenText
-from ssmscope.render.token_figure import MAX_BOXES, lay_out
-from ssmscope.render.token_rows import MAX_PAGE_TOKENS, tokens, window_note, windows
+from ssmscope.render.token_figure import MAX_BOXES
+from ssmscope.render.token_rows import MAX_PAGE_TOKENS, window_note, windows
 
 
 @pytest.fixture(scope="module")
@@ -122,18 +121,3 @@ def test_a_long_text_shows_its_end_and_the_marked_words(most):
     assert windows(long_text(most, marked[:1]), most) == [*range(most)] and window_note(long_text(9, ()), most) == ""
     many = windows(long_text(count, tuple(range(0, most, 2))), most)
     assert len(many) <= most and {0, count - 1} <= {*many}
-
-
-def test_views_of_a_long_text_show_windows():
-    text = long_text(3 * MAX_PAGE_TOKENS, (40,))
-    page = str(tokens(text.rows[0], text))
-    assert "t40<" in page and f"t{3 * MAX_PAGE_TOKENS - 1}<" in page and ">t2000<" not in page and "⋯" in page
-    boxes = [box for line in lay_out(text, 100) for box in line]
-    assert {40, 3 * MAX_PAGE_TOKENS - 1} <= {box[0] for box in boxes} and len(boxes) <= MAX_BOXES
-
-
-def test_the_picture_of_a_long_text(model, painted):
-    ids = torch.randint(5, 900, (1, 2 * MAX_BOXES), generator=torch.Generator().manual_seed(0)).tolist()
-    found = ssmscope.heatmap(model.trace(ids=ids))
-    written = [each.get_text() for axes in found.figure().axes for each in axes.texts]
-    assert any("tokens, the end" in each for each in written) and found[0].tokens[-1].strip() in map(str.strip, written)

@@ -9,19 +9,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from examples import random_example
 
 import ssmscope
 from ssmscope.core.model import Model
-from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.baselines import baseline_embeddings, baseline_name, singularity_note
+from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain import explain
 from ssmscope.interp.explain.result import doubt
-from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.methods import integrated
 from ssmscope.interp.methods.integrated import ig
-from ssmscope.interp.objective import Meter, duration, objective
+from ssmscope.interp.objective import objective
 
 TEXTS = ["A gripping film.", "Dull, and far too long.", "There is no pleasure in watching a child suffer."]
 
@@ -166,38 +163,6 @@ def test_a_cliff_between_the_nodes_is_no_convergence(monkeypatch):
 # ---- baselines
 
 
-def test_the_neutral_baseline_is_the_unknown_word(demo, found):
-    table = demo.module.get_input_embeddings().weight.detach()
-    mask = found.batch.mask.unsqueeze(-1)
-    unknown = demo.tokenizer.unk_token_id
-    torch.testing.assert_close(baseline_embeddings(found), table[unknown] * mask)
-    assert baseline_name(found) == f"the token {demo.tokenizer.unk_token}"
-    assert not singularity_note(found, baseline_embeddings(found))
-    assert "near the point where norms are singular" in singularity_note(found, baseline_embeddings(found, "mean"))
-    assert "size 0," in singularity_note(found, baseline_embeddings(found, "zero"))
-
-
-def test_without_a_trained_token_for_unknown_words_it_is_the_scaled_mean(demo, found):
-    table = demo.module.get_input_embeddings().weight.detach()
-    size = table.square().mean(1).sqrt().median()
-    mean = table.mean(0)
-    expected = mean / mean.square().mean().sqrt() * size
-    torch.testing.assert_close(baseline_embeddings(found, "scaled-mean")[0, 0], expected)
-    assert not singularity_note(found, baseline_embeddings(found, "scaled-mean"))
-    without = replace(found, model=replace(demo, tokenizer=None))
-    torch.testing.assert_close(baseline_embeddings(without)[0, 0], expected)
-    untrained = ssmscope.load("demo/snli-baleen-b")
-    with torch.no_grad():
-        untrained.module.get_input_embeddings().weight[demo.tokenizer.unk_token_id] *= 0.01
-    assert "median size" in baseline_name(replace(found, model=untrained))
-    module = random_example("mamba")
-    with torch.no_grad():
-        module.get_input_embeddings().weight.zero_()
-    empty = Model(module)
-    with pytest.raises(ssmscope.errors.InputError, match="mean embedding of .* is zero.*give another baseline"):
-        baseline_embeddings(objective(empty, empty.encode(ids=[[1, 2]]), target=3))
-
-
 def test_a_result_says_what_it_compares_with(demo):
     result = explain(demo, TEXTS[:1], methods=["ig"], option={"ig": {"baseline": "mean"}})
     each = result.attribution()
@@ -213,70 +178,7 @@ def test_a_result_says_what_it_compares_with(demo):
     assert not none.attribution().note
 
 
-def test_fidelity_says_where_it_is_circular(demo):
-    data = text_data("few", "test", TEXTS, [1, 0, 0], ("negative", "positive"))
-    given = dict(methods=["ig", "gradxinput"], steps=2)
-    assert not any("favours" in note for note in fidelity_auc(demo, data, **given).notes)
-    circular = fidelity_auc(demo, data, replacement="[UNK]", **given).notes
-    assert [note for note in circular if "favours" in note] == [
-        "the baseline of ig is the embedding that replaces tokens, which favours it: give another "
-        "replacement or baseline"
-    ]
-    both = fidelity_auc(demo, data, option={"ig": {"baseline": "mean"}}, **given).notes
-    assert any("favours" in note for note in both) and any("singular" in note for note in both)
-    assert not any(
-        "favours" in note for note in fidelity_auc(demo, data, replacement="[UNK]", mode="delete", **given).notes
-    )
-
-
 # ---- what it costs
-
-
-def clocked(seconds_a_token: float):
-    """A meter whose clock stands still but for what it is told of, and the lines it says."""
-    lines: list[str] = []
-    now = [0.0]
-    own = Meter(lines.append, lambda: now[0])
-    real = own.ran
-
-    def ran(gradients, tokens, done=0):
-        now[0] += seconds_a_token * tokens
-        real(gradients, tokens, done)
-
-    own.ran = ran
-    return own, lines
-
-
-def test_the_cost_is_said_before_it_is_paid(found):
-    own, lines = clocked(0.05)
-    result = ig(replace(found, meter=own), cap=300)
-    least, most = 36 * 3, 300 * 3
-    seconds = [duration(0.05 * number * sum(found.lengths)) for number in (36, 300)]
-    assert lines[0] == f"ig: 3 texts take {least:,} to {most:,} gradients, about {seconds[0]} to {seconds[1]}"
-    assert len(lines) > 2 and "gradients after" in lines[1] and "texts done" in lines[1]
-    assert own._ran == int(result.steps.sum())
-    one, said = clocked(0.05)
-    ig(replace(found.rows([0]), meter=one), steps=12, cap=12)
-    assert said[0].startswith("ig: the text takes 12 gradients, about ")
-
-
-def test_the_first_gradient_of_a_long_text_is_enough_to_know(found):
-    own, lines = clocked(1.0)
-    plan = own.plan
-    seen = []
-    own.plan = lambda *given: seen.append(given) or plan(*given)
-    counts = []
-    real = own.ran
-    own.ran = lambda gradients, tokens, done=0: (real(gradients, tokens, done), counts.append((gradients, len(lines))))
-    ig(replace(found, meter=own), cap=36)
-    assert counts[0] == (1, 1) and len(seen) == 1
-
-
-def test_what_is_quick_is_not_announced(found):
-    own, lines = clocked(1e-5)
-    ig(replace(found, meter=own))
-    assert not lines
-    assert [duration(each) for each in (3.4, 99, 150, 7200)] == ["3 s", "99 s", "2.5 min", "2.0 h"]
 
 
 def test_explain_says_it_on_stderr(demo, monkeypatch, capsys):

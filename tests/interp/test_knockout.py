@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -12,15 +10,12 @@ from loud import loud
 from planned import tiny_model
 
 import ssmscope
-from ssmscope.api.analysis import Call
 from ssmscope.api.results import Result
 from ssmscope.core.cuts import cut_attention, cut_convolution, cut_edges
 from ssmscope.core.edits import edited
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.knockout.result import Cut, Knockout
-from ssmscope.interp.spans import positions_of, words_at
-from ssmscope.render.table import Table
+from ssmscope.interp.knockout.result import Cut
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60], [7, 8, 9, 2, 40]]
 
@@ -181,46 +176,6 @@ def model(tmp_path_factory):
     return ssmscope.load(tiny_model(tmp_path_factory.mktemp("tiny")))
 
 
-class TestSpans:
-    def test_of_words_and_positions(self, model):
-        batch = model.encode("a good film with bad acting , but great music .")
-        found = {
-            **{"good": (1,), "Good Film": (1, 2), "music .": (9, 10), "3": (3,), "3:5": (3, 4)},
-            **{"-1": (10,), "-3:-1": (8, 9), "last": (10,)},
-        }
-        for span, places in found.items():
-            assert positions_of(span, batch) == places
-        assert words_at((4, 5), batch) == "bad acting"
-
-    @pytest.mark.parametrize(
-        ("span", "says"),
-        [
-            ("zebra", "has no words 'zebra'"),
-            ("oo", "has no words 'oo'"),
-            ("good", "occurs 2 times in the text; give positions: it is at 1:2, 4:5"),
-            ("9:12", "has no positions 9:12; it has the tokens 0 to 5"),
-            ("4:4", "has no positions 4:4"),
-            ("-7", "has no positions -7"),
-            (" ", "a span is empty"),
-        ],
-    )
-    def test_refused(self, model, span, says):
-        with pytest.raises(InputError, match=says):
-            positions_of(span, model.encode("a good film with good acting"))
-
-    def test_a_word_that_is_there_often_is_named_at_its_first_places(self, model):
-        with pytest.raises(InputError, match=r"7 times in the text; give positions: it is at 1:2, 2:3, 3:4, 4:5, 5:6$"):
-            positions_of("good", model.encode("a " + "good " * 7))
-
-    def test_the_verb(self, model, tmp_path):
-        given = {"text": ["a good film with bad acting"], "from_": ["good", "bad acting"], "window": 1}
-        call = Call.of("knockout", [model.name], given)
-        assert "--from good --from 'bad acting'" in call.command
-        (result,) = call.run(tmp_path)
-        assert result.sources == ("good", "bad acting") and result.target == "acting"
-        assert (tmp_path / "knockout.png").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -234,32 +189,3 @@ class TestSpans:
 def test_refused(models, options, says):
     with pytest.raises(InputError, match=says):
         ssmscope.knockout(models["mamba"], models["mamba"].encode(ids=IDS[0]), **options)
-
-
-def test_the_picture_shows_relative_changes():
-    cuts = (Cut(0, 2), Cut(0, 0), Cut(1, 1), Cut(2, 2))
-    changes = np.array([[[-0.5, -0.6, -0.4], [-0.25, -0.3, -0.2], [0.125, 0.1, 0.2], [0.02, 0.01, 0.03]]])
-    cells = np.full((2, 1, 4), 0.01)
-    result = Knockout(
-        provenance={"model": "runs/mine", "options": {"window": 1}},
-        **dict(tokens=(("a", "b"),) * 2, answers=("x", "y"), sources=("a",), spans=(((0,), (0,)),), target="b"),
-        **dict(targets=((1,), (1,)), by="window", roads="states", cuts=cuts, probability=np.array([0.02, 0.04])),
-        **dict(logit=np.zeros(2), probabilities=cells, logits=cells, changes=changes, attends=False),
-    )
-    (axes,) = result.figure().axes
-    assert axes.get_ylabel() == "relative change of probability"
-    zero, curve, everywhere = axes.lines
-    assert list(curve.get_ydata()) == [-0.25, 0.125, 0.02] and list(curve.get_xdata()) == [0, 1, 2]
-    assert set(everywhere.get_ydata()) == {-0.5} and set(zero.get_ydata()) == {0}
-    assert axes.yaxis.get_major_formatter()(0.02) == "2%"
-    (table,) = [block for block in result.blocks() if isinstance(block, Table)]
-    assert [(label, cells[0].value) for (label,), cells in table.rows] == [
-        ("layers 0–2", "−50.0 %"),
-        ("layer 0", "−25.0 %"),
-        ("layer 1", "12.5 %"),
-        ("layer 2", "2.0 %"),
-    ]
-    small = dataclasses.replace(result, changes=changes * [[[0.002], [1e-9], [0.05], [0]]])
-    (table,) = [block for block in small.blocks() if isinstance(block, Table)]
-    assert [cells[0].value for _, cells in table.rows] == ["−0.100 %", "0.0 %", "0.625 %", "0.0 %"]
-    assert table.note.startswith("Relative change of the probability p with edges to “b” cut, p′ / p − 1;")

@@ -175,23 +175,6 @@ def test_of_a_linear_f_all_agree(tiny):
 # ---- Integrated Gradients
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "rwkv"])
-def test_integrated_gradients_are_captums(name):
-    from captum.attr import IntegratedGradients
-
-    model = example(name)
-    found = objective(model, model.encode(ids=TEXTS[:1]), target=3)
-    e, start = found.embeddings(), baseline_embeddings(found)
-
-    def f(embeddings):
-        return model.module(inputs_embeds=embeddings, use_cache=False).logits[:, -1]
-
-    captum = IntegratedGradients(f).attribute(e, start, target=3, n_steps=24, method="gausslegendre")
-    ours = run("ig", found, steps=24, cap=24)
-    close(ours.scores[0], captum.sum(-1)[0].detach())
-    assert ours.steps.tolist() == [24]
-
-
 # A loud random gated DeltaNet has cliffs that no quadrature sees.
 @pytest.mark.parametrize("name", few(ARCHITECTURES[:-1], "mamba", "mamba2", "diff-mamba"))
 @pytest.mark.parametrize("target", [3, [[4, 9], 8, [2, 2, 5]]])
@@ -206,31 +189,6 @@ def test_integrated_gradients_are_complete(name, target):
     assert (missed <= 0.0101 * result.scores.abs().amax(1)).all() and (result.error <= 0.01).all()
     missed /= gap.abs()
     close(result.delta, missed, 0.05 if missed.max() > 1e-3 else 1)
-
-
-def test_where_the_gradient_has_peaks_the_path_is_refined():
-    model = ssmscope.load("demo/sst2-mamba2")
-    found = objective(model, model.encode(["Dull.", "A gripping film."]), target=1)
-    e, start = found.embeddings(), baseline_embeddings(found, "mean")
-    gap = (found.values() - found.values(start)).abs()
-    given = {"baseline": "mean", "special": True}
-    coarse, fine = run("ig", found, steps=32, cap=32, **given), run("ig", found, steps=12, cap=1024, **given)
-    assert not coarse.converged[0] and coarse.delta[0] > 0.1 and coarse.steps.tolist() == [32, 32]
-    assert fine.converged.all() and (fine.steps <= 1024).all() and fine.steps[0] > 36
-    # The midpoint rule with many steps.
-    count, slow = 4096, torch.zeros_like(e)
-    for first in range(0, count, 256):
-        alpha = (torch.arange(first, first + 256) + 0.5).view(-1, 1, 1) / count
-        for text in range(2):
-            slow[text] += found.gradient(torch.lerp(start[[text]], e[[text]], alpha), [text] * 256).sum(0) / count
-    reference = ((e - start) * slow).sum(-1)
-    assert ((fine.scores - reference).abs().amax(1) < 0.02 * gap).all()
-    assert (coarse.scores - reference)[0].abs().max() > 0.05 * gap[0]
-
-
-def test_what_does_not_move_is_explained_by_nothing(tiny):
-    found = run("ig", tiny(ids=(1, 1)), baseline=1)
-    assert found.scores.tolist() == [[0, 0]] and found.delta.tolist() == [0] and found.converged.all()
 
 
 # ---- against slow references
@@ -305,7 +263,7 @@ def test_occlusion_is_the_fall_without_a_token(mamba, window):
         close(result[text, : len(ids)], [np.mean(falls) for falls in each], 1e-3)
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "diff-mamba", "gfssm", "groupmamba-mamba2", "rwkv", "deltanet"])
+@pytest.mark.parametrize("name", ["mamba2", "diff-mamba", "groupmamba-mamba2", "deltanet"])
 def test_attention_gradient_is_the_columns_of_its_maps(name):
     model = example(name)
     batch = model.encode(ids=TEXTS)
@@ -318,16 +276,6 @@ def test_attention_gradient_is_the_columns_of_its_maps(name):
         close(result[text, : len(ids)], columns, 1e-3)
         other = np.sum([each.values.sum(0) for each in against[text].maps], axis=0)
         close(contrast[text, : len(ids)], columns - other, 5e-3)
-
-
-def test_rollout_is_the_last_row(mamba):
-    batch = mamba.encode(ids=TEXTS)
-    result = run("attention-rollout", objective(mamba, batch), residual=0.3).scores
-    for text, ids in enumerate(TEXTS):
-        trace = mamba.trace(ids=[ids])
-        expected = ssmscope.attention(trace, rollout=True, residual=0.3)[0].maps[0].values[-1]
-        close(result[text, : len(ids)], expected)
-        assert result[text, len(ids) :].tolist() == [0] * (len(TEXTS[0]) - len(ids))
 
 
 def test_retention_is_the_heatmaps(mamba):
@@ -353,7 +301,7 @@ def test_random_scores_are_of_the_text_and_the_seed(mamba):
 # ---- all methods
 
 
-@pytest.mark.parametrize(("which", "name"), in_turns(METHODS, ARCHITECTURES, 3))
+@pytest.mark.parametrize(("which", "name"), in_turns(METHODS, ARCHITECTURES, 5))
 def test_scores_do_not_depend_on_the_batch(name, which):
     model = example(name)
     together = run(which, objective(model, model.encode(ids=TEXTS), target=[3, 50, 7]))
@@ -455,15 +403,6 @@ def test_seed_and_options_reach_the_methods(mamba):
     assert continued[0].target == "4,9" and continued[0].value < 0
 
 
-def test_targets_are_one_for_all_or_one_for_each(mamba):
-    batch = mamba.encode(ids=TEXTS)
-    for target, names in ((7, "777"), ("7", "777"), (["7"], "777"), (["7", 3, 5], "735")):
-        result = explain(mamba, batch, methods="self-write", target=target)
-        assert [text.target for text in result] == list(names)
-    with pytest.raises(InputError, match="2 targets for 3 texts"):
-        explain(mamba, batch, methods="self-write", target=[7, 3])
-
-
 def test_functions_of_your_own_explain_too(mamba):
     batch = mamba.encode(ids=TEXTS)
 
@@ -482,19 +421,13 @@ def test_functions_of_your_own_explain_too(mamba):
         ({"methods": ["igg"]}, "unknown among methods: 'igg'.*did you mean 'ig'"),
         ({"methods": []}, "methods is empty; allowed are ig, "),
         ({"methods": ["ig", "ig"]}, "each once"),
-        ({"top": 0}, "top is 0"),
         ({"methods": "ig", "option": {"ig": {"step": 3}}}, "ig has no option 'step'.*did you mean 'steps'"),
         ({"option": {"gradcam": {}}}, "not among the methods"),
         ({"methods": "gradxinput", "option": {"gradxinput": {"layer": 1}}}, "it has none"),
         ({"methods": "gradcam", "option": {"gradcam": {"layer": 9}}}, "no layer 9; allowed are 0 to 1"),
-        ({"methods": "ig", "option": {"ig": {"steps": 0}}}, "steps is 0"),
-        ({"methods": "ig", "option": {"ig": {"tolerance": float("nan")}}}, "tolerance is nan"),
-        ({"methods": "ig", "option": {"ig": {"steps": 9, "cap": 8}}}, "cap is 8, fewer gradients than the 9 steps"),
-        ({"methods": "ig", "option": {"ig": {"special": 1}}}, "special is 1; allowed is true or false"),
         ({"methods": "ig", "option": {"ig": {"baseline": "pad"}}}, "unknown baseline 'pad'"),
         ({"methods": "occlusion", "option": {"occlusion": {"window": 0}}}, "window is 0"),
         ({"methods": "smoothgrad", "option": {"smoothgrad": {"noise": -1}}}, "noise is -1"),
-        ({"methods": "random", "seed": -1}, "seed is -1"),
         ({"methods": "attention-rollout", "option": {"attention-rollout": {"residual": 2}}}, "residual is 2"),
         ({"methods": "attention-gradient", "target": [[1, 2]]}, "not a continuation"),
     ],

@@ -93,18 +93,6 @@ def test_by_default_it_is_what_the_model_predicts(demo, model):
     assert one.targets == tuple((int(i),) for i in last_logits(model, one.batch).argmax(-1))
 
 
-def test_embeddings_and_baselines(demo):
-    found = objective(demo, demo.encode(SENTENCES))
-    table = demo.module.get_input_embeddings().weight.detach()
-    mask = found.batch.mask.unsqueeze(-1)
-    torch.testing.assert_close(found.embeddings(), table[found.batch.input_ids] * mask)
-    torch.testing.assert_close(baseline_embeddings(found, "mean"), table.mean(0) * mask)
-    assert not baseline_embeddings(found, "zero").any()
-    pad = demo.tokenizer.pad_token_id
-    for baseline in ("pad", pad, demo.tokenizer.pad_token):
-        torch.testing.assert_close(baseline_embeddings(found, baseline), table[pad] * mask)
-
-
 def test_pixels():
     model = ssmscope.load("demo/cifar10-mamba")
     pixels = np.random.default_rng(0).integers(0, 256, (1, 40, 3)).astype(np.uint8)
@@ -183,87 +171,11 @@ def test_gradients_flow_through_the_fast_scan(model):
     assert len(called) == model.num_layers
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target": "positiv"}, "did you mean 'positive'"),
-        ({"target": 2}, "there is no target 2; allowed are 0 to 1"),
-        ({"target": True}, "there is no target True"),
-        ({"target": -1}, "no target -1"),
-        ({"target": [0, 1]}, "2 targets for 3 texts"),
-        ({"target": []}, "0 targets for 3 texts"),
-        ({"target": [[0, 1], 0, 0]}, "one class"),
-        ({"target": 0, "contrast": 5}, "no target 5"),
-        ({"target": 0, "contrast": 1, "probability": True}, "difference of two logits"),
-    ],
-)
-def test_targets_that_cannot_be_are_refused(demo, options, message):
-    with pytest.raises(InputError, match=message) as raised:
-        objective(demo, demo.encode(SENTENCES), **options)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target": "film"}, "no tokenizer: give a token's id"),
-        ({"target": 9999}, "no target 9999"),
-        ({"target": [[], 1, 1]}, "at least one token"),
-        ({"target": [[1, 2], 1, 1], "contrast": 3}, "difference of two logits"),
-    ],
-)
-def test_a_language_models_targets(model, options, message):
-    with pytest.raises(InputError, match=message):
-        objective(model, model.encode(ids=TEXTS), **options)
-
-
-@pytest.mark.parametrize("baseline", ["meean", "zerro", 10**9, -1, True, 1.5])
-def test_baselines_that_cannot_be_are_refused(demo, baseline):
-    found = objective(demo, demo.encode(SENTENCES))
-    with pytest.raises(InputError, match="baseline"):
-        baseline_embeddings(found, baseline)
-
-
-def test_text_targets_of_a_language_model():
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from transformers import PreTrainedTokenizerFast
-
-    words = {word: at for at, word in enumerate(["the", "cat", "sat", "mat", "[UNK]"])}
-    for unknown in ("[UNK]", None):
-        backend = Tokenizer(WordLevel(words, unk_token=unknown) if unknown else WordLevel(words))
-        backend.pre_tokenizer = Whitespace()
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=unknown)
-        model = Model(example().module, tokenizer)
-        batch = model.encode(["the cat", "the mat"])
-        assert objective(model, batch, target="sat").targets == ((2,), (2,))
-        assert objective(model, batch, target=["cat sat", "the"]).targets == ((1, 2), (0,))
-        assert objective(model, batch, target="sat", contrast="mat").names == ("sat − mat",) * 2
-        with pytest.raises(InputError, match="the target 'dog' has .*(is not a symbol of this tokenizer|unknown to)"):
-            objective(model, batch, target="dog")
-        with pytest.raises(InputError, match="has no token"):
-            objective(model, batch, target=" ")
-
-
 def test_inference_alone_needs_no_gradient(demo):
     found = objective(demo, demo.encode(SENTENCES))
     assert not found.values().requires_grad and not found.embeddings().requires_grad
     with fast_scan(demo.module, mask=found.batch.mask):
         assert demo.forward_embeddings(found.embeddings(), found.batch.mask).requires_grad
-
-
-def test_a_target_that_is_read_as_other_tokens_is_said_once(capsys):
-    books = ssmscope.load("demo/books-mamba2")
-    batch = books.encode(["He was a", "It is no"])
-    hint = (
-        "the target 'good' is read as the 2 tokens 'g', 'ood'; ' good', with the space before it, is another, one token"
-    )
-    assert objective(books, batch, target="good").continues
-    assert capsys.readouterr().err == f"{hint}\n"
-    assert not objective(books, batch, target=" good", contrast=" bad").continues
-    assert objective(books, batch, target=[books.tokenizer("good")["input_ids"]] * 2).continues
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("contrast", [None, 9])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ssmscope.errors import InputError
-from ssmscope.interp.paired import Paired, differences, paired_rows
+from ssmscope.interp.paired import Paired, paired_rows
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 
 NAMES = ("m", "n")
@@ -52,28 +52,6 @@ def test_both_rows_are_on_the_wider_scale_and_the_difference_on_one_around_zero(
     assert both(first, text("a|b|c", *other.rows, probability=math.nan)).about == "n: “yes”"
 
 
-def test_a_flat_row_keeps_its_own_scale() -> None:
-    found = both(text("a|b", row([0.5, 0.5], (0.5, 0.5))), text("a|b", row([0.0, 1.0], (0.0, 1.0))))
-    assert [each.ends for each in found.rows] == [(0.5, 0.5), (0.0, 1.0), (-1.0, 1.0)]
-
-
-def test_signed_rows_differ_on_the_scale_of_the_larger() -> None:
-    first, other = row([0.5, -1.0], (-1.0, 1.0), signed=True), row([-2.0, 0.0], (-2.0, 2.0), signed=True)
-    found = paired_rows(block(text("a|b", first)), block(text("a|b", other)), NAMES)
-    assert [each.ends for each in found.texts[0].rows] == [(-2.0, 2.0)] * 3
-    assert found.texts[0].rows[2].scores.tolist() == [2.5, -1.0]
-    assert found.around == ("low", "high") and found.first == 6
-    plain = paired_rows(block(text("a", row([1])), first=None), block(text("a", row([1]))), NAMES)
-    assert plain.around == ("less", "more") and (plain.first or 0) > 6
-    assert (plain.name, plain.of, plain.score, plain.marked) == (
-        "difference: m minus n; the score",
-        "layer",
-        "s",
-        "kept",
-    )
-    assert not plain.summed and paired_rows(block(text("a"), summed=True), block(text("a")), NAMES).summed
-
-
 def test_differences_are_named_from_a_tenth_of_the_scale_on_three_on_each_side() -> None:
     first = text(
         "a|b|c|d|e|f|g|h|i|j|k",
@@ -97,21 +75,6 @@ def test_differences_are_named_from_a_tenth_of_the_scale_on_three_on_each_side()
     assert found.outside is not None and found.outside.tolist() == [True, False, True] and found.marked == [1]
     assert both(text("a|b|c", outside), text("a|b|c", row([0, 0, 0]))).rows[2].outside.tolist() == [True, False, False]
     assert both(text("a", row([0])), text("a", row([0]))).rows[2].outside is None
-
-
-def test_the_table_names_both_sides_and_the_largest_difference_of_ordinary_tokens() -> None:
-    words = (None, 0, 1, 2, None)
-    first = text("<s>|a|b|c|</s>", row([0.0, 0.5, 0.25, 0.0, 0.0]), words=words)
-    other = text("<s>|a|b|c|</s>", row([1.0, 0.0, 0.0, 0.75, 0.0]), words=words)
-    second = text("a|b", row([0.5, 0.0], outside=np.array([True, False])), row([0.25, 0.0], name="layer 2"))
-    same = text("a|b", row([0.0, 0.0]), row([0.25, 0.0], name="layer 2"))
-    table = differences(paired_rows(block(first, second), block(other, same), NAMES), NAMES)
-    assert table.heads == ("text", "layer") and table.columns == ("more in m", "more in n", "largest difference")
-    assert [(*labels, *(cell.value for cell in cells)) for labels, cells in table.rows] == [
-        ("0", "layer 1", "a 0.500 · b 0.250", "c 0.750", "0.750"),
-        ("1", "layer 1", "–", "–", "0"),
-        ("1", "layer 2", "–", "–", "0"),
-    ]
 
 
 def test_rows_are_matched_by_name_and_else_by_place() -> None:
@@ -178,43 +141,6 @@ def test_special_and_empty_tokens_belong_to_no_word_or_to_the_one_before() -> No
             both(wrong, text("0 1", row([0])) if wrong is image else other)
 
 
-def test_scales_marks_and_queries_move_with_their_tokens() -> None:
-    words = (0, 0, 1, 2)
-    first = text(
-        "a|b| c|d", row([0.5, 0.75, 0.25, 0.0], (0.0, 0.8), marked=[2, 1, 0], against=[3], query=1), words=words
-    )
-    other = text("ab|c|d", row([0.1, 0.2, 0.3], (0.0, 0.4), query=0))
-    found = both(first, other, summed=True)
-    mine, theirs, difference = found.rows
-    assert found.tokens == ("ab", " c", "d") and mine.scores.tolist() == [1.25, 0.25, 0.0]
-    assert mine.ends == theirs.ends == (0.0, 1.25) and difference.ends == (-1.25, 1.25)  # sums go beyond the scale
-    assert (mine.marked, mine.against, mine.query, theirs.query, difference.query) == ([1, 0], [2], 0, 0, 0)
-    mean = both(first, other)
-    assert mean.rows[0].ends == (0.0, 0.8) and mean.rows[0].scores.tolist() == [0.625, 0.25, 0.0]
-
-
-def test_scales_of_signed_rows_stay_symmetric_and_tokens_outside_do_not_count() -> None:
-    words = (0, 0, 1, 2)
-    signed = text("a|b| c|d", row([-1.0, -0.5, 0.5, 0.25], (-1.0, 1.0), signed=True), words=words)
-    other = text("ab|c|d", row([0.0, 0.0, 0.0], (-0.5, 0.5), signed=True))
-    found = both(signed, other, summed=True)
-    assert found.rows[0].scores.tolist() == [-1.5, 0.5, 0.25] and found.rows[0].ends == (-1.5, 1.5)
-    small = text("a|b| c|d", row([-0.25, -0.25, 0.5, 0.25], (-1.0, 1.0), signed=True), words=words)
-    assert both(small, other, summed=True).rows[0].ends == (-1.0, 1.0)
-    flat = text("a|b| c|d", row([0.5] * 4, (0.5, 0.5)), words=words)
-    assert both(flat, text("ab|c|d", row([0.25] * 3, (0.25, 0.25))), summed=True).rows[0].ends == (0.5, 0.5)
-    outside = np.array([True, True, True, False])
-    apart = text("a|b| c|d", row([0.9, 0.9, 0.1, 0.2], (0.0, 0.5), outside=outside), words=words)
-    found = both(apart, text("ab|c|d", row([0.0, 0.0, 0.0], (0.0, 0.1))), summed=True)
-    assert found.rows[0].outside is not None and found.rows[0].outside.tolist() == [True, True, False]
-    assert found.rows[0].ends == (0.0, 0.5)
-    partly = text(
-        "a|b| c|d", row([0.4, 0.4, 0.1, 0.2], (0.0, 0.5), outside=np.array([True, False, False, False])), words=words
-    )
-    found = both(partly, text("ab|c|d", row([0.0, 0.0, 0.0], (0.0, 0.1))), summed=True)
-    assert found.rows[0].outside.tolist() == [False] * 3 and found.rows[0].ends == (0.0, pytest.approx(0.8))
-
-
 # ---- the result
 
 
@@ -242,24 +168,3 @@ def test_what_a_pair_says_of_each_model() -> None:
     assert pair.headline == "Heat of m, n: no token differs by a tenth of the scale (s, layer 1)"
     assert (pair.verdict(), pair.verdict(1)) == ("verdict of m", "verdict of n")
     assert pair.names == ["m", "n"] and pair_of(of("m", shown), of("m", shown)).names == ["m (1)", "m (2)"]
-
-
-def test_the_frame_has_a_row_for_each_of_the_three_and_every_token() -> None:
-    first = block(text("a|b", row([0.5, 0.25]), row([1, 0], name="layer 2")), text("c", row([0.125])))
-    other = block(text("a|b", row([0.25, 0.5]), row([0, 1], name="layer 2")), text("c", row([1])))
-    frame = pair_of(of("m", first), of("n", other)).to_frame()
-    assert frame.index.tolist() == list(range(15))
-    assert list(frame) == ["model", "text", "row", "position", "token", "score"]
-    assert frame.values.tolist() == [
-        *[["m", 0, "layer 1", 0, "a", 0.5], ["m", 0, "layer 1", 1, "b", 0.25]],
-        *[["n", 0, "layer 1", 0, "a", 0.25], ["n", 0, "layer 1", 1, "b", 0.5]],
-        *[["difference", 0, "layer 1", 0, "a", 0.25], ["difference", 0, "layer 1", 1, "b", -0.25]],
-        *[["m", 0, "layer 2", 0, "a", 1], ["m", 0, "layer 2", 1, "b", 0]],
-        *[["n", 0, "layer 2", 0, "a", 0], ["n", 0, "layer 2", 1, "b", 1]],
-        *[["difference", 0, "layer 2", 0, "a", 1], ["difference", 0, "layer 2", 1, "b", -1]],
-        *[
-            ["m", 1, "layer 1", 0, "c", 0.125],
-            ["n", 1, "layer 1", 0, "c", 1],
-            ["difference", 1, "layer 1", 0, "c", -0.875],
-        ],
-    ]

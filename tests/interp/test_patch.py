@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,18 +10,14 @@ import torch
 from examples import random_example
 from exhaustive import in_turns
 from loud import TrueFloat64, doubled, loud
-from planned import tiny_model
 
 import ssmscope
-from ssmscope.api.analysis import Call
 from ssmscope.api.results import Result
 from ssmscope.core.edits import new_state, recorded, replaced
 from ssmscope.core.model import Model
 from ssmscope.core.trace import mapped, tensors
 from ssmscope.errors import InputError
 from ssmscope.interp.patch import measure
-from ssmscope.interp.patch.result import Patching
-from ssmscope.render.table import Table
 
 CLEAN, CORRUPTED = [5, 17, 3, 9, 22, 1, 4, 60], [5, 17, 30, 9, 22, 7, 4, 60]
 FIRST, LAST = 2, 7
@@ -175,75 +170,6 @@ def test_other_sites_of_unequal_texts(models, site):
     step = {key: value + 0.01 * (moved[key] - value) for key, value in own.items()}
     near = (difference(model, LONGER, replaced(place, step, where, layers=[1], **heads)) - result.base[1]) / 0.01
     assert result.attributed[1, column] == pytest.approx(near, rel=0.05, abs=0.02 * abs(near) + 0.02)
-
-
-def by_hand(metric: str) -> Patching:
-    """Two layers and three tokens, every number another one: the largest value is that of the smallest change."""
-    values = np.array(
-        [
-            [(0.40, -2.0), (0.10, -9.0), (0.46, -3.5)],
-            [(0.35, -1.0), (0.55, 0.0), (0.60, -1.5)],
-            [(0.01, 7.0), (0.02, 8.0), (0.03, 9.0)],
-        ]
-    )
-    return Patching(
-        provenance={"model": "runs/mine"},
-        **dict(clean=(" good", " a", " film", " it"), corrupted=(" bad", " a", " film", " it"), site="state"),
-        **dict(direction="denoise", metric=metric, positions=(0, 1, 2), answer="yes", contrast="no"),
-        **dict(base=np.array([0.5, -1.0]), other=np.array([0.9, 1.0]), values=values, attributed=np.empty((0, 3))),
-        agreement=(float("nan"), float("nan")),
-    )
-
-
-@pytest.mark.parametrize(
-    ("metric", "verdict", "order"),
-    [
-        ("probability", "most in layer 0, 1 “a”: 0.100 (probability of the answer)", [0.1, 0.35, 0.4, 0.6, 0.55, 0.46]),
-        ("difference", "most in layer 0, 1 “a”: −9 (difference of logits)", [-9, -3.5, -2, 0, -1.5, -1]),
-        (
-            "normalised",
-            "most in layer 0, 1 “a”: −4 (share of the way to the other run)",
-            [-4, -1.25, -0.5, 0.5, -0.25, 0],
-        ),
-    ],
-)
-def test_what_changes_the_most_is_named_first(metric, verdict, order):
-    """The change is that from the patched run, not the value; all layers together never count."""
-    result = by_hand(metric)
-    assert result.verdict() == verdict
-    (table,) = [block for block in result.blocks() if isinstance(block, Table)]
-    assert [cells[0].found.value for _, cells in table.rows] == pytest.approx(order)
-    names = {label: cells[0].found.value for (label,), cells in table.rows}
-    values = result.effects()
-    assert names["layer 0, 0 “good/bad”"] == pytest.approx(values[0, 0]) != pytest.approx(values[1, 0])
-    assert names["layer 1, 2 “film”"] == pytest.approx(values[1, 2])
-    beside = Patching.compare([result], [("x",)])
-    assert [cell.value for cell in beside.rows[0][1]] == ["layer 0, 1 “a”", verdict.split(": ")[1].split(" (")[0]]
-    line, grid, _ = result.figure().axes
-    assert line.lines[0].get_ydata().tolist() == values[2].tolist()
-    assert grid.get_images()[0].get_array().tolist() == values[:2].tolist()
-
-
-@pytest.mark.parametrize("metric", ["difference", "normalised"])
-def test_an_approximation_has_no_run_with_all_layers_patched(metric):
-    exact = by_hand(metric)
-    values = exact.values.copy()
-    values[..., 0] = values[-1] = np.nan
-    assert replace(exact, values=values).strongest(6) == exact.strongest(6)
-
-
-def test_the_verb(tmp_path):
-    model = str(tiny_model(tmp_path / "tiny"))
-    given = {"clean": "a good film", "corrupted": "a bad film", "answer": "good", "contrast": "bad"}
-    (result,) = Call.of("patch", [model], given).run(tmp_path / "out")
-    assert result.token(1, 9) == "good/bad" and result.verdict().startswith("most in layer 0, 1 “good/bad”: ")
-    frame = result.to_frame()
-    assert len(frame) == 2 * 2 and frame.layer.isna().sum() == 2
-    np.testing.assert_allclose(frame.normalised.iloc[:2], result.effects("normalised")[0])
-    assert (tmp_path / "out" / "patch.png").exists() and "All" not in result.headline
-    for metric in ("difference", "probability"):
-        (shown,) = Call.of("patch", [model], {**given, "metric": metric, "site": "head"}).run()
-        assert shown.figure() is not None
 
 
 @pytest.mark.parametrize(("site", "name"), in_turns(["state", "output", "residual", "convolution", "head"], MODELS))

@@ -9,15 +9,11 @@ import re
 
 import numpy as np
 import pytest
-from bags import LABELS, tokenizer
+from bags import LABELS
 
-import ssmscope
-from ssmscope.api.results import Result
-from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.text import load_text, text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
-from ssmscope.interp.labelled import marked_tokens
 from ssmscope.interp.plausibility.measure import (
     average_precision,
     chance_precision,
@@ -26,9 +22,6 @@ from ssmscope.interp.plausibility.measure import (
     rationale_size,
     token_f1,
 )
-from ssmscope.interp.plausibility.measures import MEASURES
-from ssmscope.interp.plausibility.result import Plausibility
-from ssmscope.render.blocks import Prose
 
 
 def bits(text: str) -> np.ndarray:
@@ -130,33 +123,6 @@ class TestResult:
             found = plausibility_of(explained, rationales)
             assert found.values == pytest.approx(expected.values) and found.provenance["model"] == "toy"
 
-    def test_views(self, tmp_path):
-        found = plausibility_of(SCORES, MARKED)
-        again = Result.load(found.save(tmp_path, "plausibility")["json"])
-        assert isinstance(again, Plausibility) and again == found
-        shown = " ".join(str(found).split())
-        assert "people marked 37.5 %" in shown and "1 texts have no rationale" in shown
-
-    @pytest.mark.parametrize(("top", "size"), [(3, "3 tokens"), (0.25, "25.0 % of the tokens")])
-    def test_every_number_has_its_method_and_measure(self, top, size):
-        numbers = tuple(Estimate(value, value - 0.05, value + 0.05) for value in (0.1, 0.2, 0.3, 0.4, 0.5, 0.25))
-        about = dict(texts=(0, 2, 5), share=0.375, chance=0.1875, top=top, left_out=2)
-        made = Plausibility({"model": "own"}, ("ig", "lrp"), np.zeros((2, 3, 3)), numbers, **about)
-        frame = made.to_frame()
-        assert frame.method.tolist() == ["ig"] * 3 + ["lrp"] * 3 and frame.measure.tolist() == [*MEASURES] * 2
-        for name, end in (("value", 0.0), ("low", -0.05), ("high", 0.05)):
-            assert frame[name].tolist() == pytest.approx([each.value + end for each in numbers])
-        assert frame.texts.tolist() == [3] * 6
-        (table,) = made.tables()
-        assert table.columns == tuple(f"{name} ↑" for name in MEASURES.values())
-        assert {label: [cell.found.value for cell in cells] for (label,), cells in table.rows} == {
-            "ig": [0.1, 0.2, 0.3], "lrp": [0.4, 0.5, 0.25]
-        }  # fmt: skip
-        assert [[cell.best for cell in cells] for _, cells in table.rows] == [[False, False, True], [True, True, False]]
-        *_, said, note = (block.text for block in made.blocks() if isinstance(block, Prose))
-        assert said == f"Rationales of {size}, where people marked 37.5 %. The AUPRC of random scores is 0.188."
-        assert note == "Note: 2 texts have no rationale and are left out."
-
     @pytest.mark.parametrize(
         ("options", "says"),
         [
@@ -255,35 +221,6 @@ class TestFiles:
         with pytest.raises(InputError, match=re.escape(says)) as raised:
             load(tmp_path / "x.jsonl", rationale)
         assert "the rationale of row 1" in str(raised.value) and "\n" not in str(raised.value)
-
-    def test_spans_mark_tokens(self):
-        words = ssmscope.Model.__new__(ssmscope.Model)
-        object.__setattr__(words, "tokenizer", tokenizer(["a", "gripping", "film", ",", "joy"]))
-        object.__setattr__(words, "name", "toy")
-        text = "a gripping film , a joy"
-        for spans, expected in (
-            (((2, 10),), "0100000"),
-            (((9, 12),), "0110000"),  # one character is enough
-            (((10, 11), (15, 16)), None),
-            (((15, 23),), "0001110"),
-            (((0, 23),), "1111110"),  # the special token is not marked
-        ):
-            found = marked_tokens(words, text, spans)
-            assert (found is None) if expected is None else found.tolist() == bits(expected).tolist()
-
-        class Spaced:
-            """A tokenizer whose tokens begin with the space before their word."""
-
-            is_fast = True
-
-            def __call__(self, text, **_):
-                places = [(0, 1), (1, 10), (10, 15), (15, 17), (17, 19), (19, 23)]
-                return {"offset_mapping": places, "special_tokens_mask": [0] * 6}
-
-        object.__setattr__(words, "tokenizer", Spaced())
-        assert marked_tokens(words, text, ((0, 2),)).tolist() == bits("100000").tolist()  # the space marks nothing
-        object.__setattr__(words, "tokenizer", tokenizer(["a", "gripping", "film", ",", "joy"]))
-        assert marked_tokens(words, text, ((2, 10),)).sum() == 1 and marked_tokens(words, text, None) is None
 
 
 def _drawn(n: int) -> list[int]:

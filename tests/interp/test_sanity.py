@@ -12,7 +12,6 @@ from examples import HALVES, TEXTS, random_example
 from loud import loud
 from seen import render
 
-from ssmscope.api.results import Result
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
@@ -190,7 +189,6 @@ class TestCascade:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            ({"seed": -1}, "seed is -1"),
             ({"layers": [7]}, "there is no layer 7"),
             ({"layers": "al"}, "did you mean 'all'"),
             ({"layers": [True]}, "layers is True; allowed are all or a whole number"),
@@ -211,41 +209,3 @@ class TestCascade:
         model = language_model("mamba2")
         result = cascading_randomisation(model, model.encode(ids=TEXTS), methods=["gradxinput"], layers=[1])
         assert result.parts[-1] == "layer 1" and result.estimate("gradxinput", "layer 1").value < 0.95
-
-    def test_views(self, found, tmp_path):
-        frame = found.to_frame()
-        assert list(frame) == [
-            *("model", "method", "randomised", "part", "measure", "correlation", "low", "high", "texts"),
-        ]
-        assert len(frame) == 4 * 6 * 2 and frame["randomised"].max() == 5
-        assert (frame["low"] <= frame["correlation"] + 1e-12).all()
-        again = Result.load(found.save(tmp_path, "sanity")["json"])
-        assert isinstance(again, SanityCheck) and again == found
-        assert "does not depend on the weights" in " ".join(render(found).split())
-        with pytest.raises(InputError, match="there is no part 'haed'.*did you mean 'head'"):
-            found.estimate("gradient", "haed")
-
-    def test_every_number_has_its_method_part_and_measure(self):
-        means = 0.01 * np.arange(1, 13).reshape(2, 3, 2)
-        values = np.zeros((2, 3, 4, 2))
-        values[0, 1, :2, 0] = values[1, 2, 0, 1] = np.nan
-        made = SanityCheck(
-            {"model": "own"},
-            **dict(methods=("ig", "lrp"), parts=("trained", "head", "layer 0"), texts=4, values=values),
-            estimates=np.stack([means, means - 0.005, means + 0.005], axis=-1),
-        )
-        frame = made.to_frame()
-        assert frame.method.tolist() == ["ig"] * 6 + ["lrp"] * 6 and frame.randomised.tolist() == [0, 0, 1, 1, 2, 2] * 2
-        assert frame.part.tolist() == ["trained", "trained", "head", "head", "layer 0", "layer 0"] * 2
-        assert frame.measure.tolist() == ["signed", "absolute"] * 6
-        for name, end in (("correlation", 0.0), ("low", -0.005), ("high", 0.005)):
-            assert frame[name].tolist() == pytest.approx((means.ravel() + end).tolist())
-        assert frame.texts.tolist() == [4, 4, 2, 4, 4, 4, 4, 4, 4, 4, 4, 3]
-        for measure, at in (("signed", 0), ("absolute", 1)):
-            table = made._table(measure)
-            assert table.columns == ("ig", "lrp") and table.title == f"{measure} scores"
-            assert {label: [cell.found.value for cell in cells] for (label,), cells in table.rows} == {
-                "head": means[:, 1, at].tolist(),
-                "layer 0": means[:, 2, at].tolist(),
-            }
-        assert not any(cell.interval for _, cells in made._table(intervals=False).rows for cell in cells)

@@ -8,12 +8,9 @@ import torch
 from examples import random_example, relative
 from exhaustive import in_turns
 from loud import loud
-from planned import tiny_model
 
 import ssmscope
-from ssmscope.api.analysis import Call
 from ssmscope.api.results import Result
-from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.edits import edited, recorded
 from ssmscope.core.model import Model
 from ssmscope.data.tokens import TokenData
@@ -26,7 +23,6 @@ from ssmscope.interp.steer.measure import (
     steering_edit,
     summarise,
 )
-from ssmscope.render.table import as_share, digits_of
 
 TOWARD, AWAY, TEXTS = [[5, 17, 3], [9, 22, 1, 4]], [[60, 2, 7]], [[7, 8, 9, 2, 40], [30, 2, 7]]
 NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "rwkv", "gated-deltanet", "bamba")
@@ -121,26 +117,6 @@ def test_refused(models, options, says):
     batch = model.encode(ids=options.pop("texts", TEXTS))
     with pytest.raises(InputError, match=says):
         ssmscope.steer(model, batch, **{"toward": TOWARD, "away": AWAY, **options})
-
-
-def test_the_verb(tmp_path):
-    model = str(tiny_model(tmp_path / "tiny"))
-    (tmp_path / "texts.txt").write_text("a good film with bad acting\nbut great music .\n" * 8)
-    given = {"text": ["a film with"], "toward": ["a good film", "great music"], "away": ["bad acting"]}
-    given |= {"answer": "great", "strengths": [-1, 0, 1], "random": 2}
-    for more in ({"data": str(tmp_path / "texts.txt"), "length": 6}, {"site": "state"}):
-        (result,) = Call.of("steer", [model], {**given, **more}).run(tmp_path / more.get("site", "residual"))
-        assert result.has_costs == ("data" in more) and "of “great” is" in result.verdict()
-        zero, most = (as_share(result.means()[at].value) for at in (1, result.strongest))
-        assert f"probability of “great” {zero}, {most} at strength" in result.headline
-        assert ("on other data" in result.headline) == result.has_costs
-        note = result.tables()[0].note
-        assert "over texts" not in note and ("held-out examples" in note) == result.has_costs
-        assert len(result.to_frame()) == 9 and np.isnan(result.probability[..., 1]).all()  # one text has no interval
-    assert (tmp_path / "state" / "steer.png").exists()
-    shares = ((0.25, "0.250"), (0.0, "0.000"), (0.0012345, "0.00123"), (float("nan"), "not defined"))
-    assert all(as_share(share) == shown for share, shown in shares)
-    assert digits_of([Estimate(0.002, 0, 0)]) is None and digits_of([Estimate(0.02, 0, 0)]) == 3
 
 
 def test_the_layer_in_the_middle_and_texts_of_two_tokens(models):

@@ -46,14 +46,6 @@ def test_survival_over_more_than_a_piece_is_that_of_the_runs_that_write_once(kin
     torch.testing.assert_close(towards, (alone * state[:, None]).sum((3, 4)), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
-def test_survival_in_float32_over_more_than_a_piece(kind):
-    """Float32 has kernels of its own on some devices."""
-    r = slowly_decaying(kind)
-    norms = survival.remaining_reference(r).norm(dim=(3, 4))
-    torch.testing.assert_close(survival.remaining_norms(r.to(torch.float32)).double(), norms, rtol=1e-4, atol=1e-6)
-
-
 def row_by_definition(r: ops.Recurrence, t: int) -> Tensor:
     """Σ_n c_t b_s exp(Σ_{s<r≤t} log a_r) Δ_s, the mean over heads, (batch, length)."""
     log_a = r.log_decay().expand(*r.x.shape[:3], r.b.shape[-1])

@@ -144,14 +144,6 @@ def test_float32_is_within_1e_5_of_float64(decays):
         assert (fast.y - exact.y).abs().max() < 1e-5 * exact.y.abs().max()
 
 
-def test_constant_decay_has_the_geometric_series():
-    length, a = 40, 0.9
-    ones = torch.ones(1, length, 1, 1, dtype=torch.float64)
-    r = Recurrence(x=ones, b=ones, c=ones, log_a=ones * torch.tensor(a).double().log())
-    t = torch.arange(1, length + 1, dtype=torch.float64)
-    torch.testing.assert_close(ops.scan(r).y.flatten(), (1 - a**t) / (1 - a), rtol=1e-6, atol=0)
-
-
 def test_expected_decay_is_the_mean_over_exponential_steps():
     mean, A = 0.7, -1.3
     steps = torch.distributions.Exponential(1 / mean).sample((400_000,)).double()
@@ -170,30 +162,10 @@ def test_expected_decay_is_the_mean_over_exponential_steps():
     assert abs(torch.tensor(A * mean).exp() - samples.mean()) > 5 * error  # exp of the mean is not a mean
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_retention_and_write(form):
-    r, _ = recurrence(form)
-    a = r.log_decay().exp()
-    torch.testing.assert_close(ops.retention(r, per_head=True), a.mean(-1))
-    torch.testing.assert_close(ops.retention(r), a.mean((2, 3)))
-    torch.testing.assert_close(ops.write(r), 1 - a.mean((2, 3)))
-    torch.testing.assert_close(ops.scan(r, retention=True).retention, a.mean((2, 3)))
-
-
 def test_write_of_a_tiny_step_keeps_its_digits():
     one = torch.ones(1, 1, 1, 1)
     r = Recurrence(x=one, b=one, c=one, delta=torch.full((1, 1, 1), 1e-9), A=torch.tensor([[-1.0]]))
     torch.testing.assert_close(ops.write(r).item(), 1e-9, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("decays", ["state", "head"])
-def test_states_are_those_of_the_definition(decays):
-    r, _ = recurrence(decays=decays, length=20)
-    chosen = [7, 0, 19, 7]
-    expected = torch.stack([ops.scan_reference(r.between(0, p + 1)).state for p in chosen], dim=1)
-    torch.testing.assert_close(ops.states(r, chosen), expected)
-    with pytest.raises(ValueError, match="outside 0…19"):
-        ops.states(r, [20])
 
 
 @settings(max_examples=40, deadline=None)

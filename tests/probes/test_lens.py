@@ -33,7 +33,6 @@ from ssmscope.probes.lens.lenses import (
     logit_lens,
     slices,
     stream_blocks,
-    translated,
 )
 
 
@@ -259,14 +258,6 @@ class TestLens:
             assert relative(found[layer], logit_lens(model).log_probs(states)[layer]) > 1e-2
         assert relative(found[-1], lens.tuned.unembed(states[-1]).log_softmax(-1)) < 1e-6
 
-    def test_translation(self):
-        hidden, weight, bias = torch.randn(3, 4, 5), torch.randn(2, 5, 5), torch.randn(2, 5)
-        found = translated(hidden, weight, bias)
-        for layer in range(2):
-            linear = torch.nn.functional.linear(hidden[layer], weight[layer], bias[layer])
-            torch.testing.assert_close(found[layer], hidden[layer] + linear)
-        assert torch.equal(found[2], hidden[2])
-
     def test_slices_are_the_whole(self, monkeypatch):
         monkeypatch.setitem(ssmscope.probes.lens.lenses.MAX_LOGITS, "cpu", 30)
         pieces = list(slices(10, 10, torch.device("cpu")))
@@ -282,13 +273,6 @@ class TestLens:
         model = small()
         answers_of(model, logit_lens(model), model.encode(ids=[[3, 9, 4], [5]]), "last")
         assert asked[0] == (model.device, 4 * 16)
-
-    def test_of_a_head_of_log_odds(self):
-        model = example("selective-ssm")
-        batch = model.encode(ids=TEXTS)
-        found = logit_lens(model).log_probs(chosen_states(model, batch, "last"))
-        assert found.shape == (2, 3, 2)
-        assert relative(found[-1], model.logits(batch).log_softmax(-1)) < 1e-5
 
 
 class TestFiles:
@@ -360,14 +344,3 @@ class TestFiles:
         (path / "config.json").write_text(json.dumps(config))
         load_lens(path, model)
         shutil.rmtree(path)
-
-
-def test_log_probabilities_are_those_of_tuned_lens():
-    model = small()
-    lens, text = randomly_tuned(model), TEXTS[0][:3] + [9, 22]
-    batch = model.encode(ids=[text])
-    found, states = lens.log_probs(chosen_states(model, batch, "every")), hidden_states(model, batch)[:, 0]
-    assert found.shape == (4, 5, 40)
-    for layer in range(3):
-        assert relative(found[layer], lens.tuned(states[layer], layer).log_softmax(-1)) < 1e-5
-    assert relative(found[-1], model.logits(batch)[0].log_softmax(-1)) < 1e-5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 
@@ -10,23 +9,21 @@ import numpy as np
 import pytest
 import torch
 from differential import PAPER_PROMPT
-from drawn import said
 from loud import loud
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
 import ssmscope.loading
-from ssmscope.api.results import Result
 from ssmscope.core.model import Model
 from ssmscope.data.babi import QuestionData, questions
 from ssmscope.data.filler import generated
 from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
-from ssmscope.data.stories import NAMES, STORIES, TASKS
+from ssmscope.data.stories import NAMES, STORIES
 from ssmscope.errors import InputError
 from ssmscope.probes.retrieval import retrieval
 from ssmscope.probes.retrieval.measure import answers, notes_on, quotient, sign_test, wilson
-from ssmscope.probes.retrieval.result import Ratio, Retrieval
+from ssmscope.probes.retrieval.result import Ratio
 
 QUIET = {"progress": False}
 FILLER = generated(np.random.default_rng(0), 40)
@@ -119,41 +116,6 @@ class TestAgainstOneAtATime:
                 assert found.log_probability[at] == pytest.approx(float(logits.log_softmax(-1)[answer]), abs=2e-4)
                 assert found.tokens[at] == len(row)
             assert 0 < found.right.mean() <= found.among.mean() < 1
-
-    def test_rows_of_very_different_lengths_run_together(self):
-        """A row that ends in an early piece leaves the batch; the others go on."""
-        model = speaker()
-        parts = [questions("qa2", length=n, examples=6, filler=FILLER).examples for n in (0, 40, 200, 90)]
-        data = QuestionData("qa2", "train", tuple(one for row in zip(*parts) for one in row), TASKS["qa2"].answers)
-        pieces, whole = answers(model, data, piece=13), answers(model, data, piece=10**6)
-        assert pieces.tokens.max() > 5 * pieces.tokens.min()
-        assert pieces.log_probability == pytest.approx(whole.log_probability, abs=2e-4)
-        assert (pieces.right == whole.right).all() and (pieces.tokens == whole.tokens).all()
-
-    def test_a_model_that_does_not_continue_runs_whole(self, monkeypatch):
-        """A model whose layers look back by other means is found by the trial."""
-        model = speaker("mamba")
-        layers = model.module.backbone.layers
-        layers.insert(1, LooksBack())
-        data = questions("qa1", length=70, examples=5, filler=FILLER)
-        found = answers(model, data, piece=16)
-        for at, row in enumerate(prompt_ids(model, data)):
-            logits = model.logits(model.encode(ids=[row]))[0, -1].double()
-            answer = model.tokenizer.convert_tokens_to_ids(data.examples[at].answer)
-            assert found.log_probability[at] == pytest.approx(float(logits.log_softmax(-1)[answer]), abs=2e-4)
-        from ssmscope.probes import long_rows
-
-        monkeypatch.setattr(long_rows, "try_resuming", lambda model, rows: (True, 0))
-        with pytest.raises(InputError, match="cannot continue from its states"):
-            answers(model, data, piece=16)
-
-
-class LooksBack(nn.Module):
-    """Adds the mean of all tokens up to each."""
-
-    def forward(self, hidden, *_, **__):
-        seen = torch.arange(1, hidden.shape[1] + 1).view(1, -1, 1)
-        return hidden + hidden.cumsum(1) / seen
 
 
 class TestKnownAnswers:
@@ -273,67 +235,6 @@ class TestNumbers:
         assert not Ratio(quotient(np.array([2.0, 1, 3]), np.array([2.0, 2, 2])), 0.01).differs
 
 
-@pytest.fixture(scope="module")
-def result() -> Retrieval:
-    models = [speaker("mamba2", seed) for seed in (0, 1, 2)]
-    return retrieval(models, tasks=["qa2", "qa1"], lengths=[0, 50, 1000], examples=12, filler=FILLER, **QUIET)
-
-
-class TestViews:
-    def test_the_table_has_every_cell(self, result):
-        frame = result.to_frame()
-        assert len(frame) == 3 * 2 * 3 and list(frame.task.unique()) == ["qa2", "qa1"]
-        row = frame[(frame.model == "mamba2 (3)") & (frame.task == "qa1") & (frame.length == 50)].iloc[0]
-        cell, ratio = result.cells[2][1][1], result.ratios[1][1][1]
-        assert row.accuracy == cell.accuracy.value and row.accuracy_high == cell.accuracy.high
-        assert row.constrained_low == cell.constrained.low and row.log_probability == cell.log_probability.value
-        assert row.p == ratio.p and row.differs == ratio.differs
-        assert row.ratio == pytest.approx(ratio.value.value, nan_ok=True)
-        assert frame[frame.model == "mamba2"].ratio.isna().all()
-
-    def test_accuracies_are_shares_of_the_answers(self, result):
-        for number in range(3):
-            for row in range(2):
-                for column in range(3):
-                    cell = result.cells[number][row][column]
-                    assert cell.accuracy.value == result.right[number, row, column].mean()
-                    mean = float(result.log_probability[number, row, column].astype(np.float64).mean())
-                    assert cell.log_probability.value == pytest.approx(mean)
-                    assert cell.log_probability.low < mean < cell.log_probability.high
-
-    def test_reads_and_draws(self, result, tmp_path):
-        result.save(tmp_path, "retrieval")
-        assert Result.load(tmp_path / "retrieval.json") == result
-        figure = result.figure()
-        titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
-        assert len(titles) == 3 + 2 and titles[3] == "mamba2 / mamba2 (2)"
-        assert "* differs from 1" in said(figure)
-        texts = [text.get_text() for text in figure.axes[0].texts]
-        assert any(text.startswith(f"{result.cells[0][0][0].accuracy.value:.2f}\n[") for text in texts)
-        shown = result.to_text(full=True)
-        assert "accuracy of mamba2 / accuracy of mamba2 (3)" in shown and "1,000" in shown
-        assert "12 questions per cell, test; filler given sentences" in shown
-
-    def test_headings_of_long_names_end_within_the_figure(self, result):
-        for models in (result.models, [f"runs/some-model-whose-name-is-long-{n}" for n in range(3)]):
-            figure = dataclasses.replace(result, models=tuple(models)).figure()
-            figure.canvas.draw()
-            width = figure.bbox.width
-            shown = [axes._left_title for axes in figure.axes] + list(figure.texts)
-            assert all(text.get_window_extent().x1 <= width for text in shown)
-
-    def test_names_of_tasks_begin_within_the_figure(self, result):
-        figure = dataclasses.replace(result, tasks=("common-words", "qa1")).figure()
-        figure.canvas.draw()
-        shown = [name for axes in figure.axes for name in axes.get_yticklabels() if name.get_text() == "common-words"]
-        assert len(shown) == 5 and all(name.get_window_extent().x0 >= 0 for name in shown)
-
-    def test_progress_is_on_stderr(self, capsys):
-        retrieval(speaker(), tasks="qa1", lengths=[0], examples=3)
-        out, err = capsys.readouterr()
-        assert out == "" and "qa1, 0 tokens: 3 questions in " in err and "  mamba2: accuracy 0." in err
-
-
 class TestOptions:
     def test_the_template_and_the_split_are_used(self):
         model = speaker()
@@ -359,20 +260,13 @@ class TestOptions:
         assert (first.log_probability == again.log_probability).all()
         assert not (first.log_probability == other.log_probability).all()
 
-    def test_is_exported(self):
-        assert ssmscope.retrieval is retrieval
-
     @pytest.mark.parametrize(
         "options, said",
         [
             (dict(tasks=["qa7"]), "unknown among tasks: 'qa7'; allowed are qa1, qa2, qa3, qa4, qa5, needle, "),
-            (dict(tasks=[]), "tasks is empty; allowed are qa1, qa2, qa3, qa4, qa5"),
-            (dict(lengths=[]), "lengths is empty"),
             (dict(lengths=[0, -1]), "lengths is -1; allowed are a whole number from 0 on, or several"),
-            (dict(lengths=[True]), "lengths is True"),
             (dict(examples=0), "examples is 0; allowed is a whole number from 1 on"),
             (dict(piece=0), "piece is 0"),
-            (dict(seed=-1), "seed is -1; allowed is a whole number from 0 on"),
             (dict(split="tests"), "unknown split 'tests'; allowed are test, validation, train; did you mean 'test'?"),
             (dict(filler="wikitext3"), "did you mean 'wikitext2'?"),
             (dict(template="{context}"), "must hold {context} and {question}"),

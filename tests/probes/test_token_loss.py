@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,20 +17,15 @@ from torch import nn
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.api.results import Result
-from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.model import Model
-from ssmscope.data.language import byte_tokenizer, load_lines, symbol_tokenizer, word_tokenizer
+from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.probes import long_rows
 from ssmscope.probes.long_rows import pieces_of
 from ssmscope.probes.loss import measure as measuring
 from ssmscope.probes.loss import token_loss
-from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, summarise, window_losses
-from ssmscope.probes.loss.result import Summary, TokenLoss, bin_name
-from ssmscope.render.blocks import Prose
-from ssmscope.render.table import Table
+from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, window_losses
 
 QUIET = {"progress": False}
 WORDS = "the old river runs past a mill and every autumn its water turns brown with leaves".split()
@@ -205,16 +198,6 @@ class TestNumbers:
         alone = token_loss(second, data=[text(2000)], length=150, **QUIET)
         assert alone.summaries[0] == found.summaries[1] and alone.differences == ()
 
-    def test_a_smaller_interval_where_windows_agree(self):
-        """The interval is over windows: of the same window again and again there is no spread."""
-        model = speaker()
-        repeated = " ".join([text(60)] * 8)
-        found = token_loss(model, data=[repeated[: len(repeated)]], length=60, limit=7, **QUIET)
-        assert found.summaries[0].mean.high - found.summaries[0].mean.low < 1e-6
-        one = token_loss(model, data=[text(61)], length=60, **QUIET)
-        assert math.isnan(one.summaries[0].mean.low) and one.notes == ("one window: no number has an interval",)
-        assert one.summaries[0].mean.value == pytest.approx(found.summaries[0].mean.value, abs=1e-2)
-
 
 class TestWindows:
     def seen(self, model, data, monkeypatch, **options):
@@ -274,124 +257,6 @@ class TestWindows:
         whole, _ = self.seen(model, [text(500)], monkeypatch, length=10, limit=51)
         assert whole.tolist() == every.tolist()
 
-    def test_files(self, monkeypatch, tmp_path):
-        model = speaker()
-        plain, rows = tmp_path / "one.txt", tmp_path / "rows.jsonl"
-        plain.write_text(f"{text(20)}\n{text(20, 1)}\n")
-        rows.write_text("".join(json.dumps({"text": each}) + "\n" for each in (text(20), text(20, 1))))
-        windows, found = self.seen(model, plain, monkeypatch, length=15)
-        assert len(windows) == 2 and found.provenance["options"]["data"] == str(plain)
-        documents, _ = self.seen(model, rows, monkeypatch, length=15)
-        assert len(documents) == 2 and documents[0].tolist() == windows[0].tolist()
-        second = model.tokenizer(text(20, 1))["input_ids"]
-        assert documents[1].tolist() == second[:16] != windows[1].tolist()
-
-    def test_wikitext(self, real_data, monkeypatch):
-        real_data("wikitext2", "test")
-        lines = load_lines("wikitext2", "test")
-        model = speaker(tokenizer=word_tokenizer(lines, vocabulary=50))
-        windows, _ = self.seen(model, "wikitext2", monkeypatch, length=64, limit=3)
-        stream = [i for row in model.tokenizer(list(lines))["input_ids"] for i in (*row, 1)]
-        joined = ",".join(map(str, stream))
-        assert all(",".join(map(str, row)) in joined for row in windows.tolist())
-
-
-def by_hand() -> TokenLoss:
-    """Two models and three bins, every number another one."""
-
-    def e(value: float) -> Estimate:
-        return Estimate(value, value - 0.25, value + 0.5)
-
-    first = Summary(e(3.0), e(-0.125), (e(3.5), e(2.75), e(2.25)))
-    second = Summary(e(4.0), e(0.25), (e(5.5), e(3.75), e(3.125)))
-    less = Summary(e(-1.0), e(-0.375), (e(-2.0), e(-1.125), e(-0.875)))
-    curves = np.arange(24.0).reshape(2, 4, 3)
-    return TokenLoss(
-        provenance=dict(model="a", data=dict(name="own", windows=3), options={}),
-        **dict(models=("a", "b"), unit="bits", smooth=3, positions=(1, 2, 300, 600)),
-        **dict(losses=np.arange(1200.0).reshape(2, 600), bins=((0, 128), (128, 512), (512, 600))),
-        **dict(summaries=(first, second), differences=(less,), curves=curves, notes=()),
-    )
-
-
-class TestViews:
-    def test_every_number_stands_in_its_place(self):
-        found = by_hand()
-        (table,) = [block for block in found.blocks() if isinstance(block, Table)]
-        assert (table.heads, table.columns) == (("positions",), ("a", "b", "minus b"))
-        assert {label: [cell.value for cell in cells] for (label,), cells in table.rows} == {
-            "1–128": ["3.500", "5.500", "−2.000"],
-            "129–512": ["2.750", "3.750", "−1.125"],
-            "513–600": ["2.250", "3.125", "−0.875"],
-            "all": ["3.000", "4.000", "−1.000"],
-            "per doubling": ["−0.125", "0.250", "−0.375"],
-        }
-        assert table.rows[0][1][2].interval == "[−2.250, −1.500]"
-        summary = {(row["name"], row["quantity"]): row["value"] for row in found.summary().to_dict("records")}
-        assert (
-            summary["a", "1–128"] == 3.5 and summary["b", "129–512"] == 3.75 and summary["a − b", "513–600"] == -0.875
-        )
-        assert summary["a", "slope"] == -0.125 and summary["a − b", "mean"] == -1
-        beside = TokenLoss.compare([found], [("x", "y")])
-        assert beside.columns == ("bits a token ↓", "at 1–128 ↓", "at 129–512 ↓", "at 513–600 ↓")
-        assert [cell.value for cell in beside.rows[1][1]] == ["4.000", "5.500", "3.750", "3.125"]
-        assert found.headline.startswith("Loss by position, bits a token over 600 tokens: a 3.000, not clearly falling")
-        assert "; b 4.000, not" in found.headline and found.headline.endswith("; difference −1.000 [−1.250, −0.500]")
-        assert (bin_name((0, 1)), bin_name((512, 1024))) == ("1", "513–1,024")
-
-    def test_the_picture_has_every_curve_and_difference(self):
-        found = by_hand()
-        upper, lower = found.figure().axes
-        for line, curve in zip(upper.lines, found.curves, strict=True):
-            assert line.get_xdata().tolist() == [1, 2, 300, 600] and line.get_ydata().tolist() == curve[:, 0].tolist()
-        (_, *bars) = lower.lines
-        level = [tuple(bar.get_xdata()) + tuple(bar.get_ydata()) for bar in bars[::2]]
-        assert level == [(1, 128, -2, -2), (128, 512, -1.125, -1.125), (512, 600, -0.875, -0.875)]
-        assert [tuple(bar.get_ydata()) for bar in bars[1::2]] == [(-2.25, -1.5), (-1.375, -0.625), (-1.125, -0.375)]
-
-    def test_what_the_axes_leave_out_is_said(self):
-        """They hold the curves and their intervals from position 16 on, with some room."""
-        found = by_hand()
-        curves = np.broadcast_to(np.array([9.0, 5.0, 3.0, 2.0])[:, None], (2, 4, 3)).copy()
-        steep = replace(found, curves=curves)
-        assert steep.figure().axes[0].get_ylim() == steep.shown == pytest.approx((2 - 0.06, 3 + 0.1))
-        assert steep.outside == "outside the axes: up to 9 bits at positions 1 to 2"
-        assert any(steep.outside in block.text for block in steep.blocks() if isinstance(block, Prose))
-        curves[:, :2] = 2.5
-        flat = replace(found, curves=curves)
-        assert flat.outside == "" and not any("outside" in getattr(block, "text", "") for block in flat.blocks())
-
-    def test_bins_are_means_of_their_own_positions(self):
-        losses = np.broadcast_to(np.arange(1.0, 601), (1, 2, 600))
-        (one,) = summarise(losses, (1, 300), 1, 0)["summaries"]
-        assert [found.value for found in one.bins] == [64.5, 320.5, 556.5] and one.mean.value == 300.5
-
-    def test_reads_and_draws(self, tmp_path):
-        found = token_loss([speaker(0), speaker(1)], data=[text(2200)], length=700, smooth=11, **QUIET)
-        found.save(tmp_path, "loss")
-        assert Result.load(tmp_path / "loss.json") == found
-        figure = found.figure()
-        assert len(figure.axes) == 2 and figure.axes[0].get_ylabel() == "loss, nats"
-        alone = token_loss(speaker(0), data=[text(2200)], length=700, **QUIET).figure()
-        assert len(alone.axes) == 1
-        assert found.counted == "3 windows of 700 tokens of texts" and found.counted in str(found)
-        frame = found.to_frame()
-        assert found.positions[0] == 1 and found.positions[-1] == 700
-        for number, name in enumerate(("mamba-0", "mamba-1")):
-            part = frame[frame.model == name]
-            assert part.position.tolist() == list(found.positions)
-            assert part.raw.tolist() == found.losses[number, np.array(found.positions) - 1].tolist()
-            assert part[["loss", "loss_low", "loss_high"]].to_numpy().tolist() == found.curves[number].tolist()
-        summary = found.summary()
-        assert list(summary.name.unique()) == ["mamba-0", "mamba-1", "mamba-0 − mamba-1"]
-        assert summary[summary.quantity == "slope"].value.iloc[2] == found.differences[0].slope.value
-        assert isinstance(found, TokenLoss)
-
-    def test_progress_is_on_stderr(self, capsys):
-        token_loss(speaker(), data=[text(100)], length=20)
-        out, err = capsys.readouterr()
-        assert out == "" and "mamba-0: 5 windows of 20 tokens\n" in err and " nats a token in " in err
-
 
 class TestRefusals:
     @pytest.mark.parametrize(
@@ -402,7 +267,6 @@ class TestRefusals:
             (dict(smooth=10), "smooth is 10; allowed is an odd number"),
             (dict(unit="bit"), "unknown unit 'bit'; allowed are nats, bits; did you mean 'bits'?"),
             (dict(piece=-1), "piece is -1"),
-            (dict(seed=-1), "seed is -1"),
             (dict(length=100), "no document is long enough for a window of 100 tokens and one more"),
             (dict(length=2**40), "no document is long enough for a window of 1,099,511,627,776 tokens"),
             (dict(split="test"), "split 'test' has no meaning for texts"),
@@ -441,11 +305,3 @@ class TestRefusals:
             model.module.lm_head.weight[5] = 3e38
         with pytest.raises(InputError, match="not finite from position 1 on: the model overflows"):
             token_loss(model, data=[text(50)], length=10, **QUIET)
-
-    def test_files_that_cannot_be_read(self, tmp_path):
-        rows = tmp_path / "rows.jsonl"
-        rows.write_text('{"text": "a b"}\n{"text": 3}\n')
-        with pytest.raises(InputError, match="row 2 of .* has no text"):
-            token_loss(speaker(), data=rows, **QUIET)
-        with pytest.raises(InputError, match="has none; give a file each"):
-            token_loss(speaker(), data=rows, split="test", **QUIET)

@@ -53,9 +53,7 @@ class TestAWorker:
         read: list[str] = []
         original = ssmscope.loading.load._read
         monkeypatch.setattr(
-            ssmscope.loading.load,
-            "_read",
-            lambda where, name, *more: read.append(name) or original(where, name, *more),
+            ssmscope.loading.load, "_read", lambda where, name, *more: read.append(name) or original(where, name, *more)
         )
         jobs = jobs_of(plan(models)).to_run()
         setting = Setting(running.max_models_loaded(jobs))

@@ -6,7 +6,6 @@ import dataclasses
 import html
 import re
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -285,27 +284,6 @@ def test_traces_are_kept_and_few(models):
     assert live.trace(0, TEXT) is not first
 
 
-def test_one_call_at_a_time(models, monkeypatch):
-    running, most = [], []
-    own = Live._run
-
-    def run(self, number, text):
-        running.append(text)
-        most.append(len(running))
-        time.sleep(0.02)
-        running.pop()
-        return own(self, number, text)
-
-    monkeypatch.setattr(Live, "_run", run)
-    live = Live(models)
-    threads = [threading.Thread(target=live.answer, args=(0, f"film {number}")) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1] * 4
-
-
 class TestForms:
     def test_options_are_declared_and_read_nothing_on_the_server(self):
         every = {verb: forms.form_options(verb) for verb in forms.EXCLUDED_OPTIONS}
@@ -317,20 +295,6 @@ class TestForms:
                 left = forms.form_values(verb, {name: forms.shown(option)})
                 assert option.is_default(left.get(name))
             assert set(forms.EXCLUDED_OPTIONS[verb]) <= set(declared)  # none that is gone
-
-    def test_what_is_left_empty_is_left_out(self):
-        assert forms.form_values("heatmap", {"at": " ", "heads": "", "top": "3 "}) == {"top": 3}
-
-    def test_what_an_option_does_not_take_is_refused(self, live):
-        for options, line in (
-            ({"top": "0"}, "top is 0; allowed is a whole number from 1 on"),
-            ({"top": "\ud83d"}, "top has half of a character"),
-            ({"at": "99"}, "there is no token 99 in every text"),
-            ({"through": True, "half_lives": True}, "--half-lives concerns each layer's own writes"),
-            ({"contrast": "sst2"}, "heatmap has no option 'contrast' here"),
-        ):
-            assert told(live.heatmaps(CLASSIFIER, TEXT, layer="mean", **options)[0]).startswith(line), options
-        assert told(live.change(CLASSIFIER, TEXT, EDITED, top="none")).startswith("top is 'none'")
 
     def test_heads_half_lives_and_parts_are_shown(self, live, models):
         rows = live.heatmaps(CLASSIFIER, TEXT, layer="0", heads="all")[0]

@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import hashlib
 import json
-import math
 import re
 from html.parser import HTMLParser
 
@@ -21,14 +20,12 @@ from matplotlib.figure import Figure
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.api.scores import Score
-from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Custom, Picture, Prose, TokenMaps, TokenRows
-from ssmscope.render.numbers import with_ties
-from ssmscope.render.table import Cell, Line, frame_table, table
+from ssmscope.render.table import frame_table
 from ssmscope.render.tokens import spell_tokens, visible
 from ssmscope.reports import page as report_page
 from ssmscope.reports.gates import decide
-from ssmscope.reports.grouping import LabelledResult, comparison, groups, unique_names, verdict
+from ssmscope.reports.grouping import LabelledResult, groups, unique_names, verdict
 from ssmscope.reports.page import render
 from ssmscope.reports.requirements import read_requirement
 
@@ -180,53 +177,6 @@ class TestSummary:
         assert [text for _, text in page.all("th", scope="col", dir="auto")][:models] == list(reported.MODELS)
         cells = [text.strip() for _, text in page.all("td", dir="auto")][: models * len(headings)]
         return {name: cells[at::models] for at, name in enumerate(reported.MODELS)}
-
-    def test_a_cell_for_each_model_and_analysis(self, page):
-        report = reported.real()
-        rows = self.rows(page)
-        assert tuple(rows) == reported.MODELS
-        for group in groups(report):
-            at = groups(report).index(group)
-            for model in reported.MODELS:
-                own = [one for one in group.results() if model in one.entry.models]
-                for found in own:
-                    assert verdict(found, model) in rows[model][at]
-                if not any(model in entry.models for entry in group.entries):
-                    assert rows[model][at] == "·"
-
-    def test_failures_are_marked_with_their_error(self, page):
-        rows = self.rows(page)
-        last = [row[-1] for row in rows.values()]
-        assert last == ["✗ failed: no file <b>glove</b>", "○ not run yet"]
-        (listed,) = [text for _, text in page.all("ul", class_="failures")]
-        assert "words of demo/sst2-mamba2 failed: no file <b>glove</b>" in listed
-        assert 'Traceback:\n  File "<x>", line 1' in [text for _, text in page.all("pre")]
-        (head,) = [text for attributes, text in page.all("p", class_="note") if "entries" in text][:1]
-        assert head.startswith("21 entries: 19 done, 1 failed, 1 not run yet; 23.8 s")
-
-    def test_the_lines_give_the_results_numbers(self):
-        found = {one.result.kind: one for group in groups(reported.real()) for one in group.results()}
-        model = reported.MODELS[1]
-        result = found["fidelity"].result
-        best = result.best("delta")[0]
-        assert verdict(found["fidelity"], model).startswith(f"ΔA {result.estimate(best).value:.3f} [".replace("-", "−"))
-        clearly = result.difference(*sorted(result.methods, key=lambda name: name != best)).low > 0
-        assert f"of {best}, {'' if clearly else 'not clearly '}the best of 2" in verdict(found["fidelity"], model)
-        result = found["position"].result
-        said = verdict(found["position"], model)
-        assert f"average drop {100 * result.average_drop.value:.1f} %" in said
-        worst = result.regions[result.worst_regions[0]]
-        assert worst.drop.value == max(one.drop.value for one in result.regions)
-        named = with_ties([result.regions[at].region for at in result.worst_regions], len(result.regions))
-        assert (f"at worst {100 * worst.drop.value:.1f} % at {worst.region}" in said) == bool(named)
-        result = found["prompts"].result
-        worst = max(result.attacks, key=lambda one: one.drop.value)
-        assert verdict(found["prompts"], model).startswith(f"PDR {100 * worst.drop.value:.1f} % [")
-        assert f"under {worst.name} (▼ the worst), " in verdict(found["prompts"], model)
-        assert verdict(found["stability"], model) == "marginal in both layers"
-        result = found["attention"].result
-        mean = np.mean([one.readouts.distance for text in result for one in text.maps])
-        assert f"attends {mean:.1f} tokens back" in verdict(found["attention"], model)
 
     def test_an_unknown_kind_says_its_headline_without_the_model(self):
         heatmap = reported.heatmap([["a"]])
@@ -489,45 +439,6 @@ class TestHeatmaps:
         assert f"{5 - shown} texts are left out here" in made
 
 
-class TestMarks:
-    def test_the_best_of_each_column_by_its_direction(self):
-        lines = [
-            Line(("a",), {"up": cell(1), "down": cell(1), "same": cell(2)}, "all"),
-            Line(("b",), {"up": cell(3), "down": cell(4), "same": cell(2)}, "all"),
-            Line(("c",), {"up": cell(3), "down": cell(math.nan), "same": cell(2)}, "all"),
-            Line(("alone",), {"up": cell(9), "down": cell(0), "same": cell(1)}),
-        ]
-        made = table(("model",), lines, more=["up", "same"], less=["down"])
-        best = {labels[0]: [one.best for one in cells] for labels, cells in made.rows}
-        assert best == {
-            "a": [False, True, False],
-            "b": [True, False, False],
-            "c": [True, False, False],
-            "alone": [False, False, False],
-        }
-        assert made.columns == ("up ↑", "down ↓", "same ↑")
-        assert "the best mean of those compared" in made.note
-
-    def test_fidelity_marks_the_best_method_of_each_model(self):
-        (group,) = [group for group in groups(reported.real()) if group.verb == "fidelity"]
-        made = comparison(group, "fidelity")
-        rows = {labels: cells for labels, cells in made.rows}
-        for found in group.results():
-            for at, measure in enumerate(found.result.measures):
-                best = {name for name in found.result.rows if rows[found.label, found.result.data, name][at].best}
-                assert best == set(found.result.best(measure))
-
-    def test_the_worst_attack_of_each_model_is_marked_in_the_page(self, page):
-        (group,) = [group for group in groups(reported.real()) if group.verb == "prompts"]
-        made = comparison(group, "prompts")
-        for (_, cells), found in zip(made.rows, group.results()):
-            drops = [one.drop.value for one in found.result.attacks]
-            assert [one.worst for one in cells[1:]] == [drop == max(drops) for drop in drops]
-        marked = [text for _, text in page.all("td", class_="worst")]
-        assert len(marked) >= 2 and all("▼" in text for text in marked)
-        assert page.all("td", class_="best") and all("★" in text for _, text in page.all("td", class_="best"))
-
-
 @pytest.fixture(scope="module")
 def entries():
     both = [ssmscope.load(name) for name in ("demo/babi-mamba2", "demo/babi-diff-mamba")]
@@ -539,48 +450,3 @@ def entries():
         name: reported.entry(name, result, models=("one", "two"))
         for name, result in (("retrieval", answered), ("snr", read), ("stability", checked))
     }
-
-
-class TestSeveralModels:
-    """Results of several models at once, which the report calls by other names than the results do."""
-
-    def test_each_line_is_of_its_own_model(self, entries):
-        for at, model in enumerate(("one", "two")):
-            found = {name: LabelledResult("one, two", entry, entry.results[0]) for name, entry in entries.items()}
-            result = found["retrieval"].result
-            assert verdict(found["retrieval"], model) == (
-                f"accuracy {result.mean(at, 0):.3f} at 0 tokens and {result.mean(at, 32):.3f} at 32 tokens, "
-                "mean of 2 tasks"
-            )
-            result = found["snr"].result
-            curve = result.curve(result.models[at].name)
-            assert verdict(found["snr"], model) == (
-                f"needle probability {curve.average}, mean of layers; accuracy {curve.accuracy} at 50 words"
-            )
-            row = found["stability"].result[at]
-            assert verdict(found["stability"], model).startswith(f"{row.behaviour}, s_A −{-row.abscissa:.3g}")
-
-    def test_tables_have_the_names_of_the_report_and_compare_within_a_task(self, entries):
-        report = reported.report(*entries.values())
-        found = {group.verb: comparison(group, group.kinds[0]) for group in groups(report)}
-        assert [labels for labels, _ in found["retrieval"].rows] == [
-            (model, task) for model in ("one", "two") for task in ("qa1", "qa2")
-        ]
-        result = entries["retrieval"].results[0]
-        for number, (_, cells) in enumerate(found["retrieval"].rows):
-            model, task = divmod(number, 2)
-            for at, cell in enumerate(cells):
-                own = result.cells[model][task][at].accuracy
-                other = result.cells[1 - model][task][at].accuracy.value
-                assert cell.found == own and cell.best == (own.value > other)
-        assert {labels[0] for labels, _ in found["snr"].rows} == {"one", "two"}
-
-    def test_the_page_has_them(self, entries):
-        page = Page(render(reported.report(*entries.values())))
-        assert len(page.all("article")) == 3
-        headings = [text for _, text in page.all("h3")]
-        assert headings == ["one, two"] * 3
-
-
-def cell(value: float) -> Cell:
-    return Cell(Estimate(float(value), math.nan, math.nan))

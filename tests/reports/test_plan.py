@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from planned import MINIMAL, planned
 
 import ssmscope.loading.load
@@ -24,11 +22,9 @@ from ssmscope.errors import InputError
 from ssmscope.reports import plan as plan_module
 from ssmscope.reports.jobs import make_jobs
 from ssmscope.reports.keys import json_options
-from ssmscope.reports.plain_yaml import MAX_NODES, read_yaml
 from ssmscope.reports.plan import SHIPPED_PLANS, Plan, PlannedCall, read_plan
 
 VERBS = registry.analyses()
-OPTIONS = sorted({name for verb in VERBS.values() for name in (*verb.inputs, *verb.options)})
 
 
 def lines(analysis: Any, models: Any = ("m",), **more: Any) -> list[tuple[str, ...]]:
@@ -109,10 +105,7 @@ class TestLines:
         )
         plain = {"stability": {"device": "cpu", "dtype": "auto"}}
         assert lines(plain, models=[model])[0] == ("stability", "m", "--tokenizer", "t")
-        unlike = {
-            "models": [model, {"model": "n", "tokenizer": "u"}],
-            "analyses": [{"loss": {}, "together": True}],
-        }
+        unlike = {"models": [model, {"model": "n", "tokenizer": "u"}], "analyses": [{"loss": {}, "together": True}]}
         assert "the same tokenizer" in refusal(unlike)
 
     def test_resources_are_of_the_model_unless_the_analysis_has_its_own(self) -> None:
@@ -232,48 +225,6 @@ def test_the_limit_of_jobs_counts_all_analyses_and_the_models(monkeypatch: pytes
     assert "more than 5 jobs" in refusal({"models": ["m", "n", "o"], "analyses": [item]})
 
 
-class TestYaml:
-    @pytest.mark.parametrize(
-        ("text", "said"),
-        [
-            ("", "a plan is a mapping"),
-            ("just words", "a plan is a mapping"),
-            ("a: [", "not valid YAML in line 1"),
-            ("a: 1\nb: 2\na: 3", "line 3 of the plan repeats the key 'a'"),
-            ("a: {b: 1, b: 2}", "repeats the key 'b'"),
-            ("a: !!python/object:os.system x", "tag"),
-            ("a: !mine {}", "tag"),
-            ("a: !!binary aGk=", "tag"),
-            ("? [a]\n: 1", "keys are words"),
-            ('a: "\\0"', "that is not text"),
-            ('a: "\\uD800"', "that is not text"),
-            ("a: " + "[" * 50 + "]" * 50, "flatten it"),
-            ("a: " + "[" * 5000, "flatten it"),
-            ("a: &x [*x]", "flatten it"),
-            ("x\x07y: 1", "not valid YAML"),
-        ],
-    )
-    def test_refused(self, text: str, said: str) -> None:
-        with pytest.raises(InputError) as caught:
-            planned(text)
-        assert said in str(caught.value)
-
-    def test_aliases_that_grow_without_end(self) -> None:
-        levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-        levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 15)]
-        with pytest.raises(InputError, match=f"more than {MAX_NODES:,} values"):
-            read_yaml("\n".join(levels))
-
-    def test_aliases_that_do_not(self) -> None:
-        assert read_yaml("a: &x {k: [1, true]}\nb: *x") == {"a": {"k": ["1", True]}, "b": {"k": ["1", True]}}
-
-    def test_values_stay_what_was_written(self) -> None:
-        text = "[1, 1e400, 0x1F, 1:30, 2024-01-01, yes, True, false, 'true', ~, null, '', '~', .inf]"
-        wanted = ["1", "1e400", "0x1F", "1:30", "2024-01-01", "yes", True, False, "true", None, None, "", "~", ".inf"]
-        assert read_yaml(text) == wanted
-        assert read_yaml("a:\nb: x") == {"a": None, "b": "x"}
-
-
 def test_the_example_of_the_docs_is_a_plan() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")
     found = planned(page.partition("```yaml\n")[2].partition("```")[0])
@@ -284,73 +235,6 @@ def test_the_example_of_the_docs_is_a_plan() -> None:
 
 
 # ---- fuzzing
-
-WORD = st.one_of(
-    st.text(max_size=12),
-    st.sampled_from(
-        ["title", "models", "analyses", "variables", "name", "matrix", "overrides", "together", "for", "resources"]
-        + [
-            "cpus",
-            "model",
-            "m",
-            "$x",
-            "$$x",
-            "-",
-            "--help",
-            *VERBS,
-            "text",
-            "seed",
-            "data",
-            "layers",
-            "top",
-            *MODEL_KINDS,
-        ]
-    ),
-)
-LEAF = st.one_of(
-    WORD, st.none(), st.booleans(), st.integers(), st.floats(), st.dates(), st.binary(max_size=4), st.just(10**500)
-)
-TREE = st.recursive(LEAF, lambda sub: st.lists(sub, max_size=3) | st.dictionaries(WORD, sub, max_size=4), max_leaves=12)
-ITEM = st.dictionaries(st.sampled_from([*VERBS, "name", "matrix", "together", "for", "models"]), TREE, max_size=3)
-NEARLY = st.fixed_dictionaries(
-    {"models": st.just(["m"]) | TREE, "analyses": st.lists(ITEM | TREE, min_size=1, max_size=2)},
-    optional={"title": TREE, "variables": TREE},
-)
-QUIETLY = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-def is_read_or_refused(text: str) -> None:
-    try:
-        assert isinstance(read_plan(text), Plan)
-    except InputError as error:
-        assert str(error)
-
-
-class TestAnyYamlIsAPlanOrRefused:
-    @QUIETLY
-    @given(st.text())
-    def test_any_text(self, text: str) -> None:
-        is_read_or_refused(text)
-
-    @QUIETLY
-    @given(TREE | NEARLY)
-    def test_any_tree(self, tree: Any) -> None:
-        is_read_or_refused(yaml.dump(tree, allow_unicode=True))
-
-    @QUIETLY
-    @given(st.dictionaries(st.sampled_from(OPTIONS), TREE), st.data())
-    def test_any_options(self, options: dict[str, Any], data: st.DataObject) -> None:
-        verb = data.draw(st.sampled_from(sorted(VERBS)))
-        is_read_or_refused(yaml.dump({"models": ["m"], "analyses": [{verb: options}]}))
-
-    @QUIETLY
-    @given(st.integers(0, 400), st.text(max_size=4), st.integers(0, 6))
-    def test_a_plan_with_a_piece_changed(self, at: int, put: str, gone: int) -> None:
-        text = (
-            "title: t\nmodels:\n- m\n- {model: n, name: &n k, device: cpu}\nanalyses:\n- heatmap: {text: [a, 'b'], "
-            "top: 3}\n  name: x\n- stability: {seed: 0}\n  matrix: {length: [5, 6]}\n  models: [*n]\n  together: true\n"
-        )
-        is_read_or_refused(text[:at] + put + text[at + gone :])
 
 
 # ---- what plans know of the verbs
@@ -491,9 +375,7 @@ def test_restricted_verbs_name_kinds_that_exist() -> None:
 def test_shipped_plans_are_plans(name: str) -> None:
     text = SHIPPED_PLANS[name].read_text(encoding="utf-8")
     found = read_plan(
-        text,
-        models=["m"] if name == "quick" else [],
-        variables={"data": "sst2"} if name == "quick" else {},
+        text, models=["m"] if name == "quick" else [], variables={"data": "sst2"} if name == "quick" else {}
     )
     assert found.title and found.calls
 

@@ -14,28 +14,6 @@ from ssmscope.reports.plain_yaml import read_yaml
 MODELS = ["m", {"model": "runs/n", "name": "n"}]
 
 
-def refusal(document: Any, **options: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        planned(document, **options)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"models": ["m", {"name": "x"}]}, "model 2 lacks 'model'"),
-        ({"models": ["m", {"model": " "}]}, "model 2: model is ' '; give a text"),
-        ({"analyses": ["stability", {"loss": {"sede": 1}}]}, "analysis 2 (loss): loss has no option 'sede'"),
-        ({"analyses": ["stability", 5]}, "analysis 2: no verb '5'"),
-        ({"analyses": [{"stability": {}, "matrix": {"seed": []}}]}, "seed is []; give a list of values"),
-        ({"variables": {"t": None}, "title": "$t"}, "title needs a variable that is not set"),
-        ({"variables": {"t": None}, "models": ["m", "$t"]}, "models needs a variable that is not set"),
-    ],
-)
-def test_where_something_is_wrong(change: dict[str, Any], said: str) -> None:
-    assert said in refusal({"models": MODELS, "analyses": ["stability"], **change})
-
-
 def test_nothing_and_other_kinds_in_any_place() -> None:
     """Each value of a plan in turn is nothing, or of another kind: the plan is read, or refused in one line."""
     whole = {

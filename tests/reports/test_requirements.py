@@ -1,9 +1,23 @@
-"""Requirements as they are written: what each says, and what is refused."""
+"""Requirements as they are written: what each says, and what is refused.
+
+Files of gates: JSON, JUnit and Markdown, read back by their own parsers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 from planned import planned
 
+from ssmscope.api.scores import Score
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
+from ssmscope.reports.gate_files import FILES, gates_headline, gates_table, is_failure, junit, note, told, write_gates
+from ssmscope.reports.gates import Gate
 from ssmscope.reports.requirements import Requirement, read_requirement, read_requirements
 
 
@@ -93,3 +107,98 @@ class TestInAPlan:
         with pytest.raises(InputError) as refused:
             planned({**self.PLAN, "require": given})
         assert f"require has {shown}; give texts such as" in str(refused.value)
+
+
+NAN = math.nan
+
+
+def gate(text: str, state: str, found: Estimate, **more) -> Gate:
+    score = Score("accuracy", "demo/a", 0.75, 0.7, 0.8, 200, "higher", "%")
+    return Gate(read_requirement(text), score, state, found, **more)
+
+
+MET = gate("accuracy >= 0.7", "met", Estimate(0.75, 0.7, 0.8))
+MISSED = gate(
+    "accuracy no worse than baseline by 0.01 at 95 %", "missed", Estimate(-0.05, -0.08, -0.02), tail=0.025,
+    reference=Score("accuracy", "demo/a", 0.8, 0.75, 0.85, 200, "higher", "%"),
+)  # fmt: skip
+UNDECIDED = gate("accuracy >= 0.7 at 95 %", "undecided", Estimate(0.75, 0.69, 0.81), tail=0.025, reason="so it is")
+OTHER = replace(
+    MET, score=replace(MET.score, model="b\x00 <|> \ud800"), found=Estimate(NAN, NAN, NAN), state="undecided"
+)
+GATES = (MET, MISSED, UNDECIDED, OTHER)
+
+
+def test_in_words():
+    assert gates_headline(GATES) == "4 gates: 1 missed, 2 undecided, 1 met"
+    assert gates_headline([MET]) == "1 gate: 1 met"
+    assert told(MET) == "accuracy >= 0.7 (demo/a): 0.750 [0.700, 0.800]"
+    assert told(MISSED).endswith("(demo/a): 0.750, −0.050 [−0.080, −0.020] from 0.800")
+    assert told(replace(UNDECIDED, needed=1200)).endswith("; so it is; about 1,200 examples would decide")
+    assert told(UNDECIDED).endswith("0.750 [0.690, 0.810]; so it is") and "(b" in told(OTHER)
+    assert told(replace(OTHER, reason="why")).endswith("): why")
+    named = replace(MET, requirement=read_requirement("accuracy >= 0.7 for demo/a"))
+    assert told(named) == "accuracy >= 0.7 for demo/a: 0.750 [0.700, 0.800]"
+
+
+def test_the_table_begins_with_what_is_missed():
+    table = gates_table(GATES)
+    assert [labels[0] for labels, _ in table.rows] == [
+        each.requirement.text for each in (MISSED, UNDECIDED, OTHER, MET)
+    ]
+    assert table.columns == ("state", "score", "reference", "difference")
+    cells = [cell.value + cell.interval for cell in table.rows[0][1]]
+    assert cells == ["✗ missed", "0.750", "0.800 (other examples)", "−0.050[−0.080, −0.020]"]
+    assert "bounds that hold with 97.5 % each and decide 2 gates, so that with 95 % none" in table.note
+    assert "Without a level the estimate decides" in table.note
+    strict = replace(UNDECIDED, requirement=read_requirement("accuracy >= 0.7 at 99 %"), tail=0.005)
+    assert "hold with 97.5 % or 99.5 % each and decide 2 gates, so that with 97 % none" in note([strict, UNDECIDED])
+    assert gates_table([UNDECIDED]).note.endswith("1 gate, so that with 97.5 % none of these is decided wrongly.")
+    assert gates_table([MET]).columns == ("state", "score")
+    assert gates_table([MET]).note == "The estimate decides; in brackets: the 95 % interval."
+
+
+def test_junit():
+    text = junit(GATES, "T & <t>", strict=False)
+    assert '" time="0">\n  <testsuite name="demo/a" tests="3" ' in text
+    root = ElementTree.fromstring(text)
+    assert root.tag == "testsuites" and root.attrib["name"] == "T & <t>"
+    assert {name: root.attrib[name] for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "4", "failures": "1", "errors": "0", "skipped": "2",
+    }  # fmt: skip
+    first, second = root
+    assert (first.attrib["name"], first.attrib["tests"]) == ("demo/a", "3")
+    assert (second.attrib["name"], second.attrib["skipped"]) == ("b� <|> �", "1")
+    kinds = [(case.attrib["name"], [(child.tag, child.attrib["message"]) for child in case]) for case in first]
+    assert kinds == [
+        ("accuracy >= 0.7", []),
+        (MISSED.requirement.text, [("failure", f"missed: {told(MISSED)}")]),
+        (UNDECIDED.requirement.text, [("skipped", f"undecided: {told(UNDECIDED)}")]),
+    ]
+    strict = ElementTree.fromstring(junit(GATES, "T", strict=True))
+    assert (strict.attrib["failures"], strict.attrib["skipped"]) == ("3", "0")
+    assert [is_failure(each, strict=True) for each in GATES] == [False, True, True, True]
+
+
+def test_files(tmp_path):
+    summary = write_gates(GATES, tmp_path, title="A *títle*", strict=False)
+    assert summary == (tmp_path / "gates.md").read_text()
+    assert summary.startswith("## A \\*títle\\*\n\n**4 gates: 1 missed, 2 undecided, 1 met.**\n\n| requirement |")
+    assert summary.count("| ❌ missed |") == 1 and summary.count("| ⚠️ undecided") == 2 and "| ✅ met |" in summary
+    document = json.loads((tmp_path / "gates.json").read_text())
+    assert {state: document[state] for state in ("met", "missed", "undecided")} == {
+        "met": 1,
+        "missed": 1,
+        "undecided": 2,
+    }
+    assert '"title": "A *títle*"' in (tmp_path / "gates.json").read_text()
+    missed = document["gates"][1]
+    assert missed == {
+        "requirement": MISSED.requirement.text, "state": "missed", "reason": "", "model": "demo/a", "score": "accuracy",
+        "value": 0.75, "reference": 0.8, "paired": False, "found": -0.05, "low": -0.08, "high": -0.02, "level": 0.95,
+        "tail": 0.025, "examples": 200, "examples_needed": 0,
+    }  # fmt: skip
+    assert document["gates"][3]["found"] is None
+    ElementTree.parse(tmp_path / "gates.xml")
+    write_gates((), tmp_path, title="A title", strict=False)
+    assert not any((tmp_path / name).exists() for name in FILES)

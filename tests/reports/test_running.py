@@ -23,13 +23,11 @@ import ssmscope.loading.load
 from ssmscope import cli
 from ssmscope.api.writing import locked
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap import measure
 from ssmscope.loading.load import ModelCache, cache_models, load
 from ssmscope.render import pictures
 from ssmscope.reports import keys as code
 from ssmscope.reports import page as report_page
 from ssmscope.reports import running
-from ssmscope.reports.sources import kind_of
 from ssmscope.reports.store import JobStore
 
 
@@ -77,26 +75,6 @@ class TestKeys:
     def keys(self, model: str, options: Any, verb: str = "heatmap", **more: Any) -> list[str]:
         return [job.key for job in jobs_of({"models": [model], "analyses": [{verb: options}], **more}).every]
 
-    def test_the_order_of_keys_names_headings_and_defaults_do_not_matter(self, models) -> None:
-        (key,) = self.keys(models[0], {"text": "a", "top": 3})
-        assert self.keys(models[0], {"top": 3, "text": ["a"]}) == [key]
-        assert self.keys(models[0], {"text": "a", "top": 3, "score": "survival"}) == [key]
-        named = {"models": [{"model": models[0], "name": "mine"}], "title": "other"}
-        assert [
-            j.key for j in jobs_of({**named, "analyses": [{"heatmap": {"text": "a", "top": 3}, "name": "x"}]}).every
-        ] == [key]
-
-    def test_an_option_the_verb_and_the_model_matter(self, models) -> None:
-        found = [
-            self.keys(models[0], {"text": "a"}),
-            self.keys(models[0], {"text": "b"}),
-            self.keys(models[0], {"text": ["a", "b"]}),
-            self.keys(models[0], {"text": "a", "merge": True}),
-            self.keys(models[0], {"text": "a"}, "explain"),
-            self.keys(models[1], {"text": "a"}),
-        ]
-        assert len({key for (key,) in found}) == len(found)
-
     def test_the_code_matters_that_computes_the_result_and_no_other(self, models, monkeypatch, tmp_path) -> None:
         root = tmp_path / "ssmscope"
         shutil.copytree(code.ROOT, root, ignore=shutil.ignore_patterns("demo", "__pycache__"))
@@ -142,36 +120,6 @@ class TestKeys:
         file.write_bytes(text.replace("\n", "\r\n").encode())
         assert keys() == first, "line ends of Windows are the same code"
 
-    def test_the_version_alone_does_not_matter(self, models, monkeypatch) -> None:
-        before = self.keys(models[0], {"text": "a"})
-        monkeypatch.setattr(ssmscope, "__version__", "0.0.0")
-        assert self.keys(models[0], {"text": "a"}) == before
-
-    def test_a_models_weights_and_tokenizer_matter_its_card_does_not(self, tmp_path) -> None:
-        model = tiny_model(tmp_path / "m")
-        before = self.keys(str(model), {"text": "a"})
-        (model / "README.md").write_text("A card.")
-        (model / ".cache.json").write_text("{}")
-        os.utime(model / "model.safetensors", (1, 1))
-        assert self.keys(str(model), {"text": "a"}) == before
-        weights = bytearray((model / "model.safetensors").read_bytes())
-        weights[-1] ^= 1
-        (model / "model.safetensors").write_bytes(weights)
-        after = self.keys(str(model), {"text": "a"})
-        assert after != before
-        (model / "tokenizer.json").write_text((model / "tokenizer.json").read_text().replace("music", "musik"))
-        assert self.keys(str(model), {"text": "a"}) not in (before, after)
-
-    @pytest.mark.parametrize(("verb", "option"), [("heatmap", "file"), ("loss", "data")])
-    def test_a_files_content_matters(self, models, tmp_path, verb, option) -> None:
-        file = tmp_path / "texts.txt"
-        file.write_text("a good film\n")
-        before = self.keys(models[0], {option: str(file)}, verb)
-        os.utime(file, (1, 1))
-        assert self.keys(models[0], {option: str(file)}, verb) == before
-        file.write_text("a bad film\n")
-        assert self.keys(models[0], {option: str(file)}, verb) != before
-
     def test_the_content_of_a_known_data_set_matters_given_or_learnt_from(self, tmp_path, monkeypatch) -> None:
         monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
         (tmp_path / "sst2").mkdir()
@@ -190,32 +138,8 @@ class TestKeys:
         Path("a").write_text("content")
         assert self.keys(models[0], {"text": "a"}) == before
 
-    def test_the_order_of_running_keeps_a_models_jobs_together(self, models) -> None:
-        jobs = jobs_of(plan(models, {"heatmap": {"text": TEXT}}, {"checkpoints": {}, "together": True}))
-        assert [job.models for job in jobs.to_run()] == [("one",)] * 3 + [("two",)] * 3 + [("one", "two")]
-        assert len(jobs.every) == 9  # one analysis stands there twice and runs once
-
 
 class TestKinds:
-    def test_by_configuration(self, tmp_path) -> None:
-        def kind(files: dict[str, Any], **options: Any) -> str | None:
-            folder = tmp_path / str(len(list(tmp_path.iterdir())))
-            folder.mkdir()
-            for name, content in files.items():
-                (folder / name).write_text(json.dumps(content))
-            return kind_of(folder, **options)
-
-        classifier = {"architectures": ["SSMForSequenceClassification"]}
-        assert kind({"config.json": classifier, "tokenizer.json": {}}) == "text-classifier"
-        assert kind({"config.json": classifier}) == "token-classifier"
-        assert kind({"config.json": classifier}, tokenizer=True) == "text-classifier"
-        assert kind({"config.json": {**classifier, "channels": 3}}) == "pixel-classifier"
-        assert kind({"config.json": {"architectures": ["MambaForCausalLM"]}, "vocab.json": {}}) == "language-model"
-        assert kind({"config.json": {}}) == "token-model"
-        assert kind({"config.json": []}) is None and kind({}) is None
-        (tmp_path / "ssm.pth").write_bytes(b"")
-        assert kind_of(tmp_path / "ssm.pth") == "token-classifier"
-
     def test_for_leaves_out_and_a_verb_that_cannot_is_an_error(self, models) -> None:
         both = [models[0], "demo/sst2-mamba"]
         item = {"effect": {"clean": "a", "corrupted": "b"}}
@@ -254,49 +178,11 @@ class TestRunning:
         assert result.kind == "heatmap" and entry.options["top"] == 5 and entry.seconds is not None
         assert (tmp_path / "out" / "results" / entry.key / "job.log").exists()
 
-    def test_the_record_of_a_job(self, models, tmp_path) -> None:
-        report = run(plan(models[:1]), tmp_path)
-        record = json.loads((tmp_path / "results" / report.entries[0].key / "job.json").read_text())
-        assert record["command"] == report.entries[0].command and record["state"] == "done"
-        assert record["verb"] == "heatmap" and record["options"]["text"] == [TEXT] and record["seconds"] > 0
-        assert record["versions"].keys() == {"ssmscope", "python", "torch", "transformers"}
-        assert not list((tmp_path / "working").iterdir())
-        assert (
-            report.provenance["models"]["one"]["kind"] == "language-model" and "Two models" in report.provenance["plan"]
-        )
-
-    def test_a_second_run_does_what_is_missing_alone(self, models, tmp_path, ran) -> None:
-        first = run(plan(models[:1]), tmp_path)
-        assert ran == ["heatmap one", "stability one", "influence one"]
-        ran.clear()
-        shutil.rmtree(tmp_path / "results" / first.entries[1].key)
-        second = run(plan(models), tmp_path)
-        assert ran == ["stability one", "heatmap two", "stability two", "influence two"]
-        assert states(second) == ["done"] * 6 and second.entries[0].results == first.entries[0].results
-
-    @pytest.mark.parametrize("harm", ["shorter", "zeros", "gone", "record"])
-    def test_a_damaged_result_is_made_again(self, models, tmp_path, ran, harm) -> None:
-        folder = tmp_path / "results" / run(plan(models[:1]), tmp_path).entries[0].key
-        before = numbers(tmp_path)
-        ran.clear()
-        if harm == "shorter":
-            (folder / "heatmap.json").write_bytes((folder / "heatmap.json").read_bytes()[:-9])
-        elif harm == "zeros":
-            (folder / "heatmap.json").write_bytes(bytes((folder / "heatmap.json").stat().st_size))
-        elif harm == "gone":
-            (folder / "heatmap.csv").unlink()
-        else:
-            (folder / "job.json").write_text("[]")
-        assert states(run(plan(models[:1]), tmp_path)) == ["done"] * 3
-        assert ran == ["heatmap one"] and numbers(tmp_path) == before
-
     def test_models_are_loaded_once(self, models, tmp_path, monkeypatch) -> None:
         read: list[str] = []
         original = ssmscope.loading.load._read
         monkeypatch.setattr(
-            ssmscope.loading.load,
-            "_read",
-            lambda where, name, *more: read.append(name) or original(where, name, *more),
+            ssmscope.loading.load, "_read", lambda where, name, *more: read.append(name) or original(where, name, *more)
         )
         run(plan(models, {"checkpoints": {"length": 8}, "together": True}), tmp_path)
         assert read == models
@@ -312,20 +198,6 @@ class TestRunning:
         assert record["error"] == failed.error and record["state"] == "failed" and record["command"] == failed.command
         ran.clear()
         assert states(run(asked, tmp_path)) == states(report) and ran == ["heatmap one"]
-
-    def test_a_failure_is_forgotten_when_the_job_succeeds(self, models, tmp_path, monkeypatch) -> None:
-        def broken(*args: Any, **kwargs: Any) -> None:
-            raise ZeroDivisionError("by nought")
-
-        with monkeypatch.context() as patch:
-            patch.setattr("ssmscope.interp.heatmap.measure.scored", broken)
-            report = run(plan(models[:1]), tmp_path)
-        assert states(report) == ["failed", "done", "done"]
-        assert report.entries[0].error == "ZeroDivisionError: by nought" and "broken" in str(
-            report.entries[0].traceback
-        )
-        assert states(run(plan(models[:1]), tmp_path)) == ["done"] * 3
-        assert not list((tmp_path / "failed").iterdir())
 
     def test_what_other_plans_left_is_cleared(self, models, tmp_path) -> None:
         asked = plan(models[:1], {"heatmap": {"ids": "99"}})
@@ -367,22 +239,6 @@ class TestRunning:
         told = "No space left" if record == "finish" else "99"
         assert told in str(report.entries[-1 if record == "fail" else 0].error)
 
-    def test_a_job_without_a_result_fails(self, models, tmp_path, monkeypatch) -> None:
-        monkeypatch.setattr("ssmscope.api.results.save_together", lambda *arguments: None)
-        assert "without a result" in str(run(plan(models[:1]), tmp_path).entries[0].error)
-
-    def test_what_a_killed_run_left_is_no_result(self, models, tmp_path) -> None:
-        (job,) = (job for job in jobs_of(plan(models[:1])).every if job.verb == "heatmap")
-        left = tmp_path / "working" / job.key
-        (left / ".heatmap-x").mkdir(parents=True)
-        (left / ".heatmap-x" / "json").write_text("half")
-        (left / "answers.sqlite").write_text("")
-        entry = JobStore(tmp_path).entry(job)
-        assert (entry.state, entry.error, entry.results) == ("missing", "unfinished", ())
-        run(plan(models[:1]), tmp_path)
-        names = sorted(path.name for path in (tmp_path / "results" / job.key).iterdir())
-        assert names == ["heatmap.csv", "heatmap.html", "heatmap.json", "heatmap.png", "job.json", "job.log"]
-
     def test_a_verb_that_wants_a_directory_of_its_own(self, models, tmp_path) -> None:
         text = tmp_path / "lines.txt"
         text.write_text("a good film with bad acting , but great music .\n" * 40)
@@ -391,22 +247,6 @@ class TestRunning:
         assert entry.state == "done", entry.traceback
         assert entry.results[0].kind == "lens-fit" and entry.command.startswith("analyze lens fit ")
         assert (tmp_path / "out" / "results" / entry.key / "job.log").exists()
-
-    def test_what_a_job_printed_before_it_failed(self, models, tmp_path) -> None:
-        (entry,) = run({"models": models[:1], "analyses": [{"heatmap": {"ids": "99"}}]}, tmp_path).entries
-        assert (tmp_path / "working" / f"{entry.key}.log").exists()
-
-    def test_threads_are_those_that_a_job_asks_for(self, models, tmp_path, monkeypatch) -> None:
-        import torch
-
-        seen: list[int] = []
-        original = measure.scored
-        count = torch.get_num_threads
-        monkeypatch.setattr(measure, "scored", lambda *a, **k: seen.append(count()) or original(*a, **k))
-        before = torch.get_num_threads()
-        item = {"heatmap": {"text": TEXT}, "resources": {"cpus": before + 1}}
-        run({"models": models[:1], "analyses": [item]}, tmp_path)
-        assert seen == [before + 1] and torch.get_num_threads() == before
 
 
 class TestTheLock:

@@ -9,14 +9,10 @@ import html
 import re
 import shutil
 import socket
-import urllib.error
-import urllib.request
 
 import pytest
 
-from ssmscope.errors import InputError
 from ssmscope.loading.load import load
-from ssmscope.reports import live as forms
 from ssmscope.reports.live import Live, predictions
 from ssmscope.reports.serving import EXAMPLE, start
 
@@ -167,10 +163,7 @@ def test_a_clicked_token_shows_its_row(opened, live):
     analyze(page, TEXT)
     wait_for_heatmap(page, 1, shown_like(live.answer(1, TEXT).given))
     tokens(page, 0).nth(4).click()
-    row, field = (
-        page.locator("#ssmscope-given-0-row .row"),
-        page.locator("#ssmscope-given-0-token"),
-    )
+    row, field = (page.locator("#ssmscope-given-0-row .row"), page.locator("#ssmscope-given-0-token"))
     sync.expect(row).to_have_text(told(live.row(0, TEXT, "4", layer=0, level="block")))
     sync.expect(field).to_have_value("4")
     page.locator("#ssmscope-attention-level").get_by_text("ssm", exact=True).click()
@@ -184,47 +177,6 @@ def test_a_clicked_token_shows_its_row(opened, live):
         f"there is no token '99'; the text has the tokens 0 to {tokens(page, 0).count() - 1}"
     )
     sync.expect(page.locator("#ssmscope-given-1-row")).to_contain_text("Click a token")
-
-
-def test_options_are_those_that_the_analyses_declare(opened, live):
-    page = opened()
-    analyze(page, TEXT, EDITED)
-    for number in (0, 1):
-        wait_for_heatmap(page, number, shown_like(live.answer(number, TEXT).given))
-    for verb in forms.EXCLUDED_OPTIONS:
-        page.locator(f"#ssmscope-{verb}-more summary").click()
-        for name, option in forms.form_options(verb).items():
-            control = page.locator(f"#ssmscope-{verb}-{name}")
-            sync.expect(control).to_contain_text(option.help)
-            for word in forms.choices(option):
-                assert control.get_by_text(word or "none", exact=True).count() == 1
-    page.locator("#ssmscope-heatmap-punctuation input").check()
-    page.locator("#ssmscope-heatmap-heads").get_by_text("top", exact=True).click()
-    field = page.locator("#ssmscope-heatmap-at input")
-    field.fill("3")
-    field.press("Enter")
-    options = {"punctuation": True, "heads": "top", "at": "3", "score": "survival"}
-    for number in (0, 1):
-        wanted = live.heatmaps(number, TEXT, layer="mean", **options)[0]
-        wait_for_heatmap(page, number, shown_like(wanted))
-        heads = page.locator(f"#ssmscope-given-{number} p.tokens")
-        sync.expect(heads).to_have_count(wanted.count('<p class="tokens">'))
-    field.fill("three")
-    field.blur()
-    sync.expect(page.locator("#ssmscope-given-0 .refusal")).to_have_text(
-        "at is 'three'; allowed is a whole number from 0 on"
-    )
-    field.fill("")
-    field.blur()
-    tokens(page, 0).nth(4).click()
-    page.locator("#ssmscope-attention-gradient input").check()
-    wanted = live.row(0, TEXT, "4", layer=0, gradient=True)
-    sync.expect(page.locator("#ssmscope-given-0-row .row")).to_have_text(told(wanted))
-    before = page.locator("#ssmscope-change-0 table").first.inner_text()
-    field = page.locator("#ssmscope-effect-top input")
-    field.fill("2")
-    field.press("Enter")
-    sync.expect(page.locator("#ssmscope-change-0 table").first).not_to_have_text(before)
 
 
 def test_what_is_typed_is_not_yet_asked(opened, live):
@@ -281,65 +233,3 @@ def test_a_refusal_is_one_line_and_takes_the_last_answer_away(opened, text, line
     sync.expect(refusal).to_contain_text(line)
     sync.expect(tokens(page, 0)).to_have_count(0)
     assert "\n" not in refusal.inner_text() and "Traceback" not in page.locator("body").inner_text()
-
-
-def test_light_dark_and_narrow(opened):
-    for options in ({"color_scheme": "dark"}, {"color_scheme": "light", "viewport": {"width": 400, "height": 800}}):
-        page = opened(**options)
-        analyze(page, TEXT, EDITED)
-        page.locator("#ssmscope-change-1 img").wait_for()
-        tokens(page, 0).nth(2).click()
-        page.locator("#ssmscope-given-0-row .row").wait_for()
-        assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
-        for place in ("#ssmscope-given-0-row .row", "#ssmscope-prediction-0 th", "#ssmscope-given-0-row .out"):
-            assert contrast(page.locator(place).first) >= 4.5
-        assert contrast(page.get_by_text(forms.form_options("attention")["level"].help)) >= 4.5
-        for token in tokens(page, 0).all() + page.locator("#ssmscope-given-0-row [data-l]").all():
-            assert contrast(token) >= 4.5
-
-
-def contrast(element) -> float:
-    """Return WCAG's contrast of a text with the first background colour."""
-    colours = element.evaluate(
-        """e => {
-          const ink = getComputedStyle(e).color;
-          let paper = getComputedStyle(e).backgroundColor;
-          while (paper === "rgba(0, 0, 0, 0)" && e.parentElement) {
-            e = e.parentElement;
-            paper = getComputedStyle(e).backgroundColor;
-          }
-          return [ink, paper];
-        }"""
-    )
-    lights = []
-    for colour in colours:
-        parts = [float(part) / 255 for part in re.findall(r"[\d.]+", colour)[:3]]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        lights.append(sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear)))
-    return (max(lights) + 0.05) / (min(lights) + 0.05)
-
-
-def test_another_name_for_this_address_is_not_answered(url):
-    def status(host: str) -> int:
-        try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers={"Host": host}), timeout=10) as answer:
-                return answer.status
-        except urllib.error.HTTPError as error:
-            return error.code
-
-    assert status("localhost") == 200 and status("evil.example.org") == 400
-
-
-def test_a_page_names_no_other_host(url):
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        page, policy = answer.read().decode(), answer.headers["content-security-policy"]
-    assert not re.search(r"<(?:script|link)[^>]*https?://(?!127\.0\.0\.1)", page) and "default-src 'none'" in policy
-
-
-def test_a_port_that_is_taken_is_refused(live):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=f"cannot listen on 127.0.0.1:{port}"):
-            start(live, port=port)

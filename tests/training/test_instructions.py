@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from killed import killed_training
 from mixture import SIZES, write_mixture
 from safetensors.torch import load_file
 
@@ -267,25 +266,6 @@ def test_a_trained_model_answers_with_the_right_label_words(trained, parts) -> N
     assert record["test"]["asked"] == len(data) and record["test"]["examples"] == len(data.first)
 
 
-def test_the_record_has_every_task_and_prompt(trained) -> None:
-    for name in ("base", "baleen"):
-        record = json.loads((trained / name / "training.json").read_text())
-        assert record["kind"] == "instructions" and record["labels"] is None and record["recipe"].get("mixture") is None
-        for part, prompts in (("validation", 4), ("test", 4), ("unseen", 2)):
-            measured = record[part]
-            assert measured["asked"] == prompts * measured["examples"]
-            assert list(measured["groups"]) == ["sst2", "wnli", "snli"]
-            for group in measured["groups"].values():
-                each = group["groups"].values()
-                assert len(each) == prompts and sum(e["correct"] for e in each) == group["correct"]
-                assert all(e["examples"] * prompts == group["asked"] for e in each)
-            assert sum(group["correct"] for group in measured["groups"].values()) == measured["correct"]
-        best = max(entry["validation_accuracy"] for entry in record["history"])
-        assert record["history"][record["best_epoch"] - 1]["validation_accuracy"] == best
-        last = record["history"][-1]
-        assert {"validation_accuracy_sst2", "validation_accuracy_wnli", "validation_accuracy_snli"} <= last.keys()
-
-
 def test_the_head_is_the_embeddings_unless_that_is_not_wanted(trained, tmp_path) -> None:
     for name in ("base", "baleen"):
         record = json.loads((trained / name / "training.json").read_text())
@@ -300,85 +280,11 @@ def test_the_head_is_the_embeddings_unless_that_is_not_wanted(trained, tmp_path)
     assert sum(size in tensor.shape for tensor in load_file(out / "model.safetensors").values()) == 2
 
 
-def test_a_baleen_has_the_weights_it_came_from_at_first(trained, tmp_path) -> None:
-    """At a learning rate of almost nothing it scores as its source does with expected gates."""
-    options = {"init_from": trained / "base", "epochs": 1, "learning_rate": 1e-12, "progress": False}
-    out = train_model("baleen-b", "instruct", tmp_path / "o", saved_as="float32", **options)
-    source, made = load_file(trained / "base" / "model.safetensors"), load_file(out / "model.safetensors")
-    assert source.keys() == made.keys()
-    assert all(torch.allclose(made[name], source[name].float(), atol=1e-6) for name in made)
-    model = ssmscope.load(out)
-    assert model.architecture == "baleen-mamba2" and model.config.gate == "bernoulli"
-    assert model.tokenizer.get_vocab() == ssmscope.load(trained / "base").tokenizer.get_vocab()
-
-
-def test_the_card_tells_the_whole_story(trained) -> None:
-    record = json.loads((trained / "baleen" / "training.json").read_text())
-    card = (trained / "baleen" / "README.md").read_text()
-    base = json.loads((trained / "base" / "training.json").read_text())
-    assert record["commands_before"] == [base["command"]] and base["commands_before"] == []
-    command = "analyze train baleen-e --data instruct --init-from base --epochs 1 --beta 0.1 --no-progress --out baleen"
-    assert record["command"] == command and f"```\n{base['command']}\n{command}\n```" in card
-    assert "# baleen-e language model for instruct\n" in card and "None" not in card.split("## Recipe")[0]
-    assert "Trained from the weights of `base`" in card and "after a prompt a label word" in card
-    assert "in nats a token" not in card and "95 % Wilson intervals" in card
-    for part, name in (("validation", "validation"), ("test", "test"), ("unseen", "test, unseen prompts")):
-        assert f"| {name} | {record[part]['accuracy']:.4f} |" in card
-    for part, known in (("test", "yes"), ("unseen", "no")):
-        for task, group in record[part]["groups"].items():
-            assert f"| {task} | all {len(group['groups'])} | {known} | {group['accuracy']:.4f} |" in card
-            for number, each in group["groups"].items():
-                prompt = TASK_PROMPTS[task].templates[int(number) - 1].replace("\n", "⏎")
-                assert f"| {task} | {number}: {prompt} | {known} | {each['accuracy']:.4f} |" in card
-    assert "For snli the validation split was used for training, as there was no training split." in card
-    assert "4; sst2 (train) negative: " in card and "snli (validation) entailment: " in card
-    assert 'model.trace("You are a film critic.' in card
-
-
 def test_all_commands_that_led_to_a_model_are_told(tmp_path) -> None:
     (tmp_path / "training.json").write_text(json.dumps({"command": "second", "commands_before": ["first"]}))
     assert commands_before(tmp_path) == ["first", "second"]
     assert commands_before(None) == commands_before(tmp_path / "elsewhere") == []
     assert commands_before("demo/instruct-mamba2")[0].startswith("analyze train mamba2 --data instruct --out")
-
-
-def test_the_card_says_where_a_model_is_at_chance(folder, tmp_path) -> None:
-    out = train_model("mamba2", "instruct", tmp_path / "o", **OPTIONS, epochs=1, learning_rate=1e-9, mixture="wnli")
-    record = json.loads((out / "training.json").read_text())
-    word, most = max(record["data"]["test"]["tasks"]["wnli"]["classes"].items(), key=lambda pair: pair[1])
-    said = f"On wnli the model is no better than saying '{word}' every time ({most / 9:.4f}). ⏎"
-    card = (out / "README.md").read_text()
-    assert said in card and "validation split was trained on" not in card
-
-
-def test_another_seed_trains_on_other_prompts(parts) -> None:
-    tokenizer = train_byte_pairs(spoken(parts["train"]), vocabulary=600)
-    one, again, other = (answers(parts, tokenizer, seed=seed).batches(0) for seed in (0, 0, 1))
-    assert one == again != other
-    assert {row for batch in one for row in batch} != {row for batch in other for row in batch}
-
-
-def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, capfd) -> None:
-    given = {**OPTIONS, "mixture": "wnli", "epochs": 2, "batch_size": 2, "checkpoint_minutes": 0.0, "progress": True}
-    broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
-    said = killed_training("mamba2", "instruct", broken, given)
-    for out in (broken, unbroken):
-        train_model("mamba2", "instruct", out, **given)
-    assert capfd.readouterr().err.count(said) == 1
-    one, other = (load_file(out / "model.safetensors") for out in (broken, unbroken))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    one, other = (json.loads((out / "training.json").read_text()) for out in (broken, unbroken))
-    assert one["history"] == other["history"] and one["test"] == other["test"] and one["unseen"] == other["unseen"]
-
-
-@pytest.mark.parametrize("architecture", ["gla", "rwkv", "selective", "diff-mamba"])
-def test_other_architectures_read_prompts_too(architecture, tmp_path) -> None:
-    sizes = {name: OPTIONS[name] for name in ("width", "vocabulary", "progress")}
-    options = {**sizes, "mixture": "wnli", "epochs": 1, "token_dropout": 0.1}
-    record = json.loads(
-        (train_model(architecture, "instruct", tmp_path / "o", **options) / "training.json").read_text()
-    )
-    assert record["test"]["asked"] == 36 and record["epochs_run"] == 1
 
 
 # ---- refusals

@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,7 +18,6 @@ from warm import TRANSFORMERS
 import ssmscope
 from ssmscope.probes.bound.terms import norms_of, theorem_model
 from ssmscope.zoo.baleen import information_loss
-from ssmscope.zoo.mad import associative_recall
 from ssmscope.zoo.training import build, train_model
 from ssmscope.zoo.training.fitting import monitored
 
@@ -175,19 +173,6 @@ def test_the_mean_lambda_of_a_differential_mamba_is_told(trained) -> None:
     assert all("mean_lambda" not in entry for entry in run_of(trained, "words")[1]["history"])
 
 
-def test_the_record_is_measured_on_the_stored_weights(trained) -> None:
-    out, record = run_of(trained, "associative-recall")
-    _, test = associative_recall(length=16, vocabulary=8, train_examples=400)
-    model = ssmscope.load(out)
-    logits = model.logits(model.encode(ids=test.ids.tolist())).numpy()
-    asked = test.targets >= 0
-    right = (logits.argmax(-1) == test.targets) & asked
-    assert (record["test"]["asked"], record["test"]["correct"]) == (asked.sum(), right.sum())
-    assert record["test"]["accuracy"] == pytest.approx(right.sum() / asked.sum())
-    margins = np.array(record["test"]["interval"]) - record["test"]["accuracy"]
-    assert margins == pytest.approx([-0.013, 0.013], abs=4e-3)
-
-
 def test_accuracies_are_those_of_the_directory_though_it_is_named_like_a_demo(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = {**OPTIONS, "length": 8, "vocabulary": 4, "examples": 60, "epochs": 1}
@@ -239,70 +224,6 @@ def test_experiment_1_starts_unstable_on_a_balanced_tenth(tmp_path, monkeypatch)
 
 
 # ---- cards
-
-
-def rows_of(card: str, heading: str) -> list[list[str]]:
-    section = card.split(f"## {heading}\n")[1].split("\n## ")[0]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_the_card_tells_what_the_record_says(trained, name) -> None:
-    out, record = run_of(trained, name)
-    card = (out / "README.md").read_text()
-    assert "None" not in card.split("## Recipe")[0] and "  " not in card.split("```")[0]
-    head, _, *parts = rows_of(card, "Data")
-    assert head[4] == ("examples per class" if record["labels"] else "predicted tokens")
-    for row in parts:
-        entry = record["data"][row[0]]
-        classes = ", ".join(f"{key}: {count:,}" for key, count in entry.get("classes", {}).items())
-        asked = classes or f"{entry['asked']:,}"
-        assert row[1:4] == [entry["name"], entry["split"], f"{entry['examples']:,}"]
-        assert row[4:] == [asked, f"`{entry['fingerprint']}`"]
-    rows = rows_of(card, "Accuracy")[2:]
-    by_task = next((at for at, row in enumerate(rows) if row[0] == "task"), len(rows))
-    measured = {row[0]: row[1:] for row in rows[:by_task]}
-    groups = {row[0]: row[1] for row in rows[by_task + 2 :]}
-    told = (record["test"] or {}).get("groups", {})
-    assert groups == {task: f"{entry['accuracy']:.4f}" for task, entry in told.items()}
-    assert measured.keys() == {part for part in ("train", "validation", "test") if record.get(part)}
-    for part, cells in measured.items():
-        assert cells[0] == f"{record[part]['accuracy']:.4f}" and cells[3] == f"{record[part]['cross_entropy']:.4f}"
-        if record["kind"] == "language":
-            assert cells[4] == f"{math.exp(record[part]['cross_entropy']):.2f}"
-    assert ("| perplexity |" in card) == (record["kind"] == "language")
-
-
-def test_the_card_of_pixels_shows_how_to_give_them(trained) -> None:
-    card = (run_of(trained, "digits")[0] / "README.md").read_text()
-    assert "# mamba2 classifier for digits\n" in card and "pixels are embedded by a linear map" in card
-    assert "model.trace(values=pixels).answers" in card
-    assert "0: 142, 1: 139" in card and "95 % Wilson intervals" in card
-    assert "chosen by the validation accuracy" in card
-
-
-def test_the_card_of_tokens_names_what_is_asked(trained) -> None:
-    card = (run_of(trained, "associative-recall")[0] / "README.md").read_text()
-    assert "# mamba2 language model for associative-recall\n" in card
-    assert "A mamba2 with a head that names the next token." in card
-    assert 'model.trace("tokens with spaces between").answers' in card
-    assert "Accuracies are over the predicted tokens; intervals are 95 % bootstrap intervals" in card
-    assert "The test split was read once, after training." in card
-
-
-def test_the_card_of_compression_says_whose_accuracy_it_is(trained) -> None:
-    out, record = run_of(trained, "compression")
-    card = (out / "README.md").read_text()
-    assert "# mamba2 encoder for compression\n" in card
-    assert 'between").retention' in card and ".answers" not in card
-    assert f"read by a decoder ({record['decoder']:,} parameters, `decoder.safetensors`)" in card
-
-
-def test_the_card_of_language_has_perplexities(trained) -> None:
-    card = (run_of(trained, "words")[0] / "README.md").read_text()
-    assert "# mamba2 language model for text\n" in card and "nats per token" in card
-    assert "chosen by the validation cross-entropy" in card and "There was no test split." in card
-    assert 'model.trace("a text to go on from").answers' in card
 
 
 # ---- real data

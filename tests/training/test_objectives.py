@@ -270,22 +270,10 @@ class TestScore:
         assert record["interval"] == list(bootstrap_interval(score.right, score.asked, seed=4))
         assert record["cross_entropy_interval"] == list(bootstrap_interval(score.loss, score.asked, seed=4))
 
-    def test_the_bootstrap_of_a_mean_has_its_standard_error(self) -> None:
-        """Examples are right or wrong as a whole: the interval is that of n examples, not of their 5 n tokens."""
-        right = np.repeat([5.0, 0.0], [240, 160])
-        low, high = bootstrap_interval(right, np.full(400, 5.0), resamples=4000)
-        half = 1.96 * math.sqrt(0.6 * 0.4 / 400)
-        assert (low, high) == pytest.approx((0.6 - half, 0.6 + half), abs=0.004)
-
     def test_the_bootstrap_divides_the_sums(self) -> None:
         """A ratio of twice as many right as asked for stays 2 in every resample, whatever the examples' sizes."""
         asked = np.arange(1.0, 30.0)
         assert bootstrap_interval(2 * asked, asked) == pytest.approx((2.0, 2.0))
-
-    def test_wilsons_interval_ends_at_nought_and_one(self) -> None:
-        for total in range(1, 60):
-            assert wilson_interval(0, total)[0] == 0.0 and wilson_interval(total, total)[1] == 1.0
-            assert 0 < wilson_interval(total, total)[0] < 1 and 0 < wilson_interval(0, total)[1] < 1
 
 
 class TestReconstruction:

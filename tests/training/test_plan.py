@@ -149,10 +149,7 @@ def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
         ("mamba2 --task text.txt --length 100000", "held_out 0.1 of 1 examples leaves one of two parts empty"),
         ("mamba2 --task majority --init-from demo/sst2-mamba2", "tokens, and majority has 2; init_from needs"),
         ("mamba2 --task associative-recall --init-from demo/sst2-mamba2", "demo/sst2-mamba2 is a classifier"),
-        (
-            "selective --task majority --init-from demo/sst2-mamba2",
-            "is not a classifier with a selective SSM",
-        ),
+        ("selective --task majority --init-from demo/sst2-mamba2", "is not a classifier with a selective SSM"),
     ],
 )
 def test_what_means_nothing_is_refused_in_one_line(line, says, tmp_path, capsys) -> None:

@@ -119,6 +119,7 @@ def attention_of_texts() -> Iterator[str]:
     result = attended.make(whole_maps, attended.make_text(6, maps=1, span=(1, 2)), heads="abs")
     other = attended.make(attended.make_text(5, maps=2, span=(1, 3)), model="b")
     yield from whole(result, result.compare([result, other], LABELS), result.summary(), picture=True)
+    yield attended.make(*(attended.make_text(length, maps=1) for length in range(4, 11))).headline
 
 
 def attention_of_queries() -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from described import Drawn, briefly, check, described, spread, whole
+from described import Drawn, briefly, check, described, in_lines, spread, whole
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer
@@ -61,7 +61,7 @@ def shown_by_layer() -> Iterator[str]:
         first, second, layers=(0, 2, 3), reach=3, heads=(Head(2, 5, 0.7512), Head(0, 11, 0.25)), attends=True
     )
     other = heatmap(text(1, 3), layers=(4,), provenance={"model": "other"})
-    yield from whole(result, result.compare([result, other], [("x",), ("y",)]), result.top(2))
+    yield from whole(result, result.compare([result, other], [("x",), ("y",)]), result.top(2), picture=True)
     yield from described([rows(result, every=False), rows(replace(result, contrast="sst2"), every=False)])
     yield f"{replace(result, texts=()).verdict()}"
     for medians in ((4, 4), (4, 5), (4, 5, 6), (4, 5, 6, 7), (4, 4, 4, 4)):
@@ -100,6 +100,14 @@ def nothing_stands_out() -> Iterator[str]:
     special = replace(text(2, 12, rationale=()), words=(None,) * len(TOKENS))
     yield from briefly(heatmap(special))
     yield from briefly(heatmap(replace(special, flat=(True, False, True))))
+
+
+def lifts() -> Iterator[str]:
+    made = [replace(text(2, seed), scores=10 ** (1.2 * text(2, seed, signed=True).scores)) for seed in (15, 16)]
+    made[1].scores[1, 4] = 10.0
+    for texts in (made, made[1:]):
+        yield from briefly(heatmap(*texts, score="lift"))
+    yield from in_lines(heatmap(*made, at=4).lifts(2))
 
 
 def many_words() -> Iterator[str]:
@@ -147,7 +155,7 @@ def over_data(seed: int, *, words: int = 20, **more: Any) -> DataHeatmap:
 
 def of_data() -> Iterator[str]:
     first, other = over_data(1), over_data(2, words=17)
-    yield from whole(first, first.compare([first, other], [("x",), ("y",)]))
+    yield from whole(first, first.compare([first, other], [("x",), ("y",)]), picture=True)
 
 
 def of_few_words() -> Iterator[str]:
@@ -223,13 +231,13 @@ def of_images_of_two_models() -> Iterator[str]:
 def of_data_of_two_models() -> Iterator[str]:
     same = KeptWord("same", 3, 4, Estimate(1.0, 1.0, 1.0))
     made = over_data(1, examples=()), over_data(2, words=17, notes=(), timed=0)
-    return whole(pair(*(replace(each, words=(*each.words, same)) for each in made)))
+    return whole(pair(*(replace(each, words=(*each.words, same)) for each in made)), picture=True)
 
 
 CASES: dict[str, Callable[[], Iterator[str]]] = {
     f"heatmap-{case.__name__.replace('_', '-')}": case
     for case in (shown_by_layer, at_a_position, z_scores, z_scores_on_their_own_scales, retention_of_many)
-    + (nothing_stands_out, many_words, images, of_data, of_few_words, of_two_models, of_two_tokenizers)
+    + (nothing_stands_out, lifts, many_words, images, of_data, of_few_words, of_two_models, of_two_tokenizers)
     + (of_parts_of_two_models, of_images_of_two_models, of_data_of_two_models)
 }
 

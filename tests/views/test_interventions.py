@@ -121,7 +121,10 @@ def ablation() -> Iterator[str]:
     unclear = replace(skips, harms=skips.harms - 0.02)
     level = replace(skips, harms=skips.harms - 0.01)
     yield from whole(
-        result, result.compare([result, skips, unclear, level], [*LABELS, ("z",), ("a",)]), result.together()
+        result,
+        result.compare([result, skips, unclear, level], [*LABELS, ("z",), ("a",)]),
+        result.together(),
+        picture=True,
     )
     yield from briefly(skips)
     yield f"verdict: {unclear.verdict()}; {level.verdict()}"
@@ -154,7 +157,7 @@ def knockout() -> Iterator[str]:
     other = replace(result, by="window", roads="convolution", attends=False, answers=("yes",), provenance=OTHER)
     other = replace(other, cuts=cuts[:4], changes=result.changes[:1, :4], sources=("a",), probability=np.array([0.5]))
     other = replace(other, probabilities=cells[:1, :1, :4], logits=cells[:1, :1, 4:8])
-    yield from whole(result, result.compare([result, other], LABELS))
+    yield from whole(result, result.compare([result, other], LABELS), picture=True)
     yield from briefly(replace(other, roads="both"))
 
 
@@ -175,7 +178,9 @@ def patching(site: str = "state", metric: str = "normalised", **more: Any) -> Pa
 def patches() -> Iterator[str]:
     by_metric = [patching(metric=metric) for metric in METRICS]
     yield from whole(
-        by_metric[0], by_metric[0].compare([*by_metric, patching("head")], [(m,) for m in (*METRICS, "h")])
+        by_metric[0],
+        by_metric[0].compare([*by_metric, patching("head")], [(m,) for m in (*METRICS, "h")]),
+        picture=True,
     )
     yield from whole(replace(by_metric[1], direction="noise"))
     yield from briefly(by_metric[2])
@@ -218,7 +223,7 @@ def steered() -> Iterator[str]:
         **dict(site="residual", answers=("no\n" + "x" * 20,), costs=np.empty((3, 4, 0, 3)), classifies=False),
         **dict(strengths=(-2.5, -0.5, 1.0, 4.0), probability=small, by_direction=spread(2, 4)),
     )
-    yield from whole(result, result.compare([result, without], LABELS))
+    yield from whole(result, result.compare([result, without], LABELS), picture=True)
     yield from whole(without)
     few = replace(without, answers=("yes", "no"), probability=result.probability * [[[0.009]], [[1.0]], [[1.0]]])
     yield from briefly(few)
@@ -230,7 +235,7 @@ def sanity() -> Iterator[str]:
     given = dict(methods=("ig", "lrp"), parts=("trained", "head", "layer 1", "layer 0"), texts=1)
     values = spread(2, 4, 3, 2, low=-1, seed=1)
     values[0, 1, 2] = NAN
-    yield from whole(SanityCheck(ABOUT, **given, values=values, estimates=made.ends(2, 4, 2, low=-1)))
+    yield from whole(SanityCheck(ABOUT, **given, values=values, estimates=made.ends(2, 4, 2, low=-1)), picture=True)
 
 
 def plausibility() -> Iterator[str]:
@@ -265,7 +270,7 @@ def fidelity(seed: int, *more_measures: str, data: str = "sst2", model: str = "o
 def fidelities() -> Iterator[str]:
     result, other = fidelity(1, "knockout", "knockout-0", "knockout-3", "auprc"), fidelity(2, "token_f1", model="other")
     compared = result.compare([result, other], LABELS)
-    yield from whole(result, compared, result.curves(), result.differences())
+    yield from whole(result, compared, result.curves(), result.differences(), picture=True)
     for style in ("markdown", "latex", "csv"):
         yield result.table(style=style)
 

@@ -94,8 +94,8 @@ def influences() -> Iterator[str]:
     one = replace(one, positions="chosen", notes=(), provenance={**OTHER, "options": {"length": 20, "probes": None}})
     none = influence(reach("output", 7, TOO_FEW, context=unknown, held=unknown, error=np.full(7, NAN)), recent=40)
     drawn = replace(one, unit="pixels", lengths=np.array([20, 20]), reaches=(reach("output", 8, TOO_FEW),))
-    yield from whole(result, result.compare([result, poor, one, none], LABELS), result.summary())
-    yield from whole(poor, poor.compare([one, one], LABELS), poor.distances(2))
+    yield from whole(result, result.compare([result, poor, one, none], LABELS), result.summary(), picture=True)
+    yield from whole(poor, poor.compare([one, one], LABELS), poor.distances(2), picture=True)
     mixed = replace(result, reaches=(result.output, poor.reaches[1]), lengths=np.array([2, 2, 1, 2, 2, 2, 2]))
     for each in (one, none, drawn, mixed):
         yield from briefly(each)
@@ -134,8 +134,8 @@ def bounds() -> Iterator[str]:
     outside = replace(outside, norms=None, log_linear=NAN, log_lower=NAN, rows=0, examples=None, provenance=OTHER)
     without = replace(outside, layers=(replace(layers[1], half_range=NAN), replace(layers[1], part=1)))
     every = [vacuous, grows, level, said, outside, large]
-    yield from whole(vacuous, vacuous.compare(every, LABELS), vacuous.curve())
-    yield from whole(outside, outside.curve())
+    yield from whole(vacuous, vacuous.compare(every, LABELS), vacuous.curve(), picture=True)
+    yield from whole(outside, outside.curve(), picture=True)
     yield from briefly(without)
     yield from briefly(replace(outside, layers=layers[:1]))
     of_few = [replace(vacuous, gap=Gap(2.0, True, needed)) for needed in (13.5, 14.0, 14.5)]
@@ -191,7 +191,7 @@ def stabilities() -> Iterator[str]:
         provenance=OTHER,
     )
     both = stability(*(layer_stability(at, 8 + at, "stable") for at in range(2)), notes=())
-    yield from whole(result, result.compare([result, parts, both], LABELS), result.heads())
+    yield from whole(result, result.compare([result, parts, both], LABELS), result.heads(), picture=True)
     yield from whole(parts)
     for each in (both, stability(*both.layers, layer_stability(2, 3, "stable")), stability(both.layers[1])):
         yield from briefly(each)
@@ -253,7 +253,7 @@ def retrieval(models: tuple[str, ...], tasks: tuple[str, ...], lengths: tuple[in
 def retrievals() -> Iterator[str]:
     result = retrieval(("own", "b", "c"), ("qa1", "qa2"), (0, 1000, 16000))
     alone = retrieval(("d",), ("qa1",), (500,))
-    yield from whole(result, result.compare([result, alone], [("x", "y", "z"), ("w",)]))
+    yield from whole(result, result.compare([result, alone], [("x", "y", "z"), ("w",)]), picture=True)
     yield from whole(alone, alone.compare([result, alone], [("x",), ("w",)]))
     for value, low, high in ((99.5, 1.0, 200.0), (100.0, 1.1, 200.4), (0.5, 0.4, 1.0), (0.25, 0.1, 0.9)):
         yield Ratio(Estimate(value, low, high), 0.01).written
@@ -291,7 +291,7 @@ def snr() -> Iterator[str]:
     two = needles({"own": 3, "other" * 5: 3}, (100, 2000))
     yield f"{two.curve().model} {two.curve(task='qa1').task} {two.curve(length=2000).length}"
     alone = needles({"own": 30}, (None,), ("some\nquestions" * 2,))
-    yield from whole(two, two.compare([two, alone], [("x", "y"), ("z",)]))
+    yield from whole(two, two.compare([two, alone], [("x", "y"), ("z",)]), picture=True)
     yield from whole(alone, alone.compare([two], [("x",)]))
     many = needles({"a": 2, "b": 2, "c": 2, "d": 2, "e": 4}, (100,))
     small = tuple(
@@ -327,10 +327,12 @@ def losses(models: tuple[str, ...], length: int, bins: tuple[tuple[int, int], ..
 def loss() -> Iterator[str]:
     result = losses(("own", "b", "c"), 41, ((0, 1), (1, 8), (8, 40), (1024, 2048)))
     alone = losses(("d",), 13, ((0, 2), (2, 13)), slope=False)
-    yield from whole(result, result.compare([result, alone], [("x", "y", "z"), ("w",)]), result.summary())
+    yield from whole(result, result.compare([result, alone], [("x", "y", "z"), ("w",)]), result.summary(), picture=True)
     yield from whole(alone, alone.summary())
     level = replace(alone, curves=np.full_like(alone.curves, 2.0))
     yield f"{result.shown} {alone.shown} {level.shown} {level.outside!r} {result.outside!r} {alone.outside!r}"
+    for ends in ((-0.5, NAN, NAN), (-0.5, -0.75, 0.0), (0.5, 0.0, 0.75), (0.5, 0.25, 0.75)):
+        yield replace(alone, summaries=(replace(alone.summaries[0], slope=Estimate(*ends)),)).headline
     below = result.curves.copy()
     below[0, 2, 0], below[1, 3, 0] = 0.01, 0.02
     yield replace(result, curves=below).outside
@@ -353,7 +355,7 @@ def trajectories() -> Iterator[str]:
     result = Trajectory(ABOUT, "tuned lens x", "every", "answer_probability", False, (first, second))
     last = tuple(lensed(text.tokens, seed, (len(text) - 1,)) for seed, text in enumerate((first, second), start=3))
     of_classes = Trajectory(OTHER, "logit lens", "last", "entropy", True, last)
-    yield from whole(result, result.compare([result, of_classes], LABELS))
+    yield from whole(result, result.compare([result, of_classes], LABELS), picture=True)
     yield from whole(of_classes)
     yield from briefly(replace(of_classes, texts=last[:1]))
 
@@ -365,7 +367,7 @@ def lens_fits() -> Iterator[str]:
     given = dict(layers=layers, tuned=made.estimate(), logit=made.estimate(), measured=12345, rows=1234, best_step=700)
     result = LensFit(about, positions="every", **given, history=(Evaluation(0, NAN, 0.5), Evaluation(700, 0.4, 0.3)))
     last = replace(result, positions="last", tuned=made.estimate())
-    yield from whole(result, result.compare([result, last], LABELS))
+    yield from whole(result, result.compare([result, last], LABELS), picture=True)
     yield from briefly(last)
 
 
@@ -377,7 +379,7 @@ def benchmarks() -> Iterator[str]:
         TaskScore("b", "log", Estimate(-12.345678, -12.5, -12.0), True, 1, 10),
     )
     result = Benchmarks({**ABOUT, "versions": {"lm-eval": "0.4"}}, scores)
-    yield from whole(result, result.compare([result, replace(result, scores=scores[1:])], LABELS))
+    yield from whole(result, result.compare([result, replace(result, scores=scores[1:])], LABELS), picture=True)
     yield from briefly(replace(result, scores=scores[::2]))
 
 

@@ -13,6 +13,7 @@ import pytest
 from described import check
 from matplotlib import font_manager
 from matplotlib.figure import Figure
+from seen import luminance
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.words import (
@@ -27,7 +28,7 @@ from ssmscope.interp.heatmap.words import (
     words_of,
 )
 from ssmscope.render import numbers, pictures, table
-from ssmscope.render.colours import ink, ramp
+from ssmscope.render.colours import BLUES, BLUES_ON_DARK, CIVIDIS, SIGNED, SIGNED_ON_DARK, ink, ramp, signed_shades
 from ssmscope.render.letters import drawable, families, letters, short_name
 from ssmscope.render.tokens import name_scores, short_token, shorten, spell_tokens, visible
 
@@ -185,6 +186,13 @@ def test_groups_of_tokens_and_their_scores() -> None:
     ]
     assert found == ["–", "–", "2", "2", "beyond the text", "3"]
     assert [format_half_life(life, 40) for life in (0.4, 12.6, INFINITE)] == ["0", "13", "> 40"]
+
+
+def test_ink_reads_well_on_every_shade() -> None:
+    shades = [*map(ramp, (BLUES, BLUES_ON_DARK, CIVIDIS)), *map(signed_shades, (SIGNED, SIGNED_ON_DARK))]
+    for shade in itertools.chain(*shades):
+        light, dark = sorted((luminance(shade), luminance(ink(shade))), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
 def test_letters_have_widths_and_glyphs() -> None:
