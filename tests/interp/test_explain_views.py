@@ -8,6 +8,8 @@ import re
 
 import numpy as np
 import pytest
+from attended import HOSTILE
+from attended import words as sentence
 from drawn import drawn, outside, overlapping, panels_of, typed
 from exhaustive import ALL
 from matplotlib.colors import to_hex
@@ -21,15 +23,7 @@ from ssmscope.render import colours as signed
 from ssmscope.render.colours import BLUES, SHADES, ramp
 from ssmscope.render.numbers import format_range
 
-WORDS = (
-    "I went into this film expecting very little , and for twenty minutes that is what I got : a slow drama .".split()
-)
-HOSTILE = ("<script>alert('x')</script>", " $x$", "\n", "\x1b[31m", " 電影", "😀", "\u202eevil", "[bold]no", "&amp;")
 SEVEN = ("ig", "gradxinput", "smoothgrad", "gradcam", "occlusion", "attention-gradient", "self-write")
-
-
-def sentence(length: int) -> tuple[str, ...]:
-    return ("<s>", *(" " + word for word in itertools.islice(itertools.cycle(WORDS), length - 1)))
 
 
 def make(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 import numpy as np
 import pytest
 import torch
+from attended import HOSTILE
+from attended import words as sentence
 from drawn import drawn, outside, overlapping
 from examples import random_example
 from exhaustive import ALL
@@ -19,15 +20,6 @@ from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.text_result import rows, scale, strongest
 from ssmscope.render.numbers import format_range
-
-SENTENCE = (
-    "I went into this film expecting very little , and for the first twenty minutes that is what I got : "
-    "a slow , talky drama about a lighthouse keeper and his estranged daughter . Then something happens ."
-).split()
-HOSTILE = (
-    *("<script>alert('x')</script>", " $x$", "\n", "\t", "\x1b[31m", " 電影", "😀", "\u202eevil"),
-    *("[bold]no", "&amp;"),
-)
 
 
 def make_trace(texts, *, words=None, layers=3, seed=0, answers=None):
@@ -51,11 +43,6 @@ def make_trace(texts, *, words=None, layers=3, seed=0, answers=None):
         source={"model": "demo/test", "architecture": "mamba", "fingerprint": "abc"},
         layers=(),
     )
-
-
-def sentence(length):
-    words = itertools.islice(itertools.cycle(SENTENCE), length - 1)
-    return ("<s>", *(" " + word if word[0].isalnum() else word for word in words))
 
 
 @pytest.fixture
