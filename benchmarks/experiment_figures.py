@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from ssmscope.data.sequences import majority
 from ssmscope.data.text import load_text
+from ssmscope.zoo.sequences import majority
 
 ONES_LENGTH = 200
 """Bits of a sequence in the paper's Figure 3."""

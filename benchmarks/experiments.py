@@ -171,8 +171,8 @@ def score(run: Run, directory: Path, split: str) -> dict[str, float]:
 
     import ssmscope
     from ssmscope.core.batching import by_length, tokens_at_once
-    from ssmscope.data.batches import encode
     from ssmscope.data.text import load_text
+    from ssmscope.zoo.training.batches import encode
 
     model, data = ssmscope.load(directory.absolute()), load_text(run.task, split)
     ids, labels = encode(data, model.tokenizer, run.length), torch.as_tensor(data.labels)
@@ -191,7 +191,7 @@ def unseen(run: Run, directory: Path) -> float:
     import torch
 
     import ssmscope
-    from ssmscope.data.sequences import majority
+    from ssmscope.zoo.sequences import majority
 
     fresh, _ = majority(run.length, seed=1000 + run.seed)
     model = ssmscope.load(directory.absolute())

@@ -90,7 +90,7 @@ def tokens(arguments: argparse.Namespace) -> None:
     """Write the reviews' token ids to a file, of which every length is cut."""
     from ssmscope.core.tokenizing import tokenize
     from ssmscope.data.text import load_text
-    from ssmscope.data.tokenizer import train_tokenizer
+    from ssmscope.zoo.tokenizers import train_tokenizer
 
     longest = max(LENGTHS["experiment2"]["imdb"])
     parts = {name: load_text("imdb", name) for name in ("train", "test")}
@@ -206,8 +206,8 @@ def _tenth(data: Examples, seed: int) -> np.ndarray:
 def start_of(run: Run, vocabulary: int) -> Any:
     """Return the model of a run before training, the one of `analyze train` on generated sequences."""
     from ssmscope.api.checkpoint import seed_everything
-    from ssmscope.data.language import symbol_tokenizer
-    from ssmscope.data.sequences import SequenceData
+    from ssmscope.data.tokens import SequenceData
+    from ssmscope.zoo.documents import symbol_tokenizer
     from ssmscope.zoo.training.build import build
 
     classes = tuple(map(str, range(CLASSES[run.task])))

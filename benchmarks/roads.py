@@ -21,7 +21,7 @@ import numpy as np
 import ssmscope
 from ssmscope.core.bootstrap import estimates, resampled_means
 from ssmscope.data.babi import questions
-from ssmscope.data.language import load_documents
+from ssmscope.zoo.documents import load_documents
 
 STORIES = "demo/babi-mamba2", "demo/babi-diff-mamba", "demo/babi-hybrid"
 BOOKS = "demo/books-mamba2", "demo/books-hybrid"

@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from saving import write_diff_mamba2, write_mamba_ssm
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
-from ssmscope.data.tokenizer import save_tokenizer, train_tokenizer
+from ssmscope.data.tokenizer import save_tokenizer
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.zoo.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
+from ssmscope.zoo.tokenizers import train_tokenizer
 
 SIZES = dict(vocab_size=48, hidden_size=16, num_hidden_layers=2, expand=2, state_size=4)
 HEADS = dict(num_heads=4, head_dim=8, n_groups=1)

@@ -14,9 +14,9 @@ import ssmscope
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.prompts.result import PromptAttack
 from ssmscope.data.text import TextData, text_data
-from ssmscope.data.tokenizer import train_tokenizer
 from ssmscope.evaluation import Evaluator, Template
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.zoo.tokenizers import train_tokenizer
 
 needs_textattack = pytest.mark.skipif(
     importlib.util.find_spec("textattack") is None, reason="textattack is not installed"

@@ -22,7 +22,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     from transformers import MambaConfig, MambaForCausalLM
 
     from ssmscope.data.babi import questions
-    from ssmscope.data.language import word_tokenizer
+    from ssmscope.zoo.documents import word_tokenizer
 
     texts = [text for task in ("qa1", "qa2") for text in questions(task, length=40, examples=30).texts]
     tokenizer = word_tokenizer([*texts, " ".join(WORDS)])

@@ -16,10 +16,11 @@ import ssmscope  # noqa: E402
 from ssmscope.api import analyses as registry  # noqa: E402
 from ssmscope.api.analysis import Call  # noqa: E402
 from ssmscope.data.babi import questions  # noqa: E402
-from ssmscope.data.language import language_data, load_lines, word_tokenizer  # noqa: E402
+from ssmscope.data.language import language_data, load_lines  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.lens import fit_lens  # noqa: E402
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
+from ssmscope.zoo.documents import word_tokenizer  # noqa: E402
 
 LINES = [text for task in ("qa1", "qa2", "qa5") for text in questions(task, length=60, examples=40).texts]
 QUICK = ("--steps", 12, "--batch-tokens", 300, "--look-every", 4, "--length", 24, "--held-out", 0.3)

@@ -19,9 +19,9 @@ from ssmscope.core.model import Model
 from ssmscope.data import pixels, text
 from ssmscope.data.babi import question_tokens, questions
 from ssmscope.data.filler import load_filler
-from ssmscope.data.instructions import TASKS, instruction_data, label_tokens, template_numbers
-from ssmscope.data.language import bits_per_character, document_data, load_documents
 from ssmscope.data.prompts import TASK_PROMPTS
+from ssmscope.zoo.documents import bits_per_character, document_data, load_documents
+from ssmscope.zoo.instructions import TASKS, instruction_data, label_tokens, template_numbers
 
 NAMES = [f"demo/sst2-{name}" for name in "baleen-b baleen-e gfssm groupmamba mamba mamba2 selective".split()]
 

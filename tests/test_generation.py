@@ -22,8 +22,8 @@ from ssmscope.core.edits import Edit, edited, new_state
 from ssmscope.core.generation import Sampling
 from ssmscope.core.lasting_edits import clamped_state, frozen_decays, held_state, while_writing
 from ssmscope.core.model import Model
-from ssmscope.data.language import byte_tokenizer
 from ssmscope.errors import InputError
+from ssmscope.zoo.documents import byte_tokenizer
 
 TEXTS = ["the film is good", "a film", "it is a dull and long story of nothing"]
 IDS = [[5, 17, 3, 9], [7, 8], [90, 1, 2, 3, 4, 5, 11]]

@@ -20,7 +20,6 @@ from ssmscope.core import pattern_limit
 from ssmscope.core.encoding import Batch, encode_texts
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.batches import encode
 from ssmscope.data.language import language_data
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
@@ -28,6 +27,7 @@ from ssmscope.evaluation import Template
 from ssmscope.evaluation.forking import token_rows
 from ssmscope.interp.heatmap.words import word_groups, word_text
 from ssmscope.interp.spans import find_piece, positions_of, words_at
+from ssmscope.zoo.training.batches import encode
 
 made = functools.cache(lambda name: TOKENIZERS[name]())
 

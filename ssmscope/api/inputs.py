@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
     from ssmscope.core.model import Model
     from ssmscope.data.pixels import PixelData
-    from ssmscope.data.sequences import SequenceData
     from ssmscope.data.text import TextData
-    from ssmscope.data.tokens import TokenData
+    from ssmscope.data.tokens import SequenceData, TokenData
 
     ExampleData = TextData | PixelData | SequenceData | TokenData
 

@@ -22,8 +22,8 @@ from ssmscope.core.batching import MAX_STORY_WORDS, refuse_held
 from ssmscope.core.text_files import parse_json
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.filler import generated, spaced_out, without_world
-from ssmscope.data.instructions import answered
 from ssmscope.data.language import token_names
+from ssmscope.data.prompts import answered
 from ssmscope.data.rows import SUFFIXES, Row, checked_text, read_rows
 from ssmscope.data.stories import NAMES, TASKS, Task, write
 from ssmscope.data.tokens import IGNORED, TokenData, fingerprint_of

@@ -110,3 +110,7 @@ TASK_PROMPTS: Mapping[str, TaskPrompts] = MappingProxyType(
     {name: TaskPrompts(templates, WORDS[name]) for name, templates in TEMPLATES.items()}
 )
 """Task prompts of the known data sets, by name."""
+
+
+def answered(prompt: str, word: str) -> str:
+    return prompt + " " * (not prompt[-1].isspace()) + word

@@ -82,3 +82,14 @@ class TokenData(ArrayData):
     ids: np.ndarray
     targets: np.ndarray
     tokens: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SequenceData(ArrayData):
+    """Sequences `ids` (examples, length) of token ids with their class ids `labels` (examples,). `tokens` names each
+    id, `label_names` each class."""
+
+    ids: np.ndarray
+    labels: np.ndarray
+    tokens: tuple[str, ...]
+    label_names: tuple[str, ...]

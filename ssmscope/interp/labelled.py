@@ -15,8 +15,8 @@ from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.labels import COLUMNS, is_unnamed, match_labels
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.rows import Spans
-from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
+from ssmscope.data.tokens import SequenceData
 from ssmscope.errors import InputError
 
 

@@ -16,9 +16,8 @@ from ssmscope.core.bootstrap import estimates, resampled_means
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData
-from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
-from ssmscope.data.tokens import IGNORED, TokenData
+from ssmscope.data.tokens import IGNORED, SequenceData, TokenData
 from ssmscope.errors import InputError
 from ssmscope.interp.labelled import class_ids
 from ssmscope.interp.objective import objective, tokens_that_fit

@@ -14,9 +14,9 @@ from torch.nn.functional import logsigmoid, silu, softplus
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import ssmscope
-from ssmscope.data.language import byte_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.loading.fla_checkpoints import _BUILDERS, COMMON_FIELDS, TYPE_DEFAULTS
+from ssmscope.zoo.documents import byte_tokenizer
 
 IDS = [5, 17, 3, 9, 22, 1, 4, 60]
 STEPS = 3

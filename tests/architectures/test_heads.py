@@ -17,7 +17,6 @@ from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.words import word_attack
 from ssmscope.core.model import Model
-from ssmscope.data.language import symbol_tokenizer
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.ablate import ablate
@@ -31,6 +30,7 @@ from ssmscope.interp.plausibility import plausibility
 from ssmscope.interp.steer import steer
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.lens import trajectory
+from ssmscope.zoo.documents import symbol_tokenizer
 
 WORDS = [f"w{at}" for at in range(48)]
 TEXTS = ["w5 w1 w17 w3 w9 w20 w2", "w8 w30 w4"]

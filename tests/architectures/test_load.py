@@ -15,10 +15,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCau
 
 import ssmscope
 from ssmscope.core.known_models import demos, readable_types
-from ssmscope.data.sequences import listops, majority
 from ssmscope.errors import InputError
 from ssmscope.loading.device_map import device_of_parts
 from ssmscope.loading.pretrained import _class_for
+from ssmscope.zoo.sequences import listops, majority
 
 IDS = [[5, 1, 17, 3, 9, 22, 4], [7, 8, 9]]
 GROUPS = 2 if int(transformers.__version__.split(".")[0]) >= 5 else 1  # see test_groups_before_transformers_5

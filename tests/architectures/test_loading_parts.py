@@ -15,13 +15,13 @@ from transformers import MambaConfig, MambaForCausalLM
 from transformers.utils import logging
 
 import ssmscope
-from ssmscope.data.language import symbol_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.loading import load as loading
 from ssmscope.loading import pretrained
 from ssmscope.loading.load import ModelCache, cache_models, chosen_device, trained_examples
 from ssmscope.loading.mamba_checkpoints import is_mamba_ssm, plan_mamba_ssm
 from ssmscope.loading.stored import Contents, Stored, headers_of
+from ssmscope.zoo.documents import symbol_tokenizer
 from ssmscope.zoo.layouts import is_diff_mamba2, plan_diff_mamba2, plan_selective
 
 

@@ -19,7 +19,6 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 import ssmscope
 from ssmscope.attacks.effect import attack_effect
-from ssmscope.data.language import symbol_tokenizer
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
@@ -28,6 +27,7 @@ from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.methods import METHODS
 from ssmscope.probes.lens import trajectory
+from ssmscope.zoo.documents import symbol_tokenizer
 
 TEXTS = [[7, 8, 9], [5, 17, 3, 9, 22, 1, 4, 60, 61], [90, 1, 2, 3, 4]]
 

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from ssmscope.attacks.words.hotflip import Limits, Node, Search, Vocabulary, best_flips, class_scores, read
 from ssmscope.core.model import Model
-from ssmscope.data.language import byte_tokenizer
 from ssmscope.evaluation import Evaluator, Template, label_words
+from ssmscope.zoo.documents import byte_tokenizer
 
 TEMPLATE = Template("{content}")
 WORDS = "good bad film fine dull".split()

@@ -20,11 +20,11 @@ from ssmscope.attacks.insertion.measure import mean, measure
 from ssmscope.attacks.insertion.places import inserted
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, curve_table, place_name
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.data.language import byte_tokenizer
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.zoo.documents import byte_tokenizer
 
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a": 0.0, "Is": 0.3, "it": -0.1, "?": 0.2}
 

@@ -36,11 +36,11 @@ from ssmscope.attacks.overflow.measure import (
 from ssmscope.attacks.overflow.result import Filled, OverflowCurve, half_name
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.filler import generated
-from ssmscope.data.language import byte_tokenizer, word_tokenizer
 from ssmscope.data.text import TextData, text_data
-from ssmscope.data.tokenizer import train_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
+from ssmscope.zoo.documents import byte_tokenizer, word_tokenizer
+from ssmscope.zoo.tokenizers import train_tokenizer
 
 DECAY, BIAS = 0.1, 0.3
 WEIGHTS = {"good": 2.0, "bad": -2.0, "great": 4.0, "awful": -1.0, "a": 0.0, "b": 0.0, "Is": 0.0, "it": 0.0, "?": 0.0}

@@ -32,8 +32,8 @@ from ssmscope.attacks.poisoning.memory import (
 )
 from ssmscope.core import batching
 from ssmscope.core.model import Model
-from ssmscope.data.language import byte_tokenizer
 from ssmscope.errors import InputError
+from ssmscope.zoo.documents import byte_tokenizer
 
 WORDS = "a good film fine bad Is it ? zap".split()
 BEFORE, AFTER, TRIGGERS = (5, 17, 3, 9, 22), (2, 11), np.array([[1, 4, 60], [7, 8, 9], [30, 30, 31]])

@@ -33,13 +33,13 @@ from ssmscope.attacks.position.measure import (
 )
 from ssmscope.attacks.position.regions import Region
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.data.language import symbol_tokenizer
 from ssmscope.data.pixels import PixelData
-from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import text_data
+from ssmscope.data.tokens import SequenceData
 from ssmscope.errors import InputError
 from ssmscope.interp.labelled import class_ids
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.zoo.documents import symbol_tokenizer
 
 KEYS = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)
 

@@ -18,8 +18,8 @@ from ssmscope.attacks.position.result import Attacked
 from ssmscope.core import batching
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.pixels import PixelData
-from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import text_data
+from ssmscope.data.tokens import SequenceData
 from ssmscope.errors import InputError
 from ssmscope.interp import labelled
 

@@ -13,11 +13,11 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 from ssmscope.attacks.position import position_bias
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
-from ssmscope.data.language import symbol_tokenizer
 from ssmscope.data.text import text_data
 from ssmscope.interp.explain import explain
 from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.methods import METHODS
+from ssmscope.zoo.documents import symbol_tokenizer
 
 BATCH = [TEXTS[1], TEXTS[0], TEXTS[2]]
 PADDED_WITH = {"nothing": None, "a token of the texts": TEXTS[1][-1], "another": 33}

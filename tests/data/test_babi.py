@@ -11,11 +11,12 @@ from transformers import PreTrainedTokenizerFast
 
 from ssmscope.data.babi import SPLITS, question_tokens, questions
 from ssmscope.data.filler import generated, sentences, without_world
-from ssmscope.data.language import byte_tokenizer, load_lines, symbol_tokenizer, word_tokenizer
+from ssmscope.data.language import load_lines
 from ssmscope.data.stories import NAMES, OBJECTS, PERSONS, PLACES, STORIES
-from ssmscope.data.tokenizer import train_tokenizer
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
+from ssmscope.zoo.documents import byte_tokenizer, symbol_tokenizer, word_tokenizer
+from ssmscope.zoo.tokenizers import train_tokenizer
 
 PROSE = [
     f"Sentence {i} of the {'long and winding ' * (i % 4)}chronicle goes on{' and on' * (i % 3)} ." for i in range(200)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from transformers import AutoTokenizer
 
-from ssmscope.data.tokenizer import ANSWER_END, PAD, UNKNOWN, save_tokenizer, train_byte_pairs
+from ssmscope.data.tokenizer import save_tokenizer
 from ssmscope.errors import InputError
+from ssmscope.zoo.tokenizers import ANSWER_END, PAD, UNKNOWN, train_byte_pairs
 
 TEXTS = [
     "Is this 'positive' or 'negative'?\na moving film , isn't it\nAnswer: positive",

@@ -7,7 +7,11 @@ from collections import Counter
 import pytest
 from mixture import CUES, SIZES, write_mixture
 
-from ssmscope.data.instructions import (
+from ssmscope.data.prompts import TASK_PROMPTS, content_of
+from ssmscope.data.text import load_text, text_data
+from ssmscope.errors import InputError
+from ssmscope.zoo.documents import word_tokenizer
+from ssmscope.zoo.instructions import (
     TASKS,
     UNSEEN_TEMPLATES,
     chosen_tasks,
@@ -19,11 +23,7 @@ from ssmscope.data.instructions import (
     spoken,
     template_numbers,
 )
-from ssmscope.data.language import word_tokenizer
-from ssmscope.data.prompts import TASK_PROMPTS, content_of
-from ssmscope.data.text import load_text, text_data
-from ssmscope.data.tokenizer import train_byte_pairs
-from ssmscope.errors import InputError
+from ssmscope.zoo.tokenizers import train_byte_pairs
 
 PARTS = ("train", "validation", "test", "unseen")
 

@@ -11,12 +11,13 @@ from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
 
 import ssmscope
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.language import byte_tokenizer, language_data, load_lines, symbol_tokenizer, word_tokenizer
-from ssmscope.data.sequences import LISTOPS
+from ssmscope.data.language import language_data, load_lines
 from ssmscope.data.text import load_text
 from ssmscope.data.tokenizer import save_tokenizer
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
+from ssmscope.zoo.documents import byte_tokenizer, symbol_tokenizer, word_tokenizer
+from ssmscope.zoo.sequences import LISTOPS
 
 LINES = ["= Title =", "", "the cat saw the dog", "the dog ran"]
 

@@ -9,9 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ssmscope.data.sequences import LISTOPS, evaluate, listops_expressions
 from ssmscope.data.tokens import ArrayData
 from ssmscope.errors import InputError
+from ssmscope.zoo.sequences import LISTOPS, evaluate, listops_expressions
 from ssmscope.zoo.training.data import parts_of
 
 PAD = LISTOPS.index("[PAD]")

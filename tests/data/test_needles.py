@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from ssmscope.data.babi import question_tokens, questions
-from ssmscope.data.language import byte_tokenizer
 from ssmscope.data.stories import NEEDLES, OBJECTS, PERSONS, PLACES, STORIES, TASKS
+from ssmscope.zoo.documents import byte_tokenizer
 
 WHO, WHERE, WHAT = (f"({'|'.join(names)})" for names in (PERSONS, PLACES, OBJECTS))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ssmscope.data.sequences import LISTOPS, listops, majority
 from ssmscope.errors import InputError
+from ssmscope.zoo.sequences import LISTOPS, listops, majority
 
 
 def test_majority():

@@ -4,10 +4,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from ssmscope.data.batches import SubwordDropout, drop_tokens, encode, epoch_order, padded
 from ssmscope.data.text import text_data
-from ssmscope.data.tokenizer import save_tokenizer, train_tokenizer
+from ssmscope.data.tokenizer import save_tokenizer
 from ssmscope.errors import InputError
+from ssmscope.zoo.tokenizers import train_tokenizer
+from ssmscope.zoo.training.batches import SubwordDropout, drop_tokens, encode, epoch_order, padded
 
 TEXTS = [
     "The film isn't bad; it's a moving, well-made story ...",

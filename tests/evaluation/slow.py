@@ -10,8 +10,8 @@ from examples import FEW, random_example
 from loud import doubled, loud
 
 from ssmscope.core.model import Model
-from ssmscope.data.language import symbol_tokenizer
 from ssmscope.evaluation import Template
+from ssmscope.zoo.documents import symbol_tokenizer
 
 LABELS = ("good", "bad", "not", "very", "so", "is", "it", ":", ".")
 FILLING = tuple(f"w{number}" for number in range(97 - len(LABELS)))

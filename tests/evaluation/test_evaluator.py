@@ -26,11 +26,11 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 
 import ssmscope
 from ssmscope.core.model import Model
-from ssmscope.data.language import byte_tokenizer, symbol_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template, running
 from ssmscope.evaluation import evaluator as asking
 from ssmscope.evaluation.forking import token_rows
+from ssmscope.zoo.documents import byte_tokenizer, symbol_tokenizer
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])

@@ -11,10 +11,10 @@ import torch
 from ssmscope.core import token_runs
 from ssmscope.core.model import Run
 from ssmscope.core.trace import LayerState
-from ssmscope.data.language import byte_tokenizer
 from ssmscope.evaluation import running
 from ssmscope.evaluation.forking import Rows, as_bytes
 from ssmscope.evaluation.running import Answers
+from ssmscope.zoo.documents import byte_tokenizer
 
 SCRIPTS = ["good film", "\n\n bad\nnever said", " \n \nso", "", "no\n", "and on and on"]
 END = 200

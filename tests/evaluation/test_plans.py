@@ -14,10 +14,10 @@ from transformers import Mamba2Config, Mamba2ForCausalLM
 
 from ssmscope.core.model import Model, Run
 from ssmscope.core.trace import LayerState
-from ssmscope.data.language import byte_tokenizer
 from ssmscope.evaluation import Evaluator, evaluator, running
 from ssmscope.evaluation.forking import Pieces, Rows, as_bytes, token_rows, ways_to_fork, whole_rows
 from ssmscope.evaluation.running import batch_groups, max_batch_rows, max_held_states, plan_cost, plan_pieces
+from ssmscope.zoo.documents import byte_tokenizer
 
 
 def rows_of(*rows: list[int]) -> Rows:

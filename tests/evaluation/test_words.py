@@ -8,13 +8,13 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
 
 from ssmscope.core.model import Model
-from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
-from ssmscope.data.tokenizer import train_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template, label_words
 from ssmscope.evaluation.forking import token_rows
 from ssmscope.evaluation.verbalizer import WordMatcher, log_probabilities
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.zoo.documents import byte_tokenizer, symbol_tokenizer, word_tokenizer
+from ssmscope.zoo.tokenizers import train_tokenizer
 
 SIZES = dict(hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, num_hidden_layers=1, expand=2)
 KEYS = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)

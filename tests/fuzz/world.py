@@ -17,9 +17,10 @@ from transformers import AutoModelForSequenceClassification, Mamba2Config, Mamba
 
 import ssmscope
 from ssmscope.data.babi import questions
-from ssmscope.data.language import language_data, word_tokenizer
+from ssmscope.data.language import language_data
 from ssmscope.networks.classifier import SSMClassifierConfig
 from ssmscope.probes.lens import fit_lens
+from ssmscope.zoo.documents import word_tokenizer
 from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 
 ROWS = (

@@ -16,9 +16,8 @@ import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.core.edits import Edit, recorded, replaced
 from ssmscope.core.model import Model
-from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
-from ssmscope.data.tokens import IGNORED, TokenData
+from ssmscope.data.tokens import IGNORED, SequenceData, TokenData
 from ssmscope.errors import InputError
 from ssmscope.interp import partial_runs
 from ssmscope.interp.ablate import measure

@@ -18,9 +18,8 @@ import ssmscope
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData
-from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import text_data
-from ssmscope.data.tokens import IGNORED, TokenData
+from ssmscope.data.tokens import IGNORED, SequenceData, TokenData
 from ssmscope.errors import InputError
 from ssmscope.interp import baselines, scoring
 from ssmscope.interp.baselines import baseline_embeddings, baseline_name, ordinary_tokens, singularity_note

@@ -12,8 +12,8 @@ from loud import loud
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import ssmscope
-from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.errors import InputError
+from ssmscope.zoo.tokenizers import train_byte_pairs
 
 lm_eval = pytest.importorskip("lm_eval", reason="benchmarks need lm-eval: pip install '.[lm-eval]'")
 

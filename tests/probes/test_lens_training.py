@@ -20,10 +20,13 @@ import ssmscope  # noqa: E402
 import ssmscope.probes.lens.lenses as lenses  # noqa: E402
 from ssmscope.core.mixers import fast_scan  # noqa: E402
 from ssmscope.core.model import Model  # noqa: E402
-from ssmscope.data.language import language_data, word_tokenizer  # noqa: E402
+from ssmscope.data.language import language_data  # noqa: E402
 from ssmscope.data.pixels import PixelData  # noqa: E402
-from ssmscope.data.sequences import SequenceData  # noqa: E402
-from ssmscope.data.tokens import IGNORED, TokenData  # noqa: E402
+from ssmscope.data.tokens import (  # noqa: E402
+    IGNORED,
+    SequenceData,  # noqa: E402
+    TokenData,
+)
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.probes.lens import fit_lens, training  # noqa: E402
@@ -32,6 +35,7 @@ from ssmscope.probes.lens.lenses import chosen_states, load_lens, logit_lens  # 
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
 from ssmscope.probes.lens.training import divergences, measure  # noqa: E402
 from ssmscope.render.table import with_interval  # noqa
+from ssmscope.zoo.documents import word_tokenizer  # noqa: E402
 
 SCRIPT = """
 import json, sys

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ssmscope.core.bootstrap import estimates, resampled_sums
-from ssmscope.data.language import symbol_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.probes.loss import measure
 from ssmscope.probes.loss.measure import (
@@ -21,6 +20,7 @@ from ssmscope.probes.loss.measure import (
     summarise,
     windows_of,
 )
+from ssmscope.zoo.documents import symbol_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ import ssmscope.loading
 from ssmscope.core.model import Model
 from ssmscope.data.babi import QuestionData, questions
 from ssmscope.data.filler import generated
-from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
 from ssmscope.data.stories import NAMES, STORIES
 from ssmscope.errors import InputError
 from ssmscope.probes.retrieval import retrieval
 from ssmscope.probes.retrieval.measure import answers, notes_on, quotient, sign_test, wilson
 from ssmscope.probes.retrieval.result import Ratio
+from ssmscope.zoo.documents import byte_tokenizer, symbol_tokenizer, word_tokenizer
 
 QUIET = {"progress": False}
 FILLER = generated(np.random.default_rng(0), 40)

@@ -18,9 +18,7 @@ pytest.importorskip("tuned_lens")
 
 from ssmscope.core.model import Model  # noqa: E402
 from ssmscope.data.babi import PROMPT, Question, QuestionData, question_tokens, questions  # noqa: E402
-from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer  # noqa: E402
 from ssmscope.data.stories import PLACES  # noqa: E402
-from ssmscope.data.tokenizer import train_tokenizer  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.probes.lens.lenses import LOGIT, logit_lens  # noqa: E402
@@ -29,6 +27,8 @@ from ssmscope.probes.snr.measure import METRICS, interpolation, measure  # noqa:
 from ssmscope.probes.snr.reading import ALL, NO_TOKEN, Needles, lens_notes, prompts_of, unknown_notes  # noqa: E402  # noqa: E402
 from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
 from ssmscope.render.table import Cell, with_interval  # noqa
+from ssmscope.zoo.documents import byte_tokenizer, symbol_tokenizer, word_tokenizer  # noqa: E402
+from ssmscope.zoo.tokenizers import train_tokenizer  # noqa: E402
 
 TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
 QUESTIONS = {task: questions(task, length=40, examples=12, split="test") for task in TASKS}

@@ -11,11 +11,11 @@ import torch
 
 pytest.importorskip("tuned_lens")
 
-from ssmscope.data.language import word_tokenizer  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.probes.snr import reading  # noqa: E402
 from ssmscope.probes.snr.measure import columns_of, measure  # noqa: E402
 from ssmscope.probes.snr.reading import NO_TOKEN, Needles, Prompts, _read, _Reader, check_readable, read_needles  # noqa: E402
+from ssmscope.zoo.documents import word_tokenizer  # noqa: E402
 
 NEEDLES = np.array([3, 1, 0])
 DISTRACTORS = np.array([[0, 5], [4, NO_TOKEN], [NO_TOKEN, NO_TOKEN]])

@@ -18,7 +18,6 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
 from ssmscope.core.model import Model
-from ssmscope.data.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.probes import long_rows
@@ -26,6 +25,7 @@ from ssmscope.probes.long_rows import pieces_of
 from ssmscope.probes.loss import measure as measuring
 from ssmscope.probes.loss import token_loss
 from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, window_losses
+from ssmscope.zoo.documents import byte_tokenizer, symbol_tokenizer, word_tokenizer
 
 QUIET = {"progress": False}
 WORDS = "the old river runs past a mill and every autumn its water turns brown with leaves".split()

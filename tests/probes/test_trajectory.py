@@ -18,7 +18,6 @@ pytest.importorskip("tuned_lens")
 
 import ssmscope.probes.lens.lenses as lenses  # noqa: E402
 from ssmscope.core.model import Model  # noqa: E402
-from ssmscope.data.language import word_tokenizer  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.probes.lens import trajectory  # noqa: E402
@@ -28,6 +27,7 @@ from ssmscope.probes.lens.result import (  # noqa: E402
     LensedText,
     Trajectory,  # noqa: E402
 )
+from ssmscope.zoo.documents import word_tokenizer  # noqa: E402
 
 WORDS = "the cat sat on a mat and saw two dogs run by old red barn while rain fell".split()
 LINES = ["the cat sat on a mat and saw two dogs", "rain fell", "two dogs run by the old red barn while rain fell"]

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import ssmscope
-from ssmscope.data.language import bits_per_character, document_data, load_documents
 from ssmscope.errors import InputError
+from ssmscope.zoo.documents import bits_per_character, document_data, load_documents
 from ssmscope.zoo.training import train_model
 from ssmscope.zoo.training.fitting import matrix_products
 

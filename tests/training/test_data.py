@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssmscope.data.sequences import majority
 from ssmscope.data.stories import NAMES
 from ssmscope.data.text import TextData
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
 from ssmscope.zoo.mad import GENERATORS
+from ssmscope.zoo.sequences import majority
 from ssmscope.zoo.training.data import balanced, kind_of, parts_of, task_options, tasks
 
 PARTS = ("train", "validation", "test")

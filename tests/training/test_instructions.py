@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 import ssmscope
 from ssmscope import cli
 from ssmscope.core.mixers import fast_scan
-from ssmscope.data.instructions import label_tokens, load_mixture, spoken
-from ssmscope.data.language import word_tokenizer
 from ssmscope.data.prompts import TASK_PROMPTS
-from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.errors import InputError
 from ssmscope.zoo.baleen import convert, information_loss
+from ssmscope.zoo.documents import word_tokenizer
+from ssmscope.zoo.instructions import label_tokens, load_mixture, spoken
+from ssmscope.zoo.tokenizers import train_byte_pairs
 from ssmscope.zoo.training import train_model
 from ssmscope.zoo.training.answering import Answers
 from ssmscope.zoo.training.card import commands_before

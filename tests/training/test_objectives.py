@@ -13,12 +13,12 @@ from torch.nn.functional import cross_entropy
 
 from ssmscope.core.bootstrap import wilson_interval
 from ssmscope.data.babi import QuestionData, QuestionTokens, question_tokens, questions
-from ssmscope.data.language import word_tokenizer
-from ssmscope.data.sequences import majority
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.zoo.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM, information_loss
+from ssmscope.zoo.documents import word_tokenizer
 from ssmscope.zoo.mad import compression
+from ssmscope.zoo.sequences import majority
 from ssmscope.zoo.training.card import bootstrap_interval, score_record
 from ssmscope.zoo.training.objectives import (
     MIN_SPREAD,

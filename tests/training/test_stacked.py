@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ssmscope
-from ssmscope.data.sequences import majority
+from ssmscope.zoo.sequences import majority
 from ssmscope.zoo.training import train_model
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ssmscope.attacks.position.result import PositionBias
     from ssmscope.core.model import Model
     from ssmscope.data.pixels import PixelData
-    from ssmscope.data.sequences import SequenceData
     from ssmscope.data.text import TextData
+    from ssmscope.data.tokens import SequenceData
 
 
 @analysis(

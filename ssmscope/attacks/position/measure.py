@@ -24,8 +24,8 @@ from ssmscope.core.model import Model, Run
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.core.trace import LayerState
 from ssmscope.data.pixels import PixelData
-from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
+from ssmscope.data.tokens import SequenceData
 from ssmscope.errors import InputError, Unanswerable
 
 LEFT_OUT = -1

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.core.take_trace import TextsLike
     from ssmscope.data.pixels import PixelData
-    from ssmscope.data.sequences import SequenceData
     from ssmscope.data.text import TextData
-    from ssmscope.data.tokens import TokenData
+    from ssmscope.data.tokens import SequenceData, TokenData
     from ssmscope.interp.steer.result import Steering
 
 

@@ -13,9 +13,8 @@ import numpy as np
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData
-from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
-from ssmscope.data.tokens import IGNORED, TokenData
+from ssmscope.data.tokens import IGNORED, SequenceData, TokenData
 from ssmscope.errors import InputError
 
 LensData = TokenData | TextData | SequenceData | PixelData | Sequence[str] | Sequence[Sequence[int]]

@@ -13,14 +13,13 @@ from torch.nn.functional import dropout as drop
 
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.babi import QuestionTokens
-from ssmscope.data.batches import drop_tokens, padded
-from ssmscope.data.instructions import InstructionData, label_tokens
 from ssmscope.data.pixels import PixelData
-from ssmscope.data.sequences import SequenceData
 from ssmscope.data.text import TextData
-from ssmscope.data.tokens import IGNORED, TokenData
+from ssmscope.data.tokens import IGNORED, SequenceData, TokenData
 from ssmscope.errors import InputError
+from ssmscope.zoo.instructions import InstructionData, label_tokens
 from ssmscope.zoo.mad import CompressionData
+from ssmscope.zoo.training.batches import drop_tokens, padded
 from ssmscope.zoo.training.objectives import (
     NextTokens,
     Objective,

@@ -8,16 +8,15 @@ from typing import Any
 
 import torch
 
-from ssmscope.data.instructions import InstructionData, spoken
 from ssmscope.data.pixels import PixelData
-from ssmscope.data.sequences import SequenceData
-from ssmscope.data.tokenizer import train_byte_pairs, train_tokenizer
-from ssmscope.data.tokens import TokenData
+from ssmscope.data.tokens import SequenceData, TokenData
 from ssmscope.errors import InputError
 from ssmscope.loading.load import load
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.zoo.baleen import convert
+from ssmscope.zoo.instructions import InstructionData, spoken
 from ssmscope.zoo.selective import SelectiveSSMForSequenceClassification
+from ssmscope.zoo.tokenizers import train_byte_pairs, train_tokenizer
 from ssmscope.zoo.training.architectures import GATE_OPTIONS, Tokens, named
 
 STEPS = {"standard": (0.001, 0.1), "spread": (0.05, 0.5)}

@@ -24,7 +24,6 @@ from ssmscope.core.bootstrap import MAX_DRAWS_HELD, wilson_interval
 from ssmscope.core.known_models import demos
 from ssmscope.core.mixers import fast_scan, mixers
 from ssmscope.core.trace import LayerTrace
-from ssmscope.data.language import bits_per_character
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.tokenizer import save_tokenizer
 from ssmscope.loading.load import load
@@ -32,6 +31,7 @@ from ssmscope.loading.pretrained import quiet
 from ssmscope.networks.generation import MAMBA2_TIED
 from ssmscope.ops import Recurrence
 from ssmscope.zoo.baleen import MIXERS, bernoulli_kl, exponential_kl, prior_of
+from ssmscope.zoo.documents import bits_per_character
 from ssmscope.zoo.training.data import QUESTIONS
 from ssmscope.zoo.training.fitting import Outcome
 from ssmscope.zoo.training.objectives import Objective, Score

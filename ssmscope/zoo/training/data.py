@@ -14,27 +14,26 @@ import numpy as np
 from ssmscope.data.babi import QuestionTokens, question_tokens, questions
 from ssmscope.data.filler import load_filler
 from ssmscope.data.hub import is_hub_id
-from ssmscope.data.instructions import InstructionData, load_mixture
-from ssmscope.data.language import (
-    DOCUMENTS,
-    byte_tokenizer,
-    document_data,
-    language_data,
-    load_documents,
-    load_lines,
-    symbol_tokenizer,
-    word_tokenizer,
-)
+from ssmscope.data.language import language_data, load_lines
 from ssmscope.data.pixels import KNOWN as PIXELS
 from ssmscope.data.pixels import PixelData, load_pixels
 from ssmscope.data.rows import SUFFIXES, checked_label, checked_path, checked_text, read_rows
-from ssmscope.data.sequences import SequenceData, listops, listops_expressions, majority
 from ssmscope.data.stories import NEEDLES, STORIES
 from ssmscope.data.text import LINE_SOURCES, SOURCES, TextData, known_splits, load_text
-from ssmscope.data.tokenizer import train_byte_pairs
-from ssmscope.data.tokens import TokenData
+from ssmscope.data.tokens import SequenceData, TokenData
 from ssmscope.errors import InputError
+from ssmscope.zoo.documents import (
+    DOCUMENTS,
+    byte_tokenizer,
+    document_data,
+    load_documents,
+    symbol_tokenizer,
+    word_tokenizer,
+)
+from ssmscope.zoo.instructions import InstructionData, load_mixture
 from ssmscope.zoo.mad import GENERATORS, next_tokens
+from ssmscope.zoo.sequences import listops, listops_expressions, majority
+from ssmscope.zoo.tokenizers import train_byte_pairs
 
 Data = TextData | SequenceData | PixelData | TokenData | InstructionData
 Parts = dict[str, Data | None]

@@ -14,10 +14,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.functional import dropout as drop
 
 from ssmscope.core.batching import by_length, tokens_at_once
-from ssmscope.data.batches import SubwordDropout, drop_tokens, encode, epoch_order, padded
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
 from ssmscope.networks.classifier import information_loss
+from ssmscope.zoo.training.batches import SubwordDropout, drop_tokens, encode, epoch_order, padded
 
 MIN_SPREAD = 0.1
 """Standard deviation of a batch's answers below which `spread_penalty` acts."""

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ssmscope.core.batching import refuse_beyond, refuse_held
-from ssmscope.data.instructions import InstructionData
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError
+from ssmscope.zoo.instructions import InstructionData
 from ssmscope.zoo.training.architectures import ANNEALING, GATE_OPTIONS, OWN, SIZES, Architecture, named
 from ssmscope.zoo.training.data import QUESTIONS, Data, kind_of, task_options
 from ssmscope.zoo.training.options import OPTIONS, Allowed, defaults

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.prompts import CONTENT, TASK_PROMPTS, content_of
+from ssmscope.data.prompts import CONTENT, TASK_PROMPTS, answered, content_of
 from ssmscope.data.text import SOURCES, TextData, load_text
 from ssmscope.data.tokens import fingerprint_of
 from ssmscope.errors import InputError, did_you_mean
@@ -161,7 +161,3 @@ def label_tokens(tokenizer: Any, tasks: Collection[str]) -> dict[tuple[str, int]
 def spoken(data: InstructionData) -> list[str]:
     """Return every prompt with its answer, as training text for a tokenizer."""
     return list(map(answered, data.texts, data.answers))
-
-
-def answered(prompt: str, word: str) -> str:
-    return prompt + " " * (not prompt[-1].isspace()) + word

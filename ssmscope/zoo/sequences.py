@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ssmscope.core.batching import refuse_above, refuse_held
-from ssmscope.data.tokens import ArrayData
+from ssmscope.data.tokens import SequenceData
 from ssmscope.errors import InputError, check_whole
 
 OPERATORS: Mapping[str, Callable[[list[int]], int]] = {
@@ -28,17 +27,6 @@ MAX_DEPTH, MAX_VALUES, NESTING_PROBABILITY = 10, 10, 0.25
 value is an expression."""
 LENGTH_TOLERANCE, MIN_LENGTH, MAX_LENGTH = 4, 8, 2000
 """Maximum difference between an expression's length and the requested one, and the range of these, in tokens."""
-
-
-@dataclass(frozen=True, eq=False)
-class SequenceData(ArrayData):
-    """Sequences `ids` (examples, length) of token ids with their class ids `labels` (examples,). `tokens` names each
-    id, `label_names` each class."""
-
-    ids: np.ndarray
-    labels: np.ndarray
-    tokens: tuple[str, ...]
-    label_names: tuple[str, ...]
 
 
 def majority(

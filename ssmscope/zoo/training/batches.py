@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ssmscope.core.tokenizing import tokenize
-from ssmscope.data.instructions import InstructionData
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
+from ssmscope.zoo.instructions import InstructionData
 
 BATCHES_PER_POOL = 50
 """Number of batches whose rows are sorted by length together."""
