@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
 
 UNEDITED = "none"
-"""Name of the edit of the unedited model."""
 
 
 @dataclass(frozen=True)

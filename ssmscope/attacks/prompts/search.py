@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     pass
 
 MAX_CHARACTERS_PER_CALL = 100_000_000
-"""Characters of the filled prompts that are asked for together."""
 UNKNOWN = np.int8(-1)
 """Mark of an example that was not asked about, in place of right (1) or wrong (0)."""
 MIN_EXAMPLES_PER_CALL = 8

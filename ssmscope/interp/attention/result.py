@@ -44,9 +44,7 @@ SOFTMAX_NOTE = (
     "scale."
 )
 NAMED_TEXTS = 3
-"""Number of texts that the headline tells of."""
 KEYS_PER_QUERY = 64
-"""Number of a query's strongest keys in the table."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,6 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
 
 
 NAMED_KEYS = 5
-"""Number of keys of a query that are named."""
 
 
 def reads_most(text: AttendedText) -> str:

@@ -32,12 +32,9 @@ if TYPE_CHECKING:
 
 Declared = TypeVar("Declared", bound=Callable[..., Any])
 NAMED = 8
-"""Largest number of words of each sign that a table names."""
 AGAINST = "strongest against"
 MAX_TOLD, TOLD_WORDS = 3, 2
-"""Numbers of texts, and of words of each, that a verdict names."""
 TOLD_WIDTH = 60
-"""Maximum number of characters of a word or sentence that a headline names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +182,6 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
     texts: tuple[ExplainedText, ...]
     methods: tuple[str, ...]
     top: int
-    """Number of tokens that the views name."""
     notes: tuple[str, ...] = ()
 
     @property

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ssmscope.interp.explain.result import Explanation
 
 MIN_OVERLAP = 0.5
-"""Smallest intersection over union of two matching spans."""
 
 
 def token_f1(chosen: Bool[np.ndarray, " n"], marked: Bool[np.ndarray, " n"]) -> float:
