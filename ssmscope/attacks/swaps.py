@@ -7,16 +7,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ssmscope.attacks.offline import textattack
+from ssmscope.attacks.resources import Encoder, MaskedLM, WordVectors
 from ssmscope.core.tokenizing import is_within_word
-
-if TYPE_CHECKING:
-    from ssmscope.attacks.resources import Encoder, MaskedLM, WordVectors
 
 textattack()
 

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,14 +31,12 @@ from ssmscope.core.chosen_keys import (
     with_changed_choice,
 )
 from ssmscope.core.intercept import observe, override_forward, twin
+from ssmscope.core.interface import Runs
 from ssmscope.core.known_models import readable_types
 from ssmscope.core.mixers import arguments, is_bidirectional, mixers
 from ssmscope.core.ngrams import is_ngram_part, looked_up
 from ssmscope.core.trace import Earlier, LayerState, alone
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from ssmscope.core.interface import Runs
 
 IMPLEMENTATIONS = ("eager", "sdpa")
 """Implementations of transformers that add a mask of any shape to their scores."""

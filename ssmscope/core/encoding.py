@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +16,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ssmscope.core.chat import chat_ids, is_chat
+from ssmscope.core.interface import Runs
 from ssmscope.core.tokenizing import Spelled, names_of, token_texts, tokenize, word_numbers
 from ssmscope.errors import InputError
 from ssmscope.outline import Outlined
-
-if TYPE_CHECKING:
-    from ssmscope.core.interface import Runs
 
 # These control a terminal or end a string. The upper control characters are allowed: real texts have them where
 # Windows' own quotation marks and dashes were read as Latin-1. Halves of surrogate pairs are not characters at all.

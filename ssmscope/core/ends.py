@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from ssmscope.core.interface import Runs
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from ssmscope.core.interface import Runs
 
 EXTRA_TOKENS_DECODED = 8
 """Tokens decoded to look for a stop string, beyond four for each of its characters (their bytes)."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.edits import Edit
 from ssmscope.core.encoding import Batch
 from ssmscope.core.ends import EndedBy, Ends, Stop, Written
+from ssmscope.core.interface import Runs
 from ssmscope.core.lasting_edits import LastingEdit
 from ssmscope.core.mixers import check_causal
 from ssmscope.core.progress import count_tokens
@@ -32,9 +33,6 @@ from ssmscope.core.token_runs import TokenRuns
 from ssmscope.core.trace import Earlier, States, gathered, joined
 from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.outline import Outlined
-
-if TYPE_CHECKING:
-    from ssmscope.core.interface import Runs
 
 P = ParamSpec("P")
 R = TypeVar("R")

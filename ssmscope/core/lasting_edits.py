@@ -13,18 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssmscope.core.edits import Edit, Site, digest, new_state
+from ssmscope.core.ends import Written
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError, check_whole
 from ssmscope.ops import DeltaRecurrence, Recurrence
-
-if TYPE_CHECKING:
-    from ssmscope.core.ends import Written
 
 
 @dataclass(frozen=True, eq=False)

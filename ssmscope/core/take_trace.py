@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,14 +17,11 @@ from ssmscope.core.edits import edited, edits_of, recompute_terms
 from ssmscope.core.encoding import Batch
 from ssmscope.core.fingerprint import adapters, versions
 from ssmscope.core.intercept import evaluating
+from ssmscope.core.interface import Runs
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import linearize, memory_of, stored_weights
 from ssmscope.core.trace import KeptStates, Layers, LayerTrace, States, Trace, gathered, joined, mapped
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from ssmscope.core.interface import Runs
-
 
 Look = Callable[[int, Sequence[int], LayerTrace], None]
 """Function of a layer's number, the rows that run together, and the layer's terms on them."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -23,6 +23,7 @@ from ssmscope.core.attention_layers import attending
 from ssmscope.core.edits import Edit, edited
 from ssmscope.core.heads import own_logits
 from ssmscope.core.intercept import Handler, active_override, evaluating, override_forward
+from ssmscope.core.interface import Runs
 from ssmscope.core.mixers import collect_states, fast_scan, mixers
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.recomputing import stacked
@@ -31,9 +32,6 @@ from ssmscope.core.trace import LayerState, States, mapped, tensors
 from ssmscope.core.weights import weights_prepared
 from ssmscope.errors import InputError
 from ssmscope.ops.compiling import Unsettled, compiled_once, signature, traced
-
-if TYPE_CHECKING:
-    from ssmscope.core.interface import Runs
 
 
 class TokenRuns:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
 
+from ssmscope.core.model import Model
 from ssmscope.core.text_files import SURROGATE
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from ssmscope.core.model import Model
 
 MIN_FORK_DISTANCE, MIN_TOKENS_SAVED = 8, 256
 """Minimum distance between two forks, because every further fork makes batches smaller, unless it saves so many tokens.

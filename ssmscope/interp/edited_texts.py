@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ssmscope.core.batching import by_length
+from ssmscope.core.encoding import Batch
+from ssmscope.core.generation import Generation, GivenEdit
+from ssmscope.core.model import Model
 from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, number_cell, table
-
-if TYPE_CHECKING:
-    from ssmscope.core.encoding import Batch
-    from ssmscope.core.generation import Generation, GivenEdit
-    from ssmscope.core.model import Model
 
 UNEDITED = "none"
 

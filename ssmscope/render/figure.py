@@ -7,12 +7,15 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import ListedColormap, Normalize, to_hex
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
@@ -27,11 +30,6 @@ from ssmscope.render.letters import MAX_NAME_LETTERS, drawable, families, short_
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import with_interval
 from ssmscope.render.tokens import shorten, visible
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.colorbar import Colorbar
 
 INK, SOFT, GRID, EDGE = "#1b1f24", "#57606a", "#e6e9ed", "#f3f4f6"
 COLOURS = ("#2065a8", "#d1540a", "#0f8a6c", "#b01e8a", "#7a6a00", "#57606a")

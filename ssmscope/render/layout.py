@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.transforms import BboxBase
 
 from ssmscope.errors import InputError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
-    from matplotlib.transforms import BboxBase
 
 MIN_LETTERS, MAX_PASSES = 8, 5
 GAP_PIXELS = 2.0

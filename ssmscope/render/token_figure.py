@@ -10,16 +10,19 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 
 from ssmscope.errors import InputError
 from ssmscope.render import figure as plot
+from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 from ssmscope.render.colours import BLUES, SHADES, SIGNED, STEPS, ink, ramp
 from ssmscope.render.layout import inches
 from ssmscope.render.letters import drawable, families, letters
@@ -27,12 +30,6 @@ from ssmscope.render.numbers import format_probability, number
 from ssmscope.render.series import draw_series
 from ssmscope.render.token_rows import in_line, row_kinds, scale_ends, window_note, windows
 from ssmscope.render.tokens import short_token, shorten, spell_tokens, visible
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
-
-    from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 
 LINE_INCHES, STRIP_INCHES, PICTURE_INCHES, SERIES_INCHES = 0.24, 0.19, 1.5, 1.5
 """Heights in inches of a line of tokens, of a strip, of a picture without its caption, and of a series."""

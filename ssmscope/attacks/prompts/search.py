@@ -9,7 +9,7 @@ import runpy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -22,9 +22,6 @@ from ssmscope.core.text_files import read_text
 from ssmscope.data.prompts import CONTENT
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation import Evaluator, Template
-
-if TYPE_CHECKING:
-    pass
 
 MAX_CHARACTERS_PER_CALL = 100_000_000
 UNKNOWN = np.int8(-1)

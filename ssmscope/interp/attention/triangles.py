@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
+from matplotlib.figure import SubFigure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from ssmscope.interp.attention.maps import causal, limit, title
+from ssmscope.interp.attention.maps import AttendedText, AttentionMap, causal, limit, title
 from ssmscope.render import figure as plot
 from ssmscope.render.blocks import TokenText
 from ssmscope.render.colours import SIGNED, ramp
@@ -20,12 +22,6 @@ from ssmscope.render.letters import drawable
 from ssmscope.render.numbers import number
 from ssmscope.render.token_figure import Columns, Part, name_tokens, rows_part
 from ssmscope.render.tokens import short_token, shorten
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import SubFigure
-
-    from ssmscope.interp.attention.maps import AttendedText, AttentionMap
 
 MAX_LARGE_MAPS, MAX_NAMED_IN_SMALL = 4, 12
 """Largest number of maps of a text drawn large, with a colour bar each, and of tokens named along small ones."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssmscope.core.affine import is_plain
+from ssmscope.core.generation import Generation
 from ssmscope.core.intercept import evaluating, observe
 from ssmscope.core.mixers import memory_of
 from ssmscope.core.model import Model
@@ -30,9 +31,6 @@ from ssmscope.interp.methods.memory import occlusion, survival
 from ssmscope.interp.objective import Objective, kept_bytes_per_token, objective, tokens_that_fit
 from ssmscope.layers.parts import at_least_float32
 from ssmscope.ops.survival import shares_from
-
-if TYPE_CHECKING:
-    from ssmscope.core.generation import Generation
 
 Map = Float[np.ndarray, "written tokens"]
 

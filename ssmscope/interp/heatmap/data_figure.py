@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.interp.heatmap.result import shared_words
+from ssmscope.interp.heatmap.result import DataHeatmap, shared_words
 from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, shown_words
+from ssmscope.interp.paired import Paired
 from ssmscope.render import figure as plot
 from ssmscope.render.figure import line
 from ssmscope.render.numbers import evenly_spaced
-
-if TYPE_CHECKING:
-    from ssmscope.interp.heatmap.result import DataHeatmap
-    from ssmscope.interp.paired import Paired
 
 MAX_LAYER_CURVES = 5
 NAME_CHARACTERS = 18

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -12,11 +12,9 @@ from ssmscope.api.provenance import record_provenance
 from ssmscope.core.bootstrap import estimate, resampled_means
 from ssmscope.core.ties import descending, levels
 from ssmscope.errors import InputError
+from ssmscope.interp.explain.result import Explanation
 from ssmscope.interp.plausibility.measures import MEASURES, check_top
 from ssmscope.interp.plausibility.result import Plausibility
-
-if TYPE_CHECKING:
-    from ssmscope.interp.explain.result import Explanation
 
 MIN_OVERLAP = 0.5
 

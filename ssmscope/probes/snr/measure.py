@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_means
-
-if TYPE_CHECKING:
-    from ssmscope.probes.snr.reading import Needles
+from ssmscope.probes.snr.reading import Needles
 
 METRICS = {
     "needle": "needle probability",
