@@ -1,9 +1,4 @@
-"""Training passes that recompute each block for its gradients, in the memory of one block, and run compiled parts.
-
-Only norms and the functions marked `compilable` are compiled, each by itself. A model compiled as a whole has
-had the right loss and wrong gradients, so whoever compiles compares gradients with those of plain torch first, as
-`ssmscope.zoo.training.fitting` does.
-"""
+"""Training passes that recompute each block for its gradients, in the memory of one block."""
 
 from __future__ import annotations
 
@@ -16,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmscope.core.intercept import Handler, active_override, is_own, override_forward
+from ssmscope.core.intercept import Handler, active_override, override_forward
 from ssmscope.core.mixers import mixers
-from ssmscope.ops.compiling import compilable, compiling
 from ssmscope.ops.recurrence import checkpointed
 
 
@@ -49,17 +43,3 @@ def _checkpointed(handler: Handler | None, below: Callable[..., Any], *args: Any
     # On a GPU the backward pass has a thread of its own, which needs this one's overrides.
     run = partial(copy_context().run, block)
     return checkpointed(run, *args, **kwargs)
-
-
-@contextmanager
-def compiled_parts(module: nn.Module) -> Iterator[None]:
-    """Run a model's norms and the functions marked `compilable` compiled where gradients are enabled, within the
-    context and in this thread alone; the first call of each takes seconds."""
-    norms = [part for part in module.modules() if type(part).__name__.endswith(("RMSNorm", "RMSNormGated"))]
-    with compiling(), override_forward([(norm, partial(_normed, norm)) for norm in norms]):
-        yield
-
-
-def _normed(norm: nn.Module, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    kind: Any = type(norm)
-    return compilable(kind.forward)(norm, *args, **kwargs) if is_own(norm, below) else below(*args, **kwargs)

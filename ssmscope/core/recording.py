@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.edits import edits_of
 from ssmscope.core.intercept import active_override, forward_without_transfer, is_changed, is_observed
-from ssmscope.core.mixers import adapter_for, mixers, runs_own
+from ssmscope.core.mixers import mixers, runs_own
 from ssmscope.core.trace import States, gathered, mapped, tensors
 from ssmscope.ops.compiling import Unsettled
 
@@ -45,13 +45,6 @@ def recordable(module: Any) -> bool:
     plain = all(type(weight) is nn.Parameter and weight.is_floating_point() for weight in weights)
     one_place = len({weight.device for weight in weights}) == 1
     return plain and one_place and all(runs_own(each, forward_without_transfer(each)) for each in mixers(module))
-
-
-def declared(module: Any, name: str) -> bool:
-    """Return True if the adapters of all mixers declare the model's type in the tuple `name`, see `LayerAdapter`."""
-    config = module.config
-    kind = getattr(getattr(config, "backbone", config), "model_type", None)
-    return all(kind in getattr(adapter_for(each), name, ()) for each in mixers(module))
 
 
 class Traced(NamedTuple):

@@ -14,11 +14,10 @@ from rich.console import Console
 from torch import Tensor
 
 from ssmscope.core.mixers import fast_scan
-from ssmscope.core.recomputing import compiled_parts
 from ssmscope.data.tokens import TokenData
 from ssmscope.ops import compiling, wide
 from ssmscope.zoo.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM
-from ssmscope.zoo.training.fitting import Fit
+from ssmscope.zoo.training.fitting import Fit, compiled_parts
 from ssmscope.zoo.training.objectives import NextTokens
 
 SIZES = dict(hidden_size=8, state_size=4, num_hidden_layers=2, head_dim=4, num_heads=4, n_groups=1, expand=2)

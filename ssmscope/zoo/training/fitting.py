@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from ssmscope.api.checkpoint import load_state, random_states, restore_random_states, save_state
-from ssmscope.core.mixers import fast_scan
+from ssmscope.core.intercept import is_own, override_forward
+from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.progress import progress_bar
-from ssmscope.core.recomputing import compiled_parts
-from ssmscope.core.recording import declared
 from ssmscope.errors import InputError
+from ssmscope.ops.compiling import compilable, compiling
 from ssmscope.zoo.baleen import anneal_prior
 from ssmscope.zoo.diff_mamba import Subtraction
 from ssmscope.zoo.selective import SelectiveSSM
@@ -96,6 +97,21 @@ def monitored(module: nn.Module) -> dict[str, float]:
     return found | ({"mean_lambda": sum(weights) / len(weights)} if weights else {})
 
 
+@contextmanager
+def compiled_parts(module: nn.Module) -> Iterator[None]:
+    """Run a model's norms and the functions marked `compilable` compiled where gradients are enabled, within the
+    context and in this thread alone; the first call of each takes seconds. A model compiled as a whole has had the
+    right loss and wrong gradients, so gradients are compared with those of plain torch first."""
+    norms = [part for part in module.modules() if type(part).__name__.endswith(("RMSNorm", "RMSNormGated"))]
+    with compiling(), override_forward([(norm, partial(_normed, norm)) for norm in norms]):
+        yield
+
+
+def _normed(norm: nn.Module, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    kind: Any = type(norm)
+    return compilable(kind.forward)(norm, *args, **kwargs) if is_own(norm, below) else below(*args, **kwargs)
+
+
 WARM_UP_STEPS = 3
 """Steps before a recording, in which libraries initialize."""
 
@@ -103,6 +119,13 @@ WARM_UP_STEPS = 3
 def recordable(module: nn.Module, device: torch.device) -> bool:
     """Return True if a model's step on this device can be recorded: its passes never wait for the GPU."""
     return device.type == "cuda" and hasattr(module, "config") and declared(module, "RECORDABLE_TRAINING")
+
+
+def declared(module: Any, name: str) -> bool:
+    """Return True if the adapters of all mixers declare the model's type in the tuple `name`, see `LayerAdapter`."""
+    config = module.config
+    kind = getattr(getattr(config, "backbone", config), "model_type", None)
+    return all(kind in getattr(adapter_for(each), name, ()) for each in mixers(module))
 
 
 class Recording:
