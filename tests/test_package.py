@@ -151,7 +151,7 @@ BROUGHT = {"huggingface_hub": "transformers", "markupsafe": "jinja2", "nltk": "t
 """Packages that are imported, and the declared one that cannot be without them."""
 NAMES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
 OPTIONAL = set(
-    "accelerate anywidget gguf lm-eval peft ray scikit-learn textattack torchao triton wandb".split()
+    "accelerate anywidget gguf lm-eval peft promptbench ray scikit-learn textattack torchao triton wandb".split()
 )
 """Packages of extras, or of the user's, which are asked for before they are imported."""
 

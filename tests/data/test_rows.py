@@ -34,9 +34,9 @@ from ssmscope.data.language import (
 )
 from ssmscope.data.rows import class_ids, label_column, sorted_names
 from ssmscope.data.text import load_text
-from ssmscope.data.tokenizer import train_byte_pairs
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError
+from ssmscope.zoo.tokenizers import train_byte_pairs
 from ssmscope.zoo.training.card import score_record
 from ssmscope.zoo.training.objectives import NextTokens
 
