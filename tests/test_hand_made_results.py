@@ -15,7 +15,9 @@ from ssmscope.attacks.effect import result as effect_views
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, Place, curve_table, place_name
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, doubt, strongest
+from ssmscope.interp.explain.result import Explanation
+from ssmscope.interp.explain.scored_text import Attribution, ExplainedText
+from ssmscope.interp.explain.views import doubt
 from ssmscope.interp.heatmap import text_result as views
 from ssmscope.interp.heatmap.scored_text import ScoredText
 from ssmscope.interp.heatmap.text_result import SelectionHeatmap
@@ -462,7 +464,7 @@ def test_explanations_are_listed_text_by_text_and_method_by_method() -> None:
     first = text([0.5, -0.25, 0.75], [0.125, 0.5, 0.25])
     second = text([-0.5, -0.75, 0.0], [0.75, 0.25, 0.5], words=(None, 0, 1))
     result = Explanation({"model": "own"}, (first, second), ("ig", "self-retention"), 2)
-    found = [(line.labels, {name: cell.text for name, cell in line.cells.items()}) for line in strongest(result)]
+    found = [(line.labels, {name: cell.text for name, cell in line.cells.items()}) for line in result.lines()]
     assert [labels for labels, _ in found] == [(at, name) for at in "01" for name in ("ig", "self-retention")]
     missed = "misses 50.0% of f(x) − f(baseline)"
     assert found[0][1] == {"highest scores": "c 0.750 · a 0.500", "strongest against": "b −0.250", "error": missed}
@@ -470,9 +472,9 @@ def test_explanations_are_listed_text_by_text_and_method_by_method() -> None:
     assert found[2][1]["highest scores"] == "none" and found[2][1]["strongest against"] == "b −0.750"
     assert found[2][1]["special tokens"].startswith("a −0.500")
     assert first.top(first.attributions[0], 1) == [2] and second.against(second.attributions[1], 3) == []
-    compared = [line.cells for line in strongest(result, "x")]
+    compared = [line.cells for line in result.lines("x")]
     assert [cells["relative error of the sum"].value for cells in compared] == ["0.5000", "–", "0.5000", "–"]
-    assert [line.labels for line in strongest(result, "x")][1] == ("x", "0", "self-retention")
+    assert [line.labels for line in result.lines("x")][1] == ("x", "0", "self-retention")
 
 
 def test_scores_of_benchmarks() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import ssmscope
 from ssmscope.attacks.noise.series import CHANGES, changed
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 
 
 class Network(nn.Module):
@@ -88,6 +91,44 @@ def test_a_position_is_asked_about_by_every_verb(series: Tensor) -> None:
     assert abs(float(cut["change"].iloc[0])) > 1e-3
     with pytest.raises(InputError, match="no position 40"):
         ssmscope.explain(model, series[:1], methods=["gradxinput"], at=40)
+
+
+def test_all_positions_answers_are_on_a_page_with_what_each_rests_on(series: Tensor) -> None:
+    model = ssmscope.load(network(), at=-1, example=series, labels=list("abcd"))
+    methods, x = ["gradxinput", "survival"], series[:1]
+    found = ssmscope.explain(model, x, methods=methods, at="all")
+    answers = network()(x)[0].argmax(-1).tolist()
+    assert [text.answer for text in found] == ["abcd"[each] for each in answers] and len(set(answers)) > 1
+    frame = found.to_frame()
+    for at in range(11):
+        alone = ssmscope.explain(model.at(at), x, methods=methods)
+        for mine, own in zip(found[at].attributions, alone[0].attributions):
+            np.testing.assert_allclose(mine.scores, own.scores, atol=1e-6)
+            assert (
+                frame["score"][(frame["at"] == at) & (frame["method"] == own.method)].tolist() == mine.scores.tolist()
+            )
+            assert not mine.scores[at + 1 :].any() and mine.scores[: at + 1].any()
+        assert f"at position {at} rests most on" in alone.headline
+    best = [
+        int(text.attributions[0].scores.argmax()) if text.attributions[0].scores.max() > 0 else -1 for text in found
+    ]
+    own = sum(at == each for at, each in enumerate(best))
+    assert f"{own} of 11 answers rest most on their own step" in found.headline and 0 < own < 11
+    page = found.to_html()
+    assert re.findall("<small>(.)</small>", page) == ["abcd"[each] for each in answers]
+    (text,) = json.loads(page.partition('<script type="application/json">')[2].partition("</script>")[0])["texts"]
+    assert text["queries"] == [*range(11)] and [each["name"] for each in text["maps"]] == methods
+    assert "ahead" not in text and text["notes"][3] == f"{found[3].answer}, p = {found[3].probability:.3f}"
+    assert len(found.token_rows().texts[0].rows) == 22
+    reads = ssmscope.attention(model.at(4), x).headline
+    assert "token 4 “step 4” reads" in reads
+    for given, options, said in [
+        (series, {}, "asks about every position of one text, and 2 were given"),
+        (x, {"by": ["sentence"]}, "give one of them"),
+        (x, {"at": "al"}, "allowed are .*all"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            ssmscope.explain(model, given, **{"at": "all", **options})
 
 
 def test_tokens_are_steps(series: Tensor) -> None:

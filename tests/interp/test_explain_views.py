@@ -17,8 +17,9 @@ from seen import render
 from ssmscope.api.provenance import record_provenance
 from ssmscope.api.results import Result
 from ssmscope.errors import InputError
-from ssmscope.interp.explain import result as explained
-from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, kind_of
+from ssmscope.interp.explain import views
+from ssmscope.interp.explain.result import Explanation
+from ssmscope.interp.explain.scored_text import Attribution, ExplainedText, kind_of
 from ssmscope.interp.methods import METHODS
 from ssmscope.render import colours as signed
 from ssmscope.render import token_figure
@@ -121,7 +122,7 @@ def shade(scores, method="ig", words=None):
     )
     words = words if words is not None else tuple(range(len(scores)))
     text = ExplainedText(("a",) * len(scores), words, "x", 0.5, "x", 0.0, (own,))
-    row = explained._row(own, text, 0)
+    row = views._row(own, text, 0)
     return (row.shades() - (signed.STEPS if row.signed else 0)).tolist(), row.extent
 
 
@@ -162,7 +163,7 @@ def test_noise_of_the_gates_has_neither_colours_nor_names(method, scores, flat):
     text = ExplainedText(("a", " b", " c", " d"), (0, 1, 2, None), "x", 0.5, "x", 0.0, (own,))
     result = Explanation({"model": "own"}, (text,), (method,), 2)
     (row,) = result.token_rows().texts[0].rows
-    (line,) = explained.strongest(result)
+    (line,) = result.lines()
     assert (row.remark, row.marked) == (("flat: noise", []) if flat else ("", [int(np.argmax(scores[:3]))]))
     assert (line.cells["highest scores"].text == "flat: noise") == flat
     assert (len(set(row.shades().tolist())) == 1) == flat and "d" in line.cells["special tokens"].text
@@ -174,10 +175,10 @@ def test_noise_of_the_gates_has_neither_colours_nor_names(method, scores, flat):
 
 
 def test_columns_stand_in_one_order_whatever_the_methods():
-    found = [line.cells for line in explained.strongest(make((9,), ("gradcam", "ig")))]
+    found = [line.cells for line in make((9,), ("gradcam", "ig")).lines()]
     assert [list(cells)[:3] for cells in found] == [["highest scores", "strongest against", "special tokens"]] * 2
     assert found[0]["strongest against"].text == "" != found[1]["strongest against"].text
-    assert "strongest against" not in next(explained.strongest(make((9,), ("gradcam",)))).cells
+    assert "strongest against" not in make((9,), ("gradcam",)).lines()[0].cells
 
 
 def test_terminal():
@@ -210,7 +211,7 @@ def test_every_token_of_the_page_shows_its_scores():
     page = result.to_html()
     assert page.count('title="position') == 7 * (9 + 5) and "prefers-color-scheme: dark" in page
     for text in result:
-        marked = [explained._row(each, text, 3).marked for each in text.attributions]
+        marked = [views._row(each, text, 3).marked for each in text.attributions]
         for position in range(len(text)):
             lines = "&#10;".join(
                 f"{each.method}: {number(float(each.scores[position]), significant=6)}"
@@ -237,7 +238,7 @@ def one_by_hand(method: str = "lrp", top: int = 3) -> Explanation:
 
 
 def strongest_of(result: Explanation) -> list[dict[str, str]]:
-    return [{name: cell.text for name, cell in line.cells.items()} for line in explained.strongest(result)]
+    return [{name: cell.text for name, cell in line.cells.items()} for line in result.lines()]
 
 
 def test_no_negative_score_is_called_high_and_no_text_is_wholly_marked():
@@ -251,9 +252,9 @@ def test_no_negative_score_is_called_high_and_no_text_is_wholly_marked():
     ]
     assert result.highest()["score"].tolist() == [2, 1, 0.5, 0.125]
     assert np.flatnonzero(result.to_frame()["in_top"]).tolist() == [1, 3, 5, 7]
-    row = explained.rows(result).texts[0].rows[0]
+    row = result.token_rows().texts[0].rows[0]
     assert (row.marked, row.against, row.ends) == ([1, 5], [2], (-3.0, 3.0))  # 3 of 7 words, by |score|
-    row = explained.rows(one_by_hand(top=2)).texts[0].rows[0]
+    row = one_by_hand(top=2).token_rows().texts[0].rows[0]
     assert (row.marked, row.against) == ([1], [2])
 
 
@@ -261,7 +262,7 @@ def test_a_method_without_signs_has_nothing_against():
     result = one_by_hand("gradcam", top=5)
     (cells,) = strongest_of(result)
     assert cells["highest scores"] == "b 3 · a 2 · e 1 · f 0.750 · c 0.500" and "strongest against" not in cells
-    row = explained.rows(result).texts[0].rows[0]
+    row = result.token_rows().texts[0].rows[0]
     assert (row.marked, row.against, row.ends) == ([2, 1, 5], [], (0.125, 3.0))
 
 
@@ -293,8 +294,8 @@ def test_boxes_and_strips_have_the_colours_of_the_scores():
     around, upward = signed.signed_shades(), ramp(BLUES)
     short = make((6,), ("ig", "gradcam"))
     text = short[0]
-    expected = [around[shade] for shade in explained._row(text.attributions[0], text, 3).shades()]
-    expected_other = [upward[shade] for shade in explained._row(text.attributions[1], text, 3).shades()]
+    expected = [around[shade] for shade in views._row(text.attributions[0], text, 3).shades()]
+    expected_other = [upward[shade] for shade in views._row(text.attributions[1], text, 3).shades()]
     (paper,) = typed(short.figure())
     patches = paper.collections
     faces = [[to_hex(colour) for colour in each.get_facecolor()][:6] for each in patches]
@@ -305,7 +306,7 @@ def test_boxes_and_strips_have_the_colours_of_the_scores():
     images = [image for axes in panels_of(long.figure()) for image in axes.get_images()]
     for image, each, colours in zip(images, text.attributions, (around, upward), strict=True):
         found = [to_hex(colour) for colour in image.get_array()[0]]
-        assert found == [colours[shade] for shade in explained._row(each, text, 3).shades()]
+        assert found == [colours[shade] for shade in views._row(each, text, 3).shades()]
     assert SHADES == len(upward)
 
 
@@ -326,7 +327,7 @@ def test_images_have_a_map_per_method(monkeypatch):
     images = [image.get_array() for axes in figure.axes for image in axes.get_images() if image.get_array().ndim == 3]
     assert len(images) == 2 * 8 and "texts 0–1 of 3" in said(figure)
     np.testing.assert_allclose(images[0], pixels)
-    shades = explained._row(result[0].attributions[0], result[0], 3).shades(count=PIXEL_SHADES)
+    shades = views._row(result[0].attributions[0], result[0], 3).shades(count=PIXEL_SHADES)
     expected = [ramp(signed.SIGNED, PIXEL_SHADES)[shade] for shade in shades[:12]]
     assert [to_hex(colour) for colour in images[1].reshape(12, 3)] == expected
     assert not overlapping(texts)

@@ -19,7 +19,7 @@ from faithful import WORDS, lines, random_scores, reader
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.fidelity.measure import trapezoid
 from ssmscope.interp.fidelity.measures import MEASURES

@@ -17,7 +17,7 @@ from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings, baseline_name, singularity_note
 from ssmscope.interp.explain import explain
-from ssmscope.interp.explain.result import doubt
+from ssmscope.interp.explain.views import doubt
 from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.methods import integrated
 from ssmscope.interp.methods.integrated import ig

@@ -16,7 +16,8 @@ from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.text import load_text, text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
+from ssmscope.interp.explain.result import Explanation
+from ssmscope.interp.explain.scored_text import Attribution, ExplainedText
 from ssmscope.interp.labelled import marked_tokens
 from ssmscope.interp.plausibility.measure import (
     average_precision,

@@ -248,6 +248,20 @@ class TestExplain:
         )
 
 
+class TestExplainPositions:
+    def test_verdict(self) -> None:
+        def text(*scores: float) -> Any:
+            each = SimpleNamespace(method="ig", scores=np.array(scores))
+            return SimpleNamespace(attributions=[each], series=None, top=lambda one, size: highest(one.scores))
+
+        def highest(scores: np.ndarray) -> list[int]:
+            return [int(scores.argmax())] * bool(scores.max() > 0)
+
+        told = "2 of 4 answers rest most on their own token, 1 on an earlier one, 1 on no token, 3.0 tokens away on"
+        rows = text(1, 0, 0, 0), text(0, 2, 0, 0), text(0, 0, -1, 0), text(3, 0, 0, 1)
+        assert said(Stand("explain-positions", rows, methods=("ig",))) == f"{told} average (ig)"
+
+
 class TestKnockout:
     def test_both(self) -> None:
         from ssmscope.interp.knockout.result import Cut, Knockout

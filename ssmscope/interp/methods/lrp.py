@@ -53,7 +53,7 @@ from ssmscope.core.mixers import adapter_for, as_returned, check_parts, entered,
 from ssmscope.core.model import Model
 from ssmscope.core.take_trace import few_tokens
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.methods.lrp_blocks import (
     freeze_soft_caps,
     gated,
