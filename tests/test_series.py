@@ -83,7 +83,7 @@ def test_a_position_is_asked_about_by_every_verb(series: Tensor) -> None:
     assert np.array_equal(asked.attributions[0].scores, there.attributions[0].scores) and asked.answer == there.answer
     assert not np.array_equal(asked.attributions[0].scores, end.attributions[0].scores)
     heatmap, same = ssmscope.heatmap(model, series[:1], at=4), ssmscope.heatmap(model.at(4), series[:1])
-    assert heatmap.headline == same.headline and "after token 4" in heatmap.headline
+    assert heatmap.headline == same.headline and "after step 4" in heatmap.headline
     assert heatmap[0].answer == there.answer
     cut = ssmscope.knockout(model, series[:1], from_="2", at=4, level="ssm").to_frame()
     named = ssmscope.knockout(model.at(4), series[:1], from_="2", to="4", level="ssm").to_frame()
@@ -120,8 +120,14 @@ def test_all_positions_answers_are_on_a_page_with_what_each_rests_on(series: Ten
     assert text["queries"] == [*range(11)] and [each["name"] for each in text["maps"]] == methods
     assert "ahead" not in text and text["notes"][3] == f"{found[3].answer}, p = {found[3].probability:.3f}"
     assert len(found.token_rows().texts[0].rows) == 22
+    heatmap = ssmscope.heatmap(model, series, half_lives=True)
+    tables = [*heatmap.tables(), *ssmscope.stability(model, length=16).tables()]
+    assert {"series", "of", "steps from – to", "half-life in steps"} <= {*tables[0].heads, *tables[0].columns}
+    for said in (heatmap.headline, heatmap.to_html(), str(ssmscope.stability(model, length=16))):
+        shown = re.sub("<(style|script).*?</|<[^>]*>", "", said, flags=re.DOTALL)
+        assert not re.search(r"\b(tokens?|texts?|words?)\b", shown)
     reads = ssmscope.attention(model.at(4), x).headline
-    assert "token 4 “step 4” reads" in reads
+    assert "step 4 “step 4” reads" in reads
     for given, options, said in [
         (series, {}, "asks about every position of one text, and 2 were given"),
         (x, {"by": ["sentence"]}, "give one of them"),

@@ -31,6 +31,7 @@ def check_explain(*, methods: Any, steps: int | None, option: Any, at: Any, by: 
 @analysis(
     "explain",
     reads=Texts(),
+    asks_at=True,
     kinds=("explain", "explain-positions"),
     question="Which tokens does an answer rest on?",
     first=2,
@@ -138,6 +139,7 @@ def explain(
     if by:
         rows = [grouped(text, batch, row, by) for row, text in enumerate(rows)]
     options = call_options(methods=list(named), target=[text.target for text in rows], option=option or {})
+    options |= {"at": "all"} if at == "all" else {}
     source = (model.at(at) if isinstance(at, int) else model).source
     provenance = record_provenance(source, options=options, seed=seed)
     notes = note_on_gates(model, batch, [name for name, method in named.items() if kind_of(method).gate])
