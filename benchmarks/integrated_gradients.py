@@ -35,7 +35,7 @@ import ssmscope
 from ssmscope.core.known_models import demos
 from ssmscope.data.text import load_text
 from ssmscope.interp.baselines import baseline_embeddings
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.methods.integrated import ig
 from ssmscope.interp.objective import Objective, objective
 

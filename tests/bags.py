@@ -16,7 +16,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from ssmscope.core.model import Model
 from ssmscope.data.text import TextData, text_data
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.objective import Objective
 
 LABELS = ("bad", "good")

@@ -8,7 +8,7 @@ from loud import loud
 from transformers import Mamba2Config
 
 import ssmscope
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 WORDS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j")

@@ -450,16 +450,23 @@ def test_an_output_before_nothing_is_the_layers() -> None:
         own = torch.cat([module(torch.tensor([row])) for row in ROWS])
     torch.testing.assert_close(model.logits(model.encode(ids=ROWS)), own, rtol=1e-4, atol=1e-4)
     assert ssmscope.heatmap(model, ids=TEXT).headline and model.trace([TEXT]).layers[1].u.shape == (1, len(TEXT), 12)
-    kind = adapted(Stateful, terms=gru_terms, output=lambda m, u, ys: ys[0])
-    with pytest.raises(InputError, match=r"mixer .* gives a tuple; adapt a layer .* alone or before None"):
-        other = network(kind)
-        other.blocks = nn.Sequential(*(Unpacked(block.mixer, 12) for block in other.blocks)).eval()
-        ssmscope.load(other)
 
 
-class Unpacked(Block):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.mixer(self.norm(x))[0]
+@pytest.mark.parametrize("uses", [False, True])
+def test_a_state_after_the_output_is_left_out_or_the_network_refused(uses: bool) -> None:
+    class Unpacked(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            y, state = self.mixer(self.norm(x))
+            return x + y + (state[:, None] if uses else 0)
+
+    module = network(adapted(Stateful, terms=gru_terms, output=lambda m, u, ys: ys[0]))
+    module.blocks = nn.Sequential(*(Unpacked(block.mixer, 12) for block in module.blocks)).eval()
+    if not uses:
+        model = ssmscope.load(module)
+        torch.testing.assert_close(model.logits(model.encode(ids=[TEXT])), module(torch.tensor([TEXT])))
+        return
+    with pytest.raises(InputError, match="cannot be run where its layers are read .* such as a state, is None there"):
+        ssmscope.load(module)
 
 
 def test_modules_that_cannot_be_read_are_refused() -> None:

@@ -219,6 +219,45 @@ def test_positions_are_constants_of_the_relevance() -> None:
     assert "\n" not in str(error.value)
 
 
+class OwnNorm(nn.Module):
+    """A norm of one's own code, with names of its own."""
+
+    def __init__(self, like: nn.Module) -> None:
+        super().__init__()
+        self.gamma, self.beta = nn.Parameter(like.weight.data), getattr(like, "bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.beta is None else x - x.mean(-1, keepdim=True)
+        return x * (x.pow(2).mean(-1, keepdim=True) + 1e-2).rsqrt() * self.gamma + (
+            0 if self.beta is None else self.beta
+        )
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.by
+
+
+def test_norms_and_scales_of_ones_own_are_read_by_what_they_compute() -> None:
+    for make in (nn.RMSNorm, nn.LayerNorm):
+        torch.manual_seed(0)
+        theirs = make(8, eps=1e-2)
+        for weight in theirs.parameters():
+            weight.data = torch.randn(8)
+        scores = []
+        for norm in (theirs, OwnNorm(theirs)):
+            torch.manual_seed(1)
+            module = nn.Sequential(nn.Embedding(20, 8), norm, Unit(), Scale(), nn.Linear(8, 20)).eval()
+            (found,) = ssmscope.explain(ssmscope.load(module), ROWS[:1], methods=["lrp"])[0].attributions
+            assert found.delta < 1e-4 and np.abs(found.scores).max() > 0.01
+            scores.append(found.scores)
+        np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-5)
+
+
 class Halving(nn.Module):
     """A U-Net: a stage at every step, one at every second, and one at every step again."""
 

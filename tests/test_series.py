@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import ssmscope
 from ssmscope.attacks.noise.series import CHANGES, changed
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 
 
 class Network(nn.Module):
@@ -80,7 +83,7 @@ def test_a_position_is_asked_about_by_every_verb(series: Tensor) -> None:
     assert np.array_equal(asked.attributions[0].scores, there.attributions[0].scores) and asked.answer == there.answer
     assert not np.array_equal(asked.attributions[0].scores, end.attributions[0].scores)
     heatmap, same = ssmscope.heatmap(model, series[:1], at=4), ssmscope.heatmap(model.at(4), series[:1])
-    assert heatmap.headline == same.headline and "after token 4" in heatmap.headline
+    assert heatmap.headline == same.headline and "after step 4" in heatmap.headline
     assert heatmap[0].answer == there.answer
     cut = ssmscope.knockout(model, series[:1], from_="2", at=4, level="ssm").to_frame()
     named = ssmscope.knockout(model.at(4), series[:1], from_="2", to="4", level="ssm").to_frame()
@@ -88,6 +91,50 @@ def test_a_position_is_asked_about_by_every_verb(series: Tensor) -> None:
     assert abs(float(cut["change"].iloc[0])) > 1e-3
     with pytest.raises(InputError, match="no position 40"):
         ssmscope.explain(model, series[:1], methods=["gradxinput"], at=40)
+
+
+def test_all_positions_answers_are_on_a_page_with_what_each_rests_on(series: Tensor) -> None:
+    model = ssmscope.load(network(), at=-1, example=series, labels=list("abcd"))
+    methods, x = ["gradxinput", "survival"], series[:1]
+    found = ssmscope.explain(model, x, methods=methods, at="all")
+    answers = network()(x)[0].argmax(-1).tolist()
+    assert [text.answer for text in found] == ["abcd"[each] for each in answers] and len(set(answers)) > 1
+    frame = found.to_frame()
+    for at in range(11):
+        alone = ssmscope.explain(model.at(at), x, methods=methods)
+        for mine, own in zip(found[at].attributions, alone[0].attributions):
+            np.testing.assert_allclose(mine.scores, own.scores, atol=1e-6)
+            assert (
+                frame["score"][(frame["at"] == at) & (frame["method"] == own.method)].tolist() == mine.scores.tolist()
+            )
+            assert not mine.scores[at + 1 :].any() and mine.scores[: at + 1].any()
+        assert f"at position {at} rests most on" in alone.headline
+    best = [
+        int(text.attributions[0].scores.argmax()) if text.attributions[0].scores.max() > 0 else -1 for text in found
+    ]
+    own = sum(at == each for at, each in enumerate(best))
+    assert f"{own} of 11 answers rest most on their own step" in found.headline and 0 < own < 11
+    page = found.to_html()
+    assert re.findall("<small>(.)</small>", page) == ["abcd"[each] for each in answers]
+    (text,) = json.loads(page.partition('<script type="application/json">')[2].partition("</script>")[0])["texts"]
+    assert text["queries"] == [*range(11)] and [each["name"] for each in text["maps"]] == methods
+    assert "ahead" not in text and text["notes"][3] == f"{found[3].answer}, p = {found[3].probability:.3f}"
+    assert len(found.token_rows().texts[0].rows) == 22
+    heatmap = ssmscope.heatmap(model, series, half_lives=True)
+    tables = [*heatmap.tables(), *ssmscope.stability(model, length=16).tables()]
+    assert {"series", "of", "steps from – to", "half-life in steps"} <= {*tables[0].heads, *tables[0].columns}
+    for said in (heatmap.headline, heatmap.to_html(), str(ssmscope.stability(model, length=16))):
+        shown = re.sub("<(style|script).*?</|<[^>]*>", "", said, flags=re.DOTALL)
+        assert not re.search(r"\b(tokens?|texts?|words?)\b", shown)
+    reads = ssmscope.attention(model.at(4), x).headline
+    assert "step 4 “step 4” reads" in reads
+    for given, options, said in [
+        (series, {}, "asks about every position of one text, and 2 were given"),
+        (x, {"by": ["sentence"]}, "give one of them"),
+        (x, {"at": "al"}, "allowed are .*all"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            ssmscope.explain(model, given, **{"at": "all", **options})
 
 
 def test_tokens_are_steps(series: Tensor) -> None:

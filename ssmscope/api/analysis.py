@@ -188,7 +188,7 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             alone = _is_trace(args[0]) if len(args) == 1 else False  # A trace holds its model's answers.
-            if args and not alone and "at" in kwargs and (declared.asks_at or "at" not in declared.options):
+            if args and not alone and "at" in kwargs and not has_at:
                 args = (_asked_at(args[0], kwargs.pop("at")), *args[1:])  # type: ignore[assignment]
             # Several models or steps may read an iterator, which can be read only once.
             args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)  # type: ignore[assignment]
@@ -209,7 +209,9 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
                 noted.reset(notes)
 
         kinds = declaration.pop("kinds", (name.replace(" ", "-"),))
-        options = options_of(function) | (options_of(_position) if declaration.get("asks_at") else {})
+        options = options_of(function)
+        has_at = "at" in options
+        options |= options_of(_position) if declaration.get("asks_at") and not has_at else {}
         declared = Analysis(name=name, function=called, options=options, kinds=kinds, **declaration)
         called.analysis = declared  # type: ignore[attr-defined]
         ANALYSES.add(name, called)

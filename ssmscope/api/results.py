@@ -35,6 +35,7 @@ from ssmscope.api.analyses import result_homes
 from ssmscope.api.jsonable import decode_fields, encode, encode_fields
 from ssmscope.api.writing import publish, read_current
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.render.steps import worded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,6 +88,11 @@ class Result(ABC):
                 setattr(cls, name, getattr(cls, name))
         if "to_frame" in cls.__dict__:
             cls.to_frame = _with_model(cls.__dict__["to_frame"])  # type: ignore[method-assign]
+        for name in ("blocks", "verdict"):
+            if name in cls.__dict__:
+                setattr(cls, name, worded(cls.__dict__[name]))
+        if isinstance(own := cls.__dict__.get("headline"), property) and own.fget is not None:
+            cls.headline = property(worded(own.fget))  # type: ignore[method-assign,assignment]
         if kind is None:
             return
         known = Result._kinds.get(kind)

@@ -74,7 +74,7 @@ class Adapted:
     grids: WeakKeyDictionary[Any, tuple[int, ...]] = field(default_factory=WeakKeyDictionary)
     """Numbers of positions along the axes of a layer's latest input, e.g. (height, width)."""
     checked: dict[str, int] = field(default_factory=dict)
-    """`after`, the number of Nones that a forward pass gives after its output, once a layer that does was checked."""
+    """`after`, how much a forward pass gives after its output, such as a state, once a layer that does was checked."""
 
     def flat(self, mixer: Any, given: Tensor) -> Tensor:
         """Return a layer's input or output as (batch, length, width), the positions of a grid row by row."""
@@ -104,7 +104,7 @@ class Adapted:
         return self.channels_first(mixer) if callable(self.channels_first) else self.channels_first
 
     def returned(self, output: Tensor) -> Any:
-        """Return what the layer's own forward pass gives: its output, or a tuple of that and of None."""
+        """Return what the layer's own forward pass gives: its output, alone or before None in place of states."""
         after = self.checked.get("after")
         return output if after is None else (output, *(None,) * after)
 
@@ -302,7 +302,7 @@ def adapt(
 
     Args:
         kind: class of the layers, whose forward pass takes u (batch, length, width), or (batch, height, width,
-            channels), and gives one tensor like it, alone or before None.
+            channels), and gives one tensor like it, alone or first of a tuple whose rest the network does not use.
         terms: function (layer, u) that returns the layer's recurrences, or `Terms`, whose positions are those of u row
             by row; one of (layer, u, start) is also told how many positions came before the first of u, in runs that go
             on from a state.
@@ -359,16 +359,16 @@ def check_adapted(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) 
 def _check(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) -> None:
     def run(given: Tensor) -> Tensor:
         found = mixer(given.clone())  # Some write into their input.
-        if isinstance(found, tuple) and found and all(each is None for each in found[1:]):
+        if isinstance(found, tuple) and found:  # Behind the output are states, which `load` tries to leave out.
             adapter.checked["after"] = len(found) - 1
             found = found[0]
         if not isinstance(found, Tensor) or found.ndim != given.ndim:
             said = f"{name} gives a {type(found).__name__}; adapt a layer whose forward pass gives one tensor"
-            raise InputError(f"{said} with as many positions as its input, alone or before None")
+            raise InputError(f"{said} with as many positions as its input, alone or first of a tuple")
         found, u = adapter.flat(mixer, found), adapter.entered(mixer, given)
         if found.shape[:2] != u.shape[:2]:
             said = f"{name} gives {found.shape[1]} positions for {u.shape[1]}; adapt a layer whose forward pass gives"
-            raise InputError(f"{said} one tensor with as many positions as its input, alone or before None")
+            raise InputError(f"{said} one tensor with as many positions as its input, alone or first of a tuple")
         return found
 
     own = run(given)

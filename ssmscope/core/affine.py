@@ -24,6 +24,7 @@ from ssmscope.errors import InputError
 MAX_EMBEDDED_ROWS = 2**14
 ROUNDING_UNITS = 64, 4
 """Units of the last place by which two ways of computing the same may differ, in single and in half precision."""
+EPSILONS = "variance_epsilon", "eps"
 MERGE = "merge its PEFT adapter (peft's merge_and_unload())"
 
 
@@ -121,9 +122,10 @@ def matrix(module: nn.Module, name: str = "the layer") -> Float[Tensor, "out in"
 
 def _affine_at_zero(module: nn.Module, name: str) -> Tensor:
     """Return f(0), after checking that f(x + y) + f(0) = f(x) + f(y) and that every position is mapped by itself."""
-    if not is_linear(module):
+    vector = None if is_linear(module) else norm_weight(module)
+    if not is_linear(module) and vector is None:
         raise InputError(f"{name}, {_kind(module)}, is no linear layer that can be read: give it in_features")
-    width, device = module.in_features, _device(module)
+    width, device = module.in_features if vector is None else len(vector), _device(module)
     x, y = _random((2, 3, width), device), 8 * _random((2, 3, width), device, seed=1)
     zero, of_x, of_y, of_both, alone = (_tried(module, u, name) for u in (torch.zeros_like(x), x, y, x + y, x[:1, :1]))
     digits = _digits(of_x)
@@ -221,14 +223,14 @@ def norm_terms(
     norm: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...], name: str = "the norm"
 ) -> NormTerms:
     """Return the weight, bias and ε of a norm of the classes `kind`. Raises InputError if the module is none."""
-    own = innermost(norm)
-    if not hasattr(own, "weight") or not (hasattr(own, "variance_epsilon") or hasattr(own, "eps")):
+    own, own_weight = innermost(norm), norm_weight(norm)
+    if own_weight is None:
         raise InputError(f"{name}, {_kind(norm)}, is no norm that can be read")
-    eps = own.variance_epsilon if hasattr(own, "variance_epsilon") else own.eps
+    eps, centred = norm_constants(norm, name)
     kinds = (nn.LayerNorm, *(kind if isinstance(kind, tuple) else (kind,)))
-    if is_plain(norm, kinds):
+    if is_plain(norm, kinds) and hasattr(own, "weight"):
         return NormTerms(norm.weight, getattr(norm, "bias", None), eps)
-    width, device, centred = own.weight.shape[-1], _device(norm), isinstance(own, nn.LayerNorm)
+    width, device = own_weight.shape[-1], _device(norm)
     size = getattr(own, "group_size", width // getattr(own, "n_groups", 1))
 
     def normed(x: Tensor) -> Tensor:
@@ -237,9 +239,7 @@ def norm_terms(
         return (groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + least)).flatten(-2)
 
     with torch.no_grad(), _quiet(norm):
-        wide = torch.promote_types(own.weight.dtype, torch.float32)
-        ones = torch.ones(1, 2, width, device=device, dtype=wide)  # Some norms squeeze one position.
-        ones[..., ::2] = -1
+        ones = _signs(norm)
         try:
             zero = applied(norm, torch.zeros_like(ones))
         except Exception:  # It may need heads or a gate; the layer's output then tells if hooks change it.
@@ -250,12 +250,54 @@ def norm_terms(
         if of_ones.shape != ones.shape:
             raise unreadable(norm, name, "is no norm of its input, and cannot be read")
         weight, bias = ((of_ones - zero) / normed(ones).to(of_ones))[0, 0], zero[0, 0]
-        x = _random((2, 3, width), device).to(wide)
+        x = _random((2, 3, width), device).to(ones)
         found = _tried(norm, x, name)
         # Many norms compute in float32 for any input.
         digits = max(_digits(found), ROUNDING_UNITS[0] * torch.finfo(torch.float32).eps)
         _same(found, normed(x).to(found) * weight + bias, digits, norm, name, type(own).__name__)
     return NormTerms(weight, bias if centred or bool(bias.any()) else None, eps)
+
+
+def norm_weight(norm: nn.Module) -> Tensor | None:
+    """Return the weight of a norm: by another name, the first vector of a module that holds nothing but vectors."""
+    own: Any = innermost(norm)
+    held = list(own.parameters())
+    return own.weight if hasattr(own, "weight") else held[0] if held and all(t.ndim == 1 for t in held) else None
+
+
+def norm_constants(norm: nn.Module, name: str = "the norm") -> tuple[float | None, bool]:
+    """Return ε of a norm f, and whether it subtracts the mean. Where the module has no `eps` both are measured: if the
+    mean is subtracted, f(1, 1, …) = f(0); with v the mean square of ±1, less their mean if it is subtracted, and
+    r = |f(±s) − f(0)|² / |f(±1) − f(0)|², ε = v s² (1 − r) / (r − s²)."""
+    own, size = innermost(norm), 2.0**-8
+    for each in EPSILONS:
+        if hasattr(own, each):
+            return getattr(own, each), isinstance(own, nn.LayerNorm)
+    signs = _signs(norm)
+    with torch.no_grad(), _quiet(norm):
+        given = (0 * signs, signs.abs(), signs, size * signs)
+        zero, of_equal, of_signs, small = (_tried(norm, x, name).double() for x in given)
+    whole = float((of_signs - zero).square().sum())
+    ratio = float((small - zero).square().sum()) / (whole or 1.0)
+    centred = bool((of_equal - zero).square().sum() < 1e-6 * whole)
+    square = float(signs[0, 0].var(correction=0)) if centred else 1.0
+    return max(0.0, square * size**2 * (1 - ratio) / (ratio - size**2)) if ratio > size**2 else 0.0, centred
+
+
+def _signs(norm: nn.Module) -> Tensor:
+    """Return −1, 1, −1, … at two positions, as some norms squeeze one."""
+    weight: Any = norm_weight(norm)
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    signs = torch.ones(1, 2, weight.shape[-1], dtype=wide, device=_device(norm))
+    signs[..., ::2] = -1
+    return signs
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return True if a module has what a norm by the root mean square has: a weight for each number, and ε."""
+    eps = hasattr(module, "variance_epsilon") or hasattr(module, "eps")
+    others = ("num_groups", "track_running_stats")  # Of groups of channels, of batches and instances.
+    return eps and hasattr(module, "weight") and not any(hasattr(module, name) for name in others)
 
 
 # ---- embeddings

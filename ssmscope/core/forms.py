@@ -30,7 +30,9 @@ from ssmscope.core.affine import (
     innermost,
     is_plain,
     linear_map,
+    norm_constants,
     norm_terms,
+    norm_weight,
     offset,
 )
 from ssmscope.core.linearized import LinearizedLayer, as_diagonal, vanishes
@@ -264,7 +266,7 @@ class Form:
                 own, y = innermost(part), y.to(layer.u.dtype)
                 if isinstance(own, nn.GroupNorm):  # Its channels come second.
                     return part(y.flatten(2).flatten(0, 1)).view(*y.shape[:2], -1)
-                weight = getattr(own, "weight", None)
+                weight = norm_weight(own)
                 return part(y if weight is not None and weight.shape[-1] == y.shape[-1] else y.flatten(2)).flatten(2)
             norm = norm_of(mixer, norm)
         return y.flatten(2) if norm is None else norm(y.flatten(2))
@@ -355,7 +357,7 @@ def norm_of(mixer: Any, name: str) -> Norm:
         return Norm(weight, bias, eps, own.num_channels // own.num_groups, centred=True)
     width = own.normalized_shape[-1] if weight is None else weight.shape[-1]
     size = getattr(own, "group_size", None) or width // getattr(own, "n_groups", 1)
-    return Norm(weight, bias, eps, size, isinstance(own, nn.LayerNorm))
+    return Norm(weight, bias, eps, size, norm_constants(part, named(mixer, name))[1])
 
 
 # ---- tensors

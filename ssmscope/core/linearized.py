@@ -26,13 +26,14 @@ from torch.nn.functional import silu
 
 from ssmscope import ops
 from ssmscope.core.affine import is_plain
+from ssmscope.core.intercept import evaluating
 from ssmscope.core.paths import InputMap, OutputMap, Path
 from ssmscope.errors import InputError, Unanswerable, did_you_mean
 from ssmscope.ops import Recurrence
 from ssmscope.ops.terms import GateAndTaps, gate_and_taps, mean_over_heads
 from ssmscope.outline import Outlined
 
-__all__ = ["LEVELS", "InputMap", "LinearizedLayer", "OutputMap", "Path", "as_diagonal", "vanishes"]
+__all__ = ["LEVELS", "InputMap", "LinearizedLayer", "OutputMap", "Path", "as_diagonal", "is_elementwise", "vanishes"]
 
 LEVELS = ("ssm", "block")
 MAX_MATRIX_NUMBERS = 2**24
@@ -223,3 +224,17 @@ def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
 def vanishes(act: Callable[[Tensor], Tensor], c: Tensor) -> bool:
     """Return True if an activation of tensors like `c` is 0 at 0."""
     return act is silu or not act(torch.zeros_like(c[:1], dtype=torch.float64)).any()  # A hook may look at its shape.
+
+
+def is_elementwise(module: nn.Module) -> bool:
+    """Return True if a module without parts maps each number by itself, as activations do."""
+    if next(module.children(), None) is not None:
+        return False
+    row = torch.tensor([[-3.0, -0.7, 0.2, 0.9, 2.5]])
+    row = row.to(next(module.parameters(), row))
+    try:
+        with torch.no_grad(), evaluating(module):
+            apart = torch.cat([module(value.view(1, 1)) for value in row[0]], dim=-1)
+            return bool(torch.allclose(module(row), apart, rtol=0, atol=1e-2 if row.element_size() < 4 else 1e-5))
+    except Exception:  # A module from outside may want anything but one tensor.
+        return False

@@ -145,8 +145,7 @@ class Model:
     @property
     def reads(self) -> str:
         """Kind of the model's input: "tokens", "pixels", or "series", numbers (length, channels) at steps."""
-        series = getattr(self.config, "series", False)
-        return "series" if series else "tokens" if self.channels is None else "pixels"
+        return "series" if getattr(self.config, "series", False) else "tokens" if self.channels is None else "pixels"
 
     @property
     def unit(self) -> str:
@@ -229,6 +228,7 @@ class Model:
             "device": self.device.type,
             **({} if (at := getattr(self.module, "position", None)) is None else {"position": at}),
             **({"edits": edits} if edits else {}) | ({"labels": list(self.class_names)} if self.class_names else {}),
+            **({"reads": "series"} if self.reads == "series" else {}),
         }
 
     @out_of_inference()

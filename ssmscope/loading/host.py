@@ -116,6 +116,9 @@ class Host(OwnModel):
             self._check_reading()
         if isinstance(answer, str):
             self._call_it(answer)
+        if self.gives == "numbers" and self.config.id2label[0] == "LABEL_0":
+            numbers = range(self.config.num_labels)
+            self.config.id2label = {at: f"number {at}" if len(numbers) > 1 else "number" for at in numbers}
         self._example, self._is_tried = None, False
 
     @property
@@ -325,8 +328,12 @@ class Host(OwnModel):
         given = self._tried(FEWER_TOKENS)[1]
         mask = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
         own = self._logits(given, mask)
-        with fast_scan(self):
-            read = self._logits(given, mask)
+        try:
+            with fast_scan(self):
+                read = self._logits(given, mask)
+        except DAMAGE_ERRORS as error:
+            said = f"{self._name} cannot be run where its layers are read ({type(error).__name__}: {reason(error)}):"
+            raise InputError(f"{said} what a layer gives after its output, such as a state, is None there") from error
         allowed = READING.get(own.dtype, 0.1) * own.abs().max()
         if not bool(own.isfinite().all()):
             raise InputError(f"{self._name} gives logits that are not finite on its example")

@@ -165,9 +165,10 @@ class DeltaRecurrence(Recurrence):
     I − β_t r_ti e_tiᵀ are then applied one after the other.
 
     Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1 or state), `beta` (batch, length, heads), `e` and `r`
-    (batch, length, heads, state) or (batch, length, heads, removals, state), both or neither, b where absent. `delta`,
-    `A` and `expected` stay unset. Raises ValueError if shapes disagree, `beta` or one of `e` and `r` is missing, or the
-    decay is not given as `log_a`. Raises InputError from `log_decay`, as the states do not decay one by one.
+    (batch, length, heads, state) or (batch, length, heads, removals, state), both or neither, b where absent. Without
+    `log_a` nothing decays; `delta`, `A` and `expected` stay unset. Raises ValueError if shapes disagree, `beta` or one
+    of `e` and `r` is missing, or `delta` is given. Raises InputError from `log_decay`, as the states do not decay one
+    by one.
     """
 
     log_a: Tensor = None  # type: ignore[assignment]
@@ -176,6 +177,8 @@ class DeltaRecurrence(Recurrence):
     r: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if vars(self)["log_a"] is None and self.A is None:
+            object.__setattr__(self, "log_a", torch.zeros_like(self.x[..., :1]))
         super().__post_init__()
         keys, wanted = (self.e, self.r), (*self.x.shape[:3], self.b.shape[-1])
         if any(t is not None and (t.ndim not in (4, 5) or (*t.shape[:3], t.shape[-1]) != wanted) for t in keys) or (
@@ -184,7 +187,7 @@ class DeltaRecurrence(Recurrence):
             raise ValueError(f"a generalised delta rule has both keys, e and r, of shape {wanted}")
         if self.beta is None or self.beta.shape != self.x.shape[:3]:
             raise ValueError(f"a delta rule needs its write strength beta, of shape {tuple(self.x.shape[:3])}")
-        if self.log_a is None or self.delta is not None:
+        if self.delta is not None:
             raise ValueError("a delta rule's decay is given as log_a, without delta")
 
     @property

@@ -73,6 +73,7 @@ class MappedText:
         edges: first positions of the cells, and the length; None where keys are tokens.
         seen: (queries, keys) bool, the keys that each query can read.
         notes: what else is said of each query.
+        answers: what stands below each token, an answer at its position; None without.
     """
 
     text: TokenText
@@ -82,6 +83,7 @@ class MappedText:
     maps: int
     map: Callable[[int], TokenMap]
     notes: Sequence[str] | None = None
+    answers: Sequence[str] | None = None
 
     @property
     def fits(self) -> bool:
@@ -163,8 +165,11 @@ def _tokens(text: MappedText) -> Iterator[dict[str, Any]]:
     for at, (gap, token) in enumerate(spell_tokens(text.text.tokens, text.text.words)):
         asked, special = at in text.asked, text.text.words[at] is None
         names = ["asked"] * asked + ["special"] * special + ["marked"] * (at in marked)
+        names += ["answered"] * (text.answers is not None)
         shown = visible(text.text.tokens[at]) if text.text.pixels is not None else token
-        yield {"at": at, "gap": gap, "text": shown, "asked": asked, "special": special, "names": " ".join(names)}
+        answer = None if text.answers is None else text.answers[at]
+        found = {"at": at, "gap": gap, "text": shown, "asked": asked, "special": special, "answer": answer}
+        yield found | {"names": " ".join(names)}
 
 
 def _data(text: MappedText, count: int) -> dict[str, Any]:

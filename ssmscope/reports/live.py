@@ -26,8 +26,6 @@ from ssmscope.errors import InputError, as_typed
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.result import query_rows, readouts
 from ssmscope.interp.explain import explain
-from ssmscope.interp.explain.result import rows as explained_rows
-from ssmscope.interp.explain.result import strongest as strongest_words
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.text_result import SelectionHeatmap, definitions, notes, rows, strongest
 from ssmscope.render.blocks import Block, Prose
@@ -186,7 +184,7 @@ class Live:
                 texts = [each for each in (text, edited) if each.strip()]
                 self._both(number, text, edited)  # Texts are refused as they are elsewhere.
                 found = explain(self.models[number], texts, **form_values("explain", options))
-                return fragment([explained_rows(found), table(("text", "method"), list(strongest_words(found)))])
+                return fragment([found.token_rows(), table(("text", "method"), found.lines())])
             except InputError as error:
                 return refusal(error)
 

@@ -10,7 +10,7 @@ from prompted import few, reader
 
 import ssmscope
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import kind_of
+from ssmscope.interp.explain.scored_text import kind_of
 from ssmscope.interp.fidelity.captum_measures import RADIUS, SAMPLES, infidelity_of, moved, sensitivity_of
 from ssmscope.interp.fidelity.measure import replacement_vector
 from ssmscope.interp.fidelity.measures import INFIDELITY, SENSITIVITY, more_is_better

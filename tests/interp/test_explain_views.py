@@ -16,8 +16,9 @@ from matplotlib.colors import to_hex
 from seen import render
 
 from ssmscope.api.provenance import record_provenance
-from ssmscope.interp.explain import result as explained
-from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, kind_of
+from ssmscope.interp.explain import views
+from ssmscope.interp.explain.result import Explanation
+from ssmscope.interp.explain.scored_text import Attribution, ExplainedText, kind_of
 from ssmscope.interp.methods import METHODS
 from ssmscope.render import colours as signed
 from ssmscope.render.colours import BLUES, SHADES, ramp
@@ -65,7 +66,7 @@ def shade(scores, method="ig", words=None):
     )
     words = words if words is not None else tuple(range(len(scores)))
     text = ExplainedText(("a",) * len(scores), words, "x", 0.5, "x", 0.0, (own,))
-    row = explained._row(own, text, 0)
+    row = views._row(own, text, 0)
     return (row.shades() - (signed.STEPS if row.signed else 0)).tolist(), row.extent
 
 
@@ -106,7 +107,7 @@ def test_noise_of_the_gates_has_neither_colours_nor_names(method, scores, flat):
     text = ExplainedText(("a", " b", " c", " d"), (0, 1, 2, None), "x", 0.5, "x", 0.0, (own,))
     result = Explanation({"model": "own"}, (text,), (method,), 2)
     (row,) = result.token_rows().texts[0].rows
-    (line,) = explained.strongest(result)
+    (line,) = result.lines()
     assert (row.remark, row.marked) == (("flat: noise", []) if flat else ("", [int(np.argmax(scores[:3]))]))
     assert (line.cells["highest scores"].text == "flat: noise") == flat
     assert (len(set(row.shades().tolist())) == 1) == flat and "d" in line.cells["special tokens"].text
@@ -149,8 +150,8 @@ def test_boxes_and_strips_have_the_colours_of_the_scores():
     around, upward = signed.signed_shades(), ramp(BLUES)
     short = make((6,), ("ig", "gradcam"))
     text = short[0]
-    expected = [around[shade] for shade in explained._row(text.attributions[0], text, 3).shades()]
-    expected_other = [upward[shade] for shade in explained._row(text.attributions[1], text, 3).shades()]
+    expected = [around[shade] for shade in views._row(text.attributions[0], text, 3).shades()]
+    expected_other = [upward[shade] for shade in views._row(text.attributions[1], text, 3).shades()]
     (paper,) = typed(short.figure())
     patches = paper.collections
     faces = [[to_hex(colour) for colour in each.get_facecolor()][:6] for each in patches]
@@ -161,5 +162,5 @@ def test_boxes_and_strips_have_the_colours_of_the_scores():
     images = [image for axes in panels_of(long.figure()) for image in axes.get_images()]
     for image, each, colours in zip(images, text.attributions, (around, upward), strict=True):
         found = [to_hex(colour) for colour in image.get_array()[0]]
-        assert found == [colours[shade] for shade in explained._row(each, text, 3).shades()]
+        assert found == [colours[shade] for shade in views._row(each, text, 3).shades()]
     assert SHADES == len(upward)

@@ -14,7 +14,7 @@ from faithful import WORDS, lines, random_scores, reader
 
 import ssmscope
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.fidelity import fidelity_auc, measure
 from ssmscope.interp.fidelity.measure import (
     SHARES,

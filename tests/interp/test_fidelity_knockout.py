@@ -12,7 +12,7 @@ import ssmscope
 from ssmscope.core.attention_layers import attention_numbers
 from ssmscope.core.cuts import cut_attention, cut_edges
 from ssmscope.data.text import text_data
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.fidelity.measure import knockout_effects
 from ssmscope.interp.fidelity.measures import MEASURES

@@ -16,7 +16,7 @@ from ssmscope.core.bootstrap import resampled_means
 from ssmscope.core.ties import spearman
 from ssmscope.errors import InputError
 from ssmscope.interp.explain import explain
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.fidelity import fidelity_auc, measure
 from ssmscope.interp.fidelity.measure import (
     SHARES,

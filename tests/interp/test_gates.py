@@ -10,7 +10,7 @@ import torch
 import ssmscope
 from ssmscope import ops
 from ssmscope.data.text import text_data
-from ssmscope.interp.explain.result import kind_of
+from ssmscope.interp.explain.scored_text import kind_of
 from ssmscope.interp.gates import GateVariation, note_on_gates
 from ssmscope.interp.methods import METHODS
 

@@ -14,7 +14,7 @@ import ssmscope
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 
 PROMPTS = [[5, 17, 3, 9, 22], [7, 8, 9]]
 

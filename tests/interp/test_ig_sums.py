@@ -14,7 +14,7 @@ from loud import loud
 
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.methods import bind_method, bind_methods, check_methods, integrated, method_function, method_names
 from ssmscope.interp.methods.integrated import ig
 from ssmscope.interp.methods.memory import attention_gradient, self_retention, self_write

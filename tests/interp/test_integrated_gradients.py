@@ -15,7 +15,7 @@ from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain import explain
-from ssmscope.interp.explain.result import doubt
+from ssmscope.interp.explain.views import doubt
 from ssmscope.interp.methods import integrated
 from ssmscope.interp.methods.integrated import ig
 from ssmscope.interp.objective import objective

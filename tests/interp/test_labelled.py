@@ -23,7 +23,7 @@ from ssmscope.data.tokens import IGNORED, SequenceData, TokenData
 from ssmscope.errors import InputError
 from ssmscope.interp import baselines, scoring
 from ssmscope.interp.baselines import baseline_embeddings, baseline_name, ordinary_tokens, singularity_note
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.labelled import check_classifier, class_ids, marked_tokens, read_texts, token_scores, word_ids
 from ssmscope.interp.scoring import ScoredExamples, check_heads, means_with_intervals, scored_examples
 

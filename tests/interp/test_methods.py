@@ -23,7 +23,7 @@ from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain import explain
-from ssmscope.interp.explain.result import Scores, kind_of
+from ssmscope.interp.explain.scored_text import Scores, kind_of
 from ssmscope.interp.methods import METHODS, bind_method
 from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import objective, text_generator

@@ -13,7 +13,8 @@ from bags import LABELS
 
 from ssmscope.data.text import load_text, text_data
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
+from ssmscope.interp.explain.result import Explanation
+from ssmscope.interp.explain.scored_text import Attribution, ExplainedText
 from ssmscope.interp.plausibility.measure import (
     average_precision,
     chance_precision,

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from transformers.models.mamba.modeling_mamba import MambaRMSNorm
 
+from ssmscope.core.affine import is_norm
 from ssmscope.core.intercept import override_forward
 from ssmscope.errors import InputError
-from ssmscope.interp.methods.lrp import is_norm
 from ssmscope.interp.methods.lrp_blocks import (
     _mapped,
     gated,

@@ -14,7 +14,7 @@ from seen import render
 
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.objective import objective
 from ssmscope.interp.sanity import cascading_randomisation
 from ssmscope.interp.sanity.measure import parts_of, randomise

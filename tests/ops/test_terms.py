@@ -64,7 +64,7 @@ def test_terms_that_do_not_fit(given, change, says):
     [
         *((TIMED, change) for change in ({}, {"A": zeros(6, 1)}, {"expected": True})),
         *((DECAYED, change) for change in ({}, {"log_a": zeros(2, 5, 6, 1)}, {"delta": zeros(2, 5, 6)})),
-        *((DELTA, change) for change in ({}, {"log_a": zeros(2, 5, 6, 4)}, KEYS)),
+        *((DELTA, change) for change in ({}, {"log_a": None}, {"log_a": zeros(2, 5, 6, 4)}, KEYS)),
     ],
 )
 def test_terms_that_fit(given, change):

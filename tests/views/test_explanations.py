@@ -15,7 +15,8 @@ from described import briefly, check, described, of_figure, spread, whole
 
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import figure as attention_figure
-from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation, Scores, kind_of
+from ssmscope.interp.explain.result import Explanation
+from ssmscope.interp.explain.scored_text import Attribution, ExplainedText, Scores, kind_of
 from ssmscope.interp.methods import METHODS
 from ssmscope.interp.paired import Paired
 

@@ -72,12 +72,17 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         about, where = f"Implicit attention of {self.model_name}", f"{self.level_name}, {', '.join(parts) or 'no maps'}"
         if not names or any(text.pixels is not None for text in self):
             return f"{about}: {where}"
-        told = [reads_most(text) for text in self.texts[:NAMED_TEXTS] if text.maps and len(text.queries)]
+        shown = [text for text in self.texts[:NAMED_TEXTS] if text.maps and len(text.queries)]
+        told = [reads_most(text, self.told_row(text)) for text in shown]
         if len(told) < min(len(self), NAMED_TEXTS):
             return f"{about}: {where}"
         told = [f"text {at}: {said}" for at, said in enumerate(told)] if len(self) > 1 else told
         told += [counted(len(self) - NAMED_TEXTS, "more text")] * (len(self) > NAMED_TEXTS)
         return f"{about}: {'; '.join(told)} ({where})"
+
+    def told_row(self, text: AttendedText) -> int:
+        """Return the row that is told of a text: of whole maps that of the position asked about, else the last."""
+        return self.provenance.get("position", -1) if text.whole else -1
 
     @property
     def level_name(self) -> str:
@@ -177,14 +182,14 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
 NAMED_KEYS = 5
 
 
-def reads_most(text: AttendedText) -> str:
-    """Say which keys the last query reads most, by their share of its |weight|."""
-    shown, query = mean_map(text) or text.maps[0], int(text.queries[-1])
+def reads_most(text: AttendedText, row: int) -> str:
+    """Say which keys the query of a row reads most, by their share of its |weight|."""
+    shown, query = mean_map(text) or text.maps[0], int(text.queries[row])
     name = f"“{short_token(text.tokens[query], 20)}”"
     name = f"the last token {name}" if query == len(text) - 1 else f"token {query} {name}"
-    weights = np.abs(shown.values[-1]).sum() + (0.0 if shown.sink is None else abs(float(shown.sink[-1])))
+    weights = np.abs(shown.values[row]).sum() + (0.0 if shown.sink is None else abs(float(shown.sink[row])))
     found: list[str] = []
-    for key, weight in filter(itemgetter(1), strongest(shown, -1, text, 3)):
+    for key, weight in filter(itemgetter(1), strongest(shown, row, text, 3)):
         key_said = f"“{key_name(key, text)}”" if key >= 0 and text.edges is None else f"{key_name(key, text)}"
         key_said = "itself" if text.edges is None and key == query else key_said
         found.append(f"{key_said}{' most' * (not found)} ({100 * abs(weight) / weights:.0f} %)")
@@ -200,9 +205,10 @@ def query_rows(result: ImplicitAttention) -> TokenRows:
     texts, alone = [], True
     for text in result:
         shown = mean_map(text) or next(iter(text.maps), None)
-        chosen = [-1] if text.whole or text.edges is not None else range(len(text.queries))
+        row = result.told_row(text)
+        chosen = [row] if text.whole or text.edges is not None else range(len(text.queries))
         rows = [row_of(shown, at, text) for at in chosen] if shown is not None else []
-        last = len(rows) == 1 and int(text.queries[-1]) == len(text) - 1
+        last = len(rows) == 1 and int(text.queries[row]) == len(text) - 1
         alone &= last or not rows
         about = "; ".join(filter(None, (f"last query: {query_name(text, -1)}" if last else "", span_name(text))))
         texts.append(text_of(text, rows, about))

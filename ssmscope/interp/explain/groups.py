@@ -10,7 +10,7 @@ import numpy as np
 
 from ssmscope.core.encoding import Batch
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import ExplainedText
+from ssmscope.interp.explain.scored_text import ExplainedText
 from ssmscope.interp.spans import positions_of, span_name, spelling
 from ssmscope.render.tokens import visible
 

@@ -2,177 +2,38 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
 from markupsafe import Markup
-from torch import Tensor
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.core.ties import descending, nonzero
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.heatmap.text_result import FLAT_REMARK, half_mass
-from ssmscope.interp.heatmap.words import is_selective
-from ssmscope.outline import Outlined
-from ssmscope.render.blocks import Block, OfTokens, Picture, Prose, TokenRow, TokenRows, TokenText
-from ssmscope.render.numbers import number
-from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, number_cell, table
-from ssmscope.render.tokens import name_scores, shorten, visible
+from ssmscope.interp.explain.scored_text import Attribution, ExplainedText
+from ssmscope.interp.explain.views import answer_in_words, baselines, rests_on, rows, strongest
+from ssmscope.interp.heatmap.text_result import half_mass
+from ssmscope.render.blocks import Block, Picture, Prose, TokenRows
+from ssmscope.render.numbers import counted, format_probability
+from ssmscope.render.table import MAX_COMPARED_ROWS, Line, Table, table
+from ssmscope.render.token_maps import MappedText, TokenMap, Words, token_maps
+from ssmscope.render.tokens import short_token, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ssmscope.interp.objective import Objective
     from ssmscope.render.figure import Frame
 
-Declared = TypeVar("Declared", bound=Callable[..., Any])
-NAMED = 8
-AGAINST = "strongest against"
-MAX_TOLD, TOLD_WORDS = 3, 2
-TOLD_WIDTH = 60
-
-
-@dataclass(frozen=True, eq=False)
-class Scores(Outlined):
-    """Scores of a method for all texts of an objective.
-
-    Attributes:
-        scores: (texts, length), the relevance of every token; signed where the method is. Zero at padding. Of series
-            they may be (texts, length, channels).
-        delta: (texts,), |Σ scores − (f(x) − f(baseline))| / |f(x) − f(baseline)|, for methods whose scores should add
-            up to that; None for the others.
-        steps: (texts,), number of evaluations of the gradient; None where that has no meaning.
-        converged: (texts,) bool, True where `error`, or without one `delta`, is within the tolerance; None as for
-        `delta`.
-        error: (texts,), the largest error of a token's score as a share of the largest |score|, estimated; infinite
-            where nothing was checked, None for methods without one.
-        baseline: description of what a text is compared with; "" for methods without a baseline.
-        note: note on that baseline.
-    """
-
-    scores: Float[Tensor, "texts length *channels"]
-    delta: Float[Tensor, " texts"] | None = None
-    steps: Tensor | None = None
-    converged: Tensor | None = None
-    error: Float[Tensor, " texts"] | None = None
-    baseline: str = ""
-    note: str = ""
-
-
-Method = Callable[["Objective"], Scores]
-"""Method of explanation with its options bound."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Kind of a method's scores.
-
-    Attributes:
-        signed: False for scores that have a size and no direction; views colour them from lowest to highest.
-        gate: "kept" or "written" for scores that are read off gates: what of the state they keep, or write.
-        embeddings: False for scores that depend on the tokens, whatever embeddings an objective has for them.
-    """
-
-    signed: bool = True
-    gate: Literal["", "kept", "written"] = ""
-    embeddings: bool = True
-
-
-def scores_are(
-    *, signed: bool = True, gate: Literal["", "kept", "written"] = "", embeddings: bool = True
-) -> Callable[[Declared], Declared]:
-    """Declare the `Kind` of a method's scores: decorator of its function."""
-
-    def declared(method: Declared) -> Declared:
-        method.kind = Kind(signed, gate, embeddings)  # type: ignore[attr-defined]
-        return method
-
-    return declared
-
-
-def kind_of(method: Any) -> Kind:
-    """Return the `Kind` that a method's function declares; by default signed scores of the embeddings."""
-    return getattr(getattr(method, "func", method), "kind", Kind())
-
-
-@dataclass(frozen=True, eq=False)
-class Attribution(Outlined):
-    """One text explained by one method."""
-
-    method: str
-    scores: np.ndarray
-    """(tokens,) float32; special tokens have their scores too."""
-    delta: float | None
-    """The relative convergence delta of methods whose scores should add up to f(x) − f(baseline), else None."""
-    steps: int | None
-    converged: bool | None
-    error: float | None = None
-    """This and the following as in `Scores`."""
-    baseline: str = ""
-    note: str = ""
-    channels: np.ndarray | None = None
-    """(tokens, channels) float32 of the steps of a series, which `scores` are the sums of; None without."""
-    kind: Kind | None = None
-    """None in results saved without it: signed if any score is negative."""
-
-    @staticmethod
-    def of(name: str, found: Scores, row: int, length: int, kind: Kind | None = None) -> Attribution:
-        """Return the scores of one text of a batch, of so many tokens, by a method of this kind."""
-        scores = found.scores[row, :length].detach().float().cpu().numpy()
-        if not np.isfinite(scores).all():
-            raise InputError(f"the scores of {name} for text {row} are not finite: the model is damaged")
-        measured = {"delta": found.delta, "steps": found.steps, "converged": found.converged, "error": found.error}
-        own: dict[str, Any] = {key: None if each is None else each[row].item() for key, each in measured.items()}
-        channels, scores = (scores, scores.sum(1)) if scores.ndim == 2 else (None, scores)
-        return Attribution(name, scores, **own, baseline=found.baseline, note=found.note, channels=channels, kind=kind)
-
-    @property
-    def signed(self) -> bool:
-        """True if scores are for (positive) or against (negative) what is explained."""
-        return bool((self.scores < 0).any()) if self.kind is None else self.kind.signed
-
-
-@dataclass(frozen=True, eq=False)
-class ExplainedText(OfTokens):
-    """One text and its attributions."""
-
-    tokens: tuple[str, ...]
-    words: tuple[int | None, ...]
-    """Word index of each token; None for special tokens."""
-    answer: str
-    probability: float
-    target: str
-    """Explained class, token, or difference "a − b"."""
-    value: float
-    """f(x)."""
-    attributions: tuple[Attribution, ...]
-    pixels: np.ndarray | None = None
-    """(height, width, channels) float32 for an image whose pixels are the tokens."""
-    series: np.ndarray | None = None
-    """(length, channels) float32, the numbers of a series whose steps are the tokens."""
-
-    def top(self, attribution: Attribution, k: int) -> list[int]:
-        """Return positions of at most k ordinary tokens of the highest scores above 0, ties by position."""
-        return self._highest(attribution.scores, k)
-
-    def against(self, attribution: Attribution, k: int) -> list[int]:
-        """Return positions of at most k ordinary tokens most against what is explained; none without signs."""
-        return self._highest(-attribution.scores, k) if attribution.signed else []
-
-    def named(self, attribution: Attribution, at: int) -> str:
-        """Return a token, and the channel that counts most of a step of a series."""
-        several = attribution.channels
-        return self.tokens[at] if several is None else f"{self.tokens[at]}, channel {int(np.abs(several[at]).argmax())}"
-
-    def _highest(self, scores: np.ndarray, k: int) -> list[int]:
-        order = descending(np.where(self.special, -np.inf, scores))
-        places = order[(scores > 0)[order] & nonzero(scores)[order] & ~self.special[order]]
-        return places[:k].tolist()
+ANSWERS = Words("answer at", "positions", "all tokens", "rests on")
+LISTED = 8
+"""Number of answers that stand above the text."""
+MAX_ROWS = 48
+"""Largest number of positions that a picture has."""
+MAX_TOLD = 3
+"""Number of texts that a headline names."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +43,7 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
     texts: tuple[ExplainedText, ...]
     methods: tuple[str, ...]
     top: int
+    """Number of tokens that the views name."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -190,7 +52,11 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         return any(text.pixels is not None for text in self.texts)
 
     def token_rows(self) -> TokenRows:
-        return rows(self)
+        return rows(self.texts, self.top)
+
+    def lines(self, label: str = "") -> list[Line]:
+        """Return a table's row for each text and method; in a comparison, with the model's `label`."""
+        return list(strongest(list(self), self.top, label))
 
     @property
     def headline(self) -> str:
@@ -204,8 +70,9 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
             shares = ", ".join(f"{100 * half_mass(found):.0f} % ({method})" for method, found in maps.items())
             return f"{about}: half of all scores lies on {shares} of the pixels"
         if len(self) == 1:
-            return f"{about}: {_rests_on(self[0])}"
-        told = [f"text {at}: {_answer_in_words(text)}" for at, text in enumerate(self.texts[:MAX_TOLD])]
+            at = self.provenance.get("position", -1)
+            return f"{about}: {rests_on(self[0], f' at position {at}' * (at >= 0))}"
+        told = [f"text {at}: {answer_in_words(text)}" for at, text in enumerate(self.texts[:MAX_TOLD])]
         more = f"; {len(self) - MAX_TOLD} more" * (len(self) > MAX_TOLD)
         return f"{about}: {'; '.join(told)}{more} ({self.methods[0]})"
 
@@ -214,14 +81,14 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         failed = int((converged == False).sum())  # noqa: E712  # missing counts as neither
         line = f"{', '.join(self.methods)} on {len(self)} text{'s' * (len(self) > 1)}"
         if len(self) and all(text.pixels is None for text in self):
-            told = [_answer_in_words(text) for text in list(self)[:MAX_TOLD]]
+            told = [answer_in_words(text) for text in list(self)[:MAX_TOLD]]
             more = f"; {len(self) - MAX_TOLD} more" * (len(self) > MAX_TOLD)
             line = f"{'; '.join(told)}{more} ({self.methods[0]})"
         return f"{line}; {failed} of {len(converged)} attributions incomplete" if failed else line
 
     @classmethod
     def compare(cls, results: Sequence[Explanation], labels: Sequence[Sequence[str]]) -> Table:
-        lines = [line for result, (label,) in zip(results, labels) for line in strongest(result, label)]
+        lines = [line for result, (label,) in zip(results, labels) for line in result.lines(label)]
         return table(("model", "text", "method"), lines, most=MAX_COMPARED_ROWS)
 
     def attribution(self, text: int = 0, method: str | None = None) -> Attribution:
@@ -289,152 +156,94 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         images as a map next to each. One figure holds 8 texts, from number `start` on."""
         from ssmscope.render.token_figure import draw_rows
 
-        return draw_rows(rows(self), self.headline, frame, start=start)
+        return draw_rows(rows(self.texts, self.top), self.headline, frame, start=start)
 
     def blocks(self) -> Iterable[Block]:
         yield Prose(self.headline, "title")
-        yield rows(self)
+        yield rows(self.texts, self.top)
         yield Picture(self.figure, self.headline, vector=False, folded=not self.of_images, photo=self.of_images)
-        yield replace(table(("text", "method"), list(strongest(self)), most=MAX_COMPARED_ROWS), brief=TABLE_ROWS)
-        yield from (Prose(line, "note") for line in baselines(self))
+        yield replace(table(("text", "method"), self.lines(), most=MAX_COMPARED_ROWS), brief=TABLE_ROWS)
+        yield from (Prose(line, "note") for line in baselines(self.texts, self.methods))
         yield from (Prose(f"{note[0].upper()}{note[1:]}.", "note") for note in self.notes)
 
 
-# ---- views: tokens in the colours of every method, the strongest words, and notes
+@dataclass(frozen=True)
+class PositionExplanation(Explanation, kind="explain-positions"):
+    """One text whose answers at all positions are explained: the answer of `texts[at]` is the one at `at`."""
+
+    @property
+    def headline(self) -> str:
+        return f"Explanation of {self.model_name}: {self.verdict()}"
+
+    def verdict(self, at: int = 0) -> str:
+        best = [text.top(text.attributions[0], 1) for text in self]
+        apart = np.array([found[0] - own for own, found in enumerate(best) if found])
+        unit = "step" if self[0].series is not None else "token"
+        counts = {f"their own {unit}": (apart == 0).sum(), "an earlier one": (apart < 0).sum()}
+        counts |= {"a later one": (apart > 0).sum(), f"no {unit}": len(self) - len(apart)}
+        (name, count), *rest = [(name, count) for name, count in counts.items() if count]
+        told = [f"{count} of {counted(len(self), 'answer')} rest most on {name}"]
+        told += [f"{count} on {name}" for name, count in rest]
+        far = f", {np.abs(apart[apart != 0]).mean():.1f} {unit}s away on average" if apart.any() else ""
+        return f"{', '.join(told)}{far} ({self.methods[0]})"
+
+    def token_rows(self) -> TokenRows:
+        found = rows(self.texts, self.top)
+        named = [
+            replace(row, name=f"{self._asked(at)}\n{row.name}", query=at)
+            for at, text in enumerate(found.texts[:MAX_ROWS])
+            for row in text.rows
+        ]
+        rest = f"the first {MAX_ROWS} positions; the files hold all" if len(self) > MAX_ROWS else ""
+        whole = replace(found.texts[0], rows=named, answer=self._whole(), probability=float("nan"), about=rest)
+        return replace(found, texts=(whole,), of="answer", first=None)
+
+    def draw(self, frame: Frame, *, start: int = 0) -> Figure:  # type: ignore[override]
+        """Draw the text in the colours of its answers' scores, a row for each position and method."""
+        from ssmscope.render.token_figure import draw_rows
+
+        return draw_rows(self.token_rows(), self.headline, frame, start=start)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row per answer, method and token: columns model, at, answer, then as `Explanation.to_frame`."""
+        frame = super().to_frame().rename(columns={"text": "at"})
+        frame.insert(2, "answer", frame["at"].map(lambda at: self[at].answer))
+        return frame
+
+    def blocks(self) -> Iterable[Block]:
+        yield Prose(self.headline, "title")
+        legend = "under each token the model's answer there, and what it rests on"
+        yield token_maps([_mapped(self)], self.token_rows(), "answers", legend, ANSWERS)
+        yield Picture(self.figure, self.headline, vector=False, folded=True)
+        lines = [Line((self._asked(int(line.labels[0])), *line.labels[1:]), line.cells) for line in self.lines()]
+        yield replace(table(("answer", "method"), lines), brief=TABLE_ROWS)
+        yield from (Prose(line, "note") for line in baselines(self.texts, self.methods))
+        yield from (Prose(f"{note[0].upper()}{note[1:]}.", "note") for note in self.notes)
+
+    def _asked(self, at: int) -> str:
+        """Name a position, its token and its answer."""
+        return f"{at} “{short_token(self[at].tokens[at], 20)}” {shorten(visible(self[at].answer), 24)}"
+
+    def _whole(self) -> str:
+        """List the first answers."""
+        said = [shorten(visible(text.answer), 24) for text in self]
+        return " ".join(said[:LISTED]) + " …" * (len(said) > LISTED)
 
 
-def rows(result: Explanation) -> TokenRows:
-    """Return every text with a row per method."""
-    return TokenRows(
-        texts=tuple(_text(text, result.top) for text in result),
-        of="method",
-        score="score",
-        name="each method in its own range",
-        marked=f"the {result.top} strongest, at most half of the tokens",
-    )
+def _mapped(result: PositionExplanation) -> MappedText:
+    length, first = len(result), rows(result.texts, result.top).texts[0]
+    values = [np.stack([text.attributions[at].scores for text in result]) for at in range(len(result.methods))]
+    ahead = any(np.triu(each, 1).any() for each in values)
 
+    def map_of(number: int) -> TokenMap:
+        found, signed = values[number], any(text.attributions[number].signed for text in result)
+        order = [descending(np.abs(row))[: result.top] for row in found]
+        named = [[(int(at), float(row[at])) for at in places if nonzero(row)[at]] for row, places in zip(found, order)]
+        most, ends = float(np.abs(found).max()), np.abs(found).max(1)
+        return TokenMap(result.methods[number], found, None, most, most, ends, named, signed)
 
-def _text(text: ExplainedText, top: int) -> TokenText:
-    made = tuple(_row(each, text, top) for each in text.attributions)
-    return TokenText(
-        text.tokens,
-        text.words,
-        made,
-        text.answer,
-        text.probability,
-        about(text),
-        pixels=text.pixels,
-        series=text.series,
-    )
-
-
-def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:
-    either = sorted([*text.top(each, top), *text.against(each, top)])
-    strongest = [either[at] for at in descending(np.abs(each.scores[either]))]
-    flat, seen = is_flat(each, text), ends(each, text)
-    # If all tokens were marked, none would stand out.
-    marked = strongest[: 0 if flat else min(top, max(int((~text.special).sum()) // 2, 1))]
-    kept, against = ([at for at in marked if (each.scores[at] > 0) == above] for above in (True, False))
-    nothing = None if each.scores.any() else np.ones(len(text), dtype=bool)  # Zeros have no rank.
-    said = "; ".join(filter(None, (doubt(each), "every score is 0" * (nothing is not None), FLAT_REMARK * flat)))
-    used, own = ((sum(seen) / 2,) * 2, seen) if flat else (seen, None)
-    return TokenRow(each.method, each.scores, used, each.signed, nothing, kept, against, remark=said, own=own)
-
-
-def is_flat(each: Attribution, text: ExplainedText) -> bool:
-    """Return True for a score of the gates that varies over a text's ordinary tokens by less than a tenth: noise."""
-    seen = each.scores[~text.special].astype(np.float64)
-    gate = "" if each.kind is None else each.kind.gate
-    read = gate and text.pixels is None and each.scores.any()
-    return bool(read) and not is_selective(1 - seen if gate == "kept" else seen)
-
-
-def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:
-    """Return the ends of a method's colours: lowest and highest score of an ordinary token, or ± the largest |score| if
-    signed. A special token beyond them has the colour of the end."""
-    scores = each.scores[~text.special if not text.special.all() else slice(None)].astype(np.float64)
-    end = float(np.abs(scores).max())
-    return (-end, end) if each.signed else (float(scores.min()), float(scores.max()))
-
-
-def doubt(each: Attribution) -> str:
-    """Return a remark where scores have not converged, or do not add up; else ""."""
-    if each.converged is None or each.converged:
-        return ""
-    if each.error is not None:
-        return f"not converged, ±{each.error:.1%}" if math.isfinite(each.error) else "convergence not checked"
-    if each.delta is None:
-        return ""
-    return f"misses {each.delta:.1%}" if each.delta < 10 else f"misses {each.delta:.0f}×"
-
-
-def baselines(result: Explanation) -> list[str]:
-    """Return notes on each method's baseline, and on the number of gradients that methods took."""
-    found: dict[str, None] = {}
-    for each in (each for text in result for each in text.attributions if each.baseline):
-        found[f"{each.method} compares with {'; '.join(filter(None, (each.baseline, each.note)))}."] = None
-    for method in result.methods:
-        every = [each.steps for text in result for each in text.attributions if each.method == method and each.steps]
-        if every:
-            most = f" to {max(every):,}" if max(every) > min(every) else ""
-            found[f"{method} took {min(every):,}{most} gradients a text."] = None
-    return list(found)
-
-
-def _answer_in_words(text: ExplainedText) -> str:
-    """Name what is explained and the words that are strongest for it by the first method."""
-    first, target = text.attributions[0], shorten(visible(text.target.strip() or text.target), 32)
-    named = [shorten(visible(text.named(first, at)).strip(), TOLD_WIDTH) for at in text.top(first, TOLD_WORDS)]
-    words = ", ".join(f"“{each}”" for each in named)
-    return f"{target} by {words or 'no word'}"
-
-
-def _rests_on(text: ExplainedText) -> str:
-    """Name the token that each method scores highest, methods that agree together."""
-    chosen: dict[str, list[str]] = {}
-    for each in text.attributions:
-        if each.method == "random":
-            continue
-        best = () if is_flat(each, text) else text.top(each, 1)
-        token = f"“{shorten(visible(text.named(each, best[0])).strip(), TOLD_WIDTH)}”" if best else "no token"
-        chosen.setdefault(token, []).append(each.method)
-    target = shorten(visible(text.target.strip() or text.target), 32)
-    ranked = sorted(chosen.items(), key=lambda item: (item[0] == "no token", -len(item[1])))
-    return f"“{target}” rests most on " + ", ".join(f"{token} ({', '.join(by)})" for token, by in ranked)
-
-
-def about(text: ExplainedText) -> str:
-    """Describe what is explained, and its value."""
-    return f"explained: {shorten(visible(text.target), 48)}, f = {number(text.value, significant=4)}"
-
-
-def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
-    """Yield a row per text and method; in a comparison, with the model's `label`, also what is explained."""
-    for at, text in enumerate(result):
-        sides = {"highest scores": text.top} | (
-            {AGAINST: text.against} if any(each.signed for each in text.attributions) else {}
-        )
-        for each in text.attributions:
-            cells = {"of": Cell(text=text.target), "f": number_cell(text.value)} if label else {}
-            flat = is_flat(each, text)
-            for name, places in sides.items():
-                said = name_scores(text.tokens, each.scores, places(each, result.top)[:NAMED])
-                cells[name] = Cell(
-                    text=said and FLAT_REMARK if flat else said or "none" * (each.signed or name != AGAINST)
-                )
-            if text.special.any():
-                cells["special tokens"] = Cell(text=_special(each, text))
-            if label:
-                cells["relative error of the sum"] = number_cell(math.nan if each.delta is None else each.delta)
-            elif said := doubt(each):
-                of = " of f(x) − f(baseline)" if each.error is None else " of the largest score"
-                cells["error"] = Cell(text=said + of * (said[-1] in "%×"))
-            yield Line((label, str(at), each.method) if label else (str(at), each.method), cells)
-
-
-def _special(each: Attribution, text: ExplainedText) -> str:
-    """Return the special tokens with the largest |score|, and the share of Σ |score| that all special tokens have."""
-    places, sizes = np.flatnonzero(text.special), np.abs(each.scores.astype(np.float64))
-    strongest = places[descending(sizes[places])][:NAMED].tolist()
-    share = 100 * float(sizes[places].sum() / sizes.sum()) if sizes.any() else 0.0
-    return f"{name_scores(text.tokens, each.scores, strongest)} ({share:.0f} % of all)"
+    seen = np.ones((length, length), dtype=bool) if ahead else np.tri(length, dtype=bool)
+    answers = [shorten(visible(text.answer), 24) for text in result]
+    notes = [", ".join(filter(None, (each, format_probability(p.probability)))) for each, p in zip(answers, result)]
+    whole = replace(first, rows=(), answer=result._whole(), probability=float("nan"), about="")
+    return MappedText(whole, np.arange(length), None, seen, len(values), map_of, notes, answers)

@@ -130,7 +130,7 @@ def fidelity_auc(
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
-    from ssmscope.interp.explain.result import kind_of
+    from ssmscope.interp.explain.scored_text import kind_of
     from ssmscope.interp.fidelity.batches import Measures, rankable
     from ssmscope.interp.fidelity.measure import circular_notes, replacement_vector, summarise
     from ssmscope.interp.fidelity.measures import KNOCKOUT, layer_measure

@@ -23,7 +23,7 @@ from ssmscope.core.trace import LayerTrace
 from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError, check_whole
 from ssmscope.interp.baselines import baseline_embeddings
-from ssmscope.interp.explain.result import Method, kind_of
+from ssmscope.interp.explain.scored_text import Method, kind_of
 from ssmscope.interp.generate.result import SourceMap, WrittenText
 from ssmscope.interp.methods.gradients import gradxinput
 from ssmscope.interp.methods.lrp import MAX_BACKWARD_BYTES, lrp, relevance_rules

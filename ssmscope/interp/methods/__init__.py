@@ -19,7 +19,7 @@ from ssmscope.interp.methods.captum_names import CAPTUM, LLM
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
-    from ssmscope.interp.explain.result import Method, Scores
+    from ssmscope.interp.explain.scored_text import Method, Scores
 
 METHODS: Registry[Callable[..., Any]] = Registry("method", "ssmscope.methods")
 """Methods by name: functions of an `Objective` and keyword options; installed packages add theirs."""

@@ -15,7 +15,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.methods.captum_names import LLM
 from ssmscope.interp.methods.from_captum import captum_class, chosen, constructor_options, drawing, refusals
 from ssmscope.interp.objective import Objective, text_generator

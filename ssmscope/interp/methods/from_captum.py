@@ -21,7 +21,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.methods.captum_names import CAPTUM, LLM
 from ssmscope.interp.objective import Objective, text_generator
 

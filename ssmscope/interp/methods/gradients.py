@@ -19,7 +19,7 @@ from ssmscope.core.mixers import positions
 from ssmscope.core.model import Model
 from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError, check_number, check_whole
-from ssmscope.interp.explain.result import Scores, scores_are
+from ssmscope.interp.explain.scored_text import Scores, scores_are
 from ssmscope.interp.objective import Objective, text_generator
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens, singularity_note
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.objective import Objective
 
 SMALLEST_DIVISOR = 1e-30

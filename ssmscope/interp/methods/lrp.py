@@ -21,7 +21,7 @@ constants,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,18 +39,21 @@ from ssmscope.core.affine import (
     described,
     innermost,
     is_linear,
+    is_norm,
     is_plain,
+    norm_constants,
     norm_terms,
+    norm_weight,
     offset,
 )
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.intercept import evaluating, is_own, override_forward, twin, unhooked
-from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal
+from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal, is_elementwise
 from ssmscope.core.mixers import adapter_for, as_returned, check_parts, entered, is_readable, linearize, mixers
 from ssmscope.core.model import Model
 from ssmscope.core.take_trace import few_tokens
 from ssmscope.errors import InputError
-from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.methods.lrp_blocks import (
     freeze_soft_caps,
     gated,
@@ -239,20 +242,6 @@ def through_activation(act: nn.Module, x: Tensor, one: Tensor) -> Tensor:
     return x * factor + _rest_map(one, x) * constant
 
 
-def is_elementwise(module: nn.Module) -> bool:
-    """Return True if a module without parts maps each number by itself, as activations do."""
-    if next(module.children(), None) is not None:
-        return False
-    row = torch.tensor([[-3.0, -0.7, 0.2, 0.9, 2.5]])
-    row = row.to(next(module.parameters(), row))
-    try:
-        with torch.no_grad(), evaluating(module):
-            apart = torch.cat([module(value.view(1, 1)) for value in row[0]], dim=-1)
-            return bool(torch.allclose(module(row), apart, rtol=0, atol=1e-2 if row.element_size() < 4 else 1e-5))
-    except Exception:  # A module from outside may want anything but one tensor.
-        return False
-
-
 def through_map(layer: nn.Module, x: Tensor, one: Tensor) -> Tensor:
     """Apply an affine layer of maps (batch, channels, height, width), its output for zeros multiplied by `one`."""
     y = layer(x)
@@ -432,6 +421,8 @@ def _rules(
     if kind.__name__ in refused or not (parts or library or isinstance(module, PASSING_MODULES)):
         if kind.__name__ not in refused and is_elementwise(module):
             return [(module, partial(through_activation, twin(module), one=one))]
+        if kind.__name__ not in refused and (rule := _rule_of_vectors(module, one)) is not None:
+            return [(module, rule)]
         where = f" ({name.removeprefix('module.')})" if name else ""
         raise InputError(
             f"lrp has no rule for {kind.__name__}{where}, which may not be linear; it reads linear layers, norms, "
@@ -442,8 +433,13 @@ def _rules(
     return rules
 
 
-def is_norm(module: nn.Module) -> bool:
-    """Return True if a module has what a norm by the root mean square has: a weight for each number, and ε."""
-    eps = hasattr(module, "variance_epsilon") or hasattr(module, "eps")
-    others = ("num_groups", "track_running_stats")  # Of groups of channels, of batches and instances.
-    return eps and hasattr(module, "weight") and not any(hasattr(module, name) for name in others)
+def _rule_of_vectors(module: nn.Module, one: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """Return the rule of a module that holds nothing but vectors, by what it computes: a norm's or an affine map's;
+    None for another."""
+    layer = twin(module)
+    if norm_weight(layer) is not None:
+        with suppress(InputError):
+            return partial(through_norm, norm_terms(layer, nn.RMSNorm), one=one, centred=norm_constants(layer)[1])
+        with suppress(InputError):
+            return partial(through_affine, layer, offset(layer), one=one)
+    return None

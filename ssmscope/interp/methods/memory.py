@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from ssmscope.errors import InputError, check_whole
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.measure import exceeds_map_limit
 from ssmscope.interp.baselines import baseline_embeddings
-from ssmscope.interp.explain.result import Scores, scores_are
+from ssmscope.interp.explain.scored_text import Scores, scores_are
 from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import Objective, text_generator
 
@@ -28,8 +28,8 @@ def check_survival(model: Model) -> None:
 
 @scores_are(signed=False, gate="written", embeddings=False)
 def survival(objective: Objective) -> Scores:
-    """Share of token t in the states after the text's last token, averaged over layers: see
-    `ssmscope.ops.survival.shares`.
+    """Share of token t in the states after the text's last token, or after the position that is asked about, averaged
+    over layers: see `ssmscope.ops.survival.shares`.
 
     It depends on the text alone, not on the target: how much of a token the model still has, not how it uses it.
     """
@@ -38,7 +38,7 @@ def survival(objective: Objective) -> Scores:
     total = torch.zeros(mask.shape, dtype=torch.float64)
 
     def add(_: int, rows: Sequence[int], layer: LayerTrace) -> None:
-        left = layer.survival().double().cpu()
+        left = layer.survival(model.position).double().cpu()
         total[list(rows), : left.shape[1]] += left / model.num_layers
 
     model.trace(objective.batch, keep_inputs=False, visit=add)
@@ -107,8 +107,9 @@ def random(objective: Objective, *, seed: int = 0) -> Scores:
 @scores_are(signed=False, embeddings=False)
 def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
     """Attention rollout (Abnar & Zuidema, 2020) of the layers' implicit attention: score_t is the entry at t of the
-    last row of Π_layers (residual · I + (1 − residual) · A), A the absolute value of the signed mean over channels, its
-    rows divided by their sums; or of the mean row in pictures without a class token, whose every position is read.
+    last row, or of that of the position asked about, of Π_layers (residual · I + (1 − residual) · A), A the absolute
+    value of the signed mean over channels, its rows divided by their sums; or of the mean row in pictures without a
+    class token, whose every position is read.
 
     It depends on the text alone, not on the target, and needs whole maps: of at most 8192 tokens.
 
@@ -116,7 +117,8 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
         residual: the share of the residual stream, from 0 to 1.
     """
     scores = torch.zeros(objective.batch.mask.shape, dtype=torch.float32)
-    rows: Literal["last", "all"] = "last" if getattr(objective.model.config, "class_token", True) else "all"
+    rows: Any = "last" if getattr(objective.model.config, "class_token", True) else "all"
+    rows = rows if objective.model.position is None else [objective.model.position]
     for chosen in objective.batches(range(len(objective))):
         part = objective.batch.rows(chosen)
         found = implicit_attention(objective.model, part, rollout=True, residual=residual, rows=rows, pool=0)

@@ -80,7 +80,7 @@ def plausibility(
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once
-    from ssmscope.interp.explain.result import kind_of
+    from ssmscope.interp.explain.scored_text import kind_of
     from ssmscope.interp.gates import TEXTS_JUDGED, note_on_gates
     from ssmscope.interp.labelled import check_classifier, read_texts, row_targets, token_scores
     from ssmscope.interp.methods import bind_methods
