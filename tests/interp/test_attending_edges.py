@@ -13,7 +13,7 @@ import ssmscope
 from ssmscope.core.attention_layers import attention_numbers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.attention import attention_gradient, implicit_attention, measure
+from ssmscope.interp.attention import implicit_attention, measure
 from ssmscope.interp.attention.measure import absolute_map, head_names, mean_weights, pooled, split_layers
 from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import objective
@@ -192,8 +192,8 @@ def test_a_damaged_layer_is_named(models):
 def test_a_state_before_the_text_has_its_part_of_a_gradient(models):
     model = models["gfssm"]
     batch = model.encode(ids=IDS[:1])
-    (map_,) = attention_gradient(model, batch, layers=[1], target=3)[0].maps
-    heads = attention_gradient(model, batch, layers=[1], target=3, heads="all")[0].maps
+    (map_,) = implicit_attention(model, batch, layers=[1], target=3, gradient=True)[0].maps
+    heads = implicit_attention(model, batch, layers=[1], target=3, heads="all", gradient=True)[0].maps
     goal = objective(model, batch, target=3)
     ((_, gradient),) = output_gradients(goal, goal.embeddings(), [0], [model.mixers[1]])
     weighed = model.trace(batch).linearized[1].contributions(gradient)
@@ -202,7 +202,7 @@ def test_a_state_before_the_text_has_its_part_of_a_gradient(models):
     for name in ("sink", "values"):
         parts = [getattr(head, name) for head in heads]
         np.testing.assert_allclose(np.sum(parts, axis=0), getattr(map_, name), rtol=1e-3, atol=1e-8)
-    cells = attention_gradient(model, batch, layers=[1], target=3, pool=4)[0].maps[0]
+    cells = implicit_attention(model, batch, layers=[1], target=3, pool=4, gradient=True)[0].maps[0]
     edge = edges(11, 4)
     np.testing.assert_allclose(cells.values, pooled(torch.from_numpy(map_.values), edge), rtol=1e-3, atol=1e-8)
 
@@ -212,12 +212,14 @@ def test_targets_of_a_gradient_by_name_or_number():
     model.module.config.id2label = {0: "2", 1: "x", 2: "0"}
     batch = model.encode(["a b c", "d"])
     for target, names in (("2", ["2", "2"]), (2, ["0", "0"]), ("1", ["x", "x"]), ("x", ["x", "x"])):
-        assert attention_gradient(model, batch, target=target).provenance["options"]["target"] == names
+        assert implicit_attention(model, batch, target=target, gradient=True).provenance["options"]["target"] == names
     books = ssmscope.load("demo/books-mamba2")
     words = books.encode(["He was a"])
-    assert attention_gradient(books, words, target="7", layers=[0]).provenance["options"]["target"] == ["7"]
+    assert implicit_attention(books, words, target="7", layers=[0], gradient=True).provenance["options"]["target"] == [
+        "7"
+    ]
     with pytest.raises(InputError, match="the target 'good' has several tokens; give one token's id"):
-        attention_gradient(books, words, target="good")
+        implicit_attention(books, words, target="good", gradient=True)
 
 
 def test_large_maps_of_softmax_attention_are_left_out_of_gradients_for_all_texts_together(models, monkeypatch):
@@ -225,9 +227,9 @@ def test_large_maps_of_softmax_attention_are_left_out_of_gradients_for_all_texts
     (number,) = attention_numbers(model.module)
     for most, there in ((2 * 2 * 11**2, True), (2 * 2 * 11**2 - 1, False)):
         monkeypatch.setattr(measure, "MAX_MAP_WEIGHTS", most)
-        for text in attention_gradient(model, batch, target=3):
+        for text in implicit_attention(model, batch, target=3, gradient=True):
             assert (f"{number} attention" in [map_.layer for map_ in text.maps]) == there
-    alone = attention_gradient(model, batch, target=3, layers=[0])
+    alone = implicit_attention(model, batch, target=3, layers=[0], gradient=True)
     assert all([map_.layer for map_ in text.maps] == ["0"] for text in alone)
 
 

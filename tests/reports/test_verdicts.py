@@ -16,6 +16,8 @@ from stand_ins import BEST, INTERVALS, NAN, Stand, beside, e, found, said, shown
 from ssmscope import load, patch
 from ssmscope.api import analyses as registry
 from ssmscope.api.results import Result
+from ssmscope.interp.attention.maps import MarkedShare
+from ssmscope.interp.attention.result import DataAttention
 from ssmscope.interp.generate.result import SourceMap, Writing, WrittenText
 from ssmscope.interp.heatmap.scored_text import ScoredText
 from ssmscope.interp.heatmap.text_result import SelectionHeatmap
@@ -372,6 +374,20 @@ class TestHeatmapData:
 
     def test_beside(self) -> None:
         assert not beside(self.result(), self.result()).rows
+
+
+class TestAttentionData:
+    def test_both(self) -> None:
+        maps = [
+            MarkedShare(str(at), "", "mean", e(value, value - 0.1, value + 0.1)) for at, value in enumerate((0.3, 0.5))
+        ]
+        result = DataAttention({"model": "own"}, "block", "mean", 9, 0, 0.25, tuple(maps))
+        assert said(result) == (
+            "its share on the marked tokens is 0.500 [0.400, 0.600] in layer 1 to 0.300 [0.200, 0.400] in layer 0; an "
+            "even share is 0.250 (block level, 9 texts)"
+        )
+        table = beside(result)
+        assert table.columns == ("a",) and [row for (row,), _ in table.rows] == ["layer 0", "layer 1"]
 
 
 class TestPair:
