@@ -14,6 +14,7 @@ from typing import Any
 
 import running
 from running import read
+from verdicts import Question, table, verdicts
 
 RESULTS = Path(__file__).with_name("results") / "attention-shares.jsonl"
 MODELS = {"mamba2": "Mamba-2", "hybrid": "hybrid", "diff-mamba": "Diff-Mamba"}
@@ -57,6 +58,35 @@ def measure(arguments: argparse.Namespace) -> None:
                 line = {"model": name, "of": of, "column": column, "seed": 0, "texts": found.texts}
                 running.add(arguments.into, {**line, "even": found.even, "layers": layers})
                 print(found.headline, flush=True)
+
+
+def shares() -> dict[tuple[str, str, str], list[list[float]]]:
+    """Return the share and the ends of its interval of every layer, by model, kind of map and column."""
+    return {(row["model"], row["of"], row["column"]): row["layers"] for row in read(RESULTS)}
+
+
+def docs_table() -> list[str]:
+    """Return the lines of the documentation's table: the shares of implicit attention by layer, with intervals."""
+    found = shares()
+    cells = [(model, column) for column in COLUMNS for model in MODELS]
+    heads = " | ".join(f"{MODELS[model]}, {'facts' if column == 'needles' else column}" for model, column in cells)
+    rows = [f"| layer | {heads} |", "|---" * (len(cells) + 1) + "|"]
+    for layer in range(len(found[next(iter(MODELS)), "attention", COLUMNS[0]])):
+        each = (found[model, "attention", column][layer] for model, column in cells)
+        told = ("{:.3f} [{:.3f}, {:.3f}]".format(*share).replace("0.", ".") for share in each)
+        rows.append(f"| {layer} | {' | '.join(told)} |")
+    return rows
+
+
+def verdict_table() -> list[str]:
+    """Return the lines of the verdicts: differences from Mamba-2 of the mean share on filler over layers."""
+    found = {key: sum(layer[0] for layer in layers) / len(layers) for key, layers in shares().items()}
+    family = {}
+    for of in ("attention", "contributions"):
+        for model in list(MODELS)[1:]:
+            question = Question(f"{of} to filler, {MODELS[model]} − Mamba-2", 0.05)
+            family[question] = [([found[model, of, "filler"]], [found["mamba2", of, "filler"]])]
+    return table(verdicts(family))
 
 
 def main() -> None:
