@@ -339,11 +339,6 @@ def docs_table() -> list[str]:
     return _fidelity_table(arms)
 
 
-def planted_table() -> list[str]:
-    """Return the lines of the documentation's table of planted tasks: Mamba-2 and a Baleen-E trained from it."""
-    return _fidelity_table({data: ("mamba2 warm", PLANTED_ARM) for data in RECIPES if data not in TEXTS})
-
-
 def _fidelity_table(arms_of_data: dict[str, tuple[str, ...]]) -> list[str]:
     """Return a table's lines: per data set the accuracy, the share of heads that select and ΔA × 100 of each arm."""
     lines = [

@@ -1,8 +1,7 @@
-"""Experiments 1 and 2 of the generalisation paper as its authors ran them, beside their own logs.
+"""Experiments 1 and 2 of the generalisation paper as its authors ran them; `authors_logs.py` compares with theirs.
 
     python benchmarks/experiments_authors.py tokens --to runs/imdb.npz
     python benchmarks/experiments_authors.py train --imdb runs/imdb.npz --device cuda --minutes 25
-    SSMSCOPE_ORACLES=… python benchmarks/experiments_authors.py tables
 
 (Generalization Error Analysis for Selective State-Space Models, section 5 and appendix B.)
 
@@ -13,7 +12,9 @@ last, smaller batch counts; sizes, batches and epochs are in their names. The le
 
 - authors: their start; texts are padded to T and the padding is read as tokens, as they do;
 - held: their start; the state stays as it is at padding;
-- scaled: the start of `analyze train selective` (W_B, W_C, q from N(0, 1/d), p = 0), padding held.
+- scaled: the start of `analyze train selective` (W_B, W_C, q from N(0, 1/d), p = 0), padding held;
+- small steps: as authors, of the first seeds from 5 on whose mean step Δ over the vocabulary is below 1.4
+  (`train --small-steps`: reviews of 350 tokens from s_A = 0.1).
 
 A run is that of `analyze train selective --optimizer adam --weight-decay 1e-5 --held-out 0` with `--start normal` and
 `--padding read` in the arm authors, but all seeds and arms of one length are trained together, one stack of tensors:
@@ -26,10 +27,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,10 +38,9 @@ import running
 from stacked import DECAY, Examples, Stack, Store, fit, state
 
 RESULTS = Path(__file__).parent / "results" / "experiments-authors.jsonl"
-LOGS = RESULTS.with_name("experiments-authors-logs.jsonl")
-"""Numbers of the authors' own runs that the documentation shows."""
 ARMS = {"authors": ("normal", "read"), "held": ("normal", "held"), "scaled": ("scaled", "held")}
 """Start and padding of each arm; `held` is of reviews alone, as sequences have no padding of unlike lengths."""
+SMALL, SMALL_STEP = "small steps", 1.4
 SEEDS = (0, 1, 2, 3, 4)
 CLASSES = {"majority": 2, "imdb": 2, "listops": 10}
 WIDTH = {"majority": 4, "imdb": 16, "listops": 16}
@@ -137,7 +136,12 @@ def settled(run: Run) -> dict[str, Any]:
 
     given = {name: parameter.default for name, parameter in inspect.signature(train_model).parameters.items()}
     given |= {"architecture": "selective", "data": run.task, "out": Path(), "seed": run.seed, "length": run.length}
-    given |= {"spectral_abscissa": run.start, "start": ARMS[run.arm][0], "width": WIDTH[run.task], "state": STATE}
+    given |= {
+        "spectral_abscissa": run.start,
+        "start": ARMS.get(run.arm, ARMS["authors"])[0],
+        "width": WIDTH[run.task],
+        "state": STATE,
+    }
     given |= {"optimizer": "adam", "weight_decay": DECAY, "batch_size": BATCH[run.task]}
     return checked({**given, "epochs": EPOCHS[run.recipe][run.task]})
 
@@ -152,11 +156,24 @@ def train(arguments: argparse.Namespace) -> None:
     file = dict(np.load(arguments.imdb)) if arguments.imdb else {}
     for recipe in arguments.recipes:
         for task in arguments.tasks:
-            for runs in stacks(recipe, task)[: arguments.first]:
+            small = arguments.small_steps and task == "imdb"
+            for runs in [small_steps(int(file["vocabulary"]))] if small else stacks(recipe, task)[: arguments.first]:
                 known = {each["run"] for each in running.read(RESULTS)}
                 runs = [run for run in runs if run.name not in known]
                 if runs and time.monotonic() < deadline:
                     _train(runs, file, arguments, summed)
+
+
+def small_steps(vocabulary: int) -> list[Run]:
+    """Return the runs of the arm small steps."""
+    from torch.nn.functional import softplus
+
+    def step(run: Run) -> float:
+        start = start_of(run, vocabulary).state_dict()
+        return float(softplus(start["ssm.p_delta"] + start["embedding.weight"] @ start["ssm.q_delta"]).mean())
+
+    every = (Run("experiment1", "imdb", 350, 0.1, SMALL, seed) for seed in count(len(SEEDS)))
+    return list(islice((run for run in every if step(run) < SMALL_STEP), len(SEEDS)))
 
 
 def _train(runs: list[Run], file: Mapping[str, Any], arguments: argparse.Namespace, summed: Callable) -> None:
@@ -168,14 +185,13 @@ def _train(runs: list[Run], file: Mapping[str, Any], arguments: argparse.Namespa
         train_set, test_set = (reviews(file, split, length) for split in ("train", "test"))
         parts = [[train_set] * len(runs), [test_set] * len(runs)]
         if recipe == "experiment1":
-            chosen = {seed: _tenth(train_set, seed) for seed in SEEDS}
-            rows = [chosen[seed] for seed in seeds]
+            rows = [_tenth(train_set, seed) for seed in seeds]
     else:
         drawn = {seed: generated(task, length, seed) for seed in dict.fromkeys(seeds)}
         parts = [[drawn[seed][part] for seed in seeds] for part in (0, 1)]
     store = Store(parts[0], rows, arguments.device)
     vocabulary = int(file["vocabulary"]) if task == "imdb" else {"majority": 2, "listops": 16}[task]
-    reads = [ARMS[run.arm][1] == "read" or task != "imdb" for run in runs]
+    reads = [run.arm == SMALL or ARMS[run.arm][1] == "read" or task != "imdb" for run in runs]
     stack = Stack([start_of(run, vocabulary) for run in runs], reads, arguments.device, summed)
     history = fit(stack, store, seeds, BATCH[task], arguments.epochs or EPOCHS[recipe][task])
     scores = stack.score(store), stack.score(Store(parts[1], None, arguments.device))
@@ -219,143 +235,8 @@ def start_of(run: Run, vocabulary: int) -> Any:
     return build(options, data, tokenizer)[1]
 
 
-# ---- what came out
-
-
-LOGGED = {
-    "spectral_abscissa": "s_A",
-    "norm_p": "L_p",
-    "norm_q": "B_q",
-    "norm_W_B": "B_B",
-    "norm_W_B_entrywise": "M_B",
-    "norm_W_C": "B_C",
-    "norm_W_C_entrywise": "M_C",
-    "norm_A": "B_A",
-    "norm_u": "B_u",
-    "training_loss": "Loss",
-}
-"""Our names of the columns of the authors' logs."""
-
-
-def authors(recipe: str, task: str) -> dict[tuple[int, float], list[dict[str, Any]]]:
-    """Return the authors' runs of a recipe on a task by length and s_A at the start, as lines of our results: epochs,
-    and for experiment2 the accuracies of their summaries. A log of one epoch is a run that diverged."""
-    import pandas as pd
-
-    root = Path(os.environ["SSMSCOPE_ORACLES"], "paper002", "results")
-    root /= {"experiment1": "stability_margin_T", "experiment2": "length_independence"}[recipe] + f"/{task}"
-    found: dict[tuple[int, float], list[dict[str, Any]]] = {}
-    for file in sorted((root / "epochs").glob("log_*.csv")):
-        length, start = re.match(r"log_T_(\d+)_sA_([-\d.]+)_", file.name).groups()  # type: ignore[union-attr]
-        log = pd.read_csv(file)
-        names = {ours: theirs for ours, theirs in LOGGED.items() if theirs in log}
-        epochs = [{ours: float(row[theirs]) for ours, theirs in names.items()} for _, row in log.iterrows()]
-        one: dict[str, Any] = {"epochs": epochs, **({"diverged": 1} if len(log) == 1 else {})}
-        found.setdefault((int(length), float(start)), []).append(one)
-    for file in sorted((root / "significance").glob("sig_*.csv")):
-        for _, row in pd.read_csv(file).iterrows():
-            scored = {part.lower(): {"accuracy": float(row[f"{part} Accuracy"])} for part in ("Train", "Test")}
-            found[int(row["T"]), 0.0].append({"epochs": [], **scored})
-    return found
-
-
-def told(values: Sequence[float], digits: int = 3) -> str:
-    """The mean and standard deviation over runs."""
-    values = [value for value in values if np.isfinite(value)]
-    if not values:
-        return "–"
-    spread = f" ({np.std(values, ddof=1):.{digits}f})" if len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{spread}"
-
-
-def comparison(recipe: str, task: str) -> list[str]:
-    """Our arms beside the authors' logs at each length and s_A at the start: runs and those that diverged, then the
-    mean over the others, with its standard deviation in round brackets; of losses the median."""
-    ours: dict[tuple[int, float], dict[str, list[dict[str, Any]]]] = {}
-    for one in running.read(RESULTS):
-        if (one["recipe"], one["task"]) == (recipe, task):
-            ours.setdefault((one["length"], one["start"]), {}).setdefault(one["arm"], []).append(one)
-    theirs = authors(recipe, task)
-    heads = [
-        "T",
-        "start",
-        "runs of",
-        "number",
-        "diverged",
-        "s_A",
-        "‖W_B‖_F",
-        "‖W_B‖₁,₁",
-        "at the end",
-        "‖W_C‖_F",
-        "‖q‖₂",
-    ]
-    heads += ["first loss", "last loss", "training accuracy", "test accuracy"]
-    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for cell in sorted(ours):
-        for whose, runs in {"the authors": theirs.get(cell, []), **ours[cell]}.items():
-            logs = [one["epochs"] for one in runs if one["epochs"]]
-            whole = [one["epochs"] for one in runs if one["epochs"] and "diverged" not in one]
-            number, failed = len(logs), sum("diverged" in one for one in runs)
-            cells = [str(cell[0]), f"{cell[1]:.2f}", whose, str(number), str(failed)]
-            cells.append(told([log[-1]["spectral_abscissa"] for log in whole]))
-            cells.append(
-                told([log[0]["norm_W_B"] for log in logs], 2) + " → " + told([log[-1]["norm_W_B"] for log in whole], 2)
-            )
-            for end, source in ((0, logs), (-1, whole)):
-                cells.append(told([log[end]["norm_W_B_entrywise"] for log in source], 1))
-            cells += [told([log[-1][name] for log in whole], 2) for name in ("norm_W_C", "norm_q")]
-            for at in (1, -1):
-                values = [log[at]["training_loss"] for log in whole]
-                cells.append(f"{np.median(values):.3g}" if values else "–")
-            cells += [told([one[part]["accuracy"] for one in runs if part in one]) for part in ("train", "test")]
-            rows.append(running.with_minus(f"| {' | '.join(cells)} |"))
-    return rows
-
-
-SHOWN = ((300, 0.1), (350, 0.1))
-"""Lengths of reviews and starts of the documentation's table."""
-
-
-def logs(arguments: argparse.Namespace) -> None:
-    """Keep the first and last epochs of the authors' runs that the documentation shows."""
-    found = authors("experiment1", "imdb")
-    for length, start in SHOWN:
-        for one in found[length, start]:
-            running.add(
-                LOGS, {"length": length, "start": start, **one, "epochs": [one["epochs"][0], one["epochs"][-1]]}
-            )
-
-
-def docs_table() -> list[str]:
-    """Return the lines of the documentation's table: s_A and norms on reviews after the first epoch and the last, the
-    mean and standard deviation of our arms' runs that did not diverge and of the authors'."""
-    ours = [one for one in running.read(RESULTS) if (one["recipe"], one["task"]) == ("experiment1", "imdb")]
-    heads = ("T", "runs of", "number", "diverged", "s_A", "‖W_B‖₁,₁", "‖W_C‖_F", "test accuracy")
-    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for cell in SHOWN:
-        for arm in (None, *ARMS):
-            of_arm = running.read(LOGS) if arm is None else [one for one in ours if one["arm"] == arm]
-            runs = [one for one in of_arm if (one["length"], one["start"]) == cell]
-            whole = [one for one in runs if "diverged" not in one]
-            cells = [str(cell[0]), arm or "*their logs*", str(len(runs)), str(len(runs) - len(whole))]
-            cells.append(told([one["epochs"][-1]["spectral_abscissa"] for one in whole]))
-            for norm in ("norm_W_B_entrywise", "norm_W_C"):
-                ends = (told([one["epochs"][at][norm] for one in whole], 1) for at in (0, -1))
-                cells.append(" → ".join(ends))
-            cells.append(told([one["test"]["accuracy"] for one in whole if "test" in one]))
-            rows.append(running.with_minus(f"| {' | '.join(cells)} |"))
-    return rows
-
-
-def tables(arguments: argparse.Namespace) -> None:
-    """Print our arms beside the authors' logs."""
-    for recipe in EPOCHS:
-        for task in CLASSES:
-            print(f"{recipe}, {task}", "", *comparison(recipe, task), "", sep="\n")
-
-
 def main() -> None:
-    found = running.verbs(__doc__, tokens, train, logs, tables)
+    found = running.verbs(__doc__, tokens, train)
     found["tokens"].add_argument("--to", type=Path, required=True)
     verb = found["train"]
     verb.add_argument("--imdb", type=Path, help="the file that `tokens` wrote, for reviews")
@@ -363,6 +244,7 @@ def main() -> None:
     verb.add_argument("--compile", action="store_true", help="fuse the sum over tokens")
     verb.add_argument("--recipes", nargs="+", choices=list(EPOCHS), default=list(EPOCHS))
     verb.add_argument("--tasks", nargs="+", choices=list(CLASSES), default=list(CLASSES))
+    verb.add_argument("--small-steps", action="store_true", help="the arm of that name, on reviews, alone")
     verb.add_argument("--first", type=int, help="so many lengths and starts only, to try the script")
     verb.add_argument("--epochs", type=int, help="fewer epochs, to try the script")
     running.start(found)

@@ -168,7 +168,7 @@ def table(arguments: argparse.Namespace) -> None:
         each = ", ".join(f"{a:.4f}" for a in accuracies)
         size, epochs = records[0]["parameters"], records[0]["epochs"]
         print(f"| {name} | {size:,} | {epochs} | {each} | {running.told(accuracies)} | {running.told(losses)} |")
-    tables = (mad_table, ablated_verdicts, gfssm_table, gfssm_verdicts, grouped_table, grouped_verdicts, books_table)
+    tables = (mad_table, gfssm_table, gfssm_verdicts, grouped_table, grouped_verdicts, books_table)
     for lines in (each() for each in tables):
         print("", *lines, sep="\n")
 
@@ -215,11 +215,6 @@ def grouped_table() -> list[str]:
 
 MARGIN = 0.05
 """Margin of accuracy, set after these runs."""
-
-
-def ablated_verdicts() -> list[str]:
-    """Return what the runs say of Differential Mamba's arms less Mamba-2."""
-    return verdict_table("mamba2", ["diff-mamba", *ABLATED])
 
 
 def grouped_verdicts() -> list[str]:

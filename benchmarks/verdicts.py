@@ -80,8 +80,11 @@ def smallest_seen(error: float, freedom: float, level: float = LEVEL) -> float:
 
 
 def _welch(arms: Arms) -> tuple[float, float, float]:
-    """Return the mean difference over data sets, its standard error and degrees of freedom (Welch, Satterthwaite)."""
+    """Return the mean difference over data sets, its standard error and degrees of freedom (Welch, Satterthwaite); of a
+    single run nothing is known of the error."""
     differences = [np.mean(one) - np.mean(other) for one, other in arms]
+    if any(len(arm) < 2 for both in arms for arm in both):
+        return float(np.mean(differences)), math.inf, 1.0
     parts = [(np.var(arm, ddof=1) / len(arm) / len(arms) ** 2, len(arm) - 1) for both in arms for arm in both]
     variance = sum(part for part, _ in parts)
     freedom = variance**2 / sum(part**2 / free for part, free in parts) if variance else float(parts[0][1])
@@ -148,8 +151,11 @@ def table(found: Sequence[Verdict], digits: int = 3) -> list[str]:
         low, high = each.interval
         one, other = each.runs
         paper = "–" if each.question.paper is None else f"{each.question.paper:+.{digits}f}"
-        difference = f"{each.estimate:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
-        cells = [f"{one}, {other}", *map(with_minus, (difference, f"{each.seen:.{digits}f}"))]
+        difference = f"{each.estimate:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]".replace("-inf", "−∞")
+        cells = [
+            f"{one}, {other}",
+            *(with_minus(cell).replace("inf", "∞") for cell in (difference, f"{each.seen:.{digits}f}")),
+        ]
         cells += [f"{each.question.margin:g}", with_minus(paper), f"**{each.words}**"]
         rows.append(f"| {' | '.join([each.question.name, *cells])} |")
     return rows

@@ -38,7 +38,6 @@ _HOMES = {
         "data.text": "load_text",
         "errors": "InputError",
         "evaluation": "Evaluator",
-        "interp.attention": "attention_gradient",
         "interp.fidelity.result": "fidelity_table",
         "ops": "Recurrence",
         "probes.lens.lenses": "load_lens logit_lens",

@@ -34,7 +34,6 @@ from ssmscope.data.text import load_text as load_text
 from ssmscope.errors import InputError as InputError
 from ssmscope.evaluation import Evaluator as Evaluator
 from ssmscope.interp.ablate import ablate as ablate
-from ssmscope.interp.attention import attention_gradient as attention_gradient
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.circuit import circuit as circuit
 from ssmscope.interp.explain import explain as explain

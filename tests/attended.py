@@ -45,7 +45,8 @@ def make_map(text_length, queries, edges, *, seed=0, sink=False, span=None, **na
     values = np.where(lag >= 0, noise, 0).astype(np.float32)
     state = (random.normal(size=len(queries)) * 0.01).astype(np.float32) if sink else None
     names = {"layer": "0", "part": "", "head": "mean", **names}
-    reader = Reader(queries, np.arange(text_length + 1) if edges is None else edges, span, 4)
+    marked = None if span is None else np.isin(np.arange(text_length), range(*span))
+    reader = Reader(queries, np.arange(text_length + 1) if edges is None else edges, marked, 4)
     return AttentionMap(**names, values=values, sink=state, readouts=reader.read(values, state))
 
 

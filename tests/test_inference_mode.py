@@ -11,7 +11,7 @@ from examples import random_example
 from loud import loud
 
 import ssmscope
-from ssmscope.interp.attention import attention_gradient
+from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.explain import explain
 from ssmscope.interp.methods import METHODS
 from ssmscope.interp.patch import patch
@@ -26,7 +26,9 @@ OUTPUTS = {
         for text in explain(model, model.encode(ids=IDS), methods=list(METHODS), target=3).texts
         for found in text.attributions
     ],
-    "attention": lambda model: attention_gradient(model, model.encode(ids=IDS)).to_frame().select_dtypes("number"),
+    "attention": lambda model: (
+        implicit_attention(model, model.encode(ids=IDS), gradient=True).to_frame().select_dtypes("number")
+    ),
     "influence": lambda model: influence(model, texts=model.encode(ids=IDS[:1])).to_frame().select_dtypes("number"),
     "sanity": lambda model: (
         cascading_randomisation(model, model.encode(ids=IDS), methods=("gradxinput",))

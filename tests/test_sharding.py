@@ -41,6 +41,7 @@ ANALYSES: dict[str, Callable[[Model], Any]] = {
     "fidelity": lambda model: ssmscope.fidelity(model, DATA, methods="gradxinput", steps=3),
     "plausibility": lambda model: ssmscope.plausibility(model, DATA, methods=("gradxinput", "survival")),
     "heatmap": lambda model: ssmscope.heatmap(model, DATA),
+    "attention": lambda model: ssmscope.attention(model, DATA),
     "ablate": lambda model: ssmscope.ablate(model, DATA, by="resample", what="layer"),
     "position": lambda model: ssmscope.position(model, DATA, regions="0%:50%,50%:100%"),
     "position-other": lambda model: ssmscope.position(model, DATA, replacement="other"),

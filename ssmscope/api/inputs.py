@@ -110,6 +110,7 @@ def _options(
     ] = None,
     data: Annotated[str | None, DATA_HELP.format("sst2, imdb"), Reads("data"), Metavar("DATA")] = None,
     split: Split = None,
+    relevant: Annotated[str | None, "Column of DATA that marks tokens (default: rationale).", Metavar("COLUMN")] = None,
     length: Annotated[int, "Tokens per row of a language model's text.", Range(1, MAX_TOKENS_PER_ROW)] = 256,
     max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = DEFAULT_MAX_TOKENS,
 ) -> None: ...
@@ -141,19 +142,21 @@ class Texts(Input):
         most: default maximum length of a text in tokens.
         data: None if labelled texts cannot be read instead. Otherwise a check, called with True for labelled texts and
             with the analysis's options, that refuses options which do not apply.
+        marks: True if these labelled texts may have marked tokens.
     """
 
     needed: bool = True
     instead: str | None = None
     most: int = DEFAULT_MAX_TOKENS
     data: Callable[..., None] | None = None
+    marks: bool = False
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
         data = (
             {} if self.data is None else {"data": "Labelled texts instead: sst2, imdb, …, a file or an ERASER folder."}
         )
-        found = _chosen(*TEXTS, "max_tokens", *["data", "split"] * bool(data), **data)
+        found = _chosen(*TEXTS, "max_tokens", *["data", "split"] * bool(data), *["relevant"] * self.marks, **data)
         return {**found, "max_tokens": replace(found["max_tokens"], default=self.most)}
 
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -199,8 +202,9 @@ class Texts(Input):
         if given and self._any(values):
             names = ", ".join(f"{name}=…" for name in TEXTS[:-1])
             raise InputError(f"data=… cannot be combined with {names} or {TEXTS[-1]}=…; give one of them")
-        if self.data is not None and not given and values["split"] is not None:
-            raise InputError("split=… needs data=…; give that too")
+        unused = next((name for name in ("split", "relevant") if values.get(name) is not None), None)
+        if self.data is not None and not given and unused is not None:
+            raise InputError(f"{unused}=… needs data=…; give that too")
         return given
 
     @staticmethod
@@ -325,7 +329,8 @@ class Data(Named):
             raise InputError(f"{of_pixels} reads pixels, and data=… here is texts; {GIVE_IMAGES}")
         known, read = (SOURCES, load_text) if self.of == "texts" else (LABELLED, load_labelled)
         name = data_name(values["data"], models[0], known, "a file with text and label, or an ERASER folder")
-        found = read(name, values["split"])
+        column = {"rationale": values["relevant"]} if values.get("relevant") is not None else {}
+        found = read(name, values["split"], **column)
         most = (options if self.leaves_out else values)["max_tokens"]
         if most is None or not self.leaves_out:
             for each in models:

@@ -168,10 +168,13 @@ class LayerTrace(Outlined):
         Where recurrences take turns it is that of the one that token t steps: holding the others is not its choice."""
         return self.joined([ops.retention(r) for r in self.recurrences])
 
-    def survival(self, at: int | None = None, *, signed: bool = False, per_head: bool = False) -> Tensor:
+    def survival(
+        self, at: int | None = None, *, signed: bool = False, readable: bool = False, per_head: bool = False
+    ) -> Tensor:
         """Return each position's share of the states after position `at`, (batch, length): `survival.shares`."""
         at = self.at if at is None else at
-        return survival.shares(self.recurrences, initial=self.initial, at=at, signed=signed, per_head=per_head)
+        how = {"signed": signed, "readable": readable, "per_head": per_head}
+        return survival.shares(self.recurrences, initial=self.initial, at=at, **how)
 
     def half_lives(self, *, per_head: bool = False) -> Tensor:
         """Return the positions after which half of each writing is left: `survival.half_lives`."""
@@ -268,14 +271,14 @@ class Trace(Outlined):
         """Numbers of the layers of `retention` and `layers`, a hybrid's in the model's own count."""
         return tuple(range(len(self.retention))) if self.numbers is None else self.numbers
 
-    def survival(self, at: int | None = None, *, signed: bool = False) -> Tensor:
+    def survival(self, at: int | None = None, *, signed: bool = False, readable: bool = False) -> Tensor:
         """Return every token's share of the states after position `at`, by default the last one: (layers, batch,
         length), NaN at padding; see `survival.shares`. Raises InputError for a position that not every text has, and
         ValueError for a trace that was taken without its inputs."""
         shortest = int(self.mask.sum(1).min())
         if at is not None and not 0 <= at < shortest:
             raise InputError(f"there is no position {at} in every text; allowed are 0 to {shortest - 1}")
-        found = [layer.survival(at, signed=signed).to(self.mask.device) for layer in self.layers]
+        found = [layer.survival(at, signed=signed, readable=readable).to(self.mask.device) for layer in self.layers]
         return torch.stack(found).masked_fill(~self.mask, torch.nan)
 
     def states(self, at: Sequence[int | str] = ("last",)) -> KeptStates:

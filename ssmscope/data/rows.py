@@ -330,20 +330,20 @@ def sorted_names(labels: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(distinct))
 
 
-def rationale_spans(row: Row) -> Spans | None:
-    """Read the column `rationale` of a row as spans of characters of its stripped text; None if absent or empty.
+def rationale_spans(row: Row, column: str = "rationale") -> Spans | None:
+    """Read a column of a row as spans of characters of its stripped text; None if absent or empty.
 
     The column holds spans of characters, [[0, 4], [10, 17]] (end exclusive); a 0 or 1 for every white-space-separated
     word, [0, 1, 1] or "0 1 1"; or the marked words themselves, "a gripping film" or ["a", "film"], each of which occurs
     in the text once. In a csv or tsv file lists are written as JSON. Anything else raises InputError.
     """
-    given = row.get("rationale")
+    given = row.get(column)
     whole = row["text"]
     if isinstance(given, str):
         given = _parsed_rationale(given, len(whole.split()))
     if given is None or given != given or given == []:
         return None
-    which = f"the rationale of {row.where}"
+    which = f"the {column} of {row.where}"
     if not isinstance(given, list):
         raise InputError(f"{which} is {given!r}; allowed are {RATIONALES}")
     if all(isinstance(item, str) for item in given):

@@ -161,7 +161,12 @@ def text_data(
 
 
 def load_text(
-    data: Any, split: str | None = None, *, label_names: Sequence[str] | None = None, as_written: bool = False
+    data: Any,
+    split: str | None = None,
+    *,
+    label_names: Sequence[str] | None = None,
+    as_written: bool = False,
+    rationale: str = "rationale",
 ) -> TextData:
     """Load the labelled texts of a data set known or on the hub, of a csv, tsv, jsonl or parquet file, of an ERASER
     folder, or of a table that Python holds.
@@ -178,12 +183,17 @@ def load_text(
             could be either, name the column `label_name` or `label_index` instead of `label`. By default labels are
             numbered as on the hub, else by sorted name (integers by value), and matched when a model is asked.
         as_written: `label_names` are the labels of another file, so labels that can be names are names.
+        rationale: column that is read as the rationale.
 
     Raises:
         InputError: the name or split is unknown, the file cannot be read, a text or label is missing or unclear, or a
             rationale does not fit its text.
     """
     if isinstance(data, str) and data in SOURCES:
+        if rationale != "rationale":
+            raise InputError(
+                f"{data} has no column {rationale!r}; planted sets have 'rationale', files columns of their own"
+            )
         return load_known(data, split)
     if isinstance(data, str) and data in LINE_SOURCES:
         raise InputError(f"{data} has no labels: it is data for language models; give one of {', '.join(SOURCES)}")
@@ -201,6 +211,11 @@ def load_text(
     else:
         path = checked_path(data, SOURCES, split)
         rows = read_rows(path)
+    if rationale != "rationale" and rationale not in rows[0]:
+        columns = [name for name in rows[0] if name]
+        raise InputError(
+            f"{path} has no column {rationale!r}; it has {', '.join(columns)}{did_you_mean(rationale, columns)}"
+        )
     texts = [checked_text(row, "text") for row in rows]
     column = label_column(rows[0])
     raw = [checked_label(row, column) for row in rows]
@@ -215,7 +230,7 @@ def load_text(
         ids = class_ids(raw, names, rows[0].place, column, as_written=as_written, numbers=own)
         column = ""
     name = str(data) if is_hub_id(data) else path.stem
-    made = text_data(name, split or "all", texts, ids, names, list(map(rationale_spans, rows)))
+    made = text_data(name, split or "all", texts, ids, names, [rationale_spans(row, rationale) for row in rows])
     return replace(made, label_column=column)
 
 

@@ -77,6 +77,28 @@ def remaining_norms(recurrence: Recurrence, *joining: Recurrence) -> PerHead:
     return written
 
 
+def readable_norms(memory: Sequence[Recurrence], reads: Tensor) -> PerHead:
+    """Return tr(R_sᵀ M R_s)^½ = ‖x_s‖ (k_sᵀ M k_s)^½ of every position and head, with M the `reads` of the recurrences
+    that write into one memory: what is left of a write as it is read, which does not change if states are rescaled."""
+    found = []
+    for recurrence in orthogonal(memory):
+        norms = torch.zeros_like(_written_norms(recurrence))
+        for part, keys in _keys_left(recurrence):
+            norms[:, part] = (einsum(keys, reads, "b t h n, b h n m -> b t h m") * keys).sum(-1).clamp(min=0).sqrt()
+        found.append(norms.mul_(_written_norms(recurrence)))
+    return _root_of_squares(found)
+
+
+def reads_of(memory: Sequence[Recurrence]) -> Float[Tensor, "batch heads state state"]:
+    """Return M = Σ_t c_t c_tᵀ over the positions that write; padding does not."""
+    found = []
+    for recurrence in memory:
+        real = (_written_norms(recurrence) > 0).any(2)[..., None, None]
+        c = recurrence.c * real
+        found.append(by_head(einsum(c, c, "b t g n, b t g m -> b g n m").unsqueeze(1), recurrence.shape[2]).squeeze(1))
+    return torch.stack(found).sum(0)
+
+
 def orthogonal(recurrences: Sequence[Recurrence]) -> list[Recurrence]:
     """Return recurrences of the same memories in which the writes of one memory have orthogonal inputs of length 1, so
     that ‖Σ R_s‖² is the sum of their ‖R_s‖². With X = Q U of the inputs as columns, Σ_j x_j b_jᵀ = Σ_i q_i (Σ_j U_ij
@@ -133,6 +155,7 @@ def shares(
     initial: Sequence[Tensor | None] | None = None,
     at: int | None = None,
     signed: bool = False,
+    readable: bool = False,
     per_head: bool = False,
 ) -> Tensor:
     """Return each position's share of the states after position `at`, by default the last one, (batch, length): the
@@ -142,6 +165,7 @@ def shares(
     Args:
         initial: the states before the first position, to which a share of the state may belong.
         signed: ⟨R_s, H_T⟩ / ‖H_T‖² instead, sums over heads above and below; 1 less the sum is the share of `initial`.
+        readable: the `readable_norms` in place of ‖R_s‖; M is of all positions, also those after `at`.
         per_head: each head by itself, (batch, length, heads), the memories' heads one after the other.
 
     Raises InputError if there is no such position.
@@ -152,14 +176,15 @@ def shares(
     cut, places = zip(*(_until(r, at) for r in recurrences))
     memories = by_memory(cut, zip(cut, initial or [None] * len(cut)))
     found, rests = [], []
-    for memory in memories:
+    for memory, whole_text in zip(memories, by_memory(recurrences, recurrences)):
         if signed:
             H = torch.stack([scan(r, start).state for r, start in memory]).sum(0)
             lefts, starts = zip(*(left_towards_state(r, start, H) for r, start in memory))
             found.append(sum(lefts))
             rests.append(sum(starts))
         else:
-            norms = remaining_norms(*(r for r, _ in memory))
+            parts = [r for r, _ in memory]
+            norms = readable_norms(parts, reads_of(whole_text)) if readable else remaining_norms(*parts)
             found.append(norms if per_head else norms.sum(2, keepdim=True))
     first = [each[0] for each in by_memory(cut, places)]
     left = torch.cat([_at(place, each, length) for place, each in zip(first, found)], dim=2)

@@ -24,7 +24,7 @@ from ssmscope.core.text_files import SURROGATE
 from ssmscope.core.ties import descending
 from ssmscope.errors import InputError, as_typed
 from ssmscope.interp.attention import implicit_attention
-from ssmscope.interp.attention.result import query_rows, readouts
+from ssmscope.interp.attention.result import ImplicitAttention, query_rows, readouts
 from ssmscope.interp.explain import explain
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.text_result import SelectionHeatmap, definitions, notes, rows, strongest
@@ -296,6 +296,7 @@ def _row(model: Model, trace: Trace, position: str, layer: int, options: Mapping
     if len(given) > 9 or not given.isdecimal() or int(given) >= length:
         raise InputError(f"there is no token {shorten(given, 20)!r}; the text has the tokens 0 to {length - 1}")
     found = implicit_attention(model, trace, layers=[layer], rows=[int(given)], **options)
+    assert isinstance(found, ImplicitAttention)
     alone = [replace(found, texts=(replace(found[0], maps=(each,)),)) for each in found[0].maps]
     return fragment([*map(query_rows, alone), readouts(found)])
 

@@ -167,7 +167,7 @@ def test_relevance_and_gradients_are_those_of_the_merged_model(name):
     same(one.scores, other.scores)
     assert (one.delta < 1e-4).all() and one.converged.all()
     same(propagated(of[0])[1] + 1, propagated(of[1])[1] + 1)  # it may be nothing
-    maps = [ssmscope.attention_gradient(model, model.encode(ids=IDS), target=7) for model in (adapted, merged)]
+    maps = [ssmscope.attention(model, model.encode(ids=IDS), gradient=True, target=7) for model in (adapted, merged)]
     for text, expected in zip(*maps, strict=True):
         for map_, wanted in zip(text.maps, expected.maps, strict=True):
             same(map_.values, wanted.values)
@@ -301,7 +301,7 @@ def test_layers_are_read_by_what_they_compute(name, way):
 def test_attention_gradient_asks_nothing_of_the_weights():
     model, expected = Model(plain("mamba")), Model(plain("mamba"))
     model.module.requires_grad_(False)
-    maps = [ssmscope.attention_gradient(each, each.encode(ids=IDS), target=7) for each in (model, expected)]
+    maps = [ssmscope.attention(each, each.encode(ids=IDS), gradient=True, target=7) for each in (model, expected)]
     for text, wanted in zip(*maps, strict=True):
         for map_, other in zip(text.maps, wanted.maps, strict=True):
             same(map_.values, other.values)

@@ -18,7 +18,7 @@ from ssmscope.core.attention_layers import attention_layers, attention_numbers
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.attention import attention_gradient, implicit_attention
+from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.measure import normalise_rows
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1, 2, 3, 30]]
@@ -132,7 +132,7 @@ def test_a_row_of_nothing_is_the_identitys():
 @pytest.mark.parametrize("target", [None, "negative", 1])
 def test_attention_gradient_adds_up_to_what_the_gradient_sees(demo, target):
     batch = demo.encode(["A gripping, beautifully acted film.", "Dull."])
-    found = attention_gradient(demo, batch, target=target)
+    found = implicit_attention(demo, batch, target=target, gradient=True)
     classes = {None: None, "negative": 0, 1: 1}[target]
     for row, text in enumerate(found):
         one = batch.rows([row])
@@ -147,7 +147,7 @@ def test_attention_gradient_adds_up_to_what_the_gradient_sees(demo, target):
             linear = linearized.matvec(linearized.u)  # the demo's projections have no biases
             expected = (gradient * linear).sum().item()
             close(each.values.sum(), expected, 1e-4)
-    by_head = attention_gradient(demo, batch, target=target, heads="all")[0].maps
+    by_head = implicit_attention(demo, batch, target=target, heads="all", gradient=True)[0].maps
     heads = [each.values for each in by_head if each.layer == "0"]
     assert len(heads) > 1
     close(np.sum(heads, axis=0), found[0].maps[0].values)
@@ -156,12 +156,12 @@ def test_attention_gradient_adds_up_to_what_the_gradient_sees(demo, target):
 def test_attention_gradient_of_a_language_model_is_of_the_next_token():
     model = example("mamba")
     batch = model.encode(ids=IDS)
-    found = attention_gradient(model, batch, target=42)
+    found = implicit_attention(model, batch, target=42, gradient=True)
     assert found.provenance["options"]["target"] == ["42", "42"]
-    alone = attention_gradient(model, model.encode(ids=[IDS[1]]), target=42)
+    alone = implicit_attention(model, model.encode(ids=[IDS[1]]), target=42, gradient=True)
     for a, b in zip(found[1].maps, alone[0].maps, strict=True):
         close(a.values, b.values, 1e-4)
-    other = attention_gradient(model, batch, target=7)
+    other = implicit_attention(model, batch, target=7, gradient=True)
     assert np.abs(other[0].maps[0].values - found[0].maps[0].values).max() > 1e-6
 
 
@@ -224,7 +224,7 @@ def test_what_cannot_be_is_refused(demo, options, message):
 )
 def test_targets_that_cannot_be_are_refused(demo, options, message):
     with pytest.raises(InputError, match=message):
-        attention_gradient(demo, demo.encode("A fine film."), **options)
+        implicit_attention(demo, demo.encode("A fine film."), **options, gradient=True)
 
 
 def test_a_trace_without_inputs_is_refused(demo):
@@ -294,7 +294,7 @@ def test_softmax_attention_is_in_rollouts_and_gradients(name):
     batch = model.encode(ids=IDS)
     numbers = attention_numbers(model.module)
     rolled, last = implicit_attention(model, batch, rollout=True, residual=0.3), []
-    contributed = attention_gradient(model, batch, target=3)
+    contributed = implicit_attention(model, batch, target=3, gradient=True)
     for row, ids in enumerate(IDS):
         weights, products = eager(model, ids)
         R, trace = torch.eye(len(ids)), model.trace(ids=[ids])

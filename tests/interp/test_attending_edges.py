@@ -11,7 +11,7 @@ from loud import loud
 from ssmscope.core.attention_layers import attention_numbers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
-from ssmscope.interp.attention import attention_gradient, implicit_attention, measure
+from ssmscope.interp.attention import implicit_attention, measure
 from ssmscope.interp.attention.measure import absolute_map, head_names, mean_weights, pooled, split_layers
 from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import objective
@@ -151,8 +151,8 @@ def test_a_damaged_layer_is_named(models):
 def test_a_state_before_the_text_has_its_part_of_a_gradient(models):
     model = models["gfssm"]
     batch = model.encode(ids=IDS[:1])
-    (map_,) = attention_gradient(model, batch, layers=[1], target=3)[0].maps
-    heads = attention_gradient(model, batch, layers=[1], target=3, heads="all")[0].maps
+    (map_,) = implicit_attention(model, batch, layers=[1], target=3, gradient=True)[0].maps
+    heads = implicit_attention(model, batch, layers=[1], target=3, heads="all", gradient=True)[0].maps
     goal = objective(model, batch, target=3)
     ((_, gradient),) = output_gradients(goal, goal.embeddings(), [0], [model.mixers[1]])
     weighed = model.trace(batch).linearized[1].contributions(gradient)
@@ -161,7 +161,7 @@ def test_a_state_before_the_text_has_its_part_of_a_gradient(models):
     for name in ("sink", "values"):
         parts = [getattr(head, name) for head in heads]
         np.testing.assert_allclose(np.sum(parts, axis=0), getattr(map_, name), rtol=1e-3, atol=1e-8)
-    cells = attention_gradient(model, batch, layers=[1], target=3, pool=4)[0].maps[0]
+    cells = implicit_attention(model, batch, layers=[1], target=3, pool=4, gradient=True)[0].maps[0]
     edge = edges(11, 4)
     np.testing.assert_allclose(cells.values, pooled(torch.from_numpy(map_.values), edge), rtol=1e-3, atol=1e-8)
 
@@ -171,9 +171,9 @@ def test_large_maps_of_softmax_attention_are_left_out_of_gradients_for_all_texts
     (number,) = attention_numbers(model.module)
     for most, there in ((2 * 2 * 11**2, True), (2 * 2 * 11**2 - 1, False)):
         monkeypatch.setattr(measure, "MAX_MAP_WEIGHTS", most)
-        for text in attention_gradient(model, batch, target=3):
+        for text in implicit_attention(model, batch, target=3, gradient=True):
             assert (f"{number} attention" in [map_.layer for map_ in text.maps]) == there
-    alone = attention_gradient(model, batch, target=3, layers=[0])
+    alone = implicit_attention(model, batch, target=3, layers=[0], gradient=True)
     assert all([map_.layer for map_ in text.maps] == ["0"] for text in alone)
 
 

@@ -59,7 +59,7 @@ def test_selectivity_is_of_real_tokens_and_nil_where_nothing_is_written(monkeypa
     monkeypatch.setattr(measure.GateVariation, "visit", lambda *_: None)
     recurrences = [SimpleNamespace(head=head, joins=joins) for head, joins in ((0, False), (0, True), (1, False))]
     layer: Any = SimpleNamespace(recurrences=recurrences, u=torch.zeros(2, 3, 1), reach=3)
-    layer.survival = lambda at, per_head=False: 2 * written if per_head else written[..., 0]
+    layer.survival = lambda at, readable=False, per_head=False: 2 * written if per_head else written[..., 0]
     for score, expected in (("write", written), ("retention", 1 - written), ("survival", 2 * written)):
         found = LayerScores(4, mask, score, heads=True)
         found.visit(2, [0, 1], layer)

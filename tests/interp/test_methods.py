@@ -268,8 +268,8 @@ def test_attention_gradient_is_the_columns_of_its_maps(name):
     model = example(name)
     batch = model.encode(ids=TEXTS)
     result = run("attention-gradient", objective(model, batch, target=42)).scores
-    maps = ssmscope.attention_gradient(model, batch, target=42)
-    against = ssmscope.attention_gradient(model, batch, target=7)
+    maps = ssmscope.attention(model, batch, gradient=True, target=42)
+    against = ssmscope.attention(model, batch, gradient=True, target=7)
     contrast = run("attention-gradient", objective(model, batch, target=42, contrast=7)).scores
     for text, ids in enumerate(TEXTS):
         columns = np.sum([each.values.sum(0) for each in maps[text].maps], axis=0)

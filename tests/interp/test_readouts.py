@@ -13,7 +13,8 @@ from ssmscope.interp.attention.measure import Reader
 
 def read(values, sink, queries, edges, span, top):
     edges = np.arange(values.shape[1] + 1) if edges is None else edges
-    return Reader(queries, edges, span, top).read(values, sink)
+    marked = None if span is None else np.isin(np.arange(edges[-1]), range(*span))
+    return Reader(queries, edges, marked, top).read(values, sink)
 
 
 FIELDS = ("distance", "recent", "sink", "outside")

@@ -13,6 +13,7 @@ from small_pieces import make_small
 from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.ops import DeltaRecurrence, Recurrence, survival
+from ssmscope.ops.recurrence import by_head
 
 RECURRENCES = ("mamba, two groups", "mamba-2", "gla", "delta", "delta, a decay per state")
 CLOSE = dict(rtol=1e-10, atol=1e-12)
@@ -65,6 +66,37 @@ def test_shares_are_of_all_recurrences_together(kinds, at):
         expected = torch.nn.functional.pad(expected, later)
         expected = expected if "per_head" in options else expected.squeeze(2)
         torch.testing.assert_close(survival.shares(rs, at=at, **options), expected, **CLOSE)
+
+
+def rescaled(r: Recurrence, scale: torch.Tensor) -> Recurrence:
+    """Return a recurrence with states (…, n) multiplied by a scale (n,), and the same outputs."""
+    more = {}
+    if isinstance(r, DeltaRecurrence):
+        (e, k), own = r.removal(), r.by_head()
+        more = {"e": e / scale, "r": k * scale, "c": own[1] / scale, "b": own[0] * scale}
+    return replace(r, **{"b": r.b * scale, "c": r.c / scale, **more})
+
+
+@pytest.mark.parametrize("kind", RECURRENCES)
+def test_readable_shares_are_of_what_is_read_and_survive_rescaled_states(kind):
+    """tr(R_sᵀ M R_s) is Σ_t ‖R_s c_t‖²; survival changes with the unit of each state, though no output does."""
+    r = draw(kind, 7)
+    N = r.shape[4]
+    moved = rescaled(r, torch.logspace(-1, 1, N, dtype=torch.float64))
+    torch.testing.assert_close(ops.scan_reference(moved).y, ops.scan_reference(r).y, **CLOSE)
+    for at in (None, 3):
+        cut = r.between(0, 7 if at is None else at + 1)
+        read = torch.einsum("bshpn,bthn->bshtp", survival.remaining_reference(cut), by_head(r.c, r.shape[2]))
+        norms = torch.nn.functional.pad(read.square().sum((3, 4)).sqrt(), (0, 0, 0, 7 - cut.shape[1]))
+        found = survival.shares([r], at=at, readable=True, per_head=True)
+        torch.testing.assert_close(found, norms / norms.sum(1, keepdim=True), **CLOSE)
+        for per_head in (False, True):
+            same, plain = (
+                [survival.shares([each], at=at, readable=asked, per_head=per_head) for each in (r, moved)]
+                for asked in (True, False)
+            )
+            torch.testing.assert_close(*same, rtol=1e-7, atol=1e-9)
+            assert (plain[0] - plain[1]).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("at", [None, 3, 4, 2])

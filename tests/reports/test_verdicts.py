@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from stand_ins import Stand, beside, e, said, shown
 from ssmscope.api import analyses as registry
 from ssmscope.api.results import Result
 from ssmscope.attacks.noise.result import NoiseLevel
+from ssmscope.interp.attention.maps import MarkedShare
+from ssmscope.interp.attention.result import DataAttention
 from ssmscope.interp.generate.result import SourceMap, Writing, WrittenText
 from ssmscope.probes.parity.result import Compared, Parity
 from ssmscope.probes.precision.result import Arm, Precision
@@ -184,3 +187,31 @@ class TestStates:
             "States of own: 20 numbers in 3 tensors after each token; the largest norm is 4, in layer 3 after "
             "token 4 'film'"
         )
+
+
+class TestAttentionData:
+    def test_both(self) -> None:
+        maps = [
+            MarkedShare(str(at), "", "mean", e(value, value - 0.1, value + 0.1)) for at, value in enumerate((0.3, 0.5))
+        ]
+        result = DataAttention({"model": "own"}, "block", "mean", 9, 0, 0.25, tuple(maps))
+        assert said(result) == (
+            "its share on the marked tokens is 0.500 [0.400, 0.600] in layer 1 to 0.300 [0.200, 0.400] in layer 0; an "
+            "even share is 0.250 (block level, 9 texts)"
+        )
+        table = beside(result)
+        assert table.columns == ("a",) and [row for (row,), _ in table.rows] == ["layer 0", "layer 1"]
+
+
+class TestExplainPositions:
+    def test_verdict(self) -> None:
+        def text(*scores: float) -> Any:
+            each = SimpleNamespace(method="ig", scores=np.array(scores))
+            return SimpleNamespace(attributions=[each], series=None, top=lambda one, size: highest(one.scores))
+
+        def highest(scores: np.ndarray) -> list[int]:
+            return [int(scores.argmax())] * bool(scores.max() > 0)
+
+        told = "2 of 4 answers rest most on their own token, 1 on an earlier one, 1 on no token, 3.0 tokens away on"
+        rows = text(1, 0, 0, 0), text(0, 2, 0, 0), text(0, 0, -1, 0), text(3, 0, 0, 1)
+        assert said(Stand("explain-positions", rows, methods=("ig",))) == f"{told} average (ig)"

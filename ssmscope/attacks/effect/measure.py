@@ -18,6 +18,7 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.core.trace import Trace
 from ssmscope.interp.attention import implicit_attention
+from ssmscope.interp.attention.result import ImplicitAttention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.text_result import SelectionHeatmap
 from ssmscope.interp.methods.gradients import head_input
@@ -39,6 +40,7 @@ def effect_of(
     chosen = heatmap.layers
     pairs = aligned(*(batch.input_ids[row, :length].tolist() for row, length in enumerate(batch.lengths)))
     maps = implicit_attention(None, trace, layers=list(chosen), rows="last", heads="abs")
+    assert isinstance(maps, ImplicitAttention)
     sides = []
     for row in (0, 1):
         shares, states = zip(*(_shares(each.values, each.sink) for each in maps[row].maps))

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import Texts
-from ssmscope.api.options import Metavar, Range, chosen_layers
+from ssmscope.api.options import Limit, Metavar, Range, Seed
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.core.take_trace import TextsLike
-    from ssmscope.interp.attention.result import ImplicitAttention
+    from ssmscope.data.text import TextData
+    from ssmscope.interp.attention.result import DataAttention, ImplicitAttention
 
 
 def check_attention(
@@ -44,17 +45,27 @@ def check_attention(
         raise InputError("pool=… averages whole maps: give it without rows=…")
 
 
+def check_reads(of_data: bool, *, span: str | None, limit: int | None, **options: Any) -> None:
+    """Raise InputError for options of single texts with a data set, or of data sets with texts."""
+    if of_data and span is not None:
+        raise InputError("span=… marks tokens of single texts; those of a data set are marked in a column, relevant=…")
+    if not of_data and limit is not None:
+        raise InputError("limit=… is the number of texts read from a data set; give data=… too, or leave it out")
+
+
 @analysis(
     "attention",
-    reads=Texts(),
+    reads=Texts(data=check_reads, marks=True),
     asks_at=True,
     question="What does each output attend to?",
     pair="interp.paired:pair",
+    kinds=("attention", "attention-data"),
     check=check_attention,
+    sharded=True,
 )
 def implicit_attention(
     model: Model | None,
-    texts: TextsLike,
+    texts: TextsLike | TextData,
     *,
     layers: Annotated[Literal["all"] | Sequence[int], "Layers to show.", Range(0)] = "all",
     level: Annotated[
@@ -78,14 +89,26 @@ def implicit_attention(
     ] = None,
     span: Annotated[str | None, "Mark tokens, by position or as a piece of the text.", Metavar("A:B|TEXT")] = None,
     top: Annotated[int, "Number of tokens that count as recent, or as first.", Range(1)] = 4,
-) -> ImplicitAttention:
+    limit: Limit = None,
+    seed: Seed = 0,
+) -> ImplicitAttention | DataAttention:
     """Compute the implicit attention of the layers, exact and signed: what each position takes from every other.
 
     Every layer is a linear map of its input once gates, steps and norms are frozen, and its matrix is exact
     (Differential Mamba, Eq. 8; Ali et al. 2024; Zimerman et al. 2024). Each map is (queries, keys); what is shown is a
-    signed mean over channels unless `heads` says otherwise; see `ssmscope.core.linearized`. With `gradient` see
-    `attention_gradient`. A hybrid's layers of softmax attention are shown too, named as "12 attention", with their
-    weights softmax(q kᵀ); for a trace this needs its model as well.
+    signed mean over channels unless `heads` says otherwise; see `ssmscope.core.linearized`. A hybrid's layers of
+    softmax attention are shown too, named as "12 attention", with their weights softmax(q kᵀ); for a trace this needs
+    its model as well.
+
+    With `gradient` the entry [t, s] is Σ_channels g[t] M[t, s] x[s]: M the block-level matrix of a channel, x its input
+    and g the gradient of the target's logit at the layer's output, taken back through the projection (after Chefer et
+    al. 2021, with the values of the inputs, so that the entries add up to Σ g · output less constants). Of softmax
+    attention A it is A ⊙ ∂f/∂A of every head. `heads` "mean" is then the signed sum over all channels, "all" over those
+    of each head or group; of a language model the target is the next token, by default the predicted one.
+
+    Over labelled texts (`TextData`) the result is a `DataAttention`: the share of each map's |weight| that falls on the
+    tokens that a column of the data marks, over the queries (`rows`) after the last of them, as a mean over queries and
+    texts with a 95 % bootstrap interval over texts.
 
     Args:
         heads: "all" is the signed mean of each head, or of each group of neighbouring channels where there are more
@@ -102,52 +125,29 @@ def implicit_attention(
 
     Raises:
         InputError: a trace without layers, a layer that the model does not have, a row or span that is not in a text,
-            an unknown target, or a text that is too long for a rollout.
+            an unknown target, a text that is too long for a rollout, or data for a model that reads both ways.
     """
     from ssmscope.api.provenance import record_provenance
-    from ssmscope.core.attention_layers import attention_numbers
-    from ssmscope.core.take_trace import as_batch, as_trace
-    from ssmscope.core.trace import Trace
-    from ssmscope.interp.attention import measure
+    from ssmscope.data.text import TextData
+    from ssmscope.interp.attention.measure import Asked
     from ssmscope.interp.attention.result import ImplicitAttention
+    from ssmscope.interp.attention.running import attention_over, shown_texts
 
     some, at = (each if isinstance(each, str) else list(each) for each in (layers, rows))
     options: dict[str, Any] = {"layers": some, "heads": heads, "rows": at, "pool": pool, "span": span, "top": top}
-    asked = measure.Asked(level, heads, rows, pool, skip, residual, span, top)
-    if gradient:
-        if model is None:
-            raise InputError("gradient runs the model: give it before the texts")
-        trace, shown, names = measure.gradient_maps(model, as_batch(model, texts), layers, target, asked)
-        options["target"] = names
-    else:
-        known = texts.layer_numbers if isinstance(texts, Trace) else () if model is None else model.layer_numbers
-        softmax = () if model is None else attention_numbers(model.module)
-        own, beside = measure.split_layers(layers, known, softmax)
-        trace = as_trace(model, texts, keep_inputs=chosen_layers(own, known) if known else True)
-        if not len(trace.linearized):
-            raise InputError("the trace has no layers: take it with keep_inputs=True")
-        chosen = chosen_layers(own, trace.layer_numbers)
-        shown = [measure.ShownText(trace, row, asked, rollout=rollout) for row in range(len(trace))]
-        hybrid = model if beside else None
-        for index in () if rollout else chosen:
-            linearized = trace.linearized[index]
-            for row, text in enumerate(shown):
-                one = linearized.of_text(row, text.length)
-                for part in (None, *(one.parts if parts else ())):
-                    measure.add_maps(text, one, trace.layer_numbers[index], part)
-        if rollout:
-            options["residual"] = residual
-            weights: list[dict[int, Any]] = [{} for _ in shown]
-            if hybrid is not None:
-                batch = as_batch(hybrid, texts)
-                weights = [measure.mean_weights(hybrid, batch, row, beside) for row in range(len(shown))]
-            measure.roll_out(trace, chosen, shown, weights)
-        elif hybrid is not None:
-            batch = as_batch(hybrid, texts)
-            for row, text in enumerate(shown):
-                if not measure.exceeds_map_limit(hybrid, 1, text.length):
-                    measure.see_softmax(hybrid, batch, row, beside, text.add_softmax)
+    asked = Asked(level, heads, rows, pool, skip, residual, span, top)
+    how: dict[str, Any] = {"layers": layers, "parts": parts, "rollout": rollout, "gradient": gradient, "target": target}
+    if not gradient:
+        options |= {"residual": residual} if rollout else {}
         options |= {"level": level, "skip": skip, "parts": parts, "rollout": rollout}
+    if isinstance(texts, TextData):
+        if model is None:
+            raise InputError("labelled texts need a model; give it before them")
+        options |= {"limit": limit, "target": target} if gradient else {"limit": limit}
+        data = texts if limit is None else texts.sample(limit, seed=seed)
+        return attention_over(model, data, asked, options, seed=seed, **how)
+    trace, shown, names = shown_texts(model, texts, asked, **how)
+    options |= {"target": names} if gradient else {}
     return ImplicitAttention(
         provenance=record_provenance(trace.source, options=options),
         texts=tuple(text.finished() for text in shown),
@@ -155,22 +155,3 @@ def implicit_attention(
         heads=heads,
         top=top,
     )
-
-
-def attention_gradient(model: Model, texts: TextsLike, **options: Any) -> ImplicitAttention:
-    """Compute attention × gradient: the contribution of each position to a class's logit through each position of each
-    layer.
-
-    With M the block-level matrix of a channel, x its input and g the gradient of the logit at the layer's output, taken
-    back through the projection, the entry [t, s] is Σ_channels g[t] M[t, s] x[s] (after Chefer et al. 2021, with the
-    values of the inputs, so that the entries add up to Σ g · output less constants). `heads` "mean" is the signed sum
-    over all channels, "all" over those of each head or group. Of softmax attention A it is A ⊙ ∂f/∂A of every head:
-    the same with A v for M x, v the head's values and g taken back through the projection.
-
-    It is `implicit_attention` with `gradient`: a `target` is a class, by its number or name, or a token's id, by
-    default the predicted one of each text; of a language model it is the logit of the next token.
-
-    Raises:
-        InputError: as `implicit_attention`.
-    """
-    return implicit_attention(model, texts, gradient=True, **options)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending
 from ssmscope.outline import Outlined
 from ssmscope.render.blocks import OfTokens
@@ -35,7 +36,7 @@ class Readouts:
     sink: float
     """Share on the first k tokens and on the state before them."""
     outside: float
-    """Share outside the marked span, over the queries after it: irrelevant context."""
+    """Share outside the marked tokens, over the queries after the last of them: irrelevant context."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,16 @@ class AttentionMap(Outlined):
     def softmax(self) -> bool:
         """True for softmax attention: weights are not negative, and those of a query sum to 1."""
         return self.layer.endswith(f" {SOFTMAX}")
+
+
+@dataclass(frozen=True)
+class MarkedShare(Outlined):
+    """Share of a map's mass on the marked tokens, mean over texts; names as in `AttentionMap`."""
+
+    layer: str
+    part: str
+    head: str
+    share: Estimate
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +139,7 @@ def mean_map(text: AttendedText) -> AttentionMap | None:
     return replace(maps[0], layer=MEAN_MAP, head=f"{len(maps)} maps", values=values, sink=sink)
 
 
-def title(map_: AttentionMap) -> str:
+def title(map_: AttentionMap | MarkedShare) -> str:
     """Name a map: "layer 3 · head 5", or "rollout"; `heads_name` says how channels were combined."""
     parts = [f"layer {map_.layer}" if map_.layer.isdigit() else visible(map_.layer)]
     if map_.part:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ssmscope.api.options import chosen_layers
@@ -38,6 +38,10 @@ MAX_MAP_WEIGHTS = 2**29
 """Largest number of weights of a softmax layer's whole maps of a text, which are in memory at once."""
 
 
+Marks = Sequence[np.ndarray | None] | None
+"""Marked tokens of every text of a batch, (length,) bool; None for none."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """Options of `implicit_attention` that all maps share."""
@@ -55,8 +59,10 @@ class Asked:
 class ShownText:
     """One text of a trace, its rows or cells, and the maps added so far."""
 
-    def __init__(self, trace: Trace, row: int, asked: Asked, *, rollout: bool = False) -> None:
-        self.trace, self.row, self.asked = trace, row, asked
+    def __init__(
+        self, trace: Trace, row: int, asked: Asked, marked: np.ndarray | None = None, *, rollout: bool = False
+    ) -> None:
+        self.trace, self.row, self.asked, self.marked = trace, row, asked, marked
         self.length = len(trace.tokens[row])
         self.chosen = self._rows(asked.rows)
         cells = asked.pool
@@ -69,6 +75,9 @@ class ShownText:
             limit = f"at most {MAX_ROLLOUT_TOKENS:,} tokens"
             raise InputError(f"text {row} has {self.length:,} tokens: a rollout needs whole maps, of {limit}")
         self.span = None if asked.span is None else self._span(asked.span)
+        if self.span is not None:
+            self.marked = np.zeros(self.length, dtype=bool)
+            self.marked[slice(*self.span)] = True
         self.maps: list[AttentionMap] = []
 
     def _rows(self, rows: str | Sequence[int]) -> list[int] | None:
@@ -94,7 +103,7 @@ class ShownText:
     @cached_property
     def reader(self) -> Reader:
         edges = np.arange(self.length + 1) if self.edges is None else self.edges.numpy()
-        return Reader(self.queries, edges, self.span, self.asked.top)
+        return Reader(self.queries, edges, self.marked, self.asked.top)
 
     @property
     def queries(self) -> np.ndarray:
@@ -113,6 +122,11 @@ class ShownText:
         else:
             readouts = self.reader.read(shown, column)
         self.maps.append(AttentionMap(layer, part, head, shown, column, readouts))
+
+    def even_map(self) -> AttentionMap:
+        """Return a map of equal weights."""
+        ones = np.ones(self.reader.pairs.shape, dtype=np.float32)
+        return AttentionMap("even", "", "", ones, None, self.reader.read(ones, None))
 
     def add_softmax(self, number: int, weights: Float[Tensor, "heads length keys"], *, summed: bool = False) -> None:
         """Add the maps of a layer of attention, averaged or summed over all heads or those of each group."""
@@ -300,7 +314,7 @@ def exceeds_map_limit(model: Model, texts: int, length: int) -> bool:
 
 
 def gradient_maps(
-    model: Model, batch: Batch, layers: str | Sequence[int], target: int | str | None, asked: Asked
+    model: Model, batch: Batch, layers: str | Sequence[int], target: int | str | None, asked: Asked, marks: Marks = None
 ) -> tuple[Trace, list[ShownText], list[str]]:
     """Return the trace, the texts with their maps of attention × gradient, and the targets."""
     labels = model.labels
@@ -313,7 +327,7 @@ def gradient_maps(
     own, beside = split_layers(layers, trace.layer_numbers, numbers)
     chosen = chosen_layers(own, trace.layer_numbers)
     beside = () if exceeds_map_limit(model, len(trace), max(batch.lengths)) else beside
-    texts = [ShownText(trace, row, asked) for row in range(len(trace))]
+    texts = [ShownText(trace, row, asked, None if marks is None else marks[row]) for row in range(len(trace))]
     mixers, rows = [model.mixers[index] for index in chosen], list(range(len(trace)))
     found = output_gradients(goal, goal.embeddings(), rows, mixers, attention=bool(beside))
     for index, (_, gradient) in zip(chosen, found):
@@ -335,19 +349,20 @@ class Reader:
     """Readouts of the maps of a text, whole, pooled or with chosen rows.
 
     A pooled map stands for the map of single tokens that has in every causal pair of a cell the cell's mean: its mass
-    is |mean| × pairs, and where the window, the first tokens or the span cut a cell, its share is that of its pairs.
+    is |mean| × pairs, and where the window, the first tokens or marked ones cut a cell, its share is that of its pairs.
     This is exact where the weights within each cell are equal; where their signs differ within a cell, less mass is
     seen than there is. A row of cells is one distribution, and counts as often as it has queries.
 
     `queries` has the position of each row, in a pooled map any in its cell; `edges` the first positions of the cells,
-    or of single tokens, and the length; `top` is the k of `recent` and `sink`. Without a `span` `outside` is NaN.
+    or of single tokens, and the length; `top` is the k of `recent` and `sink`. Without `marked` tokens `outside` is
+    NaN.
     """
 
     def __init__(
         self,
         queries: Int[np.ndarray, " queries"],
         edges: Int[np.ndarray, " cells+1"],
-        span: tuple[int, int] | None,
+        marked: Bool[np.ndarray, " length"] | None,
         top: int,
     ) -> None:
         cell = np.searchsorted(edges, queries, side="right") - 1
@@ -360,11 +375,12 @@ class Reader:
         self.distance = self.pairs * np.where(begin == first, (last - first - 1) / 3, apart)
         self.late = self.pairs - _pairs(first, last, begin, end, lag=top)
         self.early = _pairs(first, last, begin, np.clip(top, begin, end))
-        start, stop = span or (0, edges[-1])
-        rest = np.clip(stop, first, last)  # In a cell cut by the span's end only later queries count.
+        marked = np.ones(edges[-1], dtype=bool) if marked is None else marked
+        stop = np.flatnonzero(marked).max(initial=-1) + 1
+        rest = np.clip(stop, first, last)  # In a cell with the last marked token only later queries count.
         self.after = (last - rest)[:, 0].astype(np.float64)
         self.whole = _pairs(rest, last, begin, end)
-        self.beside = self.whole - _pairs(rest, last, np.clip(start, begin, end), np.clip(stop, begin, end))
+        self.beside = self.whole - (last - rest) * np.add.reduceat(marked, edges[:-1], dtype=np.int64)
 
     def read(self, values: Float[np.ndarray, "queries keys"], sink: Float[np.ndarray, " queries"] | None) -> Readouts:
         """Compute the readouts of one map, with the weight of the state before it; of pooled maps both are means."""

@@ -6,22 +6,26 @@ softmax: what its output at query t takes from key s, with a sign, and zero wher
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
+from ssmscope.core.bootstrap import interval_columns, with_intervals
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.maps import (
     CLIP_PERCENTILE,
     MEAN_MAP,
     AttendedText,
     AttentionMap,
+    MarkedShare,
     causal,
     coarse_note,
     limit,
@@ -34,9 +38,15 @@ from ssmscope.interp.attention.maps import (
 )
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import counted, number, number_runs
-from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, frame_table, number_cell, table
+from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, frame_table, number_cell, table, with_interval
 from ssmscope.render.token_maps import MappedText, TokenMap, token_maps
 from ssmscope.render.tokens import short_token
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ssmscope.interp.paired import Paired
+    from ssmscope.render.figure import Frame
 
 SOFTMAX_NOTE = (
     "A hybrid's layers of attention are shown too, as in “12 attention”: their softmax weights, which are positive and "
@@ -318,3 +328,69 @@ def readouts(result: ImplicitAttention) -> Table:
             f"{result.top - 1} tokens before it, on the first {result.top} and the state before them{off}."
         )
     return table(("text", "map"), lines, note=" ".join(filter(None, (note, coarse_note(result)))))
+
+
+@dataclass(frozen=True)
+class DataAttention(Result, kind="attention-data"):
+    """Share of implicit attention on the marked tokens of a data set, by map."""
+
+    drawn_by: ClassVar[str] = "data_figure"
+
+    level: str
+    """"ssm" or "block"; "gradient" for attention × gradient."""
+    heads: str
+    texts: int
+    left_out: int
+    """Number of texts without a marked token."""
+    even: float
+    """Share of the marked tokens among all that the queries read."""
+    maps: tuple[MarkedShare, ...]
+
+    def token_rows(self) -> None:
+        """Return None: a data set has no rows of tokens."""
+
+    @property
+    def headline(self) -> str:
+        data = self.provenance["data"]
+        return f"Implicit attention of {self.model_name} over {data['name']} ({data['split']}): {self.verdict()}"
+
+    def verdict(self, at: int = 0) -> str:
+        order = sorted(self.maps, key=lambda each: -each.share.value)
+        ends = [f"{with_interval(each.share)} in {title(each)}" for each in (order[0], order[-1])]
+        what = "attention × gradient" if self.level == "gradient" else f"{self.level} level"
+        found = f"its share on the marked tokens is {' to '.join(dict.fromkeys(ends))}; an even share is"
+        return f"{found} {number(self.even, 3)} ({what}, {counted(self.texts, 'text')})"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row per map: columns layer, part, head, share and the ends of its interval, even, texts."""
+        names = [(each.layer, each.part, each.head) for each in self.maps]
+        shares = [with_intervals(share=each.share).values() for each in self.maps]
+        rows = [(*name, *share, self.even, self.texts) for name, share in zip(names, shares)]
+        return pd.DataFrame(rows, columns=["layer", "part", "head", *interval_columns(["share"]), "even", "texts"])
+
+    @classmethod
+    def compare(cls, results: Sequence[DataAttention], labels: Sequence[Sequence[str]]) -> Table:
+        return cls.differences(results, [label for (label,) in labels])
+
+    @staticmethod
+    def differ(results: Sequence[DataAttention], names: Sequence[str]) -> str:
+        return "; ".join(f"{name}: {result.verdict()}" for name, result in zip(names, results))
+
+    @classmethod
+    def differences(cls, results: Sequence[DataAttention], names: Sequence[str]) -> Table:
+        """Return the shares of several models by map."""
+        shares = [{title(each): Cell(each.share) for each in result.maps} for result in results]
+        rows = dict.fromkeys(row for own in shares for row in own)
+        lines = [Line((row,), {name: own[row] for name, own in zip(names, shares) if row in own}) for row in rows]
+        note = f"Equal weights would put {number(results[0].even, 3)} on the marked tokens."
+        return table(("map",), lines, note=note)
+
+    @classmethod
+    def draw_pair(cls, pair: Paired, frame: Frame) -> Figure:
+        """Draw the shares of two models in one panel."""
+        drawn = importlib.import_module(f"{__package__}.{cls.drawn_by}")
+        return drawn.draw_all(pair.results, pair.names, pair.headline, frame)
+
+    def blocks(self) -> Iterable[Block]:
+        yield from self.opening(*[f"{counted(self.left_out, 'text')} without marked tokens."] * bool(self.left_out))
+        yield self.differences([self], ["on the marked tokens"])

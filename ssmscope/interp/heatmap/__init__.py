@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ssmscope.interp.heatmap.text_result import SelectionHeatmap
 
 
-OF_STATES = ("survival", "lift")
+OF_STATES = ("survival", "readable", "lift")
 """Scores of what the states hold after a token."""
 
 
@@ -29,6 +29,8 @@ def check_heatmap(
     if score not in OF_STATES and any(asked.values()):
         named = next(name for name, given in asked.items() if given)
         raise InputError(f"{named}=… applies to survival only, not to {score}")
+    if score == "readable" and (through or half_lives):
+        raise InputError("through=… and half_lives=… follow survival; leave them out with readable")
     if through and half_lives:
         raise InputError("half_lives=… concerns each layer's own writes; give it without through=…")
     if contrast is not None and score == "lift":
@@ -64,9 +66,9 @@ def selection_heatmap(
     texts: TextsLike | TextData,
     *,
     score: Annotated[
-        Literal["survival", "retention", "write", "lift"],
-        "Share of the state written at a token; share of the old state kept (Eq. 10), or overwritten, at the token; or "
-        "survival over that of the tokens around it.",
+        Literal["survival", "readable", "retention", "write", "lift"],
+        "Share of the state written at a token, or of what can be read of it; share of the old state kept (Eq. 10), or "
+        "overwritten, at the token; or survival over that of the tokens around it.",
     ] = "survival",
     at: Annotated[int | None, "Examine the states after this token, from 0; default the end.", Range(0)] = None,
     layers: Layers = "all",
@@ -89,6 +91,8 @@ def selection_heatmap(
 
     Survival, the default: a layer writes W_s at token s, and R_s = (∏ of the transitions after s) W_s is left of it.
     Its share is ‖R_s‖ / Σ_s' ‖R_s'‖ in every head, averaged over heads weighted by Σ ‖R‖, then over layers.
+    Readable is the same with tr(R_sᵀ M R_s)^½ in place of ‖R_s‖, M the mean of c_t c_tᵀ over the text: it does not
+    change when a model's states are rescaled, as survival does, though its outputs do not.
     Retention: (1 / ND) Σ_d Σ_n E[A_t]^(n, d) (Baleen, Eq. 10), the share of its old state that a layer keeps when
     it reads token t: a strongly written token scores low. Write is 1 − retention. Lift is survival over the median
     of the 12 tokens on either side, layer by layer, which shows a kept marker that the mean over layers hides.

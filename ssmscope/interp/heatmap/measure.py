@@ -24,7 +24,7 @@ from ssmscope.core.trace import LayerTrace, Trace, check_recurrent_state
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.measure import absolute_map, normalise_rows
 from ssmscope.interp.gates import MIN_SELECTING_SHARE, GateVariation
-from ssmscope.interp.heatmap.scored_text import ScoredText, lifts
+from ssmscope.interp.heatmap.scored_text import SHARES, ScoredText, lifts
 from ssmscope.interp.heatmap.text_result import Head, SelectionHeatmap
 from ssmscope.interp.heatmap.words import (
     Kind,
@@ -36,7 +36,7 @@ from ssmscope.interp.heatmap.words import (
     words_of,
 )
 
-Score = Literal["survival", "retention", "write", "lift"]
+Score = Literal["survival", "readable", "retention", "write", "lift"]
 MAX_THROUGH_TOKENS = 8192
 """Largest number of tokens of a text whose memory is followed through the layers below, which needs whole maps."""
 PRIOR_OCCURRENCES = 5
@@ -63,7 +63,7 @@ class LayerScores:
     ) -> None:
         self.score, self.at, self.heads, self.mask = score, at, heads, mask
         shape = (layers, *mask.shape)
-        self.survival = np.full(shape, np.nan) if score in ("survival", "lift") else None
+        self.survival = np.full(shape, np.nan) if score in (*SHARES, "lift") else None
         self.half_lives = np.full(shape, np.nan) if half_lives else None
         self.by_head: dict[int, np.ndarray] = {}
         self.selectivity: dict[int, np.ndarray] = {}
@@ -75,7 +75,7 @@ class LayerScores:
         chosen = np.ix_(np.asarray(rows), np.arange(layer.u.shape[1]))
         self.reach = max(self.reach, layer.reach)
         if self.survival is not None:
-            self.survival[index][chosen] = _numpy(layer.survival(self.at))
+            self.survival[index][chosen] = _numpy(layer.survival(self.at, readable=self.score == "readable"))
             self.gates.visit(index, rows, layer)
         if self.half_lives is not None:
             self.half_lives[index][chosen] = _numpy(layer.half_lives())
@@ -92,7 +92,7 @@ class LayerScores:
     def _take_heads(self, index: int, chosen: tuple[np.ndarray, ...], layer: LayerTrace) -> None:
         replaced = torch.cat([ops.write(r, per_head=True) for r in layer.recurrences if not r.joins], dim=2)
         if self.survival is not None:
-            found = layer.survival(self.at, per_head=True)
+            found = layer.survival(self.at, readable=self.score == "readable", per_head=True)
         else:
             found = replaced if self.score == "write" else 1 - replaced
         count = found.shape[2]
@@ -182,7 +182,7 @@ class TokenAverages:
         for row, words in enumerate(batch.words):
             ordinary[row, : len(words)] = [word is not None for word in words]
         values = scores
-        if self.score == "survival":
+        if self.score in SHARES:
             values = np.log(np.maximum(scores * ordinary.sum(1)[None, :, None], MIN_SHARE))
         return np.where(ordinary, values, np.nan)
 
@@ -207,7 +207,7 @@ def scored(model: Model | None, texts: TextsLike, options: Mapping[str, Any]) ->
     """Compute the heatmap of single texts, with the options of `selection_heatmap`."""
     score, layers, at, contrast = (options[name] for name in ("score", "layers", "at", "contrast"))
     through, heads, top = (options[name] for name in ("through", "heads", "top"))
-    kind: Kind = "z" if contrast is not None else "share" if score == "survival" else "mean"
+    kind: Kind = "z" if contrast is not None else "share" if score in SHARES else "mean"
     wanted = {"heads": heads is not None, "half_lives": options["half_lives"]}
     trace, found = _measured(model, texts, score, at, layers, through, **wanted)
     check_recurrent_state(trace.has_recurrent_state, trace.source["model"], "a heatmap")

@@ -25,6 +25,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.gates import TEXTS_JUDGED, note_on_gates
 from ssmscope.interp.heatmap.measure import Score, layers_record, scored, scored_batch
 from ssmscope.interp.heatmap.result import MEASURES, DataHeatmap, KeptGroup, KeptLayer, even_score
+from ssmscope.interp.heatmap.scored_text import SHARES
 from ssmscope.interp.heatmap.words import (
     MAX_HALF_LIFE,
     SHOWN_HIGHEST,
@@ -121,15 +122,15 @@ def text_measures(
     scores (layers, words) too."""
     groups = [group for group in word_groups(words) if words[group[0]] is not None]
     names = [word_text(tokens, group).strip().lower() for group in groups]
-    whole = word_scores(scores, groups, summed=of == "survival")
-    share, even = whole.mean(0), whole * (len(groups) if of == "survival" else 1)
+    whole = word_scores(scores, groups, summed=of in SHARES)
+    share, even = whole.mean(0), whole * (len(groups) if of in SHARES else 1)
     marks = np.array([is_punctuation(name) for name in names])
     every = zip(names, groups, marks.tolist())
     names = [UNKNOWN if {*group} <= {*unknown} and not mark else name for name, group, mark in every]
     end = np.arange(len(groups)) >= (1 - END_SHARE) * len(groups)
 
     def held(chosen: np.ndarray) -> float:  # Scores that are not shares have a mean.
-        if of == "survival":
+        if of in SHARES:
             return float(share[chosen].sum())
         return float(share[chosen].mean()) if chosen.any() else np.nan
 

@@ -14,6 +14,7 @@ import pandas as pd
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending
+from ssmscope.interp.heatmap.scored_text import SHARES
 from ssmscope.interp.heatmap.text_result import SelectionHeatmap, layers_name, rows
 from ssmscope.interp.heatmap.words import (
     MAX_HALF_LIFE,
@@ -41,7 +42,7 @@ MEASURES = ("strongest", "punctuation", "end", "spread")
 
 def even_score(score: str, tenths: Sequence[Estimate]) -> float:
     """Return the score of a word that is kept like others: 1, an even share; with other scores the mean of tenths."""
-    return 1.0 if score == "survival" else float(np.nanmean([each.value for each in tenths]))
+    return 1.0 if score in SHARES else float(np.nanmean([each.value for each in tenths]))
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
     drawn_by: ClassVar[str] = "data_figure"
 
     score: str
-    """"survival", "retention" or "write"."""
+    """"survival", "readable", "retention" or "write"."""
     layers: tuple[int, ...]
     texts: int
     words: tuple[KeptWord, ...]
@@ -110,7 +111,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
     @property
     def survives(self) -> bool:
-        return self.score == "survival"
+        return self.score in SHARES
 
     @property
     def even(self) -> float:

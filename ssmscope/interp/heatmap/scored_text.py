@@ -33,6 +33,10 @@ def times(lift: float) -> str:
     return f"{lift:,.{0 if lift >= 10 else 1}f} ×"
 
 
+SHARES = ("survival", "readable")
+"""Scores whose sum over a text is 1."""
+
+
 @dataclass(frozen=True, eq=False)
 class ScoredText(OfTokens):
     """One text and its scores. After merging, the tokens are words, and `rationale` counts in them."""

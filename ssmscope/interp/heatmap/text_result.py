@@ -14,7 +14,7 @@ from markupsafe import Markup
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap.scored_text import LIFT_WINDOW, ScoredText, lifts, times
+from ssmscope.interp.heatmap.scored_text import LIFT_WINDOW, SHARES, ScoredText, lifts, times
 from ssmscope.interp.heatmap.words import (
     BEYOND,
     UNKNOWN,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 SCORES = {
     "survival": "survival: the share of the state that was written at each token",
+    "readable": "readable: the share of what can be read of the state that was written at each token",
     "retention": "retention E[A_t]: the share of its old state that a layer keeps when it reads the token",
     "lift": f"lift: survival over the median of the {LIFT_WINDOW} tokens on either side",
     "write": "write 1 − E[A_t]: the share of its old state that a layer overwrites when it reads the token",
@@ -62,7 +63,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 
     texts: tuple[ScoredText, ...]
     score: str
-    """"survival", "retention" or "write"."""
+    """"survival", "readable", "retention" or "write"."""
     layers: tuple[int, ...]
     """Numbers of the layers in the rows of every text's `scores`, which its `mean` averages."""
     size: int
@@ -104,13 +105,13 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     @property
     def summed(self) -> bool:
         """True if the scores of a word's tokens add up."""
-        return self.score == "survival" and self.contrast is None
+        return self.score in SHARES and self.contrast is None
 
     @property
     def score_name(self) -> str:
         """Score with its formula, as the views call it."""
         name = SCORES[self.score]
-        if self.score == "survival" and self.at is not None:
+        if self.score in SHARES and self.at is not None:
             name = name.replace("the state", f"the state after token {self.at}")
         if self.score == "lift" and self.at is not None:
             name = name.replace("survival", f"survival after token {self.at}")
@@ -166,8 +167,8 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
             first = enumerate(self.texts[:3])
             told = [f"text {number}: " * (len(self) > 1) + text.lifted(self.layers) for number, text in first]
             return "; ".join(told)
-        where = {"survival": "of the states", "retention": "kept at", "write": "overwritten at"}[self.score]
-        where = f"{where} {'at the end' if self.at is None else f'after token {self.at}'}" * (self.score == "survival")
+        where = "of what can be read of the states" if self.score == "readable" else "of the states"
+        where += " at the end" if self.at is None else f" after token {self.at}"
         if len(self) == 1:
             text = self[0]
             rest = "".join(f"; {each}" for each in self.beside(text))
@@ -175,7 +176,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
                 noise = text.flat[:1] == (True,)
                 why = "nothing stands out: the spread over tokens is noise" if noise else "no word stands out"
                 return f"{why}{rest} ({self.score}, {self.layers_name})"
-            if self.score == "survival" and not self.contrast:
+            if self.score in SHARES and not self.contrast:
                 return f"{self.said(text)} {where}{rest}{self._half_life(text)} ({self.layers_name})"
             of = f"most above their own average over {self.contrast}" if self.contrast else f"highest {self.score}"
             return f"{of}: {self.said(text)}{rest} ({self.layers_name})"
@@ -323,7 +324,7 @@ def _ends(result: SelectionHeatmap, scores: Sequence[np.ndarray]) -> tuple[float
     low, high = float(every.min()), float(every.max())
     if result.contrast is not None:
         return -max(-low, high), max(-low, high)
-    return (0.0, high) if result.score in ("survival", "lift") else (low, high)
+    return (0.0, high) if result.score in (*SHARES, "lift") else (low, high)
 
 
 def _text(
@@ -396,10 +397,11 @@ def strongest(result: SelectionHeatmap) -> Iterator[Line]:
 def definitions(result: SelectionHeatmap) -> list[str]:
     """Return the definitions of the scores."""
     found = []
-    if result.score == "survival":
+    if result.score in SHARES:
         found.append(
-            "Survival: what is left in the states of what was written at a token, as a share of all that is left, "
-            "exact in every head, heads weighted by what they hold."
+            f"{result.score.capitalize()}: what is left in the states of what was written at a token, as a share of "
+            f"all that is left{' as it is read' * (result.score == 'readable')}, exact in every head, heads weighted "
+            "by what they hold."
             + " Half-life: tokens after which half of what was written is left, the median over the text."
             * any(text.half_lives is not None for text in result)
         )
@@ -409,14 +411,14 @@ def definitions(result: SelectionHeatmap) -> list[str]:
             f"{LIFT_WINDOW} tokens on either side: what a layer keeps while it lets its neighbours fade."
         )
     if result.contrast is not None:
-        of = "the logarithm of a token's share, in units of an even spread" if result.score == "survival" else "scores"
+        of = "the logarithm of a token's share, in units of an even spread" if result.score in SHARES else "scores"
         found.append(
             f"z-scores of {of}: how far it lies above the token's own average over {result.contrast}, in standard "
             "deviations of tokens around theirs. Averages of rare tokens are shrunk towards the overall average."
         )
     if result.through:
         found.append("Followed through the layers below to the input tokens, half of each step by the residual stream.")
-    elif len(result.layers) > 1 and result.score == "survival":
+    elif len(result.layers) > 1 and result.score in SHARES:
         found.append(
             "Earlier layers have mixed other tokens into what a deeper layer writes at a token; see the option through."
         )

@@ -15,6 +15,7 @@ from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError, check_whole
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.measure import exceeds_map_limit
+from ssmscope.interp.attention.result import ImplicitAttention
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain.scored_text import Scores, scores_are
 from ssmscope.interp.methods.gradients import output_gradients
@@ -122,6 +123,7 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
     for chosen in objective.batches(range(len(objective))):
         part = objective.batch.rows(chosen)
         found = implicit_attention(objective.model, part, rollout=True, residual=residual, rows=rows, pool=0)
+        assert isinstance(found, ImplicitAttention)
         for text, each in zip(chosen, found):
             scores[text, : len(each)] = torch.from_numpy(each.maps[0].values.mean(0))
     return Scores(scores)
@@ -130,9 +132,9 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
 @scores_are(embeddings=False)
 def attention_gradient(objective: Objective) -> Scores:
     """Attention × gradient: score_s = Σ_layers Σ_t Σ_channels g[t] M[t, s] x[s], M a layer's block-level matrix, x its
-    input and g the gradient of f at its output: the columns' sums of the maps of `ssmscope.attention_gradient` (after
-    Chefer et al., 2021), with their signs. A column's sum is x[s] (gᵀ M)[s], without materializing the map; only
-    softmax attention A has A ⊙ ∂f/∂A of its heads.
+    input and g the gradient of f at its output: the columns' sums of the maps of `ssmscope.attention` with
+    `gradient` (after Chefer et al., 2021), with their signs. A column's sum is x[s] (gᵀ M)[s], without materializing
+    the map; only softmax attention A has A ⊙ ∂f/∂A of its heads.
     """
     if objective.continues:
         raise InputError("attention-gradient explains one token; give one as target, not a continuation")
