@@ -107,8 +107,8 @@ def test_a_model_runs_with_rounded_states_of_some_heads() -> None:
 def test_scores_of_tokens_and_repeated_pairs() -> None:
     windows = np.array([[1, 2, 3, 1, 2, 9, 1, 2, 3]])
     assert repeated(windows).tolist() == [[0, 0, 0, 3, 0, 0, 3, 6]]
-    names, masks = bin_masks(windows)
-    assert names == ("1–16",) and masks[0].tolist() == [[False] * 3 + [True, False, False, True, True]]
+    bins = bin_masks(windows)
+    assert [*bins] == ["1–16"] and bins["1–16"].tolist() == [[False] * 3 + [True, False, False, True, True]]
     model = Model(loud(random_example("mamba2")))
     ids = np.array(IDS)
     losses, hits = token_scores(model, ids)
@@ -117,8 +117,8 @@ def test_scores_of_tokens_and_repeated_pairs() -> None:
     assert np.allclose(losses, expected.numpy(), rtol=1e-5)
     assert (hits == (log_p.argmax(-1).numpy() == ids[:, 1:])).all()
     masks = [np.array([[True] * 2 + [False] * 9, [False] * 11])]
-    other = losses + np.arange(22).reshape(2, 11) / 8, ~hits
-    found = arm(Rounding("int8", every=3), (losses, hits), other, masks, 0)
+    other = np.stack([losses + np.arange(22).reshape(2, 11) / 8, 1 - hits])
+    found = arm(Rounding("int8", every=3), np.stack([losses, hits]), other, masks, 0)
     assert found.change.value == pytest.approx(21 / 16) and found.size.value == pytest.approx(21 / 16)
     assert found.less.value == pytest.approx(1 - 2 * hits.mean()) and found.label == "int8 per head, every 3 tokens"
     assert found.by_distance[0].value == pytest.approx(np.mean(1 - 2 * hits[0, :2]))
