@@ -29,7 +29,7 @@ IDS = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(1)).
 @pytest.mark.parametrize("per", ["tensor", "head", "row"])
 @pytest.mark.parametrize("format", ["bfloat16", "float16", "e4m3", "e5m2", "int8", "int4"])
 def test_a_rounded_state_is_what_the_dtype_holds(format: str, per: str) -> None:
-    found = rounded(H, Rounding(format, per))  # type: ignore[arg-type]
+    found = rounded(H, Rounding(format, per))
     for b, h, p, n in np.ndindex(*H.shape):
         x, most = H[b, h, p, n], {"tensor": H[b], "head": H[b, h], "row": H[b, h, p]}[per].abs().max()
         if format in ("bfloat16", "float16"):
@@ -45,7 +45,7 @@ def test_a_rounded_state_is_what_the_dtype_holds(format: str, per: str) -> None:
 
 @pytest.mark.parametrize("format", ["bfloat16", "e4m3", "e5m2", "int8", "int4"])
 def test_stochastic_rounding_keeps_the_mean(format: str) -> None:
-    how, generator = Rounding(format, "head", seed=0), torch.Generator().manual_seed(0)  # type: ignore[arg-type]
+    how, generator = Rounding(format, "head", seed=0), torch.Generator().manual_seed(0)
     x = torch.tensor([-1.0, -0.3017, -0.01, 0.0, 0.1234, 0.77, 1.0]).expand(4000, 1, 1, 7)
     drawn = rounded(x, how, generator).view(4000, 7)
     values = [sorted(set(column.tolist())) for column in drawn.T]

@@ -13,7 +13,6 @@ from torch import Tensor
 from ssmscope import ops
 from ssmscope.core.edits import Edit, Site
 from ssmscope.ops import Recurrence, Scan
-from ssmscope.probes.precision import Format, Per
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -40,8 +39,8 @@ class Rounding:
         seed: of stochastic rounding, up or down with the probability that keeps the mean; None rounds to the nearest.
     """
 
-    format: Format
-    per: Per = "head"
+    format: str
+    per: str = "head"
     every: int = 1
     seed: int | None = None
 
