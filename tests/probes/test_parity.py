@@ -173,6 +173,9 @@ def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
     states = {key: t for key, t in wrong.items() if not key.endswith(("output", "residual", "logits"))}
     save_file(states, path)
     assert "D is forgotten in layer 0" in " ".join(analyze("parity", name, "--states", path).out.split())
+    save_file({**found, "layers.1.state.0": found["layers.1.state.0"] / 0}, path)
+    assert "likely, it overflowed" in " ".join(analyze("parity", name, "--states", path).out.split())
+    save_file(states, path)
     assert "has no logits; it has" in refusal("parity", name, "--logits", path)
     assert "no file; give what the other runtime dumped, --states" in refusal("parity", name)
     assert "leave the files out" in refusal("parity", name, "--self", "--states", path)

@@ -145,4 +145,4 @@ def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
     assert result.heads.shape == (1, 16) and result.heads_in == "int4 per row" and len(result.tables()) == 2
     assert result.heads[0, 5] == pytest.approx(np.abs(one - losses).mean()) and (result.heads > 0).any()
     assert "unknown among state: 'int9'" in refusal(*given, "--state", "int9")
-    assert "every is 0" in refusal(*given, "--every", "0")
+    assert "allowed are numbers below the 40 tokens" in refusal(*given, "--every", "40")

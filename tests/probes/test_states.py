@@ -100,6 +100,14 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="whose weights differ from those of"):
         load_states(path, other)
     assert load_states(path, other, any_model=True).rows == kept.rows
+    save_file({**good, "layers.1.conv": good["layers.1.conv"].long()}, path)
+    with pytest.raises(InputError, match="layers.1.conv as torch.int64; it needs torch.float32"):
+        load_states(path, model)
+    for ask in (lambda: kept.of([2]), lambda: model.run(model.encode(ids=[5]), kept.states)):
+        with pytest.raises(InputError, match="there is no row 2|have 2 rows and 1 texts"):
+            ask()
+    with pytest.raises(InputError, match="have 2 rows and 1 texts"):
+        model.generate(ids=[[5]], states=kept.states, max_new_tokens=1)
     path.write_bytes(b"no")
     with pytest.raises(InputError, match="cannot read"):
         load_states(path, model)

@@ -36,8 +36,9 @@ def parity(
     ] = None,
     self_: Annotated[bool, "Compare the model's own library instead, in the modes in which it serves."] = False,
     ran_in: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        "Dtype that the other runtime computes in; auto is that of the file's metadata, or of its narrowest tensor.",
+        Literal["auto", "float64", "float32", "bfloat16", "float16"],
+        "Dtype that the other runtime computes in; auto is that of the file's metadata, or bfloat16, float16 or else "
+        "float32 by what its tensors have.",
     ] = "auto",
     seed: Seed = 0,
 ) -> Parity:
@@ -82,8 +83,9 @@ def parity(
         raise InputError(f"{model.name} reads {model.reads}; parity compares models of tokens")
     given, about, names = read_parts({"states": states, "logits": logits, "layers": layers})
     ids = [[each for each in row if each >= 0] for row in given["tokens"].tolist()]
-    narrowest = max((t.dtype for t in given.values() if t.is_floating_point()), key=lambda d: torch.finfo(d).eps)
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    known = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+    held = {t.dtype for t in given.values()}
+    narrowest = next((each for each in [*known.values()][:2] if each in held), torch.float32)
     dtype = known.get(about.get("dtype", "") if ran_in == "auto" else ran_in, narrowest)
     rows = [(text, at) for text, at in given["rows"].tolist()] if "rows" in given else []
     tensors, fault = compared(model, model.encode(ids=ids), rows, given, dtype)

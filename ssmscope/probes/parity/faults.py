@@ -113,6 +113,8 @@ class Case:
 def explanations(at: Case) -> Iterator[str]:
     """Yield the faults that explain the file's numbers, in words, the likeliest first."""
     model, numbers, layers = at.model, at.model.layer_numbers, at.model.trace(at.batch).layers
+    if not bool(at.given[at.tensor].isfinite().all()):
+        yield "it overflowed: the file has NaN or infinite numbers there"
     prefix = f"layers.{numbers[at.layer]}.state."
     states = [name for name in at.exact if name.startswith(prefix) and name in at.given]
     if at.tensor in states:

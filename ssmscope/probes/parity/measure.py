@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.loading.in_memory import converted
 from ssmscope.probes.parity.faults import Case, Rows, explanations
 from ssmscope.probes.parity.result import Compared
 from ssmscope.probes.states.files import GROWING, read_file, recorded_run
@@ -40,7 +42,8 @@ def compared(
     """
     parts = [part for part, has in parts_of(given).items() if has]
     own = next(model.module.parameters()).dtype
-    model = model if own in (torch.float32, torch.float64) else copied(model, torch.float32)
+    wide = torch.float64 if torch.float64 in (own, dtype) else torch.float32
+    model = model if own == wide else copied(model, wide)
     exact = recorded_run(model, batch, rows, parts)
     names = sorted((given.keys() & exact.keys()).difference(ABOUT), key=_depth)
     _check(model, given, exact, names)
@@ -52,7 +55,7 @@ def compared(
 
     def errors(name: str, one: Tensor, other: Tensor) -> np.ndarray:
         found = (one - other).square().mean(1).sqrt() / sizes[name]
-        return found.nan_to_num(nan=float("inf")).numpy()
+        return found.nan_to_num(nan=math.inf, posinf=math.inf).numpy()
 
     error = {name: errors(name, theirs[name], ours[name]) for name in names}
     allowed = {
@@ -116,9 +119,9 @@ def parts_of(given: Mapping[str, Tensor]) -> dict[str, bool]:
 
 def copied(model: Model, dtype: torch.dtype) -> Model:
     """Return a copy of a model in a dtype; in its own, with each weight changed by up to one unit in the last place."""
+    if next(model.module.parameters()).dtype != dtype:
+        return replace(model, module=converted(model.module, dtype, None))
     module = copy.deepcopy(model.module)
-    if next(module.parameters()).dtype != dtype:
-        return replace(model, module=module.to(dtype))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in module.parameters():
@@ -132,7 +135,7 @@ def _depth(name: str) -> tuple[float, int, str]:
     """Return the place of a tensor in the order in which a model computes them."""
     head, number, kind = (*name.split("."), "", "")[:3]
     if head not in ("layers", "attention"):
-        return (float("inf") if head == "logits" else -1.0, 0, name)
+        return (math.inf if head == "logits" else -1.0, 0, name)
     return (int(number.rstrip("b")), ORDER.index(kind if kind in ORDER else "keys"), name)
 
 
@@ -155,13 +158,13 @@ def _by_place(found: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
 
 
 def _check(model: Model, given: Mapping[str, Tensor], exact: Mapping[str, Tensor], names: Sequence[str]) -> None:
-    """Raise InputError for a file without tensors, or with one that the model's run lacks, or has of another shape or
-    kind."""
-    lacking = sorted(given.keys() - {*exact, *ABOUT})
-    if lacking or not names:
-        said = f"the file has {lacking[0]}" if lacking else "the file has no states, logits or layers"
-        first = ", ".join([name for name in exact if name not in ABOUT][:6])
-        raise InputError(f"{said}, which a run of {model.name} lacks; its tensors begin with {first}")
+    """Raise InputError for a file with a tensor that the model's run lacks, or has of another shape or kind."""
+    lacking = sorted(given.keys() - exact.keys())
+    if "rows" not in given and parts_of(given)["states"]:
+        raise InputError("the file has states but no rows, the (text, position) of each; add them")
+    if lacking:
+        hint = did_you_mean(lacking[0], exact) or f"; it has {', '.join(exact)}"
+        raise InputError(f"the file has {lacking[0]}, which a run of {model.name} lacks{hint}")
     for name in names:
         theirs, ours = given[name], exact[name]
         if theirs.shape != ours.shape or theirs.is_floating_point() != ours.is_floating_point():

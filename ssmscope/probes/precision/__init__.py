@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL
 from ssmscope.api.options import Metavar, Range, Reads, Seed
+from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -20,11 +21,18 @@ Per = Literal["tensor", "head", "row"]
 """Numbers that share a scale."""
 
 
+def check_every(*, every: int, length: int, **options: object) -> None:
+    """Raise InputError if no token comes after the first rounding."""
+    if every >= length:
+        raise InputError(f"every is {every}; allowed are numbers below the {length} tokens of a window")
+
+
 @analysis(
     "precision",
     question="In how few bits may its state be kept?",
     models=(LANGUAGE_MODEL,),
     dtype="float32",
+    check=check_every,
     scores=("precision",),
 )
 def precision(
@@ -69,7 +77,7 @@ def precision(
 
     Raises:
         InputError: a model that is not a language model with a tokenizer, that reads both ways or has no recurrent
-            state, or texts without a window.
+            state, texts without a window, or `every` that is as long as one.
     """
     import numpy as np
 

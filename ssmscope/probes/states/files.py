@@ -175,6 +175,8 @@ def check_shape(where: str, name: str, found: Mapping[str, Tensor], like: Tensor
         raise InputError(f"{where} has no {name}{did_you_mean(name, found)}; it has {', '.join(sorted(found))}")
     free = 2 if name.startswith("attention.") and {*GROWING} & {*name.split(".")} else 1
     given, wanted = tuple(found[name].shape), tuple(like.shape)
+    if found[name].is_floating_point() != like.is_floating_point():
+        raise InputError(f"{where} has {name} as {found[name].dtype}; it needs {like.dtype}")
     if len(given) != len(wanted) or given[:1] != (count,) or given[free:] != wanted[free:]:
         shape = ", ".join(["rows", *["keys"] * (free - 1), *map(str, wanted[free:])])
         raise InputError(f"{where} has {name} of the shape {given}; it needs ({shape}) with {count} rows")
