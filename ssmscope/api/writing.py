@@ -78,9 +78,9 @@ class _RecordingStream:
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file so that it has its old content or the new one, even if the process or machine dies midway.
     Raise InputError if it cannot be written; nothing of it stays."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
     if os.path.exists(path) and not os.path.isfile(path):
         raise InputError(f"cannot write to {path}: a directory or a device has that name; give another one")
+    unfinished = path.with_name(f".{path.name}.unfinished")
     with write_errors_explained(path), created(path.parent):
         try:
             with unfinished.open("wb") as stream:

@@ -30,7 +30,7 @@ from ssmscope.core.mixers import check_causal
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, Kept, StepInPlace, recordable
 from ssmscope.core.token_runs import TokenRuns
-from ssmscope.core.trace import Earlier, States, gathered, joined
+from ssmscope.core.trace import Earlier, States, check_rows, gathered, joined
 from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.outline import Outlined
 
@@ -384,6 +384,7 @@ class Writer:
         check_writes(self.model, batch, self.max_new_tokens)
         check_whole(1, batch_size=1 if batch_size is None else batch_size)
         count, prompts = len(batch.tokens), prompt_ids(batch)
+        check_rows(states, count)
         draws = self.sampling.draws(prompts)
         said: list[list[Written]] = [[] for _ in prompts]
         last: dict[int, States] = {}

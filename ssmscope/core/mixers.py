@@ -21,7 +21,7 @@ from ssmscope.core.affine import agree, changed_parts, described, innermost, sam
 from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, observe, override_forward
 from ssmscope.core.known_models import LAYERS
 from ssmscope.core.linearized import LinearizedLayer
-from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone
+from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone, check_rows
 from ssmscope.core.weights import are_constant
 from ssmscope.errors import InputError, Unanswerable, kernels_explained
 
@@ -214,12 +214,14 @@ def fast_scan(
     unless a call asks for one; such a call takes the model's own path. The run continues from `states`, one per mixer,
     looked up as the model runs; with `retention` the map is summed inside the scans; `visit` is called with each
     mixer's index, terms and scans. The `mask` (batch, length) bool, True at real positions, is by default the one that
-    the model hands to its mixers. Raises InputError if parts of the model were compiled in place, and, as it runs, if
-    a forward pass put on a mixer computes something else than the mixer.
+    the model hands to its mixers. Raises InputError if parts of the model were compiled in place, if `states` have
+    other rows than the mask, and, as it runs, if a forward pass put on a mixer computes something else than the mixer.
     """
     parts = list(module.modules())
     check_plain(module, parts)
     found = mixers(module)
+    if mask is not None:
+        check_rows(states, len(mask))
     whole = mask is not None and bool(mask.all())  # Asking in each layer would wait for a GPU.
     plain: set[int] = set()
     configured = [part for part in parts if "config" in vars(part) or hasattr(type(part), "config")]

@@ -87,7 +87,7 @@ def take_trace(
         with torch.no_grad(), evaluating(model.module):
             return mapped(linearize(found[index], layer), Tensor.detach)
 
-    def rerun(at: Sequence[Any]) -> KeptStates:
+    def rerun(at: Any) -> KeptStates:
         for index in range(len(found)):
             _check_unchanged(model, index, weights)
         inside = {edit.key for edit in edits_of(model.module)}
@@ -112,8 +112,9 @@ def take_trace(
     )
 
 
-def states_at(model: Runs, batch: Batch, at: Sequence[int | str]) -> KeptStates:
+def states_at(model: Runs, batch: Batch, at: int | str | Sequence[int | str]) -> KeptStates:
     """Return the states after tokens of a batch's texts; arguments and errors as `Trace.states`."""
+    at = [at] if isinstance(at, int | str) else at
     if not model.continues:
         said = f"{model.name} cannot continue from its states: a part that reads earlier tokens keeps none, or"
         raise InputError(f"{said} attention is neither eager nor sdpa")

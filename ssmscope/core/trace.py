@@ -99,6 +99,13 @@ def _stacked(rows: Sequence[Tensor]) -> Tensor:
     return torch.cat([t if t.ndim == 1 else pad(t, (0, 0) * (t.ndim - 2) + (0, longest - t.shape[1])) for t in rows])
 
 
+def check_rows(states: Earlier, texts: int) -> None:
+    """Raise InputError if a run of so many texts is to continue from states of another number of rows."""
+    rows = {len(t) for t in tensors(tuple(states or ())[:1])} - {texts}
+    if rows:
+        raise InputError(f"the states have {rows.pop()} rows and {texts} texts continue from them; give a row for each")
+
+
 def alone(state: LayerState) -> LayerState:
     """Return a state whose tensors are not parts of larger ones, which it would keep in memory."""
     return mapped(state, lambda t: t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t)
@@ -251,7 +258,7 @@ class Trace(Outlined):
     has_recurrent_state: bool = True
     bidirectional: bool = False
     spelled: tuple[Spelled, ...] = ()
-    rerun: Callable[[Sequence[Any]], KeptStates] | None = None
+    rerun: Callable[[Any], KeptStates] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -281,7 +288,7 @@ class Trace(Outlined):
         found = [layer.survival(at, signed=signed, readable=readable).to(self.mask.device) for layer in self.layers]
         return torch.stack(found).masked_fill(~self.mask, torch.nan)
 
-    def states(self, at: Sequence[int | str] = ("last",)) -> KeptStates:
+    def states(self, at: int | str | Sequence[int | str] = "last") -> KeptStates:
         """Return the states after tokens of every text: positions from 0, and "last" for each text's own last. The
         texts run once more, as they did. Raises InputError for positions that not every text has, changed weights, and
         a model whose layers do not keep all that they read of earlier tokens."""
@@ -308,5 +315,8 @@ class KeptStates(Outlined):
     source: Mapping[str, Any]
 
     def of(self, rows: Sequence[int]) -> States:
-        """Return the states of some rows, one or several times each."""
+        """Return the states of some rows, one or several times each. Raises InputError if there is no such row."""
+        outside = [row for row in rows if not 0 <= row < len(self.rows)]
+        if outside:
+            raise InputError(f"there is no row {outside[0]}; allowed are 0 to {len(self.rows) - 1}")
         return gathered(self.states, torch.tensor([*rows]))

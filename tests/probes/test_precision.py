@@ -12,11 +12,13 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
+from planned import tiny_model
 
 import ssmscope
 from ssmscope import ops
 from ssmscope.core.edits import edited
 from ssmscope.core.model import Model
+from ssmscope.probes.loss.measure import documents, shared_windows
 from ssmscope.probes.precision.measure import arm, bin_masks, repeated, token_scores
 from ssmscope.probes.precision.rounding import DTYPES, Rounding, carried, rounded, state_rounded
 
@@ -24,16 +26,12 @@ H = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)) * torch.
 IDS = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def shared(per: str, b: int, h: int, p: int) -> torch.Tensor:
-    return {"tensor": H[b], "head": H[b, h], "row": H[b, h, p]}[per]
-
-
 @pytest.mark.parametrize("per", ["tensor", "head", "row"])
 @pytest.mark.parametrize("format", ["bfloat16", "float16", "e4m3", "e5m2", "int8", "int4"])
 def test_a_rounded_state_is_what_the_dtype_holds(format: str, per: str) -> None:
-    found = rounded(H, Rounding(format, per))  # type: ignore[arg-type]
+    found = rounded(H, Rounding(format, per))
     for b, h, p, n in np.ndindex(*H.shape):
-        x, most = H[b, h, p, n], shared(per, b, h, p).abs().max()
+        x, most = H[b, h, p, n], {"tensor": H[b], "head": H[b, h], "row": H[b, h, p]}[per].abs().max()
         if format in ("bfloat16", "float16"):
             expected = torch.empty(1, dtype=DTYPES[format]).fill_(x.item())[0].float()
         elif format in DTYPES:
@@ -41,14 +39,13 @@ def test_a_rounded_state_is_what_the_dtype_holds(format: str, per: str) -> None:
             expected = (x / scale).to(DTYPES[format]).float() * scale
         else:
             scale = most / {"int8": 127, "int4": 7}[format]
-            word = torch.tensor(round((x / scale).item())).to(torch.int8)  # Python's round takes ties to even.
-            expected = word.float() * scale
+            expected = round((x / scale).item()) * scale  # Python's round takes ties to even.
         assert found[b, h, p, n] == expected
 
 
 @pytest.mark.parametrize("format", ["bfloat16", "e4m3", "e5m2", "int8", "int4"])
 def test_stochastic_rounding_keeps_the_mean(format: str) -> None:
-    how, generator = Rounding(format, "head", seed=0), torch.Generator().manual_seed(0)  # type: ignore[arg-type]
+    how, generator = Rounding(format, "head", seed=0), torch.Generator().manual_seed(0)
     x = torch.tensor([-1.0, -0.3017, -0.01, 0.0, 0.1234, 0.77, 1.0]).expand(4000, 1, 1, 7)
     drawn = rounded(x, how, generator).view(4000, 7)
     values = [sorted(set(column.tolist())) for column in drawn.T]
@@ -107,8 +104,8 @@ def test_a_model_runs_with_rounded_states_of_some_heads() -> None:
 def test_scores_of_tokens_and_repeated_pairs() -> None:
     windows = np.array([[1, 2, 3, 1, 2, 9, 1, 2, 3]])
     assert repeated(windows).tolist() == [[0, 0, 0, 3, 0, 0, 3, 6]]
-    names, masks = bin_masks(windows)
-    assert names == ("1–16",) and masks[0].tolist() == [[False] * 3 + [True, False, False, True, True]]
+    bins = bin_masks(windows)
+    assert [*bins] == ["1–16"] and bins["1–16"].tolist() == [[False] * 3 + [True, False, False, True, True]]
     model = Model(loud(random_example("mamba2")))
     ids = np.array(IDS)
     losses, hits = token_scores(model, ids)
@@ -117,42 +114,35 @@ def test_scores_of_tokens_and_repeated_pairs() -> None:
     assert np.allclose(losses, expected.numpy(), rtol=1e-5)
     assert (hits == (log_p.argmax(-1).numpy() == ids[:, 1:])).all()
     masks = [np.array([[True] * 2 + [False] * 9, [False] * 11])]
-    other = losses + np.arange(22).reshape(2, 11) / 8, ~hits
-    found = arm(Rounding("int8", every=3), (losses, hits), other, masks, 0)
+    other = np.stack([losses + np.arange(22).reshape(2, 11) / 8, 1 - hits])
+    found = arm(Rounding("int8", every=3), np.stack([losses, hits]), other, masks, 0)
     assert found.change.value == pytest.approx(21 / 16) and found.size.value == pytest.approx(21 / 16)
     assert found.less.value == pytest.approx(1 - 2 * hits.mean()) and found.label == "int8 per head, every 3 tokens"
     assert found.by_distance[0].value == pytest.approx(np.mean(1 - 2 * hits[0, :2]))
 
 
 def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("He had never seen the old house in such a light .\n" * 12)
-    given = ("precision", "demo/books-mamba2", "--data", tmp_path / "text.txt", "--length", "40", "--limit", "2")
-    answer = analyze(*given, "--state", "float16,int4", "--per", "row,head", "--out", tmp_path / "out")
+    name, text = tiny_model(tmp_path / "model"), tmp_path / "text.txt"
+    text.write_text("a good film with bad acting , but great music .\n" * 9)
+    given = ("precision", name, "--data", text, "--length", "40", "--limit", "2")
+    answer = analyze(
+        *given, "--state", "float16,int4", "--per", "row,head", "--heads", "int4", "--out", tmp_path / "out"
+    )
     told = " ".join(answer.out.split())
     assert "the state may be kept in" in told and "int4 per head" in told and "at 1–16" in told
     result = ssmscope.Result.load(tmp_path / "out" / "precision.json")
     assert result == ssmscope.Result.from_dict(json.loads(result.to_json()))
     assert [each.name for each in result.arms] == ["float16", "int4 per row", "int4 per head"]
-    frame = result.to_frame()
-    assert frame["size"].tolist() == [each.size.value for each in result.arms] and frame["size"][0] < frame["size"][1]
-    assert "no rounding" not in told and "unknown among state: 'int9'" in refusal(*given, "--state", "int9")
-    assert "classifier" in refusal("precision", "demo/sst2-mamba2")
-    assert "every is 0" in refusal(*given, "--every", "0")
-
-
-def test_heads_alone() -> None:
-    model = ssmscope.load("demo/babi-mamba2")
-    text = "Clara walked to the attic . Bob went to the cellar . " * 3
-    result = ssmscope.precision(model, data=[text], length=24, limit=1, state="bfloat16", heads="int4")
-    layers, heads = result.heads.shape
-    assert layers == model.num_layers and np.isfinite(result.heads).all() and (result.heads > 0).any()
-    losses, _ = token_scores(model, _windows(model, text))
-    one, _ = token_scores(model, _windows(model, text), state_rounded(Rounding("int4"), (1,), (heads - 1,)))
-    assert result.heads[1, heads - 1] == pytest.approx(np.abs(one - losses).mean())
-    assert str(result.heads_in) == "int4 per head" and len(result.tables()) == 2
-
-
-def _windows(model: Model, text: str) -> np.ndarray:
-    from ssmscope.probes.loss.measure import shared_windows
-
-    return shared_windows([model], [[text]], 24)[0][:1]
+    sizes = [each.size.value for each in result.arms]
+    assert result.to_frame()["size"].tolist() == sizes and sizes[0] < sizes[1]
+    model = ssmscope.load(name)
+    windows, _ = shared_windows([model], documents(text, None)[0], 40)
+    windows = (
+        windows[:2] if len(windows) < 3 else windows[np.sort(np.random.default_rng(0).permutation(len(windows))[:2])]
+    )
+    losses, _ = token_scores(model, windows)
+    one, _ = token_scores(model, windows, state_rounded(Rounding("int4", "row"), (0,), (5,)))
+    assert result.heads.shape == (1, 16) and result.heads_in == "int4 per row" and len(result.tables()) == 2
+    assert result.heads[0, 5] == pytest.approx(np.abs(one - losses).mean()) and (result.heads > 0).any()
+    assert "unknown among state: 'int9'" in refusal(*given, "--state", "int9")
+    assert "allowed are numbers below the 40 tokens" in refusal(*given, "--every", "40")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
+from planned import tiny_model
 
 import ssmscope
 from ssmscope.core.attention_layers import AttentionState
@@ -54,8 +55,8 @@ def test_attention_is_cut_off_alone() -> None:
 
 
 def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("He had never seen the old house in such a light .\n" * 12)
-    given = ("loss", "demo/books-hybrid", "--data", tmp_path / "text.txt", "--length", "40", "--limit", "2")
+    (tmp_path / "text.txt").write_text("a good film with bad acting , but great music .\n" * 12)
+    given = ("loss", tiny_model(tmp_path / "model"), "--data", tmp_path / "text.txt", "--length", "40", "--limit", "2")
     answer = analyze(*given, "--remembers", "5,20", "--out", tmp_path / "out", "--no-progress")
     assert "of which all but the last 20 tokens move the next by" in " ".join(answer.out.split())
     result = ssmscope.Result.load(tmp_path / "out" / "loss.json")

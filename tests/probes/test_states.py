@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +100,14 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="whose weights differ from those of"):
         load_states(path, other)
     assert load_states(path, other, any_model=True).rows == kept.rows
+    save_file({**good, "layers.1.conv": good["layers.1.conv"].long()}, path)
+    with pytest.raises(InputError, match="layers.1.conv as torch.int64; it needs torch.float32"):
+        load_states(path, model)
+    for ask in (lambda: kept.of([2]), lambda: model.run(model.encode(ids=[5]), kept.states)):
+        with pytest.raises(InputError, match="there is no row 2|have 2 rows and 1 texts"):
+            ask()
+    with pytest.raises(InputError, match="have 2 rows and 1 texts"):
+        model.generate(ids=[[5]], states=kept.states, max_new_tokens=1)
     path.write_bytes(b"no")
     with pytest.raises(InputError, match="cannot read"):
         load_states(path, model)
@@ -108,23 +117,32 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
-    model, text = "demo/books-hybrid", ("--text", "He had never seen it .")
-    path = tmp_path / "s.safetensors"
-    given = ("--at", "1,last", "--save", path, "--parts", "states,logits,layers", "--out", tmp_path / "out")
-    answer = analyze("states", model, *text, *given)
-    assert answer.code == 0 and re.search(r"the\s+largest\s+norm\s+is\s+0.987,\s+in layer 6", answer.out)
-    result = ssmscope.Result.load(tmp_path / "out" / "states.json")
+    name, path = tmp_path / "model", tmp_path / "s.safetensors"
+    loud(random_example("jamba")).save_pretrained(name)
+    given = ("states", name, "--ids", "5,17,3,9,22,1")
+    answer = analyze(
+        *given, "--at", "1,last", "--save", path, "--parts", "states,logits,layers", "--out", tmp_path / "out"
+    )
+    result, found = ssmscope.Result.load(tmp_path / "out" / "states.json"), load_file(path)
     assert result == ssmscope.Result.from_dict(json.loads(result.to_json()))
-    found, frame = load_file(path), result.to_frame()
-    one = frame[(frame.tensor == "layers.3.state.0") & (frame.position == 5)]
-    assert one.norm.item() == pytest.approx(found["layers.3.state.0"][1].double().norm().item(), rel=1e-9)
-    assert one.largest.item() == found["layers.3.state.0"][1].abs().max().item() and one.numbers.item() == 20480
-    loaded = ssmscope.load(model)
-    batch = loaded.encode(text[1])
-    assert torch.equal(found["logits"], loaded.logits(batch))
-    assert "at is 6; allowed are 0 to 5" in refusal("states", model, *text, "--at", "6")
-    assert "give the file too, --save" in refusal("states", model, *text, "--parts", "logits")
-    assert "at is 'lst'" in refusal("states", model, *text, "--at", "lst")
+    frame = result.to_frame()
+    recurrent = frame[frame.tensor.str.endswith("state.0")]
+    top = recurrent.loc[recurrent.norm.idxmax()]
+    layer, said = top.tensor.split(".")[1], " ".join(answer.out.split())
+    assert (
+        answer.code == 0 and f"the largest norm is {top.norm:.3g}, in layer {layer} after token {top.position}" in said
+    )
+    one = frame[(frame.tensor == top.tensor) & (frame.position == 5)]
+    assert one.norm.item() == pytest.approx(found[top.tensor][1].double().norm().item(), rel=1e-9)
+    assert (
+        one.largest.item() == found[top.tensor][1].abs().max().item()
+        and one.numbers.item() == found[top.tensor][1].numel()
+    )
+    model = ssmscope.load(name)
+    assert torch.equal(found["logits"], model.logits(model.encode(ids=[5, 17, 3, 9, 22, 1])))
+    assert "at is 6; allowed are 0 to 5" in refusal(*given, "--at", "6")
+    assert "give the file too, --save" in refusal(*given, "--parts", "logits")
+    assert "at is 'lst'" in refusal(*given, "--at", "lst")
 
 
 def test_the_parts_of_a_run() -> None:
@@ -138,20 +156,16 @@ def test_the_parts_of_a_run() -> None:
     assert torch.equal(found["layers.0.residual"], model.embed(batch).detach())
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_guides_code_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tuned state makes its text likelier than an empty one does."""
     guide = Path(package.__file__).with_name("guide.md").read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[number]
+    read, tune = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    if number == 0:
-        model = ssmscope.load("demo/books-mamba2")
-        save_states(model.trace("He had never seen the old house .").states([3, "last"]), model, "house.safetensors")
-    names: dict[str, object] = {}
-    exec(code.replace("range(20)", "range(3)"), names)
-    if number == 1:
-        model, batch, tuned = names["model"], names["batch"], names["tuned"]
-        own = model.run(batch, tuned.states).logits  # type: ignore[attr-defined]
-        plain = model.run(batch).logits  # type: ignore[attr-defined]
-        losses = [torch.nn.functional.cross_entropy(t[0, :-1], batch.input_ids[0, 1:]) for t in (own, plain)]  # type: ignore[attr-defined]
-        assert losses[0] < losses[1] - 0.01
+    model = ssmscope.load("demo/books-mamba2")
+    save_states(model.trace("He had never seen the old house .").states([3, "last"]), model, "house.safetensors")
+    names: dict[str, Any] = {}
+    exec(read.replace("max_new_tokens=8", "max_new_tokens=1") + tune.replace("range(20)", "range(3)"), names)
+    model, batch = names["model"], names["batch"]
+    runs = [model.run(batch, states).logits[0, :-1] for states in (names["tuned"].states, None)]
+    tuned, plain = (torch.nn.functional.cross_entropy(logits, batch.input_ids[0, 1:]) for logits in runs)
+    assert tuned < plain - 0.01

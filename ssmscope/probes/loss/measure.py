@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain, count, pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.batching import tokens_at_once
@@ -107,21 +110,33 @@ def window_losses(
     model: Model, windows: Int[np.ndarray, "windows length+1"], *, piece: int = PIECE_TOKENS
 ) -> Float[np.ndarray, "windows length"]:
     """Compute −ln p of every token of a window but the first given those before it, float32."""
+    return window_scores(model, windows, partial(cross_entropy, reduction="none"), piece=piece)[..., 0]
+
+
+def window_scores(
+    model: Model,
+    windows: Int[np.ndarray, "windows length+1"],
+    score: Callable[[Tensor, Tensor], Tensor],
+    *,
+    piece: int = PIECE_TOKENS,
+) -> Float[np.ndarray, "windows length scores"]:
+    """Return scores of every token of a window but the first, float32. `score` is called with logits (tokens,
+    vocabulary) and the tokens, and returns (tokens,) or (tokens, scores)."""
     number, length = windows.shape[0], windows.shape[1] - 1
-    found = np.empty((number, length), dtype=np.float32)
+    found = np.empty((number, length, 0), dtype=np.float32)
     rows = Rows(windows[:, :-1].ravel(), np.arange(number + 1) * length)
     step = tokens_at_once(model.device, model.vocabulary, MAX_LOGITS)
     for part in pieces_of(model, rows, piece=piece):
         stop = part.start + part.hidden.shape[1]
         targets = torch.from_numpy(windows[part.rows, part.start + 1 : stop + 1]).to(part.hidden.device).reshape(-1)
         hidden = part.hidden.flatten(0, 1)
-        losses = [
-            torch.nn.functional.cross_entropy(
-                head_logits(model, hidden[at : at + step]), targets[at : at + step], reduction="none"
-            )
+        parts = [
+            score(head_logits(model, hidden[at : at + step]), targets[at : at + step])
             for at in range(0, len(hidden), step)
         ]
-        found[part.rows, part.start : stop] = torch.cat(losses).view(part.hidden.shape[:2]).cpu().numpy()
+        scores = torch.cat(parts).view(*part.hidden.shape[:2], -1).cpu().numpy()
+        found = found if found.shape[2] else np.empty((number, length, scores.shape[2]), dtype=np.float32)
+        found[part.rows, part.start : stop] = scores
     return found
 
 

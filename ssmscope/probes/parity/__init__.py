@@ -36,8 +36,9 @@ def parity(
     ] = None,
     self_: Annotated[bool, "Compare the model's own library instead, in the modes in which it serves."] = False,
     ran_in: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        "Dtype that the other runtime computes in; auto is that of the file's metadata, or of its narrowest tensor.",
+        Literal["auto", "float64", "float32", "bfloat16", "float16"],
+        "Dtype that the other runtime computes in; auto is that of the file's metadata, or bfloat16, float16 or else "
+        "float32 by what its tensors have.",
     ] = "auto",
     seed: Seed = 0,
 ) -> Parity:
@@ -69,45 +70,25 @@ def parity(
     """
     import torch
 
-    from ssmscope.api.provenance import call_options, record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance, versions
     from ssmscope.probes.parity.measure import compared, read_parts
-    from ssmscope.probes.parity.result import Parity
-
-    if self_:
-        return _of_library(model, seed)
-    given, about, names = read_parts({"states": states, "logits": logits, "layers": layers})
-    ids = [[each for each in row if each >= 0] for row in given["tokens"].tolist()]
-    if model.channels is not None:
-        raise InputError(f"{model.name} reads {model.reads}; parity compares models of tokens")
-    narrowest = max((t.dtype for t in given.values() if t.is_floating_point()), key=lambda d: torch.finfo(d).eps)
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    dtype = known.get(about.get("dtype", "") if ran_in == "auto" else ran_in, narrowest)
-    rows = [(text, at) for text, at in given["rows"].tolist()] if "rows" in given else []
-    tensors, fault = compared(model, model.encode(ids=ids), rows, given, dtype)
-    name = str(dtype).removeprefix("torch.")
-    return Parity(
-        provenance={**record_provenance(model.source, options=call_options(ran_in=name)), "file": about},
-        file=" and ".join(names),
-        ran_in=name,
-        tensors=tensors,
-        fault=fault,
-    )
-
-
-def _of_library(model: Model, seed: int) -> Parity:
-    from ssmscope.api.provenance import record_provenance, versions
-    from ssmscope.core.heads import gives
     from ssmscope.probes.parity.modes import own_modes
     from ssmscope.probes.parity.result import Parity
 
-    if gives(model.module) != "next tokens":
-        raise InputError(f"{model.name} does not write texts; give a language model")
-    library, tensors = own_modes(model, seed)
-    provenance = record_provenance(model.source, seed=seed)
-    return Parity(
-        provenance=provenance,
-        file=f"{library} {versions().get(library, '')}".strip(),
-        ran_in=model.source["dtype"],
-        tensors=tensors,
-        fault="",
-    )
+    if self_:
+        library, tensors = own_modes(model, seed)
+        release = f"{library} {versions().get(library, '')}".strip()
+        return Parity(record_provenance(model.source, seed=seed), release, model.source["dtype"], tensors, fault="")
+    if model.channels is not None:
+        raise InputError(f"{model.name} reads {model.reads}; parity compares models of tokens")
+    given, about, names = read_parts({"states": states, "logits": logits, "layers": layers})
+    ids = [[each for each in row if each >= 0] for row in given["tokens"].tolist()]
+    known = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+    held = {t.dtype for t in given.values()}
+    narrowest = next((each for each in [*known.values()][:2] if each in held), torch.float32)
+    dtype = known.get(about.get("dtype", "") if ran_in == "auto" else ran_in, narrowest)
+    rows = [(text, at) for text, at in given["rows"].tolist()] if "rows" in given else []
+    tensors, fault = compared(model, model.encode(ids=ids), rows, given, dtype)
+    ran = str(dtype).removeprefix("torch.")
+    provenance = {**record_provenance(model.source, options=call_options(ran_in=ran)), "file": about}
+    return Parity(provenance, " and ".join(names), ran, tensors, fault)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -15,11 +15,10 @@ from ssmscope import ops
 from ssmscope.core.edits import Edit, Site
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
-from ssmscope.core.take_trace import states_of_rows
-from ssmscope.core.trace import LayerState, LayerTrace, tensors
+from ssmscope.core.trace import LayerTrace, tensors
 from ssmscope.ops import DeltaRecurrence, Recurrence
 from ssmscope.ops.recurrence import by_head
-from ssmscope.probes.states.files import named_tensors, recorded_run, tensor_names
+from ssmscope.probes.states.files import recorded_run, tensor_names
 
 MAX_BOUNDARIES = 64
 """Number of places at which a convolution's lost tail is looked for."""
@@ -29,12 +28,6 @@ NARROW = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16)
 """Dtypes in which a state may have been kept, narrowest first."""
 
 Rows = Sequence[tuple[int, int]]
-
-
-class Fits(Protocol):
-    """Function that says whether tensors agree with the file's in the layer in question, in all rows or in one."""
-
-    def __call__(self, tried: Mapping[str, Tensor], row: int | None = None) -> bool: ...
 
 
 def without_decay(r: Recurrence) -> Recurrence:
@@ -91,78 +84,69 @@ def fault_of_terms(change: Callable[[Recurrence], Recurrence | None], layer: int
     return Edit(f"fault {change.__name__}", "terms", faulty, (layer,))
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """First difference, from which faults are looked for.
+@dataclass(frozen=True, eq=False)
+class Case:
+    """First difference between a file and a model's run, from which faults are looked for.
 
     Attributes:
-        layer: index of the state-space layer; None for attention or the head.
-        tensor: name of the tensor that differs first.
-        rows: the file's rows, and `differs` those among them that do.
-        parts: parts of the file.
-        fits: True for tensors that agree with the file's in that layer.
+        parts: parts of the file; `given` are its tensors, and `exact` those of the run, with a row for each of `rows`.
+        layer: index of the state-space layer, and `tensor` the name of its tensor that differs first.
+        differs: rows in which it does.
+        fits: function of tensors, True if they agree with the file's in that layer, in all rows or in one.
         allowed: relative error that the file's dtype allows this tensor.
     """
 
-    layer: int | None
-    tensor: str
+    model: Model
+    batch: Batch
     rows: Rows
-    differs: Sequence[int]
     parts: Sequence[str]
-    fits: Fits
+    given: Mapping[str, Tensor]
+    exact: Mapping[str, Tensor]
+    layer: int
+    tensor: str
+    differs: Sequence[int]
+    fits: Callable[..., bool]
     allowed: float
     dtype: torch.dtype
 
 
-def likely_fault(
-    model: Model, batch: Batch, given: Mapping[str, Tensor], exact: Mapping[str, Tensor], at: Suspect
-) -> str:
-    """Return the first fault that explains the file's numbers, in words; "" if none does."""
-    return next(_explanations(model, batch, given, exact, at), "")
-
-
-def _explanations(
-    model: Model, batch: Batch, given: Mapping[str, Tensor], exact: Mapping[str, Tensor], at: Suspect
-) -> Iterator[str]:
-    if at.layer is None:
-        return
-    number, layers = model.layer_numbers[at.layer], model.trace(batch).layers
-    states = [name for name in exact if name.startswith(f"layers.{number}.state.") and name in given]
+def explanations(at: Case) -> Iterator[str]:
+    """Yield the faults that explain the file's numbers, in words, the likeliest first."""
+    model, numbers, layers = at.model, at.model.layer_numbers, at.model.trace(at.batch).layers
+    if not bool(at.given[at.tensor].isfinite().all()):
+        yield "it overflowed: the file has NaN or infinite numbers there"
+    prefix = f"layers.{numbers[at.layer]}.state."
+    states = [name for name in at.exact if name.startswith(prefix) and name in at.given]
     if at.tensor in states:
-        kept = _kept_in(given[at.tensor], at.dtype)
+        given, exact = at.given[at.tensor], at.exact[at.tensor]
+        kept = _kept_in(given, at.dtype)
         if kept is not None:
             yield f"the state is kept in {str(kept).removeprefix('torch.')}"
-        before = _states(model, batch, [(text, max(position - 1, 0)) for text, position in at.rows])
+        earlier = [(text, max(position - 1, 0)) for text, position in at.rows]
+        late = recorded_run(model, at.batch, earlier, ("states",))
         first = torch.tensor([position == 0 for _, position in at.rows])
-        late = {name: before[name].masked_fill(first.view(-1, *[1] * (before[name].ndim - 1)), 0) for name in states}
-        if at.fits(late):
+        if at.fits({name: late[name].masked_fill(first.view(-1, *[1] * (late[name].ndim - 1)), 0) for name in states}):
             yield "the state is one token late: it lacks the row's last token"
-        swapped = _swapped(given[at.tensor], exact[at.tensor], at.allowed)
+        swapped = _swapped(given, exact, at.allowed)
         if swapped is not None:
             yield f"heads are swapped: head {swapped[0]} has the state of head {swapped[1]}"
     tried = [(at.layer, said, change) for said, change in TERMS.items()]
     if at.layer and not at.tensor.endswith(".output"):  # What the layer before does wrong after its state.
-        previous = model.layer_numbers[at.layer - 1]
-        tried.append((at.layer - 1, f"D is forgotten in layer {previous}", without_skip))
+        tried.append((at.layer - 1, f"D is forgotten in layer {numbers[at.layer - 1]}", without_skip))
     for layer, said, change in tried:
         with suppress(ValueError):  # A family that compares its recurrences cannot have every fault.
             if any(change(r) is not None for r in layers[layer].recurrences):
-                if at.fits(recorded_run(model, batch, at.rows, at.parts, [fault_of_terms(change, layer)])):
+                if at.fits(recorded_run(model, at.batch, at.rows, at.parts, [fault_of_terms(change, layer)])):
                     yield said
     if states and at.differs:
-        boundary = _lost_tail(model, batch, at)
+        boundary = _lost_tail(at)
         if boundary is not None:
             yield f"the convolution's tail is lost before token {boundary}: where a run continued, it began with zeros"
-        if at.tensor in states and _carried(layers[at.layer], given, exact, at, states):
+        if at.tensor in states and _carried(layers[at.layer], at, states):
             yield (
                 "something is read before the text: a mask of left padding is ignored, or the state of another text is "
                 "not cleared"
             )
-
-
-def _states(model: Model, batch: Batch, rows: Rows) -> dict[str, Tensor]:
-    found = named_tensors(model, states_of_rows(model, batch, rows))
-    return {name: value.detach().cpu() for name, value in found.items()}
 
 
 def _kept_in(state: Tensor, dtype: torch.dtype) -> torch.dtype | None:
@@ -188,46 +172,42 @@ def _swapped(given: Tensor, exact: Tensor, allowed: float) -> tuple[int, int] | 
     return (first, int(order[first])) if float(error) <= allowed else None
 
 
-def _lost_tail(model: Model, batch: Batch, at: Suspect) -> int | None:
+def _lost_tail(at: Case) -> int | None:
     """Return the token from which on the layer's convolution began anew, for the first row that differs."""
-    text, position = at.rows[at.differs[0]]
-    ids = batch.input_ids[text, : position + 1].tolist()
-    agree = [p for row, (t, p) in enumerate(at.rows) if t == text and p < position and row not in at.differs]
+    row, model = at.differs[0], at.model
+    text, position = at.rows[row]
+    ids = at.batch.input_ids[text, : position + 1].tolist()
+    agree = [p for other, (t, p) in enumerate(at.rows) if t == text and p < position and other not in at.differs]
     start = max(agree, default=0) + 1
     for boundary in range(start, min(position + 1, start + MAX_BOUNDARIES)):
-        before = model.run(model.encode(ids=ids[:boundary]), last_only=True).states
-        own = before[at.layer or 0]
+        states = list(model.run(model.encode(ids=ids[:boundary]), last_only=True).states)
+        own = states[at.layer]
         if own.conv is None:
             return None
-        cut: list[LayerState] = list(before)
-        cut[at.layer or 0] = replace(own, conv=torch.zeros_like(own.conv))
-        after = model.run(model.encode(ids=ids[boundary:]), cut, last_only=True).states
-        found = dict(zip(tensor_names(model, after), (t.cpu() for t in tensors(after))))
-        if at.fits(found, at.differs[0]):
+        states[at.layer] = replace(own, conv=torch.zeros_like(own.conv))
+        after = model.run(model.encode(ids=ids[boundary:]), states, last_only=True).states
+        if at.fits(dict(zip(tensor_names(model, after), (t.cpu() for t in tensors(after)))), row):
             return boundary
     return None
 
 
-def _carried(
-    layer: LayerTrace, given: Mapping[str, Tensor], exact: Mapping[str, Tensor], at: Suspect, states: Sequence[str]
-) -> bool:
+def _carried(layer: LayerTrace, at: Case, states: Sequence[str]) -> bool:
     """Return True if the states' difference after a text's later rows is what the layer's own transitions leave of the
     difference after the row before: whatever is too much was there before the first row."""
     if len(states) != len(layer.recurrences):
         return False
     compared = False
-    for row, (text, position) in enumerate(at.rows[:-1]):
-        next_text, then = at.rows[row + 1]
+    for row, ((text, position), (next_text, then)) in enumerate(pairwise(at.rows)):
         if next_text != text or position < layer.reach - 1:
             continue
         if row not in at.differs and row + 1 in at.differs:  # What was read before a text fades.
             return False
         for r, name in zip(layer.recurrences, states):
-            scale, error = exact[name].double().square().mean().sqrt(), given[name].double() - exact[name].double()
+            exact = at.exact[name].double()
+            error = at.given[name].double() - exact
             part = r.of_rows(text, text + 1).between(position + 1, then + 1)
-            start = error[row : row + 1].to(r.x)
-            left = ops.scan(replace(part, x=torch.zeros_like(part.x)), start).state
-            if float((left.cpu().double() - error[row + 1]).square().mean().sqrt() / scale) > at.allowed:
+            left = ops.scan(replace(part, x=torch.zeros_like(part.x)), error[row : row + 1].to(r.x)).state.cpu()
+            if (left.double() - error[row + 1]).square().mean() > at.allowed**2 * exact.square().mean():
                 return False
         compared |= row in at.differs
     return compared

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
-from ssmscope.probes.parity.faults import Rows, Suspect, likely_fault
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.loading.in_memory import converted
+from ssmscope.probes.parity.faults import Case, Rows, explanations
 from ssmscope.probes.parity.result import Compared
 from ssmscope.probes.states.files import GROWING, read_file, recorded_run
 
@@ -25,6 +26,8 @@ ROUNDING_FACTOR = 8.0
 """Factor of the rounding error that is measured: another order of the same sums rounds otherwise."""
 ORDER = ("residual", "before", "conv", "state", "keys", "values", "output")
 """Tensors of a layer in the order in which it computes them; others come after the states."""
+ABOUT = ("tokens", "rows")
+"""Tensors that say of what the others are."""
 
 
 def compared(
@@ -32,88 +35,93 @@ def compared(
 ) -> tuple[tuple[Compared, ...], str]:
     """Return every tensor of a file with its error, and the likely fault behind the first that differs.
 
-    The error of a row is rms(given − exact) / rms(exact), exact from the model in at least float32. Rounding is
-    measured by a run of the model in `dtype`, its weights changed by up to one unit in the last place where that is the
-    model's own; allowed is `ROUNDING_FACTOR` times the largest error of that run, and the file's own rounding.
+    The error of a row is rms(given − exact) / rms(exact), exact from the model in at least float32; NaN counts as
+    infinite. Rounding is measured by a run of the model in `dtype`, its weights changed by up to one unit in the last
+    place where that is the model's own; allowed is `ROUNDING_FACTOR` times the largest error of that run, and the
+    file's own rounding.
     """
-    parts = [part for part, found in parts_of(given).items() if found]
+    parts = [part for part, has in parts_of(given).items() if has]
     own = next(model.module.parameters()).dtype
-    exact_model = model if own in (torch.float32, torch.float64) else copied(model, torch.float32)
-    exact = recorded_run(exact_model, batch, rows, parts)
-    rounded = recorded_run(copied(exact_model, dtype), batch, rows, parts)
-    names = sorted((name for name in exact if name in given and name not in ("tokens", "rows")), key=_depth)
-    lacking = sorted(name for name in given if name not in (*exact, "tokens", "rows"))
-    if lacking or not names:
-        said = f"the file has {lacking[0]}" if lacking else "the file has no states, logits or layers"
-        raise InputError(
-            f"{said}, which a run of {model.name} lacks; its tensors begin with {', '.join([*exact][1:7])}"
-        )
-    mask, found = batch.mask.cpu(), list[Compared]()
-    errors: dict[str, np.ndarray] = {}
+    wide = torch.float64 if torch.float64 in (own, dtype) else torch.float32
+    model = model if own == wide else copied(model, wide)
+    exact = recorded_run(model, batch, rows, parts)
+    names = sorted((given.keys() & exact.keys()).difference(ABOUT), key=_depth)
+    _check(model, given, exact, names)
+    mask = batch.mask.cpu()
+    theirs, ours, near = (
+        _by_place(found, mask) for found in (given, exact, recorded_run(copied(model, dtype), batch, rows, parts))
+    )
+    sizes = {name: float(ours[name].square().mean().sqrt().clamp(min=1e-30)) for name in names}
+
+    def errors(name: str, one: Tensor, other: Tensor) -> np.ndarray:
+        found = (one - other).square().mean(1).sqrt() / sizes[name]
+        return found.nan_to_num(nan=math.inf, posinf=math.inf).numpy()
+
+    error = {name: errors(name, theirs[name], ours[name]) for name in names}
+    allowed = {
+        name: ROUNDING_FACTOR * (float(errors(name, near[name], ours[name]).max()) + torch.finfo(given[name].dtype).eps)
+        if given[name].is_floating_point()
+        else 0.0
+        for name in names
+    }
+    ends = [(text, int(n) - 1) for text, n in enumerate(mask.sum(1))]
+    inside = [(int(text), int(at)) for text, at in mask.nonzero()]
+    found = list[Compared]()
     for name in names:
-        _check_shape(name, given[name], exact[name])
-        places = [*rows] if len(exact[name]) == len(rows) and _of_rows(name) else _places(mask, exact[name])
-        errors[name] = _errors(name, given[name], exact, mask)
-        allowed = _allowed(name, given[name], exact, rounded, mask)
-        over = np.flatnonzero(~(errors[name] <= allowed))
+        places = rows if _of_rows(name) else ends if exact[name].ndim == 2 else inside
+        over = np.flatnonzero(error[name] > allowed[name]).tolist()
         text, position = min((places[row] for row in over), default=(-1, -1))
-        token = _token(model, batch, text, position) if over.size else ""
-        found.append(Compared(name, float(errors[name].max()), allowed, len(over), len(places), text, position, token))
+        token = batch.tokens[text][position] if over else ""
+        most = float(error[name].max())
+        found.append(Compared(name, most, allowed[name], len(over), len(places), text, position, token))
     first = next((each for each in found if each.over), None)
-    if first is None:
+    layer = re.match(r"layers\.(\d+)\.", first.name) if first is not None else None
+    if first is None or layer is None:
         return tuple(found), ""
-    allowances = {each.name: each.allowed for each in found}
-    layer = re.match(r"layers\.(\d+)\.", first.name)
-    number = int(layer[1]) if layer is not None else -1
-    inside = [name for name in names if _depth(name) <= _depth(f"layers.{number}.output")]
+    own_names = [name for name in names if name.startswith(layer[0]) and _of_rows(name)]
+    earlier = [name for name in names if _depth(name) <= _depth(f"{layer[0]}output")]
 
     def fits(tried: Mapping[str, Tensor], row: int | None = None) -> bool:
-        for name in inside if row is None else [each for each in inside if each.startswith(f"layers.{number}.")]:
-            if name in tried and (row is None or _of_rows(name)):
-                theirs = given[name] if row is None else given[name][row : row + 1]
-                if not (_errors(name, theirs, tried, mask, exact[name]) <= allowances[name]).all():
-                    return False
-        return True
+        which, chosen = (earlier, slice(None)) if row is None else (own_names, slice(row, row + 1))
+        made = _by_place({name: tried[name] for name in which if name in tried}, mask)
+        return all((errors(name, theirs[name][chosen], t) <= allowed[name]).all() for name, t in made.items())
 
-    index = exact_model.layer_numbers.index(number) if number >= 0 else None
-    over_rows = ~(errors[first.name] <= first.allowed)
-    differs = [row for row in range(len(rows)) if _of_rows(first.name) and over_rows[row]]
-    suspect = Suspect(index, first.name, rows, differs, parts, fits, first.allowed, dtype)
-    return tuple(found), likely_fault(exact_model, batch, given, exact, suspect)
+    differs = np.flatnonzero(error[first.name] > first.allowed).tolist() if _of_rows(first.name) else []
+    index = model.layer_numbers.index(int(layer[1]))
+    case = Case(model, batch, rows, parts, given, exact, index, first.name, differs, fits, first.allowed, dtype)
+    return tuple(found), next(explanations(case), "")
 
 
 def read_parts(paths: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
     """Return the tensors and the metadata of files by the part that each is given for, and the files' names. Raises
     InputError if one lacks its part, or is of other tokens or rows."""
-    given: dict[str, Tensor] = {}
-    about: dict[str, str] = {}
-    files = dict.fromkeys(os.fspath(path) for path in paths.values() if path is not None)
-    for where in files:
+    given, about = dict[str, Tensor](), dict[str, str]()
+    files = [os.fspath(path) for path in paths.values() if path is not None]
+    for where in dict.fromkeys(files):
         found, own = read_file(where)
         asked = [part for part, path in paths.items() if path is not None and os.fspath(path) == where]
         lacks = next((part for part in asked if not parts_of(found)[part]), None)
         if lacks is not None:
             raise InputError(f"{where} has no {lacks}; it has {', '.join(sorted(found))}")
-        shared = [name for name in ("tokens", "rows") if name in found and name in given]
-        other = next((name for name in shared if not torch.equal(given[name], found[name])), None)
+        shared = [name for name in ABOUT if name in found and name in given]
+        other = next((name for name in shared if not given[name].equal(found[name])), None)
         if other is not None:
             raise InputError(f"{where} has other {other} than the first file; dump them of the same run")
         given, about = {**given, **found}, {**about, **own}
-    return given, about, [os.path.basename(where) for where in files]
+    return given, about, [os.path.basename(where) for where in dict.fromkeys(files)]
 
 
 def parts_of(given: Mapping[str, Tensor]) -> dict[str, bool]:
     """Return, for each part that a file may have, whether this one has it."""
-    layers = [name for name in given if name.endswith((".residual", ".output"))]
-    states = [name for name in given if name not in (*layers, "logits", "tokens", "rows")]
-    return {"states": bool(states), "logits": "logits" in given, "layers": bool(layers)}
+    states = any(_of_rows(name) for name in given.keys() - {*ABOUT})
+    return {"states": states, "logits": "logits" in given, "layers": not all(map(_of_rows, given.keys() - {"logits"}))}
 
 
 def copied(model: Model, dtype: torch.dtype) -> Model:
     """Return a copy of a model in a dtype; in its own, with each weight changed by up to one unit in the last place."""
+    if next(model.module.parameters()).dtype != dtype:
+        return replace(model, module=converted(model.module, dtype, None))
     module = copy.deepcopy(model.module)
-    if next(module.parameters()).dtype != dtype:
-        return replace(model, module=module.to(dtype))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in module.parameters():
@@ -125,12 +133,10 @@ def copied(model: Model, dtype: torch.dtype) -> Model:
 
 def _depth(name: str) -> tuple[float, int, str]:
     """Return the place of a tensor in the order in which a model computes them."""
-    head, *rest = name.split(".")
+    head, number, kind = (*name.split("."), "", "")[:3]
     if head not in ("layers", "attention"):
-        return (float("inf") if head == "logits" else -1.0, 0, name)
-    order = ORDER.index(rest[1]) if rest[1] in ORDER else ORDER.index("keys")
-    digits = re.match(r"\d+", rest[0])
-    return (float(digits[0] if digits else -1), order, name)
+        return (math.inf if head == "logits" else -1.0, 0, name)
+    return (int(number.rstrip("b")), ORDER.index(kind if kind in ORDER else "keys"), name)
 
 
 def _of_rows(name: str) -> bool:
@@ -138,48 +144,30 @@ def _of_rows(name: str) -> bool:
     return name != "logits" and not name.endswith((".residual", ".output"))
 
 
-def _places(mask: Tensor, like: Tensor) -> list[tuple[int, int]]:
-    """Return text and position of every row of a tensor of texts: (texts, length, …), or a classifier's logits."""
-    if like.ndim == 2:
-        return [(text, int(n) - 1) for text, n in enumerate(mask.sum(1))]
-    return [(int(text), int(at)) for text, at in mask.nonzero()]
+def _by_place(found: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+    """Return tensors by name as (places, numbers) float64: a place is a row, a text, or a text's token. Kept keys are 0
+    at padding."""
+    placed = {}
+    for name, t in found.items():
+        kept = found.get(f"{name.rpartition('.')[0]}.places")
+        t = t.double() if _of_rows(name) or t.ndim == 2 else t.double()[mask]
+        if kept is not None and name.endswith(GROWING):
+            t = t.where((kept > 0).view(*kept.shape, *[1] * (t.ndim - 2)), 0)
+        placed[name] = t.reshape(len(t), -1)
+    return placed
 
 
-def _errors(
-    name: str, given: Tensor, found: Mapping[str, Tensor], mask: Tensor, scale: Tensor | None = None
-) -> Float[np.ndarray, " places"]:
-    """Return the rms of given − found at every place / rms of the whole tensor; NaN counts as infinite."""
-    theirs, ours = (_by_place(name, t, mask) for t in (given, found[name]))
-    size = _by_place(name, found[name] if scale is None else scale, mask).square().mean().sqrt()
-    error = (theirs - ours).square()
-    if {*GROWING} & {*name.split(".")} and f"{name.rpartition('.')[0]}.places" in found:
-        real = found[f"{name.rpartition('.')[0]}.places"] > 0
-        error = error.view(*real.shape, -1).where(real.unsqueeze(-1), 0).flatten(1)
-    found_errors = error.flatten(1).mean(1).sqrt() / size.clamp(min=1e-30)
-    return torch.nan_to_num(found_errors, nan=float("inf")).numpy()
-
-
-def _by_place(name: str, t: Tensor, mask: Tensor) -> Tensor:
-    t = t.double()
-    kept = t if _of_rows(name) or t.ndim == 2 else t[mask]
-    return kept.reshape(len(kept), -1)
-
-
-def _allowed(
-    name: str, given: Tensor, exact: Mapping[str, Tensor], rounded: Mapping[str, Tensor], mask: Tensor
-) -> float:
-    """Return the error that rounding may cause: at any place as much as at the worst."""
-    if not given.is_floating_point():
-        return 0.0
-    return ROUNDING_FACTOR * (float(_errors(name, rounded[name], exact, mask).max()) + torch.finfo(given.dtype).eps)
-
-
-def _token(model: Model, batch: Batch, text: int, position: int) -> str:
-    shown = batch.tokens[text][position]
-    return shown if model.tokenizer is None else model.tokenizer.decode([int(batch.input_ids[text, position])])
-
-
-def _check_shape(name: str, given: Tensor, exact: Tensor) -> None:
-    if given.shape != exact.shape:
-        said = f"the file has {name} of the shape {tuple(given.shape)}; the model's is {tuple(exact.shape)}"
-        raise InputError(f"{said}, see `analyze states --help` for the layout")
+def _check(model: Model, given: Mapping[str, Tensor], exact: Mapping[str, Tensor], names: Sequence[str]) -> None:
+    """Raise InputError for a file with a tensor that the model's run lacks, or has of another shape or kind."""
+    lacking = sorted(given.keys() - exact.keys())
+    if "rows" not in given and parts_of(given)["states"]:
+        raise InputError("the file has states but no rows, the (text, position) of each; add them")
+    if lacking:
+        hint = did_you_mean(lacking[0], exact) or f"; it has {', '.join(exact)}"
+        raise InputError(f"the file has {lacking[0]}, which a run of {model.name} lacks{hint}")
+    for name in names:
+        theirs, ours = given[name], exact[name]
+        if theirs.shape != ours.shape or theirs.is_floating_point() != ours.is_floating_point():
+            shown = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in (theirs, ours)]
+            said = f"the file has {name} as {shown[0]}; the model's is {shown[1]}"
+            raise InputError(f"{said}, see `analyze states --help` for the layout")

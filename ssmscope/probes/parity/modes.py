@@ -7,7 +7,6 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +73,9 @@ def own_modes(model: Model, seed: int) -> tuple[str, tuple[Compared, ...]]:
     tokens in float64. A mode that the library refuses is noted. Errors are rms(difference) / rms by token, allowed as
     in `measure.compared`. Raises InputError if all are refused."""
     library, module = library_of(model)
-    exact = replace(model, module=converted(model.module, torch.float64, None))
-    rounded: dict[torch.dtype, Model] = {}
-    found: list[Compared] = []
     own = next(model.module.parameters()).dtype
+    exact = model if own == torch.float64 else copied(model, torch.float64)
+    rounded, found = dict[torch.dtype, Model](), list[Compared]()
     for name, run in _modes(model, library, module, np.random.default_rng(seed)):
         try:
             with evaluating(module), torch.no_grad():

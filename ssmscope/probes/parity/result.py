@@ -20,14 +20,12 @@ class Compared:
 
     name: str
     error: float
-    """Largest rms of a row's difference / rms of the model's tensor."""
+    """Largest rms of a row's difference / rms of the model's tensor; `allowed`: that which rounding may cause."""
     allowed: float
-    """Error that rounding may cause."""
     over: int
-    """Number of rows with a larger one, of `rows`."""
+    """Number of rows with a larger one, of `rows`; text, position and token of the first, −1 and "" for none."""
     rows: int
     text: int
-    """Text, position and token of the first of them; −1 and "" for none."""
     position: int
     token: str
 
@@ -70,11 +68,8 @@ class Parity(Result, kind="parity"):
         if first is None:
             most = max(each.times for each in self.tensors)
             count = counted(len(self.tensors), "tensor")
-            told = (
-                f"{count} agree{'s' * (len(self.tensors) == 1)}, with at most {number(most)} of the error that rounding"
-            )
-            told += f" in {self.ran_in} allows"
-            return f"{said} is of the same model: {told}"
+            told = f"{count} agree{'s' * (len(self.tensors) == 1)}, with at most {number(most)} of the error that"
+            return f"{said} is of the same model: {told} rounding in {self.ran_in} allows"
         token = f"token {first.position} {short_token(first.token, 24)!r} of text {first.text}"
         by = f"{number(first.error)} of its size, {number(first.times)} × what {self.ran_in} allows"
         likely = f"; likely, {self.fault}" if self.fault else "; no known fault explains it"
@@ -99,8 +94,6 @@ class Parity(Result, kind="parity"):
             cells["differs"] = Cell(text=f"{each.over} of {each.rows} rows" if each.over else "no")
             cells["first"] = Cell(text=f"token {each.position} of text {each.text}" if each.over else "")
             lines.append(Line((each.name,), cells))
-        note = (
-            "error: rms of a row's difference / rms of the model's tensor, at worst; allowed: 8 × the rounding measured"
-        )
-        note += f" in {self.ran_in}."
+        note = "error: rms of a row's difference / rms of the model's tensor, at worst; allowed: 8 × the rounding "
+        note += f"measured in {self.ran_in}."
         yield replace(table(("tensor",), lines, note=note), brief=TABLE_ROWS)

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL
 from ssmscope.api.options import Metavar, Range, Reads, Seed
-from ssmscope.probes.precision.formats import Format, Per
+from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.probes.precision.result import Precision
+
+Format = Literal["bfloat16", "float16", "e4m3", "e5m2", "int8", "int4"]
+"""Formats in which a state may be kept."""
+Per = Literal["tensor", "head", "row"]
+"""Numbers that share a scale."""
+
+
+def check_every(*, every: int, length: int, **options: object) -> None:
+    """Raise InputError if no token comes after the first rounding."""
+    if every >= length:
+        raise InputError(f"every is {every}; allowed are numbers below the {length} tokens of a window")
 
 
 @analysis(
@@ -21,6 +32,7 @@ if TYPE_CHECKING:
     question="In how few bits may its state be kept?",
     models=(LANGUAGE_MODEL,),
     dtype="float32",
+    check=check_every,
     scores=("precision",),
 )
 def precision(
@@ -65,7 +77,7 @@ def precision(
 
     Raises:
         InputError: a model that is not a language model with a tokenizer, that reads both ways or has no recurrent
-            state, or texts without a window.
+            state, texts without a window, or `every` that is as long as one.
     """
     import numpy as np
 
@@ -85,14 +97,12 @@ def precision(
     found = len(windows)
     windows = windows[np.sort(np.random.default_rng(seed).permutation(found)[:limit])]
     drawn = seed if stochastic else None
-    wide = [each for each in dict.fromkeys(state) if BITS[each] == 16]
-    narrow = [each for each in dict.fromkeys(state) if BITS[each] < 16]
-    ways = [Rounding(each, "tensor", every, drawn) for each in wide]
-    ways += [Rounding(each, one, every, drawn) for each in narrow for one in dict.fromkeys(per)]
-    plain = measure.token_scores(model, windows)
-    names, masks = measure.bin_masks(windows)
+    pers = {each: per[:1] if BITS[each] == 16 else per for each in state}
+    ways = dict.fromkeys(Rounding(each, one, every, drawn) for each, own in pers.items() for one in own)
+    plain, bins = measure.token_scores(model, windows), measure.bin_masks(windows)
     arms = [
-        measure.arm(how, plain, measure.token_scores(model, windows, state_rounded(how)), masks, seed) for how in ways
+        measure.arm(how, plain, measure.token_scores(model, windows, state_rounded(how)), [*bins.values()], seed)
+        for how in ways
     ]
     alone = None if heads is None else Rounding(heads, per[0], every, drawn)
     about = {"name": name, "windows": len(windows), "of": found, "length": length}
@@ -101,9 +111,9 @@ def precision(
         loss=float(plain[0].mean()),
         accuracy=float(plain[1].mean()),
         arms=tuple(arms),
-        distances=names,
-        repeated=tuple(float(plain[1][mask].mean()) for mask in masks),
-        heads=np.empty((0, 0)) if alone is None else measure.broken_heads(model, windows, alone, plain[0]),
+        distances=tuple(bins),
+        repeated=tuple(float(plain[1][mask].mean()) for mask in bins.values()),
+        heads=np.empty((0, 0)) if alone is None else measure.broken_heads(model, windows, alone, plain),
         heads_in="" if alone is None else alone.name,
         layers=model.layer_numbers,
     )

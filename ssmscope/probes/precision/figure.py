@@ -17,14 +17,9 @@ def draw(result: Precision, frame: plot.Frame) -> Figure:
     rows = [max(plot.ROW_INCHES * len(result.arms), 1.0)]
     rows += [max(0.22 * len(result.layers), 0.8)] if result.heads.size else []
     axes, *maps = sheet.panels(*rows)
-    places = np.arange(len(result.arms))
-    for place, arm in enumerate(result.arms):
-        plot.interval(axes, place, arm.change, plot.COLOURS[0], upright=False)
-    axes.plot([arm.change.value for arm in result.arms], places, "o", color=plot.COLOURS[0], markersize=4)
-    axes.axvline(0, color=plot.SOFT, linewidth=0.9)
+    plot.points(axes, [arm.label for arm in result.arms], [arm.change for arm in result.arms])
     axes.axvline(MARGIN, color=plot.SOFT, linewidth=0.9, linestyle=plot.DASHED)
-    axes.set_yticks(places, [arm.label for arm in result.arms])
-    axes.set(xlabel="change of the loss, nats a token", ylim=(len(places) - 0.5, -0.5))
+    axes.set_xlabel("change of the loss, nats a token")
     for panel in maps:
         most = float(np.nanmax(result.heads)) or 1.0
         name = f"head, each alone in {result.heads_in}"

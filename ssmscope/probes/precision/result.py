@@ -13,7 +13,7 @@ from ssmscope.api.scores import LOWER, Score, ScoreMaker
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import brackets, counted, number
-from ssmscope.render.table import Cell, Line, table
+from ssmscope.render.table import Cell, Line, short_cell, table
 
 MARGIN = 0.01
 """Loss in nats a token that would not matter."""
@@ -111,14 +111,12 @@ class Precision(Result, kind="precision"):
             yield self._heads()
 
     def _heads(self) -> Block:
-        order = [
-            divmod(int(at), self.heads.shape[1]) for at in np.argsort(-np.nan_to_num(self.heads, nan=-1), axis=None)
-        ]
-        share = self.heads / np.nansum(self.heads) if np.nansum(self.heads) else self.heads
-        lines = []
-        for layer, head in order[:10]:
-            size, part = (Cell(Estimate(float(t[layer, head]), np.nan, np.nan), digits=4) for t in (self.heads, share))
-            lines.append(Line((str(self.layers[layer]), str(head)), {"mean |change|": size, "share of all": part}))
+        every, lines = np.nansum(self.heads), []
+        for at in np.argsort(-np.nan_to_num(self.heads, nan=-1), axis=None)[:10].tolist():
+            layer, head = divmod(at, self.heads.shape[1])
+            size = self.heads[layer, head]
+            cells = {"mean |change|": short_cell(size), "share of all": short_cell(size / every if every else 0.0)}
+            lines.append(Line((str(self.layers[layer]), str(head)), cells))
         return table(("layer", "head"), lines, note=f"Each head alone in {self.heads_in}; the ten that change most.")
 
 

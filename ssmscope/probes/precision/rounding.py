@@ -13,7 +13,6 @@ from torch import Tensor
 from ssmscope import ops
 from ssmscope.core.edits import Edit, Site
 from ssmscope.ops import Recurrence, Scan
-from ssmscope.probes.precision.formats import Format, Per
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -40,8 +39,8 @@ class Rounding:
         seed: of stochastic rounding, up or down with the probability that keeps the mean; None rounds to the nearest.
     """
 
-    format: Format
-    per: Per = "head"
+    format: str
+    per: str = "head"
     every: int = 1
     seed: int | None = None
 
@@ -63,28 +62,23 @@ def rounded(
     scale: Any = 1.0
     if how.bits < 16:
         scale = H.abs().amax(dim=SHARED_AXES[how.per], keepdim=True).clamp(min=MIN_SCALE) / largest
+    x = H / scale
+    drawn = None if generator is None else torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
     if dtype is not None:
-        return _in_dtype(H / scale, dtype, generator) * scale
-    if generator is None:
-        return (H / scale).round().clamp(-largest, largest) * scale
-    return torch.floor(H / scale + _uniform(H, generator)).clamp(-largest, largest) * scale
+        return _in_dtype(x, dtype, drawn) * scale
+    return (x.round() if drawn is None else torch.floor(x + drawn)).clamp(-largest, largest) * scale
 
 
-def _in_dtype(x: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
+def _in_dtype(x: Tensor, dtype: torch.dtype, drawn: Tensor | None) -> Tensor:
     kept = x.to(dtype)
     nearest = kept.to(x.dtype)
-    if generator is None:
+    if drawn is None:
         return nearest
     # The other neighbour: the bits of a float, after its sign, count its magnitudes.
-    word = WORDS[kept.element_size()]
-    inward = nearest.abs() > x.abs()
-    other = torch.where(inward, kept.view(word) - 1, kept.view(word) + 1).view(dtype).to(x.dtype)
+    inward = (nearest.abs() > x.abs()).to(torch.int8)
+    other = (kept.view(WORDS[kept.element_size()]) + 1 - 2 * inward).view(dtype).to(x.dtype)
     share = ((x - nearest) / (other - nearest)).nan_to_num(0.0)
-    return torch.where(_uniform(x, generator) < share, other, nearest)
-
-
-def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.rand(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+    return torch.where(drawn < share, other, nearest)
 
 
 def carried(
@@ -96,24 +90,18 @@ def carried(
 ) -> tuple[Tensor, ...]:
     """Return the outputs y of recurrences whose states, or those of some heads, are rounded after every `how.every`
     tokens; a recurrence that joins the one before it shares its memory, which is their sum."""
-    length = recurrences[0].shape[1]
-    states: list[Any] = [*initial]
-    outputs: list[list[Tensor]] = [[] for _ in recurrences]
-    owner = [max(i for i in range(at + 1) if not recurrences[i].joins) for at in range(len(recurrences))]
-    for start in range(0, length, how.every):
+    pieces, states = list[list[Tensor]](), [*initial]
+    owners = [max(i for i in range(at + 1) if not recurrences[i].joins) for at in range(len(recurrences))]
+    for start in range(0, recurrences[0].shape[1], how.every):
         found = [ops.scan(r.between(start, start + how.every), H) for r, H in zip(recurrences, states)]
-        for kept, scan in zip(outputs, found):
-            kept.append(scan.y)
-        states = [torch.zeros_like(scan.state) for scan in found]
-        for at, scan in enumerate(found):
-            states[owner[at]] = states[owner[at]] + scan.state
-        for at in {*owner}:
-            new = rounded(states[at], how, generator)
-            if heads is not None:
-                new, chosen = states[at].clone(), new
-                new[:, [*heads]] = chosen[:, [*heads]]
-            states[at] = new
-    return tuple(torch.cat(each, dim=1) for each in outputs)
+        pieces.append([scan.y for scan in found])
+        states = [None] * len(found)
+        for owner in {*owners}:
+            memory = torch.stack([scan.state for at, scan in zip(owners, found) if at == owner]).sum(0)
+            chosen = slice(None) if heads is None else [*heads]
+            memory[:, chosen] = rounded(memory, how, generator)[:, chosen]
+            states[owner] = memory
+    return tuple(torch.cat(each, dim=1) for each in zip(*pieces))
 
 
 def state_rounded(how: Rounding, layers: tuple[int, ...] | None = None, heads: tuple[int, ...] | None = None) -> Edit:

@@ -70,8 +70,7 @@ def _names(prefix: str, value: Any) -> Iterator[str]:
 
 def named_tensors(model: Model, kept: KeptStates) -> dict[str, Tensor]:
     """Return the tensors of kept states by name, with their tokens and rows."""
-    tokens = kept.input_ids.masked_fill(~kept.mask, -1)
-    about = {"tokens": tokens.cpu(), "rows": torch.tensor(kept.rows)}
+    about = {"tokens": kept.input_ids.masked_fill(~kept.mask, -1), "rows": torch.tensor(kept.rows)}
     return about | dict(zip(tensor_names(model, kept.states), tensors(kept.states)))
 
 
@@ -99,9 +98,8 @@ def write_file(path: str | os.PathLike[str], values: Mapping[str, Tensor], sourc
     from safetensors.torch import save
 
     about = {name: str(source[name]) for name in ("model", "architecture", "fingerprint", "dtype") if name in source}
-    write_whole(
-        Path(path), save({name: value.clone() for name, value in values.items()}, metadata={"format": FORMAT, **about})
-    )
+    alone = {name: value.detach().cpu().contiguous().clone() for name, value in values.items()}
+    write_whole(Path(path), save(alone, metadata={"format": FORMAT, **about}))
 
 
 def save_states(kept: KeptStates, model: Model, path: str | os.PathLike[str]) -> None:
@@ -112,8 +110,7 @@ def save_states(kept: KeptStates, model: Model, path: str | os.PathLike[str]) ->
         model: the model that they are of.
         path: safetensors file.
     """
-    found = {name: value.detach().cpu().contiguous() for name, value in named_tensors(model, kept).items()}
-    write_file(path, found, kept.source)
+    write_file(path, named_tensors(model, kept), kept.source)
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -134,8 +131,8 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str
     real, lengths = tokens >= 0, (tokens >= 0).sum(1)
     if not bool(lengths.all()) or bool((real[:, 1:] & ~real[:, :-1]).any()):
         raise InputError(f"{where} has tokens with -1 before others, or a text without any; padding comes last")
-    fits = rows.ndim == 2 and rows.shape[1] == 2 and not rows.is_floating_point()
-    if not fits or bool((rows < 0).any()) or bool((rows[:, 0] >= len(tokens)).any()):
+    pairs = rows.ndim == 2 and rows.shape[1] == 2 and rows.numel() and not rows.is_floating_point()
+    if "rows" in found and not (pairs and bool((rows >= 0).all()) and bool((rows[:, 0] < len(tokens)).all())):
         raise InputError(f"{where} has rows that are no (text, position) of its {len(tokens)} texts")
     if bool((rows[:, 1] >= lengths[rows[:, 0]]).any()):
         raise InputError(f"{where} has rows after the end of their text; positions count from 0")
@@ -162,14 +159,13 @@ def load_states(path: str | os.PathLike[str], model: Model, *, any_model: bool =
     if "rows" not in found:
         raise InputError(f"{where} has no rows, and so no states; write them with analyze states --save")
     like = states_of_rows(model, few_tokens(model, 1), [(0, 0)])
-    expected = named_tensors(model, like)
-    count = len(found["rows"])
-    for name, value in [*expected.items()][2:]:
-        check_shape(where, name, found, value, count)
-    values = iter([found[name].to(value) for name, value in [*expected.items()][2:]])
-    states = mapped(like.states, lambda _: next(values))
+    own = dict(zip(tensor_names(model, like.states), tensors(like.states)))
+    for name, value in own.items():
+        check_shape(where, name, found, value, len(found["rows"]))
+    values = iter([found[name].to(value) for name, value in own.items()])
     tokens = found["tokens"].to(model.device)
     rows = tuple((int(text), int(at)) for text, at in found["rows"].tolist())
+    states = mapped(like.states, lambda _: next(values))
     return KeptStates(states, rows, tokens.clamp(min=0), tokens >= 0, about)
 
 
@@ -179,6 +175,8 @@ def check_shape(where: str, name: str, found: Mapping[str, Tensor], like: Tensor
         raise InputError(f"{where} has no {name}{did_you_mean(name, found)}; it has {', '.join(sorted(found))}")
     free = 2 if name.startswith("attention.") and {*GROWING} & {*name.split(".")} else 1
     given, wanted = tuple(found[name].shape), tuple(like.shape)
+    if found[name].is_floating_point() != like.is_floating_point():
+        raise InputError(f"{where} has {name} as {found[name].dtype}; it needs {like.dtype}")
     if len(given) != len(wanted) or given[:1] != (count,) or given[free:] != wanted[free:]:
         shape = ", ".join(["rows", *["keys"] * (free - 1), *map(str, wanted[free:])])
         raise InputError(f"{where} has {name} of the shape {given}; it needs ({shape}) with {count} rows")
