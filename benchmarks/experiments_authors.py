@@ -15,8 +15,8 @@ last, smaller batch counts; sizes, batches and epochs are in their names. The le
 - held: their start; the state stays as it is at padding;
 - scaled: the start of `analyze train selective` (W_B, W_C, q from N(0, 1/d), p = 0), padding held.
 
-A run is that of `analyze train selective --optimizer adam --weight-decay 1e-5 --held-out 0` with `--start normal` and
-`--padding read` in the arm authors, but all seeds and arms of one length are trained together, one stack of tensors:
+A run is that of `analyze train selective` with `--set optimizer=adam`, `weight_decay=1e-5` and `held_out=0`, and with
+`start=normal` and `padding=read` in the arm authors, but all seeds and arms of one length are trained in one stack:
 only the last state is read, and it is a sum over tokens. A test compares a stack with `analyze train`. Their tokenizer
 of reviews is BERT's, with 30,522 tokens; here it is one of byte pairs with as many, trained on the reviews. A line of
 benchmarks/results/experiments-authors.jsonl is a run, and a run that has one is left out.

@@ -70,10 +70,10 @@ class TestStability:
     def test_is_that_of_the_function(self, analyze: Answer, models: Path) -> None:
         import ssmscope
 
-        options = ("--length", 20, "--samples", 3, "--positions", "0,7", "--tolerance", 0.5, "--seed", 4)
+        options = ("--length", 20, "--sequences", 3, "--positions", "0,7", "--tolerance", 0.5, "--seed", 4)
         found = json.loads(analyze("stability", models / "mamba", *options, "--json").out)
         model = ssmscope.load(models / "mamba")
-        wanted = ssmscope.stability(model, length=20, samples=3, positions=[0, 7], tolerance=0.5, seed=4)
+        wanted = ssmscope.stability(model, length=20, sequences=3, positions=[0, 7], tolerance=0.5, seed=4)
         assert said(found) == said(wanted)
         few = json.loads(analyze("stability", models / "mamba", *IDS, "--positions", "3", "--json").out)
         wanted = ssmscope.stability(model, model.encode(ids=ROWS), positions=3)
@@ -86,7 +86,7 @@ class TestStability:
         assert "--ids cannot be combined with --text" in refusal("stability", one, *IDS, "--text", "a")
         assert "length is 'x'" in refusal("stability", one, "--length", "x")
         assert "length is '5,6'" in refusal("stability", one, "--length", "5,6")
-        assert "samples is 0" in refusal("stability", one, "--samples", 0)
+        assert "sequences is 0" in refusal("stability", one, "--sequences", 0)
         assert "tolerance is -1.0" in refusal("stability", one, "--length", 5, "--tolerance", -1)
         assert "positions is 'y'" in refusal("stability", one, "--positions", "0,y")
         assert "not pixels" in refusal("stability", one, "--image", "x.png")
@@ -194,7 +194,7 @@ class TestTable:
 
     def test_what_cannot_be_is_refused(self, refusal: Callable[..., str], models: Path, tmp_path: Path) -> None:
         files = [models / "sweep" / name for name in ("a.pth", "b.pth")]
-        for option in ("--text", "--samples", "--tokenizer", "--device"):
+        for option in ("--text", "--sequences", "--tokenizer", "--device"):
             assert f"no option {option}" in refusal("checkpoints", *files, option, 3)
         assert "3 lengths were given for 2 checkpoints" in refusal("checkpoints", *files, "--length", "5,6,7")
         assert "examples is 0" in refusal("checkpoints", *files, "--examples", 0)
@@ -232,7 +232,19 @@ class TestInfluence:
         import ssmscope
 
         model = ssmscope.load(models / "mamba")
-        options = ("--at", "layers", "--no-exact", "--probes", 5, "--fit-from", 0, "--fit-to", 3, "--recent", 2)
+        options = (
+            "--at",
+            "layers",
+            "--no-exact",
+            "--set",
+            "probes=5",
+            "--set",
+            "fit_from=0",
+            "--set",
+            "fit_to=3",
+            "--recent",
+            2,
+        )
         found = json.loads(
             analyze("influence", models / "mamba", *IDS, "--positions", "0,-1", *options, "--seed", 3, "--json").out
         )
@@ -252,7 +264,7 @@ class TestInfluence:
         assert "did you mean 'logits'" in refusal(*given, *IDS, "--of", "logit")
         assert "did you mean 'last'" in refusal(*given, *IDS, "--positions", "lst")
         assert "text 1 has no position 5" in refusal(*given, *IDS, "--positions", "5")
-        assert "probes is 1" in refusal(*given, *IDS, "--probes", 1)
+        assert "probes is 1" in refusal(*given, *IDS, "--set", "probes=1")
         assert "length is 'x'" in refusal(*given, "--length", "x")
         assert "did you mean 'demo/sst2-mamba'" in refusal("influence", "demo/sst2-mmba", *IDS)
 

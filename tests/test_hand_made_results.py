@@ -427,7 +427,7 @@ def test_what_is_doubtful_of_an_explanation(fields: dict[str, Any], said: str) -
 
 def test_remarks_on_a_change() -> None:
     def result(first: int | None, spread: Any, **more: Any) -> Any:
-        sides = {name: SimpleNamespace(text=SimpleNamespace(answer="yes")) for name in ("before", "after")}
+        sides = {name: SimpleNamespace(text=SimpleNamespace(answer="yes")) for name in ("clean", "corrupted")}
         given = dict(state_cosine=np.array([0.5, NAN]), by_layer=False, layers=(0, 1), kept=0.25)
         return SimpleNamespace(**{**sides, **given, "first_changed": first, "spreads": [None, spread], **more})
 
@@ -441,8 +441,8 @@ def test_remarks_on_a_change() -> None:
     assert list(effect_views.remarks(result(2, same))) == [
         "The texts differ from token 2 on; at the tokens that both have, the head's input is the same."
     ]
-    turned = result(None, head, after=SimpleNamespace(text=SimpleNamespace(answer="no")))
-    assert list(effect_views.remarks(turned))[-1] == "The first answer has p = 0.250 after the change."
+    turned = result(None, head, corrupted=SimpleNamespace(text=SimpleNamespace(answer="no")))
+    assert list(effect_views.remarks(turned))[-1] == "The clean text's answer has p = 0.250 on the corrupted text."
     assert list(effect_views.remarks(result(None, head, state_cosine=np.array([NAN, NAN]))))[0].startswith(
         "No layer has"
     )

@@ -62,16 +62,16 @@ class TestClosedForm:
 
     def test_attention_falls_by_what_is_read_since(self, model):
         found = attack_effect(model, clean="good a b", corrupted="good a film film b")
-        for side, words in ((found.before, ["good", "a", "b"]), (found.after, ["good", "a", "film", "film", "b"])):
+        for side, words in ((found.clean, ["good", "a", "b"]), (found.corrupted, ["good", "a", "film", "film", "b"])):
             steps = np.array([STEPS.get(word, 1.0) for word in [*words, "[CLS]"]])
             behind = steps[::-1].cumsum()[::-1] - steps
             weights = steps * np.exp(-DECAY * behind)
             assert side.attention[0] == pytest.approx(weights / weights.sum(), abs=1e-6)
             assert side.sink.tolist() == [0]
             assert side.text.scores[0] == pytest.approx(np.exp(-DECAY * steps), abs=1e-6)
-        assert found.after.changed.tolist() == [False, False, True, True, False, False]
-        assert found.after.on_changed[0] == pytest.approx(found.after.attention[0, 2:4].sum())
-        assert found.before.on_changed.tolist() == [0]
+        assert found.corrupted.changed.tolist() == [False, False, True, True, False, False]
+        assert found.corrupted.on_changed[0] == pytest.approx(found.corrupted.attention[0, 2:4].sum())
+        assert found.clean.on_changed.tolist() == [0]
 
     def test_a_difference_dies_out_at_the_models_rate(self, model):
         """One word for another of the same step: the states are ‖Δ‖ e^(−λ k) apart k tokens later."""
@@ -103,10 +103,10 @@ class TestClosedForm:
         assert found.state_cosine == pytest.approx([expected]) and abs(expected) < 0.999
         assert found.hidden_cosine == pytest.approx([1, expected])  # [CLS] itself, then y
         old, new = (states([*text.split(), "[CLS]"])[-1, 1] for text in ("good a b film", "bad a"))
-        assert (found.before.text.answer, found.after.text.answer) == ("good", "bad")
-        assert found.before.text.probability == pytest.approx(1 / (1 + math.exp(-old)), abs=1e-6)
+        assert (found.clean.text.answer, found.corrupted.text.answer) == ("good", "bad")
+        assert found.clean.text.probability == pytest.approx(1 / (1 + math.exp(-old)), abs=1e-6)
         assert found.kept == pytest.approx(1 / (1 + math.exp(-new)), abs=1e-6)
-        assert found.kept == pytest.approx(1 - found.after.text.probability, abs=1e-6)
+        assert found.kept == pytest.approx(1 - found.corrupted.text.probability, abs=1e-6)
 
 
 def of_ids(model, before: list[int], after: list[int], **options) -> AttackEffect:
@@ -118,23 +118,23 @@ class TestIdentities:
     @pytest.mark.parametrize("name", FAMILIES)
     def test_of_equal_texts_nothing_moves(self, name):
         found = of_ids(random_model(name), TEXT, TEXT)
-        assert not found.before.changed.any() and not found.after.changed.any() and found.first_changed is None
+        assert not found.clean.changed.any() and not found.corrupted.changed.any() and found.first_changed is None
         assert (found.distance == 0).all()
         assert found.hidden_cosine == pytest.approx(1, abs=1e-9) and found.state_cosine == pytest.approx(1, abs=1e-9)
         assert found.summary()[["retention_change", "attention_change"]].max().max() < 1e-6
         assert all(spread.first is None for spread in found.spreads)
-        assert found.kept == pytest.approx(found.before.text.probability, rel=1e-6)
+        assert found.kept == pytest.approx(found.clean.text.probability, rel=1e-6)
 
     @pytest.mark.parametrize("name", FAMILIES)
     def test_a_suffix_leaves_everything_before_it(self, name):
         """Nothing looks ahead; and what stands at the end is read, which shows in the head's vectors."""
         found = of_ids(random_model(name), TEXT, [*TEXT, 7, 8, 9])
         assert found.pairs.tolist() == [[at, at] for at in range(len(TEXT))] and found.first_changed == len(TEXT)
-        assert found.after.changed.tolist() == [False] * len(TEXT) + [True] * 3
+        assert found.corrupted.changed.tolist() == [False] * len(TEXT) + [True] * 3
         assert (found.distance == 0).all() and found.summary().retention_change.max() < 1e-6
         assert all(spread.first is None for spread in found.spreads)
         assert (found.state_cosine < 1 - 1e-4).all() and found.hidden_cosine[-1] < 1 - 1e-4
-        assert found.after.on_changed.min() > 0.01
+        assert found.corrupted.on_changed.min() > 0.01
 
     @pytest.mark.parametrize("name", FAMILIES)
     def test_against_the_traces(self, name):
@@ -144,9 +144,12 @@ class TestIdentities:
         found = of_ids(model, before, after)
         assert found.layers == tuple(range(model.num_layers)) and found.distance.shape == (model.num_layers + 1, 10)
         assert found.pairs.tolist() == [[at, at + (at > 3)] for at in range(len(TEXT)) if at != 3]
-        assert found.before.changed.nonzero()[0].tolist() == [3] and found.after.changed.nonzero()[0].tolist() == [3, 4]
+        assert found.clean.changed.nonzero()[0].tolist() == [3] and found.corrupted.changed.nonzero()[0].tolist() == [
+            3,
+            4,
+        ]
         traces = [model.trace(ids=ids) for ids in (before, after)]
-        for side, trace in zip((found.before, found.after), traces):
+        for side, trace in zip((found.clean, found.corrupted), traces):
             maps = implicit_attention(trace, rows="last", heads="abs")[0].maps
             for number, layer in enumerate(trace.layers):
                 each = [r.log_decay().exp() for r in layer.recurrences] if name != "rwkv" else []
@@ -185,7 +188,7 @@ class TestIdentities:
         model = random_model("groupmamba")
         every, some = (of_ids(model, TEXT, TEXT[::-1], layers=layers) for layers in ("all", [2, 0]))
         assert some.layers == (2, 0) and some.rows == ("2", "0", "head") and every.by_layer and some.by_layer
-        assert (some.before.attention == every.before.attention[[2, 0]]).all()
+        assert (some.clean.attention == every.clean.attention[[2, 0]]).all()
         assert (some.distance == every.distance[[2, 0, 3]]).all() and some.state_cosine[1] == every.state_cosine[0]
         assert not of_ids(model, TEXT, TEXT).by_layer
 
@@ -201,14 +204,14 @@ class TestAlignment:
 
     def test_what_changed(self):
         found = attack_effect(fading(WEIGHTS), clean="good a bad b", corrupted="a bad film film b")
-        assert found.before.changed.tolist() == [True, False, False, False, False]
-        assert found.after.changed.tolist() == [False, False, True, True, False, False]
+        assert found.clean.changed.tolist() == [True, False, False, False, False]
+        assert found.corrupted.changed.tolist() == [False, False, True, True, False, False]
         assert found.first_changed == 0
         assert found.changed_name == "1 of 5 tokens removed, 2 of 6 tokens new"
 
     def test_of_texts_without_a_common_token(self):
         found = of_ids(random_model("mamba"), [1, 2], [3, 4, 5])
-        assert found.pairs.shape == (0, 2) and found.distance.shape[1] == 0 and found.before.changed.all()
+        assert found.pairs.shape == (0, 2) and found.distance.shape[1] == 0 and found.clean.changed.all()
         assert found.to_frame().distance.isna().all() and "nan" not in str(found)
         found.figure()
         assert type(found).from_dict(json.loads(found.to_json())) == found
@@ -278,6 +281,9 @@ class TestResult:
         assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
         again = ssmscope.Result.load(paths["json"])
         assert again == result and type(again) is AttackEffect and again.kind == "effect"
+        former = paths["json"].read_text().replace('"clean": {"text"', '"before": {"text"')
+        paths["json"].write_text(former.replace('"corrupted": {"text"', '"after": {"text"'))
+        assert '"before": {"text"' in former and ssmscope.Result.load(paths["json"]) == result
         assert again.provenance["options"] == {
             "clean": "a gripping , well acted film",
             **{"corrupted": "a tedious , well acted film and true is true", "layers": "mean", "top": 3},
@@ -285,13 +291,13 @@ class TestResult:
 
     def test_frame(self, result):
         frame = result.to_frame()
-        assert frame.side.tolist() == ["before"] * 7 + ["after"] * 11 and set(frame.layer) == {"mean"}
+        assert frame.side.tolist() == ["clean"] * 7 + ["corrupted"] * 11 and set(frame.layer) == {"mean"}
         assert frame.token[7:].tolist()[:2] == ["a", "tedious"]
-        assert frame.changed.tolist() == [*result.before.changed, *result.after.changed]
+        assert frame.changed.tolist() == [*result.clean.changed, *result.corrupted.changed]
         assert frame.partner.isna().tolist() == frame.changed.tolist() == frame.distance.isna().tolist()
         assert frame.partner[6] == 10 and frame.partner[17] == 6 and frame.partner[7] == 0
         assert (frame.retention + frame.write).to_numpy() == pytest.approx(1)
-        assert frame.attention[7:].to_numpy() == pytest.approx(result.after.attention.mean(0))
+        assert frame.attention[7:].to_numpy() == pytest.approx(result.corrupted.attention.mean(0))
         assert frame.distance[17] == pytest.approx(result.distance[:-1, -1].mean())
         model = ssmscope.load("demo/sst2-mamba2")
         every = attack_effect(model, clean="a good film", corrupted="a bad film", layers="all").to_frame()
@@ -302,14 +308,18 @@ class TestResult:
     def test_summary(self, result):
         frame = result.summary()
         assert frame.layer.tolist() == ["0", "1", "head"]
-        assert frame.on_new[:2].tolist() == pytest.approx(result.after.attention[:, [1, 6, 7, 8, 9]].sum(1).tolist())
-        assert frame.on_removed[:2].tolist() == pytest.approx(result.before.attention[:, 1].tolist())
+        assert frame.on_new[:2].tolist() == pytest.approx(
+            result.corrupted.attention[:, [1, 6, 7, 8, 9]].sum(1).tolist()
+        )
+        assert frame.on_removed[:2].tolist() == pytest.approx(result.clean.attention[:, 1].tolist())
         pairs = [(0, 0), (2, 2), (3, 3), (4, 4), (5, 5), (6, 10)]
         change = [
-            [abs(result.after.text.scores[k, j] - result.before.text.scores[k, i]) for i, j in pairs] for k in (0, 1)
+            [abs(result.corrupted.text.scores[k, j] - result.clean.text.scores[k, i]) for i, j in pairs] for k in (0, 1)
         ]
         assert frame.retention_change[:2].tolist() == pytest.approx(np.mean(change, axis=1).tolist(), abs=1e-7)
-        moved = [[abs(result.after.attention[k, j] - result.before.attention[k, i]) for i, j in pairs] for k in (0, 1)]
+        moved = [
+            [abs(result.corrupted.attention[k, j] - result.clean.attention[k, i]) for i, j in pairs] for k in (0, 1)
+        ]
         assert frame.attention_change[:2].tolist() == pytest.approx(np.mean(moved, axis=1).tolist(), abs=1e-7)
         assert frame["first"].isna().tolist() == [True, False, False] and frame["first"][2] == 2
         assert frame.iloc[2]["last"] == pytest.approx(result.distance[2, -1])
@@ -318,8 +328,8 @@ class TestResult:
         shown = render(result)
         assert result.headline.startswith("Effect of a change on demo/sst2-mamba2: “")
         for part in (
-            "before the change",
-            "after the change; ",
+            "clean",
+            "corrupted; ",
             "the last position attends",
             "state cosine",
             "The texts differ from token 1 on",
@@ -330,7 +340,7 @@ class TestResult:
         assert "\x1b[" in shown and "retention   0.9" in shown and "attention   0." in shown
 
     def test_what_the_last_position_attends_to(self, result):
-        for side in (result.before, result.after):
+        for side in (result.clean, result.corrupted):
             rows = attended("side", side, 4).rows
             order = np.argsort(-side.mean_attention, kind="stable")[:4]
             assert [labels[0] for labels, _ in rows] == [str(at) for at in order]
@@ -345,16 +355,16 @@ class TestResult:
         assert "<script" not in page and "http" not in page.replace("http-equiv", "") and "data:image/" in page
         pieces = re.findall(r'<span class="([^"]*)" title="', page)
         assert len(pieces) == 2 * (7 + 11)  # retention and attention of both texts
-        special = [word is None for side in (result.before, result.after) for word in side.text.words]
+        special = [word is None for side in (result.clean, result.corrupted) for word in side.text.words]
         retention = pieces[:7] + pieces[14:25]
-        changed = [*result.before.changed, *result.after.changed]
+        changed = [*result.clean.changed, *result.corrupted.changed]
         assert ["against" in names.split() for names in retention] == changed
         assert ["out" in names.split() for names in retention] == special
         assert {"v0", "v31"} <= {name for names in retention for name in names.split()}
 
     def test_rows(self, result):
         """The same share has the same colour on both sides, 0 the lowest; changed tokens and the top 3 are marked."""
-        highest = max(side.mean_attention.max() for side in (result.before, result.after))
+        highest = max(side.mean_attention.max() for side in (result.clean, result.corrupted))
         for (_, side), text in zip(result.sides, result.token_rows().texts):
             retention, attention = text.rows
             assert attention.shades().tolist() == np.rint(31 * side.mean_attention / highest).astype(int).tolist()
@@ -367,7 +377,7 @@ class TestResult:
     def test_layers_have_rows_where_they_were_asked_for(self):
         model = ssmscope.load("demo/sst2-mamba2")
         found = attack_effect(model, clean="a good film", corrupted="a bad film", layers="all")
-        (text, _), side = found.token_rows().texts, found.before
+        (text, _), side = found.token_rows().texts, found.clean
         names = [row.name for row in text.rows]
         assert names == ["retention", "attention", *(f"layer {at} {name}" for at in (0, 1) for name in names[:2])]
         assert (text.rows[4].scores == side.text.scores[1]).all() and (text.rows[5].scores == side.attention[1]).all()
@@ -379,8 +389,8 @@ class TestResult:
         assert curves["head"].get_ydata().tolist() == result.distance[-1].tolist()
         assert curves["layer 1"].get_xdata().tolist() == result.pairs[:, 1].tolist()
         labels = distances.get_xticklabels()
-        assert [label.get_text() for label in labels] == list(result.after.text.tokens)
-        assert [label.get_color() == "#d1540a" for label in labels] == result.after.changed.tolist()
+        assert [label.get_text() for label in labels] == list(result.corrupted.text.tokens)
+        assert [label.get_color() == "#d1540a" for label in labels] == result.corrupted.changed.tolist()
         assert len(distances.patches) == 5  # a band for each new token
         texts = [text.get_text() for axes in figure.axes for text in axes.texts]
         assert all(token in texts for token in ("gripping", "tedious", "attention"))
@@ -400,7 +410,7 @@ class TestResult:
             mean = np.linspace(first, last, len(own) - 1).astype(np.float32)
             return dataclasses.replace(own, text=dataclasses.replace(own.text, mean=np.append(mean, np.float32(0.5))))
 
-        sides = dict(before=side(result.before, lowest, highest), after=side(result.after, highest, lowest))
+        sides = dict(clean=side(result.clean, lowest, highest), corrupted=side(result.corrupted, highest, lowest))
         result, flat = dataclasses.replace(result, **sides), highest - lowest < 0.01
         before, after = (levels[:-1] for levels in shades(result))  # without [CLS]
         if flat:
@@ -410,7 +420,7 @@ class TestResult:
         figure = result.figure()
         boxes = next(each for each in figure.findobj(PatchCollection) if len(each.get_facecolor()) >= len(before))
         assert [to_hex(colour) for colour in boxes.get_facecolor()][: len(before)] == [ramp(BLUES)[at] for at in before]
-        page, first = result.to_html(), result.before.text.tokens[0]
+        page, first = result.to_html(), result.clean.text.tokens[0]
         assert re.search(rf'class="v{before[0]}[^"]*" title="[^"]*">{first}<', page)
         drawn = " ".join(text.get_text() for text in figure.findobj(Text))
         for view in (page, drawn):
@@ -464,16 +474,16 @@ class TestResult:
             said = f"{MAX_BOXES:,} of {tokens:,} tokens, the end"
             assert sum(text.startswith(said) and text.endswith("; below, all of them") for text in texts) == 1
         assert len(figure.axes[-1].lines[-1].get_xdata()) == 1081
-        assert figure.axes[-1].get_xlabel() == "position after the change"
+        assert figure.axes[-1].get_xlabel() == "position in the corrupted text"
 
     def test_hostile_tokens(self, result, tmp_path):
         tokens = ("<script>alert(1)</script>", " $x^{$", "\x1b[31m", "電影", "&amp;", "\n", "[CLS]")
-        text = dataclasses.replace(result.before.text, tokens=tokens, answer="<b>$_{</b>")
-        hostile = dataclasses.replace(result, before=dataclasses.replace(result.before, text=text))
+        text = dataclasses.replace(result.clean.text, tokens=tokens, answer="<b>$_{</b>")
+        hostile = dataclasses.replace(result, clean=dataclasses.replace(result.clean, text=text))
         hostile = dataclasses.replace(
             hostile,
-            after=dataclasses.replace(
-                hostile.after, text=dataclasses.replace(hostile.after.text, tokens=(*tokens, *tokens)[:11])
+            corrupted=dataclasses.replace(
+                hostile.corrupted, text=dataclasses.replace(hostile.corrupted.text, tokens=(*tokens, *tokens)[:11])
             ),
             provenance={**result.provenance, "model": "$m_{" * 30},
         )

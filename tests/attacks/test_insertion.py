@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bags import LABELS
+from drawn import labels
 from fading import fading, log_odds
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
 
@@ -521,7 +522,7 @@ class TestResult:
         figure.canvas.draw()
         edge = figure.get_window_extent().x1
         assert all(text.get_window_extent().x1 < edge for text in figure.texts)
-        assert figure.texts[0].get_text().endswith("the same phrase at every place")
+        assert figure.texts[0].get_text().endswith("may differ by example")
 
     def test_of_many_phrases_the_worst_are_shown(self):
         phrases = ["good " * n + "a" for n in range(5)] + ["bad " * n + "a" for n in range(1, 5)]
@@ -530,4 +531,4 @@ class TestResult:
         assert {curve.phrase for curve in result.shown} == {curve.phrase for curve in kept}
         assert [curve.phrase for curve in result.shown] == [c.phrase for c in result.curves if c in kept]
         assert f"{MAX_SHOWN_PHRASES} of 9 phrases" in str(result) and len(result.to_frame()) == 1 + 9 * 3 + 1
-        assert "the worst 6 of 9 phrases" in result.figure().texts[0].get_text()
+        assert "the worst 6 of 9 phrases" in " ".join(labels(result.figure()))

@@ -125,9 +125,9 @@ class TestOptions:
         assert influence(model, batch, probes=24).output.exact
 
     def test_provenance_has_what_was_asked(self, model):
-        result = influence(model, model.encode(ids=TEXTS), positions=(2, 0), fit_from=2, probes=3, chunk=50, seed=5)
+        result = influence(model, model.encode(ids=TEXTS), positions=(2, 0), fit_from=2, probes=3, piece=50, seed=5)
         options = result.provenance["options"]
-        assert options["positions"] == [2, 0] and options["fit_from"] == 2 and options["chunk"] == 50
+        assert options["positions"] == [2, 0] and options["fit_from"] == 2 and options["piece"] == 50
         assert options["sequences"] is None and result.provenance["seed"] == 5
         assert result.provenance["fingerprint"] == model.fingerprint
 
@@ -136,7 +136,6 @@ class TestOptions:
         [
             (dict(at="layer"), "unknown at 'layer'; allowed are output, layers; did you mean 'layers'"),
             (dict(of="hiden"), "did you mean 'hidden'"),
-            (dict(vectors="gauss"), "unknown vectors 'gauss'; allowed are signs, normal"),
             (dict(positions="first"), "positions is 'first'; allowed are last, all or a whole number, or several"),
             (dict(positions=[4]), "text 1 has no position 4: it has 3 tokens; allowed are -3 to 2"),
             (dict(positions=[]), "positions is"),
@@ -145,7 +144,7 @@ class TestOptions:
             (dict(probes=1), "probes is 1; allowed is a whole number from 2 on"),
             (dict(recent=0), "recent is 0"),
             (dict(fit_from=-1), "fit_from is -1; allowed is a whole number from 0 on"),
-            (dict(chunk=True), "chunk is True"),
+            (dict(piece=True), "piece is True"),
             (dict(recent=None), "recent is not given"),
             (dict(seed=-1), "seed is -1"),
             (dict(length=4), "give either texts"),

@@ -439,17 +439,17 @@ class TestBehaviour:
 class TestInputs:
     def test_random_tokens(self):
         model = example("mamba")
-        found = inputs_of(model, None, length=30, samples=3, seed=5)
+        found = inputs_of(model, None, length=30, sequences=3, seed=5)
         assert found.batch.input_ids.shape == (3, 30) and found.name == "3 random sequences of 30 tokens (seed 5)"
         assert found.batch.input_ids.unique().numel() > 50 and found.batch.input_ids.max() < 97
-        assert inputs_of(model, None, length=None, samples=1, seed=0).longest == DEFAULT_LENGTH
+        assert inputs_of(model, None, length=None, sequences=1, seed=0).longest == DEFAULT_LENGTH
         one, same = (stability(model, length=30, seed=5) for _ in range(2))
         assert one.norms.tolist() == same.norms.tolist() and not one.given
         assert one.norms.tolist() != stability(model, length=30, seed=6).norms.tolist()
 
     def test_special_tokens_are_not_drawn(self):
         model = ssmscope.load("demo/sst2-mamba2")
-        drawn = set(inputs_of(model, None, length=4000, samples=2, seed=0).batch.input_ids.flatten().tolist())
+        drawn = set(inputs_of(model, None, length=4000, sequences=2, seed=0).batch.input_ids.flatten().tolist())
         assert not drawn & set(model.tokenizer.all_special_ids) and len(drawn) > 1000
 
     def test_pixels(self):
@@ -461,7 +461,7 @@ class TestInputs:
         model = Model(SSMForSequenceClassification(config).eval(), None, "pixels")
         found = stability(model)
         assert found.longest == 13 and "random sequences of 13 tokens" in found.inputs
-        batch = inputs_of(model, None, length=6, samples=2, seed=0).batch
+        batch = inputs_of(model, None, length=6, sequences=2, seed=0).batch
         assert batch.values.shape == (2, 5, 3) and 0 <= batch.values.min() < 0.2 and 0.8 < batch.values.max() <= 1
 
     def test_texts(self):
@@ -490,7 +490,7 @@ class TestInputs:
         [
             (dict(length=1), "length is 1; allowed is a whole number from 2 on"),
             (dict(length="nine"), "length is 'nine'"),
-            (dict(samples=0), "samples is 0"),
+            (dict(sequences=0), "sequences is 0"),
             (dict(seed=-1), "seed is -1"),
             (dict(positions=0), "positions is 0"),
             (dict(positions=[5, 30], length=30), r"positions is \[5, 30\]; allowed are 0 to 29"),
@@ -575,9 +575,9 @@ def test_published_checkpoints(oracle):
 
 
 def test_estimates_of_one_text_have_no_interval():
-    found = stability(example("mamba"), length=20, samples=1)
+    found = stability(example("mamba"), length=20, sequences=1)
     assert isinstance(found[0].growth, Estimate) and math.isnan(found[0].growth.low)
-    assert not math.isnan(stability(example("mamba"), length=20, samples=2)[0].growth.low)
+    assert not math.isnan(stability(example("mamba"), length=20, sequences=2)[0].growth.low)
 
 
 @pytest.mark.parametrize(

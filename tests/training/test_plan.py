@@ -14,8 +14,8 @@ from ssmscope.zoo.training import train_model
 from ssmscope.zoo.training.options import RECIPES, SELECTIVE, defaults
 from ssmscope.zoo.training.plan import checked
 
-RECALL = "--task associative-recall --length 8 --vocabulary 4 --examples 40 --epochs 1 --no-progress".split()
-SIZES = "--width 8 --state 4 --head-width 8".split()
+RECALL = "--data associative-recall --length 8 --set vocabulary=4 --examples 40 --epochs 1 --no-progress".split()
+SIZES = "--set width=8 --set state=4 --set head_width=8".split()
 
 
 @pytest.fixture(autouse=True)
@@ -36,23 +36,33 @@ def settled(architecture: str, data: str, **given) -> dict:
     [
         (
             "diff-mamba",
-            [*SIZES, "--layers", "1", "--scope", "s6", "--no-normalize", "--lambda-form", "scalar"],
+            [
+                *SIZES,
+                "--set",
+                "layers=1",
+                "--set",
+                "scope=s6",
+                "--set",
+                "normalize=false",
+                "--set",
+                "lambda_form=scalar",
+            ],
             "diff-mamba",
             {"scope": "s6", "normalize": False, "lambda_form": "scalar"},
         ),
         (
             "groupmamba",
-            [*SIZES, "--k", "2", "--no-cross-attention"],
+            [*SIZES, "--set", "k=2", "--set", "cross_attention=false"],
             "groupmamba-mamba2",
             {"k": 2, "cross_attention": False},
         ),
         (
             "gfssm",
-            [*SIZES, "--layers", "1", "--state-groups", "2", "--fir-taps", "3", "--no-prompt"],
+            [*SIZES, "--set", "layers=1", "--set", "state_groups=2", "--set", "fir_taps=3", "--set", "prompt=false"],
             "gfssm",
             {"fir_taps": 3, "prompt": False},
         ),
-        ("selective", ["--width", "8", "--state", "4"], "selective-ssm", {"state_size": 4}),
+        ("selective", ["--set", "width=8", "--set", "state=4"], "selective-ssm", {"state_size": 4}),
     ],
 )
 def test_the_command_line_trains_the_papers_architectures(architecture, own, backbone, config, capsys) -> None:
@@ -73,7 +83,7 @@ def test_the_command_line_trains_the_papers_architectures(architecture, own, bac
 
 
 def test_a_model_of_one_kind_of_question_can_be_asked_as_it_says(capsys) -> None:
-    line = "train mamba2 --task needle --length 12 --examples 200 --epochs 1 --layers 1 --no-progress".split()
+    line = "train mamba2 --data needle --length 12 --examples 200 --epochs 1 --set layers=1 --no-progress".split()
     assert cli.run([*line, *SIZES]) == 0
     said = capsys.readouterr().out.split("try: analyze ")[1].split()
     assert said == ["retrieval", "runs/needle-mamba2", "--tasks", "needle", "--lengths", "0,500"]
@@ -83,7 +93,7 @@ def test_a_model_of_one_kind_of_question_can_be_asked_as_it_says(capsys) -> None
 
 def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
     Path("words.txt").write_text("a b c d\n" * 30)
-    options = ["--epochs", "1", "--length", "8", "--layers", "1", "--no-progress"]
+    options = ["--epochs", "1", "--length", "8", "--set", "layers=1", "--no-progress"]
     assert cli.run(["train", "mamba2", "--data", "words.txt", *SIZES, *options]) == 0
     assert "validation perplexity" in capsys.readouterr().out
     assert sorted(path.name for path in empty_folder.iterdir()) == ["runs", "words.txt"]
@@ -93,64 +103,67 @@ def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("mamba2 --task majority --k 2", "k does not apply to mamba2"),
-        ("mamba2 --task majority --scope s6", "scope does not apply to mamba2"),
-        ("mamba2 --task majority --spectral-abscissa 0.1", "spectral_abscissa does not apply to mamba2"),
-        ("gfssm --task majority --k 2", "k does not apply to gfssm on mamba2"),
-        ("selective --task majority --layers 2", "layers does not apply to selective"),
-        ("selective --task majority --decays spread", "decays does not apply to selective"),
-        ("gla --task majority --head-width 8", "head_width does not apply to gla"),
-        ("mamba2 --task sst2 --flipped 0.1", "flipped does not apply to sst2"),
-        ("mamba2 --task associative-recall --pairs 4", "pairs does not apply to associative-recall"),
-        ("mamba2 --task mqar --every-token", "every_token does not apply to mqar"),
-        ("mamba2 --task wikitext2 --every-token", "every_token does not apply to wikitext2"),
-        ("mamba2 --task sst2 --padding read", "padding does not apply to mamba2"),
-        ("selective --task majority --padding read", "padding does not apply to majority"),
-        ("mamba2 --task majority --start normal", "start does not apply to mamba2"),
-        ("selective --task majority --start authors", "start is 'authors'; choose one of scaled, normal"),
-        ("mamba2 --task majority --optimizer sgd", "optimizer is 'sgd'; choose one of adamw, adam"),
-        ("mamba2 --task sst2 --length 9", "length does not apply to sst2"),
-        ("mamba2 --task digits --examples 9", "examples does not apply to digits"),
-        ("mamba2 --task qa1 --unit byte", "unit does not apply to qa1"),
-        ("mamba2 --task fuzzy-recall --prompt-weight 1", "prompt_weight does not apply to fuzzy-recall"),
-        ("mamba2 --task majority --filler a.txt", "filler does not apply to majority"),
-        ("mamba2 --task majority --vocabulary 5", "vocabulary does not apply to majority"),
-        ("mamba2 --task majority --lowercase", "lowercase does not apply to majority"),
-        ("mamba2 --task majority --max-length 5", "max_length does not apply to majority"),
-        ("mamba2 --task majority --token-dropout 0.1", "token_dropout does not apply to majority"),
-        ("mamba2 --task digits --embedding-dropout 0.1", "embedding_dropout does not apply to digits"),
-        ("mamba2 --task qa1 --label-smoothing 0.1", "label_smoothing does not apply to qa1"),
-        ("mamba2 --task qa1 --spread-penalty 1", "spread_penalty does not apply to qa1"),
-        ("mamba2 --task majority --split train", "majority, which has its own splits"),
-        ("mamba2 --task qa1 --test x", "qa1, whose questions are generated"),
-        ("mamba2 --task majority --recipe experiment1", "the recipe 'experiment1' is the selective SSM's"),
-        ("selective --task majority --recipe experiment3", "unknown recipe 'experiment3'; choose one of experiment1"),
-        ("selective --task majority --recipe experiment3", "did you mean 'experiment"),
-        ("mamba2 --task asociative-recall", "did you mean 'associative-recall'"),
-        ("mamba2 --task qa6", "unknown data 'qa6'"),
-        ("mmaba2 --task majority", "did you mean 'mamba2'"),
-        ("selective --task digits", "the selective SSM reads tokens"),
-        ("rwkv --task majority --layers 1", "layers is 1; for this rwkv it must be at least 2"),
-        ("groupmamba --task majority --k 3 --layers 2", "layers is 2; for this groupmamba it must be at least 3"),
-        ("mamba2 --task majority --examples 4 --held-out 0.01", "held_out 0.01 of 4 examples leaves one of two"),
-        ("mamba2 --task associative-recall --examples 3 --held-out 0.9", "held_out 0.9 of 3 examples leaves one"),
-        ("mamba2 --task majority --share 0.0001", "a balanced share of 0.0001 needs 0 of class 'more zeros'"),
-        ("mamba2 --task majority --flipped 1.5", "flipped is 1.5; it must be from 0 to 1"),
-        ("mamba2 --task majority --share 0", "share is 0.0; it must be above 0"),
-        ("mamba2 --task associative-recall --vocabulary 1", "vocabulary is 1; it must be at least 2"),
-        ("mamba2 --task sst2 --vocabulary 7", "vocabulary is 7; it must be at least 8"),
-        ("mamba2 --task associative-recall --length 7", "length is 7; give an even number"),
-        ("mamba2 --task compression --length 1", "length is 1; allowed is a whole number from 2 on"),
-        ("diff-mamba --task majority --scope blok", "scope is 'blok'; choose one of block, s6"),
-        ("mamba2 --task absent.txt", "absent.txt could not be read"),
-        ("mamba2 --task listops --length 0", "length is 0"),
-        ("mamba2 --task text.txt --unit byte --vocabulary 300", "vocabulary does not apply to bytes"),
-        ("mamba2 --task text.txt --split train", "split 'train' was asked for, but file"),
-        ("mamba2 --task text.txt --length 100000", "held_out 0.1 of 1 examples leaves one of two parts empty"),
-        ("mamba2 --task majority --init-from demo/sst2-mamba2", "tokens, and majority has 2; init_from needs"),
-        ("mamba2 --task associative-recall --init-from demo/sst2-mamba2", "demo/sst2-mamba2 is a classifier"),
+        ("mamba2 --data majority --set k=2", "k does not apply to mamba2"),
+        ("mamba2 --data majority --set scope=s6", "scope does not apply to mamba2"),
+        ("mamba2 --data majority --set spectral_abscissa=0.1", "spectral_abscissa does not apply to mamba2"),
+        ("gfssm --data majority --set k=2", "k does not apply to gfssm on mamba2"),
+        ("selective --data majority --set layers=2", "layers does not apply to selective"),
+        ("selective --data majority --set decays=spread", "decays does not apply to selective"),
+        ("gla --data majority --set head_width=8", "head_width does not apply to gla"),
+        ("mamba2 --data sst2 --set flipped=0.1", "flipped does not apply to sst2"),
+        ("mamba2 --data associative-recall --set pairs=4", "pairs does not apply to associative-recall"),
+        ("mamba2 --data mqar --set every_token=true", "every_token does not apply to mqar"),
+        ("mamba2 --data wikitext2 --set every_token=true", "every_token does not apply to wikitext2"),
+        ("mamba2 --data sst2 --set padding=read", "padding does not apply to mamba2"),
+        ("selective --data majority --set padding=read", "padding does not apply to majority"),
+        ("mamba2 --data majority --set start=normal", "start does not apply to mamba2"),
+        ("selective --data majority --set start=authors", "start is 'authors'; choose one of scaled, normal"),
+        ("mamba2 --data majority --set optimizer=sgd", "optimizer is 'sgd'; choose one of adamw, adam"),
+        ("mamba2 --data sst2 --length 9", "length does not apply to sst2"),
+        ("mamba2 --data digits --examples 9", "examples does not apply to digits"),
+        ("mamba2 --data qa1 --unit byte", "unit does not apply to qa1"),
+        ("mamba2 --data fuzzy-recall --set prompt_weight=1", "prompt_weight does not apply to fuzzy-recall"),
+        ("mamba2 --data majority --filler a.txt", "filler does not apply to majority"),
+        ("mamba2 --data majority --set vocabulary=5", "vocabulary does not apply to majority"),
+        ("mamba2 --data majority --set lowercase=true", "lowercase does not apply to majority"),
+        ("mamba2 --data majority --set max_length=5", "max_length does not apply to majority"),
+        ("mamba2 --data majority --set token_dropout=0.1", "token_dropout does not apply to majority"),
+        ("mamba2 --data digits --set embedding_dropout=0.1", "embedding_dropout does not apply to digits"),
+        ("mamba2 --data qa1 --set label_smoothing=0.1", "label_smoothing does not apply to qa1"),
+        ("mamba2 --data qa1 --set spread_penalty=1", "spread_penalty does not apply to qa1"),
+        ("mamba2 --data majority --split train", "majority, which has its own splits"),
+        ("mamba2 --data qa1 --test x", "qa1, whose questions are generated"),
+        ("mamba2 --data majority --recipe experiment1", "the recipe 'experiment1' is the selective SSM's"),
+        ("selective --data majority --recipe experiment3", "unknown recipe 'experiment3'; choose one of experiment1"),
+        ("selective --data majority --recipe experiment3", "did you mean 'experiment"),
+        ("mamba2 --data asociative-recall", "did you mean 'associative-recall'"),
+        ("mamba2 --data qa6", "unknown data 'qa6'"),
+        ("mmaba2 --data majority", "did you mean 'mamba2'"),
+        ("selective --data digits", "the selective SSM reads tokens"),
+        ("rwkv --data majority --set layers=1", "layers is 1; for this rwkv it must be at least 2"),
         (
-            "selective --task majority --init-from demo/sst2-mamba2",
+            "groupmamba --data majority --set k=3 --set layers=2",
+            "layers is 2; for this groupmamba it must be at least 3",
+        ),
+        ("mamba2 --data majority --examples 4 --set held_out=0.01", "held_out 0.01 of 4 examples leaves one of two"),
+        ("mamba2 --data associative-recall --examples 3 --set held_out=0.9", "held_out 0.9 of 3 examples leaves one"),
+        ("mamba2 --data majority --set share=0.0001", "a balanced share of 0.0001 needs 0 of class 'more zeros'"),
+        ("mamba2 --data majority --set flipped=1.5", "flipped is 1.5; it must be from 0 to 1"),
+        ("mamba2 --data majority --set share=0", "share is 0.0; it must be above 0"),
+        ("mamba2 --data associative-recall --set vocabulary=1", "vocabulary is 1; it must be at least 2"),
+        ("mamba2 --data sst2 --set vocabulary=7", "vocabulary is 7; it must be at least 8"),
+        ("mamba2 --data associative-recall --length 7", "length is 7; give an even number"),
+        ("mamba2 --data compression --length 1", "length is 1; allowed is a whole number from 2 on"),
+        ("diff-mamba --data majority --set scope=blok", "scope is 'blok'; choose one of block, s6"),
+        ("mamba2 --data absent.txt", "absent.txt could not be read"),
+        ("mamba2 --data listops --length 0", "length is 0"),
+        ("mamba2 --data text.txt --unit byte --set vocabulary=300", "vocabulary does not apply to bytes"),
+        ("mamba2 --data text.txt --split train", "split 'train' was asked for, but file"),
+        ("mamba2 --data text.txt --length 100000", "held_out 0.1 of 1 examples leaves one of two parts empty"),
+        ("mamba2 --data majority --init-from demo/sst2-mamba2", "tokens, and majority has 2; init_from needs"),
+        ("mamba2 --data associative-recall --init-from demo/sst2-mamba2", "demo/sst2-mamba2 is a classifier"),
+        (
+            "selective --data majority --init-from demo/sst2-mamba2",
             "is not a classifier with a selective SSM",
         ),
     ],
