@@ -46,13 +46,13 @@ def test_what_counts_as_the_same_depends_on_the_dtype(monkeypatch: pytest.Monkey
     batch = model.encode(ids=[[5, 17, 3, 9], [5, 17, 4, 9, 8]])
     found = effect_of(model, batch, layers="all")
     assert seen == [same] * model.num_layers + [SAME]  # the head's input is in float32 at least
-    assert found.pairs.tolist() == [[0, 0], [1, 1], [3, 3]] and found.before.changed.tolist() == [
+    assert found.pairs.tolist() == [[0, 0], [1, 1], [3, 3]] and found.clean.changed.tolist() == [
         False,
         False,
         True,
         False,
     ]
-    assert found.after.changed.tolist() == [False, False, True, False, True]
+    assert found.corrupted.changed.tolist() == [False, False, True, False, True]
     answers = [
         model.logits(model.encode(ids=[ids]))[0, -1].double().softmax(-1) for ids in ([5, 17, 3, 9], [5, 17, 4, 9, 8])
     ]
@@ -62,4 +62,4 @@ def test_what_counts_as_the_same_depends_on_the_dtype(monkeypatch: pytest.Monkey
 def test_padding_is_no_token_of_a_text() -> None:
     model = Model(random_example("mamba2").eval(), None, "m")
     found = effect_of(model, model.encode(ids=[[5, 17, 3], [5, 17, 4, 0]]))
-    assert found.pairs.tolist() == [[0, 0], [1, 1]] and found.after.changed.tolist() == [False, False, True, True]
+    assert found.pairs.tolist() == [[0, 0], [1, 1]] and found.corrupted.changed.tolist() == [False, False, True, True]

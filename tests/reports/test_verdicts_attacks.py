@@ -202,7 +202,7 @@ class TestEffect:
             "answer", "change", "p kept", "final states alike, layer 0", "final states alike, layer 3",
         )  # fmt: skip
         assert shown(table) == [("a", "positive 0.9 → negative 0.6", "2 tokens changed", "0.4000", "0.5000", "−0.2500")]
-        assert table.note == "Alike: the cosine of the states before and after the change."
+        assert table.note == "Alike: the cosine of the final states of the clean and the corrupted text."
 
 
 class TestPoison:
