@@ -29,27 +29,27 @@ import verdicts
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = (0, 1, 2)
-RECIPE = "--data cifar10 --epochs {epochs} --learning-rate 2e-3 --precision tf32"
-SOFT = "--samples soft --tau 1 --prior-from 0.9"
+RECIPE = "--data cifar10 --epochs {epochs} --set learning_rate=2e-3 --set precision=tf32"
+SOFT = "--set samples=soft --set tau=1 --set prior_from=0.9"
 ARMS = {
     "mamba2": "mamba2",
     "mamba": "mamba",
     "gla": "gla",
     "rwkv": "rwkv",
-    "baleen-e": "baleen-e --beta 0.005",
-    "baleen-e-0": "baleen-e --beta 0",
-    "baleen-e-small": "baleen-e --beta 0.0005",
-    "baleen-e-large": "baleen-e --beta 0.05",
-    "baleen-e-paper": "baleen-e --beta 0.5",
-    "baleen-e-printed": "baleen-e --beta 0.005 --kl printed",
-    "baleen-e-head": "baleen-e --beta 0.005 --prior-per head",
-    "baleen-b": "baleen-b --beta 0.01",
-    "baleen-b-0": "baleen-b --beta 0",
-    "baleen-b-sum": "baleen-b --beta 0.01 --kl-over sum",
-    "baleen-b-soft": f"baleen-b --beta 0.01 {SOFT}",
-    "baleen-b-soft-0": "baleen-b --beta 0 --samples soft --tau 1",
-    "baleen-b-soft-1": f"baleen-b --beta 1 {SOFT}",
-    "baleen-b-soft-sum": f"baleen-b --beta 0.01 {SOFT} --kl-over sum",
+    "baleen-e": "baleen-e --set beta=0.005",
+    "baleen-e-0": "baleen-e --set beta=0",
+    "baleen-e-small": "baleen-e --set beta=0.0005",
+    "baleen-e-large": "baleen-e --set beta=0.05",
+    "baleen-e-paper": "baleen-e --set beta=0.5",
+    "baleen-e-printed": "baleen-e --set beta=0.005 --set kl=printed",
+    "baleen-e-head": "baleen-e --set beta=0.005 --set prior_per=head",
+    "baleen-b": "baleen-b --set beta=0.01",
+    "baleen-b-0": "baleen-b --set beta=0",
+    "baleen-b-sum": "baleen-b --set beta=0.01 --set kl_over=sum",
+    "baleen-b-soft": f"baleen-b --set beta=0.01 {SOFT}",
+    "baleen-b-soft-0": "baleen-b --set beta=0 --set samples=soft --set tau=1",
+    "baleen-b-soft-1": f"baleen-b --set beta=1 {SOFT}",
+    "baleen-b-soft-sum": f"baleen-b --set beta=0.01 {SOFT} --set kl_over=sum",
 }
 SHOWN = {
     "mamba2": "Mamba-2",
@@ -82,15 +82,12 @@ def chosen() -> list[str]:
 
 
 def beta(arm: str) -> float:
-    words = ARMS[arm].split()
-    return float(words[words.index("--beta") + 1])
+    return float(ARMS[arm].partition("beta=")[2].split()[0])
 
 
 def control(arm: str) -> str:
     """Return the same arm without the KL: β = 0."""
-    words = ARMS[arm].split()
-    soft = "--samples" in words
-    return f"{words[0]}{'-soft' if soft else ''}-0"
+    return f"{ARMS[arm].split()[0]}{'-soft' if 'samples=' in ARMS[arm] else ''}-0"
 
 
 def command(arm: str, seed: int, epochs: int) -> str:

@@ -44,12 +44,12 @@ SEEDS = (0, 1, 2)
 """Seeds with which the grid was run, β was chosen and the tables of three seeds are made."""
 NEW_SEEDS = (3, 4, 5, 6, 7)
 """Seeds of SST-2 and Rotten Tomatoes alone, run after the choice, on which verdicts rest."""
-SIZES = "--layers 2 --width 48 --vocabulary 5000 --subword-dropout 0.1"
+SIZES = "--set layers=2 --set width=48 --set vocabulary=5000 --set subword_dropout=0.1"
 RECIPES = {
     "sst2": "--data sst2 --epochs 16",
     "rotten_tomatoes": "--data rotten_tomatoes --epochs 16",
     "snli": "--data snli --split validation --epochs 16",
-    "imdb": "--data imdb --share 0.4 --max-length 400 --epochs 6 --batch-size 64",
+    "imdb": "--data imdb --set share=0.4 --set max_length=400 --epochs 6 --set batch_size=64",
     **{f"planted-{task}": f"--data planted-{task}" for task in ("words", "recall", "xor", "position")},
 }
 TEXTS = tuple(data for data in RECIPES if not data.startswith("planted"))
@@ -64,12 +64,16 @@ BERNOULLI = ("0.01", "0.1", "1")
 """β of Baleen-B."""
 ARMS = {
     "mamba2": "mamba2",
-    "baleen-e β=0": "baleen-e --beta 0",
-    **{f"baleen-e {form} β={beta}": f"baleen-e --beta {beta} --kl {form}" for form in BETAS for beta in BETAS[form]},
+    "baleen-e β=0": "baleen-e --set beta=0",
+    **{
+        f"baleen-e {form} β={beta}": f"baleen-e --set beta={beta} --set kl={form}"
+        for form in BETAS
+        for beta in BETAS[form]
+    },
     "mamba2 warm": "mamba2 --init-from",
-    **{f"baleen-e true β={beta} warm": f"baleen-e --beta {beta} --kl true --init-from" for beta in WARM},
-    **{f"baleen-b β={beta}": f"baleen-b --beta {beta}" for beta in ("0", *BERNOULLI)},
-    "baleen-b β=0.01 warm": "baleen-b --beta 0.01 --init-from",
+    **{f"baleen-e true β={beta} warm": f"baleen-e --set beta={beta} --set kl=true --init-from" for beta in WARM},
+    **{f"baleen-b β={beta}": f"baleen-b --set beta={beta}" for beta in ("0", *BERNOULLI)},
+    "baleen-b β=0.01 warm": "baleen-b --set beta=0.01 --init-from",
 }
 PLANTED_ARM = "baleen-e true β=0.001 warm"
 """Baleen-E of the planted tasks' table."""

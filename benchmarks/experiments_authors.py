@@ -16,8 +16,8 @@ last, smaller batch counts; sizes, batches and epochs are in their names. The le
 - small steps: as authors, of the first seeds from 5 on whose mean step Δ over the vocabulary is below 1.4
   (`train --small-steps`: reviews of 350 tokens from s_A = 0.1).
 
-A run is that of `analyze train selective --optimizer adam --weight-decay 1e-5 --held-out 0` with `--start normal` and
-`--padding read` in the arm authors, but all seeds and arms of one length are trained together, one stack of tensors:
+A run is that of `analyze train selective` with `--set optimizer=adam`, `weight_decay=1e-5` and `held_out=0`, and with
+`start=normal` and `padding=read` in the arm authors, but all seeds and arms of one length are trained in one stack:
 only the last state is read, and it is a sum over tokens. A test compares a stack with `analyze train`. Their tokenizer
 of reviews is BERT's, with 30,522 tokens; here it is one of byte pairs with as many, trained on the reviews. A line of
 benchmarks/results/experiments-authors.jsonl is a run, and a run that has one is left out.

@@ -26,13 +26,13 @@ import verdicts
 
 RESULTS = Path(__file__).parent / "results" / "gfssm.jsonl"
 SEEDS = (0, 1, 2)
-RECIPE = "--data wikitext2 --split validation --epochs 15 --embedding-dropout 0.3"
+RECIPE = "--data wikitext2 --split validation --epochs 15 --set embedding_dropout=0.3"
 ARMS = {
     "mamba2": "mamba2",
-    "gfssm": "gfssm --state-groups 2 --fir-taps 4",
-    "gfssm-one-group": "gfssm --state-groups 1 --fir-taps 4",
-    "gfssm-without-filter": "gfssm --state-groups 2 --fir-taps 1",
-    "gfssm-without-sink": "gfssm --state-groups 2 --fir-taps 4 --no-prompt",
+    "gfssm": "gfssm --set state_groups=2 --set fir_taps=4",
+    "gfssm-one-group": "gfssm --set state_groups=1 --set fir_taps=4",
+    "gfssm-without-filter": "gfssm --set state_groups=2 --set fir_taps=1",
+    "gfssm-without-sink": "gfssm --set state_groups=2 --set fir_taps=4 --set prompt=false",
 }
 MARGIN = 0.05
 """In nats, set after these runs."""

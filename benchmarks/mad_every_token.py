@@ -33,14 +33,14 @@ TASKS = ("fuzzy-recall", "noisy-recall")
 MODELS = {
     "mamba2": "mamba2",
     "diff-mamba": "diff-mamba",
-    "groupmamba": "groupmamba --k 2",
-    "gfssm": "gfssm --state-groups 2 --fir-taps 4",
-    "diff-s6": "diff-mamba --scope s6",
+    "groupmamba": "groupmamba --set k=2",
+    "gfssm": "gfssm --set state_groups=2 --set fir_taps=4",
+    "diff-s6": "diff-mamba --set scope=s6",
 }
 STAGES = (("mamba2", "diff-mamba"), ("groupmamba", "gfssm", "diff-s6"))
 """Models whose grid and new seeds are run before the next ones'."""
 RATES, DECAYS, GRID_SEEDS, FIRST = ("1e-4", "5e-4", "1e-3"), ("0", "0.1"), (0, 1), 10
-SIZES = "--every-token --layers 4 --width 128 --epochs 30 --batch-size 128"
+SIZES = "--set every_token=true --set layers=4 --set width=128 --epochs 30 --set batch_size=128"
 RESULTS = Path(__file__).parent / "results" / "mad-every-token.jsonl"
 
 Setting = tuple[str, str]
@@ -84,10 +84,10 @@ def _run(wanted: list[tuple[str, str, Setting, int]], arguments: argparse.Namesp
     known, jobs = set(results()), []
     for task, model, setting, seed in wanted:
         run = name(task, model, setting, seed)
-        options = f"--learning-rate {setting[0]} --weight-decay {setting[1]} --seed {seed}"
+        options = f"--set learning_rate={setting[0]} --set weight_decay={setting[1]} --seed {seed}"
         fused = " --compile" if arguments.gpus else ""
         out = arguments.out / run
-        command = f"train {MODELS[model]} --task {task} {SIZES} {options}{fused}{arguments.extra}"
+        command = f"train {MODELS[model]} --data {task} {SIZES} {options}{fused}{arguments.extra}"
         words = ["-m", "ssmscope", *shlex.split(command), "--out", str(out)]
         done, ended = partial(known.__contains__, run), partial(_keep, run, out)
         jobs.append(running.Job(run, [words], arguments.out / f"{run}.log", done, ended=ended))

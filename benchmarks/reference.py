@@ -33,30 +33,30 @@ CIFAR = ("mamba2", "baleen-e", "baleen-b", "mamba", "gla", "rwkv")
 COMPARED = ("mamba2", "diff-mamba")
 QUESTIONED = {
     "mamba2": "mamba2",
-    "hybrid": "diff-mamba --differential-layers hybrid",
+    "hybrid": "diff-mamba --set differential_layers=hybrid",
     "diff-mamba": "diff-mamba",
 }
 ABLATED = {
-    "diff-s6": "diff-mamba --scope s6",
-    "diff-mamba-hybrid": "diff-mamba --differential-layers hybrid",
-    "diff-mamba-without-norm": "diff-mamba --no-normalize",
-    "diff-mamba-scalar": "diff-mamba --lambda-form scalar",
-    "diff-s6-without-norm": "diff-mamba --scope s6 --no-normalize",
-    "diff-s6-scalar": "diff-mamba --scope s6 --lambda-form scalar",
-    "diff-s6-scalar-without-norm": "diff-mamba --scope s6 --lambda-form scalar --no-normalize",
-    "diff-mamba-scalar-without-norm": "diff-mamba --lambda-form scalar --no-normalize",
-    "diff-mamba-exponential": "diff-mamba --lambda-form exponential",
+    "diff-s6": "diff-mamba --set scope=s6",
+    "diff-mamba-hybrid": "diff-mamba --set differential_layers=hybrid",
+    "diff-mamba-without-norm": "diff-mamba --set normalize=false",
+    "diff-mamba-scalar": "diff-mamba --set lambda_form=scalar",
+    "diff-s6-without-norm": "diff-mamba --set scope=s6 --set normalize=false",
+    "diff-s6-scalar": "diff-mamba --set scope=s6 --set lambda_form=scalar",
+    "diff-s6-scalar-without-norm": "diff-mamba --set scope=s6 --set lambda_form=scalar --set normalize=false",
+    "diff-mamba-scalar-without-norm": "diff-mamba --set lambda_form=scalar --set normalize=false",
+    "diff-mamba-exponential": "diff-mamba --set lambda_form=exponential",
 }
 """Differential Mamba's Table 2."""
 MAD = {
     **{name: name for name in COMPARED},
     **ABLATED,
-    "gfssm": "gfssm --state-groups 2 --fir-taps 4",
-    "gfssm-one-group": "gfssm --state-groups 1 --fir-taps 4",
-    "gfssm-without-filter": "gfssm --state-groups 2 --fir-taps 1",
-    "gfssm-without-sink": "gfssm --state-groups 2 --fir-taps 4 --no-prompt",
-    **{f"groupmamba-k{k}": f"groupmamba --k {k}" for k in (2, 4)},
-    **{f"groupmamba-k{k}-averaged": f"groupmamba --k {k} --no-cross-attention" for k in (2, 4)},
+    "gfssm": "gfssm --set state_groups=2 --set fir_taps=4",
+    "gfssm-one-group": "gfssm --set state_groups=1 --set fir_taps=4",
+    "gfssm-without-filter": "gfssm --set state_groups=2 --set fir_taps=1",
+    "gfssm-without-sink": "gfssm --set state_groups=2 --set fir_taps=4 --set prompt=false",
+    **{f"groupmamba-k{k}": f"groupmamba --set k={k}" for k in (2, 4)},
+    **{f"groupmamba-k{k}-averaged": f"groupmamba --set k={k} --set cross_attention=false" for k in (2, 4)},
 }
 GROUPED = {"mamba2": "mamba2", **{name: model for name, model in MAD.items() if name.startswith("groupmamba")}}
 """GroupMamba's Tables 3 and 4: k by cross-attention, beside the base."""
@@ -72,7 +72,7 @@ PROMPTS = RESULTS.with_name("prompts.jsonl")
 ATTACKS = ("stresstest", "checklist", "deepwordbug", "textbugger")
 """Those of Baleen's Table 4."""
 WAYS = {"ours": "", "promptbench": " --as-promptbench"}
-PROMPTED = {"mamba2": "mamba2", "baleen-e": "baleen-e --beta 0.005", "baleen-b": "baleen-b --beta 0.01"}
+PROMPTED = {"mamba2": "mamba2", "baleen-e": "baleen-e --set beta=0.005", "baleen-b": "baleen-b --set beta=0.01"}
 """Trained further from one Mamba-2 for as long."""
 BASE = "instruct-base-"
 
@@ -86,25 +86,25 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
             for name in CIFAR if seed == 0 else CIFAR[:3]:
                 found[f"cifar10-{name}-{seed}"] = f"{name} --data cifar10 --epochs 50{fused} --seed {seed}"
     if "mad" in sets:
-        sizes = "--layers 4 --width 128 --epochs 30 --batch-size 128 --learning-rate 1e-3"
+        sizes = "--set layers=4 --set width=128 --epochs 30 --set batch_size=128 --set learning_rate=1e-3"
         for task in TASKS:
             for seed in SEEDS:
                 for name, model in MAD.items():
                     if name not in ABLATED or task in TASKS[:2]:
-                        found[f"{task}-{name}-{seed}"] = f"{model} --task {task} {sizes}{fused} --seed {seed}"
+                        found[f"{task}-{name}-{seed}"] = f"{model} --data {task} {sizes}{fused} --seed {seed}"
     if "wikitext2" in sets:
         for seed in SEEDS:
             for name in COMPARED:
-                options = f"--split validation --epochs 15 --embedding-dropout 0.3 --seed {seed}"
+                options = f"--split validation --epochs 15 --set embedding_dropout=0.3 --seed {seed}"
                 found[f"wikitext2-{name}-{seed}"] = f"{name} --data wikitext2 {options}"
     if "books" in sets:
         for name, model in BOOKS.items():
             for seed in SEEDS:
-                options = f"--epochs 4 --precision tf32{fused} --seed {seed}"
+                options = f"--epochs 4 --set precision=tf32{fused} --seed {seed}"
                 found[f"books-{name}-{seed}"] = f"{model} --data books {options}"
     if "babi" in sets:
-        sizes = "--width 96 --layers 6 --state 32 --head-width 32 --tied --vocabulary 4000"
-        recipe = "--prompt-weight 0.2 --epochs 16 --batch-size 128 --saved-as bfloat16"
+        sizes = "--set width=96 --set layers=6 --set state=32 --set head_width=32 --set tied=true --set vocabulary=4000"
+        recipe = "--set prompt_weight=0.2 --epochs 16 --set batch_size=128 --set saved_as=bfloat16"
         for seed in SEEDS:
             for name, model in QUESTIONED.items():
                 options = f"--length 1000 --filler wikitext2 {sizes} {recipe} --seed {seed}"
@@ -114,7 +114,9 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
             base = f"{BASE}{seed}"
             found[base] = f"mamba2 --data instruct --seed {seed}"
             for name, model in PROMPTED.items():
-                further = f"--init-from {shlex.quote(str(out / base))} --epochs 6 --learning-rate 2e-3 --seed {seed}"
+                further = (
+                    f"--init-from {shlex.quote(str(out / base))} --epochs 6 --set learning_rate=2e-3 --seed {seed}"
+                )
                 found[f"instruct-{name}-{seed}"] = f"{model} --data instruct {further}"
     return found
 

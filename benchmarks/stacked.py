@@ -1,5 +1,5 @@
 """Selective SSMs of one shape trained together in one stack of tensors, each as `analyze train selective` with
-`--optimizer adam` trains it. Only the last state is read, and it is a sum over tokens: no scan is needed."""
+`--set optimizer=adam` trains it. Only the last state is read, and it is a sum over tokens: no scan is needed."""
 
 from __future__ import annotations
 

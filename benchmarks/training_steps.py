@@ -45,7 +45,7 @@ class Timed(Fit):
 
 
 def settled(architecture: str, data: str) -> dict[str, Any]:
-    """The options of a recipe, as `--compile --precision tf32` has them."""
+    """The options of a recipe, as `--compile --set precision=tf32` has them."""
     given = {name: parameter.default for name, parameter in inspect.signature(train_model).parameters.items()}
     given |= {"architecture": architecture, "data": data, "out": Path(), "batch_size": BATCH}
     return checked(given | {"precision": "tf32", "compile": True})

@@ -131,6 +131,7 @@ def _described(typed: str, command: Any, level: str) -> Iterator[str]:
     yield f"{level} Arguments and options"
     rows = "\n".join(_row(parameter) for parameter in command.params)
     yield f"| | meaning | default |\n|---|---|---|\n{rows}"
+    yield _escaped(command.epilog or "")
     functions = list(_functions(command.callback))
     if functions:
         yield f"{level} In Python"

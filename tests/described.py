@@ -62,7 +62,10 @@ def whole(result: Result, *more: pd.DataFrame | Table, picture: bool = False) ->
         yield "" if isinstance(table, pd.DataFrame) else "compared"
         yield from in_lines(table)
     if picture:
-        yield from of_figure(result.figure())
+        drawn = result.figure()
+        title = " ".join(said(drawn).partition(" | ")[0].split())
+        assert title.partition("…")[0] in " ".join(result.headline.split()), "the picture's title is the headline"
+        yield from of_figure(drawn)
 
 
 def briefly(result: Result) -> Iterator[str]:

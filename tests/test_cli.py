@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from warm import TRANSFORMERS
 from ssmscope import cli, errors
 from ssmscope.api import analyses as registry
 from ssmscope.api.signatures import options_of
+from ssmscope.cli.command import command_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -103,6 +104,10 @@ class TestUsage:
             (["patch", "m", "--counterfactual", "a"], "no option --counterfactual; did you mean '--corrupted'?"),
             (["saliency", "m"], "did you mean 'explain'?"),
             (["--verson"], "did you mean '--version'?"),
+            (["train", "mamba", "--data", "d", "--width", "8"], "no option --width; it is a setting: --set width=…"),
+            (["train", "mamba", "--data", "d", "--set", "wdth=8"], "did you mean 'width'"),
+            (["train", "mamba", "--data", "d", "--set", "width"], "--set 'width': write NAME=VALUE"),
+            (["poison", "m", "--set", "beam=1", "--set", "beam=2"], "--set beam is given twice; give it once"),
             (["heatmap", "m", "--text", "a", "--top", "many"], "top is 'many'; allowed is a whole number"),
             (["heatmap", "m", "--text", "a", "--max-tokens", "1e3"], "max_tokens is '1e3'; allowed is a whole number"),
             (["heatmap", "m", "--text", "a", "--max-tokens", "0"], "max_tokens is 0; allowed is"),
@@ -150,6 +155,17 @@ class TestModel:
         assert "did you mean 'demo/sst2-mamba" in rejected("demo/sst2-mmaba")
 
 
+def test_a_command_line_has_few_names_of_options() -> None:
+    def walk(command: typing.Any) -> Iterator[str]:
+        for each in command.params:
+            yield from (name for name in each.opts if name.startswith("--"))
+        for inner in getattr(command, "commands", {}).values():
+            yield from walk(inner)
+
+    names = set(walk(command_of(cli.app)))
+    assert {"--text", "--set", "--compile"} <= names and len(names) <= 180
+
+
 class TestTrain:
     @pytest.fixture
     def reviews(self, tmp_path: Path) -> Path:
@@ -159,8 +175,8 @@ class TestTrain:
         return file
 
     def options(self, file: Path, out: Path) -> list[object]:
-        sizes = ["--vocabulary", 40, "--width", 8, "--head-width", 8, "--state", 4, "--epochs", 2, "--no-progress"]
-        return ["--data", file, "--out", out, *sizes]
+        sizes = "--set vocabulary=40 --set width=8 --set head-width=8 --set state=4 --epochs 2 --no-progress"
+        return ["--data", file, "--out", out, *sizes.split()]
 
     def test_the_model_can_be_used(self, analyze: Answer, reviews: Path, tmp_path: Path) -> None:
         out = tmp_path / "model"
@@ -176,10 +192,13 @@ class TestTrain:
         train = next(each.callback for each in cli.app.registered_commands if each.callback.__name__ == "train")
         ours, declared = inspect.signature(train).parameters, options_of(train_model, without=("command",))
         theirs = inspect.signature(train_model).parameters
-        assert set(ours) - set(theirs) == {"json"} and set(theirs) - set(ours) == {"command"}
+        settings = train_model.verb.settings
+        assert set(ours) - set(theirs) == {"json", "set"}
+        assert set(theirs) - set(ours) == {"command", *settings} and {"width", "beta", "dropout"} <= settings
         asked_for = {name for name in ours if ours[name].default is inspect.Parameter.empty}
         assert asked_for == {"architecture", "data"} and ours["out"].default is None  # then it is runs/NAME-ARCH
-        for name, option in declared.items():
+        for name in declared.keys() - settings:
+            option = declared[name]
             assert option.read(ours[name].default) == theirs[name].default, name
         described = [typing.get_args(ours[name].annotation)[1].help for name in theirs if name in ours]
         assert all(described)
@@ -190,13 +209,13 @@ class TestTrain:
         assert "sst2" in refusal("train", "mamba", "--data", "sst3", "--out", out)
         assert "missing option '--data'" in refusal("train", "mamba", "--out", out)
         assert "width is 'wide'; allowed is a whole number" in refusal(
-            "train", "mamba", "--data", reviews, "--out", out, "--width", "wide"
+            "train", "mamba", "--data", reviews, "--out", out, "--set", "width=wide"
         )
         assert "beta is 'x'; allowed is a number" in refusal(
-            "train", "mamba", "--data", "d", "--out", out, "--beta", "x"
+            "train", "mamba", "--data", "d", "--out", out, "--set", "beta=x"
         )
         assert "is a file" in refusal("train", "mamba", "--data", reviews, "--out", reviews)
-        assert "learning" in refusal("train", "mamba", "--data", reviews, "--out", out, "--learning-rate", "-1")
+        assert "learning" in refusal("train", "mamba", "--data", reviews, "--out", out, "--set", "learning_rate=-1")
 
     def test_an_interruption_says_how_to_go_on(
         self, analyze: Answer, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ from ssmscope.probes.lens.result import LensFit  # noqa: E402
 from ssmscope.zoo.documents import word_tokenizer  # noqa: E402
 
 LINES = [text for task in ("qa1", "qa2", "qa5") for text in questions(task, length=60, examples=40).texts]
-QUICK = ("--steps", 12, "--batch-tokens", 300, "--look-every", 4, "--length", 24, "--held-out", 0.3)
+QUICK = ("--steps", 12, "--set", "batch_tokens=300", "--set", "look_every=4", "--length", 24, "--set", "held_out=0.3")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,10 @@ class TestFit:
             (["mamba2"], "no data; give --data, one of wikitext2, books, or a file"),
             (["mamba2", "--data", "wikitext"], "unknown text 'wikitext'; give wikitext2"),
             (["bare", "--data", "text.txt"], "bare has no tokenizer to read"),
-            (["mamba2", "--data", "text.txt", "--optimizer", "sdg"], "unknown optimizer 'sdg'; allowed are sgd, adam"),
+            (
+                ["mamba2", "--data", "text.txt", "--set", "optimizer=sdg"],
+                "unknown optimizer 'sdg'; allowed are sgd, adam",
+            ),
             (["mamba2", "--data", "text.txt", "--steps", "0"], "steps is 0; allowed is a whole number from 1"),
             (["mamba2", "--data", "text.txt", "--clip", "x"], "clip is 'x'; allowed is a number above 0"),
             (["mamba2", "--data", "text.txt", "--length", "0"], "length is 0; allowed is a whole number from 1 to"),
@@ -123,7 +126,7 @@ class TestFit:
             call.run()
 
     def test_figures_that_could_not_be_written_are_added(self, folder, tmp_path, monkeypatch):
-        given = dict(zip(("steps", "batch_tokens", "look_every", "length", "held_out"), QUICK[1::2]))
+        given = {"steps": 12, "batch_tokens": 300, "look_every": 4, "length": 24, "held_out": 0.3}
         call = Call.of("lens fit", [str(folder / "mamba2")], {"data": str(folder / "text.txt"), **given})
 
         def full(*given, **options):

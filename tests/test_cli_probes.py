@@ -144,7 +144,7 @@ class TestTable:
 
     def test_what_cannot_be_is_refused(self, refusal: Callable[..., str], models: Path, tmp_path: Path) -> None:
         files = [models / "sweep" / name for name in ("a.pth", "b.pth")]
-        for option in ("--text", "--samples", "--tokenizer", "--device"):
+        for option in ("--text", "--sequences", "--tokenizer", "--device"):
             assert f"no option {option}" in refusal("checkpoints", *files, option, 3)
         assert "3 lengths were given for 2 checkpoints" in refusal("checkpoints", *files, "--length", "5,6,7")
         assert "examples is 0" in refusal("checkpoints", *files, "--examples", 0)

@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def plan(model: str, tmp_path: Path) -> str:
     file = tmp_path / "mine.yaml"
-    items = [{"heatmap": {"text": "$text"}}, {"stability": {"length": 9, "samples": 1}}]
+    items = [{"heatmap": {"text": "$text"}}, {"stability": {"length": 9, "sequences": 1}}]
     file.write_text(yaml.safe_dump({"variables": {"text": TEXT}, "models": [model], "analyses": items}))
     return str(file)
 

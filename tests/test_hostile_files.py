@@ -24,7 +24,19 @@ CLASSIFIER, PROMPTED, ASKED, PIXELS = (
 TEXT = ("--text", "a good film")
 LABELLED = ("--limit", "2")
 TOWARD = ("--toward", "a good film", "--away", "a bad film")
-POISON = ("--data", "fine", "--length", "1", "--sweeps", "1", "--candidates", "1", "--draws", "1", "--no-progress")
+POISON = (
+    "--data",
+    "fine",
+    "--length",
+    "1",
+    "--set",
+    "sweeps=1",
+    "--set",
+    "candidates=1",
+    "--set",
+    "draws=1",
+    "--no-progress",
+)
 VERB_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "heatmap": (CLASSIFIER, *TEXT),
     "attention": (CLASSIFIER, *TEXT),
@@ -42,9 +54,9 @@ VERB_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "loss": (PROMPTED, "--length", "4", "--limit", "1", "--smooth", "1", "--no-progress"),
     "stability": (CLASSIFIER,),
     "influence": (CLASSIFIER, "--no-exact"),
-    "train": ("mamba2", "--epochs", "1", "--width", "8", "--layers", "1", "--state", "4", "--no-progress"),
+    "train": ("mamba2", "--epochs", "1", "--set", "width=8", "--set", "layers=1", "--set", "state=4", "--no-progress"),
     "steer": (CLASSIFIER, *TEXT, "--limit", "2", "--random", "1", "--strengths", "1"),
-    "lens fit": (PROMPTED, "--steps", "1", "--length", "4", "--batch-tokens", "8"),
+    "lens fit": (PROMPTED, "--steps", "1", "--length", "4", "--set", "batch_tokens=8"),
     "lens show": (PROMPTED, *TEXT),
     "parity": (PROMPTED,),
     "precision": (PROMPTED, "--length", "4", "--limit", "1", "--state", "int8"),

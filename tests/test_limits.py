@@ -20,13 +20,13 @@ LENS = (PROMPTED, "--data", "TEXT", "--length", "10")
 UNBOUNDED = [
     ("overflow", LABELLED, "--lengths", "99999999", "lengths is 99,999,999; allowed are up to 131,072"),
     ("overflow", LABELLED, "--lengths", HUGE, "allowed are up to"),
-    ("poison", LABELLED, "--candidates", HUGE, "candidates is"),
+    ("poison", LABELLED, "--set", f"candidates={HUGE}", "candidates is"),
     ("insertion", LABELLED, "--places", "3000000", "places is 3,000,000; allowed are up to 10,000"),
     ("fidelity", LABELLED, "--steps", "3000000", "steps is 3000000; allowed is a whole number from 1 to 10,000"),
     ("fidelity", LABELLED, "--random-rankings", HUGE, "random_rankings is"),
     ("fidelity", LABELLED, "--batch-size", HUGE, "batch_size is"),
     ("position", LABELLED, "--batch-size", HUGE, "batch_size is"),
-    ("words", (*LABELLED, "--recipe", "hotflip"), "--beam", HUGE, "beam is"),
+    ("words", (*LABELLED, "--recipe", "hotflip"), "--set", f"beam={HUGE}", "beam is"),
     ("snr", (ASKED, "--tasks", "qa1"), "--lengths", "3000000", "allowed is a whole number from 0 to 131,072"),
     ("snr", (ASKED, "--tasks", "qa1", "--lengths", "10"), "--examples", "3000000", "would make 90,000,000 words"),
     ("snr", (ASKED, "--tasks", "qa1", "--lengths", "0"), "--examples", HUGE, "examples is"),
@@ -44,29 +44,36 @@ UNBOUNDED = [
     (
         "stability",
         (CLASSIFIER,),
-        "--samples",
+        "--sequences",
         HUGE,
         "tokens; allowed are up to 4,194,304: ask for fewer or shorter ones",
     ),
     ("influence", (CLASSIFIER,), "--length", HUGE, "length is"),
     ("influence", (CLASSIFIER, "--length", "8"), "--sequences", HUGE, "tokens; allowed are up to 4,194,304"),
-    ("influence", (CLASSIFIER, "--length", "8", "--no-exact"), "--probes", HUGE, "would have the model read about"),
+    (
+        "influence",
+        (CLASSIFIER, "--length", "8", "--no-exact"),
+        "--set",
+        f"probes={HUGE}",
+        "would have the model read about",
+    ),
     ("lens fit", LENS, "--steps", HUGE, "steps is"),
-    ("lens fit", LENS, "--batch-tokens", HUGE, "batch_tokens is"),
-    ("lens fit", (*LENS, "--batch-tokens", "10000"), "--steps", "2000000", "read about 20,000,000,000 tokens"),
+    ("lens fit", LENS, "--set", f"batch_tokens={HUGE}", "batch_tokens is"),
+    ("lens fit", (*LENS, "--set", "batch_tokens=10000"), "--steps", "2000000", "read about 20,000,000,000 tokens"),
     ("lens fit", LENS[:3], "--length", HUGE, "length is"),
-    ("lens fit", LENS, "--learning-rate", "1e308", "learning_rate is"),
-    ("lens fit", LENS, "--weight-decay", "1e308", "weight_decay is"),
+    ("lens fit", LENS, "--set", "learning_rate=1e308", "learning_rate is"),
+    ("lens fit", LENS, "--set", "weight_decay=1e308", "weight_decay is"),
     ("train", TRAIN, "--seed", HUGE, "seed is 99,999,999,999; allowed are up to 4,294,967,295"),
     ("train", TRAIN, "--length", HUGE, "length is"),
+    ("train", TRAIN, "--epochs", HUGE, "epochs is"),
     ("train", (*TRAIN, "--length", "1000"), "--examples", "1000000", "sequences of 1,000 bits would make"),
     ("train", ("mamba2", "--data", "qa1", "--no-progress", "--length", "5"), "--examples", "3000000", "would make"),
     ("train", ("mamba2", "--data", "associative-recall", "--no-progress"), "--examples", HUGE, "examples is"),
     *(
-        ("train", TRAIN, f"--{name}", HUGE, f"{name.replace('-', '_')} is")
-        for name in ("width", "layers", "state", "head-width", "expand", "epochs", "batch-size")
+        ("train", TRAIN, "--set", f"{name}={HUGE}", f"{name} is")
+        for name in ("width", "layers", "state", "head_width", "expand", "batch_size")
     ),
-    ("train", (*TRAIN, "--layers", "1000"), "--width", "8192", "parameters; allowed are up to 4,000,000,000"),
+    ("train", (*TRAIN, "--set", "layers=1000"), "--set", "width=8192", "parameters; allowed are up to 4,000,000,000"),
 ]
 """A verb, its other arguments, an option that asks for too much, and what is said."""
 

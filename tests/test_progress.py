@@ -108,6 +108,10 @@ def test_a_bar_is_seen_on_a_terminal_that_is_not_quiet(quiet, terminal):
     assert progress._Seen.bar is bar and bar.console is console and bar.live.transient
     assert bar.disable == (quiet or not terminal) and not bar.columns[0].markup
     assert progress_bar().console.stderr
+    if bar.disable:  # The lines on stderr say how far it is.
+        seen = iter(bar.track("abc"))
+        next(seen), next(seen)
+        assert bar.tasks[0].completed == 1
 
 
 def test_lines_on_stderr_are_as_they_are(capsys):

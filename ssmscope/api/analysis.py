@@ -182,7 +182,8 @@ def label_names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Declare a function as an analysis, with the attributes of `Analysis`."""
+    """Declare a function as an analysis, with the attributes of `Analysis`, and `settings`, the names of its options
+    that are settings."""
 
     def declare(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -209,7 +210,8 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
                 noted.reset(notes)
 
         kinds = declaration.pop("kinds", (name.replace(" ", "-"),))
-        options = options_of(function)
+        settings = declaration.pop("settings", "").split()
+        options = options_of(function, settings=settings)
         has_at = "at" in options
         options |= options_of(_position) if declaration.get("asks_at") and not has_at else {}
         declared = Analysis(name=name, function=called, options=options, kinds=kinds, **declaration)

@@ -143,6 +143,8 @@ def decode_fields(document: Any, cls: type[Any]) -> Any:
     if not isinstance(document, Mapping):
         raise ValueError(f"expected the fields of {cls.__name__}, not {document!r:.60}")
     hints = typing.get_type_hints(cls)
+    former = getattr(cls, "FORMER_FIELDS", {})
+    document = {former.get(name, name): value for name, value in document.items()}
     fields = {field.name: field for field in dataclasses.fields(cls)}
     unknown = document.keys() - fields.keys() - {"kind", "class"}
     if unknown:

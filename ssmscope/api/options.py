@@ -120,6 +120,7 @@ class Option:
         nested: True for a mapping of names to mappings: the options of each method of explanation.
         objects: types of values that only Python code can give; the function receives them unchanged.
         numbers: True if a whole number may be given in place of a text.
+        setting: True for a number or word of a fit, a search or an estimate, typed as NAME=VALUE.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Option:
     nested: bool = False
     objects: tuple[type, ...] = ()
     numbers: bool = False
+    setting: bool = False
 
     @property
     def required(self) -> bool:
@@ -163,6 +165,8 @@ class Option:
     @property
     def flags(self) -> tuple[str, ...]:
         """Spelling on the command line; a flag also has its negation."""
+        if self.setting:
+            return ("--set",)
         name = self.name.rstrip("_").replace("_", "-")  # `from` is a keyword in Python, so the parameter is `from_`.
         return (f"--{name}", f"--no-{name}") if self.is_flag else (f"--{name}",)
 
@@ -292,13 +296,15 @@ class Option:
 
     def typed(self, value: Any) -> list[str]:
         """Return the arguments that give this value on a command line."""
-        if self.is_flag:
+        if self.is_flag and not self.setting:
             return [self.flags[0] if value else self.flags[1]]
         if self.nested:
             written = [f"{m}.{name}={_written(v)}" for m, own in value.items() for name, v in own.items()]
             return [part for text in written for part in (self.flags[0], text)]
         items = value if isinstance(value, list | tuple) else [value]
         texts = [_written(item) for item in items]
+        if self.setting:
+            return ["--set", f"{self.name}={','.join(texts)}"]
         return [part for text in (texts if self.repeated else [",".join(texts)]) for part in (self.flags[0], text)]
 
 

@@ -9,6 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,8 +23,11 @@ class Names(dict[str, Any]):
         return type(name, (Later,), {})
 
 
-def options_of(function: Callable[..., Any], *, without: Collection[str] = ()) -> dict[str, Option]:
-    """Return the keyword-only parameters of a function as options, by name, except those in `without`.
+def options_of(
+    function: Callable[..., Any], *, without: Collection[str] = (), settings: Collection[str] = ()
+) -> dict[str, Option]:
+    """Return the keyword-only parameters of a function as options, by name, except those in `without`; those in
+    `settings` are marked as settings.
 
     A parameter without `Annotated` takes its help from `Args:` in the docstring; its texts and paths are shown as NAME.
     Only the options' annotations are evaluated, so that a module need not import the types of its other parameters.
@@ -39,7 +43,7 @@ def options_of(function: Callable[..., Any], *, without: Collection[str] = ()) -
                 kinds = tuple(str if kind is Path else kind for kind in _members(hint))
                 marks = (Metavar("NAME"),) if str in kinds else ()
                 hint = Annotated[(typing.Union[kinds], helps[parameter.name], *marks)]  # noqa: UP007
-            found[parameter.name] = _option(parameter, hint)
+            found[parameter.name] = replace(_option(parameter, hint), setting=parameter.name in settings)
     return found
 
 

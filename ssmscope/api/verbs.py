@@ -17,17 +17,19 @@ class Verb(NamedTuple):
     """Declaration of a verb.
 
     `answer` is the place, as "package.module:function", of what reads the arguments, calls the function and prints. Its
-    `**options` are the function's keyword-only parameters but those in `without`."""
+    `**options` are the function's keyword-only parameters but those in `without`; those in `settings` are
+    settings (`Option`)."""
 
     answer: str
     without: Collection[str] = ()
+    settings: Collection[str] = ()
 
 
-def verb(answer: str, *, without: Collection[str] = ()) -> Callable[[F], F]:
+def verb(answer: str, **declared: Collection[str]) -> Callable[[F], F]:
     """Declare a function as a verb, see `Verb`."""
 
     def declare(function: F) -> F:
-        function.verb = Verb(answer, without)  # type: ignore[attr-defined]
+        function.verb = Verb(answer, **declared)  # type: ignore[attr-defined]
         return function
 
     return declare

@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -58,7 +58,8 @@ app.command(rich_help_panel=command.FIRST, short_help=audit)(
 for verb in (models, serve, push):
     app.command(rich_help_panel=command.MAKING)(declared(verb))
 for name in VERBS:
-    app.command(name, rich_help_panel=command.MAKING)(command.from_elsewhere(VERBS[name]))
+    answer: Any = command.from_elsewhere(VERBS[name])
+    app.command(name, rich_help_panel=command.MAKING, epilog=answer.epilog)(answer)
 add_to(app)
 
 COMPLETION = "_ANALYZE_COMPLETE"

@@ -157,6 +157,50 @@ def _common(
 ) -> None: ...
 
 
+def parameters_of(options: Iterable[Option]) -> list[inspect.Parameter]:
+    """Return options as parameters for typer, with one, `set`, in place of all settings."""
+    told = "A setting, listed below; may be repeated."
+    one: Any = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=told)]
+    shared = inspect.Parameter("set", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=one)
+    own = [parameter(each) for each in options if not each.setting]
+    return [*own, *[shared] * any(each.setting for each in options)]
+
+
+def settings_help(options: Iterable[Option]) -> str | None:
+    """Return the settings among options as the end of a verb's help; None if there are none."""
+    rows = [
+        f"- {each.name}={each.metavar or 'true|false'}: {each.help}"
+        + ("" if each.default is None else f" [default: {each.typed(each.default)[1].partition('=')[2]}]")
+        for each in options
+        if each.setting
+    ]
+    return "\n\n".join(["Settings, each by --set NAME=VALUE:", *rows]) if rows else None
+
+
+def named_values(typed: Sequence[str], known: Iterable[str] | None = None) -> dict[str, str]:
+    """Return the values of --set by name. Raise InputError for another form, or a name that is unknown or repeated."""
+    found: dict[str, str] = {}
+    for each in typed:
+        name, equals, value = each.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise InputError(f"--set {each!r:.80}: write NAME=VALUE")
+        if known is not None and (name := name.replace("-", "_")) not in known:
+            raise InputError(f"no setting {name!r:.80}; there are {', '.join(known)}{did_you_mean(name, known)}")
+        if name in found:
+            raise InputError(f"--set {name} is given twice; give it once")
+        found[name] = value
+    return found
+
+
+def _with_settings(given: dict[str, Any], options: Mapping[str, Option]) -> dict[str, Any]:
+    """Return typed arguments with the settings that --set names in place of `set`."""
+    if not (known := [name for name, each in options.items() if each.setting]):
+        return given
+    typed = named_values(given.pop("set") or (), known)
+    return {**given, **{name: options[name].default for name in known}, **typed}
+
+
 def parameter(option: Option) -> inspect.Parameter:
     """Return an option as a parameter for typer, which passes values on as text for `Call.of` to read."""
     kind: Any = bool if option.is_flag else list[str] if option.repeated or option.nested else str
@@ -185,6 +229,7 @@ def verb(analysis: Analysis) -> Callable[..., None]:
     def answer(**given: Any) -> None:
         out, json, formats = given.pop("out"), given.pop("json"), given.pop("formats", None)
         full = given.pop("full")
+        given = _with_settings(given, analysis.options)
         call = _call(analysis, given)
         if given.get("engine") == "ray" and isinstance(analysis.reads, Texts) and call.inputs["data"] is None:
             raise InputError("--engine ray needs --data; give that too, or leave it out")
@@ -203,13 +248,13 @@ def verb(analysis: Analysis) -> Callable[..., None]:
     shared = inspect.signature(_common, eval_str=True).parameters
     several, model = analysis.max_models > 1, "models" if analysis.several else "pair"
     first = shared[model].replace(name="models") if several else shared["model"]
-    own = [parameter(each) for each in (*analysis.inputs.values(), *analysis.options.values())]
+    own = parameters_of([*analysis.inputs.values(), *analysis.options.values()])
     files = [shared["needed_out"].replace(name="out")] if analysis.writes else [shared["out"]]
     names = ["json", "full", *["formats"] * (not analysis.writes), *LOADING_OPTIONS * analysis.loads]
     parameters = [first, *own, *files, *(shared[name] for name in names), *map(parameter, engine.values())]
     answer.__doc__ = help_of(analysis)
     answer.analysis = analysis  # type: ignore[attr-defined]
-    return _signed(answer, parameters)
+    return _signed(answer, parameters, analysis.options)
 
 
 def declared(function: Callable[..., None], more: Mapping[str, Option] | None = None) -> Callable[..., None]:
@@ -232,18 +277,22 @@ def declared(function: Callable[..., None], more: Mapping[str, Option] | None = 
         else:
             found = {each.name: own[each.name]} if each.name in own else dict(more or {})
             options |= found
-            parameters += map(parameter, found.values())
+            parameters += parameters_of(found.values())
 
     def answer(**given: Any) -> None:
+        given = _with_settings(given, options)
         for name, option in options.items():
             given[name] = option.read(None if given[name] in ([], ()) else given[name])
         function(**given)
 
     answer.__name__, answer.__doc__ = function.__name__, function.__doc__
-    return _signed(answer, parameters)
+    return _signed(answer, parameters, options)
 
 
-def _signed(answer: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+def _signed(
+    answer: Callable[..., None], parameters: list[inspect.Parameter], options: Mapping[str, Option]
+) -> Callable[..., None]:
+    answer.epilog = settings_help(options.values())  # type: ignore[attr-defined]
     answer.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     answer.__annotations__ = {each.name: each.annotation for each in parameters}
     return answer
@@ -265,7 +314,7 @@ def from_elsewhere(function: Any) -> Callable[..., None]:
     """Return the verb of a function declared with `@verb`."""
     module, _, name = function.verb.answer.partition(":")
     answer = getattr(importlib.import_module(module), name)
-    return declared(answer, options_of(function, without=function.verb.without))
+    return declared(answer, options_of(function, without=function.verb.without, settings=function.verb.settings))
 
 
 def add_to(app: typer.Typer) -> None:
@@ -281,7 +330,8 @@ def add_to(app: typer.Typer) -> None:
                 cls=Verbs, help=_group_help(analysis), context_settings={"help_option_names": ["-h", "--help"]}
             )
             app.add_typer(groups[group], name=group, rich_help_panel=panel, short_help=told)
-        groups.get(group, app).command(leaf, rich_help_panel=panel, short_help=told)(verb(analysis))
+        answer: Any = verb(analysis)
+        groups.get(group, app).command(leaf, rich_help_panel=panel, short_help=told, epilog=answer.epilog)(answer)
 
 
 def _group_help(analysis: Analysis) -> str:
@@ -386,6 +436,10 @@ def _usage_message(error: Any, arguments: Sequence[str]) -> str:
     message = str(error.format_message()).strip()
     if message.startswith("No such option") and error.ctx is not None:
         options = [name for parameter in error.ctx.command.params for name in parameter.opts if name[:1] == "-"]
-        message = f"no option {error.option_name}{did_you_mean(error.option_name, [*options, '--help'])}"
+        near = did_you_mean(error.option_name, [*options, "--help"])
+        name = error.option_name.lstrip("-").replace("-", "_")
+        if f"\n- {name}=" in (error.ctx.command.epilog or ""):
+            near = f"; it is a setting: --set {name}=…"
+        message = f"no option {error.option_name}{near}"
     verb = arguments[0] if arguments and arguments[0].isidentifier() else ""
     return f"{message[:1].lower()}{message[1:].rstrip('.')} (see {' '.join(filter(None, ('analyze', verb)))} --help)"

@@ -16,7 +16,7 @@ from ssmscope.api.analysis import label_names
 from ssmscope.api.options import REPEATED, Metavar, Range
 from ssmscope.api.sharding.workers import check_engine
 from ssmscope.api.writing import check_writable, write_errors_explained, write_whole
-from ssmscope.cli.command import DEVICE, DTYPE, JSON, LABELS, MODEL, TOKENIZER, show
+from ssmscope.cli.command import DEVICE, DTYPE, JSON, LABELS, MODEL, TOKENIZER, named_values, show
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def report(
     """
     check_writable(out)
     summary = _step_summary() if github_summary else None
-    variables = _variables(set or [], data)
+    variables = named_values([*(set or ()), *([] if data is None else [f"data={data}"])])
     run = _engine(**engine, by_batch=by_batch)
     text, name = _text(plan)
 
@@ -156,19 +156,6 @@ def serve(
     setting: Any = {"tokenizer": tokenizer, "device": device, "dtype": dtype, "labels": named}
     models = [load(name, **setting) for name in (model, beside) if name is not None]
     serve_page(Live(models, max_tokens=max_tokens), host=host, port=port)
-
-
-def _variables(given: Sequence[str], data: str | None) -> dict[str, str]:
-    found: dict[str, str] = {} if data is None else {"data": data}
-    for each in given:
-        name, equals, value = each.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            raise InputError(f"--set {each!r}: write NAME=VALUE, as in --set data=sst2")
-        if name in found:
-            raise InputError(f"the variable {name!r} is given twice; give it once")
-        found[name] = value
-    return found
 
 
 def _engine(engine: str, *, address: str | None, workers: int | None, by_batch: bool) -> JobEngine:

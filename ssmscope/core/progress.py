@@ -47,7 +47,7 @@ def progress_bar(console: Console | None = None) -> Progress:
     text, count = rich.TextColumn("{task.description}", markup=False), rich.MofNCompleteColumn()
     columns = (text, rich.BarColumn(), count, rich.TimeElapsedColumn(), rich.TimeRemainingColumn())
     hidden = console.quiet or not console.is_terminal
-    _Seen.bar = rich.Progress(*columns, console=console, disable=hidden, transient=True)
+    _Seen.bar = rich.Progress(*columns, console=console, disable=hidden, auto_refresh=not hidden, transient=True)
     return _Seen.bar
 
 

@@ -96,7 +96,8 @@ def data_line(result: Any, *more: str) -> str:
     """Describe the data of a result: "300 examples of sst2 (test), 95 % bootstrap intervals"."""
     data = result.provenance["data"]
     name = shorten(visible(f"{data['name']} ({data['split']})"), 60)
-    return "; ".join([f"{counted(data['examples'], 'example')} of {name}, 95 % bootstrap intervals", *more])
+    told = f"{counted(data['examples'], 'example')} of {name}, 95 % bootstrap intervals"
+    return "; ".join(filter(None, [told, *more]))
 
 
 # ---- Sheets

@@ -67,7 +67,7 @@ def test_the_effect_of_a_change_has_no_states_to_compare(model):
     batch = model.encode(ids=[IDS, [*IDS[:2], 40, *IDS[3:]]])
     found = effect_of(model, batch)
     assert np.isnan(found.state_cosine).all() and not np.isnan(found.hidden_cosine).any()
-    for side in (found.before, found.after):
+    for side in (found.clean, found.corrupted):
         assert side.text.scores.max() < 1e-30  # nothing is kept
         assert np.allclose(side.attention.sum(1), 1, atol=1e-6) and side.attention[:, :4].max() < 1e-30
     assert found.first_changed == 2 and [spread.first for spread in found.spreads] == [None, 3, 3]

@@ -61,16 +61,16 @@ class TestClosedForm:
 
     def test_attention_falls_by_what_is_read_since(self, model):
         found = attack_effect(model, clean="good a b", corrupted="good a film film b")
-        for side, words in ((found.before, ["good", "a", "b"]), (found.after, ["good", "a", "film", "film", "b"])):
+        for side, words in ((found.clean, ["good", "a", "b"]), (found.corrupted, ["good", "a", "film", "film", "b"])):
             steps = np.array([STEPS.get(word, 1.0) for word in [*words, "[CLS]"]])
             behind = steps[::-1].cumsum()[::-1] - steps
             weights = steps * np.exp(-DECAY * behind)
             assert side.attention[0] == pytest.approx(weights / weights.sum(), abs=1e-6)
             assert side.sink.tolist() == [0]
             assert side.text.scores[0] == pytest.approx(np.exp(-DECAY * steps), abs=1e-6)
-        assert found.after.changed.tolist() == [False, False, True, True, False, False]
-        assert found.after.on_changed[0] == pytest.approx(found.after.attention[0, 2:4].sum())
-        assert found.before.on_changed.tolist() == [0]
+        assert found.corrupted.changed.tolist() == [False, False, True, True, False, False]
+        assert found.corrupted.on_changed[0] == pytest.approx(found.corrupted.attention[0, 2:4].sum())
+        assert found.clean.on_changed.tolist() == [0]
 
     def test_a_difference_dies_out_at_the_models_rate(self, model):
         """One word for another of the same step: the states are ‖Δ‖ e^(−λ k) apart k tokens later."""
@@ -102,10 +102,10 @@ class TestClosedForm:
         assert found.state_cosine == pytest.approx([expected]) and abs(expected) < 0.999
         assert found.hidden_cosine == pytest.approx([1, expected])  # [CLS] itself, then y
         old, new = (states([*text.split(), "[CLS]"])[-1, 1] for text in ("good a b film", "bad a"))
-        assert (found.before.text.answer, found.after.text.answer) == ("good", "bad")
-        assert found.before.text.probability == pytest.approx(1 / (1 + math.exp(-old)), abs=1e-6)
+        assert (found.clean.text.answer, found.corrupted.text.answer) == ("good", "bad")
+        assert found.clean.text.probability == pytest.approx(1 / (1 + math.exp(-old)), abs=1e-6)
         assert found.kept == pytest.approx(1 / (1 + math.exp(-new)), abs=1e-6)
-        assert found.kept == pytest.approx(1 - found.after.text.probability, abs=1e-6)
+        assert found.kept == pytest.approx(1 - found.corrupted.text.probability, abs=1e-6)
 
 
 def of_ids(model, before: list[int], after: list[int], **options) -> AttackEffect:
@@ -117,23 +117,23 @@ class TestIdentities:
     @pytest.mark.parametrize("name", FAMILIES)
     def test_of_equal_texts_nothing_moves(self, name):
         found = of_ids(random_model(name), TEXT, TEXT)
-        assert not found.before.changed.any() and not found.after.changed.any() and found.first_changed is None
+        assert not found.clean.changed.any() and not found.corrupted.changed.any() and found.first_changed is None
         assert (found.distance == 0).all()
         assert found.hidden_cosine == pytest.approx(1, abs=1e-9) and found.state_cosine == pytest.approx(1, abs=1e-9)
         assert found.summary()[["retention_change", "attention_change"]].max().max() < 1e-6
         assert all(spread.first is None for spread in found.spreads)
-        assert found.kept == pytest.approx(found.before.text.probability, rel=1e-6)
+        assert found.kept == pytest.approx(found.clean.text.probability, rel=1e-6)
 
     @pytest.mark.parametrize("name", FAMILIES)
     def test_a_suffix_leaves_everything_before_it(self, name):
         """Nothing looks ahead; and what stands at the end is read, which shows in the head's vectors."""
         found = of_ids(random_model(name), TEXT, [*TEXT, 7, 8, 9])
         assert found.pairs.tolist() == [[at, at] for at in range(len(TEXT))] and found.first_changed == len(TEXT)
-        assert found.after.changed.tolist() == [False] * len(TEXT) + [True] * 3
+        assert found.corrupted.changed.tolist() == [False] * len(TEXT) + [True] * 3
         assert (found.distance == 0).all() and found.summary().retention_change.max() < 1e-6
         assert all(spread.first is None for spread in found.spreads)
         assert (found.state_cosine < 1 - 1e-4).all() and found.hidden_cosine[-1] < 1 - 1e-4
-        assert found.after.on_changed.min() > 0.01
+        assert found.corrupted.on_changed.min() > 0.01
 
     @pytest.mark.parametrize("name", FAMILIES)
     def test_against_the_traces(self, name):
@@ -143,9 +143,12 @@ class TestIdentities:
         found = of_ids(model, before, after)
         assert found.layers == tuple(range(model.num_layers)) and found.distance.shape == (model.num_layers + 1, 10)
         assert found.pairs.tolist() == [[at, at + (at > 3)] for at in range(len(TEXT)) if at != 3]
-        assert found.before.changed.nonzero()[0].tolist() == [3] and found.after.changed.nonzero()[0].tolist() == [3, 4]
+        assert found.clean.changed.nonzero()[0].tolist() == [3] and found.corrupted.changed.nonzero()[0].tolist() == [
+            3,
+            4,
+        ]
         traces = [model.trace(ids=ids) for ids in (before, after)]
-        for side, trace in zip((found.before, found.after), traces):
+        for side, trace in zip((found.clean, found.corrupted), traces):
             maps = implicit_attention(trace, rows="last", heads="abs")[0].maps
             for number, layer in enumerate(trace.layers):
                 each = [r.log_decay().exp() for r in layer.recurrences] if name != "rwkv" else []
@@ -184,7 +187,7 @@ class TestIdentities:
         model = random_model("groupmamba")
         every, some = (of_ids(model, TEXT, TEXT[::-1], layers=layers) for layers in ("all", [2, 0]))
         assert some.layers == (2, 0) and some.rows == ("2", "0", "head") and every.by_layer and some.by_layer
-        assert (some.before.attention == every.before.attention[[2, 0]]).all()
+        assert (some.clean.attention == every.clean.attention[[2, 0]]).all()
         assert (some.distance == every.distance[[2, 0, 3]]).all() and some.state_cosine[1] == every.state_cosine[0]
         assert not of_ids(model, TEXT, TEXT).by_layer
 
@@ -200,14 +203,14 @@ class TestAlignment:
 
     def test_what_changed(self):
         found = attack_effect(fading(WEIGHTS), clean="good a bad b", corrupted="a bad film film b")
-        assert found.before.changed.tolist() == [True, False, False, False, False]
-        assert found.after.changed.tolist() == [False, False, True, True, False, False]
+        assert found.clean.changed.tolist() == [True, False, False, False, False]
+        assert found.corrupted.changed.tolist() == [False, False, True, True, False, False]
         assert found.first_changed == 0
         assert found.changed_name == "1 of 5 tokens removed, 2 of 6 tokens new"
 
     def test_of_texts_without_a_common_token(self):
         found = of_ids(random_model("mamba"), [1, 2], [3, 4, 5])
-        assert found.pairs.shape == (0, 2) and found.distance.shape[1] == 0 and found.before.changed.all()
+        assert found.pairs.shape == (0, 2) and found.distance.shape[1] == 0 and found.clean.changed.all()
         assert found.to_frame().distance.isna().all() and "nan" not in str(found)
         found.figure()
         assert type(found).from_dict(json.loads(found.to_json())) == found
@@ -276,8 +279,8 @@ class TestResult:
         assert curves["head"].get_ydata().tolist() == result.distance[-1].tolist()
         assert curves["layer 1"].get_xdata().tolist() == result.pairs[:, 1].tolist()
         labels = distances.get_xticklabels()
-        assert [label.get_text() for label in labels] == list(result.after.text.tokens)
-        assert [label.get_color() == "#d1540a" for label in labels] == result.after.changed.tolist()
+        assert [label.get_text() for label in labels] == list(result.corrupted.text.tokens)
+        assert [label.get_color() == "#d1540a" for label in labels] == result.corrupted.changed.tolist()
         assert len(distances.patches) == 5  # a band for each new token
         texts = [text.get_text() for axes in figure.axes for text in axes.texts]
         assert all(token in texts for token in ("gripping", "tedious", "attention"))
@@ -316,7 +319,7 @@ class TestResult:
             said = f"{MAX_BOXES:,} of {tokens:,} tokens, the end"
             assert sum(text.startswith(said) and text.endswith("; below, all of them") for text in texts) == 1
         assert len(figure.axes[-1].lines[-1].get_xdata()) == 1081
-        assert figure.axes[-1].get_xlabel() == "position after the change"
+        assert figure.axes[-1].get_xlabel() == "position in the corrupted text"
 
 
 def apart(first, second) -> bool:
@@ -358,13 +361,13 @@ def test_what_counts_as_the_same_depends_on_the_dtype(monkeypatch: pytest.Monkey
     batch = model.encode(ids=[[5, 17, 3, 9], [5, 17, 4, 9, 8]])
     found = effect_of(model, batch, layers="all")
     assert seen == [same] * model.num_layers + [SAME]  # the head's input is in float32 at least
-    assert found.pairs.tolist() == [[0, 0], [1, 1], [3, 3]] and found.before.changed.tolist() == [
+    assert found.pairs.tolist() == [[0, 0], [1, 1], [3, 3]] and found.clean.changed.tolist() == [
         False,
         False,
         True,
         False,
     ]
-    assert found.after.changed.tolist() == [False, False, True, False, True]
+    assert found.corrupted.changed.tolist() == [False, False, True, False, True]
     answers = [
         model.logits(model.encode(ids=[ids]))[0, -1].double().softmax(-1) for ids in ([5, 17, 3, 9], [5, 17, 4, 9, 8])
     ]
@@ -374,4 +377,4 @@ def test_what_counts_as_the_same_depends_on_the_dtype(monkeypatch: pytest.Monkey
 def test_padding_is_no_token_of_a_text() -> None:
     model = Model(random_example("mamba2").eval(), None, "m")
     found = effect_of(model, model.encode(ids=[[5, 17, 3], [5, 17, 4, 0]]))
-    assert found.pairs.tolist() == [[0, 0], [1, 1]] and found.after.changed.tolist() == [False, False, True, True]
+    assert found.pairs.tolist() == [[0, 0], [1, 1]] and found.corrupted.changed.tolist() == [False, False, True, True]

@@ -34,6 +34,7 @@ from ssmscope.zoo.training import ARCHITECTURES
 WHOLE, NUMBER = {"N", "K", "M"}, {"X", "P"}
 """What stands for a whole number and for any number in the help of an option."""
 
+SEARCH = ("--set train", "--set candidates", "--set draws", "--set sweeps")
 QUICK: Mapping[str, Mapping[str, str]] = {
     "fidelity": {"--steps": "3", "--methods": "gradxinput,self-retention", "--limit": "4"},
     "plausibility": {"--methods": "lrp,self-retention", "--limit": "4"},
@@ -46,17 +47,17 @@ QUICK: Mapping[str, Mapping[str, str]] = {
     "insertion": {"--limit": "3", "--places": "2"},
     "noise": {"--limit": "3", "--rates": "0.1"},
     "overflow": {"--limit": "3", "--lengths": "0,8"},
-    "poison": {"--limit": "5", "--length": "1", "--train": "1", "--candidates": "2", "--draws": "1", "--sweeps": "1"},
+    "poison": {"--limit": "5", "--length": "1", **dict.fromkeys(SEARCH, "1")},
     "prompts": {"--limit": "2", "--attacks": "stresstest,deepwordbug"},
     "words": {"--limit": "2"},
-    "lens fit": {"--steps": "2", "--batch-tokens": "16", "--length": "6", "--look-every": "1", "--out": "out"},
+    "lens fit": {"--steps": "2", "--set batch_tokens": "16", "--length": "6", "--set look_every": "1", "--out": "out"},
     "snr": {"--tasks": "qa1", "--lengths": "12", "--examples": "2"},
     "retrieval": {"--tasks": "qa1", "--lengths": "0", "--examples": "2"},
     "loss": {"--length": "6", "--limit": "4", "--smooth": "1"},
-    "stability": {"--length": "8", "--samples": "2"},
+    "stability": {"--length": "8", "--sequences": "2"},
     "influence": {"--sequences": "2"},
     "report": {"--out": "out"},
-    "train": {"--epochs": "1", "--width": "8", "--layers": "1", "--batch-size": "8", "--out": "out"},
+    "train": {"--epochs": "1", "--set width": "8", "--set layers": "1", "--set batch_size": "8", "--out": "out"},
 }
 """What keeps a verb's runs short. A verb that is not named here is run with what it must be given alone."""
 
@@ -66,7 +67,7 @@ TASKS: Mapping[str, Mapping[str, str]] = {
     "associative-recall": {"--length": "16", "--examples": "12"},
     "memorization": {"--length": "8", "--examples": "12"},
     "qa1": {"--length": "12", "--examples": "12"},
-    "instruct": {"--mixture": "sst2", "--examples": "4"},
+    "instruct": {"--set mixture": "sst2", "--examples": "4"},
     "wikitext2": {"--length": "6", "--unit": "word"},
 }
 """What `train` can be given, with what keeps it small."""
@@ -92,7 +93,7 @@ MODELS: Mapping[str, Sequence[str]] = {
 }
 """The kinds of models that a verb can work on, where it cannot on any."""
 
-LENGTHY = {"--steps", "--epochs", "--examples", "--samples", "--sequences", "--batch-tokens", "--random-rankings"}
+LENGTHY = {"--steps", "--epochs", "--examples", "--sequences", "--set batch_tokens", "--random-rankings"}
 """Options that ask for work in proportion to their number: the more, the longer, and nobody is to be told that."""
 
 TEXT_OPTIONS = ("--text", "--text", "--text", "--ids", "--file", "--image")
@@ -131,7 +132,10 @@ def _verbs(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[Par
     for name, inner in getattr(command, "commands", {}).items():
         yield from _verbs(inner, (*path, name))
     if not hasattr(command, "commands"):
-        yield " ".join(path), tuple(_parameter(each) for each in command.params if each.name != "help")
+        own = [_parameter(each) for each in command.params if each.name != "help"]
+        settings = re.findall(r"^- (\w+)=(\S+): (.*)", command.epilog or "", re.MULTILINE)
+        own += [Parameter(f"--set {name}", metavar, told, None, (), True, False) for name, metavar, told in settings]
+        yield " ".join(path), tuple(own)
 
 
 def _parameter(given: Any) -> Parameter:
@@ -307,9 +311,12 @@ def placed(line: Line, folder: Path) -> list[str]:
     arguments = line.verb.split()
     for number, (option, value) in enumerate(line.parts):
         inside = folder / str(number)
+        option, _, setting = option.partition(" ")
         if option:
             arguments.append(option)
-        if isinstance(value, str):
+        if setting:
+            arguments.append(f"{setting}={value if isinstance(value, str) else ''}")
+        elif isinstance(value, str):
             arguments.append(value)
         elif value is not None:
             inside.mkdir()

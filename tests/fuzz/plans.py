@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 ANALYSES = (
     {"heatmap": {"text": "a dull film", "top": 2}},
-    {"stability": {"length": 6, "samples": 1}},
+    {"stability": {"length": 6, "sequences": 1}},
     {"position": {"data": "$data", "regions": "0%:25%"}},
     {"effect": {"clean": "a dull film", "corrupted": "a fine film"}},
 )

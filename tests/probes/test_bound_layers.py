@@ -96,6 +96,6 @@ class TestOtherArchitectures:
 
 def test_inputs_are_the_seeds():
     model = Model(loud(random_example("mamba")))
-    one, same, other = (inputs_of(model, None, length=9, samples=2, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (inputs_of(model, None, length=9, sequences=2, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.batch.input_ids, same.batch.input_ids)
     assert not torch.equal(one.batch.input_ids, other.batch.input_ids)

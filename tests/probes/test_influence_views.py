@@ -121,7 +121,6 @@ class TestOptions:
         [
             (dict(at="layer"), "unknown at 'layer'; allowed are output, layers; did you mean 'layers'"),
             (dict(of="hiden"), "did you mean 'hidden'"),
-            (dict(vectors="gauss"), "unknown vectors 'gauss'; allowed are signs, normal"),
             (dict(positions="first"), "positions is 'first'; allowed are last, all or a whole number, or several"),
             (dict(positions=[4]), "text 1 has no position 4: it has 3 tokens; allowed are -3 to 2"),
             (dict(positions=[]), "positions is"),

@@ -385,10 +385,10 @@ class TestBehaviour:
 class TestInputs:
     def test_random_tokens(self):
         model = example("mamba")
-        found = inputs_of(model, None, length=30, samples=3, seed=5)
+        found = inputs_of(model, None, length=30, sequences=3, seed=5)
         assert found.batch.input_ids.shape == (3, 30) and found.name == "3 random sequences of 30 tokens (seed 5)"
         assert found.batch.input_ids.unique().numel() > 50 and found.batch.input_ids.max() < 97
-        assert inputs_of(model, None, length=None, samples=1, seed=0).longest == DEFAULT_LENGTH
+        assert inputs_of(model, None, length=None, sequences=1, seed=0).longest == DEFAULT_LENGTH
         one, same = (stability(model, length=30, seed=5) for _ in range(2))
         assert one.norms.tolist() == same.norms.tolist() and not one.given
         assert one.norms.tolist() != stability(model, length=30, seed=6).norms.tolist()
@@ -419,7 +419,7 @@ class TestInputs:
         [
             (dict(length=1), "length is 1; allowed is a whole number from 2 on"),
             (dict(length="nine"), "length is 'nine'"),
-            (dict(samples=0), "samples is 0"),
+            (dict(sequences=0), "sequences is 0"),
             (dict(positions=0), "positions is 0"),
             (dict(positions=[5, 30], length=30), r"positions is \[5, 30\]; allowed are 0 to 29"),
             (dict(tolerance=-0.1), "tolerance is -0.1"),

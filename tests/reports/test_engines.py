@@ -37,7 +37,7 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(models: list[str], *more: Any) -> dict[str, Any]:
-    items = [{"heatmap": {"text": TEXT}}, {"stability": {"length": 9, "samples": 1}}, {"influence": {"text": TEXT}}]
+    items = [{"heatmap": {"text": TEXT}}, {"stability": {"length": 9, "sequences": 1}}, {"influence": {"text": TEXT}}]
     return {"models": models, "analyses": [*items, *more]}
 
 

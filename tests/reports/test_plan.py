@@ -70,18 +70,18 @@ class TestLines:
 
     def test_the_matrix_is_the_product_of_its_options(self) -> None:
         matrix = {"length": [10, 20], "seed": [0, 1, 2]}
-        found = lines({"stability": {"samples": 2}, "matrix": matrix}, models=("m", "n"))
+        found = lines({"stability": {"sequences": 2}, "matrix": matrix}, models=("m", "n"))
         wanted = [
-            ("stability", model, "--length", length, "--samples", "2", *(["--seed", seed] if seed != "0" else []))
+            ("stability", model, "--length", length, "--sequences", "2", *(["--seed", seed] if seed != "0" else []))
             for length, seed, model in itertools.product(("10", "20"), ("0", "1", "2"), ("m", "n"))
         ]
         assert found == wanted
 
     def test_overrides_are_of_one_model(self) -> None:
-        item = {"stability": {"seed": 1}, "overrides": {"n": {"seed": 2, "samples": 3}}}
+        item = {"stability": {"seed": 1}, "overrides": {"n": {"seed": 2, "sequences": 3}}}
         assert lines(item, models=("m", "n")) == [
             ("stability", "m", "--seed", "1"),
-            ("stability", "n", "--samples", "3", "--seed", "2"),
+            ("stability", "n", "--sequences", "3", "--seed", "2"),
         ]
 
     def test_models_can_be_chosen_and_taken_together(self) -> None:
@@ -208,7 +208,7 @@ WRONG_PLANS = [
     ({"analyses": [{"stability": {}, "for": []}]}, "allowed are"),
     ({"analyses": [{"stability": {}, "name": ["x"]}]}, "name is"),
     ({"analyses": [{"stability": {}, "resources": {"gpu": 1}}]}, "did you mean 'gpus'"),
-    ({"analyses": [{"stability": {}, "matrix": {"seed": ["0"] * 101, "samples": ["1"] * 100}}]}, "10,000 jobs"),
+    ({"analyses": [{"stability": {}, "matrix": {"seed": ["0"] * 101, "sequences": ["1"] * 100}}]}, "10,000 jobs"),
 ]
 
 

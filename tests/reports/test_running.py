@@ -60,7 +60,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def plan(models: list[str], *more: Any) -> dict[str, Any]:
     named = [{"model": model, "name": Path(model).name} for model in models]
-    items = [{"heatmap": {"text": TEXT}}, {"stability": {"length": 9, "samples": 1}}, {"influence": {"text": TEXT}}]
+    items = [{"heatmap": {"text": TEXT}}, {"stability": {"length": 9, "sequences": 1}}, {"influence": {"text": TEXT}}]
     return {"title": "Two models", "models": named, "analyses": [*items, *more]}
 
 

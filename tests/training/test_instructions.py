@@ -55,7 +55,7 @@ def trained(folder, tmp_path_factory):
         options = {"width": 32, "epochs": 12, "batch_size": 8, "learning_rate": 1e-2}
         undropped = dict.fromkeys(("dropout", "embedding_dropout", "token_dropout", "subword_dropout"), 0.0)
         train_model("mamba2", "instruct", "base", **{**OPTIONS, **options, **undropped})
-        line = "train baleen-e --data instruct --init-from base --epochs 1 --beta 0.1 --no-progress --out baleen"
+        line = "train baleen-e --data instruct --init-from base --epochs 1 --set beta=0.1 --no-progress --out baleen"
         assert cli.run(line.split()) == 0
     return out
 
@@ -293,20 +293,23 @@ def test_all_commands_that_led_to_a_model_are_told(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("mamba2 --data instruct --mixture sst3", "'sst3' is not a task of the mixture; .* did you mean 'sst2'"),
+        ("mamba2 --data instruct --set mixture=sst3", "'sst3' is not a task of the mixture; .* did you mean 'sst2'"),
         ("mamba2 --data instruct --split train", "split does not apply to instruct, a mixture of data sets"),
         ("mamba2 --data instruct --test sst2", "test does not apply to instruct"),
         ("mamba2 --data instruct --length 9", "length does not apply to instruct"),
-        ("mamba2 --data instruct --max-length 9", "max_length does not apply to instruct"),
-        ("mamba2 --data instruct --vocabulary 258", "vocabulary is 258; it must be at least 259"),
-        ("mamba2 --data instruct --vocabulary 270", "'negative' of sst2 is not one token after prompt 1"),
-        ("mamba2 --data instruct --prompt-weight -1", "prompt_weight is -1.0; it must be 0 or more"),
-        ("mamba2 --data sst2 --mixture sst2", "mixture does not apply to sst2"),
-        ("mamba2 --data sst2 --prompt-weight 1", "prompt_weight does not apply to sst2"),
-        ("mamba2 --data sst2 --tied", "tied does not apply to sst2"),
-        ("selective --data instruct --tied", "tied does not apply to selective"),
+        ("mamba2 --data instruct --set max_length=9", "max_length does not apply to instruct"),
+        ("mamba2 --data instruct --set vocabulary=258", "vocabulary is 258; it must be at least 259"),
+        ("mamba2 --data instruct --set vocabulary=270", "'negative' of sst2 is not one token after prompt 1"),
+        ("mamba2 --data instruct --set prompt_weight=-1", "prompt_weight is -1.0; it must be 0 or more"),
+        ("mamba2 --data sst2 --set mixture=sst2", "mixture does not apply to sst2"),
+        ("mamba2 --data sst2 --set prompt_weight=1", "prompt_weight does not apply to sst2"),
+        ("mamba2 --data sst2 --set tied=true", "tied does not apply to sst2"),
+        ("selective --data instruct --set tied=true", "tied does not apply to selective"),
         ("mamba2 --data instruct --init-from demo/sst2-mamba2", "is not one token after prompt 1|is a classifier"),
-        ("mamba2 --data instruct --init-from base --tied", "tied cannot be chosen for mamba2 trained from base"),
+        (
+            "mamba2 --data instruct --init-from base --set tied=true",
+            "tied cannot be chosen for mamba2 trained from base",
+        ),
         ("mamba2 --data intruct", "unknown data 'intruct'; .* did you mean 'instruct'"),
     ],
 )

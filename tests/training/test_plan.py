@@ -14,8 +14,8 @@ from ssmscope.zoo.training import train_model
 from ssmscope.zoo.training.options import RECIPES, SELECTIVE, defaults
 from ssmscope.zoo.training.plan import checked
 
-RECALL = "--task associative-recall --length 8 --vocabulary 4 --examples 40 --epochs 1 --no-progress".split()
-SIZES = "--width 8 --state 4 --head-width 8".split()
+RECALL = "--data associative-recall --length 8 --set vocabulary=4 --examples 40 --epochs 1 --no-progress".split()
+SIZES = "--set width=8 --set state=4 --set head_width=8".split()
 
 
 @pytest.fixture(autouse=True)
@@ -36,23 +36,33 @@ def settled(architecture: str, data: str, **given) -> dict:
     [
         (
             "diff-mamba",
-            [*SIZES, "--layers", "1", "--scope", "s6", "--no-normalize", "--lambda-form", "scalar"],
+            [
+                *SIZES,
+                "--set",
+                "layers=1",
+                "--set",
+                "scope=s6",
+                "--set",
+                "normalize=false",
+                "--set",
+                "lambda_form=scalar",
+            ],
             "diff-mamba",
             {"scope": "s6", "normalize": False, "lambda_form": "scalar"},
         ),
         (
             "groupmamba",
-            [*SIZES, "--k", "2", "--no-cross-attention"],
+            [*SIZES, "--set", "k=2", "--set", "cross_attention=false"],
             "groupmamba-mamba2",
             {"k": 2, "cross_attention": False},
         ),
         (
             "gfssm",
-            [*SIZES, "--layers", "1", "--state-groups", "2", "--fir-taps", "3", "--no-prompt"],
+            [*SIZES, "--set", "layers=1", "--set", "state_groups=2", "--set", "fir_taps=3", "--set", "prompt=false"],
             "gfssm",
             {"fir_taps": 3, "prompt": False},
         ),
-        ("selective", ["--width", "8", "--state", "4"], "selective-ssm", {"state_size": 4}),
+        ("selective", ["--set", "width=8", "--set", "state=4"], "selective-ssm", {"state_size": 4}),
     ],
 )
 def test_the_command_line_trains_the_papers_architectures(architecture, own, backbone, config, capsys) -> None:
@@ -73,7 +83,7 @@ def test_the_command_line_trains_the_papers_architectures(architecture, own, bac
 
 
 def test_a_model_of_one_kind_of_question_can_be_asked_as_it_says(capsys) -> None:
-    line = "train mamba2 --task needle --length 12 --examples 200 --epochs 1 --layers 1 --no-progress".split()
+    line = "train mamba2 --data needle --length 12 --examples 200 --epochs 1 --set layers=1 --no-progress".split()
     assert cli.run([*line, *SIZES]) == 0
     said = capsys.readouterr().out.split("try: analyze ")[1].split()
     assert said == ["retrieval", "runs/needle-mamba2", "--tasks", "needle", "--lengths", "0,500"]
@@ -83,7 +93,7 @@ def test_a_model_of_one_kind_of_question_can_be_asked_as_it_says(capsys) -> None
 
 def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
     Path("words.txt").write_text("a b c d\n" * 30)
-    options = ["--epochs", "1", "--length", "8", "--layers", "1", "--no-progress"]
+    options = ["--epochs", "1", "--length", "8", "--set", "layers=1", "--no-progress"]
     assert cli.run(["train", "mamba2", "--data", "words.txt", *SIZES, *options]) == 0
     assert "validation perplexity" in capsys.readouterr().out
     assert sorted(path.name for path in empty_folder.iterdir()) == ["runs", "words.txt"]

@@ -46,8 +46,8 @@ def effect(layers: int, **more: Any) -> AttackEffect:
     distance = spread(layers + 1, 4, seed=4).astype(np.float32)
     distance[:, 0], distance[-1, 1:] = 0, (0.8, 0.3, 0.6)
     given = dict(
-        before=side(5, (2,), layers, 10),
-        after=side(6, (2, 3), layers, 20, answer="n\no", probability=0.625),
+        clean=side(5, (2,), layers, 10),
+        corrupted=side(6, (2, 3), layers, 20, answer="n\no", probability=0.625),
         **dict(pairs=pairs, layers=tuple(range(2, 2 + layers)), by_layer=True, size=3, distance=distance),
         **dict(hidden_cosine=spread(layers + 1, seed=5), state_cosine=spread(layers, seed=6), kept=0.125),
     )
@@ -66,14 +66,14 @@ def effect_of_an_insertion() -> Iterator[str]:
     pairs = np.array([[0, 0], [1, 1], [2, 3], [3, 4]])
     before, after = side(4, (), 2, 40, answer="a" * 32), side(5, (2,), 2, 50, answer="b" * 33)
     long = replace(after.text, tokens=tuple("x" * (38 + at) for at in range(5)))
-    yield from briefly(effect(2, before=before, after=replace(after, text=long), pairs=pairs))
+    yield from briefly(effect(2, clean=before, corrupted=replace(after, text=long), pairs=pairs))
 
 
 def effect_of_a_removal() -> Iterator[str]:
     kept = [0, 2, 3, 4, 5, 6, 7, 9]
     pairs = np.array([[place, number] for number, place in enumerate(kept)])
     distance = spread(3, 8, seed=4).astype(np.float32)
-    of_two = dict(before=side(10, (1, 8), 2, 60), after=side(8, (), 2, 70), pairs=pairs, distance=distance)
+    of_two = dict(clean=side(10, (1, 8), 2, 60), corrupted=side(8, (), 2, 70), pairs=pairs, distance=distance)
     yield from whole(effect(2, **of_two, state_cosine=np.array([NAN, 0.5])))
 
 
@@ -88,7 +88,7 @@ def effect_on_many_layers() -> Iterator[str]:
     flat = replace(flat, text=replace(flat.text, mean=mean))
     same = np.stack([np.arange(5)] * 2, axis=1)
     distance = np.zeros((12, 5), np.float32)
-    kept = dict(before=flat, after=flat, pairs=same, distance=distance, by_layer=False)
+    kept = dict(clean=flat, corrupted=flat, pairs=same, distance=distance, by_layer=False)
     yield from whole(effect(11, **kept, state_cosine=np.full(11, NAN)))
 
 
@@ -97,13 +97,13 @@ def effect_without_a_difference_inside() -> Iterator[str]:
     distance = result.distance.copy()
     distance[-1] = 0
     yield from whole(replace(result, distance=distance, size=2))
-    attention = np.zeros_like(result.before.attention)
-    nothing = [replace(each, attention=attention[:, : len(each)]) for each in (result.before, result.before)]
+    attention = np.zeros_like(result.clean.attention)
+    nothing = [replace(each, attention=attention[:, : len(each)]) for each in (result.clean, result.clean)]
     pairs = np.array([[0, 0], [1, 1], [2, 2], [3, 3]])
-    kept = replace(result, before=nothing[0], after=nothing[1], pairs=pairs, by_layer=False)
+    kept = replace(result, clean=nothing[0], corrupted=nothing[1], pairs=pairs, by_layer=False)
     yield from briefly(kept)
     special = [replace(each, text=replace(each.text, words=(None,) * len(each))) for each in nothing]
-    yield from briefly(replace(kept, before=special[0], after=special[1]))
+    yield from briefly(replace(kept, clean=special[0], corrupted=special[1]))
 
 
 def ablation() -> Iterator[str]:

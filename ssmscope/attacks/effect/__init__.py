@@ -35,7 +35,7 @@ def attack_effect(
     layers: Layers = "mean",
     top: Top = 5,
 ) -> AttackEffect:
-    """Compare memory, implicit attention and states before and after an attack.
+    """Compare memory, implicit attention and states on a clean and a corrupted text.
 
     Tokens are aligned by their ids (`difflib`); those without a counterpart are the changed ones. Retention is Baleen's
     Eq. 10, write 1 − retention. Attention to a token is the implicit attention of the last position at the level of the

@@ -32,14 +32,13 @@ def draw(result: AttackEffect, frame: plot.Frame, *, distances: bool = False) ->
         axes.set_title(DISTANCE, weight="bold")
         _curves(axes, result)
 
-    title = f"Effect of a change on {result.model_name}: {result.answer_name}; {result.changed_name}"
-    return draw_rows(result.token_rows(), title, frame, more=[Part(CURVES_INCHES, curves)])
+    return draw_rows(result.token_rows(), result.headline, frame, more=[Part(CURVES_INCHES, curves)])
 
 
 def _curves(axes: Axes, result: AttackEffect) -> None:
     plot.styled(axes, "y")
-    number = len(result.after)
-    for position in np.flatnonzero(result.after.changed).tolist():
+    number = len(result.corrupted)
+    for position in np.flatnonzero(result.corrupted.changed).tolist():
         axes.axvspan(position - 0.5, position + 0.5, color=plot.MARK, alpha=0.13, linewidth=0)
     for between in _deletions(result):
         axes.axvline(between, color=plot.MARK, linewidth=1, linestyle=(0, (1, 1.5)))
@@ -56,16 +55,16 @@ def _curves(axes: Axes, result: AttackEffect) -> None:
     axes.set(xlim=(-0.5, number - 0.5), ylim=(0, None), ylabel="‖u′ − u‖ / ‖u‖")
     if number > plot.MAX_NAMED:
         plot.integers(axes.xaxis)
-        axes.set_xlabel("position after the change")
+        axes.set_xlabel("position in the corrupted text")
         return
-    names = [drawable(short_token(token, 14)) for token in result.after.text.tokens]
+    names = [drawable(short_token(token, 14)) for token in result.corrupted.text.tokens]
     axes.set_xticks(range(number), names, rotation=90)
-    for text, changed in zip(axes.get_xticklabels(), result.after.changed):
+    for text, changed in zip(axes.get_xticklabels(), result.corrupted.changed):
         text.set_color(plot.MARK if changed else plot.INK)
 
 
 def _deletions(result: AttackEffect) -> list[float]:
-    ends = np.array([[len(result.before), len(result.after)]])
+    ends = np.array([[len(result.clean), len(result.corrupted)]])
     pairs = np.concatenate([[[-1, -1]], result.pairs, ends])
     gone, new = np.diff(pairs, axis=0).T - 1
     return [float(at) + 0.5 for at in pairs[:-1, 1][(gone > 0) & (new == 0)]]

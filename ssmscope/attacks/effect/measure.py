@@ -52,8 +52,8 @@ def effect_of(
     probabilities = model.probabilities(trace.logits.double())
     return AttackEffect(
         provenance=record_provenance(trace.source, options=call_options()),
-        before=sides[0],
-        after=sides[1],
+        clean=sides[0],
+        corrupted=sides[1],
         pairs=pairs,
         layers=chosen,
         by_layer=heatmap.by_layer,

@@ -1,12 +1,12 @@
-"""Result of a comparison of two texts: tokens, retention, attention and distances before and after a change."""
+"""Result of a comparison of a clean and a corrupted text: tokens, retention, attention and distances."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,7 @@ MAX_TABLE_LAYERS = 8
 
 @dataclass(frozen=True, eq=False)
 class Side(Outlined):
-    """The text before or after the change."""
+    """The clean or the corrupted text."""
 
     text: ScoredText
     """Tokens, their retention (layers, tokens) and its mean, the answer and its probability."""
@@ -61,7 +61,7 @@ class Side(Outlined):
 
 @dataclass(frozen=True)
 class Spread:
-    """Propagation of a change in one row of distances. Positions are those after the change."""
+    """Propagation of a change in one row of distances. Positions are those in the corrupted text."""
 
     first: int | None
     """First token of both texts at which the vectors differ; None if they never do."""
@@ -82,10 +82,12 @@ class Spread:
 class AttackEffect(Result, kind="effect"):
     """Effect of a change of a text inside the model."""
 
-    before: Side
-    after: Side
+    FORMER_FIELDS: ClassVar[Mapping[str, str]] = {"before": "clean", "after": "corrupted"}
+
+    clean: Side
+    corrupted: Side
     pairs: np.ndarray
-    """(pairs, 2) int64: the positions before and after the change of the tokens that both texts have."""
+    """(pairs, 2) int64: the positions in the clean and the corrupted text of the tokens that both have."""
     layers: tuple[int, ...]
     by_layer: bool
     """True if views show every layer, not only the average."""
@@ -98,11 +100,11 @@ class AttackEffect(Result, kind="effect"):
     state_cosine: np.ndarray
     """(layers,): the cosine of the final states of all of a layer's recurrences; NaN without a recurrent state."""
     kept: float
-    """Probability after the change of the answer before it."""
+    """Probability, on the corrupted text, of the clean text's answer."""
 
     @property
     def sides(self) -> tuple[tuple[str, Side], tuple[str, Side]]:
-        return ("before", self.before), ("after", self.after)
+        return ("clean", self.clean), ("corrupted", self.corrupted)
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -114,7 +116,7 @@ class AttackEffect(Result, kind="effect"):
         """Position from which on the texts differ; None if they do not."""
         same = np.flatnonzero((self.pairs != np.arange(len(self.pairs))[:, None]).any(1))
         common = int(same[0]) if len(same) else len(self.pairs)
-        return None if common == len(self.before) == len(self.after) else common
+        return None if common == len(self.clean) == len(self.corrupted) else common
 
     @property
     def spreads(self) -> tuple[Spread, ...]:
@@ -130,21 +132,21 @@ class AttackEffect(Result, kind="effect"):
 
     @property
     def answer_name(self) -> str:
-        """The answers before and after in words."""
-        old, new = (shorten(visible(side.text.answer), 32) for side in (self.before, self.after))
-        p, q = (f"{side.text.probability:.3f}" for side in (self.before, self.after))
-        if self.before.text.answer == self.after.text.answer:
+        """The answers to both texts in words."""
+        old, new = (shorten(visible(side.text.answer), 32) for side in (self.clean, self.corrupted))
+        p, q = (f"{side.text.probability:.3f}" for side in (self.clean, self.corrupted))
+        if self.clean.text.answer == self.corrupted.text.answer:
             return f"“{old}” stays (p = {p}, then {q})"
         return f"“{old}” (p = {p}) becomes “{new}” (p = {q})"
 
     @property
     def changed_name(self) -> str:
         """The number of changed tokens in words."""
-        gone, new = int(self.before.changed.sum()), int(self.after.changed.sum())
+        gone, new = int(self.clean.changed.sum()), int(self.corrupted.changed.sum())
         if not gone and not new:
             return "no token changed"
-        parts = [f"{gone} of {len(self.before)} tokens removed"] if gone else []
-        parts += [f"{new} of {len(self.after)} tokens new"] if new else []
+        parts = [f"{gone} of {len(self.clean)} tokens removed"] if gone else []
+        parts += [f"{new} of {len(self.corrupted)} tokens new"] if new else []
         return ", ".join(parts)
 
     def verdict(self, at: int = 0) -> str:
@@ -161,7 +163,9 @@ class AttackEffect(Result, kind="effect"):
                     continue
                 cells[f"final states alike, layer {layer}"] = number_cell(cosine)
             lines.append(Line((label,), cells))
-        return table(("model",), lines, note="Alike: the cosine of the states before and after the change.")
+        return table(
+            ("model",), lines, note="Alike: the cosine of the final states of the clean and the corrupted text."
+        )
 
     @property
     def headline(self) -> str:
@@ -173,10 +177,10 @@ class AttackEffect(Result, kind="effect"):
         return curve("distance between the hidden vectors along the text", np.atleast_2d(self.distance)[-1])
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per side, layer and token. Columns: side ("before", "after"), layer ("mean" for the average; the layers
-        follow if they were asked for, and "head"), position, token, changed, partner (the position in the other text,
-        missing for changed tokens), retention, write, attention (the share of the last position's), distance (missing
-        for changed tokens). Positions count from 0. The head's input has a distance only."""
+        """A row per side, layer and token. Columns: side ("clean", "corrupted"), layer ("mean" for the average; the
+        layers follow if they were asked for, and "head"), position, token, changed, partner (the position in the other
+        text, missing for changed tokens), retention, write, attention (the share of the last position's), distance
+        (missing for changed tokens). Positions count from 0. The head's input has a distance only."""
         frames = []
         means = np.concatenate([self.distance[:-1].mean(0, keepdims=True), self.distance])
         for number, (name, side) in enumerate(self.sides):
@@ -194,14 +198,14 @@ class AttackEffect(Result, kind="effect"):
 
     def summary(self) -> pd.DataFrame:
         """A row per layer, and one for the head. Columns: layer, hidden_cosine (of the vectors at the last position),
-        state_cosine, on_removed and on_new (the share of the last position's attention on the changed tokens before and
-        after), retention_change and attention_change (the mean absolute change at the tokens that both texts have),
+        state_cosine, on_removed and on_new (the share of the last position's attention on the changed tokens of each
+        text), retention_change and attention_change (the mean absolute change at the tokens that both texts have),
         first, peak, peak_at, last (see `Spread`) and remains. The head has no state, gate or attention."""
         columns: dict[str, Any] = {"state_cosine": self.state_cosine}
-        columns |= {"on_removed": self.before.on_changed, "on_new": self.after.on_changed}
-        (before, after), (here, there) = (self.before, self.after), self.pairs.T
-        changes = {"retention_change": after.text.scores[:, there] - before.text.scores[:, here]}
-        changes |= {"attention_change": after.attention[:, there] - before.attention[:, here]}
+        columns |= {"on_removed": self.clean.on_changed, "on_new": self.corrupted.on_changed}
+        here, there = self.pairs.T
+        changes = {"retention_change": self.corrupted.text.scores[:, there] - self.clean.text.scores[:, here]}
+        changes |= {"attention_change": self.corrupted.attention[:, there] - self.clean.attention[:, here]}
         for name, change in changes.items():
             columns[name] = np.abs(change).mean(1) if len(self.pairs) else math.nan
         layers = pd.DataFrame(columns, range(len(self.layers))).astype(np.float64).reindex(range(len(self.rows)))
@@ -241,7 +245,7 @@ class AttackEffect(Result, kind="effect"):
 def _text(name: str, side: Side, result: AttackEffect) -> TokenText:
     names = ("", *(f"layer {layer} " for layer in result.layers))
     rows = [row for each in zip(names, *_shown(side, result)) for row in _rows(*each, side, result)]
-    about = f"{name} the change"
+    about = name
     if side.changed.any():
         about += f"; {100 * side.on_changed.mean():.1f} % of the attention on changed tokens"
     text = side.text
@@ -336,5 +340,5 @@ def remarks(result: AttackEffect) -> Iterator[str]:
             f"The texts differ from token {result.first_changed} on. The head's input differs most at token "
             f"{head.peak_at}; {100 * head.remains:.0f} % of that distance is left at the last token of both texts."
         )
-    if result.before.text.answer != result.after.text.answer:
-        yield f"The first answer has p = {result.kept:.3f} after the change."
+    if result.clean.text.answer != result.corrupted.text.answer:
+        yield f"The clean text's answer has p = {result.kept:.3f} on the corrupted text."

@@ -20,9 +20,8 @@ def draw(result: InsertionSweep, frame: plot.Frame) -> Figure:
     odds, curves = result.clean_log_odds is not None, result.shown
     legend = [(plot.handle(number), f"“{short_name(curve.phrase, 80)}”") for number, curve in enumerate(curves)]
     legend += [(plot.rule(), "clean"), (plot.rule(plot.SOFT, plot.DOTTED), "right at every place")]
-    what = "the same phrase" if curves == result.curves else f"the worst {len(curves)} of {len(result.curves)} phrases"
-    title = f"Insertion sweep of {result.model_name}: {what} at every place"
-    sheet = plot.Sheet(frame, title, plot.data_line(result), legend)
+    few = f"the worst {len(curves)} of {len(result.curves)} phrases" * (curves != result.curves)
+    sheet = plot.Sheet(frame, result.headline, plot.data_line(result, few), legend)
     panels = sheet.panels(*[2.2] * (1 + odds), sharex=True)
     places = curves[0].places
     outside = OUTSIDE_INCHES / max(sheet.width - MARGIN_INCHES - 3 * OUTSIDE_INCHES, plot.MIN_SIDE_INCHES)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from ssmscope.attacks.noise.result import CHANGES, NoiseCurve
+from ssmscope.attacks.noise.result import NoiseCurve
 from ssmscope.render import figure as plot
 
 
 def draw(result: NoiseCurve, frame: plot.Frame) -> Figure:
     """Draw accuracy and the change of log-odds over the rate of errors."""
     legend = [(plot.rule(), "clean")]
-    title = f"{CHANGES[result.change][0]} on {result.model_name}, more and more"
-    sheet = plot.Sheet(frame, title, plot.data_line(result), legend)
+    sheet = plot.Sheet(frame, result.headline, plot.data_line(result), legend)
     panels = sheet.panels(2.1, 2.1, sharex=True)
     rates = [100 * level.rate for level in result.levels]
     accuracies = [level.accuracy for level in result.levels]

@@ -20,8 +20,7 @@ def draw(result: StateOverflow, frame: plot.Frame) -> Figure:
     legend.append((plot.rule(plot.SOFT, plot.DOTTED), "chance: the data's most frequent class"))
     if any(curve.half_length is not None for curve in result.curves):
         legend.append((plot.rule(plot.SOFT, (0, (2, 2))), "vertical: half of the accuracy above chance is lost"))
-    title = f"State overflow of {result.model_name}: filler of growing length"
-    sheet = plot.Sheet(frame, title, plot.data_line(result), legend)
+    sheet = plot.Sheet(frame, result.headline, plot.data_line(result), legend)
     panels = sheet.panels(2.1, 2.1, 2.1, sharex=True)
     lengths = [point.tokens for point in result.curves[0].points]
     for curve in result.curves:

@@ -43,6 +43,7 @@ def check_poison(*, objective: str, target: str | None, span: str | None, **othe
     models=TEXT_MODELS,
     dtype="float32",  # Gradients need the precision.
     check=check_poison,
+    settings="train beam candidates sweeps draws detector penalty alarms",
     scores=("poison.survival", "poison.flipped", "poison.beyond", "poison.auroc"),
     dimensions=(
         Dimension(

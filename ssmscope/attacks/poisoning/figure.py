@@ -15,9 +15,9 @@ def draw(result: StatePoisoning, frame: plot.Frame) -> Figure:
     """Draw three panels for each model: survival of the span, accuracy or answers with the planted class, and AUROC."""
     names = [NAMES[each.name] for each in result.victims[0].attacks]
     detectors = [(plot.handle(at, linestyle=""), f"detector: {name}") for at, name in enumerate(result.detectors)]
-    title = f"Hidden-state poisoning of {result.model_name}: {result.objective}"
     legend = [(plot.rule(), "clean texts; for detectors chance"), *detectors]
-    sheet = plot.Sheet(frame, title, plot.data_line(result, f"{result.texts[2]:,} held out"), legend, width=10)
+    told = plot.data_line(result, f"{result.texts[2]:,} held out")
+    sheet = plot.Sheet(frame, result.headline, told, legend, width=10)
     panels = iter(sheet.panels(*[0.34 * len(names)] * len(result.victims), across=3))
     for one in result.victims:
         survival, answers, seen = next(panels), next(panels), next(panels)

@@ -17,9 +17,8 @@ from ssmscope.render.table import in_percent
 
 def draw(result: PositionBias, frame: plot.Frame) -> Figure:
     """Draw a bar with its interval for each region and, if there are windows, the drop against their position."""
-    title = f"Position bias of {result.model_name}: {result.unit} replaced by {result.replaced_by}"
     below = plot.data_line(result, "diamonds: answered with the inserted class" if _targeted(result) else "")
-    sheet = plot.Sheet(frame, title, below.removesuffix("; "))
+    sheet = plot.Sheet(frame, result.headline, below)
     heights = [1.25 * plot.ROW_INCHES * (len(result.regions) + 1), 2.3]
     bars, *curve = sheet.panels(*heights[: 1 + bool(result.windows)])
     _bars(bars, result)

@@ -28,7 +28,7 @@ def draw(result: PromptAttack, frame: plot.Frame) -> Figure:
     )
     clean, worst = plot.handle(0, linestyle="", markerfacecolor="white"), plot.handle(1, linestyle="", marker="o")
     legend = [(clean, "clean prompt"), (worst, "worst prompt found"), (plot.rule(plot.SOFT), "mean of the clean ones")]
-    sheet = plot.Sheet(frame, f"Prompt attacks on {result.model_name}", plot.data_line(result, templates, way), legend)
+    sheet = plot.Sheet(frame, result.headline, plot.data_line(result, templates, way), legend)
     rows = number * len(result.attacks)
     (axes,) = sheet.panels(0.2 * rows + 0.1 if number > 1 else 0.3 * rows)
     names, notes = [], []

@@ -66,6 +66,7 @@ RUN = r"[^],]+(?:, \d+ queries)?"
     models=TEXT_MODELS,
     dtype="float32",  # Gradients need the precision.
     check=check_words,
+    settings="beam flips candidates stopwords active",
     scores=("words.success", "words.accuracy"),
     dimensions=(
         Dimension("Words, 1 changed", rf"words\.accuracy\[{RUN}, 1 word\]", "accuracy under attack", 5),

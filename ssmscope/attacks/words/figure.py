@@ -17,7 +17,7 @@ def draw(result: WordAttack, frame: plot.Frame) -> Figure:
     told = "nothing was attacked" if math.isnan(queries) else f"{queries:.1f} queries per attacked example"
     clean, attacked = f"clean {result.accuracy.value:.3f}", f"under attack {result.attacked.value:.3f}"
     legend = [(plot.rule(plot.SOFT), clean), (plot.rule(plot.COLOURS[0], "-"), attacked)]
-    sheet = plot.Sheet(frame, f"{result.recipe} on {result.model_name}", plot.data_line(result, told), legend)
+    sheet = plot.Sheet(frame, result.headline, plot.data_line(result, told), legend)
     (axes,) = sheet.panels(2.6)
     most = len(result.curve) - 1
     # Half a step on either side makes the first and the last value visible.

@@ -45,12 +45,13 @@ def draw(result: ImplicitAttention, frame: Frame, *, start: int = 0) -> Figure:
         said.append(f"underlined: the {NAMED_KEYS} strongest")
     if any(each.fold > 1 for each in triangles if each):
         said.append("several weights share a dot, which shows the strongest of them")
-    named = f"Implicit attention of {result.model_name}: {result.level_name}"
     bars: list[Bar] = [(SIGNED, None, ("−limit", "limit"), "weight")]
     below = [heads_name(result), *said, rest_of(len(result), start, len(texts))]
     # Square maps that get less than their room collapse the layout of the whole figure.
     in_axes = any(triangles) and isinstance(frame.ax, Axes)
-    figure = stack(frame, named, below, parts, bars, width, least=0.9 / HEIGHT_SHARE_IN_AXES if in_axes else 0.9)
+    figure = stack(
+        frame, result.headline, below, parts, bars, width, least=0.9 / HEIGHT_SHARE_IN_AXES if in_axes else 0.9
+    )
     if any(triangles) and (layout := figure.get_layout_engine()) is not None:
         layout.execute(figure)  # A single pass, before the maps are square, leaves too little room below them.
     return figure

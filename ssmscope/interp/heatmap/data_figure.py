@@ -89,7 +89,7 @@ def draw_pair(pair: Paired, frame: plot.Frame) -> Figure:
     words, timed = shared_words(results), all(result.timed for result in results)
     legend = [(plot.handle(at), name) for at, name in enumerate(pair.names)]
     note = "at the right of a word the difference, * where the two intervals do not overlap"
-    sheet = plot.Sheet(frame, pair.headline.partition(": ")[0], plot.data_line(results[0], note), legend, width=10.6)
+    sheet = plot.Sheet(frame, pair.headline, plot.data_line(results[0], note), legend, width=10.6)
     panels = words_and_parts(sheet, len(words), timed)
     scores = [[each.kept[at] for each in words] for at in range(2)]
     notes = [each.signed + " *" * (each.gap > 0) for each in words]

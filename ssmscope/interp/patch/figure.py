@@ -19,11 +19,9 @@ def draw(result: Patching, frame: plot.Frame, *, approximated: bool = False) -> 
     heads = result.site == "head"
     lined = not heads and not approximated and result.is_exact
     source, into = ("clean", "corrupted") if result.direction == "denoise" else ("corrupted", "clean")
-    below = "" if approximated else f"{result.flipped}; "
-    below += f"{result.metric_name}; {source} patched into {into}"
+    below = f"{result.metric_name}; {source} patched into {into}"
     below += "; approximated by a gradient" if approximated or not result.is_exact else ""
-    named = result.headline.partition(result.model_name)[0] + result.model_name
-    sheet = plot.Sheet(frame, f"{named}: {result.asked}", below, width=float(np.clip(0.24 * columns, 5.6, 12.0)) + 2.1)
+    sheet = plot.Sheet(frame, result.headline, below, width=float(np.clip(0.24 * columns, 5.6, 12.0)) + 2.1)
     high = float(np.clip(0.24 * len(grid), 0.7, 5.5)) + (0.3 if not heads else 0.0)
     *above, axes = sheet.panels(*[0.9] * lined, high, sharex=True)
     for panel in above:

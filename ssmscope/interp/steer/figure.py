@@ -18,7 +18,7 @@ def draw(result: Steering, frame: plot.Frame) -> Figure:
     mean = f"mean of {counted(random, 'random direction')}" + "; thin: each" * (random > 1)
     legend = [(plot.handle(0), "direction"), (plot.handle(1, linestyle=plot.DASHED), mean)]
     below = "strength 1 is the difference of means; 95 % bootstrap intervals"
-    sheet = plot.Sheet(frame, f"Steering on {result.model_name}: {result.asked}, by {result.where}", below, legend)
+    sheet = plot.Sheet(frame, result.headline, below, legend)
     panels = sheet.panels(*[2.2] * (1 + result.has_costs), sharex=True)
     for own in result.by_direction[1:]:
         panels[0].plot(at, own[order], color=plot.SOFT, linewidth=0.6, alpha=0.6)

@@ -60,7 +60,7 @@ def measured_terms(
     by default the length of the longest."""
     T = setting["length"]
     drawn = None if texts is not None or model.channels is not None or T is None else max(2, min(T, DEFAULT_LENGTH))
-    inputs = inputs_of(model, texts, length=drawn, samples=4, seed=seed)
+    inputs = inputs_of(model, texts, length=drawn, sequences=4, seed=seed)
     setting = {**setting, "length": inputs.longest if T is None else T}
     grid, layers = curve_lengths(lengths, setting["length"]), measure_terms(model, inputs.batch)
     return GeneralizationBound(

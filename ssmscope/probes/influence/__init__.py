@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @analysis(
     "influence",
     reads=Texts(instead="length"),
+    settings="probes fit_from fit_to",
     question="How far back does an output depend on its input?",
     dtype="float32",  # Gradients need this precision.,
     scores=("influence.recent",),
@@ -49,7 +50,6 @@ def influence(
         bool | None, "Exact or estimated norms (default: exact for outputs of up to 64 components)."
     ] = None,
     probes: Annotated[int, "Random vectors of an estimate, each a backward pass.", Range(2)] = 8,
-    vectors: Annotated[Literal["signs", "normal"], "Distribution of the random vectors: ±1, or N(0, 1)."] = "signs",
     fit_from: Annotated[
         int, "Smallest distance of the fit; at 0 an output also reads its own token past the memory.", Range(0)
     ] = 1,
@@ -57,7 +57,7 @@ def influence(
         int | None, "Largest distance of the fit (default: as far as the texts and the noise allow).", Range(0)
     ] = None,
     recent: Annotated[int, "Number of last tokens called recent.", Range(1)] = 8,
-    chunk: Annotated[int | None, "Tokens that run together (default: as many as suit the device).", Range(1)] = None,
+    piece: Annotated[int | None, "Tokens that run at once (default: as many as suit the device).", Range(1)] = None,
     seed: Seed = 0,
 ) -> Influence:
     """Measure how far back an output depends on its input (recency), and how similar tokens become (over-smoothing).
@@ -94,9 +94,9 @@ def influence(
     if of == "logits" and model.is_classifier and positions != "last":
         raise InputError(f"{model.name} is {model.role}, with logits at the last position only: give positions='last'")
     refuse_reading(probes * batch.mask.numel(), f"{probes:,} probes", "ask for fewer")
-    run: dict[str, Any] = {"model": model, "batch": batch, "chunk": chunk}
+    run: dict[str, Any] = {"model": model, "batch": batch, "chunk": piece}
     run |= {"positions": measure.positions_of(positions, batch.lengths), "exact": exact}
-    run |= {"probes": measure.Probes(probes, vectors, seed), "fit": {"fit_from": fit_from, "fit_to": fit_to}}
+    run |= {"probes": measure.Probes(probes, seed), "fit": {"fit_from": fit_from, "fit_to": fit_to}}
     layers = model.num_layers if at == "layers" else 0
     together = max(1, MAX_NUMBERS_KEPT // (4 * batch.mask.numel() * model.width))  # GroupMamba has several inputs.
     with progress_bar() as bar:
@@ -119,6 +119,6 @@ def influence(
         lengths=np.array(batch.lengths),
         recent=recent,
         reaches=tuple(reaches),
-        similarity=similarity_of(model, batch, at_once=chunk, seed=seed),
+        similarity=similarity_of(model, batch, at_once=piece, seed=seed),
         notes=tuple(measure.notes_on(reaches, batch)),
     )

@@ -32,12 +32,10 @@ MAX_EXACT_COMPONENTS = 64
 
 @dataclass(frozen=True)
 class Probes:
-    """Vectors v of vᵀJ; a random one depends only on the seed, the place, the text, the position and its own number."""
+    """Vectors v of vᵀJ; a random one, of ±1, depends on the seed, the place, the text, the position and its number."""
 
     number: int | None
     """Number of random vectors; None for every unit vector, which is exact."""
-    vectors: str = "signs"
-    """Distribution of random vectors: "signs", ±1, or "normal", N(0, 1)."""
     seed: int = 0
 
     def count(self, size: int) -> int:
@@ -47,7 +45,7 @@ class Probes:
         if self.number is None:
             return np.eye(1, size, which)[0]
         random = np.random.default_rng([self.seed, place, text, position, which])
-        return random.standard_normal(size) if self.vectors == "normal" else 2.0 * random.integers(0, 2, size) - 1
+        return 2.0 * random.integers(0, 2, size) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +175,7 @@ def measure_reach(
     assert probes.number is not None
     if exact is None:
         exact = dependence.size <= max(MAX_EXACT_COMPONENTS, probes.number)
-    drawn = Probes(None, probes.vectors, probes.seed) if exact else probes
+    drawn = Probes(None, probes.seed) if exact else probes
     blocks = block_norms(dependence=dependence, probes=drawn, **run)
     for text, block in enumerate(blocks):
         if not np.isfinite(block.norm).all():

@@ -73,6 +73,7 @@ def check_steps(*, steps: int, batch_tokens: int, **others: Any) -> None:
     reads=FitData(),
     question="What would it answer earlier? Fit a tuned lens.",
     check=check_steps,
+    settings="held_out optimizer learning_rate batch_tokens weight_decay clip patience look_every",
     writes=True,
     then='analyze lens show {model} --lens {out} --text "…"',
 )

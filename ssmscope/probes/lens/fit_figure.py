@@ -13,7 +13,7 @@ def draw(result: LensFit, frame: plot.Frame) -> Figure:
     """Draw the KL of both lenses by layer, and by step on the held-out rows that choose the step."""
     legend = [(plot.handle(0), "tuned lens"), (plot.handle(1), "logit lens")]
     below = f"{result.measured_on}, 95 % bootstrap intervals"
-    sheet = plot.Sheet(frame, f"Tuned lens of {result.model_name}", below, legend)
+    sheet = plot.Sheet(frame, result.headline, below, legend)
     axes, progress = sheet.panels(2.5, across=2, widths=(1.8, 1))
     last = len(result.layers)
     model = Estimate(0.0, 0.0, 0.0)  # After the last block both lenses are the model itself.

@@ -40,7 +40,7 @@ def retrieval(
     ] = ("qa1", "qa2", "qa3", "qa4", "qa5"),
     lengths: Annotated[
         Sequence[int], "Maximum context lengths, in tokens of the first tokenizer; 0 for the facts alone.", Range(0)
-    ] = (0, 1000, 2000, 4000),
+    ] = (0, 1000, 2000),
     examples: Annotated[int, "Questions per task and length.", Range(1)] = 20,
     filler: Annotated[
         str | Path | list[str],

@@ -28,8 +28,7 @@ def draw(result: Retrieval, frame: Frame) -> Figure:
     count = len(result.models) + len(result.ratios)
     across = min(count, PANELS_PER_ROW)
     wide = max(CELL_WIDTH * len(result.lengths), 1.8) + SIDES
-    what = "Retrieval by context length" + " and ratios" * bool(result.ratios)
-    sheet = Sheet(frame, what, _below(result), width=max(across * wide, 5.2))
+    sheet = Sheet(frame, result.headline, _below(result), width=max(across * wide, 5.2))
     high = max(CELL_HEIGHT * len(result.tasks), 0.8) + 0.25
     panels = sheet.panels(*[high] * math.ceil(count / across), across=across, count=count)
     shares = colours_of(BLUES, 0, 1)

@@ -22,14 +22,14 @@ PANEL, SMALL = 2.3, 1.4
 def draw(result: NeedleSNR, frame: plot.Frame) -> Figure:
     """Draw a block per length: the needle's probability and its log ratio to the best distractor over all tasks, and
     below them each task's probabilities in panels that share their axes."""
-    lengths, name = result.lengths[:MAX_LENGTHS], result.models[0].name
+    lengths = result.lengths[:MAX_LENGTHS]
     tasks = result.tasks[1:] if len(result.tasks) > 1 else ()
-    title = "Needle probability by layer" + f" of {name}" * (len(result.models) == 1)
     listed = short_name(", ".join(tasks or result.tasks), MAX_NAME_LETTERS)
     questions = counted(result.curves[0].examples, "question")
     below = f"{questions} ({listed}), mean and 95 % bootstrap interval over questions"
     names = [f"{short_name(model.name, 44)}: {short_name(model.lens, 44)}" for model in result.models]
-    sheet = plot.Sheet(frame, title, below, [(plot.handle(at), name) for at, name in enumerate(names)], width=9.0)
+    legend = [(plot.handle(at), name) for at, name in enumerate(names)]
+    sheet = plot.Sheet(frame, result.headline, below, legend, width=9.0)
     if len(lengths) == 1 and lengths[0] is None and not tasks:
         _upper(sheet.panels(PANEL, across=1 + _has_ratios(result.curves)), result.curves)
         return sheet.figure

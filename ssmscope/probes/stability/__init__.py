@@ -32,7 +32,7 @@ def stability(
     length: Annotated[
         int | None, "Length of random sequences instead of texts (default: 512, or that of an image).", Range(2)
     ] = None,
-    samples: Annotated[int, "Number of random sequences.", Range(1)] = 4,
+    sequences: Annotated[int, "Number of random sequences.", Range(1)] = 4,
     positions: Annotated[
         int | Sequence[int],
         "Positions at which norms are taken: N evenly spaced ones, or a list, from 0.",
@@ -74,7 +74,7 @@ def stability(
     from ssmscope.probes.stability import measure
     from ssmscope.probes.stability.result import BEHAVIOURS, Stability
 
-    inputs = measure.inputs_of(model, texts, length=length, samples=samples, seed=seed)
+    inputs = measure.inputs_of(model, texts, length=length, sequences=sequences, seed=seed)
     check_causal(model.module, "stability")
     model.check_recurrent_state("stability")
     chosen = measure.norm_positions(positions, inputs.longest)
@@ -85,7 +85,7 @@ def stability(
         for number, parts, norms in zip(model.layer_numbers, found.layers, found.norms)
         for part, one in enumerate(parts)
     )
-    options = call_options(samples=samples if texts is None else None)
+    options = call_options(sequences=sequences if texts is None else None)
     return Stability(
         provenance=record_provenance(model.source, options=options, seed=seed),
         inputs=inputs.name,

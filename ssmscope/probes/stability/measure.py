@@ -53,7 +53,7 @@ class Inputs(NamedTuple):
         return max(self.batch.lengths)
 
 
-def inputs_of(model: Model, texts: TextsLike | None, *, length: int | None, samples: int, seed: int) -> Inputs:
+def inputs_of(model: Model, texts: TextsLike | None, *, length: int | None, sequences: int, seed: int) -> Inputs:
     """Return texts, or random sequences (of 512 tokens by default, or the size of a pixel model's images)."""
     if texts is not None:
         if length is not None:
@@ -70,8 +70,8 @@ def inputs_of(model: Model, texts: TextsLike | None, *, length: int | None, samp
     if length is None:
         size = getattr(model.config, "image_size", None) if model.channels is not None else None
         length = size[0] * size[1] + model.config.class_token if size else DEFAULT_LENGTH
-    batch = random_batch(model, samples, length, np.random.default_rng(seed))
-    return Inputs(batch, f"{counted(samples, 'random sequence')} of {length:,} tokens (seed {seed})")
+    batch = random_batch(model, sequences, length, np.random.default_rng(seed))
+    return Inputs(batch, f"{counted(sequences, 'random sequence')} of {length:,} tokens (seed {seed})")
 
 
 def random_batch(model: Model, number: int, length: int, random: np.random.Generator) -> Batch:

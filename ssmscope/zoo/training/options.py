@@ -187,6 +187,11 @@ class TrainingOptions:
 OPTIONS: Mapping[str, Mapping[str, Any]] = {each.name: each.metadata for each in fields(TrainingOptions)}
 """Declaration of each option, by name."""
 
+OF_RUN = """recipe split validation test length examples unit filler init_from epochs seed device compile
+checkpoint_minutes progress log""".split()
+SETTINGS = frozenset(OPTIONS) - {*OF_RUN}
+"""Options of the model and its training, which are settings; the others say what is read and how it is run."""
+
 
 def parameters() -> Iterator[inspect.Parameter]:
     """Yield the options as parameters, whose annotations `ssmscope.api.signatures` reads."""

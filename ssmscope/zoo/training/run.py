@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmscope.api.verbs import verb
 from ssmscope.errors import InputError, ran_out_of_memory
-from ssmscope.zoo.training.options import TrainingOptions, parameters
+from ssmscope.zoo.training.options import SETTINGS, TrainingOptions, parameters
 from ssmscope.zoo.training.tracking import tracked, trackers_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ssmscope.zoo.training.data import Parts
 
 
-@verb("ssmscope.zoo.training.verbs:train", without=("command",))
+@verb("ssmscope.zoo.training.verbs:train", without=("command",), settings=SETTINGS)
 def train_model(
     architecture: str, data: str | Path, out: str | Path, *, command: str | None = None, **options: Any
 ) -> Path:

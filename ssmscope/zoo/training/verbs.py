@@ -21,7 +21,7 @@ def train(
     architecture: Annotated[str, typer.Argument(metavar="ARCH", help=f"One of {', '.join(ARCHITECTURES)}.")],
     data: Annotated[
         str,
-        typer.Option("--data", "--task", metavar="NAME", help="A data set, a generated task, or a file; see below."),
+        typer.Option("--data", metavar="NAME", help="A data set, a generated task, or a file; see above."),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Directory for the model, by default runs/NAME-ARCH.")
