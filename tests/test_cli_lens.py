@@ -101,7 +101,7 @@ class TestFit:
                 "unknown optimizer 'sdg'; allowed are sgd, adam",
             ),
             (["mamba2", "--data", "text.txt", "--steps", "0"], "steps is 0; allowed is a whole number from 1"),
-            (["mamba2", "--data", "text.txt", "--clip", "x"], "clip is 'x'; allowed is a number above 0"),
+            (["mamba2", "--data", "text.txt", "--set", "clip=x"], "clip is 'x'; allowed is a number above 0"),
             (["mamba2", "--data", "text.txt", "--length", "0"], "length is 0; allowed is a whole number from 1 to"),
             (["demo/sst2-mamba2", "--data", "text.txt"], "text.txt"),
             (["mamba2", "--data", "text.txt", "--device", "gpu"], "gpu"),

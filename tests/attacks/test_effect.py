@@ -272,6 +272,12 @@ class TestResult:
             model, clean="a gripping , well acted film", corrupted="a tedious , well acted film and true is true", top=3
         )
 
+    def test_files_with_former_names_are_read(self, result, tmp_path):
+        path = result.save(tmp_path, "effect")["json"]
+        former = path.read_text().replace('"clean": {"text"', '"before": {"text"')
+        path.write_text(former.replace('"corrupted": {"text"', '"after": {"text"'))
+        assert '"before": {"text"' in former and ssmscope.Result.load(path) == result
+
     def test_figure(self, result):
         figure = result.figure()
         distances = figure.axes[-1]

@@ -23,19 +23,19 @@ import torch
 
 from ssmscope.data import rows
 from ssmscope.data.babi import load_questions
-from ssmscope.data.language import (
+from ssmscope.data.language import load_lines
+from ssmscope.data.rows import class_ids, label_column, sorted_names
+from ssmscope.data.text import load_text
+from ssmscope.data.tokens import IGNORED
+from ssmscope.errors import InputError
+from ssmscope.zoo.documents import (
     bits_per_character,
     byte_tokenizer,
     characters_of_tokens,
     document_data,
     load_documents,
-    load_lines,
     word_tokenizer,
 )
-from ssmscope.data.rows import class_ids, label_column, sorted_names
-from ssmscope.data.text import load_text
-from ssmscope.data.tokens import IGNORED
-from ssmscope.errors import InputError
 from ssmscope.zoo.tokenizers import train_byte_pairs
 from ssmscope.zoo.training.card import score_record
 from ssmscope.zoo.training.objectives import NextTokens

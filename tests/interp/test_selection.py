@@ -237,7 +237,7 @@ def test_padding_never_appears_and_damage_is_refused(trace):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"score": "retension"}, "allowed are survival, retention, write, lift; did you mean 'retention'"),
+        ({"score": "retension"}, "allowed are survival, readable, retention, write, lift; did you mean 'retention'"),
         (
             {"layers": "al"},
             "layers is 'al'; allowed are mean, all or a whole number from 0 on, or several; did you mean 'all'?",

@@ -14,5 +14,5 @@ def test_what_every_option_allows() -> None:
         for option in analysis.options.values():
             allowed = "options of methods" if option.nested else option.allowed
             default = "required" if option.required else repr(option.default)
-            shown.append(f"{name} {'/'.join(option.flags)}: {allowed}; {default}")
+            shown.append(f"{name} {'/'.join(option.flags)}{f' {option.name}' * option.setting}: {allowed}; {default}")
     check("options", shown)
