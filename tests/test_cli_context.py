@@ -103,7 +103,10 @@ class TestHeatmap:
             (["--text", "a \udcff film"], "not valid UTF-8"),
             (["--ids", "1,16"], "16, outside the model's vocabulary 0…15"),
             (["--ids", "-1"], "-1, outside"),
-            (["--text", TEXT, "--score", "retain"], "unknown score 'retain'; allowed are survival, readable, retention, write"),
+            (
+                ["--text", TEXT, "--score", "retain"],
+                "unknown score 'retain'; allowed are survival, readable, retention, write",
+            ),
             (["--text", TEXT, "--layers", "men"], "did you mean 'mean'?"),
             (["--text", TEXT, "--layers", "0,3"], "no layer 3"),
             (["--text", TEXT, "--layers", "-1"], "layers is -1; allowed"),
