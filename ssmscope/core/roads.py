@@ -299,7 +299,8 @@ def _stack(model: Model) -> list[nn.Module]:
 
 def _roads_of(mixer: nn.Module, layer: LayerTrace) -> tuple[str, ...]:
     """Return the roads of a mixer by which another input changes its output."""
-    other = terms_of(mixer, layer.u.roll(1, 1) * 1.5, layer.mask)
+    noise = torch.randn(layer.u.shape, generator=torch.Generator().manual_seed(0)).to(layer.u)
+    other = terms_of(mixer, layer.u + layer.u.std() * noise, layer.mask)
     output = adapter_for(mixer).output
     known = {road for r in layer.recurrences for term, road in TERMS.items() if getattr(r, term, None) is not None}
     roads = [road for road in (*TERMS.values(), GATE, REST) if road in known or road in (GATE, REST)]

@@ -9,7 +9,7 @@ position itself, keys B from the position before, through the convolution, and q
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,8 +65,21 @@ class Compiled:
         return TokenData(self.task.name, "test", ids, targets, self.task.tokens)
 
     def pairs(self, pairs: int = 64, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return clean and corrupted ids (pairs, length) of independent inputs with different answers, and these."""
+        """See `draw_pairs`."""
         return draw_pairs(self.task, pairs, seed)
+
+    def positions(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the positions of the values that an input's answer is read from, first memory first, and of their
+        keys."""
+        values, keys, query = [], [], ids[-1]
+        for memory in self.task.memories:
+            asked = {query} if memory.keys else set(memory.writes)
+            after = int(bool(memory.keys))
+            found = (at + after for at, own in enumerate(ids[:-1]) if own in asked and ids[at + after] in memory.values)
+            values.append(max(found))
+            keys += [values[-1] - 1] * after
+            query = ids[values[-1]]
+        return values, keys
 
 
 def draw_pairs(task: Task, pairs: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
