@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import running
 from running import read
-from verdicts import Question, table, verdicts
 
 RESULTS = Path(__file__).with_name("results") / "attention-shares.jsonl"
 MODELS = {"mamba2": "Mamba-2", "hybrid": "hybrid", "diff-mamba": "Diff-Mamba"}
@@ -66,27 +66,17 @@ def shares() -> dict[tuple[str, str, str], list[list[float]]]:
 
 
 def docs_table() -> list[str]:
-    """Return the lines of the documentation's table: the shares of implicit attention by layer, with intervals."""
-    found = shares()
-    cells = [(model, column) for column in COLUMNS for model in MODELS]
-    heads = " | ".join(f"{MODELS[model]}, {'facts' if column == 'needles' else column}" for model, column in cells)
-    rows = [f"| layer | {heads} |", "|---" * (len(cells) + 1) + "|"]
-    for layer in range(len(found[next(iter(MODELS)), "attention", COLUMNS[0]])):
-        each = (found[model, "attention", column][layer] for model, column in cells)
+    """Return the lines of the documentation's table: the shares of attention on filler by layer, with intervals,
+    and the means over layers."""
+    own = [shares()[model, "attention", "filler"] for model in MODELS]
+    rows = [f"| layer | {' | '.join(MODELS.values())} |", "|---" * (len(own) + 1) + "|"]
+    for layer, each in enumerate(zip(*own)):
         told = ("{:.3f} [{:.3f}, {:.3f}]".format(*share).replace("0.", ".") for share in each)
         rows.append(f"| {layer} | {' | '.join(told)} |")
-    return rows
-
-
-def verdict_table() -> list[str]:
-    """Return the lines of the verdicts: differences from Mamba-2 of the mean share on filler over layers."""
-    found = {key: sum(layer[0] for layer in layers) / len(layers) for key, layers in shares().items()}
-    family = {}
     for of in ("attention", "contributions"):
-        for model in list(MODELS)[1:]:
-            question = Question(f"{of} to filler, {MODELS[model]} − Mamba-2", 0.05)
-            family[question] = [([found[model, of, "filler"]], [found["mamba2", of, "filler"]])]
-    return table(verdicts(family))
+        means = (statistics.mean(layer[0] for layer in shares()[model, of, "filler"]) for model in MODELS)
+        rows.append(f"| {of}, mean | {' | '.join(f'{mean:.3f}'.removeprefix('0') for mean in means)} |")
+    return rows
 
 
 def main() -> None:

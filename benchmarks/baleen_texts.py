@@ -79,6 +79,7 @@ PLANTED_ARM = "baleen-e true β=0.001 warm"
 """Baleen-E of the planted tasks' table."""
 METHODS = ("survival", "self-retention", "self-write", "ig", "gradxinput", "gradcam", "lrp")
 SHOWN = ("lrp", "ig", "gradxinput", "gradcam", "survival", "self-write")
+TABLED = tuple(method for method in SHOWN if method != "gradxinput")
 """Methods of the documentation's tables."""
 Measure = Callable[[dict[str, Any]], float]
 
@@ -346,8 +347,8 @@ def docs_table() -> list[str]:
 def _fidelity_table(arms_of_data: dict[str, tuple[str, ...]]) -> list[str]:
     """Return a table's lines: per data set the accuracy, the share of heads that select and ΔA × 100 of each arm."""
     lines = [
-        f"| | | accuracy | heads that select | {' | '.join(f'`{m}`' for m in SHOWN)} |",
-        "|---|---|---|---|" + "---|" * len(SHOWN),
+        f"| | | accuracy | heads that select | {' | '.join(f'`{m}`' for m in TABLED)} |",
+        "|---|---|---|---|" + "---|" * len(TABLED),
     ]
     for data, arms in arms_of_data.items():
         of_data = [r for r in results() if r["data"] == data and r["seed"] in SEEDS]
@@ -356,7 +357,7 @@ def _fidelity_table(arms_of_data: dict[str, tuple[str, ...]]) -> list[str]:
             seeds = list(found[arm].values())
             variations = [v for r in seeds for layer in r["selectivity"] for v in layer["variation"]]
             share = f"{sum(v >= MIN_VARIATION for v in variations) / len(variations):.2f}"
-            columns = [[r["test"] for r in seeds], *([100 * r["delta"][m] for r in seeds] for m in SHOWN)]
+            columns = [[r["test"] for r in seeds], *([100 * r["delta"][m] for r in seeds] for m in TABLED)]
             lines.append(_row(data if at == 0 else "", arm, columns, share))
     return lines
 

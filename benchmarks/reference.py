@@ -177,20 +177,21 @@ def table(arguments: argparse.Namespace) -> None:
 
 def mad_table() -> list[str]:
     """Return the table of MAD's tasks in docs/differential-mamba.md."""
-    return accuracies(*COMPARED, *ABLATED)
+    return accuracies(*COMPARED, *ABLATED, tasks=("fuzzy-recall", "compression"))
 
 
 def gfssm_table() -> list[str]:
-    """Return the table of MAD's tasks in docs/gfssm.md."""
-    return accuracies("mamba2", *(name for name in MAD if name.startswith("gfssm")))
+    """Return the table of MAD's tasks in docs/gfssm.md, the two that are not at their ceiling."""
+    names = ("mamba2", *(name for name in MAD if name.startswith("gfssm")))
+    return accuracies(*names, tasks=("fuzzy-recall", "compression"))
 
 
-def accuracies(*names: str) -> list[str]:
+def accuracies(*names: str, tasks: Sequence[str] = TASKS) -> list[str]:
     """Test accuracy on MAD's tasks, mean ± 95 % t interval over seeds."""
     found = groups()
-    rows = [f"| model | {' | '.join(TASKS)} |", "|---" * (1 + len(TASKS)) + "|"]
+    rows = [f"| model | {' | '.join(tasks)} |", "|---" * (1 + len(tasks)) + "|"]
     for name in names:
-        cells = [[each["accuracy"] for each in found.get(f"{task}-{name}", [])] for task in TASKS]
+        cells = [[each["accuracy"] for each in found.get(f"{task}-{name}", [])] for task in tasks]
         if any(cells):
             rows.append(f"| {name} | {' | '.join(running.told(cell) if len(cell) > 1 else '' for cell in cells)} |")
     return rows

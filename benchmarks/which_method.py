@@ -179,8 +179,8 @@ def overlap(one: Sequence[str], other: Sequence[str]) -> float:
 
 def circuits_table() -> list[str]:
     """Return the lines of the table of stories' circuits, means over the seeds of stories."""
-    lines = ["| | | edges | faithfulness | random, at most | overlap of seeds | with one hop | in all seeds |"]
-    lines.append("|---" * 8 + "|")
+    lines = ["| | | edges | faithfulness | overlap of seeds | with one hop |"]
+    lines.append("|---" * 6 + "|")
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for r in running.read(CIRCUITS):
         found.setdefault((r["model"], r["hops"]), []).append(r)
@@ -188,32 +188,30 @@ def circuits_table() -> list[str]:
         chosen, single = ([r["circuit"] for r in found[model, each]] for each in (hops, "one"))
         same = statistics.mean(overlap(a, b) for a, b in itertools.combinations(chosen, 2))
         other = statistics.mean(overlap(a, b) for a, b in itertools.product(chosen, single))
-        shared = sum(all(edge in each for each in chosen) for edge in chosen[0])
         cells = [f"{min(map(len, chosen))}–{max(map(len, chosen))} of {own[0]['edges']}"]
-        cells += [running.told([r["faithfulness"] for r in own], 2), f"{max(r['random'] for r in own):.2f}"]
-        cells += [f"{same:.2f}", "" if hops == "one" else f"{other:.2f}", str(shared)]
+        cells += [running.told([r["faithfulness"] for r in own], 2), f"{same:.2f}"]
+        cells.append("" if hops == "one" else f"{other:.2f}")
         lines.append(f"| {model} | {HOPS[hops]} | {' | '.join(cells)} |")
     return lines
 
 
-def over_seeds(column: str, method: str, decoy: bool | None = None) -> list[float]:
+def over_seeds(column: str, method: str) -> list[float]:
     """Return the mean over models, seed by seed, of a method's AUROC; an empty list where it gives no such scores."""
     found: dict[int, list[float]] = {}
     for r in running.read(RESULTS):
-        if method in r[column] and decoy in (None, r["decoy"]):
+        if method in r[column]:
             found.setdefault(r["seed"], []).append(r[column][method])
     return [statistics.mean(own) for own in found.values()]
 
 
 def methods_table() -> list[str]:
-    """Return the lines of the table of AUROC by method, without decoys and with them."""
-    cells = [("layers", True), *((column, decoy) for column in COLUMNS[1:] for decoy in (False, True))]
-    names = [f"{column}, {'with decoy' if decoy else 'none'}" for column, decoy in cells]
-    lines = ["| | " + " | ".join(names) + " |", "|---" * (len(cells) + 1) + "|"]
+    """Return the lines of the table of AUROC by method: of layers where there is a decoy, of edges and positions in all
+    models."""
+    lines = ["| | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     records = running.read(RESULTS)
     methods = dict.fromkeys(m for column in COLUMNS for r in records if r["decoy"] for m in r[column])
     for method in methods:
-        own = [over_seeds(column, method, decoy) for column, decoy in cells]
+        own = [over_seeds(column, method) for column in COLUMNS]
         lines.append(f"| {method} | " + " | ".join(running.told(v) if v else "–" for v in own) + " |")
     return lines
 

@@ -15,7 +15,9 @@ from ssmscope.reports.scores import read_scores
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-HOW_TO = {page.stem: page for page in sorted((DOCS / "how-to").glob("*.md"))}
+HOW_TO = {
+    page.stem: page for page in sorted((DOCS / "how-to").glob("*.md")) if "pyproject.toml" in page.read_text("utf-8")
+}
 
 
 @pytest.fixture(scope="module")

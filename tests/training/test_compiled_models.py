@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -60,6 +63,15 @@ def test_exact_scores_tell_all_true_edges_from_the_others(task: str, family: str
     sizes = dict(zip(found.edges, np.abs(found.scores[:, 0])))
     assert set(made.edges) <= set(sizes)
     assert min(sizes[edge] for edge in made.edges) > 3 * max(sizes[edge] for edge in sizes if edge not in made.edges)
+
+
+def test_the_how_to_adds_a_task() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "add-a-compiled-model.md"
+    code, there = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL), {}
+    exec(code[0], there)
+    made, found, data = there["made"], there["found"], there["made"].data(1000)
+    assert accuracy(ssmscope.load(made.module), data.ids, data.targets[:, -1]) == 1.0
+    assert made.decoys == ("mixer 0",) and {*made.edges} == {*found.circuit}
 
 
 def test_unknown_names_are_refused_in_one_line() -> None:
