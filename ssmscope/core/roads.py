@@ -300,12 +300,15 @@ def _stack(model: Model) -> list[nn.Module]:
 def _roads_of(mixer: nn.Module, layer: LayerTrace) -> tuple[str, ...]:
     """Return the roads of a mixer by which another input changes its output."""
     noise = torch.randn(layer.u.shape, generator=torch.Generator().manual_seed(0)).to(layer.u)
-    other = terms_of(mixer, layer.u + layer.u.std() * noise, layer.mask)
+    # An activation may be shut for one of them.
+    streams = (layer.u.roll(1, 1) * 1.5, layer.u + layer.u.abs().max() * noise)
+    others = [terms_of(mixer, u, layer.mask) for u in streams]
     output = adapter_for(mixer).output
     known = {road for r in layer.recurrences for term, road in TERMS.items() if getattr(r, term, None) is not None}
     roads = [road for road in (*TERMS.values(), GATE, REST) if road in known or road in (GATE, REST)]
     plain = output(mixer, layer)
-    return tuple(road for road in roads if not torch.equal(output(mixer, with_road(layer, other, road)), plain))
+    changes = lambda road, other: not torch.equal(output(mixer, with_road(layer, other, road)), plain)  # noqa: E731
+    return tuple(road for road in roads if any(changes(road, other) for other in others))
 
 
 def with_road(layer: LayerTrace, other: LayerTrace, road: str) -> LayerTrace:
