@@ -299,7 +299,7 @@ def _stack(model: Model) -> list[nn.Module]:
 
 def _roads_of(mixer: nn.Module, layer: LayerTrace) -> tuple[str, ...]:
     """Return the roads of a mixer by which another input changes its output."""
-    noise = torch.randn(layer.u.shape, generator=torch.Generator().manual_seed(0)).to(layer.u)
+    noise = torch.randn(layer.u.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(layer.u)
     # An activation may be shut for one of them.
     streams = (layer.u.roll(1, 1) * 1.5, layer.u + layer.u.abs().max() * noise)
     others = [terms_of(mixer, u, layer.mask) for u in streams]
