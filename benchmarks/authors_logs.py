@@ -1,4 +1,4 @@
-"""What came of Experiments 1 and 2 of the generalisation paper: our runs (`experiments_authors.py`) beside theirs.
+"""Results of Experiments 1 and 2 of the generalisation paper: our runs (`experiments_authors.py`) beside theirs.
 
 SSMSCOPE_ORACLES=… python benchmarks/authors_logs.py logs      # keep what the documentation shows of their logs
 SSMSCOPE_ORACLES=… python benchmarks/authors_logs.py tables
@@ -187,7 +187,7 @@ MEASURES: Mapping[str, Callable[[dict[str, Any]], float]] = {
     "training accuracy": lambda one: one["train"]["accuracy"],
     "test accuracy": lambda one: one["test"]["accuracy"],
 }
-"""What is compared after the last epoch of Experiment 2."""
+"""Measures that are compared after the last epoch of Experiment 2."""
 
 
 def spread_table() -> list[str]:

@@ -1,5 +1,5 @@
-"""Which method finds what: layers, edges and positions of compiled models, whose truth is known, with and without a
-layer that holds the answer and is never read.
+"""Comparison of methods by what they find: layers, edges and positions of compiled models, whose truth is known, with
+and without a layer that holds the answer and is never read.
 
     python benchmarks/which_method.py measure --out runs/which --into benchmarks/results/which-method.jsonl  # minutes
     python benchmarks/which_method.py circuits    # of the shipped models of stories, one hop and two, some minutes
@@ -57,7 +57,7 @@ QUESTIONS = (
 """Pairs of methods, and the column in which the second is subtracted from the first."""
 
 Scores = Mapping[str, np.ndarray]
-"""By method, of layers (layers,) or of positions (inputs, length)."""
+"""Scores by method, of layers (layers,) or of positions (inputs, length)."""
 
 
 def auroc(scores: Sequence[float], true: Sequence[bool]) -> float:
