@@ -18,6 +18,7 @@ MAX_VALUE_CHARACTERS = 88
 FIRST_VALUES = 3
 """Number of values of an array, and of items of a sequence, that a line shows."""
 MAX_ITEMS = 12
+"""Number of items of a sequence that a tree shows."""
 MAX_UNFOLDED = 200
 """Number of values that a tree unfolds; further ones have their line alone."""
 

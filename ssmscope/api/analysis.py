@@ -46,6 +46,7 @@ CACHE = "answers.sqlite"
 
 
 LOADING_OPTIONS = ("tokenizer", "device", "dtype", "labels")
+"""Options that say how models are loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,7 @@ TABLE_ROWS = 40
 """Maximum rows of a table in the default terminal, notebook and HTML views."""
 
 REPORT_ROWS = 100
+"""Maximum rows of a table in a report."""
 
 
 @dataclass(frozen=True)

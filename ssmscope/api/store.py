@@ -21,6 +21,7 @@ APPLICATION_ID = 0x73736D65
 LOCK_TIMEOUT_SECONDS = 10.0
 """Time for which another process may lock the file."""
 KEYS_PER_QUERY = 500
+"""Number of keys that one query looks up."""
 
 
 class Store:

@@ -24,6 +24,7 @@ LOCK = "lock"
 LOCK_TIMEOUT_SECONDS = 60.0
 """Seconds that a set waits while another process publishes one of the same name."""
 MAX_NAME_BYTES = 255
+"""Maximum length of a file's or directory's name in bytes."""
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Error numbers of a disk that takes no more."""
 REMEDIES: dict[int | None, str] = {

@@ -28,6 +28,7 @@ from ssmscope.loading.stored import DAMAGE_ERRORS, reason, weight_files
 
 MAX_UNZIPPED_BYTES = 2**34
 UNZIPPABLE = (zipfile.BadZipFile, zlib.error)
+"""Errors of damaged archives."""
 SENTENCES_PER_BATCH = 32
 LINES = "text with 'word v1 v2 …' on a line"
 """Form of a text file of word vectors."""

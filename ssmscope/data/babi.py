@@ -35,6 +35,7 @@ SPLITS = {"train": (0, 1), "validation": (2,), "test": (3,)}
 """Residues modulo 4 of the CRC-32 of a story's text that belong to each split."""
 
 GENERATED_SENTENCES = 1000
+"""Number of filler sentences drawn from the grammar when no filler is given."""
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,11 @@ DECODING_ERRORS = (
     *(OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error),
     *(IndexError, KeyError, TypeError, OverflowError),
 )
+"""Errors that Pillow's readers raise for damaged images."""
 
 KNOWN = ("cifar10", "digits")
 LABELLED = (*KNOWN, *SOURCES)
+"""Names that `load_pixels` and `load_labelled` know."""
 
 CIFAR10 = Source(
     "uoft-cs/cifar10",

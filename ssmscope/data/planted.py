@@ -32,6 +32,7 @@ NAMES = ("anna", "boris", "clara", "david", "edith", "felix", "grace", "henry", 
 COLOURS = ("red", "blue")
 DIRECTIONS = ("north", "south")
 MIN_WORDS, MAX_WORDS = 12, 32
+"""Range of the number of words of a text."""
 PAIRS = 4
 SIZES = {"train": 16_000, "validation": 1_000, "test": 1_000}
 """Number of texts of each split; each split is drawn separately."""

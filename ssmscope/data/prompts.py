@@ -10,6 +10,7 @@ from ssmscope.data.text import PAIR_SEPARATOR
 from ssmscope.errors import InputError, did_you_mean
 
 CONTENT = "{content}"
+"""Placeholder of the text in a template."""
 
 PAIRS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"wnli": ("Sentence 1", "Sentence 2"), "snli": ("Premise", "Hypothesis")}
@@ -108,6 +109,7 @@ WORDS = {
 TASK_PROMPTS: Mapping[str, TaskPrompts] = MappingProxyType(
     {name: TaskPrompts(templates, WORDS[name]) for name, templates in TEMPLATES.items()}
 )
+"""Task prompts of the known data sets, by name."""
 
 
 def answered(prompt: str, word: str) -> str:

@@ -38,6 +38,7 @@ DIRECTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 
 OTHER_CHAIN_LENGTH = 3
+"""Number of people in the chain that is not asked about."""
 COMMON_WORDS, COMMON_WORD_COUNT = 3, 10
 """Number of common words, and how often each occurs; every other word occurs once."""
 

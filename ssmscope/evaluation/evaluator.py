@@ -44,6 +44,7 @@ from ssmscope.evaluation.verbalizer import (
 SCORINGS = ("likelihood", "generated")
 NO_LIMIT = 2**62
 BATCHES_PER_CHUNK = 16
+"""Number of batches that run before their scores are stored."""
 
 
 class Evaluator:

@@ -18,9 +18,11 @@ MIN_FORK_DISTANCE, MIN_TOKENS_SAVED = 8, 256
 """Minimum distance between two forks, because every further fork makes batches smaller, unless it saves so many tokens.
 """
 RESUME_COST_TOKENS = 2
+"""Cost of resuming a row from a state, in tokens."""
 THRESHOLD_FACTORS = 0.5, 1, 2, 4, 16, 64
 """Factors on these thresholds, one for each candidate plan of forks."""
 MAX_TOKENS_COMPARED = 2**22
+"""Tokens that are compared at a time."""
 
 
 def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> list[list[int]]:

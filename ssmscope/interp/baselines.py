@@ -18,6 +18,7 @@ from ssmscope.interp.objective import Objective
 
 NEUTRAL, SCALED, MEAN, ZERO = "neutral", "scaled-mean", "mean", "zero"
 BASELINE_NAMES = (NEUTRAL, SCALED, MEAN, ZERO)
+"""Baselines that are not tokens."""
 
 GREY = 0.5
 """Value of every pixel of an image's baseline, unless another is requested."""

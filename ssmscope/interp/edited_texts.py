@@ -18,6 +18,7 @@ from ssmscope.render.numbers import counted
 from ssmscope.render.table import Cell, Line, number_cell, table
 
 UNEDITED = "none"
+"""Name of the edit of the unedited model."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from ssmscope.ops.ssd import segment_sums
 STEPS_PER_CHUNK = 32
 """Steps of one triangular system."""
 STEPS_PER_SEGMENT = 1024
+"""Steps whose systems are held at once."""
 
 
 def scan(

@@ -25,6 +25,7 @@ from ssmscope.render.token_rows import cut_note
 from ssmscope.render.tokens import spell_tokens, visible
 
 MAX_PAGE_TOKENS = 1500
+"""Largest number of tokens of a text that is written out with its maps; longer ones are in the picture only."""
 MAX_PAGE_WEIGHTS = 8_000_000
 """Largest number of weights in a block, of some 4/3 bytes each; texts share them map by map."""
 

@@ -16,7 +16,9 @@ from ssmscope.reports.scores import report_scores
 from ssmscope.reports.store import Report
 
 MAX_TEXT_CHARACTERS = 600
+"""Maximum length of an example's text."""
 Anchors = Mapping[str, str]
+"""Anchors of the report's entries by key."""
 
 
 def opening(report: Report, anchors: Anchors) -> Markup:

@@ -26,6 +26,7 @@ from ssmscope.reports.sources import kind_of
 RUN_SECONDS = 2e-4
 """Seconds of a run of a small model on a short text, with many texts in a batch, on one CPU core."""
 FLOPS = {"cpu": 2e10, "cuda": 2e13}
+"""Floating-point operations per second that a run reaches."""
 JOB_SECONDS = 1.5
 """Seconds of a job for its files and figures in the report."""
 PLAN_SECONDS = 15.0

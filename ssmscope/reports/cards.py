@@ -24,6 +24,7 @@ from ssmscope.reports.intervals import interval
 from ssmscope.reports.store import Report
 
 FOLDER = "cards"
+"""Folder of a report's cards in its directory."""
 BEGIN, END = "<!-- ssmscope report: begin -->", "<!-- ssmscope report: end -->"
 """Marks around the section, which a later report replaces."""
 TASKS = {
@@ -33,6 +34,7 @@ TASKS = {
 }
 """The hub's names of tasks by kind of model."""
 MAX_PRECISE_DIGITS = 6
+"""Significant digits of numbers in metadata."""
 
 
 class _Measured(NamedTuple):

@@ -28,7 +28,9 @@ from ssmscope.reports.store import FAILED, MISSING, Report
 MET, MISSED, UNDECIDED = "met", "missed", "undecided"
 STATES = (MISSED, UNDECIDED, MET)
 MAX_EXAMPLES_NEEDED = 1_000_000
+"""Number of examples above which none is advised."""
 MAX_NAMES = 8
+"""Maximum number of names listed in a refusal."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Gate:
     requirement: Requirement
     score: Score
     state: str
+    """One of `STATES`."""
     found: Estimate
     """The number that is compared, the score or its difference from the reference, with the bounds that decide: those
     of a 95 % interval without a level, else each with `tail` beyond it."""

@@ -14,9 +14,11 @@ from ssmscope.render.tokens import shorten, visible
 from ssmscope.reports.store import Report, ReportEntry
 
 MAX_OPTION_CHARACTERS = 40
+"""Maximum length of an option's value in a label."""
 MAX_NAME_CHARACTERS = 50
 """Maximum length of a name for anchors and files; file systems allow 255 bytes."""
 MAX_VERDICT_CHARACTERS = 240
+"""Maximum length of a verdict."""
 
 
 @dataclass(frozen=True)

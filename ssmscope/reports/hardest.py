@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 EXPLAINED, PATCHED = "The hardest examples: what their answers rest on", "The hardest examples: where the attack enters"
 """Headings of the analyses of the hardest examples."""
 MAX_PATCHED = 3
+"""Maximum number of texts that are patched on each model."""
 WORST = 3
+"""Number of worst findings."""
 
 
 class Broken(NamedTuple):

@@ -15,6 +15,7 @@ from ssmscope.core import ties
 from ssmscope.core.bootstrap import RESAMPLES, TAIL, Z_95, Estimate, estimate, ratio, resampled_sums, wilson_interval
 
 MAX_RESAMPLES = 20_000
+"""Maximum number of resamples for ends farther out than those of a 95 % interval."""
 PAIRS_ADDED = np.array([[1.0, 1.0, 0.0, 1.0], [0.0, 1.0, 1.0, 1.0]])
 """Bonett & Price's added pairs, one for either side, as the columns of two scores."""
 

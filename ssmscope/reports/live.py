@@ -42,10 +42,13 @@ if TYPE_CHECKING:
 
 
 MAX_LAYERS_SHOWN = 8
+"""Maximum number of layers that are shown below their average."""
 TRACES_KEPT = 4
 """Number of cached traces, so that another layer, score or token of a text needs no new run."""
 PREDICTIONS_SHOWN = 10
+"""Number of classes or next tokens shown per text."""
 MAX_TOKEN_CHARACTERS = 60
+"""Maximum length of a class or token as shown."""
 
 # ---- options that a visitor may set, as the analyses declare them
 # Left out are options that name files on the server, those that change no number, and those of `EXCLUDED_OPTIONS`.

@@ -34,12 +34,17 @@ from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups,
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, Report, ReportEntry
 
 MAX_PROVENANCE_CHARACTERS = 100_000
+"""Maximum length of a value of the report's provenance, such as the plan."""
 MAX_OPEN_ROWS = 12
+"""Maximum number of rows of a table that is unfolded at first."""
 MAX_VALUE_CHARACTERS = 300
+"""Maximum length of an option or error in a list."""
 MAX_TOKENS_PER_TEXT = 1500
 """Number of a text's first tokens on the page; the files have all."""
 MAX_TOKEN_CHARACTERS = 120
+"""Maximum length of a token as shown."""
 MAX_NAME_CHARACTERS = 60
+"""Maximum length of a text's name."""
 MAX_BYTES = 40_000_000
 """Approximate maximum size of an analysis's heatmaps; the page says how many texts are left out."""
 

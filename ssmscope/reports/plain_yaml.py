@@ -15,9 +15,11 @@ import yaml
 from ssmscope.errors import InputError
 
 MAX_CHARACTERS = 2_000_000
+"""Maximum length of a plan."""
 MAX_NODES = 100_000
 """Maximum number of values of a plan; values repeated by aliases count each time."""
 MAX_DEPTH = 20
+"""Maximum nesting of mappings and lists."""
 
 _PLAIN = "tag:yaml.org,2002:"
 _BOOLEANS = {"true": True, "false": False}

@@ -29,7 +29,9 @@ WRITING_OPTIONS = ("save", "export")
 """Options that write files outside the results."""
 
 MAX_JOBS = 10_000
+"""Maximum number of jobs of a plan."""
 MAX_RESOURCE = 100_000.0
+"""Maximum number of CPUs or GPUs of a job."""
 
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _UNSET = object()

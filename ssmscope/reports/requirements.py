@@ -24,7 +24,9 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": lambda value, limit: value > limit,
 }
 MAX_REQUIREMENTS = 1000
+"""Maximum number of requirements of a report."""
 MAX_CHARACTERS = 500
+"""Maximum length of a requirement."""
 MIN_LEVEL = 0.5
 """Lower end of the confidence levels; at it a one-sided bound is the estimate."""
 

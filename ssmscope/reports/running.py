@@ -259,6 +259,7 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> JobEng
 
 
 _kept: Any = None
+"""Models that this worker keeps between its jobs."""
 
 
 def _work(job: Job, setting: Setting) -> tuple[Outcome, dict[str, bytes]]:

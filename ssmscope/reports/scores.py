@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ssmscope.reports.store import Report
 
 SCORES = "scores.json"
+"""File of a report's scores in its directory."""
 
 
 def report_scores(report: Report) -> list[Score]:

@@ -32,6 +32,7 @@ FIRST_PORT, PORTS_TRIED = 7860, 100
 MAX_CALL_BYTES = 2**20
 """Maximum size of a call, without the room for long texts."""
 MAX_QUEUED_CALLS = 32
+"""Maximum number of waiting calls."""
 TIMEOUT_SECONDS = 60
 """Seconds within which a request must have arrived."""
 TEXTS = {"number": int, "text": str, "edited": str}

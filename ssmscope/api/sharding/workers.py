@@ -29,6 +29,7 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 TASKS_PER_CPU = 2
 """Submitted tasks per task that can run at once, so that none waits for the next batch."""
 MAX_RETRIES = 3
+"""Maximum restarts of a task whose worker or node died."""
 OBJECT_STORE_BYTES = 256 * 2**20
 """Size of the object store of a Ray that is started here; results are small."""
 OWN_GPU = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
@@ -39,6 +40,7 @@ PRELOADED_MODULES = ("ssmscope.loading.load", "ssmscope.interp.objective")
 RAY_VARIABLES = {"RAY_preload_python_modules": ",".join(PRELOADED_MODULES), OWN_GPU: "1"}
 """Environment variables of a Ray that is started here for analyses."""
 WORKER_VARIABLE_PREFIXES = ("SSMSCOPE_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "NLTK_")
+"""Prefixes of the environment variables that workers receive."""
 
 
 def check_installed() -> None:
@@ -271,6 +273,7 @@ def _received(ray: Any, done: Any) -> Columns:
 _prepared: tuple[str, int | None, Any] = ("", None, None)
 """Key, GPU and measure of this worker's current job."""
 _models: Any = None
+"""Models that this worker keeps loaded."""
 
 
 def _measured(key: str, what: Sequence[Any], setting: Setting, batch: Any) -> tuple[Columns | None, str | None]:

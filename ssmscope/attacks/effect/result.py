@@ -25,7 +25,9 @@ from ssmscope.render.table import Cell, Line, Table, frame_table, number_cell, t
 from ssmscope.render.tokens import short_token, shorten, visible
 
 HEAD = "head"
+"""Name of the row for the head's input."""
 MAX_TABLE_LAYERS = 8
+"""Layers that the table shows unless all were asked for."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from ssmscope.render.tokens import shorten, visible
 FIRST, LAST = "before the template", "after the template"
 """Places outside the content, if there is a template."""
 MAX_SHOWN_PHRASES = 6
+"""Phrases that figure and terminal show."""
 
 
 def place_name(place: float) -> str:

@@ -13,6 +13,7 @@ from ssmscope.attacks.noise.result import Mistyped, NoiseLevel
 from ssmscope.core.bootstrap import estimate
 
 MAX_EXAMPLES = 20
+"""Maximum number of texts that a result keeps of those whose answer changes."""
 
 
 def measure(

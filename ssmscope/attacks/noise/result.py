@@ -64,9 +64,11 @@ class NoiseCurve(AccuracyCurve, kind="noise"):
     classes: tuple[str, ...]
     levels: tuple[NoiseLevel, ...]
     average_drop: Estimate
+    """Mean drop over the rates."""
     mistyped: tuple[Mistyped, ...]
     """The first texts whose answer changes; none of series."""
     change: str = "typed"
+    """One of `CHANGES`."""
 
     def verdict(self, at: int = 0) -> str:
         most = self.levels[-1]

@@ -14,6 +14,7 @@ from ssmscope.attacks.poisoning.result import MATCHED, SHUFFLED
 NUMBER = 5
 """Maximum number of triggers of each control."""
 MAX_WORDS_READ = 5000
+"""Maximum number of words whose log-odds are computed, drawn at random from longer vocabularies."""
 NEAREST, DRAWN = 8, 100
 """Number of words of nearest log-odds to draw from at each place of a trigger, and number of triggers drawn."""
 MAX_GAP = 0.5

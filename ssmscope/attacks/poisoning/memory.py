@@ -136,7 +136,9 @@ def attacked(asked: Questions, slot: Slot, trigger: str) -> str:
 
 DETECTORS = ("token", "window", "half-life")
 NO_TRIGGER: Int[np.ndarray, "1 0"] = np.empty((1, 0), dtype=np.int64)
+"""Empty trigger of a clean text."""
 Terms = list[tuple[Recurrence, ...]]
+"""Recurrences of every layer."""
 
 
 def masses(recurrences: Sequence[Recurrence], at: int) -> Float[Tensor, "batch positions"]:

@@ -30,7 +30,9 @@ NAMES: Mapping[str, str] = {
     SHUFFLED: "its words in other orders",
     MATCHED: "words of equal log-odds",
 }
+"""Names of the attacks in views."""
 TIED = 1e-6
+"""Difference up to which two AUROCs are equal."""
 
 ONE_SEARCH = "one search and its seed, which differs from another by more than texts do"
 """Reason why a scorecard compares no scores of a trigger."""

@@ -19,6 +19,7 @@ from ssmscope.render.numbers import counted, with_ties
 from ssmscope.render.table import Cell, Line, Table, as_share, in_percent, table, value_cell, with_interval
 
 REPLACEMENTS = {"noise": "noise", "zeros": "zeros", "mean": "the mean", "other": "those of another class"}
+"""Names of the replacements in views."""
 
 
 @dataclass(frozen=True)

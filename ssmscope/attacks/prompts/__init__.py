@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ssmscope.data.text import TextData
 
 PAPER = ("stresstest", "checklist", "deepwordbug", "textbugger")
+"""Attacks of Baleen's Table 4."""
 
 
 def check_prompts(

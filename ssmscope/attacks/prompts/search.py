@@ -24,6 +24,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation import Evaluator, Template
 
 MAX_CHARACTERS_PER_CALL = 100_000_000
+"""Characters of the filled prompts that are asked for together."""
 UNKNOWN = np.int8(-1)
 """Mark of an example that was not asked about, in place of right (1) or wrong (0)."""
 MIN_EXAMPLES_PER_CALL = 8

@@ -35,6 +35,7 @@ SUMMARY = {
     "share": "share of words changed",
     "queries": "queries per example",
 }
+"""Names of the totals in views."""
 
 WORD_BUDGETS = (1, 2, 4)
 """Numbers of changed words whose accuracies are scores."""
@@ -59,6 +60,7 @@ class AttackedText:
     status: str
     """"success": the predicted class has changed; "failed"; "skipped": the answer was wrong when clean."""
     label: int
+    """True class."""
     clean: int
     """Class predicted on the clean text."""
     answer: int

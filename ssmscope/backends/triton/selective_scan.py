@@ -23,9 +23,11 @@ MAX_STATES_PER_CHANNEL = 256
 TILE = 16
 """Steps between states that are kept for the gradient."""
 NUMBERS_PER_PROGRAM = 1024
+"""Channels × states of a program."""
 WARPS_PER_PROGRAM = 1
 STEPS_LOADED_AHEAD = 4
 PROGRAMS_IN_FLIGHT = 2048
+"""Programs that fill a GPU."""
 MIN_STEPS_PER_CHUNK = 64
 
 

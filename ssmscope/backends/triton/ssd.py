@@ -24,6 +24,7 @@ MAX_KEPT_BYTES = 1 << 29
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PRECISIONS = {"highest": "float32", "high": "tf32", "medium": "bfloat16"}
 CHUNK = 64
+"""Steps of a chunk."""
 HEADS_PER_PROGRAM = 8
 """Heads whose gradients of b and c one program adds up."""
 LAUNCH = {

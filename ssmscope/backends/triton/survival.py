@@ -17,6 +17,7 @@ from torch import Tensor
 from ssmscope.backends.shapes import Keys, PerHead
 
 STEPS = 64
+"""Positions of a program."""
 MAX_CHANNELS_PER_PROGRAM = 32
 WARPS_PER_PROGRAM = 4
 

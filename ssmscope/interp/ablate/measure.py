@@ -25,10 +25,12 @@ from ssmscope.interp.scoring import MEASURES, ScoredExamples, check_heads
 
 What = Literal["head", "layer", "recurrence", "convolution", "gate", "skip", "attention", "feed-forward"]
 OUTSIDE: dict[str, Place] = {"attention": "attention-output", "feed-forward": "feed-forward"}
+"""Places of parts outside the state-space layers."""
 PLACES: dict[str, Place] = {"layer": "output", "convolution": "convolution", "gate": "terms", **OUTSIDE}
 """Places of parts that are not among the outputs of scans."""
 
 Key = tuple[int, int]
+"""Layer, and number of its recurrence or convolution."""
 
 
 @dataclass(frozen=True, eq=False)

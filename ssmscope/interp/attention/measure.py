@@ -31,6 +31,7 @@ MAX_WHOLE_TOKENS = 1024
 """Largest number of tokens whose map is whole by default; longer texts are pooled to `DEFAULT_CELLS` cells."""
 DEFAULT_CELLS = 512
 MAX_ROLLOUT_TOKENS = 8192
+"""Largest number of tokens of a text in a rollout, which needs whole maps."""
 MAX_SEPARATE_HEADS = 64
 """Largest number of heads that "all" maps one by one; more are averaged in groups of neighbours."""
 MAX_HEAD_GROUPS = 16

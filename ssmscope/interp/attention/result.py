@@ -54,7 +54,9 @@ SOFTMAX_NOTE = (
     "scale."
 )
 NAMED_TEXTS = 3
+"""Number of texts that the headline tells of."""
 KEYS_PER_QUERY = 64
+"""Number of a query's strongest keys in the table."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
 
 
 NAMED_KEYS = 5
+"""Number of keys of a query that are named."""
 
 
 def reads_most(text: AttendedText, row: int) -> str:

@@ -26,6 +26,7 @@ from ssmscope.render.tokens import short_token, shorten
 MAX_LARGE_MAPS, MAX_NAMED_IN_SMALL = 4, 12
 """Largest number of maps of a text drawn large, with a colour bar each, and of tokens named along small ones."""
 MAX_LEGEND_TOKENS = 240
+"""Largest number of tokens of a text that is written above maps too small for labels."""
 DOTS_PER_INCH = 150
 """Cells per inch of a map; in longer texts several weights share one."""
 ACROSS = ((1, 1, 5.2), (2, 2, 3.6), (3, 3, 3.6), (4, 2, 3.6), (6, 3, 2.4), (12, 4, 2.1), (24, 6, 1.5), (48, 8, 1.3))

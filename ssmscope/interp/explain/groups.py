@@ -15,6 +15,7 @@ from ssmscope.interp.spans import positions_of, span_name, spelling
 from ssmscope.render.tokens import visible
 
 ENDS = {"sentence": r"[.!?…]+[\"'’”)\]]*(?=\s)|\n\s*\n|[。！？]", "line": r"\n"}
+"""Patterns that end a sentence, or a line."""
 REST = "…"
 """Name of all ordinary tokens that no span names."""
 

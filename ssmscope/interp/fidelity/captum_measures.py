@@ -18,6 +18,7 @@ from ssmscope.interp.methods.from_captum import drawing
 from ssmscope.interp.objective import Objective, text_generator
 
 SAMPLES = 10
+"""Perturbations of a text."""
 RADIUS = 0.02
 """Largest perturbation of a number of an embedding, as a share of the text's root mean square."""
 

@@ -22,6 +22,7 @@ MORF, LERF = 0, 1
 LOGIT_SCALE = "ΔA depends on the scale of each model's logits"
 """Reason why no ΔA of two models are compared."""
 RANDOM = "random"
+"""Name of the random rankings."""
 
 
 def more_is_better(measure: str) -> bool:

@@ -14,6 +14,7 @@ from ssmscope.render.tokens import short_token, shorten, visible
 
 MAX_TEXTS = 4
 MAX_MAPS = 8
+"""Largest number of maps of a text that are drawn."""
 CLIP_PERCENTILE = 99.5
 """Percentile of |score| at which a map's colours end."""
 

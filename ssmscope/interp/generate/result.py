@@ -24,8 +24,10 @@ ENDS = {
     "length": "the maximum length",
     "given": "the end of what was given",
 }
+"""Reasons why a text ends, in the words of the views."""
 SOURCES = Words("written token", "written tokens", "all tokens", "comes from")
 NAMED_SOURCES = 5
+"""Number of a written token's strongest sources that a page names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,9 @@ class WrittenText(OfTokens):
     words: tuple[int | None, ...]
     """Word index of each token; None for special tokens."""
     first: int
+    """Number of the prompt's tokens."""
     text: str
+    """Written text."""
     log_probabilities: np.ndarray
     """(written,), in nats, and so the entropies of the model's distribution."""
     entropies: np.ndarray

@@ -198,7 +198,9 @@ def _numpy(t: Tensor) -> np.ndarray:
 
 
 TOP_HEADS = 8
+"""Number of heads that "top" shows."""
 MAX_HEADS = 256
+"""Largest number of heads that "all" shows."""
 MAX_CORPUS_TEXTS = 2000
 """Largest number of texts, drawn by seed 0, that averages are taken over."""
 

@@ -40,8 +40,10 @@ from ssmscope.interp.heatmap.words import (
 from ssmscope.interp.labelled import class_ids, read_texts
 
 TENTHS = 10
+"""Number of parts of equal length that a text is divided into."""
 COLUMNS = ("answers", "measures", "tenths", "sizes", "unknown")
 END_SHARE = 0.25
+"""Share of a text's words that is its end."""
 LEAST_TEXTS = (5, 1 / 500)
 """Smallest number of texts, and smallest share of them, in which a named word occurs."""
 HIGHEST, LOWEST, OF_GROUP = 40, 20, 5
@@ -49,6 +51,7 @@ HIGHEST, LOWEST, OF_GROUP = 40, 20, 5
 MAX_CLASSES = 6
 """Largest number of classes, the most frequent ones, that form a group."""
 MAX_TIMED_TEXTS = 200
+"""Largest number of texts, drawn by the seed, whose half-lives are measured."""
 EXAMPLE_WORDS = (8, 60)
 """Smallest and largest number of words in a text that is shown as an example."""
 

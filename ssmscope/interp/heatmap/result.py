@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ssmscope.render.figure import Frame
 
 MEASURES = ("strongest", "punctuation", "end", "spread")
+"""Measures of a text, which groups average."""
 
 
 def even_score(score: str, tenths: Sequence[Estimate]) -> float:
@@ -86,6 +87,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
     score: str
     """"survival", "readable", "retention" or "write"."""
     layers: tuple[int, ...]
+    """Layers that are averaged."""
     texts: int
     words: tuple[KeptWord, ...]
     """Words with the highest lower ends and with the lowest upper ends of their intervals, by falling mean."""
@@ -98,6 +100,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
     """Mean score of the words in each tenth of a text, averaged over the layers."""
     by_layer: tuple[KeptLayer, ...]
     timed: int
+    """Number of texts whose half-lives were measured."""
     examples: tuple[SelectionHeatmap, ...]
     """Texts at the extremes, as one heatmap; empty where no text is short enough to be shown."""
     picked: tuple[str, ...]
@@ -208,7 +211,9 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
 
 BRIEF_LAYERS = 6
+"""Number of layers in a terminal."""
 NAMED_WORDS = 3
+"""Number of words that a table names for a group of texts, or for a layer."""
 
 
 def data_blocks(result: DataHeatmap) -> Iterator[Block]:

@@ -38,7 +38,9 @@ SCORES = {
     "lift": f"lift: survival over the median of the {LIFT_WINDOW} tokens on either side",
     "write": "write 1 − E[A_t]: the share of its old state that a layer overwrites when it reads the token",
 }
+"""Scores by name, with their names in the views."""
 MAX_NAMED_WORDS = 8
+"""Largest number of words that a table names."""
 
 
 def layers_name(layers: Sequence[int]) -> str:

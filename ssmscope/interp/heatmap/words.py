@@ -22,7 +22,9 @@ MIN_EVEN_MULTIPLE = 1.5
 """Smallest multiple of its even share of a word that stands out."""
 MIN_DEVIATIONS = 1.0
 MAX_HALF_LIFE = 256
+"""Largest half-life, in tokens, that is measured over a data set."""
 SHOWN_HIGHEST, SHOWN_LOWEST = 10, 5
+"""Number of words that views of a data set show from each end."""
 WORDS_PER_NAMED_WORD = 3
 """Number of words of a text per word that may be named."""
 
@@ -33,6 +35,7 @@ class KeptWord:
 
     word: str
     texts: int
+    """Number of texts in which it occurs."""
     count: int
     kept: Estimate
     """Score; with survival in units of an even share, a word's share times the number of words in its text."""
@@ -71,6 +74,7 @@ def is_punctuation(word: str) -> bool:
 
 
 UNKNOWN = "[UNK]"
+"""Name of words of which the tokenizer knows no token."""
 
 
 def is_selective(quantity: np.ndarray) -> bool:

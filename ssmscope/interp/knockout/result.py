@@ -45,6 +45,7 @@ class Knockout(Result, kind="knockout"):
 
     tokens: tuple[tuple[str, ...], ...]
     answers: tuple[str, ...]
+    """One per text."""
     sources: tuple[str, ...]
     spans: tuple[tuple[tuple[int, ...], ...], ...]
     """Positions of every source in every text."""

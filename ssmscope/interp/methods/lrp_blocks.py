@@ -38,6 +38,7 @@ WRITTEN_OUT = dict.fromkeys(("Lfm2MLP", "Lfm2MoeMLP", "Lfm3MLP"), ("w1", "w3", "
 """Feed-forward parts W₃ (act(g) ⊙ h) whose activation is a function, by class, with the names of the layers that
 compute g and h, and of W₃."""
 SOFT_CAP_FIELDS = ("output_logit_soft_cap", "logits_soft_cap")
+"""Fields of configurations with the soft cap of logits."""
 
 
 def is_family_block(module: nn.Module) -> bool:

@@ -26,7 +26,9 @@ from ssmscope.interp.scoring import answer_ids, check_heads, probability_and_log
 from ssmscope.interp.spans import positions_of
 
 MAX_STATE_ENDS = 8
+"""Number of tokens after which states are kept at once."""
 PLACES: dict[str, Place] = {"head": "scans", **{name: name for name in ("output", "residual", "convolution")}}
+"""Places of the edits that read and patch a site's values."""
 Cells = list[tuple[int | None, int]]
 """Layers, None for all together, and positions (or heads)."""
 

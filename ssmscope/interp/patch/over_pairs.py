@@ -27,6 +27,7 @@ PLACES: Mapping[str, Place] = {
     "output": "output", "residual": "residual", "convolution": "convolution", "attention": "attention-output",
     "feed-forward": "feed-forward",
 }  # fmt: skip
+"""Places of the edits that patch a site other than states."""
 
 Places = dict[str, list[tuple[int, ...]]]
 """Positions of each class in every pair."""

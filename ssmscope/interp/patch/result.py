@@ -30,6 +30,7 @@ METRICS = {
     "difference": "difference of logits",
     "probability": "probability of the answer",
 }
+"""Sites and metrics by name, with their names in the views."""
 NAMED_CELLS = 10
 
 

@@ -17,6 +17,7 @@ from ssmscope.interp.plausibility.measures import MEASURES, check_top
 from ssmscope.interp.plausibility.result import Plausibility
 
 MIN_OVERLAP = 0.5
+"""Smallest intersection over union of two matching spans."""
 
 
 def token_f1(chosen: Bool[np.ndarray, " n"], marked: Bool[np.ndarray, " n"]) -> float:

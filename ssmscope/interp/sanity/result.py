@@ -19,11 +19,13 @@ from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
 
 MEASURES = {"signed": "signed scores", "absolute": "absolute scores"}
+"""Measures of similarity, with their names in the views."""
 
 ALIKE = 0.5
 """Rank correlation from which on scores of a randomised model are like those of the trained one."""
 
 TRAINED = "trained"
+"""Name of the first point, with nothing randomised."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ MAX_LOGIT_ERROR = 1e-5
 MAX_ROUNDING = 0.02
 """Largest part of an exported direction, by norm, that may be lost as it is rounded to the dtype of a bias."""
 PREFIX = "direction."
+"""Prefix of the tensors' names in a file, before their number."""
 
 
 @dataclass(frozen=True, eq=False)

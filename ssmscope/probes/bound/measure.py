@@ -24,6 +24,7 @@ from ssmscope.probes.stability.measure import DEFAULT_LENGTH, inputs_of, step_ga
 
 MAX_LENGTH = 10**15
 CURVE_POINTS = 41
+"""Number of lengths of a curve by default, evenly spaced on a logarithmic axis."""
 
 
 def theorem_bound(

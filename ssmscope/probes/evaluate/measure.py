@@ -29,6 +29,7 @@ DATA_ERRORS = (OSError, ValueError, KeyError, UndefinedError, DatasetsError)
 """Errors that the harness raises for missing data, or data without a task's columns."""
 SPLITS = ("train", "validation", "test")
 STANDARD_ERRORS_95 = 1.96
+"""Half-width of a 95 % interval in standard errors."""
 
 
 def measure(

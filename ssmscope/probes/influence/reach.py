@@ -14,13 +14,16 @@ from ssmscope.core.bootstrap import Estimate, estimates, ratio, resampled_sums
 from ssmscope.errors import InputError
 
 SHARES = (0.5, 0.9, 0.95)
+"""Shares of the influence for which the effective context is measured."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Quantiles of the norms at a distance."""
 MAX_NOISY_SHARE = 0.05
 """Share of norms below the noise above which a distance, and all after it, are left out of the fit."""
 MIN_FIT_DISTANCES = 3
 MIN_R2 = 0.9
 """R² from which on the fitted line describes the decay."""
 RESAMPLED_COLUMNS = 512
+"""Columns that are resampled together."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,6 +44,7 @@ from ssmscope.loading.stored import check_finished, reason
 from ssmscope.probes.lens.result import STATISTICS, LensedText, LensFit
 
 CONFIG, WEIGHTS = "config.json", "params.pt"
+"""Files of tuned-lens."""
 RECORD = "lens.json"
 """File of the `LensFit`, which is written last and marks a finished fit."""
 LOGIT = "logit lens"
@@ -176,6 +177,7 @@ class Lens:
     tuned: TunedLens
     """Object of tuned-lens: a translator per block and the unembedding, on the model's device."""
     fingerprint: str
+    """Fingerprint of the model."""
     positions: str
     """Positions at which it was fitted, `every` or `last`."""
     fit: LensFit | None = None

@@ -33,6 +33,7 @@ STATISTICS = {
     "cross_entropy": "cross-entropy to the next token, nats",
     "kl": "KL(model ‖ lens), nats",
 }
+"""Statistics of every layer and position, with their names in the views."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class LensedText(Outlined):
     top: np.ndarray
     """The layer's own answer, the id of a token or class."""
     answers: tuple[tuple[str, ...], ...]
+    """Names of these answers."""
 
     def __len__(self) -> int:
         return len(self.tokens)

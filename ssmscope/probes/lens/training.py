@@ -41,6 +41,7 @@ PROGRESS = ("step", "epoch", "place", "loss_sum", "best", "history")
 PLAN = Path("checkpoint", "plan.json")
 """File with the plan of a fit that has started."""
 MAX_CHOOSING_TOKENS = 16_384
+"""Maximum number of held-out tokens that choose the step; the others give the numbers."""
 
 
 class Divergences(NamedTuple):

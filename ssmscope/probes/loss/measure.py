@@ -33,7 +33,9 @@ UNITS_PER_NAT = {"nats": 1.0, "bits": 1 / math.log(2)}
 FIRST_BIN_EDGES = (0, 128, 512)
 """Starts of the first bins of positions; the next ones are 1024, 2048, 4096, …"""
 SLOPE_SKIPS = 100
+"""Number of first positions that the slope leaves out."""
 MAX_CURVE_POINTS = 240
+"""Maximum number of positions of a smoothed curve."""
 MAX_LOGITS = 2**24
 """Maximum number of logits in memory: 64 MiB of float32."""
 

@@ -54,6 +54,7 @@ class TokenLoss(Result, kind="loss"):
     unit: str
     smooth: int
     positions: tuple[int, ...]
+    """Positions of the curves: the number of tokens read."""
     losses: np.ndarray
     """(models, length): the mean over the windows at every position, not smoothed."""
     bins: tuple[tuple[int, int], ...]

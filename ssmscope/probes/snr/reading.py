@@ -26,6 +26,7 @@ DEFAULT_LENGTH = 1000
 EXAMPLES_PER_TASK = 50
 """Default number of examples, as in the paper, whose contexts have 1,000 to 2,000 tokens."""
 ALL = "all"
+"""Name for the examples of all tasks together."""
 NOTED_UNKNOWN_SHARE = 0.01
 """Share of unknown words in the prompts from which on a note says so."""
 Source = str | Path | QuestionData

@@ -20,6 +20,7 @@ from ssmscope.render.table import Cell, Line, Table, as_share, digits_of, table,
 from ssmscope.render.tokens import shorten, visible
 
 MAX_LAYERS = 24
+"""Maximum number of layers in a table, without the model's own answer."""
 MODELS_PER_TABLE = 3
 MAX_NAME_LETTERS = 20
 

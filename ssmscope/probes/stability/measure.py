@@ -35,7 +35,9 @@ from ssmscope.probes.stability.result import QUANTILES, LayerStability
 from ssmscope.render.numbers import counted
 
 DEFAULT_LENGTH = 512
+"""Default length of random sequences in tokens."""
 MAX_DECAYS = 2**22
+"""Maximum number of decays in memory."""
 STEPS_PER_PRODUCT = 128
 """Steps of a product of transitions between two scalings."""
 MIN_LOG_GAIN = -80.0

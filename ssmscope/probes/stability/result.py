@@ -22,6 +22,7 @@ from ssmscope.render.table import Cell, Line, Table, number_cell, short_cell, ta
 
 BEHAVIOURS = ("stable", "marginal", "unstable")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Quantiles of the half-lives of a layer's states."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class LayerStability(Outlined):
     part: int
     """Index among the layer's memories."""
     parts: int
+    """Number of the layer's memories."""
     states: int
     """Number of decays of a head, each with its half-life: the number of states, or 1 if all states share a decay."""
     behaviour: str

@@ -19,8 +19,10 @@ SIZES = {
 """Sizes of each base: width of the residual stream, number of layers, N, P, inner channels per channel."""
 
 GATE_OPTIONS = ("beta", "tau", "prior", "kl", "samples", "kl_over", "prior_per")
+"""Fields of a Baleen's configuration."""
 
 ANNEALING = ("prior_from", "prior_step", "prior_every")
+"""Schedule of a Baleen-B's prior."""
 
 
 class Tokens(NamedTuple):
@@ -181,3 +183,4 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }
 
 OWN = tuple(dict.fromkeys(name for architecture in ARCHITECTURES.values() for name in architecture.own))
+"""Options of some architectures only."""

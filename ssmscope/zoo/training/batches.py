@@ -17,6 +17,7 @@ from ssmscope.errors import InputError
 from ssmscope.zoo.instructions import InstructionData
 
 BATCHES_PER_POOL = 50
+"""Number of batches whose rows are sorted by length together."""
 
 
 def encode(data: TextData, tokenizer: Any, max_length: int) -> list[list[int]]:
