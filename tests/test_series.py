@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -16,6 +17,7 @@ import ssmscope
 from ssmscope.attacks.noise.series import CHANGES, changed
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.scored_text import Scores
+from ssmscope.render.steps import in_steps
 
 
 class Network(nn.Module):
@@ -135,6 +137,16 @@ def test_all_positions_answers_are_on_a_page_with_what_each_rests_on(series: Ten
     ]:
         with pytest.raises(InputError, match=said):
             ssmscope.explain(model, given, **{"at": "all", **options})
+
+
+def test_names_keep_their_words(series: Tensor) -> None:
+    model = ssmscope.load(network(Pooled), inputs="floats", example=series, answer="class")
+    model = dataclasses.replace(model, name="a text model")
+    found = ssmscope.heatmap(model, series)
+    for said in (found.headline, str(found)):
+        assert "a text model" in said and "step" in said and "token" not in said, said
+    left = "--text x, runs/text-ssm, tokens.csv, text=3, “a word”, my token-model"
+    assert in_steps(f"Words of texts: {left}.") == f"Steps of series: {left}."
 
 
 def test_tokens_are_steps(series: Tensor) -> None:

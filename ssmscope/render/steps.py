@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-WORDS = re.compile(r"“[^”]*”|\b(?:token|word|text)s?\b", re.IGNORECASE)
+# A word of a sentence, not part of a path, a file's name or an option.
+WORD = r"(?<![\w/.=_-])(?P<word>(?:token|word|text)s?)(?![\w/=_-]|\.\w)"
 
 
-def in_steps(said: str) -> str:
-    """Return what is said of tokens, words and texts as said of steps and series; quotations are left."""
+def in_steps(said: str, names: Collection[str] = ()) -> str:
+    """Return what is said of tokens, words and texts as said of steps and series; quotations and `names` are left."""
+    left = "".join(rf"(?<!\w){re.escape(name)}(?!\w)|" for name in sorted(names, key=len, reverse=True) if name)
 
     def other(found: re.Match[str]) -> str:
-        word = found[0]
-        if word[0] == "“":
-            return word
+        if (word := found["word"]) is None:
+            return found[0]
         new = "series" if word.lower().startswith("text") else "step" + "s" * word.endswith("s")
         return new.capitalize() if word[0].isupper() else new
 
-    return WORDS.sub(other, said)
+    return re.sub(rf"“[^”]*”|{left}(?i:{WORD})", other, said)
 
 
 def worded(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,21 +33,32 @@ def worded(own: Callable[..., Any]) -> Callable[..., Any]:
         found = own(result, *args, **kwargs)
         if result.provenance.get("reads") != "series":
             return found
-        return in_steps(found) if isinstance(found, str) else map(_block, found)
+        given = (result.provenance.get(each) for each in ("model", "models", "data"))
+        steps = functools.partial(in_steps, names=[name for each in given for name in _strings(each)])
+        return steps(found) if isinstance(found, str) else (_block(block, steps) for block in found)
 
     return said
 
 
-def _block(block: Any) -> Any:
+def _strings(given: Any) -> Iterator[str]:
+    """Yield all strings in a record's entry."""
+    if isinstance(given, str):
+        yield given
+    elif isinstance(given, Mapping | list | tuple):
+        for each in given.values() if isinstance(given, Mapping) else given:
+            yield from _strings(each)
+
+
+def _block(block: Any, steps: Callable[[str], str]) -> Any:
     from ssmscope.render.blocks import Prose, TokenRows
     from ssmscope.render.table import Table
 
     if isinstance(block, Prose):
-        return replace(block, text=in_steps(block.text))
+        return replace(block, text=steps(block.text))
     if isinstance(block, TokenRows):
-        texts = [replace(text, about=in_steps(text.about)) for text in block.texts]
-        return replace(block, texts=texts, name=in_steps(block.name), marked=in_steps(block.marked))
+        texts = [replace(text, about=steps(text.about)) for text in block.texts]
+        return replace(block, texts=texts, name=steps(block.name), marked=steps(block.marked))
     if isinstance(block, Table):
-        heads, columns = (tuple(map(in_steps, each)) for each in (block.heads, block.columns))
-        return replace(block, heads=heads, columns=columns, note=in_steps(block.note), title=in_steps(block.title))
+        heads, columns = (tuple(map(steps, each)) for each in (block.heads, block.columns))
+        return replace(block, heads=heads, columns=columns, note=steps(block.note), title=steps(block.title))
     return block
