@@ -33,9 +33,9 @@ GPU_MEMORY_SHARE = 0.6
 KEPT_NUMBERS_PER_TOKEN = 40
 """Values that a backward pass keeps per token, as a multiple of layers × width (measured on a Mamba of 24 layers)."""
 
-MIN_REPORTED_SECONDS = 2.0
+MIN_REPORTED_SECONDS = 5.0
 """Smallest duration, in seconds, of a method whose cost is reported."""
-WARMUP_SECONDS = 0.3
+WARMUP_SECONDS = 2.0
 """Seconds of work, or one gradient of a long one, after which the rate is trusted: the first runs are slow."""
 REPORT_INTERVAL_SECONDS = 10.0
 """Seconds between two lines of progress."""

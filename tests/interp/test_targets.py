@@ -293,6 +293,7 @@ def metered(lengths, least, most, ticks):
 
 def test_a_meter_reports_what_takes_long_and_then_at_intervals(monkeypatch):
     monkeypatch.setattr(module, "WARMUP_SECONDS", 0.25)
+    monkeypatch.setattr(module, "MIN_REPORTED_SECONDS", 2.0)
     ticks = [(0.125, 1, 1), (0.25, 1, 1), (9.75, 3, 8, 0), (10.25, 4, 8, 1), (20.0, 1, 8, 1), (20.25, 1000, 9, 2)]
     assert metered([3, 5], 3, 3, ticks) == [
         "",  # too early to know
