@@ -332,8 +332,8 @@ def check_writes(model: Runs, batch: Batch, max_new_tokens: int) -> None:
         raise InputError(f"{model.name} {kind} and writes nothing; give a language model")
     check_causal(model.module, "writing")
     if not model.continues:
-        said = f"{model.name} cannot continue from its states, which writing needs; load it with attention that is"
-        raise InputError(f"{said} eager or sdpa, or, if it is already, use the library's own generate")
+        said = f"{model.name} cannot continue from its states, which writing needs: a part that reads earlier tokens"
+        raise InputError(f"{said} keeps none, or attention is neither eager nor sdpa; write with its own code")
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     longest = max(batch.lengths)
     if most is not None and longest + max_new_tokens > most and reads_positions(model):
