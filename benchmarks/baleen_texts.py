@@ -377,6 +377,24 @@ def verdict_table() -> list[str]:
     return _asked(pairs, {"accuracy × 100": lambda record: 100 * record["test"]}, 2.0, _faithful())
 
 
+def methods_table() -> list[str]:
+    """Return the lines of the documentation's table: what all seeds on SST-2 and Rotten Tomatoes, as one question, say
+    of LRP less another method, and of a method less random scores, on the same models: Mamba-2 trained as long and the
+    chosen Baleen-E, whose mean a seed's run is, since both begin from the same weights."""
+    delta = {(r["data"], r["arm"], r["seed"]): r["delta"] for r in results()}
+
+    def less(one: str, other: str) -> list[tuple[list[float], list[float]]]:
+        found = []
+        for data in ("sst2", "rotten_tomatoes"):
+            runs = [[delta[data, arm, seed] for arm in compared(data)] for seed in (*SEEDS, *NEW_SEEDS)]
+            found.append([100 * statistics.mean(each[one] - each[other] for each in both) for both in runs])
+        return [(each, [0.0] * len(each)) for each in found]
+
+    ahead = {Question(f"`lrp` less `{m}`", 5.0): less("lrp", m) for m in SHOWN if m != "lrp"}
+    chance = {Question(f"`{m}` less random", 2.0): less(m, "random") for m in SHOWN if m != "lrp"}
+    return told(verdicts(ahead | chance), 1)
+
+
 def planted_verdicts() -> list[str]:
     """Return what all planted tasks, as one question, say of the faithfulness of a Baleen-E less Mamba-2's."""
     found = {(r["data"], r["arm"], r["seed"]): r for r in results()}

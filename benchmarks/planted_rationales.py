@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import running
+from verdicts import Question, verdicts
+from verdicts import table as told
 
 RESULTS = Path(__file__).parent / "results" / "planted-rationales.jsonl"
 SEEDS = (0, 1, 2)
@@ -154,15 +156,7 @@ def reasons_table() -> list[str]:
     """Return the lines of the documentation's table of methods: AUPRC by task, the mean over seeds, then over
     architectures with its 95 % t interval; Mamba-2 and its relatives are one, their mean. The highest is bold."""
     methods = {method for r in solved() for method in r["auprc"]} - {"random"}
-    values = {
-        (method, task): [
-            statistics.mean(each)
-            for family in FAMILIES
-            if (each := [statistics.mean(v) for a in family if (v := found(method, task, a))])
-        ]
-        for method in methods
-        for task in TASKS
-    }
+    values = {(method, task): by_family(method, task) for method in methods for task in TASKS}
     means = {at: statistics.mean(each) for at, each in values.items()}
     best = {max(methods, key=lambda method, task=task: means[method, task]) + task for task in TASKS}
     lines = ["| | words | recall | xor | position |", "|---" * 5 + "|"]
@@ -173,6 +167,25 @@ def reasons_table() -> list[str]:
     chance = (statistics.mean(r["chance"] for r in solved() if r["task"] == task) for task in TASKS)
     cells = [f"{value:.3f}".removeprefix("0") for value in chance]
     return [*lines, f"| random, expected | {' | '.join(cells)} |"]
+
+
+def by_family(method: str, task: str) -> list[float]:
+    """Return a method's AUPRC on a task, the mean over seeds, then over a family's architectures, by family."""
+    means = ([statistics.mean(v) for a in family if (v := found(method, task, a))] for family in FAMILIES)
+    return [statistics.mean(each) for each in means if each]
+
+
+def verdict_table() -> list[str]:
+    """Return the lines of the documentation's table: what the tasks that all families solve, as one question, say of
+    LRP less another method."""
+    tasks = [task for task in TASKS if len(by_family("lrp", task)) == len(FAMILIES)]
+    methods = {method for r in solved() for method in r["auprc"]} - {"random", "lrp"}
+    family = {}
+    for method in sorted(methods, key=lambda method: -sum(statistics.mean(by_family(method, task)) for task in tasks)):
+        pairs = [zip(by_family("lrp", task), by_family(method, task), strict=True) for task in tasks]
+        differences = [[one - other for one, other in each] for each in pairs]
+        family[Question(f"`lrp` less `{method}`", 0.05)] = [(each, [0.0] * len(each)) for each in differences]
+    return told(verdicts(family))
 
 
 def docs_table() -> list[str]:
