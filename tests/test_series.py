@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
 from own_layers import Unit, unit_terms
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -145,6 +146,9 @@ def test_names_keep_their_words(series: Tensor) -> None:
     found = ssmscope.heatmap(model, series)
     for said in (found.headline, str(found)):
         assert "a text model" in said and "step" in said and "token" not in said, said
+    drawn = [text.get_text() for text in found.figure(title="our tokens").findobj(Text)]
+    assert "our tokens" in drawn and any("at each step" in each for each in drawn), drawn
+    assert not any("word" in each or "token" in each for each in drawn if each != "our tokens"), drawn
     left = "--text x, runs/text-ssm, tokens.csv, text=3, “a word”, my token-model"
     assert in_steps(f"Words of texts: {left}.") == f"Steps of series: {left}."
 

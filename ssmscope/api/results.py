@@ -35,7 +35,7 @@ from ssmscope.api.analyses import result_homes
 from ssmscope.api.jsonable import decode_fields, encode, encode_fields
 from ssmscope.api.writing import publish, read_current
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.render.steps import worded
+from ssmscope.render.steps import drawn_in_steps, worded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,7 +132,7 @@ class Result(ABC):
         from ssmscope.render.figure import Frame, framed
 
         with framed(Frame(ax, title, size)) as frame:
-            return self.draw(frame, **options)
+            return drawn_in_steps(self, ax, title, lambda: self.draw(frame, **options))
 
     def draw(self, frame: Frame, **options: Any) -> Figure:
         """Draw the picture on a `Sheet` of this frame: by default by `draw(result, frame)` of the module `drawn_by`."""

@@ -6,7 +6,10 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # A word of a sentence, not part of a path, a file's name or an option.
 WORD = r"(?<![\w/.=_-])(?P<word>(?:token|word|text)s?)(?![\w/=_-]|\.\w)"
@@ -31,13 +34,33 @@ def worded(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def said(result: Any, *args: Any, **kwargs: Any) -> Any:
         found = own(result, *args, **kwargs)
-        if result.provenance.get("reads") != "series":
+        if (steps := _steps(result)) is None:
             return found
-        given = (result.provenance.get(each) for each in ("model", "models", "data"))
-        steps = functools.partial(in_steps, names=[name for each in given for name in _strings(each)])
         return steps(found) if isinstance(found, str) else (_block(block, steps) for block in found)
 
     return said
+
+
+def drawn_in_steps(result: Any, ax: Any, title: str | None, draw: Callable[[], Figure]) -> Figure:
+    """Draw a result's picture into `ax` or a figure of its own, in the words of its inputs; the user's are left."""
+    from matplotlib.text import Text
+
+    if (steps := _steps(result, title or "")) is None:
+        return draw()
+    kept = {id(text) for text in ax.figure.findobj(Text)} if ax is not None else set[int]()
+    figure = draw()
+    for text in figure.findobj(Text):
+        if id(text) not in kept:
+            text.set_text(steps(text.get_text()))
+    return figure
+
+
+def _steps(result: Any, *names: str) -> Callable[[str], str] | None:
+    """Return the function that words what a result of series says; None for other results."""
+    if result.provenance.get("reads") != "series":
+        return None
+    given = (result.provenance.get(each) for each in ("model", "models", "data"))
+    return functools.partial(in_steps, names=[*names, *(name for each in given for name in _strings(each))])
 
 
 def _strings(given: Any) -> Iterator[str]:
