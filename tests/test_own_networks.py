@@ -278,8 +278,8 @@ def test_stages_of_another_length_are_read_apart_or_refused() -> None:
     torch.manual_seed(0)
     module, x = Halving().eval(), torch.randn(2, 12, 3)
     load = lambda **options: ssmscope.load(module, inputs="floats", example=x, at=-1, **options)  # noqa: E731
-    for options in ({}, {"layers": "middle"}):
-        with pytest.raises(InputError, match="middle of Halving reads 6 positions where .* has 12: give layers=…"):
+    for options, advice in (({}, "layers=…"), ({"layers": "middle"}, "windows of 2 steps")):
+        with pytest.raises(InputError, match=f"middle of Halving reads 6 positions where .* has 12: give {advice}"):
             load(**options)
     for stage in ("first", "last"):
         model = load(layers=stage)
@@ -293,6 +293,36 @@ def test_stages_of_another_length_are_read_apart_or_refused() -> None:
         assert not model.continues and ssmscope.knockout(model, x[:1], from_="2").headline
         with pytest.raises(InputError, match="are not read, and lrp needs all of them"):
             ssmscope.explain(model, x[:1], methods=["lrp"])
+
+
+class Strided(nn.Module):
+    """Sound: every four samples make a position of the layer, and the answer is a mean over those of a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.layer, self.head = nn.Conv1d(1, 8, 4, 4), Unit(), nn.Linear(8, 3)
+
+    def forward(self, sound: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.enter(sound.mT).mT
+        x = x + self.layer(x)
+        return self.head(x.mean(1) if mask is None else (x * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True))
+
+
+def test_windows_are_the_steps_of_a_network_that_reads_them_as_one() -> None:
+    torch.manual_seed(0)
+    module, sound = Strided().eval(), torch.randn(2, 48, 1)
+    said = r"reads 12 positions .* has 48: give windows of 4 steps as one step, .*inputs="
+    with pytest.raises(InputError, match=said):
+        ssmscope.load(module, inputs=lambda sound: (sound, None), example=sound)
+    windows = sound.reshape(2, 12, 4)
+    whole = lambda w: (w.reshape(len(w), -1, 1), w.new_ones(w.shape[:2]))  # noqa: E731
+    model = ssmscope.load(module, inputs=whole, example=windows)
+    torch.testing.assert_close(model.logits(model.encode(windows)), module(sound))
+    (found,) = ssmscope.explain(model, windows[:1], methods=["gradxinput"], target=1)[0].attributions
+    given = sound[:1].clone().requires_grad_()
+    module(given)[0, 1].backward()
+    assert given.grad is not None
+    np.testing.assert_allclose(found.channels.ravel(), (given * given.grad).detach().ravel(), atol=1e-6)
 
 
 def test_a_module_that_reads_one_length_alone() -> None:

@@ -249,7 +249,9 @@ class Host(OwnModel):
         called = self._inputs(ids)
         if isinstance(called, Mapping):
             return self.module(**arguments | dict(called))
-        return self.module(*(called if isinstance(called, tuple) else (called,)), **arguments)
+        called = called if isinstance(called, tuple) else (called,)
+        taken = [*inspect.signature(self.module.forward).parameters][: len(called)]
+        return self.module(*called, **{name: each for name, each in arguments.items() if name not in taken})
 
     def _tried(self, length: int) -> tuple[Any, Tensor]:
         shown, given = self._example, torch.empty(0)
@@ -317,7 +319,7 @@ class Host(OwnModel):
             self.config.hidden_size = max((u.shape[-1] for u in seen.inputs.values()), default=self.config.channels)
         if seen.find_pair():
             seen = SeenLayers(self.module, mixers(self), lambda: self._run_on(given))
-        seen.check(given.shape[1], lambda: self._run_on(other))
+        seen.check(given, lambda: self._run_on(other))
 
     @property
     def _vocabulary(self) -> int:

@@ -49,8 +49,9 @@ class SeenLayers:
                 often = f"{runs[path]} times for a text; once can be read" if runs[path] else "never: leave it out of"
                 raise InputError(f"{self.name} runs its layer {path} {often}{' the module' * (not runs[path])}")
 
-    def positions(self, wanted: int | None = None) -> int:
-        """Return how many positions the layers read. Raises InputError unless all read as many, or as are `wanted`."""
+    def positions(self, wanted: int | None = None, of_tokens: bool = True) -> int:
+        """Return how many positions the layers read. Raises InputError unless all read as many, or as are `wanted`,
+        `of_tokens` or of numbers."""
         found = {path: self._flat(path, u).shape[1] for path, u in self.inputs.items() if u.ndim > 2}
         all_ = next(iter(found.values()), 0) if wanted is None else wanted
         for path, number in found.items():
@@ -58,18 +59,21 @@ class SeenLayers:
                 first = next((path for path, other in found.items() if other == all_), None)
                 whose = "the input" if first is None else first
                 said = f"the layer {path} of {self.name} reads {number} positions where {whose} has {all_}:"
-                if wanted is not None:
+                if wanted is not None and (of_tokens or all_ % number or len({*found.values()}) > 1):
                     raise InputError(f"{said} give layers=… the path of a part whose layers read {all_}")
+                if wanted is not None:
+                    said = f"{said} give windows of {all_ // number} steps as one step, (batch, {number}, numbers), and"
+                    raise InputError(f"{said} inputs=…, a function that lays them out as the network reads them")
                 raise InputError(f"{said} only layers that read as many are read together; give layers=… such a part")
         return all_
 
-    def check(self, positions: int, run_another: Callable[[], Any]) -> None:
-        """Check that the layers read so many positions in their order, and that adapted ones compute what their
-        adapters say. `run_another` runs the module on an input of which the last token, or step, is another.
+    def check(self, given: Tensor, run_another: Callable[[], Any]) -> None:
+        """Check that the layers read the positions of what was given in their order, and that adapted ones compute
+        what their adapters say. `run_another` runs the module on an input of which the last token, or step, is another.
 
         Raises InputError as `check_adapted`, and if the input of a layer changes, but not at its last position.
         """
-        self.positions(positions)
+        self.positions(given.shape[1], of_tokens=not given.is_floating_point())
         for layer, path in zip(self.layers, self.paths):
             check_layer(layer, path, self.inputs.get(path))
         for path, u in SeenLayers(self.module, self.layers, run_another).inputs.items():
