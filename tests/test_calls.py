@@ -73,6 +73,16 @@ def test_iterators_are_read_once_and_a_lone_trace_stands_for_model_and_texts(dec
     assert function("m")[:2] == ("m", "nothing")
 
 
+def test_a_call_that_does_not_fit_names_the_verb_and_what_is_alike(declare: Declare) -> None:
+    verb = declare("own thing")
+    with pytest.raises(
+        TypeError, match=r"^own_thing\(\) got an unexpected keyword argument 'sise'; did you mean 'size'"
+    ):
+        verb("model", sise=3)
+    with pytest.raises(TypeError, match=r"^own_thing\(\) too many positional arguments$"):
+        verb("model", "texts", 3)
+
+
 def test_a_check_sees_all_options_with_defaults_and_the_number_of_models(declare: Declare) -> None:
     told: list[dict[str, Any]] = []
 

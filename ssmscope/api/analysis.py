@@ -205,6 +205,7 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
                 with out_of_inference():
                     if declared.pair is not None and isinstance(given[0], list | tuple):
                         return with_notes(declared.of_each(function, given, options))
+                    check_call(name, function, given, options)
                     return with_notes(function(*given, **options))
             finally:
                 asked.reset(token)
@@ -221,6 +222,16 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
         return called
 
     return declare
+
+
+def check_call(name: str, function: Callable[..., Any], given: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Raise TypeError if a function does not take these arguments, in the name of its verb and with what is alike."""
+    try:
+        inspect.signature(function).bind(*given, **options)
+    except TypeError as error:
+        known = inspect.signature(function).parameters
+        alike = (did_you_mean(each, known) for each in options if each not in known)
+        raise TypeError(f"{name.replace(' ', '_')}() {error}{next(alike, '')}") from None
 
 
 def _position(
