@@ -107,7 +107,7 @@ def cut_attention(
     """Cut the edges from source tokens to target tokens in layers of softmax attention, by a mask on the scores.
 
     The softmax is over the other edges (attention knockout, Geva et al. 2023). A token still reads itself. Arguments
-    are those of `cut_edges`; layers are counted among the layers of attention, and heads are those of queries.
+    are those of `cut_edges`; heads are those of queries.
     """
 
     def change(reads: Tensor, site: Site) -> Tensor:

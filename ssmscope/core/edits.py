@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope.core.affine import is_linear
-from ssmscope.core.attention_layers import attention_changed, attention_layers, attention_modules
+from ssmscope.core.attention_layers import attention_changed, attention_modules, attention_numbers
 from ssmscope.core.intercept import After, Before, observe
 from ssmscope.core.mixers import (
     Compute,
@@ -39,6 +39,7 @@ from ssmscope.core.mixers import (
     check_causal,
     computed_by,
     fast_scan,
+    layer_numbers,
     mixers,
     state_after,
     terms_of,
@@ -64,9 +65,9 @@ state: the `LayerState` after token `after`, from which the later tokens continu
 scans: a `Scan` for each recurrence; their states are not read again.
 output: the mixer's output, (batch, length, width).
 attention: mask of the keys that every query of a layer of softmax attention reads, (batch, heads or 1, queries, keys)
-    bool. Its layers, `attention_layers`, are counted separately; keys of states come before the run's own.
+    bool. Keys of states come before the run's own.
 attention-output, feed-forward: the output of a layer of softmax attention, or of a feed-forward part or experts,
-    (batch, length, width). `block_parts` counts them, each kind separately.
+    (batch, length, width), of `block_parts`.
 """
 BLOCK_PLACES: tuple[Place, ...] = ("attention-output", "feed-forward")
 """Places outside the state-space layers."""
@@ -77,7 +78,7 @@ class Site:
     """Place at which a function is asked to change something.
 
     Attributes:
-        layer: number of the layer of the `mixer`; of an attention module, among the layers of attention.
+        layer: number of the layer of the `mixer`, attention module or part in the model's list of layers.
         start: position of the value's first token; not 0 where states after tokens are edited.
         part: number of the convolution, in a layer that has several.
         trace: the layer's terms, for edits of "scans".
@@ -98,7 +99,7 @@ class Edit:
         name: description in a few words.
         change: function from the value at the place, and its site, to the value that the run goes on with; it changes
             no tensor in place.
-        layers: the layers in which it acts; None for all.
+        layers: the layers in which it acts, by their numbers in the model's list; None for all.
         after: for "state" alone, the token, counted from 0, after which the state is changed; −1 for each text's last.
         options: arguments that it was made with, for the provenance.
         key: identifier that differs between edits with different effects.
@@ -153,33 +154,35 @@ def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
     every = (*edits_of(module), *new)
     attention = [edit for edit in every if edit.place == "attention"]
     outputs = {place: block_parts(module, place) for place in BLOCK_PLACES if place in {edit.place for edit in every}}
+    numbers, attending = layer_numbers(module), attention_numbers(module) if attention else ()
     for edit in every:
-        known = len(attention_layers(module) if edit in attention else outputs.get(edit.place, found))
-        absent = [layer for layer in edit.layers or () if not 0 <= layer < known]
+        own = part_numbers(outputs[edit.place]) if edit.place in outputs else numbers
+        known = attending if edit in attention else own
+        absent = [layer for layer in edit.layers or () if layer not in known]
         if absent:
             lacks = "feed-forward parts" if edit.place == "feed-forward" else "layers of softmax attention"
-            which = f"the layers 0 to {known - 1}" if known else f"no {lacks}"
+            which = f"the layers {in_words(known)}" if known else f"no {lacks}"
             raise InputError(f"{edit.name}: there is no layer {absent[0]}; the model has {which}")
     instead: dict[int, Compute] = {}
     conv_inputs: dict[int, Callable[[Tensor], Tensor]] = {}
     taps: dict[int, Callable[[Tensor], Tensor]] = {}
     ends: dict[int, Callable[[LayerState], LayerState]] = {}
     blocks: list[tuple[nn.Module, Before]] = []
-    for index, (mixer, block) in enumerate(zip(found, blocks_of(module))):
-        layer = _Layer(index, mixer, tuple(edit for edit in every if edit.acts_in(index)))
+    for index, (number, mixer, block) in enumerate(zip(numbers, found, blocks_of(module))):
+        layer = _Layer(index, number, mixer, tuple(edit for edit in every if edit.acts_in(number)))
         if layer.between() and layer.at("scans"):
-            raise InputError(f"layer {index}: a state and its scans cannot be edited in one run; edit one of them")
+            raise InputError(f"layer {number}: a state and its scans cannot be edited in one run; edit one of them")
         instead[id(mixer)] = layer.compute
         conv_inputs |= layer.of_convolutions("convolution")
         taps |= layer.of_convolutions("taps")
         ends |= {id(mixer): layer.end} if len(layer.at("state")) > len(layer.between()) else {}
-        own = replace(layer, edits=tuple(edit for edit in new if edit.acts_in(index)))
-        if own.at("residual"):  # Those of an outer context are on the block already.
-            blocks.append((block, own.enter))
+        again = replace(layer, edits=tuple(edit for edit in new if edit.acts_in(number)))
+        if again.at("residual"):  # Those of an outer context are on the block already.
+            blocks.append((block, again.enter))
 
-    def change(layer: int, part: nn.Module, reads: Tensor) -> Tensor:
+    def change(index: int, part: nn.Module, reads: Tensor) -> Tensor:
         for edit in attention:
-            reads = edit.change(reads, Site(layer, part)) if edit.acts_in(layer) else reads
+            reads = edit.change(reads, Site(attending[index], part)) if edit.acts_in(attending[index]) else reads
         return reads
 
     token = _active.set(MappingProxyType({**_active.get(), id(module): every}))
@@ -229,6 +232,17 @@ def block_parts(module: nn.Module, place: Place) -> dict[str, nn.Module]:
     return found
 
 
+def part_numbers(names: Iterable[str]) -> tuple[int, ...]:
+    """Return the number, in the model's list of layers, of each of `block_parts`; 0, 1, … if a layer has several."""
+    found = tuple(int(next(part for part in name.split(".") if part.isdigit())) for name in names)
+    return found if len({*found}) == len(found) else tuple(range(len(found)))
+
+
+def in_words(numbers: Sequence[int]) -> str:
+    """Return the numbers of a model's layers, for messages."""
+    return f"0 to {len(numbers) - 1}" if [*numbers] == [*range(len(numbers))] else ", ".join(map(str, numbers))
+
+
 def _maps(part: nn.Module) -> int:
     """Return the number of linear maps within a part: layers, and other matrices, such as those of experts."""
     linear = [own for own in part.modules() if is_linear(own)]
@@ -246,7 +260,7 @@ def _of_outputs(edits: Sequence[Edit], parts: Mapping[Place, Mapping[str, nn.Mod
     found = [
         (part, partial(changed, [edit for edit in edits if edit.place == place and edit.acts_in(number)], number))
         for place, own in parts.items()
-        for number, part in enumerate(own.values())
+        for number, part in zip(part_numbers(own), own.values())
     ]
     return [(part, change) for part, change in found if change.args[0]]
 
@@ -259,6 +273,7 @@ class _Layer:
     """One layer with its edits."""
 
     index: int
+    number: int
     mixer: nn.Module
     edits: tuple[Edit, ...]
 
@@ -272,12 +287,12 @@ class _Layer:
     def end(self, state: LayerState) -> LayerState:
         """Return the state with which a run ends."""
         for edit in self.at("state"):
-            state = edit.change(state, Site(self.index, self.mixer)) if edit.after == -1 else state
+            state = edit.change(state, Site(self.number, self.mixer)) if edit.after == -1 else state
         return state
 
     def changed(self, place: Place, value: Any, **more: Any) -> Any:
         for edit in self.at(place):
-            value = edit.change(value, Site(self.index, self.mixer, _starts.get(), **more))
+            value = edit.change(value, Site(self.number, self.mixer, _starts.get(), **more))
         return value
 
     def of_convolutions(self, place: Place) -> dict[int, Callable[[Tensor], Tensor]]:
@@ -290,7 +305,7 @@ class _Layer:
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stream = args[0] if args else kwargs["hidden_states"]
         if stream.ndim != 3:
-            said = f"the residual stream at layer {self.index} is {tuple(stream.shape)}, not (batch, length, width):"
+            said = f"the residual stream at layer {self.number} is {tuple(stream.shape)}, not (batch, length, width):"
             raise Unanswerable(f"{said} edit outputs or states instead")
         stream = self.changed("residual", stream)
         return ((stream, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": stream})
@@ -301,7 +316,7 @@ class _Layer:
         layer = terms_of(self.mixer, u, mask, state)
         if self.at("taps") and layer.conv_input is None:
             name = self.at("taps")[0].name
-            raise InputError(f"{name}: layer {self.index}, a {type(self.mixer).__name__}, has no convolution")
+            raise InputError(f"{name}: layer {self.number}, a {type(self.mixer).__name__}, has no convolution")
         return self.changed("terms", layer)
 
     def compute(
@@ -309,7 +324,7 @@ class _Layer:
     ) -> Tensor:
         """Return the mixer's output; the layer runs in pieces between tokens after which states are edited."""
         if not own:
-            said = f"a forward pass was put on layer {self.index}, which an edited run cannot keep;"
+            said = f"a forward pass was put on layer {self.number}, which an edited run cannot keep;"
             raise InputError(f"{said} remove it")
         adapter, u = adapter_for(mixer), self.changed("input", u)
         length = u.shape[1]
@@ -333,7 +348,7 @@ class _Layer:
                 state = state_after(mixer, layer, scans) if stop < length else state
                 outputs.append(adapter.output(mixer, layer, scans))
                 for edit in cuts.get(stop, ()):
-                    state = edit.change(state, Site(self.index, mixer, stop))
+                    state = edit.change(state, Site(self.number, mixer, stop))
             finally:
                 _starts.reset(token)
         return self.changed("output", outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1))
@@ -344,7 +359,8 @@ def recompute_terms(model: Any, edits: Sequence[Edit], index: int, u: Tensor, ma
     mixer = mixers(model.module)[index]
     if not edits:
         return terms_of(mixer, u, mask)
-    layer = _Layer(index, mixer, tuple(edit for edit in edits if edit.acts_in(index)))
+    number = layer_numbers(model.module)[index]
+    layer = _Layer(index, number, mixer, tuple(edit for edit in edits if edit.acts_in(number)))
     with computed_by(Edits({}, layer.of_convolutions("convolution"), layer.of_convolutions("taps"))):
         return layer.terms(u, mask)
 

@@ -156,6 +156,16 @@ def mixers(module: nn.Module) -> list[nn.Module]:
     return [found for child in module.children() for found in mixers(child)]
 
 
+def layer_numbers(module: nn.Module) -> tuple[int, ...]:
+    """Return the numbers of the mixers' layers in a model's list of layers, which in a hybrid has other layers too; 0,
+    1, … if several are in one block or there are several lists."""
+    found = mixers(module)
+    names = {id(part): name for name, part in module.named_modules()}
+    within = [[int(part) for part in names[id(mixer)].split(".") if part.isdigit()] for mixer in found]
+    numbers = tuple(each[0] for each in within if each)
+    return numbers if len({*numbers}) == len(found) else tuple(range(len(found)))
+
+
 def is_bidirectional(module: nn.Module) -> bool:
     """Return True if some layer of a model, or a mixer, reads later tokens."""
     return any(map(reads_both_ways, mixers(module)))

@@ -23,7 +23,7 @@ from ssmscope.core.fingerprint import adapters, check_finite, fingerprint, versi
 from ssmscope.core.generation import Generation, Step, Writer, writes
 from ssmscope.core.heads import LogitsKind, check_class_names, gives, own_logits, role_of
 from ssmscope.core.intercept import evaluating, out_of_inference
-from ssmscope.core.mixers import Visit, collect_states, fast_scan, memory_of, mixers, stored_weights
+from ssmscope.core.mixers import Visit, collect_states, fast_scan, layer_numbers, memory_of, mixers, stored_weights
 from ssmscope.core.ngrams import reads_ids
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.take_trace import Look, take_trace
@@ -184,12 +184,8 @@ class Model:
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
-        """Numbers of the state-space layers in the model's list of layers, which in a hybrid has other layers too; 0,
-        1, … if several are in one block or there are several lists."""
-        names = {id(part): name for name, part in self.module.named_modules()}
-        within = [[int(part) for part in names[id(mixer)].split(".") if part.isdigit()] for mixer in self.mixers]
-        numbers = tuple(each[0] for each in within if each)
-        return numbers if len(set(numbers)) == len(within) else tuple(range(len(within)))
+        """Numbers of the state-space layers in the model's list of layers, see `ssmscope.core.mixers.layer_numbers`."""
+        return layer_numbers(self.module)
 
     @property
     def width(self) -> int:

@@ -188,7 +188,7 @@ class Roads:
             self._busy = False
 
     def _change_terms(self, asked: Shift, layer: LayerTrace, site: Site) -> LayerTrace:
-        part = self._mixers[site.layer]
+        part = self._mixers[self.model.layer_numbers.index(site.layer)]
         changed = layer
         for road in part.roads:
             if moved := asked(part.name, road, self._outputs):
@@ -223,7 +223,7 @@ class Roads:
         roads: dict[str, tuple[str, ...]] = {}
 
         def look(layer: LayerTrace, site: Site) -> LayerTrace:
-            roads[self._mixers[site.layer].name] = _roads_of(site.mixer, layer)
+            roads[self._mixers[self.model.layer_numbers.index(site.layer)].name] = _roads_of(site.mixer, layer)
             return layer
 
         outputs: dict[str, Tensor] = {}

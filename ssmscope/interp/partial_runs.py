@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmscope.core.edits import Edit, blocks_of, edited
+from ssmscope.api.options import note
+from ssmscope.core.attention_layers import attention_numbers
+from ssmscope.core.edits import Edit, blocks_of, edited, in_words
 from ssmscope.core.encoding import Batch
 from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.model import Model
@@ -27,17 +29,22 @@ class PlainRun:
         self, model: Model, batch: Batch, states: States | None = None, *, reuse: bool = True, last_only: bool = False
     ) -> None:
         self.model, self.batch, self.states, self.reuse, self.last_only = model, batch, states, reuse, last_only
-        self.stack, self.places = block_list(model)
+        self.stack, places = block_list(model)
+        self.places = dict(zip(model.layer_numbers, places))
         self._kept: dict[int, Any] = {}
         keep = [(block, lambda part, output: self._kept.update({id(part): output})) for block in self.stack]
         with observe(after=keep):
             self.logits = self._forward(batch, states)
 
     def again(
-        self, layer: int = 0, edits: Sequence[Edit] | Edit = (), copies: int = 1, states: States | None = None
+        self,
+        layer: int | None = None,
+        edits: Sequence[Edit] | Edit = (),
+        copies: int = 1,
+        states: States | None = None,
     ) -> Tensor:
-        """Return the logits of `copies` of the batch, in turn, in a run that differs from the plain one from `layer`
-        on."""
+        """Return the logits of `copies` of the batch, in turn, in a run that differs from the plain one from the
+        state-space layer of this number on; None: from the first."""
         rows = list(range(len(self.batch.tokens))) * copies
         if states is None and self.states is not None:
             states = gathered(self.states, torch.tensor(rows))
@@ -49,15 +56,22 @@ class PlainRun:
             return self.model.forward(batch, last_only=self.last_only)
 
     @contextmanager
-    def _below(self, layer: int, rows: Sequence[int]) -> Iterator[None]:
+    def _below(self, layer: int | None, rows: Sequence[int]) -> Iterator[None]:
         """Skip, within the context, the blocks before a state-space layer; `rows` of the batch run together."""
-        first = self.places[layer]
+        first = next(iter(self.places.values())) if layer is None else self.places[layer]
         if not first:
             yield
             return
         output = gathered(self._kept[id(self.stack[first - 1])], torch.tensor(rows))
         with override_forward([(block, lambda below, *args, **kwargs: output) for block in self.stack[:first]]):
             yield
+
+
+def note_on_attention(model: Model, what: str) -> None:
+    """Note that a hybrid's layers of softmax attention are not patched, or ablated."""
+    if numbers := attention_numbers(model.module):
+        layers = f"layer{'s' * (len(numbers) > 1)} {in_words(numbers)}"
+        note(f"this is of state-space layers alone; softmax attention in {layers} is not {what}")
 
 
 def can_start_at_layer(model: Model, batch: Batch) -> bool:
@@ -69,7 +83,7 @@ def can_start_at_layer(model: Model, batch: Batch) -> bool:
     plain = PlainRun(model, batch)
     if not plain.places or any(getattr(mixer, "before", ()) for mixer in model.mixers):
         return False
-    return bool(torch.allclose(plain.again(model.num_layers - 1), plain.logits, RELATIVE_TOLERANCE, TOLERANCE))
+    return bool(torch.allclose(plain.again(model.layer_numbers[-1]), plain.logits, RELATIVE_TOLERANCE, TOLERANCE))
 
 
 def block_list(model: Model) -> tuple[list[nn.Module], list[int]]:

@@ -97,12 +97,15 @@ def ablate(
     from ssmscope.core.ties import descending
     from ssmscope.interp.ablate import measure
     from ssmscope.interp.ablate.result import Ablation
+    from ssmscope.interp.partial_runs import note_on_attention
     from ssmscope.interp.scoring import HARM_SIGNS, MEASURES, means_with_intervals, scored_examples
 
     data = data if limit is None else data.sample(limit, seed=seed)
     if len(data) < 2:
         raise InputError(f"{data.name} ({data.split}) has one example; an interval needs two or more")
     examples = scored_examples(model, data)
+    if what not in measure.OUTSIDE:
+        note_on_attention(model, "ablated")
     part = measure.part_of(model, what)
     units = measure.units_of(model, examples.batch.rows([0]), part)
     provenance = record_provenance(model.source, seed=seed, data=data)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ssmscope.api.inputs import one_text
 from ssmscope.api.sharding.parts import Columns, over
-from ssmscope.core.edits import Edit, Place, Site, block_parts, blocks_of
+from ssmscope.core.edits import Edit, Place, Site, block_parts, blocks_of, part_numbers
 from ssmscope.core.encoding import Batch
 from ssmscope.core.lasting_edits import while_writing
 from ssmscope.core.model import Model
@@ -102,7 +102,7 @@ class Part:
 
 def part_of(model: Model, what: What) -> Part:
     names = {id(part): name for name, part in model.module.named_modules()}
-    blocks = enumerate(zip(model.mixers, blocks_of(model.module)))
+    blocks = zip(model.layer_numbers, zip(model.mixers, blocks_of(model.module)))
     own = {at for at, (mixer, block) in blocks if mixer is block and names[id(block)].rpartition(".")[2].isdigit()}
     return Part(what, frozenset(own) if what == "layer" else frozenset())
 
@@ -118,12 +118,13 @@ def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
         check_heads(model, max(heads.values()), "ablate layers or another part")
         return [Unit(layer, head=head) for layer, count in sorted(heads.items()) for head in range(count)]
     if part.what in OUTSIDE:
-        names = list(block_parts(model.module, OUTSIDE[part.what]))
+        parts = [*block_parts(model.module, OUTSIDE[part.what])]
+        names = dict(zip(part_numbers(parts), parts))
         return [Unit(number, called=_in_block(part.what, names[number])) for number, _ in sorted(kept)]
     if part.what != "recurrence":
         return [Unit(layer) for layer in sorted({layer for layer, _ in kept})]
     trace = model.trace(batch)
-    several = {layer: trace.linearized[layer].parts for layer, number in kept if number}
+    several = {layer: trace.linearized[trace.layer_numbers.index(layer)].parts for layer, number in kept if number}
     return [Unit(layer, number, several[layer][number] if layer in several else "") for layer, number in sorted(kept)]
 
 
@@ -238,7 +239,7 @@ class AblationRuns:
         sets: Sequence[Sequence[Unit]],
         values: dict[Key, Tensor],
         base: PlainRun | None = None,
-        layer: int = 0,
+        layer: int | None = None,
     ) -> np.ndarray:
         """Return measures (sets, rows, measures); with `base`, these rows' plain run, runs start from it at `layer`."""
         copies = len(sets)

@@ -33,8 +33,8 @@ def roads_of(model: Model) -> dict[int, tuple[list[int], list[int]]]:
     """Return the state-space layers and the attention layers at each of the model's own layer numbers, in order."""
     found: dict[int, tuple[list[int], list[int]]] = {}
     for kind, numbers in enumerate((model.layer_numbers, attention_numbers(model.module))):
-        for index, number in enumerate(numbers):
-            found.setdefault(number, ([], []))[kind].append(index)
+        for number in numbers:
+            found.setdefault(number, ([], []))[kind].append(number)
     return dict(sorted(found.items()))
 
 

@@ -148,6 +148,7 @@ def patch(
     from ssmscope.api.inputs import one_text
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.progress import progress_bar
+    from ssmscope.interp.partial_runs import note_on_attention
     from ssmscope.interp.patch import measure as patching
     from ssmscope.interp.patch.result import Patching
     from ssmscope.interp.spans import positions_of, span_name
@@ -175,6 +176,7 @@ def patch(
     turned = direction == "denoise"
     theirs = {b: a for a, b in pairs} if turned else partners
     chosen = [partners[place] if turned else place for place in paired]
+    note_on_attention(model, "patched")
     runs = patching.PatchRuns(model, *(pair[::-1] if turned else pair), theirs)
     both = (model.run(batch, last_only=True).logits for batch in (runs.base, runs.source))
     plain = np.array([patching.measure(model, logits, ids)[0] for logits in both])
@@ -189,7 +191,7 @@ def patch(
         with progress_bar() as bar:
             task = bar.add_task("patched cells", total=len(values) * len(columns if site == "head" else later))
             for cells, logits in found:
-                rows = [layers if layer is None else layer for layer, _ in cells]
+                rows = [layers if layer is None else runs.layers.index(layer) for layer, _ in cells]
                 values[rows, [column[place] for _, place in cells]] = patching.measure(model, logits, ids)
                 bar.advance(task, len(cells))
     approximate, agree = np.zeros((0, 0)), (np.nan, np.nan)
@@ -223,11 +225,12 @@ def patch(
         values=values,
         attributed=approximate,
         agreement=agree,
+        numbers=runs.layers if runs.layers != tuple(range(layers)) else (),
     )
     if generate is None:
         return result
     (row, cell), _ = result.strongest(1)[0]
-    edits = {result.name(row, cell): runs.edit(site, chosen, row, cell)}
+    edits = {result.name(row, cell): runs.edit(site, chosen, runs.layers[row], cell)}
     if site != "head":
         edits[f"all layers, {result.place(cell)}"] = runs.edit(site, chosen, None, cell)
     return replace(result, written=patching.written(runs, edits, generate))

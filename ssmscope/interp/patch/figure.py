@@ -28,7 +28,8 @@ def draw(result: Patching, frame: plot.Frame, *, approximated: bool = False) -> 
         _line(panel, result, found[-1])
     low, most = _ends(result, found)
     colours = plot.colours_of(BLUES if low == 0 else SIGNED, low, most)
-    plot.cells(axes, grid, colours, labels=("layer", "head" if heads else ""))
+    rows = [*map(str, result.numbers)] or None
+    plot.cells(axes, grid, colours, rows=rows, labels=("layer", "head" if heads else ""))
     if not heads:
         _tokens(axes, result)
     return sheet.figure

@@ -113,7 +113,7 @@ class PatchRuns:
         length = base.input_ids.shape[1]
         self.partners = dict(enumerate(range(length))) if partners is None else partners
         self.read = torch.tensor([self.partners.get(place, 0) for place in range(length)])
-        self.layers, self.length = range(model.num_layers), base.input_ids.shape[1]
+        self.layers, self.length = model.layer_numbers, base.input_ids.shape[1]
         tokens = tokens_at_once(model.device, width=model.width)
         self.reuse, self.at_once = can_start_at_layer(model, base), max(1, tokens // self.length)
         both = (base, source)
@@ -143,15 +143,15 @@ class PatchRuns:
                 self.model.run(self.source, edits=keep, last_only=True)
                 for layer in layers:
                     put = new_state(place, partial(first_state, kept), layers=None if layer is None else [layer])
-                    yield [(layer, place)], run.again(layer or 0, put)
+                    yield [(layer, place)], run.again(layer, put)
         for places, states in self._after(positions) if self.model.continues else ():
             base, source = (gathered(states, torch.arange(which, 2 * len(places), 2)) for which in (0, 1))
             starts, rows = [place + 1 for place in places], [0] * len(places)
             batch = token_windows(self.base, rows, starts, [self.length] * len(places))
             run = PlainRun(self.model, batch, base, reuse=self.reuse, last_only=True)
             for layer in layers:
-                own = tuple(source[each] if layer in (each, None) else base[each] for each in self.layers)
-                logits = run.again(layer or 0, states=own + base[len(own) :])  # Attention keeps the base run's.
+                own = tuple(source[at] if layer in (each, None) else base[at] for at, each in enumerate(self.layers))
+                logits = run.again(layer, states=own + base[len(own) :])  # Attention keeps the base run's.
                 yield [(layer, place) for place in places], logits
 
     def _after(self, positions: Sequence[int]) -> Iterator[tuple[Sequence[int], States]]:
@@ -188,7 +188,7 @@ class PatchRuns:
                 for row, each in zip(rows, own):
                     row[([at - start for at in positions], each) if heads else each - start] = True
                 edit = replaced(place, values, rows=dict.fromkeys(patched if layer is None else [layer], rows))
-                yield [(layer, each) for each in own], run.again(layer or 0, edit, len(own))
+                yield [(layer, each) for each in own], run.again(layer, edit, len(own))
 
     def edit(self, site: str, positions: Sequence[int], layer: int | None, column: int) -> Edit:
         """Return the patch of one cell, or of all layers at its token."""
@@ -267,12 +267,11 @@ def attributed(runs: PatchRuns, site: str, positions: Sequence[int], ids: tuple[
         metric = (logits[:, ids[0]].double() - logits[:, ids[1]].double()).sum()
         points = [point for own in kept[0].values() for point in own]
         gradients: Iterator[Tensor | None] = iter(torch.autograd.grad(metric, points, allow_unused=True))
-    layers = runs.model.num_layers
-    found = np.zeros((layers, runs.heads() if site == "head" else len(positions)))
+    found = np.zeros((len(runs.layers), runs.heads() if site == "head" else len(positions)))
     column = {place: number for number, place in enumerate(positions)}
-    for (layer, part), own in kept[0].items():
-        states = site == "state"
-        for point, other in zip(own, kept[1][layer, runs.partners[part] if states else part]):
+    for (number, part), own in kept[0].items():
+        states, layer = site == "state", runs.layers.index(number)
+        for point, other in zip(own, kept[1][number, runs.partners[part] if states else part]):
             other = other if states else other[:, runs.read.to(other.device)]
             gradient = next(gradients)
             if gradient is None:

@@ -19,7 +19,7 @@ from ssmscope.core.trace import LayerState
 from ssmscope.data.pairs import PairData
 from ssmscope.errors import InputError
 from ssmscope.interp.pairs import EncodedPairs
-from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
+from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer, note_on_attention
 from ssmscope.interp.patch.measure import first_state, token_windows
 from ssmscope.interp.spans import positions_of
 
@@ -73,10 +73,10 @@ class PairGrids:
             found[rows] = self.pairs.measure(logits, rows).cpu().numpy()
         return found
 
-    def grid(self, site: str, classes: Places) -> np.ndarray:
-        """Return the change of the difference of logits, (pairs, layers, classes), NaN where nothing is patched."""
-        layers = self.model.num_layers
-        found = np.full((len(self.pairs), layers, len(classes)), np.nan)
+    def grid(self, site: str, classes: Places) -> tuple[list[int], np.ndarray]:
+        """Return the numbers of the layers, and the change of the difference of logits, (pairs, layers, classes), NaN
+        where nothing is patched."""
+        found = np.full((len(self.pairs), 0, len(classes)), np.nan)
         with progress_bar() as bar:
             for rows in bar.track(self.batches, description=f"patched {site}"):
                 cells = self._states(rows, classes) if site == "state" else self._values(site, rows, classes)
@@ -85,8 +85,8 @@ class PairGrids:
                         more = np.full((len(found), layer + 1 - found.shape[1], len(classes)), np.nan)
                         found = np.concatenate([found, more], axis=1)
                     found[own, layer, column] = self.pairs.measure(logits, own).cpu().numpy() - self.base[own]
-        used = ~np.isnan(found).all((0, 2))
-        return found[:, : int(used.nonzero()[0].max()) + 1 if used.any() else 0]
+        used = (~np.isnan(found).all((0, 2))).nonzero()[0]
+        return used.tolist(), found[:, used]
 
     def _values(self, site: str, rows: list[int], classes: Places) -> Iterator[tuple[list[int], int, int, Tensor]]:
         place = PLACES[site]
@@ -106,7 +106,7 @@ class PairGrids:
             values = {key: value[:, start:] for key, value in kept.items()}
             for layer in patched:
                 edit = replaced(place, values, rows={layer: mask[:, start:]})
-                yield rows, layer, column, run.again(layer if in_mixers else 0, edit)
+                yield rows, layer, column, run.again(layer if in_mixers else None, edit)
 
     def _start(self, spans: Sequence[tuple[int, ...]], batch: Batch) -> int:
         """Return the number of tokens before which a patched run is the plain one."""
@@ -135,14 +135,14 @@ class PairGrids:
                     before, other = (self.model.run(head, last_only=True).states for head in heads)
                     window = token_windows(into, each, stops, [length] * len(own))
                     run = PlainRun(self.model, window, before, reuse=self.reuse, last_only=True)
-                    for layer in range(self.model.num_layers):
-                        states = (*before[:layer], other[layer], *before[layer + 1 :])
+                    for at, layer in enumerate(self.model.layer_numbers):
+                        states = (*before[:at], other[at], *before[at + 1 :])
                         yield own, layer, column, run.again(layer, states=states)
                     continue
                 kept: dict[int, LayerState] = {}
                 self.model.run(source, edits=new_state(end, partial(first_state, kept)), last_only=True)
                 run = PlainRun(self.model, into, reuse=self.reuse, last_only=True)
-                for layer in range(self.model.num_layers):
+                for layer in self.model.layer_numbers:
                     put = new_state(end, partial(first_state, kept), layers=[layer])
                     yield own, layer, column, run.again(layer, put)
 
@@ -157,10 +157,12 @@ def patch_pairs(model: Model, data: Any, sites: Sequence[str], direction: str, l
     given = read_pairs(data).take(limit)
     pairs = encode_pairs(model, given)
     classes = position_classes(pairs, given)
+    if "attention" not in sites:
+        note_on_attention(model, "patched")
     grids = PairGrids(pairs, direction)
     found = [grids.grid(site, classes) for site in sites]
-    names = tuple((site, layer) for site, grid in zip(sites, found) for layer in range(grid.shape[1]))
-    changes, whole = np.concatenate(found, axis=1), grids.other - grids.base
+    names = tuple((site, layer) for site, (layers, _) in zip(sites, found) for layer in layers)
+    changes, whole = np.concatenate([grid for _, grid in found], axis=1), grids.other - grids.base
     values = np.full((*changes.shape[1:], 3), np.nan)
     for cell in zip(*(~np.isnan(changes)).any(0).nonzero()):
         own = ~np.isnan(changes[(slice(None), *cell)])

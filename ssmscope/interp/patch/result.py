@@ -61,6 +61,8 @@ class Patching(Result, kind="patch"):
     """Pearson's and Spearman's correlation of `attributed` with the change by patching; NaN without both."""
     partners: tuple[int, ...] = ()
     """Positions in the corrupted text of the tokens at `positions`; none if they are the same."""
+    numbers: tuple[int, ...] = ()
+    """Numbers of the layers in the model's list of layers; none if they are 0, 1, …"""
     written: tuple[EditedText, ...] = ()
     """Continuations, where asked for: of the patched text (0), without and with patches, and of the other (1)."""
 
@@ -128,7 +130,11 @@ class Patching(Result, kind="patch"):
 
     def name(self, row: int, column: int) -> str:
         """Name a cell."""
-        return f"layer {row}, {f'head {column}' if self.site == 'head' else self.place(column)}"
+        return f"layer {self.number(row)}, {f'head {column}' if self.site == 'head' else self.place(column)}"
+
+    def number(self, row: int) -> int:
+        """Return the number of a row's layer."""
+        return self.numbers[row] if self.numbers else row
 
     def place(self, column: int) -> str:
         """Name the token of a column by its position."""
@@ -146,7 +152,7 @@ class Patching(Result, kind="patch"):
         shares = self.effects("normalised")
         rows = []
         for (row, column), share in np.ndenumerate(shares):
-            layer, of_head = row if row < self.layers else None, self.site == "head"
+            layer, of_head = self.number(row) if row < self.layers else None, self.site == "head"
             where = (None, column, "") if of_head else (self.positions[column], None, self.token(column, 40))
             near = self.attributed[row, column] if len(self.attributed) and layer is not None else np.nan
             rows.append((layer, *where, *map(float, (*self.values[row, column], share, near))))
@@ -190,7 +196,7 @@ class PairPatching(Result, kind="patch-pairs"):
     direction: str
     sites: tuple[str, ...]
     layers: tuple[int, ...]
-    """Site and layer of each row; attention and feed-forward parts are counted by themselves."""
+    """Site and layer of each row."""
     classes: tuple[str, ...]
     base: float
     other: float

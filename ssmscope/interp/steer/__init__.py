@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
-from ssmscope.api.options import NO_EFFECT, REPEATED, Limit, Metavar, Range, Reads, Seed, TokensWritten
+from ssmscope.api.options import NO_EFFECT, REPEATED, Limit, Metavar, Range, Reads, Seed, TokensWritten, chosen_layers
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -144,11 +144,10 @@ def steer(
     known = None if vector is None else ControlVector.load(vector, model)
     if known is not None:
         site, layer = known.site, known.layer
-    layer = model.num_layers // 2 if layer is None else layer
+    layer = model.layer_numbers[model.num_layers // 2] if layer is None else layer
     numbers = tuple(dict.fromkeys(measure.layers_of(layer)))
     layer = numbers[0] if len(numbers) == 1 else numbers
-    if max(numbers) >= model.num_layers:
-        raise InputError(f"there is no layer {max(numbers)}; {model.name} has the layers 0 to {model.num_layers - 1}")
+    chosen_layers(numbers, model.layer_numbers)
     if site == "state":
         model.check_recurrent_state("a state")
     if site == "state" and min(batch.lengths) < 2:

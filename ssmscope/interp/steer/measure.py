@@ -48,7 +48,7 @@ def held_out_examples(
 
 
 Layer = int | Sequence[int]
-"""Number of a state-space layer, or several."""
+"""Number of a state-space layer in the model's list of layers, or several."""
 
 
 def layers_of(layer: Layer) -> tuple[int, ...]:
@@ -87,8 +87,8 @@ def _on_first_component(mean: Tensor, differences: Float[Tensor, "pairs ..."]) -
 def _behind(model: Model, batch: Batch, site: str, layer: Layer) -> Direction:
     """Return the values at a text's end: of the stream in every layer, or of one layer's states."""
     if site == "state":
-        (number,) = layers_of(layer)
-        return tuple(state[0].double() for state in model.run(batch, last_only=True).states[number].ssm)
+        (at,) = map(model.layer_numbers.index, layers_of(layer))
+        return tuple(state[0].double() for state in model.run(batch, last_only=True).states[at].ssm)
     kept: dict[int, Tensor] = {}
     model.run(batch, edits=recorded("residual", kept, layers=layers_of(layer)), last_only=True)
     return tuple(kept[number][0, -1].double() for number in layers_of(layer))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ssmscope.api.writing import created, write_errors_explained, write_whole
-from ssmscope.core.edits import Edit, blocks_of
+from ssmscope.core.edits import Edit, blocks_of, in_words
 from ssmscope.core.model import Model
 from ssmscope.data.tokenizer import save_tokenizer
 from ssmscope.errors import InputError, check_number, extra
@@ -45,7 +45,7 @@ class ControlVector:
 
     Attributes:
         site: "residual", the stream that the layer's block reads, or "state", of one layer.
-        layer: number of a state-space layer, or several.
+        layer: number of a state-space layer in the model's list of layers, or several.
         direction: (width,) for each layer, or for states (heads, width, state) for each recurrence; float64.
         source: where it comes from: model, fingerprint, texts.
     """
@@ -130,15 +130,16 @@ class ControlVector:
         return found
 
     def _check_fits(self, model: Model, where: str) -> None:
-        wrong = any(not 0 <= layer < model.num_layers for layer in self.layers)
+        wrong = not {*self.layers} <= {*model.layer_numbers}
         if self.site not in ("residual", "state") or wrong or len(self.layers) > 1 and self.site == "state":
-            last = model.num_layers - 1
-            raise InputError(f"{where} is of {self.site} {self.layer}; {model.name} has the layers 0 to {last}")
+            known = in_words(model.layer_numbers)
+            raise InputError(f"{where} is of {self.site} {self.layer}; {model.name} has the layers {known}")
         if self.site == "residual":
             shapes: list[tuple[int, ...]] = [(model.width,)] * len(self.layers)
         else:
             model.check_recurrent_state("a state")
-            states = model.run(model.encode(ids=[0]), last_only=True).states[self.layers[0]].ssm
+            at = model.layer_numbers.index(self.layers[0])
+            states = model.run(model.encode(ids=[0]), last_only=True).states[at].ssm
             shapes = [tuple(state.shape[1:]) for state in states]
         given = [tuple(part.shape) for part in self.direction]
         if given != shapes:
@@ -148,10 +149,11 @@ class ControlVector:
 def write_gguf(vector: ControlVector, path: str | os.PathLike[str], model: Model | None) -> None:
     """Write a control vector of the residual stream as GGUF, in float32. Raises InputError for states, a layer whose
     stream is no output of a block after block 0, or without the package gguf."""
-    gguf, blocks = _gguf(), _block_numbers(model)
+    gguf = _gguf()
+    _check_blocks(model)
     if vector.site != "residual":
         raise InputError("GGUF holds directions of the residual stream; save a state's as safetensors")
-    if early := [layer for layer in vector.layers if blocks[layer] < 2]:
+    if early := [layer for layer in vector.layers if layer < 2]:
         said = f"layer {early[0]} reads what comes before block 1's output, which GGUF has no place for"
         raise InputError(f"{said}; give later layers, or save it as safetensors")
     where = Path(path)
@@ -160,7 +162,7 @@ def write_gguf(vector: ControlVector, path: str | os.PathLike[str], model: Model
         writer.add_string("controlvector.model_hint", str(getattr(model and model.config, "model_type", "")))
         writer.add_uint32("controlvector.layer_count", len(vector.layers))
         for layer, part in sorted(zip(vector.layers, vector.direction), key=lambda each: each[0]):
-            writer.add_tensor(f"{PREFIX}{blocks[layer] - 1}", part.float().cpu().numpy())
+            writer.add_tensor(f"{PREFIX}{layer - 1}", part.float().cpu().numpy())
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -177,13 +179,13 @@ def read_gguf(path: str | os.PathLike[str], model: Model) -> ControlVector:
         numbers = {int(name.removeprefix(PREFIX)) + 1: part for name, part in tensors.items()}
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise InputError(f"cannot read {where} as a control vector: {error}") from error
-    layers = {block: layer for layer, block in enumerate(_block_numbers(model))}
-    if not numbers or (lost := sorted(numbers.keys() - layers.keys())):
+    _check_blocks(model)
+    if not numbers or (lost := sorted(numbers.keys() - {*model.layer_numbers})):
         said = f"of block {lost[0] - 1}, after which {model.name} has no state-space layer" if numbers else "nowhere"
         raise InputError(f"{where} has a direction {said}")
-    every = sorted((layers[block], part.to(model.device)) for block, part in numbers.items())
-    number = tuple(layer for layer, _ in every)
-    return ControlVector("residual", number[0] if len(number) == 1 else number, tuple(part for _, part in every))
+    layers = tuple(sorted(numbers))
+    parts = tuple(numbers[layer].to(model.device) for layer in layers)
+    return ControlVector("residual", layers[0] if len(layers) == 1 else layers, parts)
 
 
 def _gguf() -> Any:
@@ -194,12 +196,10 @@ def _gguf() -> Any:
     return gguf
 
 
-def _block_numbers(model: Model | None) -> list[int]:
-    """Return the number of each state-space layer's block in the model's list of blocks."""
-    found = [] if model is None else block_list(model)[1]
-    if not found:
+def _check_blocks(model: Model | None) -> None:
+    """Raise InputError unless a model's blocks are in one list, by which GGUF counts them."""
+    if model is None or not block_list(model)[1]:
         raise InputError("GGUF counts a model's blocks, and there is no single list of them; save it as safetensors")
-    return found
 
 
 def bake(model: Model, vector: ControlVector, strength: float, directory: str | os.PathLike[str]) -> Path:
@@ -309,7 +309,7 @@ def _write(module: Any, where: Path) -> None:
 
 def _last_linear_layers(model: Model, layer: int) -> Iterator[str]:
     """Yield the names of the linear layers onto the stream in the block before a layer's, the last one first."""
-    block = blocks_of(model.module)[layer]
+    block = blocks_of(model.module)[model.layer_numbers.index(layer)]
     for home, stack in model.module.named_modules():
         if isinstance(stack, nn.ModuleList) and any(part is block for part in stack):
             at = next(number for number, part in enumerate(stack) if part is block)

@@ -136,7 +136,7 @@ def explanations(at: Case) -> Iterator[str]:
     for layer, said, change in tried:
         with suppress(ValueError):  # A family that compares its recurrences cannot have every fault.
             if any(change(r) is not None for r in layers[layer].recurrences):
-                if at.fits(recorded_run(model, at.batch, at.rows, at.parts, [fault_of_terms(change, layer)])):
+                if at.fits(recorded_run(model, at.batch, at.rows, at.parts, [fault_of_terms(change, numbers[layer])])):
                     yield said
     if states and at.differs:
         boundary = _lost_tail(at)

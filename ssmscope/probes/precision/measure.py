@@ -72,8 +72,8 @@ def broken_heads(model: Model, windows: Windows, how: Rounding, plain: Scores) -
     """Return the mean |change| of the loss where each head alone is rounded, NaN beyond a layer's heads."""
     counts = [layer.recurrences[0].shape[2] for layer in model.trace(ids=windows[0, :2].tolist()).layers]
     found = np.full((len(counts), max(counts)), np.nan)
-    for layer, count in enumerate(counts):
+    for row, (layer, count) in enumerate(zip(model.layer_numbers, counts)):
         for head in range(count):
             losses, _ = token_scores(model, windows, state_rounded(how, (layer,), (head,)))
-            found[layer, head] = np.abs(losses - plain[0]).mean()
+            found[row, head] = np.abs(losses - plain[0]).mean()
     return found

@@ -86,7 +86,7 @@ def recorded_run(
             logits = model.logits(batch)
         found |= {"logits": logits} if "logits" in parts else {}
         for place, into in values.items():
-            found |= {f"layers.{model.layer_numbers[at]}.{place}": value for at, value in into.items()}
+            found |= {f"layers.{number}.{place}": value for number, value in into.items()}
     if "states" in parts:
         with edited(model, edits) if edits else nullcontext():
             found |= named_tensors(model, states_of_rows(model, batch, rows))
