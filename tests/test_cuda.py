@@ -16,9 +16,11 @@ import ssmscope
 from ssmscope import InputError, testing
 from ssmscope.core.encoding import Batch
 
-GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))
+without_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+GPU = pytest.param("cuda", marks=without_gpu)
 DEVICES = ["cpu", GPU]
-"""The CPU too, where single precision is compared with double, and inputs in the other precision are moved."""
+WAYS = [("cpu", torch.float32), *(pytest.param("cuda", t, marks=without_gpu) for t in (torch.float64, torch.float32))]
+"""Devices and dtypes that are compared with float64 on the CPU."""
 LABELS, VOCABULARY, WIDTH, LENGTH = list("abcd"), 20, 8, 9
 ROWS = [[4, 9, 8, 1, 2, 6, 7, 5, 4], [3, 5, 7, 1, 2], [11, 2]]
 
@@ -153,8 +155,8 @@ def questions(case: Case, model: ssmscope.Model, given: Any) -> Iterator[tuple[s
         first, rest = case.parts(model, one)
         yield "continued", model.run(rest, model.run(first).states).logits
     if case.writes:
-        yield "written", torch.tensor(model.generate(ids=given, max_new_tokens=7).ids)
-        yield "compiled", torch.tensor(model.generate(ids=given, max_new_tokens=7, compile=True).ids)
+        for compiled in (False, model.device.type == "cuda"):
+            yield "written", torch.tensor(model.generate(ids=given, max_new_tokens=7, compile=compiled).ids)
     elif case.reads == "series":
         data = ssmscope.labelled_series(given.cpu(), ["a", "b", "c"], LABELS)
         yield "fidelity", ssmscope.fidelity(model, data, methods=["gradxinput"], steps=3).to_frame()["value"]
@@ -185,8 +187,7 @@ def gathered(case: Case, model: ssmscope.Model, given: Any) -> dict[str, list[np
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "dtype"), WAYS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_verb_finds_the_same(name: str, device: str, dtype: torch.dtype, known: dict) -> None:
     case, given = CASES[name], CASES[name].given()
