@@ -10,8 +10,8 @@ came out is a line of benchmarks/results/mad-every-token.jsonl; a run that has o
 The rule, declared before any run: for each model and task the grid is run with seeds 0 and 1. The setting with the best
 validation accuracy, the mean over these two seeds, is then run with new seeds, from 10 on, and only these are compared.
 Validation examples are a tenth of the training set, held out of training, and ask for the values alone, as the test
-does; the test is not looked at before. The grid's own runs are not part of a comparison. Six at
-a time, a run took 21 to 35 seconds of an H200; of the second stage's 96 new seeds 20 have been run.
+does; the test is not looked at before. The grid's own runs are not part of a comparison. Six at a time, a run took 21
+to 35 seconds of an H200; 12 or 16 at a time, which NVIDIA's MPS runs side by side, 16 to 51.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODELS = {
 }
 STAGES = (("mamba2", "diff-mamba"), ("groupmamba", "gfssm", "diff-s6"))
 """Models whose grid and new seeds are run before the next ones'."""
-RATES, DECAYS, GRID_SEEDS, FIRST = ("1e-4", "5e-4", "1e-3"), ("0", "0.1"), (0, 1), 10
+RATES, DECAYS, GRID_SEEDS, FIRST, SEEDS = ("1e-4", "5e-4", "1e-3"), ("0", "0.1"), (0, 1), 10, 16
 SIZES = "--set every_token=true --set layers=4 --set width=128 --epochs 30 --set batch_size=128"
 RESULTS = Path(__file__).parent / "results" / "mad-every-token.jsonl"
 
@@ -89,14 +89,15 @@ def _run(wanted: list[tuple[str, str, Setting, int]], arguments: argparse.Namesp
         out = arguments.out / run
         command = f"train {MODELS[model]} --data {task} {SIZES} {options}{fused}{arguments.extra}"
         words = ["-m", "ssmscope", *shlex.split(command), "--out", str(out)]
-        done, ended = partial(known.__contains__, run), partial(_keep, run, out)
+        done, ended = partial(known.__contains__, run), partial(_keep, run, out, arguments.each)
         jobs.append(running.Job(run, [words], arguments.out / f"{run}.log", done, ended=ended))
     running.run(jobs, arguments.gpus.split(",") * arguments.each, (deadline - time.monotonic()) / 60)
 
 
-def _keep(run: str, out: Path, seconds: float) -> None:
+def _keep(run: str, out: Path, at_once: int, seconds: float) -> None:
     found = json.loads((out / "training.json").read_text())
     kept = {"run": run, "command": found["command"].rpartition(" --out ")[0], "seconds": round(seconds)}
+    kept |= {"at_once": at_once}
     kept |= {"torch": found["versions"]["torch"], "parameters": found["parameters"], "best_epoch": found["best_epoch"]}
     kept |= {"validation": found["validation"]["accuracy"]}
     kept |= {field: found["test"][field] for field in ("accuracy", "interval", "cross_entropy")}
@@ -168,6 +169,11 @@ def later_verdicts() -> list[str]:
     )
 
 
+def missing(task: str, model: str) -> int:
+    """Return how many of the new seeds have not run."""
+    return max(0, SEEDS - len(values(task, model)))
+
+
 def values(task: str, model: str) -> list[float]:
     """Return the test accuracies of the new seeds of the setting that the grid chose, in the order of the seeds."""
     found = results()
@@ -182,7 +188,7 @@ def main() -> None:
     found = running.verbs(__doc__, train, table)
     found["train"].add_argument("--gpus", default="0", help="numbers, with commas between them; empty for the CPU")
     found["train"].add_argument("--each", type=int, default=6, help="runs at a time on a GPU")
-    found["train"].add_argument("--seeds", type=int, default=15, help="new seeds of every model")
+    found["train"].add_argument("--seeds", type=int, default=SEEDS, help="new seeds of every model")
     found["train"].add_argument("--extra", default="", help="further options of every run, to try the script")
     running.start(found)
 

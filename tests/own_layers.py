@@ -47,7 +47,7 @@ class S4DKernel(nn.Module):
         A = torch.complex(-self.log_A_real.exp(), self.A_imag)
         step = A * self.log_dt.exp()[:, None]
         C = torch.view_as_complex(self.C) * (step.exp() - 1) / A
-        return 2 * torch.einsum("hn,hnl->hl", C, torch.exp(step[..., None] * torch.arange(L))).real
+        return 2 * torch.einsum("hn,hnl->hl", C, torch.exp(step[..., None] * torch.arange(L, device=A.device))).real
 
 
 class S4D(nn.Module):
@@ -80,7 +80,7 @@ class LRU(nn.Module):
         """Step by step; from the step `without` on, later ones do not read it."""
         rate = torch.exp(torch.complex(-self.nu_log.exp(), self.theta_log.exp()))
         B, C = torch.complex(self.B_re, self.B_im), torch.complex(self.C_re, self.C_im)
-        h, found = torch.zeros(u.shape[0], len(rate), dtype=B.dtype), []
+        h, found = u.new_zeros(u.shape[0], len(rate), dtype=B.dtype), []
         for t in range(u.shape[1]):
             kept, h = rate * h, rate * h + self.gamma_log.exp() * (u[:, t].to(B) @ B.T)
             found.append((h @ C.T).real + u[:, t] @ self.D.T)
@@ -150,7 +150,7 @@ class SS2D(nn.Module):
         (batch, high, wide), inner = u.shape[:3], self.conv2d.in_channels
         x, z = self.in_proj(u).chunk(2, -1)
         x = silu(self.conv2d(x.movedim(-1, 1)))
-        places, y = torch.arange(high * wide).view(high, wide), 0
+        places, y = torch.arange(high * wide, device=u.device).view(high, wide), 0
         for way in range(4):
             line = x.flatten(2) if way % 2 == 0 else x.transpose(2, 3).flatten(2)
             at = places.flatten() if way % 2 == 0 else places.T.flatten()

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import ssmscope
 from ssmscope.core.edits import Edit
 from ssmscope.core.model import Model
+from ssmscope.core.trace import mapped
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.gradients import gradxinput
 from ssmscope.interp.methods.lrp import lrp
@@ -162,6 +163,11 @@ def questions(model: Model) -> dict[str, Callable[[], Tensor]]:
         first, second = (model.encode(ids=part) for part in (TEXTS[0][:6], TEXTS[0][6:]))
         return model.run(second, model.run(first).states).logits
 
+    def elsewhere() -> Tensor:
+        here = torch.device("cpu")
+        first, second = (model.encode(ids=part).to(here) for part in (TEXTS[0][:6], TEXTS[0][6:]))
+        return model.run(second, mapped(model.run(first).states, lambda t: t.to(here))).logits
+
     def edited() -> Tensor:
         halved = Edit("halved", "output", lambda y, site: y / 2, layers=(1,))
         return model.run(batch(), edits=[halved]).logits
@@ -172,6 +178,7 @@ def questions(model: Model) -> dict[str, Callable[[], Tensor]]:
     return {
         "logits": lambda: model.logits(batch()),
         "continued": continued,
+        "from elsewhere": elsewhere,
         "edited": edited,
         "lens": lens,
         "survival": survival,

@@ -289,9 +289,7 @@ def one_text(model: Model, text: Any) -> Batch:
         text = encoded_series(model, text)
     if isinstance(text, str) and model.tokenizer is None and model.channels is None:
         return model.encode(ids=whole_numbers(text, "ids", "5,17,3"))
-    from ssmscope.core.encoding import Batch
-
-    batch = text if isinstance(text, Batch) else model.encode(text)
+    batch = model.encode(text)
     if len(batch.tokens) != 1:
         raise InputError(f"{len(batch.tokens)} texts were given where one is expected; give one")
     return batch

@@ -69,12 +69,17 @@ class Batch(Outlined):
         return Batch(ids, mask, tokens, words, None if self.values is None else self.values[own, :longest], spelled)
 
     def to(self, device: torch.device) -> Batch:
+        """Return the batch on this device."""
+        if self.input_ids.device == device:
+            return self
         values = None if self.values is None else self.values.to(device)
         return replace(self, input_ids=self.input_ids.to(device), mask=self.mask.to(device), values=values)
 
 
 def encode(model: Runs, texts: Any, ids: Any, values: Any, max_tokens: int | None) -> Batch:
     """Encode a model's input as one batch; arguments and errors as `Model.encode`."""
+    if isinstance(texts, Batch):
+        return texts.to(model.device)
     if model.channels is not None:
         of_series = getattr(model.config, "series", False)
         if values is None and ids is None and (of_series or isinstance(texts, Tensor | np.ndarray)):

@@ -21,7 +21,7 @@ from ssmscope.core.affine import agree, changed_parts, described, innermost, sam
 from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, observe, override_forward
 from ssmscope.core.known_models import LAYERS
 from ssmscope.core.linearized import LinearizedLayer
-from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone, check_rows
+from ssmscope.core.trace import Earlier, LayerState, LayerTrace, alone, check_rows, moved
 from ssmscope.core.weights import are_constant
 from ssmscope.errors import InputError, Unanswerable, kernels_explained
 
@@ -286,7 +286,7 @@ def _forward(mixer, index, mask, whole, states, retention, visit, plain, /, belo
         if id(mixer) in _edits.get().outputs:
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
         return below(*args, **_accepted(mixer, kwargs))
-    adapter, state = adapter_for(mixer), states[index] if states else None
+    adapter, state = adapter_for(mixer), moved(states[index], u.device) if states else None
     mask = None if whole else given.get("attention_mask") if mask is None else mask
     own = index in plain or runs_own(mixer, below)
     if own and index not in plain and check_parts(mixer, u, mask, below, args, kwargs):

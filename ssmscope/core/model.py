@@ -229,9 +229,10 @@ class Model:
 
     @out_of_inference()
     def encode(
-        self, texts: Texts = None, *, ids: Ids = None, values: Pixels = None, max_tokens: int | None = None
+        self, texts: Texts | Batch = None, *, ids: Ids = None, values: Pixels = None, max_tokens: int | None = None
     ) -> Batch:
-        """Encode texts, or token ids for a model without a tokenizer, as one batch padded on the right.
+        """Encode texts, or token ids for a model without a tokenizer, as one batch padded on the right. A batch is
+        moved to the model's device.
 
         `texts` may also be a tokenizer's output, token ids, or chats, lists of {"role": …, "content": …} that the
         tokenizer's template spells out. A pixel classifier reads `values` (n, length, channels) or (length, channels):
@@ -248,6 +249,7 @@ class Model:
 
     def logits(self, batch: Batch) -> Tensor:
         """Return a classifier's logits (batch, classes), or a language model's at every position, without gradients."""
+        batch = batch.to(self.device)
         with torch.no_grad(), self.running(mask=batch.mask):
             return self.forward(batch)
 
@@ -289,6 +291,7 @@ class Model:
         InputError as `running` and `edited`.
         """
         after: list[LayerState] = []
+        batch = batch.to(self.device)
         changed = edited(self, edits) if edits else nullcontext()
         with changed, self.running(mask=batch.mask, states=states, keep=after), torch.no_grad():
             logits = self.forward(batch, last_only=last_only)
@@ -326,8 +329,7 @@ class Model:
 
         Raises InputError as `encode` and `edited`, for options that do not fit, and for a model that cannot write.
         """
-        batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
-        return Writer(self, **how).generate(batch, batch_size, states)
+        return Writer(self, **how).generate(self.encode(texts, ids=ids), batch_size, states)
 
     @writes
     @out_of_inference()
@@ -335,8 +337,7 @@ class Model:
         self, texts: Texts | Batch = None, *, ids: Ids = None, states: Earlier = None, **how: Any
     ) -> Iterator[Step]:
         """Return an iterator over the steps of `generate` for all texts together; arguments and errors are shared."""
-        batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
-        return Writer(self, **how).stream(batch, states=states)
+        return Writer(self, **how).stream(self.encode(texts, ids=ids), states=states)
 
     @property
     def continues(self) -> bool:
@@ -372,8 +373,7 @@ class Model:
 
         Raises InputError as `encode`, if there is no such layer, and if the run's states are edited.
         """
-        batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids, values=values)
-        return take_trace(self, batch, keep_inputs, retention, visit)
+        return take_trace(self, self.encode(texts, ids=ids, values=values), keep_inputs, retention, visit)
 
     def images_of(self, batch: Batch) -> Tensor | None:
         """Return a batch's pixels, (images, height, width, channels); None without pixels or a known image size."""

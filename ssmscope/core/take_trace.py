@@ -160,10 +160,10 @@ def as_batch(model: Runs | None, texts: TextsLike) -> Batch:
     `Model.encode`, without a model, and for a trace of images, which does not hold them."""
     model = _given(model, texts)
     if not isinstance(texts, Trace):
-        return texts if isinstance(texts, Batch) else model.encode(texts)
+        return model.encode(texts)
     if model.channels is not None:
         raise InputError("a trace does not hold the images that it is of; give their batch")
-    return Batch(texts.input_ids, texts.mask, texts.tokens, texts.words, spelled=texts.spelled)
+    return Batch(texts.input_ids, texts.mask, texts.tokens, texts.words, spelled=texts.spelled).to(model.device)
 
 
 def as_trace(model: Runs | None, texts: TextsLike, *, keep_inputs: bool | Sequence[int] = True) -> Trace:

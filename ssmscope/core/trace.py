@@ -81,6 +81,12 @@ def tensors(states: Any) -> list[Tensor]:
     return found
 
 
+def moved(state: LayerState, device: torch.device) -> LayerState:
+    """Return a layer's state on this device."""
+    first = (*state.ssm, state.conv)[0]
+    return state if first is None or first.device == device else mapped(state, lambda t: t.to(device))
+
+
 def gathered(states: States, rows: Tensor) -> States:
     """Return the states of these rows, one or several times each."""
     return mapped(states, lambda t: t.index_select(0, rows.to(t.device)))

@@ -42,8 +42,9 @@ def language_model(name: str = "mamba2-one-group", **other) -> tuple[nn.Module, 
 @pytest.mark.parametrize("name", ["mamba", "mamba2-one-group"])
 def test_its_parameters_are_read_and_neither_copied_nor_changed(name):
     theirs, module = language_model(name)
+    parallel = nn.DataParallel(theirs)  # It moves the weights to a GPU if there is one.
     before = {name: weight.clone() for name, weight in theirs.state_dict().items()}
-    model = ssmscope.load(nn.DataParallel(theirs))
+    model = ssmscope.load(parallel)
     batch = model.encode(ids=IDS)
     with torch.no_grad():
         own = module(batch.input_ids[:1], use_cache=False).logits

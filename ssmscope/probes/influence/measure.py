@@ -193,7 +193,7 @@ def inputs_of(model: Model, texts: TextsLike | None, length: int | None, sequenc
     if isinstance(texts, Batch):
         if (texts.values is None) != (model.channels is None):
             raise InputError(f"{model.name} reads {model.reads}: give it a batch of its own encode()")
-        return texts
+        return texts.to(model.device)
     if length is not None:
         return random_batch(model, sequences, length, np.random.default_rng([seed, sequences, length]))
     return as_batch(model, texts)  # type: ignore[arg-type]
