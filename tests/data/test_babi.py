@@ -22,8 +22,6 @@ PROSE = [
     f"Sentence {i} of the {'long and winding ' * (i % 4)}chronicle goes on{' and on' * (i % 3)} ." for i in range(200)
 ]
 
-# ---- solvers: they read a context and a question as a person would, sentence by sentence
-
 WHO, WHERE, WHAT = (f"({'|'.join(names)})" for names in (PERSONS, PLACES, OBJECTS))
 EVENT = re.compile(
     rf"{WHO} (?:(?:walked|went|hurried|moved) to the {WHERE}"
@@ -168,9 +166,6 @@ def test_every_name_of_a_kind_begins_with_its_own_letter():
         assert len({name[0] for name in names}) == len(names)
 
 
-# ---- the context
-
-
 @pytest.mark.parametrize("filler", [None, PROSE])
 @pytest.mark.parametrize("length", [0, 60, 300])
 def test_offsets_point_at_the_facts_and_the_rest_is_filler(filler, length):
@@ -279,9 +274,6 @@ def test_impossible_questions_are_refused():
         assert "\n" not in str(caught.value)
 
 
-# ---- filler
-
-
 def test_sentences_are_cut_at_their_ends():
     lines = [
         " = Title = ",
@@ -321,9 +313,6 @@ def test_real_text_can_be_the_filler(real_data):
     data = questions("qa3", length=300, examples=50, filler=filler)
     assert [solve_before(one.context, one.question) for one in data.examples] == [[a] for a in data.answers]
     assert all(280 < len(context.split()) <= 300 for context in data.contexts)
-
-
-# ---- tokens
 
 
 def test_the_answer_is_asked_after_the_prompt_and_nowhere_else():

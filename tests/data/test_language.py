@@ -1,13 +1,11 @@
-import json
 import sys
 import types
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
+from written_rows import write_rows
 
 import ssmscope
 from ssmscope.core.tokenizing import tokenize
@@ -32,24 +30,13 @@ def model_with(tokenizer):
     return ssmscope.load(MambaForCausalLM(config), tokenizer=tokenizer)
 
 
-# ---- lines
-
-
 @pytest.mark.parametrize("suffix", [".txt", ".csv", ".tsv", ".jsonl", ".parquet"])
 def test_every_format_gives_the_same_lines(tmp_path, suffix):
-    path = tmp_path / f"book{suffix}"
-    lines = ["one, two", "", "  three "]
+    path, lines = tmp_path / f"book{suffix}", ["one, two", "", "  three "]
     if suffix == ".txt":
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    elif suffix == ".jsonl":
-        path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    elif suffix == ".parquet":
-        pq.write_table(pa.table({"text": lines}), path)
     else:
-        quote = '"' if suffix == ".csv" else ""
-        path.write_text("id\ttext\n".replace("\t", "," if quote else "\t"))
-        with path.open("a") as file:
-            file.writelines(f"{i}{',' if quote else chr(9)}{quote}{line}{quote}\n" for i, line in enumerate(lines))
+        write_rows(path, [{"id": number, "text": line} for number, line in enumerate(lines)])
     assert load_lines(path) == ("one, two", "", "three")
 
 
@@ -60,8 +47,7 @@ def test_a_text_of_several_lines_becomes_them(tmp_path):
 
 
 def test_wikitext_is_read_from_the_folder_without_what_is_no_line(tmp_path, monkeypatch):
-    (tmp_path / "wikitext2").mkdir()
-    pq.write_table(pa.table({"text": [" ", " = A <unk> = ", " ", ""]}), tmp_path / "wikitext2" / "test.parquet")
+    write_rows(tmp_path / "wikitext2" / "test.parquet", [{"text": t} for t in (" ", " = A <unk> = ", " ", "")])
     monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
     assert load_lines("wikitext2") == ("", "= A <unk> =", "")
     with pytest.raises(InputError, match="wikitext2 has no split 'train' in .*; there are test"):
@@ -99,9 +85,6 @@ def test_texts_that_cannot_be_read_are_refused(tmp_path):
         assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="split 'test' was asked for"):
         load_lines(blank, "test")
-
-
-# ---- tokenizers
 
 
 def test_bytes_are_their_own_ids_and_decode_exactly(tmp_path):
@@ -175,9 +158,6 @@ def test_other_symbols_are_refused(tmp_path):
     ]:
         with pytest.raises(InputError, match=message):
             symbol_tokenizer(tokens)
-
-
-# ---- rows
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 7, 12, 13, 100])

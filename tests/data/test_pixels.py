@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from written_rows import write_rows
 
 from ssmscope.data.pixels import decoded, digits, load_pixels, read_images
 from ssmscope.errors import InputError
@@ -60,11 +61,7 @@ def test_deep_greys_are_refused(mode):
 
 
 def write(folder, rows):
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    (folder / "cifar10").mkdir(exist_ok=True)
-    pa.parquet.write_table(pa.Table.from_pylist(rows), folder / "cifar10" / "test.parquet")
+    write_rows(folder / "cifar10" / "test.parquet", rows)
 
 
 @pytest.mark.parametrize("column", ["img", "image"])

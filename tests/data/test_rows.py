@@ -16,10 +16,10 @@ from types import SimpleNamespace
 
 import hostile
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from written_rows import write_rows
 
 from ssmscope.data import rows
 from ssmscope.data.babi import load_questions
@@ -142,12 +142,9 @@ def test_blank_lines_and_empty_fields_beyond_the_header_do_no_harm(tmp_path) -> 
 
 
 def test_rows_beyond_the_limit_are_counted_and_not_read(tmp_path, monkeypatch) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"] * 5, "label": [0] * 5}), tmp_path / "a.parquet")
+    write_rows(tmp_path / "a.parquet", [{"text": "a", "label": 0}] * 5)
     monkeypatch.setattr(rows, "MAX_ROWS", 4)
-    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read", None)
+    monkeypatch.setattr(pq.ParquetFile, "read", None)
     with pytest.raises(InputError, match="has 5 rows; allowed are up to 4"):
         load_text(tmp_path / "a.parquet")
 
@@ -159,20 +156,6 @@ ROWS = [
 DISTRACTORS = [["attic", "cellar"], []]
 
 
-def written(path, rows):
-    if path.suffix == ".parquet":
-        import pandas as pd
-
-        pd.DataFrame(rows).to_parquet(path)
-    elif path.suffix == ".jsonl":
-        path.write_text("\n".join(map(json.dumps, rows)))
-    else:
-        import pandas as pd
-
-        pd.DataFrame(rows).to_csv(path, index=False, sep="," if path.suffix == ".csv" else "\t")
-    return path
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 @pytest.mark.parametrize("form", ["list", "json", "commas"])
 def test_every_format_is_read_alike(tmp_path, suffix, form):
@@ -180,7 +163,7 @@ def test_every_format_is_read_alike(tmp_path, suffix, form):
     if form == "list" and suffix == ".csv":
         given = list(map(json.dumps, DISTRACTORS))
     rows = [{**row, "distractors": words} for row, words in zip(ROWS, given)]
-    data = load_questions(written(tmp_path / f"mine{suffix}", rows))
+    data = load_questions(write_rows(tmp_path / f"mine{suffix}", rows))
     assert (data.name, data.split, len(data)) == ("mine", "all", 2)
     assert data.contexts == (ROWS[0]["context"], "Cy has the key, the lamp.")
     assert data.questions == ("Where is Ann?", "What has Cy?") and data.answers == ("hall", "key")
@@ -190,11 +173,14 @@ def test_every_format_is_read_alike(tmp_path, suffix, form):
 
 
 def test_distractors_may_be_absent(tmp_path):
-    plain = load_questions(written(tmp_path / "mine.jsonl", ROWS))
+    plain = load_questions(write_rows(tmp_path / "mine.jsonl", ROWS))
     assert [one.distractors for one in plain.examples] == [(), ()]
     empty = [{**ROWS[0], "distractors": None}, {**ROWS[1], "distractors": ["lamp", "lamp"]}]
-    assert [one.distractors for one in load_questions(written(tmp_path / "b.jsonl", empty)).examples] == [(), ("lamp",)]
-    tabs = load_questions(written(tmp_path / "c.tsv", [{**ROWS[1], "distractors": "lamp,cup"}]))
+    assert [one.distractors for one in load_questions(write_rows(tmp_path / "b.jsonl", empty)).examples] == [
+        (),
+        ("lamp",),
+    ]
+    tabs = load_questions(write_rows(tmp_path / "c.tsv", [{**ROWS[1], "distractors": "lamp,cup"}]))
     assert tabs.examples[0].distractors == ("lamp", "cup") and tabs.examples[0].answer == "key"
 
 
@@ -210,7 +196,7 @@ def test_distractors_may_be_absent(tmp_path):
 )
 def test_what_is_refused(tmp_path, row, says):
     with pytest.raises(InputError, match=says):
-        load_questions(written(tmp_path / "mine.jsonl", [ROWS[0], {**ROWS[1], **row}]))
+        load_questions(write_rows(tmp_path / "mine.jsonl", [ROWS[0], {**ROWS[1], **row}]))
 
 
 def test_files_that_are_none(tmp_path):
@@ -220,7 +206,7 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(InputError, match="with the columns context, question, answer"):
         load_questions(tmp_path / "a.txt")
     with pytest.raises(InputError, match="has no column 'answer'; its columns are context, question"):
-        load_questions(written(tmp_path / "b.csv", [{"context": "a", "question": "b"}]))
+        load_questions(write_rows(tmp_path / "b.csv", [{"context": "a", "question": "b"}]))
 
 
 STARS = ("1", "2", "3")
@@ -384,15 +370,14 @@ def test_what_cannot_be_counted_is_refused(tokenizer):
 
 
 def test_books_are_read_from_the_folder_alone(tmp_path, monkeypatch):
-    (tmp_path / "books").mkdir()
-    pq.write_table(pa.table({"title": ["T"] * 2, "text": [" one\n", "two"]}), tmp_path / "books" / "test.parquet")
+    write_rows(tmp_path / "books" / "test.parquet", [{"title": "T", "text": text} for text in (" one\n", "two")])
     monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
     assert load_documents("books") == (" one\n", "two")
     with pytest.raises(InputError, match="books has no split 'train'"):
         load_documents("books", "train")
     with pytest.raises(InputError, match="unknown documents 'book'.*did you mean 'books'"):
         load_documents("book")
-    pq.write_table(pa.table({"text": ["one", " "]}), tmp_path / "books" / "test.parquet")
+    write_rows(tmp_path / "books" / "test.parquet", [{"text": "one"}, {"text": " "}])
     with pytest.raises(InputError, match="row 2 of .* has no text"):
         load_documents("books")
     monkeypatch.delenv("SSMSCOPE_DATA")

@@ -8,6 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from written_rows import write_rows
 
 from ssmscope.data.language import load_lines
 from ssmscope.data.text import PAIR_SEPARATOR, SOURCES, load_text, text_data
@@ -17,26 +18,14 @@ ROWS = [("good film", "pos"), ("bad film", "neg"), ("a good day", "pos")]
 
 
 def write(path, rows, columns=("text", "label")):
-    """`rows` in the format that `path` ends in."""
-    table = [dict(zip(columns, row)) for row in rows]
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in table), encoding="utf-8")
-    elif path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(table), path)
-    else:
-        mark = "," if path.suffix == ".csv" else "\t"
-        lines = [mark.join(columns), *(mark.join(map(str, row)) for row in rows)]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    return write_rows(path, [dict(zip(columns, row)) for row in rows])
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A data folder with sst2 and snli in it, as SSMSCOPE_DATA."""
-    (tmp_path / "sst2").mkdir()
     write(tmp_path / "sst2" / "train.parquet", [("fine", 1), ("dull", 0), ("dire", 0)])
     write(tmp_path / "sst2" / "test.parquet", [("fun", 1)])
-    (tmp_path / "snli").mkdir()
     write(
         tmp_path / "snli" / "test.parquet",
         [("a man runs", "a man moves", 0), ("a man runs", "he is late", -1), ("a man runs", "he sleeps", 2)],

@@ -102,9 +102,6 @@ def test_impossible_tokenizers_are_refused():
         train_tokenizer(TEXTS, max_length=1)
 
 
-# ---- BPE-dropout
-
-
 def test_without_dropped_merges_the_cut_is_the_tokenizers_own(tokenizer):
     data = data_of([*TEXTS, "unseen 日本 wörds", "[CLS] film"])
     for max_length in (100, 6):
@@ -136,9 +133,6 @@ def test_long_texts_keep_their_end_token_under_dropout(tokenizer):
     rows = cuts.rows(0)
     assert [len(row) for row in rows] == [5, 5, 5]
     assert {row[-1] for row in rows} == {tokenizer.cls_token_id}
-
-
-# ---- batches
 
 
 def test_an_epoch_holds_every_row_once_in_batches_of_alike_length():
