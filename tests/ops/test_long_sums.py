@@ -46,6 +46,15 @@ def test_survival_over_more_than_a_piece_is_that_of_the_runs_that_write_once(kin
     torch.testing.assert_close(towards, (alone * state[:, None]).sum((3, 4)), rtol=1e-9, atol=1e-9)
 
 
+def test_a_long_text_loses_no_digits():
+    """Sums from the beginning would leave no digits of what the last tokens are: Σ log a is 1e6 there."""
+    g = torch.Generator().manual_seed(0)
+    x, b, c = (torch.randn(1, 5000, *sizes, generator=g) for sizes in ((2, 3), (1, 4), (1, 4)))
+    r = ops.Recurrence(x, b, c, delta=torch.rand(1, 5000, 2, generator=g) * 400, A=torch.tensor([[-1.0], [-1e-3]]))
+    found, exact = survival.shares([r]), survival.shares([r.to(torch.float64)])
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-12)
+
+
 def row_by_definition(r: ops.Recurrence, t: int) -> Tensor:
     """Σ_n c_t b_s exp(Σ_{s<r≤t} log a_r) Δ_s, the mean over heads, (batch, length)."""
     log_a = r.log_decay().expand(*r.x.shape[:3], r.b.shape[-1])

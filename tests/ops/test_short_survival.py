@@ -206,7 +206,7 @@ def test_a_slow_state_outlasts_a_fast_one(kind):
     torch.testing.assert_close(ours.double(), towards, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["mamba, two groups", "mamba-2", "gla"])
+@pytest.mark.parametrize("kind", ["mamba, two groups", "mamba-2", "gla", "linear attention"])
 def test_keys_of_parts_of_any_size(kind):
     """Zeros, and numbers whose squares are no float32 next to others, negative ones alone too."""
     r = draw(kind, 5)
@@ -220,6 +220,7 @@ def test_keys_of_parts_of_any_size(kind):
     rounded = replace(r, D=None, **{n: t.float() for n in names if (t := getattr(r, n)) is not None})
     found = survival.remaining_norms(rounded).double()
     torch.testing.assert_close(found, alone(r).norm(dim=-1), rtol=1e-4, atol=0)
+    assert torch.equal(survival.half_lives([rounded]), survival.half_lives([r]).float())
 
 
 @pytest.mark.parametrize("first", [0, 3, 6])
