@@ -109,6 +109,14 @@ def same(found: Any, expected: Any) -> None:
     assert apart(found, expected) < 1e-5
 
 
+def same_maps(found: Any, expected: Any) -> None:
+    """Check the maps of two attentions, text by text."""
+    for one, other in zip(found, expected, strict=True):
+        for map_, wanted in zip(one.maps, other.maps, strict=True):
+            same(map_.values, wanted.values)
+            assert (map_.sink is None) == (wanted.sink is None)
+
+
 NAMES = few(
     [
         *("mamba", "mamba-with-biases", "falcon-mamba", "mamba2", "gated-deltanet", "gla", "retnet", "diff-mamba"),
@@ -129,11 +137,7 @@ def test_attention_is_that_of_the_merged_model(name):
     ]
     asked += [{"rollout": True}, {"rollout": True, "heads": "abs"}, {"pool": 2}, {"rows": "last"}]
     for options in asked:
-        one, other = (ssmscope.attention(trace, **options) for trace in traces)
-        for text, expected in zip(one, other, strict=True):
-            for map_, wanted in zip(text.maps, expected.maps, strict=True):
-                same(map_.values, wanted.values)
-                assert (map_.sink is None) == (wanted.sink is None)
+        same_maps(*(ssmscope.attention(trace, **options) for trace in traces))
     one, other = (ssmscope.heatmap(trace) for trace in traces)
     for text, expected in zip(one, other, strict=True):
         same(text.mean, expected.mean)
@@ -168,9 +172,7 @@ def test_relevance_and_gradients_are_those_of_the_merged_model(name):
     assert (one.delta < 1e-4).all() and one.converged.all()
     same(propagated(of[0])[1] + 1, propagated(of[1])[1] + 1)  # it may be nothing
     maps = [ssmscope.attention(model, model.encode(ids=IDS), gradient=True, target=7) for model in (adapted, merged)]
-    for text, expected in zip(*maps, strict=True):
-        for map_, wanted in zip(text.maps, expected.maps, strict=True):
-            same(map_.values, wanted.values)
+    same_maps(*maps)
     assert not any("forward" in vars(part) for part in adapted.module.modules())
 
 
@@ -232,9 +234,6 @@ def test_the_bound_is_that_of_the_merged_model():
     one, other = (theorem_model(Model(each)) for each in (adapted.base_model.model, merged))
     same(one.head, other.head)
     same(one.embeddings, other.embeddings)
-
-
-# ---- other ways in which a weight does not say what its layer computes
 
 
 class Doubled(nn.Module):
@@ -302,12 +301,7 @@ def test_attention_gradient_asks_nothing_of_the_weights():
     model, expected = Model(plain("mamba")), Model(plain("mamba"))
     model.module.requires_grad_(False)
     maps = [ssmscope.attention(each, each.encode(ids=IDS), gradient=True, target=7) for each in (model, expected)]
-    for text, wanted in zip(*maps, strict=True):
-        for map_, other in zip(text.maps, wanted.maps, strict=True):
-            same(map_.values, other.values)
-
-
-# ---- what is refused
+    same_maps(*maps)
 
 
 def test_the_dropout_of_an_adapter_in_training_is_not_drawn():
@@ -321,9 +315,7 @@ def test_the_dropout_of_an_adapter_in_training_is_not_drawn():
     before = ssmscope.attention(model.trace(of.batch)), lrp(of).scores
     module.train()
     after = ssmscope.attention(model.trace(of.batch)), lrp(of).scores
-    for one, two in zip(before[0], after[0], strict=True):
-        for map_, other in zip(one.maps, two.maps, strict=True):
-            same(map_.values, other.values)
+    same_maps(before[0], after[0])
     same(after[1], before[1])
     assert all(part.training for part in module.modules())
 

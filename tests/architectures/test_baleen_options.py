@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loud import loud
-from transformers import AutoModelForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+from bases import ADAPTERS, IDS, MASK, base_model
+from transformers import AutoModelForCausalLM
 
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
@@ -14,18 +14,10 @@ from ssmscope.zoo import baleen
 from ssmscope.zoo.baleen import mean_log_gate
 from ssmscope.zoo.training.fitting import prior_in
 
-SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)
-IDS = torch.tensor([[3, 9, 17, 2, 40, 5, 6], [7, 7, 8, 30, 1, 0, 0]])
-MASK = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
 
-
-@pytest.fixture(params=["mamba", "mamba2"])
+@pytest.fixture(params=list(ADAPTERS))
 def base(request):
-    torch.manual_seed(0)
-    if request.param == "mamba":
-        return loud(MambaForCausalLM(MambaConfig(**SIZES, state_size=4, time_step_rank=2)))
-    sizes = dict(state_size=4, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
-    return loud(Mamba2ForCausalLM(Mamba2Config(**SIZES, **sizes)))
+    return base_model(request.param)
 
 
 def divergence(model, seed=0, mask=MASK):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from examples import EXAMPLES, FEW, VARIANTS
-from exhaustive import ALL, CONTRACTS
+from exhaustive import CONTRACTS
 from loud import loud
 from transformers import AutoModelForSequenceClassification, MambaConfig
 
@@ -14,20 +14,18 @@ import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification, last_real
 
+OURS = {name for name, made in EXAMPLES.items() if type(made.models[name]).__module__.startswith("ssmscope.")}
 BACKBONES = {
     name: made.models[name].config
     for name, made in EXAMPLES.items()
-    if hasattr(made.models[name], "lm_head") and (ALL or name not in VARIANTS)
+    if hasattr(made.models[name], "lm_head") and (CONTRACTS or name in FEW or (name in OURS and name not in VARIANTS))
 }
-OURS = {name for name in BACKBONES if type(EXAMPLES[name].models[name]).__module__.startswith("ssmscope.")}
-"""Each is a classifier's backbone in `contracts/test_own_models.py` too."""
-CHOSEN = [name for name in BACKBONES if ALL or name in FEW or (CONTRACTS and name not in OURS)]
-"""One for every way in which layers are read; those of transformers all on release 5, as in the contracts."""
+"""Our own, and one for every way in which transformers' layers are read; on release 5 all, as in the contracts."""
 IDS = torch.tensor([[5, 17, 3, 9, 22, 1], [7, 8, 9, 0, 0, 0]])
 MASK = torch.tensor([[1] * 6, [1] * 3 + [0] * 3])
 
 
-@pytest.fixture(params=CHOSEN)
+@pytest.fixture(params=BACKBONES)
 def classifier(request):
     torch.manual_seed(0)
     config = SSMClassifierConfig(BACKBONES[request.param], num_labels=3, id2label={0: "no", 1: "perhaps", 2: "yes"})

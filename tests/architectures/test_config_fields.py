@@ -124,8 +124,6 @@ def test_a_configuration_without_architectures(tmp_path, layout):
         assert kind_of(path) == "token-model"
 
 
-# ---- mamba_ssm's own layout: another field's value as transformers' field of that meaning
-
 SIZES: dict[str, Any] = dict(
     vocab_size=97, hidden_size=16, num_hidden_layers=2, state_size=4, tie_word_embeddings=False
 )

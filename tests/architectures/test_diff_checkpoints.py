@@ -7,7 +7,9 @@ import math
 
 import pytest
 import torch
+from bases import IDS, MAMBA2
 from differential import lambdas
+from examples import relative
 from loud import loud
 from safetensors.torch import load_file, save_file
 from saving import write_diff_mamba2
@@ -19,18 +21,10 @@ from ssmscope.errors import InputError
 from ssmscope.loading.load import load
 from ssmscope.zoo import diff_mamba
 
-MAMBA2 = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=4)
-MAMBA2.update(num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
-IDS = torch.tensor([[3, 9, 17, 2, 40, 5, 6], [7, 7, 8, 30, 1, 0, 0]])
-
 
 def language_model(**options) -> nn.Module:
     torch.manual_seed(0)
     return loud(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**{**MAMBA2, **options})))
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return ((a - b).norm() / b.norm()).item()
 
 
 def rms(t: torch.Tensor) -> torch.Tensor:

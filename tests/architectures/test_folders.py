@@ -65,24 +65,12 @@ def test_an_adapter_that_does_not_fit_is_refused(folders):
     base, adapter, _ = folders
     weights, config = adapter / "adapter_model.safetensors", adapter / "adapter_config.json"
     held, fields = load_file(weights), json.loads(config.read_text())
-    first = min(held)
-    save_file({name: value for name, value in held.items() if name != first}, weights)
-    assert f"does not fit its model: adapter_model.safetensors has no {first}" in refused(adapter)
-    save_file({**held, "base_model.more": torch.zeros(1)}, weights)
-    assert "holds base_model.more, which has no place in the model" in refused(adapter)
-    save_file({**held, first: torch.zeros(2, 2)}, weights)
+    save_file({**held, min(held): torch.zeros(2, 2)}, weights)
     assert "is damaged, or of another model" in refused(adapter)
     weights.write_bytes(b"no tensors")
     assert "not a complete safetensors file" in refused(adapter)
-    weights.unlink()
-    assert "without weights: neither adapter_model.safetensors nor adapter_model.bin" in refused(adapter)
-    for value, says in (
-        (None, "names no model"),
-        ("nobody-is-here", "is not there"),
-        (str(adapter), "which is one too"),
-    ):
-        config.write_text(json.dumps({**fields, "base_model_name_or_path": value}))
-        assert says in refused(adapter)
+    config.write_text(json.dumps({**fields, "base_model_name_or_path": None}))
+    assert "names no model" in refused(adapter)
 
 
 def test_an_adapter_that_changes_the_input_is_refused(folders, tmp_path):

@@ -134,13 +134,16 @@ def test_of_a_groupmambas_attention():
 
 
 def test_of_the_parameters_of_a_difference():
-    config = DiffMambaConfig(
-        **dict(vocab_size=9, hidden_size=16, num_heads=4, head_dim=8, n_groups=1, state_size=2000),
-        **dict(lambda_form="exponential", lambda_std=0.3),
-    )
+    sizes: dict[str, Any] = dict(vocab_size=9, hidden_size=16, num_heads=4, head_dim=8, n_groups=1, lambda_std=0.3)
     torch.manual_seed(0)
+    wide = dict(sizes, hidden_size=2000, head_dim=1000, state_size=1)
+    with torch.device("meta"):
+        mixer = DiffMambaMixer(DiffMambaConfig(**wide), 0)
+    mixer.lambda_bar = nn.Parameter(torch.empty(2000))
+    mixer.reset_lambda()
+    check_spread(mixer.lambda_bar, 0.3)
     for kind in (DiffMambaMixer, DiffS6Mixer):
-        mixer = kind(config, 0)
+        mixer = kind(DiffMambaConfig(**sizes, state_size=2000, lambda_form="exponential"), 0)
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
             check_spread(getattr(mixer, name), 0.3)
 

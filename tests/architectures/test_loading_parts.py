@@ -33,9 +33,6 @@ def saved(where: Path, **options: Any) -> MambaForCausalLM:
     return module
 
 
-# ---- mamba_ssm's layout
-
-
 @pytest.mark.parametrize(
     ("fields", "known"),
     [
@@ -144,9 +141,6 @@ def test_fields_of_mamba_ssm_of_another_kind(fields: dict[str, Any], said: str) 
     )
 
 
-# ---- other layouts
-
-
 def test_how_a_differential_mamba_is_known(tmp_path: Path) -> None:
     def known(**fields: Any) -> bool:
         return is_diff_mamba2(tmp_path, {"model_type": "mamba2", **fields})
@@ -242,9 +236,6 @@ def test_state_dicts_of_no_selective_ssm(change: dict[str, Any], said: str) -> N
     assert said in (refusal(plan_selective, {name: t for name, t in given.items() if t is not None}, None, "m") or "")
 
 
-# ---- names
-
-
 @pytest.mark.parametrize("name", ["", "a", "a/b/c", "./a", "/a", "~/a", "a/b.pth", "a/b.pt", "a/b.bin", ".a/b"])
 def test_names_that_the_hub_is_not_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(*given: Any, **options: Any) -> None:
@@ -325,9 +316,6 @@ def test_how_many_examples_a_training_had(content: Any, number: int | None, tmp_
     if content is not None:
         (tmp_path / "training.json").write_text(json.dumps({"data": {"train": {"name": "mine", **content}}}))
     assert trained_examples(tmp_path) == number
-
-
-# ---- transformers' layout, tokenizers and adapters
 
 
 def test_weights_are_read_in_their_own_dtype_or_another(tmp_path: Path) -> None:

@@ -169,31 +169,13 @@ def test_logits_are_the_references(kind, tmp_path):
         assert relative(own, expected) < 1e-5
 
 
-def test_a_changed_formula_is_seen(tmp_path):
-    config = {"d_model": WIDTH, "n_layer": 3, "ssm_cfg": SSM, **OTHER_OPTIONS}
-    weights = stored(config)
-    expected = reference(config, weights, IDS[0])
-    for name, value in (("rotary_emb_interleaved", False), ("rotary_emb_base", 60.0), ("softmax_scale", None)):
-        changed = {**config, "attn_cfg": {**config["attn_cfg"], name: value}}
-        model = ssmscope.load(in_memory(changed, weights))
-        assert relative(model.logits(model.encode(ids=IDS[:1]))[0].double(), expected) > 1e-3
-
-
 @pytest.mark.parametrize(
     "change, words",
     [
         ({"attn_cfg": {"num_heads": 4}}, "causal false: attention that looks ahead"),
-        ({"attn_cfg": {"causal": True}}, "no num_heads"),
-        ({"attn_cfg": {"num_heads": 4, "causal": True, "mlp_dim": 32}}, "mlp_dim"),
-        ({"attn_cfg": {"num_heads": 4, "causal": True, "window": 32}}, "window, which is unknown"),
         ({"attn_cfg": {"num_heads": 5, "causal": True}}, "5 heads"),
-        ({"attn_cfg": {"num_heads": 4.0, "causal": True}}, "num_heads 4.0: give an integer"),
-        ({"attn_cfg": {"num_heads": 4, "causal": True, "qkv_proj_bias": "no"}}, "qkv_proj_bias 'no': give true or"),
-        ({"attn_cfg": {"num_heads": 4, "causal": True, "softmax_scale": -1}}, "softmax_scale -1: give a positive"),
-        ({"attn_cfg": {"num_heads": 4, "causal": True, "rotary_emb_dim": 8}}, "rotary_emb_dim 8"),
         ({"attn_cfg": [4]}, "attn_cfg is .4.; allowed is an object"),
         ({"attn_layer_idx": [3]}, "attn_layer_idx has 3: give layers, from 0 to 2"),
-        ({"attn_layer_idx": [True]}, "attn_layer_idx has True"),
         ({"attn_layer_idx": 1}, "attn_layer_idx is 1; allowed is a list"),
         ({"d_intermediate": 300}, "do not fit its configuration"),
         ({"ssm_cfg": {}}, "has attention layers .* and MLPs .* with Mamba-1"),

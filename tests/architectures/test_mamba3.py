@@ -152,16 +152,6 @@ def test_flash_linear_attentions_layout(tmp_path):
             ssmscope.load(saved(tmp_path, {**fields, **change}, weights))
 
 
-def test_a_changed_formula_is_seen():
-    config = {"d_model": WIDTH, "n_layer": 2, **CONFIGS["other"]}
-    weights = stored(config)
-    expected = reference(config, weights, IDS[0])
-    for name, value in (("decay", "softplus"), ("A_floor", 1e-4)):
-        changed = {**config, "ssm_cfg": {**OTHER_OPTIONS, name: value}}
-        model = ssmscope.load(in_memory(changed, weights))
-        assert relative(model.logits(model.encode(ids=IDS[:1]))[0].double(), expected) > 1e-3
-
-
 def test_decays_of_the_first_release_are_told_by_its_class(monkeypatch):
     config = {"d_model": WIDTH, "n_layer": 1, "ssm_cfg": PLAIN_OPTIONS}
     theirs = in_memory(config, stored(config))

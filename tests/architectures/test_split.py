@@ -100,6 +100,7 @@ def test_strategies_are_accelerates(room: dict[Any, int], monkeypatch: pytest.Mo
         asked.append((model, no_split_module_classes, low_zero))
         return {0: 0, 1: fits, "cpu": 2**30}
 
+    assert set(device_of_parts(module, "auto", None).values()) == {0, CPU}  # by accelerate's own balance
     monkeypatch.setattr("accelerate.utils.get_balanced_memory", balanced)
     for strategy, first, low_zero in (
         ("sequential", 0, None), ("auto", 1, False), ("balanced", 1, False), ("balanced_low_0", 1, True),
@@ -109,6 +110,8 @@ def test_strategies_are_accelerates(room: dict[Any, int], monkeypatch: pytest.Mo
         assert [part for part in found if ".layers." in part] == [f"backbone.layers.{at}" for at in range(4)]
         assert asked == ([] if low_zero is None else [(module, ["MambaBlock"], low_zero)])
         asked.clear()
+    room["cpu"] = 0
+    assert "out of memory" in (refusal(device_of_parts, module, "sequential", None) or "")
 
 
 def test_weights_are_counted_in_their_dtype_and_once_where_tied(room: dict[Any, int]) -> None:
