@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import by_hand
 import pytest
 import torch
+from by_hand import attended, below, convolved, turned
 from examples import relative
 from loud import loud
 from saving import saved
@@ -99,18 +102,7 @@ def checkpoint(kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config, weights
 
 
-def normed(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-
-
-def turned(x: Tensor, t: int, base: float = 10000.0) -> Tensor:
-    """Rotate dimension i of a head with i + d/2, by t base^(−2i/d)."""
-    half, y = len(x) // 2, torch.zeros_like(x)
-    for i in range(half):
-        angle = torch.tensor(t * base ** (-2 * i / len(x)), dtype=x.dtype)
-        y[i] = x[i] * angle.cos() - x[i + half] * angle.sin()
-        y[i + half] = x[i + half] * angle.cos() + x[i] * angle.sin()
-    return y
+normed = functools.partial(by_hand.normed, eps=EPS)
 
 
 def mixed(kind: str, p: dict[str, Tensor], x: Tensor, bound: float | None = None) -> Tensor:
@@ -120,13 +112,7 @@ def mixed(kind: str, p: dict[str, Tensor], x: Tensor, bound: float | None = None
     for name in "qkv":
         made[name] = x @ p[f"{name}_proj.weight"].T
         if kind not in LINEAR:
-            taps, before = p[f"{name}_conv1d.weight"][:, 0], made[name]
-            after = torch.zeros_like(before)
-            for t in range(length):
-                for j in range(TAPS):
-                    if t - j >= 0:
-                        after[t] += taps[:, TAPS - 1 - j] * before[t - j]
-            made[name] = silu(after)
+            made[name] = silu(convolved(made[name], p[f"{name}_conv1d.weight"]))
     q, *several = (made[name].view(length, -1, HEADS, size) for name, size in (("q", key), ("k", key), ("v", value)))
     (q, k, v), steps = (each[:, 0] for each in (q, *several)), several[0].shape[1]
     outputs = torch.zeros(length, HEADS, value, dtype=x.dtype)
@@ -135,7 +121,7 @@ def mixed(kind: str, p: dict[str, Tensor], x: Tensor, bound: float | None = None
         for t in range(length):
             a, b = q[t, h], k[t, h]
             if kind == "retnet":
-                a, b = turned(a, t), turned(b, t)
+                a, b = (turned(each, t, key, 10000.0) for each in (a, b))
                 S = (1 - 2.0 ** (-5 - h)) * S + torch.outer(b, v[t, h])
             elif kind == "gla":
                 gate = x[t] @ p["gk_proj.0.weight"].T @ p["gk_proj.1.weight"].T + p["gk_proj.1.bias"]
@@ -196,24 +182,16 @@ def gated(family: str, p: dict[str, Tensor], x: Tensor, low: Tensor) -> Tensor:
                 keys, values = (gate * t + (1 - gate) * silu(made[n][s]) for t, n in zip(slots[h], "kv"))
                 slots[h] = keys, values
                 out.append(silu((keys @ silu(made["q"][s])).softmax(0) @ values))
-        rows.append(normed(torch.cat(out), p["g_norm.weight"], 1e-5))
+        rows.append(normed(torch.cat(out), p["g_norm.weight"], eps=1e-5))
     return torch.stack(rows) @ p["o_proj.weight"].T
 
 
-def attended(p: dict[str, Tensor], x: Tensor, o: dict[str, Any]) -> Tensor:
+def attention(p: dict[str, Tensor], x: Tensor, o: dict[str, Any]) -> Tensor:
     """A layer of softmax attention: heads of keys shared by neighbouring heads of queries, and a window."""
-    size, groups = WIDTH // o["num_heads"], o["num_heads"] // o["num_kv_heads"]
+    size = WIDTH // o["num_heads"]
     q, k, v = ((x @ p[f"{n}_proj.weight"].T + p.get(f"{n}_proj.bias", 0)).view(len(x), -1, size) for n in "qkv")
-    rows = []
-    for t in range(len(x)):
-        heads = []
-        for h in range(o["num_heads"]):
-            seen = [s for s in range(t + 1) if t - s < (o["window_size"] or len(x))]
-            query = turned(q[t, h], t, o["rope_theta"])
-            scores = torch.stack([query @ turned(k[s, h // groups], s, o["rope_theta"]) for s in seen]) * size**-0.5
-            heads.append(scores.softmax(0) @ v[seen, h // groups])
-        rows.append(torch.cat(heads))
-    return torch.stack(rows) @ p["o_proj.weight"].T
+    turn = functools.partial(turned, size=size, base=o["rope_theta"])
+    return attended(q, k, v, size**-0.5, turn, o["window_size"]) @ p["o_proj.weight"].T
 
 
 def logits(
@@ -223,12 +201,11 @@ def logits(
     x, family = w["model.embeddings.weight"][IDS], kind.partition(",")[0]
     shares = w["model.lower_bounds"].softmax(0) if "model.lower_bounds" in w else torch.zeros(LAYERS, WIDTH).double()
     for layer in range(LAYERS):
-        p = {n.removeprefix(s): t for s in [f"model.layers.{layer}."] for n, t in w.items() if n.startswith(s)}
-        own = {name.removeprefix("attn."): tensor for name, tensor in p.items() if name.startswith("attn.")}
+        own = below(p := below(w, f"model.layers.{layer}."), "attn.")
         options = next((each for each in attending or [] if layer in each["layers"]), None)
         u = normed(x, p["attn_norm.weight"])
         if options is not None:
-            x = x + attended(own, u, options)
+            x = x + attention(own, u, options)
         elif family in GATED_INPUTS:
             x = x + gated(family, own, u, shares[1 : layer + 1].sum(0))
         else:
