@@ -50,6 +50,9 @@ def test_the_layer_is_its_definition(base, groups, taps):
     with torch.no_grad():
         layer, recurrence = gfssm.compute_terms(mixer, u), ADAPTERS[base].compute_terms(mixer, u).recurrence
         assert relative(sum(s.y for s in layer.scan()), by_hand(mixer, recurrence, groups)) < 1e-12
+    loaded, ids = Model(model), [3, 9, 17, 2, 40, 5, 6, 7, 8]
+    whole, first = (loaded.run(loaded.encode(ids=each)) for each in (ids, ids[:4]))
+    assert relative(loaded.run(loaded.encode(ids=ids[4:]), first.states).logits, whole.logits[:, 4:]) < 1e-5
 
 
 @BASES

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from refusals import refuses
 from torch import Tensor
 
 from ssmscope import ops
 from ssmscope.core import paths
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
-from ssmscope.errors import InputError
 
 BATCH, LENGTH, HEADS, WIDTH, STATE = 3, 9, 4, 2, 3
 
@@ -117,12 +117,9 @@ def test_parts_and_levels_of_a_layer():
     assert layer.channels == (HEADS, WIDTH)
     own = layer.of_text(1, 6)
     assert torch.equal(own.u, layer.u[1:2, :6]) and own.channels == layer.channels and own.parts == layer.parts
-    with pytest.raises(InputError, match="no part 'tow'; the parts of this layer are 'two', 'one'"):
-        layer.chosen("ssm", "tow")
-    with pytest.raises(InputError, match="none: the layer is one"):
-        replace(layer, paths=(one,)).chosen("ssm", "two")
-    with pytest.raises(InputError, match="unknown level 'blocks'; allowed are 'ssm' and 'block'"):
-        layer.chosen("blocks", None)
+    refuses("no part 'tow'; the parts of this layer are 'two', 'one'", layer.chosen, "ssm", "tow")
+    refuses("none: the layer is one", replace(layer, paths=(one,)).chosen, "ssm", "two")
+    refuses("unknown level 'blocks'; allowed are 'ssm' and 'block'", layer.chosen, "blocks", None)
 
 
 def test_what_the_output_gate_sees():

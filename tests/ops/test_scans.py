@@ -88,6 +88,13 @@ def test_the_scan_and_its_gradients_are_those_of_the_definition(form, decays, sh
 
 
 @pytest.mark.parametrize("decays", ["state", "head"])
+def test_no_steps_leave_the_state_as_it_is(decays):
+    r, H = recurrence(decays=decays, length=0)[0], torch.randn(2, 6, 3, 4).double()
+    for found in (ops.scan(r, H), ops.scan_reference(r, H)):
+        assert found.y.shape == (2, 0, 6, 3) and torch.equal(found.state, H)
+
+
+@pytest.mark.parametrize("decays", ["state", "head"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_extreme_decays_give_finite_values_and_gradients(decays, dtype):
     r, terms = recurrence(decays=decays, dtype=dtype, requires_grad=True, length=64)
