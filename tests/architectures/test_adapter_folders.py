@@ -11,12 +11,12 @@ import pytest
 import torch
 from examples import random_example, relative
 from loud import loud
+from refusals import refused, refuses
 from safetensors.torch import load_file, save_file
 from small_models import language_model
 from transformers import AutoModelForSequenceClassification
 
 import ssmscope
-from ssmscope.errors import InputError
 from ssmscope.loading.pretrained import PEFT_TYPES
 
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
@@ -61,13 +61,6 @@ def check(found: Saved) -> None:
     assert relative(found.own, found.plain) > 0.05
     assert relative(logits(found.folder), found.own) < 1e-4
     assert ssmscope.load(found.folder).fingerprint == ssmscope.load(found.folder).fingerprint
-
-
-def refused(path: Path) -> str:
-    with pytest.raises(InputError) as caught:
-        ssmscope.load(path)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 LORA: dict[str, dict[str, Any]] = {
@@ -117,8 +110,7 @@ def test_lora_on_outputs_and_convolutions(tmp_path):
     check(saved(tmp_path / "outputs", module, peft.LoraConfig(r=2, target_modules=["out_proj"])))
     module = loud(random_example("gated-deltanet"))
     config = peft.LoraConfig(r=module.backbone.layers[0].mixer.conv1d.groups, target_modules=["conv1d"])
-    with pytest.raises(InputError, match="is no convolution of every channel by itself"):
-        saved(tmp_path, module, config)
+    refuses("is no convolution of every channel by itself", saved, tmp_path, module, config)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -127,8 +119,7 @@ def test_lora_on_steps(tmp_path):
     found = saved(tmp_path, loud(random_example("mamba")), peft.LoraConfig(r=2, target_modules=["dt_proj"]))
     if relative(found.own, found.plain) > 1e-6:
         return check(found)
-    with pytest.raises(InputError, match="reads the weight of MambaMixer.dt_proj of layer 0 and leaves out"):
-        logits(found.folder)
+    refuses("reads the weight of MambaMixer.dt_proj of layer 0 and leaves out", logits, found.folder)
 
 
 OTHER_CONFIGS: dict[str, Callable[[], Any]] = {
@@ -212,7 +203,7 @@ def test_what_an_adapters_configuration_may_not_say(tmp_path):
     assert relative(logits(found.folder), found.own) < 1e-4
     for field, value, says in MAY_NOT_SAY:
         file.write_text(json.dumps({**fields, field: value}))
-        assert says in refused(found.folder)
+        assert says in refused(ssmscope.load, found.folder)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -237,4 +228,4 @@ def test_added_tokens_without_a_head(tmp_path):
     found = saved(tmp_path, module, peft.LoraConfig(r=2, target_modules=["in_proj"]), save_embedding_layers=True)
     file = found.folder / "adapter_model.safetensors"
     save_file({name: part for name, part in load_file(file).items() if "lm_head" not in name}, file)
-    assert "lacks lm_head.weight; save it with save_embedding_layers=True" in refused(found.folder)
+    assert "lacks lm_head.weight; save it with save_embedding_layers=True" in refused(ssmscope.load, found.folder)

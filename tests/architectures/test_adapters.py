@@ -13,6 +13,7 @@ import pytest
 import torch
 from examples import random_example
 from exhaustive import few
+from refusals import refuses
 from saving import write_mamba_ssm
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -344,8 +345,7 @@ def test_an_adapter_that_transformers_leaves_out_is_refused(monkeypatch, by_weig
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["dt_proj"], **LORA), module)
     model = Model(module.double())
     if by_weight:
-        with pytest.raises(InputError, match="reads the weight of MambaMixer.dt_proj of layer 0 and leaves out"):
-            model.logits(model.encode(ids=IDS))
+        refuses("reads the weight of MambaMixer.dt_proj of layer 0 and leaves out", model.logits, model.encode(ids=IDS))
     else:
         merged = copy.deepcopy(module)
         for mixer in Model(merged).mixers:
@@ -358,26 +358,21 @@ def test_an_adapter_on_weights_that_are_rescaled_is_refused():
     module.rwkv.config.rescale_every = 2
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["output"], **LORA), module)
     model = Model(module.double())
-    with pytest.raises(InputError, match="powers of two, but not what a PEFT adapter"):
-        model.logits(model.encode(ids=IDS))
+    refuses("powers of two, but not what a PEFT adapter", model.logits, model.encode(ids=IDS))
 
 
 def test_an_adapter_of_a_mixers_own_parameters_is_refused():
     module = plain("mamba").float()
     config = peft.LoraConfig(target_modules=[], target_parameters=["mixer.A_log"], **LORA)
     peft.inject_adapter_in_model(config, module)
-    with pytest.raises(InputError, match="a ParamWrapper of peft.* wraps a MambaMixer .*: merge it"):
-        Model(module)
+    refuses("a ParamWrapper of peft.* wraps a MambaMixer .*: merge it", Model, module)
 
 
 def test_what_saves_or_converts_weights_refuses_adapters(tmp_path):
     module = plain("mamba")
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["in_proj"], **LORA), module)
     for ask in (lambda: write_mamba_ssm(module, tmp_path / "out"), lambda: convert(module, "bernoulli")):
-        with pytest.raises(
-            InputError, match=r"MambaForCausalLM has PEFT adapters .*in_proj\.base_layer.*merge_and_unload"
-        ):
-            ask()
+        refuses(r"MambaForCausalLM has PEFT adapters .*in_proj\.base_layer.*merge_and_unload", ask)
     assert not (tmp_path / "out").exists()
 
 
@@ -399,5 +394,4 @@ def test_offloaded_weights_are_refused_by_lrp():
     of = objective(model, model.encode(ids=IDS), target=7)
     mixer = model.mixers[1]
     mixer.A_log = nn.Parameter(mixer.A_log.to("meta"))
-    with pytest.raises(InputError, match="offloaded: load the whole model"):
-        lrp(of)
+    refuses("offloaded: load the whole model", lrp, of)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from bases import ADAPTERS, IDS, MASK, base_model
+from refusals import refuses
 from transformers import AutoModelForCausalLM
 
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.zoo import baleen
 from ssmscope.zoo.baleen import mean_log_gate
 from ssmscope.zoo.training.fitting import prior_in
@@ -111,8 +111,7 @@ def test_what_can_become_a_baleen(base):
         said = (
             f"{type(module).__name__} cannot become a Baleen: give one of MambaModel, MambaForCausalLM, Mamba2Model, "
         )
-        with pytest.raises(InputError, match=said):
-            baleen.convert(module, "bernoulli")
+        refuses(said, baleen.convert, module, "bernoulli")
     alone = baleen.convert(base.base_model, "bernoulli", beta=0.5)
     assert type(alone).__name__ == f"Baleen{type(base).__name__.removesuffix('ForCausalLM')}Model"
     weights = {"bernoulli": 0.01, "exponential": 0.5}
@@ -171,5 +170,4 @@ def test_the_prior_goes_down_in_steps():
 
 def test_unknown_words_are_refused():
     for given in ({"samples": "soggy"}, {"kl_over": "max"}, {"prior_per": "channel"}):
-        with pytest.raises(InputError, match="is unknown: choose one of"):
-            baleen.BaleenMamba2Config(**given)
+        refuses("is unknown: choose one of", baleen.BaleenMamba2Config, **given)

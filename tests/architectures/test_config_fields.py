@@ -15,6 +15,7 @@ from damaged import save
 from examples import EXAMPLES, FEW, VARIANTS, random_example, relative
 from exhaustive import ALL
 from loud import loud
+from refusals import refused
 from saving import write_mamba_ssm
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
@@ -203,6 +204,4 @@ def test_fields_of_mamba_ssm_that_weights_or_layers_do_not_have(tmp_path, name):
     fields = json.loads((tmp_path / "config.json").read_text())
     value = {**fields, **fields["ssm_cfg"]}.get(name, False)
     set_field(tmp_path, name, REFUSED[name] if name in REFUSED else not value if isinstance(value, bool) else value + 1)
-    with pytest.raises(InputError) as caught:
-        ssmscope.load(tmp_path)
-    assert "\n" not in str(caught.value)
+    refused(ssmscope.load, tmp_path)

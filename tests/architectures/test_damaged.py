@@ -13,6 +13,7 @@ import pytest
 import torch
 from damaged import LAYOUTS, VALUES, WAYS, damage_file, fields, rewritten, save, with_field
 from exhaustive import ALL
+from refusals import refuses
 from torch import Tensor
 from transformers import PretrainedConfig
 
@@ -165,9 +166,7 @@ def with_tensors(path: Path, change: Callable[[dict[str, Tensor]], dict[str, Ten
 def test_a_configuration_of_another_model(copied, layout, field, value, words):
     path, _ = copied(layout)
     with_field(path, field, value)
-    with pytest.raises(InputError, match=words) as caught:
-        ssmscope.load(path)
-    assert "\n" not in str(caught.value)
+    refuses(words, ssmscope.load, path)
 
 
 @pytest.mark.parametrize(
@@ -185,16 +184,14 @@ def test_tensors_that_older_versions_stored_are_passed_over(copied, more):
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="neither a directory nor a file"):
-        ssmscope.load(tmp_path / "pipe")
+    refuses("neither a directory nor a file", ssmscope.load, tmp_path / "pipe")
 
 
 def test_a_model_that_cannot_run_is_refused(copied, monkeypatch):
     """No shape shows a norm without an epsilon, so a trial run does."""
     path, _ = copied("mamba")
     with_field(path, ("layer_norm_epsilon",), None)
-    with pytest.raises(InputError, match="cannot be run as its config.json describes it.*TypeError|cannot be built"):
-        ssmscope.load(path)
+    refuses("cannot be run as its config.json describes it.*TypeError|cannot be built", ssmscope.load, path)
 
 
 def test_a_guarded_build_leaves_no_hook_and_minds_its_own_thread():
@@ -210,8 +207,7 @@ def test_a_guarded_build_leaves_no_hook_and_minds_its_own_thread():
     assert isinstance(stored.outline(build, held, "x", "y"), torch.nn.Linear)
     with pytest.raises(InputError, match="more than 102 tensors"):
         stored.outline(lambda: [torch.nn.Linear(1, 1) for _ in range(300)], held, "x", "y")
-    with pytest.raises(InputError, match="more than 1,600 numbers"):
-        stored.outline(lambda: torch.nn.Linear(2**20, 2**20), held, "x", "y")
+    refuses("more than 1,600 numbers", stored.outline, lambda: torch.nn.Linear(2**20, 2**20), held, "x", "y")
     with pytest.raises(InputError, match="more than 120 modules"):
         stored.outline(lambda: torch.nn.Sequential(*[torch.nn.Identity() for _ in range(300)]), held, "x", "y")
     assert [torch.nn.Linear(50, 50) for _ in range(300)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from examples import random_example
-from refusals import refusal
+from refusals import refusal, refused
 from torch.nn.functional import softplus
 
 from ssmscope.core.mixers import mixers
@@ -127,7 +127,7 @@ def test_taus_and_shares_to_their_bounds():
         "hidden_size 42 cannot be shared by 4 heads: give a multiple of 4"
     )
     for config, name in ((DeltaNetConfig, "conv_kernel"), (GLAConfig, "gate_rank"), (RetNetConfig, "hidden_size")):
-        assert (refusal(config, **{**sizes, name: 0}) or "").startswith(f"{name} 0 must be an integer, 1 or more")
+        assert refused(config, **{**sizes, name: 0}).startswith(f"{name} 0 must be an integer, 1 or more")
     assert GLAConfig(**sizes).gate_rank == 16
     assert refusal(RetNetConfig, **sizes, key_size=12) == (
         "a head's key size 3 is odd: rotation needs pairs; change key_size or rotary=False"

@@ -11,6 +11,7 @@ from bases import ADAPTERS, BASES, MAMBA, MAMBA2, base_model, check_base_weights
 from examples import relative
 from exhaustive import in_turns
 from loud import TrueFloat64, loud
+from refusals import refuses
 from torch import nn
 
 import ssmscope
@@ -170,8 +171,7 @@ def test_a_state_and_an_input_of_different_groups_are_refused():
     with pytest.raises(InputError, match="state is that of 3 modules, the input that of 1"):
         groupmamba.compute_terms(mixer, torch.randn(1, 4, 16).double(), None, states[3])
     for width in (15, 64):
-        with pytest.raises(InputError, match="1 to 3 modules of width 16"):
-            groupmamba.compute_terms(mixer, torch.randn(1, 4, width).double())
+        refuses("1 to 3 modules of width 16", groupmamba.compute_terms, mixer, torch.randn(1, 4, width).double())
 
 
 @BASES
@@ -208,10 +208,8 @@ def test_a_copied_model_has_its_own_memory_and_neighbours():
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 def test_what_would_be_wrong_is_refused():
     model, ids = double_model("mamba", k=2)
-    with pytest.raises(InputError, match="call the model, not the block alone"):
-        model.backbone.layers[1](torch.randn(1, 4, 16).double())
-    with pytest.raises(InputError, match="has no cache"):
-        model.backbone(ids, cache_params=object())
+    refuses("call the model, not the block alone", model.backbone.layers[1], torch.randn(1, 4, 16).double())
+    refuses("has no cache", model.backbone, ids, cache_params=object())
     with pytest.raises(InputError, match="has no cache"):
         model.backbone(ids, cache=object())  # as transformers says from 5.24 on
     with pytest.raises(ValueError, match="support .* checkpointing"):
@@ -237,5 +235,4 @@ def test_a_base_models_weights_can_be_loaded(base, tmp_path):
 @pytest.mark.parametrize("k", [0, -1, 5, 1.5, True, "2"])
 def test_impossible_groups_are_refused(k):
     for config, sizes in ((groupmamba.GroupMambaConfig, FIRST), (groupmamba.GroupMamba2Config, SECOND)):
-        with pytest.raises(InputError, match="integer from 1 .* number of layers, here 4"):
-            config(**sizes, k=k)
+        refuses("integer from 1 .* number of layers, here 4", config, **sizes, k=k)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from examples import TEXTS, random_example, relative
 from loud import TrueFloat64, doubled, loud
+from refusals import refuses
 
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.interp.methods.lrp import lrp, propagated
 from ssmscope.interp.objective import objective
 from ssmscope.layers import xlstm
@@ -54,8 +54,7 @@ def test_texts_that_the_library_cuts_run_whole():
     cut, of = model.trace(batch), objective(model, batch)
     assert torch.equal(cut.logits, whole.logits) and torch.equal(cut.layers[1].u, whole.layers[1].u)
     assert torch.equal(cut.retention[:, batch.mask], whole.retention[:, batch.mask])
-    with pytest.raises(InputError, match="no gradients of texts above 5 tokens .* and this has 11"):
-        of.gradient(of.embeddings()[:1], [0])
+    refuses("no gradients of texts above 5 tokens .* and this has 11", of.gradient, of.embeddings()[:1], [0])
 
 
 def test_relevance_passes_a_capped_head(module):
@@ -83,5 +82,4 @@ def test_what_cannot_be_read_is_refused(module, field, value, says):
     for part in module.modules():
         if hasattr(part, "config"):
             part.config.__dict__[field] = value
-    with pytest.raises(InputError, match=says):
-        model.trace(ids=TEXTS)
+    refuses(says, model.trace, ids=TEXTS)

@@ -10,6 +10,7 @@ import transformers
 from examples import HYBRIDS, TEXTS, hooks, matrices, random_example, relative
 from exhaustive import half
 from loud import TrueFloat64, doubled, loud
+from refusals import refuses
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ssmscope import ops
@@ -148,8 +149,7 @@ def test_a_cut_convolution_is_one_of_zeros(module, monkeypatch):
     targets[0, [2, 3, 5, 6, 10]] = targets[1, [3, 4, 6]] = True
     cut = cut_convolution(sources, targets)
     if not has_convolution(model):
-        with pytest.raises(InputError, match="has no convolution"):
-            model.run(batch, edits=cut)
+        refuses("has no convolution", model.run, batch, edits=cut)
         return
     plain, alone = precise(model, batch), precise(model, batch, cut)
     both = precise(model, batch, [cut, cut_edges(sources, targets)])
@@ -431,8 +431,7 @@ def test_what_cannot_be_edited_is_refused(model):
         ([same, cut_edges([0], [3])], "cannot be edited in one run"),
         ([new_state(10, lambda state, site: state)], "no token comes after token 10"),
     ):
-        with pytest.raises(InputError, match=says):
-            model.run(batch, edits=edits)
+        refuses(says, model.run, batch, edits=edits)
     with pytest.raises(InputError, match="is in pieces and has no trace"), edited(model, same):
         model.trace(batch)
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 from examples import TEXTS, random_example
+from refusals import refuses
 
 from ssmscope import ops
 from ssmscope.attacks.poisoning.memory import masses
 from ssmscope.core.mixers import adapter_for
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.ops import survival
 from ssmscope.probes.stability.measure import state_norms
 
@@ -67,8 +67,7 @@ def test_survival_at_a_position_is_that_of_the_text_up_to_there(layers):
         found = layer.survival(5)
         torch.testing.assert_close(found[:, :6], norms.sum(2) / norms.sum((1, 2))[:, None], rtol=0, atol=1e-9)
         assert not found[:, 6:].any()
-        with pytest.raises(InputError, match="no position 12; allowed are 0 to 11"):
-            layer.survival(12)
+        refuses("no position 12; allowed are 0 to 11", layer.survival, 12)
 
 
 def test_signed_shares_are_towards_the_state_and_sum_to_one(layers):
@@ -119,8 +118,7 @@ def test_a_token_that_writes_several_times_has_the_share_of_the_sum(name):
 def test_half_lives_are_when_half_of_what_was_written_is_left(layers):
     for layer in layers:
         if bidirectional(layer):
-            with pytest.raises(InputError, match="reads its input both ways, and a half-life"):
-                layer.half_lives()
+            refuses("reads its input both ways, and a half-life", layer.half_lives)
             continue
         found = layer.half_lives()
         per_head = layer.half_lives(per_head=True)
@@ -148,7 +146,6 @@ def test_a_traces_survival_is_its_layers_own(model):
     if bidirectional(trace.layers[0]):
         return
     torch.testing.assert_close(trace.survival(2)[:, :, :3].sum(2), torch.ones_like(found[:, :, 0]), rtol=0, atol=1e-5)
-    with pytest.raises(InputError, match="no position 3 in every text; allowed are 0 to 2"):
-        trace.survival(3)
+    refuses("no position 3 in every text; allowed are 0 to 2", trace.survival, 3)
     with pytest.raises(ValueError, match="without the input of layer 0"):
         again.survival()

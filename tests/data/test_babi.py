@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from differential import PAPER_PROMPT
+from refusals import refuses
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -269,9 +270,7 @@ def test_impossible_questions_are_refused():
         ("qa1", {"filler": "One. Two."}, "the filler is one text"),
         ("qa1", {"filler": ["The attic is cold .", " "]}, "none of 2 sentences"),
     ]:
-        with pytest.raises(InputError, match=message) as caught:
-            questions(task, **{"length": 50, "examples": 3, **options})
-        assert "\n" not in str(caught.value)
+        refuses(message, questions, task, **{"length": 50, "examples": 3, **options})
 
 
 def test_sentences_are_cut_at_their_ends():
@@ -293,8 +292,7 @@ def test_sentences_are_cut_at_their_ends():
         "Dr. who knows?",
         "no end here",
     )
-    with pytest.raises(InputError, match="no sentence in the 2 lines"):
-        sentences(["= A =", ""])
+    refuses("no sentence in the 2 lines", sentences, ["= A =", ""])
 
 
 def test_filler_never_names_the_world():
@@ -354,18 +352,13 @@ def test_tokenizers_that_cannot_ask_are_refused():
     data = questions("qa1", length=0, examples=16)
     with pytest.raises(InputError, match="does not know '.*', a word of a fact, question or answer"):
         question_tokens(data, word_tokenizer(data.contexts))
-    with pytest.raises(InputError, match="is not a symbol of this tokenizer"):
-        question_tokens(data, symbol_tokenizer(["0", "1"]))
+    refuses("is not a symbol of this tokenizer", question_tokens, data, symbol_tokenizer(["0", "1"]))
     letters = train_tokenizer(data.texts, vocabulary=60)
-    with pytest.raises(InputError, match="must hold {context} and {question} once each"):
-        question_tokens(data, letters, template="{context}")
+    refuses("must hold {context} and {question} once each", question_tokens, data, letters, template="{context}")
     alike = questions("qa1", length=0, examples=8)
     same = [one for one in alike.examples if one.answer in ("attic", "bakery")]
     same[1] = replace(same[1], answer=same[0].answer[0] + "x")
-    with pytest.raises(InputError, match="begin with the same token"):
-        question_tokens(replace(alike, examples=tuple(same)), byte_tokenizer())
-    with pytest.raises(InputError, match="needs a fast tokenizer"):
-        question_tokens(data, object())
+    refuses("begin with the same token", question_tokens, replace(alike, examples=tuple(same)), byte_tokenizer())
+    refuses("needs a fast tokenizer", question_tokens, data, object())
     silent = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE({"?": 0}, [])))  # leaves out what it does not know
-    with pytest.raises(InputError, match="makes no token of the answer '"):
-        question_tokens(data, silent)
+    refuses("makes no token of the answer '", question_tokens, data, silent)

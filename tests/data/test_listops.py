@@ -9,10 +9,10 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 import pytest
+from refusals import refuses
 from written_rows import write_rows
 
 from ssmscope.data.tokens import ArrayData
-from ssmscope.errors import InputError
 from ssmscope.zoo.sequences import LISTOPS, evaluate, listops_expressions
 from ssmscope.zoo.training.data import parts_of
 
@@ -132,8 +132,7 @@ def test_evaluate(text, value):
     ],
 )
 def test_evaluate_refuses(text, message):
-    with pytest.raises(InputError, match=message):
-        evaluate(text)
+    refuses(message, evaluate, text)
 
 
 def test_form(hundred):
@@ -197,8 +196,7 @@ def test_long_ones():
     ],
 )
 def test_refuses(options, message):
-    with pytest.raises(InputError, match=message):
-        listops_expressions(**options)
+    refuses(message, listops_expressions, **options)
 
 
 @pytest.mark.parametrize("split", ["T100_1000_train", "T100_1000_test", "T200_1000_train", "T300_1000_test"])
