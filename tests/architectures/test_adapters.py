@@ -377,7 +377,6 @@ def test_what_saves_or_converts_weights_refuses_adapters(tmp_path):
 
 
 def test_half_precision():
-    """A layer's map equals its output to the precision of the dtype."""
     model, _ = pair("mamba2")
     module = copy.deepcopy(model.module).bfloat16()
     trace = Model(module).trace(ids=IDS)

@@ -100,7 +100,6 @@ def reference(module: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FEW)
 def test_a_configuration_is_read_whole(tmp_path, name):
-    """Every field is read as the library reads its file."""
     module = random_example(name)
     module.save_pretrained(tmp_path)
     found, expected = ssmscope.load(tmp_path).module.config, type(module.config).from_pretrained(tmp_path)
@@ -111,7 +110,6 @@ def test_a_configuration_is_read_whole(tmp_path, name):
 
 @pytest.mark.parametrize("layout", ["mamba", "mamba2", "diff-mamba"])
 def test_a_configuration_without_architectures(tmp_path, layout):
-    """Such a configuration is a language model's."""
     path = save(layout, tmp_path / "model")
     own = ssmscope.load(path)
     fields = json.loads((path / "config.json").read_text())

@@ -207,7 +207,4 @@ def test_a_guarded_build_leaves_no_hook_and_minds_its_own_thread():
     assert isinstance(stored.outline(build, held, "x", "y"), torch.nn.Linear)
     with pytest.raises(InputError, match="more than 102 tensors"):
         stored.outline(lambda: [torch.nn.Linear(1, 1) for _ in range(300)], held, "x", "y")
-    refuses("more than 1,600 numbers", stored.outline, lambda: torch.nn.Linear(2**20, 2**20), held, "x", "y")
-    with pytest.raises(InputError, match="more than 120 modules"):
-        stored.outline(lambda: torch.nn.Sequential(*[torch.nn.Identity() for _ in range(300)]), held, "x", "y")
     assert [torch.nn.Linear(50, 50) for _ in range(300)]

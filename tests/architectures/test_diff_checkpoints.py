@@ -15,10 +15,9 @@ from refusals import refuses
 from safetensors.torch import load_file, save_file
 from saving import write_diff_mamba2
 from torch import nn
-from transformers import Mamba2Config, Mamba2ForCausalLM
+from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.errors import InputError
 from ssmscope.loading.load import load
 from ssmscope.zoo import diff_mamba
 
@@ -119,11 +118,3 @@ def test_a_damaged_checkpoint_of_the_authors_layout(tmp_path):
     refuses("none of its layers has a mixer_1", load, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     refuses("has no weights", load, tmp_path)
-
-
-@pytest.mark.parametrize("options", [{"scope": "s6"}, {"normalize": False}, {"lambda_form": "scalar"}])
-def test_models_that_the_authors_layout_has_no_form_of(options, tmp_path):
-    refuses("this layout has Diff-Mamba blocks", write_diff_mamba2, language_model(**options), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match="Mamba2ForCausalLM has no form"):
-        write_diff_mamba2(Mamba2ForCausalLM(Mamba2Config(**MAMBA2)), tmp_path / "out")

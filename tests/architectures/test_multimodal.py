@@ -79,14 +79,8 @@ def lfm2_vl() -> nn.Module:
 def lfm3_vl() -> nn.Module:
     sizes = {key: CONVOLUTION_SIZES[key] for key in CONVOLUTION_SIZES.keys() - {"block_auto_adjust_ff_dim"}}
     kinds = dict(layer_types=["conv", "full_attention", "sliding_attention"], head_dim=12, sliding_window=4)
-    text: dict[str, Any] = {
-        **sizes,
-        **kinds,
-        "model_type": "lfm3",
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
+    tokens = dict(model_type="lfm3", pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    text: dict[str, Any] = {**sizes, **kinds, **tokens}
     return made("Lfm3VlForConditionalGeneration", "Lfm3VlConfig", text_config=text, vision_config=SMALL_VISION)
 
 
@@ -198,8 +192,6 @@ def test_another_value_of_a_text_is_refused(monkeypatch):
 
 
 def test_fields_of_a_language_model_are_checked(tmp_path):
-    import json
-
     qwen().save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     fields = json.loads(file.read_text())

@@ -131,7 +131,6 @@ def test_of_nothing_nothing_is_left(kind, per_head):
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["decays", "timed", "delta"])
 def test_half_lives_end_where_exactly_half_is_left(kind, steps):
-    """Exactly half of a write of 1 is left after some steps, and counts."""
     one = torch.ones(1, 9, 1, 1, dtype=torch.float64)
     kept = torch.where(torch.arange(9) % steps == 0, 0.5, 1.0).double()  # half of a state decays at every such step
     log_a = kept.log()[None, :, None, None]
