@@ -183,8 +183,10 @@ def test_near_demos_are_named():
         refuses("did you mean '" + name, ssmscope.load, name + "x")
 
 
-def test_a_device_map_is_of_directories_in_transformers_layout(oracle):
+def test_a_device_map_is_of_directories_in_transformers_layout_and_checked(oracle, tmp_path):
     pytest.importorskip("accelerate")
+    small().save_pretrained(tmp_path)
+    refuses("leaves the weights of the model out of memory", ssmscope.load, tmp_path, device_map={"": "disk"})
     refuses("a model in memory stays where it is", ssmscope.load, small(), device_map="auto")
     refuses("not in transformers' layout", ssmscope.load, oracle("majority_T25_seed1.pth"), device_map="auto")
 

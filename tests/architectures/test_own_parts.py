@@ -314,13 +314,17 @@ def test_what_cannot_be_copied_is_told_with_where_to():
         refuses(f"^Linear cannot be copied to {told} .*: convert it first", converted, module, dtype, device)
 
 
-def test_adapters_that_begin_at_a_token_are_refused():
+def test_adapters_that_change_the_input_are_refused():
     peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
     config = peft.LoraConfig(r=2, target_modules=["in_proj"], task_type="CAUSAL_LM")
     wrapped = peft.get_peft_model(MambaForCausalLM(backbone().config), config)
     assert readable(wrapped) is wrapped.base_model.model
     wrapped.peft_config["default"].alora_invocation_tokens = [1, 2]
     refuses("^a PeftModel of LORA changes the model's input, not only its layers", readable, wrapped)
+    prompts = dict(num_virtual_tokens=3, token_dim=WIDTH, num_layers=1, num_attention_heads=1)
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", **prompts)
+    wrapped = peft.get_peft_model(MambaForCausalLM(backbone().config), config)
+    refuses("^a PeftModel of PROMPT_TUNING changes the model's input", readable, wrapped)
 
 
 def test_whole_numbers_and_inference():
