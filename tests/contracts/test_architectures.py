@@ -121,40 +121,29 @@ def hidden(model: Model, batch) -> torch.Tensor:
     return found[model.num_layers - 1]
 
 
-def test_right_padding_changes_nothing(model):
-    together = hidden(model, model.encode(ids=TEXTS))
-    for row, text in enumerate(TEXTS):
-        alone = hidden(model, model.encode(ids=[text]))[0]
-        assert relative(together[row, : len(text)], alone) < 1e-5
-
-
-def test_left_padding_changes_nothing(model):
-    batch = model.encode(ids=TEXTS)
-    longest = max(map(len, TEXTS))
+def test_padding_changes_nothing(model):
+    """On the right, and then on the left."""
+    batch, longest = model.encode(ids=TEXTS), max(map(len, TEXTS))
+    alone = [hidden(model, model.encode(ids=[text]))[0] for text in TEXTS]
+    together = hidden(model, batch)
+    assert all(relative(row[: len(text)], own) < 1e-5 for row, own, text in zip(together, alone, TEXTS))
     for row, text in enumerate(TEXTS):
         batch.input_ids[row] = batch.input_ids[row].roll(longest - len(text))
         batch.mask[row] = batch.mask[row].roll(longest - len(text))
     together = hidden(model, batch)
-    for row, text in enumerate(TEXTS):
-        alone = hidden(model, model.encode(ids=[text]))[0]
-        assert relative(together[row, longest - len(text) :], alone) < 1e-5
+    assert all(relative(row[-len(text) :], own) < 1e-5 for row, own, text in zip(together, alone, TEXTS))
 
 
 def test_logits_are_the_models_own(model):
-    batch = model.encode(ids=[TEXTS[0]])
-    with torch.no_grad():
-        own = model.module(batch.input_ids).logits
-    assert relative(model.logits(batch), own) < 1e-5
-
-
-def test_logits_of_a_padded_batch_are_the_models_own(model):
-    batch = model.encode(ids=TEXTS)
+    """Of one text as the model runs by itself, and of a padded batch without its cache."""
     without = {} if model.is_classifier else {"use_cache": False}
-    with torch.no_grad():
-        own = model.module(input_ids=batch.input_ids, attention_mask=batch.mask.long(), **without).logits
-    found = model.logits(batch)
-    real = slice(None) if model.is_classifier else batch.mask
-    assert relative(found[real], own[real]) < 1e-5
+    for texts in (TEXTS[:1], TEXTS):
+        batch = model.encode(ids=texts)
+        given = {} if len(texts) == 1 else {"attention_mask": batch.mask.long(), **without}
+        with torch.no_grad():
+            own = model.module(input_ids=batch.input_ids, **given).logits
+        real = slice(None) if model.is_classifier else batch.mask
+        assert relative(model.logits(batch)[real], own[real]) < 1e-5
 
 
 def test_a_run_continues_from_its_state(model, request):
