@@ -31,8 +31,8 @@ ON_5 = tests/contracts tests/architectures $(addprefix tests/test_,intercept.py 
     $(addprefix tests/test_package.py::test_,transformers_knows_our_models importing_transformers_does_not_import_our_models) \
     $(addprefix tests/data/test_,byte_pairs.py language.py tokenizer.py)
 NOT_TRIED_ON_5 = $(addprefix --ignore tests/architectures/test_,attention_options.py baleen_options.py concrete.py \
-    config_values.py damaged.py default_sizes.py delta.py diff_checkpoints.py diff_mamba.py diff_mamba_pair.py fla.py \
-    fla_fields.py fla_hgrn.py fla_rwkv7.py gfssm.py groupmamba.py hub_checkpoints.py linear_attention.py mamba2attn.py \
+    config_values.py damaged.py default_sizes.py diff_checkpoints.py diff_mamba.py diff_mamba_pair.py fla.py \
+    fla_fields.py fla_rwkv7.py gfssm.py groupmamba.py hub_checkpoints.py linear_attention.py mamba2attn.py \
     mamba3.py mamba_ssm.py mambavision.py own.py own_parts.py packed.py packed_damage.py selective.py vim.py weight_files.py) \
     $(addprefix --ignore tests/contracts/test_,compiled.py recorded_step.py survival.py) \
     $(addprefix --deselect tests/test_intercept.py::test_,threads_trace_one_model_as_one_does \

@@ -17,6 +17,7 @@ from torch import nn
 from ssmscope import ops
 from ssmscope.core.linearized import Path
 from ssmscope.core.mixers import _readable_class, is_bidirectional
+from ssmscope.core.model import Model
 
 
 class Made(NamedTuple):
@@ -103,6 +104,14 @@ def own_output(mixer: nn.Module, u: torch.Tensor) -> torch.Tensor:
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return ((a - b).norm() / b.norm()).item()
+
+
+def hooks(model: Model) -> int:
+    """Return the number of hooks and of replaced forward passes within a model."""
+    return sum(
+        len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) + ("forward" in m.__dict__)
+        for m in model.module.modules()
+    )
 
 
 def log_decay(r: ops.Recurrence) -> torch.Tensor:

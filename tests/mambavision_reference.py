@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import torch
+from by_hand import below, scanned
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import batch_norm, conv2d, gelu, layer_norm, relu, silu, softplus
@@ -101,13 +102,10 @@ def mixed(u: Tensor, w: dict[str, Tensor]) -> Tensor:
     x, z = (u @ w["in_proj.weight"].T).chunk(2, dim=-1)
     x, z = (silu(around(half, w[f"conv1d_{name}.weight"])) for half, name in ((x, "x"), (z, "z")))
     rank = w["dt_proj.weight"].shape[1]
-    A, H, rows = -w["A_log"].exp(), torch.zeros(x.shape[1], STATE).double(), []
-    for t in range(len(x)):
-        step, b, c = (w["x_proj.weight"] @ x[t]).split([rank, STATE, STATE])
-        delta = softplus(w["dt_proj.weight"] @ step + 2 * w["dt_proj.bias"])
-        H = (delta[:, None] * A).exp() * H + (delta * x[t])[:, None] * b
-        rows.append(H @ c + w["D"] * x[t])
-    return torch.cat([torch.stack(rows), z], dim=-1) @ w["out_proj.weight"].T
+    step, b, c = (x @ w["x_proj.weight"].T).split([rank, STATE, STATE], dim=-1)
+    delta = softplus(step @ w["dt_proj.weight"].T + 2 * w["dt_proj.bias"])
+    y = scanned(x.unsqueeze(-1), b, c, delta, -w["A_log"].exp(), w["D"]).squeeze(-1)
+    return torch.cat([y, z], dim=-1) @ w["out_proj.weight"].T
 
 
 def attended(u: Tensor, w: dict[str, Tensor], heads: int) -> Tensor:
@@ -133,10 +131,6 @@ def normed(x: Tensor, w: dict[str, Tensor], name: str, eps: float = 1e-5) -> Ten
     """Batch norm of a map (1, channels, height, width)."""
     own = (w[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
     return batch_norm(x, *own, eps=eps)
-
-
-def below(w: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in w.items() if name.startswith(prefix)}
 
 
 def reference(weights: dict[str, Tensor], image: Tensor) -> tuple[Tensor, Tensor]:

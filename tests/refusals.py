@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,3 +16,16 @@ def refusal(check: Callable[..., Any], *given: Any, **options: Any) -> str | Non
     except InputError as error:
         return str(error)
     return None
+
+
+def refused(check: Callable[..., Any], /, *given: Any, **options: Any) -> str:
+    """Return the message, of one line, with which a call is refused."""
+    said = refusal(check, *given, **options)
+    assert said is not None, "the call is not refused"
+    assert "\n" not in said, said
+    return said
+
+
+def refuses(words: str, check: Callable[..., Any], /, *given: Any, **options: Any) -> None:
+    """Check that a call is refused in one line, in which a regular expression is found."""
+    assert re.search(words, said := refused(check, *given, **options)), f"{words!r} is not found in {said!r}"

@@ -10,61 +10,42 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import Mamba2Config, Mamba2ForCausalLM, MambaForCausalLM, PreTrainedModel
+from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedModel
 
 from ssmscope.core.affine import stored_weights
-from ssmscope.errors import InputError
-from ssmscope.loading.mamba_checkpoints import check_groups
-from ssmscope.zoo.diff_mamba import DiffMambaForCausalLM
 from ssmscope.zoo.layouts import DIFF_PART_NAMES, FILE_FIELDS
 
 
 def saved(directory: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    save_file(weights, directory / "model.safetensors")
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 
-def write_mamba_ssm(module: PreTrainedModel, directory: str | Path, *, safetensors: bool = False) -> Path:
-    """Save transformers' Mamba or Mamba-2 language model in mamba_ssm's layout; `directory` is made if need be.
-
-    Raises:
-        InputError: for another kind of model.
-    """
-    c = module.config
-    if type(module) is MambaForCausalLM:
-        cfg: dict[str, Any] = dict(layer="Mamba1", d_state=c.state_size, dt_rank=c.time_step_rank)
-    elif type(module) is Mamba2ForCausalLM:
-        check_groups(c.n_groups, "this model")
-        cfg = dict(layer="Mamba2", d_state=c.state_size, headdim=c.head_dim, ngroups=c.n_groups)
-        cfg.update(chunk_size=c.chunk_size)
+def write_mamba_ssm(module: PreTrainedModel, directory: Path, *, safetensors: bool = False) -> Path:
+    """Save transformers' Mamba or Mamba-2 language model in mamba_ssm's layout; `directory` is made if need be."""
+    c, second = module.config, isinstance(module, Mamba2ForCausalLM)
+    cfg: dict[str, Any] = dict(layer="Mamba2" if second else "Mamba1", d_state=c.state_size, d_conv=c.conv_kernel)
+    cfg.update(expand=c.expand, bias=c.use_bias, conv_bias=c.use_conv_bias)
+    if second:
+        cfg.update(headdim=c.head_dim, ngroups=c.n_groups, chunk_size=c.chunk_size)
         if tuple(c.time_step_limit) != (0.0, float("inf")):
             cfg.update(dt_limit=list(c.time_step_limit))
     else:
-        raise InputError(f"{type(module).__name__} has no form in mamba_ssm's layout: Mamba and Mamba-2 models have")
-    cfg.update(d_conv=c.conv_kernel, expand=c.expand, bias=c.use_bias, conv_bias=c.use_conv_bias)
+        cfg.update(dt_rank=c.time_step_rank)
     config = dict(
-        d_model=c.hidden_size,
-        n_layer=c.num_hidden_layers,
-        vocab_size=c.vocab_size,
-        ssm_cfg=cfg,
-        rms_norm=True,
-        residual_in_fp32=c.residual_in_fp32,
-        fused_add_norm=True,
-        pad_vocab_size_multiple=1,
+        **dict(d_model=c.hidden_size, n_layer=c.num_hidden_layers, vocab_size=c.vocab_size, ssm_cfg=cfg, rms_norm=True),
+        **dict(residual_in_fp32=c.residual_in_fp32, fused_add_norm=True, pad_vocab_size_multiple=1),
         tie_embeddings=c.tie_word_embeddings,
     )
     weights = {
         name.replace("backbone.embeddings.weight", "backbone.embedding.weight"): t.detach().clone().contiguous()
         for name, t in stored_weights(module).items()
     }
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config, indent=2))
-    if safetensors:
-        save_file(weights, directory / "model.safetensors")
-    else:
+    saved(directory, config, weights)
+    if not safetensors:
+        (directory / "model.safetensors").unlink()
         torch.save(weights, directory / "pytorch_model.bin")
     return directory
 
@@ -76,31 +57,16 @@ def their_name(name: str) -> str:
     return name
 
 
-def write_diff_mamba2(module: PreTrainedModel, directory: str | Path) -> Path:
-    """Save a `DiffMambaForCausalLM` in the authors' layout; `directory` is made if need be.
-
-    Raises:
-        InputError: for a model that their code has no form of: another class, Diff-S6, no norm after the subtraction,
-            another form of λ, an expansion other than 2, or layers other than all, every other one or the last
-            quarter.
-    """
-    if not isinstance(module, DiffMambaForCausalLM):
-        raise InputError(f"{type(module).__name__} has no form in this layout: DiffMambaForCausalLM has")
+def write_diff_mamba2(module: PreTrainedModel, directory: Path) -> Path:
+    """Save a `DiffMambaForCausalLM` in the authors' layout, which has Diff-Mamba blocks with a norm and a sum of λ in
+    all layers, every other one or the last quarter."""
     config, number = module.config, module.config.num_hidden_layers
     settings = {
         "all": list(range(number)),
         "alternate": list(range(0, number, 2)),
         "quarter": list(range(number - number // 4, number)),
     }
-    setting = next((name for name, those in settings.items() if those == config.differential_indices), None)
-    ours = (config.scope, config.normalize, config.lambda_form, config.expand)
-    if setting is None or ours != ("block", True, "sum", 2):
-        raise InputError(
-            "this layout has Diff-Mamba blocks with a norm, lambda_form 'sum' and expand 2, in all layers, every other "
-            f"one or the last quarter; this model has scope {config.scope!r}, normalize {config.normalize}, "
-            f"lambda_form {config.lambda_form!r}, expand {config.expand}, differential layers "
-            f"{config.differential_indices}"
-        )
+    setting = next(name for name, those in settings.items() if those == config.differential_indices)
     shape = [name for name in Mamba2Config().to_dict() if name not in FILE_FIELDS and not name.startswith("_")]
     fields = {name: getattr(config, name) for name in shape}
     fields.update(model_type="mamba2", architectures=["DiffMamba2ForCausalLM"])
@@ -110,8 +76,4 @@ def write_diff_mamba2(module: PreTrainedModel, directory: str | Path) -> Path:
         for name, tensor in stored_weights(module).items()
         if not (config.tie_word_embeddings and name == "lm_head.weight")
     }
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(fields, indent=2))
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    return directory
+    return saved(directory, fields, weights)

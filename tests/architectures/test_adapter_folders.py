@@ -11,15 +11,16 @@ import pytest
 import torch
 from examples import random_example, relative
 from loud import loud
+from refusals import refused, refuses
 from safetensors.torch import load_file, save_file
 from small_models import language_model
 from transformers import AutoModelForSequenceClassification
 
 import ssmscope
-from ssmscope.errors import InputError
 from ssmscope.loading.pretrained import PEFT_TYPES
 
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 IDS = [5, 17, 3, 9, 22]
 SIZE, SIZES = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2), dict(num_heads=4, head_dim=16, n_groups=1)
@@ -63,13 +64,6 @@ def check(found: Saved) -> None:
     assert ssmscope.load(found.folder).fingerprint == ssmscope.load(found.folder).fingerprint
 
 
-def refused(path: Path) -> str:
-    with pytest.raises(InputError) as caught:
-        ssmscope.load(path)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 LORA: dict[str, dict[str, Any]] = {
     "plain": {},
     "a language model's": dict(task_type="CAUSAL_LM"),
@@ -95,7 +89,6 @@ LORA: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -110,25 +103,21 @@ def test_lora_in_all_its_forms(tmp_path, name, how):
     check(saved(tmp_path, loud(random_example(name)), config))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_lora_on_outputs_and_convolutions(tmp_path):
     """peft makes such adapters of models that it does not call Mamba; those of convolutions mix channels."""
     module = loud(random_example("gated-deltanet"))
     check(saved(tmp_path / "outputs", module, peft.LoraConfig(r=2, target_modules=["out_proj"])))
     module = loud(random_example("gated-deltanet"))
     config = peft.LoraConfig(r=module.backbone.layers[0].mixer.conv1d.groups, target_modules=["conv1d"])
-    with pytest.raises(InputError, match="is no convolution of every channel by itself"):
-        saved(tmp_path, module, config)
+    refuses("is no convolution of every channel by itself", saved, tmp_path, module, config)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_lora_on_steps(tmp_path):
     """transformers 5 leaves the adapter of the steps out, and so it is refused there."""
     found = saved(tmp_path, loud(random_example("mamba")), peft.LoraConfig(r=2, target_modules=["dt_proj"]))
     if relative(found.own, found.plain) > 1e-6:
         return check(found)
-    with pytest.raises(InputError, match="reads the weight of MambaMixer.dt_proj of layer 0 and leaves out"):
-        logits(found.folder)
+    refuses("reads the weight of MambaMixer.dt_proj of layer 0 and leaves out", logits, found.folder)
 
 
 OTHER_CONFIGS: dict[str, Callable[[], Any]] = {
@@ -155,13 +144,11 @@ OTHER_CONFIGS: dict[str, Callable[[], Any]] = {
 assert {*OTHER_CONFIGS, "LORA"} == {*PEFT_TYPES}
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", OTHER_CONFIGS)
 def test_other_kinds_of_adapters(tmp_path, kind):
     check(saved(tmp_path, loud(random_example("mamba2")), OTHER_CONFIGS[kind]()))
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("saved_as", ["a language model", "a classifier"])
 def test_a_classifiers_adapter_brings_its_head(tmp_path, saved_as, classes):
@@ -178,7 +165,6 @@ def test_a_classifiers_adapter_brings_its_head(tmp_path, saved_as, classes):
     assert ssmscope.load(found.folder).labels == [f"LABEL_{i}" for i in range(classes)]
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_classifier_of_our_own_with_a_trained_head(tmp_path):
     module = loud(random_example("mamba2"))
     from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
@@ -202,7 +188,6 @@ MAY_NOT_SAY: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_what_an_adapters_configuration_may_not_say(tmp_path):
     found = saved(tmp_path, loud(random_example("mamba2")), peft.LoraConfig(r=2, target_modules=["in_proj"]))
     file = found.folder / "adapter_config.json"
@@ -212,10 +197,9 @@ def test_what_an_adapters_configuration_may_not_say(tmp_path):
     assert relative(logits(found.folder), found.own) < 1e-4
     for field, value, says in MAY_NOT_SAY:
         file.write_text(json.dumps({**fields, field: value}))
-        assert says in refused(found.folder)
+        assert says in refused(ssmscope.load, found.folder)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["mamba", "mamba2"])
 @pytest.mark.parametrize("targets", [["in_proj"], ["in_proj", "embeddings"]])
 def test_tokens_that_were_added_come_with_the_adapter(tmp_path, kind, targets):
@@ -229,7 +213,6 @@ def test_tokens_that_were_added_come_with_the_adapter(tmp_path, kind, targets):
     assert ssmscope.load(found.folder).vocabulary == module.config.vocab_size
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_added_tokens_without_a_head(tmp_path):
     module = loud(language_model("mamba2", **SIZE, **SIZES, tie_word_embeddings=False))
     module.save_pretrained(tmp_path / "base")
@@ -237,4 +220,4 @@ def test_added_tokens_without_a_head(tmp_path):
     found = saved(tmp_path, module, peft.LoraConfig(r=2, target_modules=["in_proj"]), save_embedding_layers=True)
     file = found.folder / "adapter_model.safetensors"
     save_file({name: part for name, part in load_file(file).items() if "lm_head" not in name}, file)
-    assert "lacks lm_head.weight; save it with save_embedding_layers=True" in refused(found.folder)
+    assert "lacks lm_head.weight; save it with save_embedding_layers=True" in refused(ssmscope.load, found.folder)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from examples import random_example
 from exhaustive import few
+from refusals import refuses
 from saving import write_mamba_ssm
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -109,6 +110,14 @@ def same(found: Any, expected: Any) -> None:
     assert apart(found, expected) < 1e-5
 
 
+def same_maps(found: Any, expected: Any) -> None:
+    """Check the maps of two attentions, text by text."""
+    for one, other in zip(found, expected, strict=True):
+        for map_, wanted in zip(one.maps, other.maps, strict=True):
+            same(map_.values, wanted.values)
+            assert (map_.sink is None) == (wanted.sink is None)
+
+
 NAMES = few(
     [
         *("mamba", "mamba-with-biases", "falcon-mamba", "mamba2", "gated-deltanet", "gla", "retnet", "diff-mamba"),
@@ -129,11 +138,7 @@ def test_attention_is_that_of_the_merged_model(name):
     ]
     asked += [{"rollout": True}, {"rollout": True, "heads": "abs"}, {"pool": 2}, {"rows": "last"}]
     for options in asked:
-        one, other = (ssmscope.attention(trace, **options) for trace in traces)
-        for text, expected in zip(one, other, strict=True):
-            for map_, wanted in zip(text.maps, expected.maps, strict=True):
-                same(map_.values, wanted.values)
-                assert (map_.sink is None) == (wanted.sink is None)
+        same_maps(*(ssmscope.attention(trace, **options) for trace in traces))
     one, other = (ssmscope.heatmap(trace) for trace in traces)
     for text, expected in zip(one, other, strict=True):
         same(text.mean, expected.mean)
@@ -168,9 +173,7 @@ def test_relevance_and_gradients_are_those_of_the_merged_model(name):
     assert (one.delta < 1e-4).all() and one.converged.all()
     same(propagated(of[0])[1] + 1, propagated(of[1])[1] + 1)  # it may be nothing
     maps = [ssmscope.attention(model, model.encode(ids=IDS), gradient=True, target=7) for model in (adapted, merged)]
-    for text, expected in zip(*maps, strict=True):
-        for map_, wanted in zip(text.maps, expected.maps, strict=True):
-            same(map_.values, wanted.values)
+    same_maps(*maps)
     assert not any("forward" in vars(part) for part in adapted.module.modules())
 
 
@@ -232,9 +235,6 @@ def test_the_bound_is_that_of_the_merged_model():
     one, other = (theorem_model(Model(each)) for each in (adapted.base_model.model, merged))
     same(one.head, other.head)
     same(one.embeddings, other.embeddings)
-
-
-# ---- other ways in which a weight does not say what its layer computes
 
 
 class Doubled(nn.Module):
@@ -302,12 +302,7 @@ def test_attention_gradient_asks_nothing_of_the_weights():
     model, expected = Model(plain("mamba")), Model(plain("mamba"))
     model.module.requires_grad_(False)
     maps = [ssmscope.attention(each, each.encode(ids=IDS), gradient=True, target=7) for each in (model, expected)]
-    for text, wanted in zip(*maps, strict=True):
-        for map_, other in zip(text.maps, wanted.maps, strict=True):
-            same(map_.values, other.values)
-
-
-# ---- what is refused
+    same_maps(*maps)
 
 
 def test_the_dropout_of_an_adapter_in_training_is_not_drawn():
@@ -321,9 +316,7 @@ def test_the_dropout_of_an_adapter_in_training_is_not_drawn():
     before = ssmscope.attention(model.trace(of.batch)), lrp(of).scores
     module.train()
     after = ssmscope.attention(model.trace(of.batch)), lrp(of).scores
-    for one, two in zip(before[0], after[0], strict=True):
-        for map_, other in zip(one.maps, two.maps, strict=True):
-            same(map_.values, other.values)
+    same_maps(before[0], after[0])
     same(after[1], before[1])
     assert all(part.training for part in module.modules())
 
@@ -352,8 +345,7 @@ def test_an_adapter_that_transformers_leaves_out_is_refused(monkeypatch, by_weig
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["dt_proj"], **LORA), module)
     model = Model(module.double())
     if by_weight:
-        with pytest.raises(InputError, match="reads the weight of MambaMixer.dt_proj of layer 0 and leaves out"):
-            model.logits(model.encode(ids=IDS))
+        refuses("reads the weight of MambaMixer.dt_proj of layer 0 and leaves out", model.logits, model.encode(ids=IDS))
     else:
         merged = copy.deepcopy(module)
         for mixer in Model(merged).mixers:
@@ -366,31 +358,25 @@ def test_an_adapter_on_weights_that_are_rescaled_is_refused():
     module.rwkv.config.rescale_every = 2
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["output"], **LORA), module)
     model = Model(module.double())
-    with pytest.raises(InputError, match="powers of two, but not what a PEFT adapter"):
-        model.logits(model.encode(ids=IDS))
+    refuses("powers of two, but not what a PEFT adapter", model.logits, model.encode(ids=IDS))
 
 
 def test_an_adapter_of_a_mixers_own_parameters_is_refused():
     module = plain("mamba").float()
     config = peft.LoraConfig(target_modules=[], target_parameters=["mixer.A_log"], **LORA)
     peft.inject_adapter_in_model(config, module)
-    with pytest.raises(InputError, match="a ParamWrapper of peft.* wraps a MambaMixer .*: merge it"):
-        Model(module)
+    refuses("a ParamWrapper of peft.* wraps a MambaMixer .*: merge it", Model, module)
 
 
 def test_what_saves_or_converts_weights_refuses_adapters(tmp_path):
     module = plain("mamba")
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["in_proj"], **LORA), module)
     for ask in (lambda: write_mamba_ssm(module, tmp_path / "out"), lambda: convert(module, "bernoulli")):
-        with pytest.raises(
-            InputError, match=r"MambaForCausalLM has PEFT adapters .*in_proj\.base_layer.*merge_and_unload"
-        ):
-            ask()
+        refuses(r"MambaForCausalLM has PEFT adapters .*in_proj\.base_layer.*merge_and_unload", ask)
     assert not (tmp_path / "out").exists()
 
 
 def test_half_precision():
-    """A layer's map equals its output to the precision of the dtype."""
     model, _ = pair("mamba2")
     module = copy.deepcopy(model.module).bfloat16()
     trace = Model(module).trace(ids=IDS)
@@ -407,5 +393,4 @@ def test_offloaded_weights_are_refused_by_lrp():
     of = objective(model, model.encode(ids=IDS), target=7)
     mixer = model.mixers[1]
     mixer.A_log = nn.Parameter(mixer.A_log.to("meta"))
-    with pytest.raises(InputError, match="offloaded: load the whole model"):
-        lrp(of)
+    refuses("offloaded: load the whole model", lrp, of)

@@ -83,9 +83,14 @@ def test_options_of_a_linear_attention_that_are_refused(options: dict[str, Any],
 def test_layers_of_several_options_are_apart_and_have_alike_heads() -> None:
     given = [{"layers": [0], "num_heads": 4}, {"layers": [2], "num_heads": 4, "window_size": 2}]
     assert of_gla(*given).attention == given
-    assert refusal(of_gla, given[0], {"layers": [2, 0], "num_heads": 4}) == (
-        "attention has the layers [2, 0]: give a list, each once, from 0 to 2"
-    )
+    for layers in ([2, 0], [1, 3], [-1, 2], [1, 1], [1, True], [1.0], 2, ["1"]):
+        assert refusal(of_gla, given[0], {"layers": layers, "num_heads": 4}) == (
+            f"attention has the layers {layers}: give a list, each once, from 0 to 2"
+        )
+    sizes = {"hidden_size": WIDTH, "vocab_size": 16, "num_hidden_layers": 3, "num_heads": 4}
+    for attention in (given[0], [3], ["layers"], [given[0], 1]):
+        said = refusal(GLAConfig, **sizes, attention=attention) or ""
+        assert "must be a list of options, each for some layers" in said
     assert refusal(of_gla, given[0], {"layers": [2], "num_heads": 5}) == (
         "attention has layers of several num_heads: give one for all"
     )

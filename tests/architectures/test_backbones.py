@@ -128,9 +128,6 @@ def test_configurations_never_ask_for_a_cache(kind):
         assert CONFIG_MAPPING[kind](tie_word_embeddings=True).tie_word_embeddings is False
 
 
-# ---- differential layers
-
-
 def test_options_of_differential_layers_by_default():
     def made(**options):
         return DiffMambaConfig(**{**MAMBA2, **options})

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
-from loud import loud
-from transformers import AutoModelForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+from bases import ADAPTERS, IDS, MAMBA2, MASK, base_model
+from refusals import refuses
+from transformers import MambaForCausalLM
 
 from ssmscope import ops
 from ssmscope.core.mixers import mixers
-from ssmscope.errors import InputError
 from ssmscope.layers import mamba, mamba2
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.zoo import baleen
 
-SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)
-BASES = {
-    "mamba": lambda: MambaForCausalLM(MambaConfig(**SIZES, state_size=4, time_step_rank=2)),
-    "mamba2": lambda: Mamba2ForCausalLM(
-        Mamba2Config(**SIZES, state_size=4, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
-    ),
-}
-IDS = torch.tensor([[3, 9, 17, 2, 40, 5, 6], [7, 7, 8, 30, 1, 0, 0]])
-MASK = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
 
-
-@pytest.fixture(params=list(BASES))
+@pytest.fixture(params=list(ADAPTERS))
 def base(request):
-    torch.manual_seed(0)
-    return loud(BASES[request.param]())
+    return base_model(request.param)
 
 
 def test_gate_logit_at_both_ends():
@@ -163,12 +150,9 @@ def test_conversion_adds_no_parameter(base, gate):
 
 
 def test_other_models_are_not_converted():
-    with pytest.raises(InputError, match="cannot become a Baleen"):
-        baleen.convert(baleen.convert(BASES["mamba"](), "bernoulli"), "exponential")
-    with pytest.raises(InputError, match="gate 'gaussian' is unknown"):
-        baleen.BaleenMambaConfig(gate="gaussian")
-    with pytest.raises(InputError, match="kl"):
-        baleen.BaleenMamba2Config(kl="wrong")
+    refuses("cannot become a Baleen", baleen.convert, baleen.convert(base_model("mamba"), "bernoulli"), "exponential")
+    refuses("gate 'gaussian' is unknown", baleen.BaleenMambaConfig, gate="gaussian")
+    refuses("kl", baleen.BaleenMamba2Config, kl="wrong")
 
 
 @pytest.mark.parametrize("gate", ["bernoulli", "exponential"])
@@ -214,21 +198,9 @@ def test_first_gates_are_left_out_of_bernoulli_kl(base):
 
 def test_a_cache_is_refused():
     """A cache would stay empty, and a run continued from it would silently start anew."""
-    config = baleen.BaleenMamba2Config(**SIZES, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="bernoulli")
+    config = baleen.BaleenMamba2Config(**MAMBA2, gate="bernoulli")
     with pytest.raises(ValueError, match="fills no cache"):
         baleen.BaleenMamba2Model(config).eval()(IDS, use_cache=True)
-
-
-def test_tied_embeddings_are_saved(tmp_path):
-    config = baleen.BaleenMamba2Config(
-        **SIZES, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="bernoulli", tie_word_embeddings=True
-    )
-    model = baleen.BaleenMamba2ForCausalLM(config).eval()
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert again.lm_head.weight is again.get_input_embeddings().weight
-    with torch.no_grad():
-        torch.testing.assert_close(again(IDS).logits, model(IDS).logits)
 
 
 def test_a_base_models_checkpoint_opens_as_a_baleen(base, tmp_path):
@@ -241,7 +213,7 @@ def test_a_base_models_checkpoint_opens_as_a_baleen(base, tmp_path):
 
 
 def test_prior_of_a_classifiers_backbone_is_saved(tmp_path):
-    config = baleen.BaleenMamba2Config(**SIZES, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="exponential")
+    config = baleen.BaleenMamba2Config(**MAMBA2, gate="exponential")
     model = SSMForSequenceClassification(SSMClassifierConfig(config))
     prior = model.config.backbone.prior
     assert len(prior) == 2 and all(p > 0 for p in prior)
@@ -251,18 +223,3 @@ def test_prior_of_a_classifiers_backbone_is_saved(tmp_path):
     model.save_pretrained(tmp_path)
     again = SSMForSequenceClassification.from_pretrained(tmp_path)
     assert again.config.backbone.prior == prior == mixers(again)[0].baleen.prior
-
-
-def test_retention_is_that_of_the_expected_gates(base):
-    u = torch.randn(2, 7, 16)
-    plain_reader = mamba if isinstance(base, MambaForCausalLM) else mamba2
-    plain = plain_reader.compute_terms(mixers(base)[0], u).recurrence
-    for gate in ("bernoulli", "exponential"):
-        mixer = mixers(baleen.convert(base, gate).eval())[0]
-        found = ops.retention(baleen.compute_terms(mixer, u).recurrence)
-        rate = -plain.log_decay()  # |A| Δ
-        expected = (-rate).exp() if gate == "bernoulli" else 1 / (1 + rate)
-        torch.testing.assert_close(found, expected.mean((2, 3)))
-    torch.testing.assert_close(
-        ops.retention(replace(plain, expected=True)), (1 / (1 + rate)).mean((2, 3)), rtol=1e-5, atol=1e-6
-    )

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loud import loud
-from transformers import AutoModelForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+from bases import ADAPTERS, IDS, MASK, base_model
+from refusals import refuses
+from transformers import AutoModelForCausalLM
 
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.zoo import baleen
 from ssmscope.zoo.baleen import mean_log_gate
 from ssmscope.zoo.training.fitting import prior_in
 
-SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)
-IDS = torch.tensor([[3, 9, 17, 2, 40, 5, 6], [7, 7, 8, 30, 1, 0, 0]])
-MASK = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
 
-
-@pytest.fixture(params=["mamba", "mamba2"])
+@pytest.fixture(params=list(ADAPTERS))
 def base(request):
-    torch.manual_seed(0)
-    if request.param == "mamba":
-        return loud(MambaForCausalLM(MambaConfig(**SIZES, state_size=4, time_step_rank=2)))
-    sizes = dict(state_size=4, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
-    return loud(Mamba2ForCausalLM(Mamba2Config(**SIZES, **sizes)))
+    return base_model(request.param)
 
 
 def divergence(model, seed=0, mask=MASK):
@@ -119,8 +111,7 @@ def test_what_can_become_a_baleen(base):
         said = (
             f"{type(module).__name__} cannot become a Baleen: give one of MambaModel, MambaForCausalLM, Mamba2Model, "
         )
-        with pytest.raises(InputError, match=said):
-            baleen.convert(module, "bernoulli")
+        refuses(said, baleen.convert, module, "bernoulli")
     alone = baleen.convert(base.base_model, "bernoulli", beta=0.5)
     assert type(alone).__name__ == f"Baleen{type(base).__name__.removesuffix('ForCausalLM')}Model"
     weights = {"bernoulli": 0.01, "exponential": 0.5}
@@ -179,5 +170,4 @@ def test_the_prior_goes_down_in_steps():
 
 def test_unknown_words_are_refused():
     for given in ({"samples": "soggy"}, {"kl_over": "max"}, {"prior_per": "channel"}):
-        with pytest.raises(InputError, match="is unknown: choose one of"):
-            baleen.BaleenMamba2Config(**given)
+        refuses("is unknown: choose one of", baleen.BaleenMamba2Config, **given)

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from refusals import refusal
+from refusals import refusal, refused, refuses
 
 from ssmscope.errors import InputError
 from ssmscope.loading import fields
@@ -76,8 +76,7 @@ def test_values_that_are_allowed(name: str, value: Any, default: Any) -> None:
 @pytest.mark.parametrize(("name", "value", "default", "allowed"), REFUSED)
 def test_values_that_are_refused(name: str, value: Any, default: Any, allowed: str) -> None:
     said = f"the model cannot be built from its config.json: {name} is {fields.shown(value)}; allowed is {allowed}"
-    with pytest.raises(InputError, match=f"^{re.escape(said)}$"):
-        fields.check_value(name, value, default, "the model")
+    refuses(f"^{re.escape(said)}$", fields.check_value, name, value, default, "the model")
 
 
 def test_values_are_shown_to_sixty_characters() -> None:
@@ -143,14 +142,12 @@ def test_fields_that_are_refused(name: str, value: Any, allowed: str) -> None:
     said = f"the model cannot be built from its config.json: {called} is {fields.shown(value)}; allowed is {allowed}"
     given = {"model_type": "mamba", name: value}
     for wrapped in (given, {"model_type": "ssm-classifier", "backbone": given}):
-        with pytest.raises(InputError, match=f"^{re.escape(said)}$"):
-            fields.check_fields(wrapped, "the model")
+        refuses(f"^{re.escape(said)}$", fields.check_fields, wrapped, "the model")
 
 
 def test_fields_of_types_that_are_not_read_are_not_compared() -> None:
     fields.check_fields({"model_type": "gpt2", "n_layer": -1}, "the model")
-    with pytest.raises(InputError, match="architectures is 5"):
-        fields.check_fields({"model_type": "gpt2", "architectures": 5}, "the model")
+    refuses("architectures is 5", fields.check_fields, {"model_type": "gpt2", "architectures": 5}, "the model")
 
 
 @pytest.mark.parametrize(
@@ -163,16 +160,14 @@ def test_fields_of_types_that_are_not_read_are_not_compared() -> None:
     ],
 )
 def test_types_that_are_unknown(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=re.escape(said)):
-        fields.check_fields(given, "the model")
+    refuses(re.escape(said), fields.check_fields, given, "the model")
 
 
 def test_types_of_newer_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fields, "known_families", lambda: frozenset({"newest"}))
     for given in {"model_type": "newest"}, {"model_type": "seen", "text_config": {"model_type": "newest"}}:
         said = rf"'{given['model_type']}' is unknown to transformers [\d.]+, .*: take a newer one"
-        with pytest.raises(InputError, match=said):
-            fields.check_fields(given, "the model")
+        refuses(said, fields.check_fields, given, "the model")
 
 
 def test_words_that_a_library_would_look_up() -> None:
@@ -259,7 +254,7 @@ def test_files_that_hold_no_object(tmp_path: Any, content: bytes | None, said: s
     file = tmp_path / "config.json"
     if content is not None:
         file.write_bytes(content)
-    assert (refusal(fields.read_object, file) or "").startswith(f"{file} {said}")
+    assert refused(fields.read_object, file).startswith(f"{file} {said}")
 
 
 @pytest.mark.parametrize("name", fields.DEPTH_FIELDS)
@@ -273,5 +268,4 @@ def test_no_more_layers_than_tensors(name: str) -> None:
             fields.check_depth(wrap({name: value, "hidden_size": 9}), 5, "the model")
         for value in (6, 5.5, 10**9):
             said = f"{name} is {value}; allowed is no more than there are tensors in the weights, 5"
-            with pytest.raises(InputError, match=re.escape(said)):
-                fields.check_depth(wrap({name: value}), 5, "the model")
+            refuses(re.escape(said), fields.check_depth, wrap({name: value}), 5, "the model")

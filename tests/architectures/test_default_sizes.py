@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from examples import random_example
-from refusals import refusal
+from refusals import refusal, refused
 from torch.nn.functional import softplus
 
 from ssmscope.core.mixers import mixers
-from ssmscope.errors import InputError
 from ssmscope.layers.delta import DeltaNetConfig
 from ssmscope.layers.hgrn import GSAConfig, HGRN2Config, HGRNConfig
 from ssmscope.layers.linear_attention import GLAConfig, RetNetConfig
@@ -21,6 +20,15 @@ from ssmscope.layers.vim import VimConfig
 WIDTH = 80
 SWIGLU = 216
 """8/3 of the width, 213.3, rounded up to a multiple of 8."""
+
+
+FAMILIES = (HGRNConfig, HGRN2Config, GSAConfig, GLAConfig, DeltaNetConfig, RetNetConfig, RWKV7Config)
+
+
+def sizes_of(config):
+    """Return the least that a configuration must be given; HGRN has no heads."""
+    sizes = {"hidden_size": WIDTH, "vocab_size": 16, "num_hidden_layers": 1}
+    return sizes if config is HGRNConfig else {**sizes, "num_heads": 4}
 
 
 @pytest.mark.parametrize(
@@ -36,30 +44,13 @@ SWIGLU = 216
     ],
 )
 def test_of_the_width(config, sizes):
-    given = {} if config is HGRNConfig else {"num_heads": 4}
-    made = config(hidden_size=WIDTH, vocab_size=16, num_hidden_layers=1, **given)
+    made = config(**sizes_of(config))
     assert {name: getattr(made, name) for name in sizes} == sizes
     # What is given stays, and a configuration that was saved is read as it was.
-    other = config(hidden_size=WIDTH, vocab_size=16, num_hidden_layers=1, **given, intermediate_size=24)
+    other = config(**sizes_of(config), intermediate_size=24)
     assert other.intermediate_size == 24
     again = config.from_dict(made.to_dict())
     assert {name: getattr(again, name) for name in sizes} == sizes
-
-
-@pytest.mark.parametrize("layers", [[0, 3], [-1, 0], [0, 0], [1, True], [0.0], 2, ["0"]])
-def test_layers_of_attention_are_layers(layers):
-    sizes = {"hidden_size": WIDTH, "vocab_size": 16, "num_hidden_layers": 3, "num_heads": 4}
-    with pytest.raises(InputError, match="attention has the layers .*: give a list, each once, from 0 to 2"):
-        GLAConfig(**sizes, attention=[{"layers": layers, "num_heads": 4}])
-    assert GLAConfig(**sizes, attention=[{"layers": [0, 2], "num_heads": 4}]).attention[0]["layers"] == [0, 2]
-
-
-@pytest.mark.parametrize(
-    "attention", [{"layers": [0], "num_heads": 4}, [3], ["layers"], [{"layers": [0], "num_heads": 4}, 1]]
-)
-def test_attention_is_a_list_of_options(attention):
-    with pytest.raises(InputError, match="must be a list of options, each for some layers"):
-        GLAConfig(hidden_size=WIDTH, vocab_size=16, num_hidden_layers=3, num_heads=4, attention=attention)
 
 
 def test_steps_begin_evenly_in_their_logarithm():
@@ -75,21 +66,16 @@ def test_steps_begin_evenly_in_their_logarithm():
     assert (steps < 0.0316).double().mean() == pytest.approx(0.75, abs=0.03)
 
 
-FAMILIES = (HGRNConfig, HGRN2Config, GSAConfig, GLAConfig, DeltaNetConfig, RetNetConfig, RWKV7Config)
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
-
-
-def heads_of(config):
-    return {} if config is HGRNConfig else {"num_heads": 4}
 
 
 @pytest.mark.parametrize("config", FAMILIES)
 def test_tokens_and_ties(config):
-    plain = config(hidden_size=WIDTH, vocab_size=16, num_hidden_layers=1, **heads_of(config))
+    plain = config(**sizes_of(config))
     assert [getattr(plain, name) for name in TOKENS] == [0, 0, 0] and not getattr(plain, "use_cache", False)
     assert plain.tie_word_embeddings == (config is not RWKV7Config)
     other = dict(pad_token_id=3, bos_token_id=4, eos_token_id=5, tie_word_embeddings=config is RWKV7Config)
-    given = config(hidden_size=WIDTH, vocab_size=16, num_hidden_layers=1, **heads_of(config), **other, use_cache=True)
+    given = config(**sizes_of(config), **other, use_cache=True)
     assert {name: getattr(given, name) for name in other} == other and not getattr(given, "use_cache", False)
 
 
@@ -98,7 +84,7 @@ def test_tokens_and_ties(config):
 def test_sizes_are_whole_numbers(config, name):
     if name == "num_heads" and config is HGRNConfig:
         return  # which has none
-    sizes = {"hidden_size": WIDTH, "vocab_size": 16, "num_hidden_layers": 1, **heads_of(config)}
+    sizes = sizes_of(config)
     least = 0 if name == "intermediate_size" else 1
     for value in (least - 1, True, 2.5, "4"):
         said = refusal(config, **{**sizes, name: value}) or ""
@@ -110,7 +96,7 @@ def test_sizes_are_whole_numbers(config, name):
 
 def test_fields_of_their_defaults_are_of_the_class_alone():
     """A configuration's fingerprint is made from its own fields."""
-    sizes = {"hidden_size": WIDTH, "vocab_size": 16, "num_hidden_layers": 1, "num_heads": 4}
+    sizes = sizes_of(GLAConfig)
     for config, field, default, other in (
         (GLAConfig, "head_norm", "layer", "rms"),
         (RetNetConfig, "swiglu", False, True),
@@ -126,7 +112,7 @@ def test_fields_of_their_defaults_are_of_the_class_alone():
 
 
 def test_taus_and_shares_to_their_bounds():
-    sizes = {"hidden_size": WIDTH, "vocab_size": 16, "num_hidden_layers": 1, "num_heads": 4}
+    sizes = sizes_of(GLAConfig)
     assert GLAConfig(**sizes, tau=0.5).tau == 0.5
     for tau in (0, -1, float("nan")):
         assert refusal(GLAConfig, **sizes, tau=tau) == f"tau {tau!r} must be a positive number"
@@ -140,6 +126,9 @@ def test_taus_and_shares_to_their_bounds():
     assert refusal(RWKV7Config, **{**sizes, "hidden_size": 42}) == (
         "hidden_size 42 cannot be shared by 4 heads: give a multiple of 4"
     )
+    for config, name in ((DeltaNetConfig, "conv_kernel"), (GLAConfig, "gate_rank"), (RetNetConfig, "hidden_size")):
+        assert refused(config, **{**sizes, name: 0}).startswith(f"{name} 0 must be an integer, 1 or more")
+    assert GLAConfig(**sizes).gate_rank == 16
     assert refusal(RetNetConfig, **sizes, key_size=12) == (
         "a head's key size 3 is odd: rotation needs pairs; change key_size or rotary=False"
     )

@@ -7,30 +7,24 @@ import math
 
 import pytest
 import torch
+from bases import IDS, MAMBA2
 from differential import lambdas
+from examples import relative
 from loud import loud
+from refusals import refuses
 from safetensors.torch import load_file, save_file
 from saving import write_diff_mamba2
 from torch import nn
-from transformers import Mamba2Config, Mamba2ForCausalLM
+from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.errors import InputError
 from ssmscope.loading.load import load
 from ssmscope.zoo import diff_mamba
-
-MAMBA2 = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=4)
-MAMBA2.update(num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
-IDS = torch.tensor([[3, 9, 17, 2, 40, 5, 6], [7, 7, 8, 30, 1, 0, 0]])
 
 
 def language_model(**options) -> nn.Module:
     torch.manual_seed(0)
     return loud(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**{**MAMBA2, **options})))
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return ((a - b).norm() / b.norm()).item()
 
 
 def rms(t: torch.Tensor) -> torch.Tensor:
@@ -118,21 +112,9 @@ def test_a_damaged_checkpoint_of_the_authors_layout(tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     lacking = {k: t for k, t in weights.items() if k != "backbone.layers.1.subln.weight"}
     save_file(lacking, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"do not fit.*sub_norm"):
-        load(tmp_path)
+    refuses(r"do not fit.*sub_norm", load, tmp_path)
     plain = {k: t for k, t in weights.items() if "mixer_" not in k}
     save_file(plain, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match="none of its layers has a mixer_1"):
-        load(tmp_path)
+    refuses("none of its layers has a mixer_1", load, tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="has no weights"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize("options", [{"scope": "s6"}, {"normalize": False}, {"lambda_form": "scalar"}])
-def test_models_that_the_authors_layout_has_no_form_of(options, tmp_path):
-    with pytest.raises(InputError, match="this layout has Diff-Mamba blocks"):
-        write_diff_mamba2(language_model(**options), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match="Mamba2ForCausalLM has no form"):
-        write_diff_mamba2(Mamba2ForCausalLM(Mamba2Config(**MAMBA2)), tmp_path / "out")
+    refuses("has no weights", load, tmp_path)

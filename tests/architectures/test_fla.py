@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import by_hand
 import pytest
 import torch
+from by_hand import attended, below, convolved, turned
 from examples import relative
 from loud import loud
 from saving import saved
@@ -15,13 +18,12 @@ from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import ssmscope
 from ssmscope.errors import InputError
-from ssmscope.loading.fla_checkpoints import _BUILDERS, COMMON_FIELDS, TYPE_DEFAULTS
 from ssmscope.zoo.documents import byte_tokenizer
 
 IDS = [5, 17, 3, 9, 22, 1, 4, 60]
 STEPS = 3
 """Steps a token of the delta product."""
-VOCABULARY, WIDTH, LAYERS, HEADS, INNER, EPS, TAPS = 67, 24, 2, 3, 40, 1e-2, 3  # an epsilon that is seen
+VOCABULARY, WIDTH, LAYERS, HEADS, SLOTS, INNER, EPS, TAPS = 67, 24, 3, 3, 5, 40, 1e-2, 3  # an epsilon that is seen
 CONFIGS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(head_dim=4, expand_v=1.5, allow_neg_eigval=True, num_v_heads=None),
     "gated_deltaproduct": dict(head_dim=4, expand_v=1.5, use_forget_gate=True, num_householder=STEPS),
@@ -30,24 +32,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "delta_net": dict(expand_k=0.5, expand_v=1.0, tie_word_embeddings=True),
     "gla": dict(expand_k=0.5, expand_v=1.0, fuse_norm=True),
     "retnet": dict(expand_k=1.0),
+    "hgrn": dict(use_lower_bound=True, expand_ratio=1),
+    "hgrn, unbounded": dict(use_lower_bound=False, expand_ratio=1),
+    "hgrn2": dict(use_lower_bound=True, expand_ratio=WIDTH // HEADS),
+    "gsa": dict(num_slots=SLOTS, gate_logit_normalizer=3, feature_map="swish"),
 }
 GATED_DELTA = ("gated_deltanet", "gated_deltaproduct", "kda", "comba")
 SIZES = {**dict.fromkeys(GATED_DELTA, (12, 18)), "delta_net": (12, 24), "gla": (12, 24), "retnet": (24, 48)}
 LINEAR = ("gla", "retnet")
+GATED_INPUTS = {"hgrn": "ifgo", "hgrn2": "qfio", "gsa": "qkvfo"}
+"""Projections of the families whose new inputs come in by what their gates forget."""
 
 
-def checkpoint(kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a configuration and random weights by the library's names."""
-    config = dict(
-        **dict(model_type=kind, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_heads=HEADS, vocab_size=VOCABULARY),
-        **dict(intermediate_size=INNER, norm_eps=EPS, conv_size=TAPS, architectures=["ForCausalLM"], attn=None),
-        **CONFIGS[kind],
-    )
+def attention_shapes(kind: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     key, value = SIZES[kind]
     steps = config.get("num_householder", 1)
-    shapes: dict[str, tuple[int, ...]] = {"attn_norm.weight": (WIDTH,), "mlp_norm.weight": (WIDTH,)}
-    shapes |= {f"mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")}
-    shapes |= {"mlp.down_proj.weight": (WIDTH, INNER), "attn.o_proj.weight": (WIDTH, value)}
+    shapes: dict[str, tuple[int, ...]] = {"attn.o_proj.weight": (WIDTH, value)}
     sizes = (("q", key), ("k", steps * key), ("v", steps * value))
     shapes |= {f"attn.{name}_proj.weight": (size, WIDTH) for name, size in sizes}
     if kind == "gla":
@@ -68,6 +68,26 @@ def checkpoint(kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         shapes |= {"attn.decay": (HEADS,), "attn.D": (HEADS,)}
     if kind in GATED_DELTA and kind != "kda":
         shapes |= {"attn.a_proj.weight": (HEADS, WIDTH), "attn.A_log": (HEADS,), "attn.dt_bias": (HEADS,)}
+    return shapes
+
+
+def gated_shapes(family: str) -> dict[str, tuple[int, ...]]:
+    rows = {name: HEADS * SLOTS if (family, name) == ("gsa", "f") else WIDTH for name in GATED_INPUTS[family]}
+    return {"attn.g_norm.weight": (WIDTH,)} | {f"attn.{name}_proj.weight": (rows[name], WIDTH) for name in rows}
+
+
+def checkpoint(kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return a configuration and random weights by the library's names."""
+    family = kind.partition(",")[0]
+    config = dict(
+        **dict(model_type=family, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_heads=HEADS, vocab_size=VOCABULARY),
+        **dict(intermediate_size=INNER, norm_eps=EPS, conv_size=TAPS, architectures=["ForCausalLM"], attn=None),
+        **CONFIGS[kind],
+    )
+    shapes: dict[str, tuple[int, ...]] = {"attn_norm.weight": (WIDTH,), "mlp_norm.weight": (WIDTH,)}
+    shapes |= {f"mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")}
+    shapes["mlp.down_proj.weight"] = (WIDTH, INNER)
+    shapes |= gated_shapes(family) if family in GATED_INPUTS else attention_shapes(kind, config)
     torch.manual_seed(3)
     weights = {
         f"model.layers.{layer}.{name}": torch.randn(shape) * (0.5 if len(shape) > 1 else 0.3) + (len(shape) == 1)
@@ -75,23 +95,14 @@ def checkpoint(kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         for name, shape in shapes.items()
     }
     weights |= {"model.embeddings.weight": torch.randn(VOCABULARY, WIDTH), "model.norm.weight": torch.rand(WIDTH) + 1}
+    if config.get("use_lower_bound"):
+        weights["model.lower_bounds"] = torch.randn(LAYERS, WIDTH)
     if not config.get("tie_word_embeddings"):
         weights["lm_head.weight"] = torch.randn(VOCABULARY, WIDTH)
     return config, weights
 
 
-def normed(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
-
-
-def turned(x: Tensor, t: int, base: float = 10000.0) -> Tensor:
-    """Rotate dimension i of a head with i + d/2, by t base^(−2i/d)."""
-    half, y = len(x) // 2, torch.zeros_like(x)
-    for i in range(half):
-        angle = torch.tensor(t * base ** (-2 * i / len(x)), dtype=x.dtype)
-        y[i] = x[i] * angle.cos() - x[i + half] * angle.sin()
-        y[i + half] = x[i + half] * angle.cos() + x[i] * angle.sin()
-    return y
+normed = functools.partial(by_hand.normed, eps=EPS)
 
 
 def mixed(kind: str, p: dict[str, Tensor], x: Tensor, bound: float | None = None) -> Tensor:
@@ -101,13 +112,7 @@ def mixed(kind: str, p: dict[str, Tensor], x: Tensor, bound: float | None = None
     for name in "qkv":
         made[name] = x @ p[f"{name}_proj.weight"].T
         if kind not in LINEAR:
-            taps, before = p[f"{name}_conv1d.weight"][:, 0], made[name]
-            after = torch.zeros_like(before)
-            for t in range(length):
-                for j in range(TAPS):
-                    if t - j >= 0:
-                        after[t] += taps[:, TAPS - 1 - j] * before[t - j]
-            made[name] = silu(after)
+            made[name] = silu(convolved(made[name], p[f"{name}_conv1d.weight"]))
     q, *several = (made[name].view(length, -1, HEADS, size) for name, size in (("q", key), ("k", key), ("v", value)))
     (q, k, v), steps = (each[:, 0] for each in (q, *several)), several[0].shape[1]
     outputs = torch.zeros(length, HEADS, value, dtype=x.dtype)
@@ -116,7 +121,7 @@ def mixed(kind: str, p: dict[str, Tensor], x: Tensor, bound: float | None = None
         for t in range(length):
             a, b = q[t, h], k[t, h]
             if kind == "retnet":
-                a, b = turned(a, t), turned(b, t)
+                a, b = (turned(each, t, key, 10000.0) for each in (a, b))
                 S = (1 - 2.0 ** (-5 - h)) * S + torch.outer(b, v[t, h])
             elif kind == "gla":
                 gate = x[t] @ p["gk_proj.0.weight"].T @ p["gk_proj.1.weight"].T + p["gk_proj.1.bias"]
@@ -153,33 +158,58 @@ def mixed(kind: str, p: dict[str, Tensor], x: Tensor, bound: float | None = None
     return o @ p["o_proj.weight"].T
 
 
-def attended(p: dict[str, Tensor], x: Tensor, o: dict[str, Any]) -> Tensor:
-    """A layer of softmax attention: heads of keys shared by neighbouring heads of queries, and a window."""
-    size, groups = WIDTH // o["num_heads"], o["num_heads"] // o["num_kv_heads"]
-    q, k, v = ((x @ p[f"{n}_proj.weight"].T + p.get(f"{n}_proj.bias", 0)).view(len(x), -1, size) for n in "qkv")
-    rows = []
-    for t in range(len(x)):
-        heads = []
-        for h in range(o["num_heads"]):
-            seen = [s for s in range(t + 1) if t - s < (o["window_size"] or len(x))]
-            query = turned(q[t, h], t, o["rope_theta"])
-            scores = torch.stack([query @ turned(k[s, h // groups], s, o["rope_theta"]) for s in seen]) * size**-0.5
-            heads.append(scores.softmax(0) @ v[seen, h // groups])
-        rows.append(torch.cat(heads))
+def gated(family: str, p: dict[str, Tensor], x: Tensor, low: Tensor) -> Tensor:
+    """Return the output of a layer of HGRN, HGRN2 or GSA whose gates are at least `low`, token by token."""
+    size, rows = WIDTH // HEADS, []
+    numbers = torch.zeros(WIDTH).double()
+    matrices = [torch.zeros(size, size).double() for _ in range(HEADS)]
+    slots = [(torch.zeros(SLOTS, size).double(), torch.zeros(SLOTS, size).double()) for _ in range(HEADS)]
+    for u in x:
+        made = {name: p[f"{name}_proj.weight"] @ u for name in GATED_INPUTS[family] if name != "o"}
+        f, out = made["f"].sigmoid(), []
+        f = f ** (1 / 3) if family == "gsa" else low + (1 - low) * f
+        if family == "hgrn":
+            numbers = f * numbers + (1 - f) * silu(made["i"])
+            rows.append(normed(numbers, p["g_norm.weight"]) * silu(made["g"]))
+            continue
+        for h in range(HEADS):
+            s = slice(h * size, (h + 1) * size)
+            if family == "hgrn2":
+                matrices[h] = f[s, None] * matrices[h] + torch.outer(1 - f[s], made["i"][s])
+                out.append(silu(made["q"][s]) @ matrices[h] * size**-0.5)
+            else:
+                gate = f[h * SLOTS : (h + 1) * SLOTS, None]
+                keys, values = (gate * t + (1 - gate) * silu(made[n][s]) for t, n in zip(slots[h], "kv"))
+                slots[h] = keys, values
+                out.append(silu((keys @ silu(made["q"][s])).softmax(0) @ values))
+        rows.append(normed(torch.cat(out), p["g_norm.weight"], eps=1e-5))
     return torch.stack(rows) @ p["o_proj.weight"].T
+
+
+def attention(p: dict[str, Tensor], x: Tensor, o: dict[str, Any]) -> Tensor:
+    """A layer of softmax attention: heads of keys shared by neighbouring heads of queries, and a window."""
+    size = WIDTH // o["num_heads"]
+    q, k, v = ((x @ p[f"{n}_proj.weight"].T + p.get(f"{n}_proj.bias", 0)).view(len(x), -1, size) for n in "qkv")
+    turn = functools.partial(turned, size=size, base=o["rope_theta"])
+    return attended(q, k, v, size**-0.5, turn, o["window_size"]) @ p["o_proj.weight"].T
 
 
 def logits(
     kind: str, weights: dict[str, Tensor], attending: list[dict[str, Any]] | None = None, bound: float | None = None
 ) -> Tensor:
     w = {name: tensor.double() for name, tensor in weights.items()}
-    x = w["model.embeddings.weight"][IDS]
+    x, family = w["model.embeddings.weight"][IDS], kind.partition(",")[0]
+    shares = w["model.lower_bounds"].softmax(0) if "model.lower_bounds" in w else torch.zeros(LAYERS, WIDTH).double()
     for layer in range(LAYERS):
-        p = {n.removeprefix(s): t for s in [f"model.layers.{layer}."] for n, t in w.items() if n.startswith(s)}
-        own = {name.removeprefix("attn."): tensor for name, tensor in p.items() if name.startswith("attn.")}
+        own = below(p := below(w, f"model.layers.{layer}."), "attn.")
         options = next((each for each in attending or [] if layer in each["layers"]), None)
         u = normed(x, p["attn_norm.weight"])
-        x = x + (mixed(kind, own, u, bound) if options is None else attended(own, u, options))
+        if options is not None:
+            x = x + attention(own, u, options)
+        elif family in GATED_INPUTS:
+            x = x + gated(family, own, u, shares[1 : layer + 1].sum(0))
+        else:
+            x = x + mixed(kind, own, u, bound)
         inner = normed(x, p["mlp_norm.weight"])
         gate, up = (inner @ p[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         x = x + (silu(gate) * up) @ p["mlp.down_proj.weight"].T
@@ -261,14 +291,14 @@ def test_layers_of_softmax_attention_stand_between_the_others(kind, tmp_path):
     second = model.run(model.encode(ids=[IDS[5:], IDS[2:5]]), first.states).logits
     assert relative(second[0], expected[5:]) < 1e-9 and relative(second[1, :3], expected[2:5]) < 1e-9
     maps = ssmscope.attention(model, model.encode(ids=IDS))[0].maps
-    assert [each.layer for each in maps] == ["0", "1 attention"]
+    assert [each.layer for each in maps] == ["0", "1 attention", "2"]
 
 
 def test_what_our_layers_do_not_have_is_refused(tmp_path):
     for kind, change, words in (
         ("gated_deltanet", {"attn": {"layers": [1]}}, "attention has no layers or num_heads"),
         ("gla", {"attn": "some"}, "attn is 'some'; allowed is options of attention for some layers, or None"),
-        ("gla", {"attn": {"layers": [2], "num_heads": 2}}, "attention has the layers .2.: give a list, .* from 0 to 1"),
+        ("gla", {"attn": {"layers": [3], "num_heads": 2}}, "attention has the layers .3.: give a list, .* from 0 to 2"),
         ("gla", {"attn": {"layers": [1], "num_heads": 5}}, "attention has 5 heads, .* share the width, 24, in pairs"),
         ("gated_deltanet", {"num_v_heads": 6}, "num_v_heads is 6; allowed is None"),
         ("gated_deltaproduct", {"num_householder": 2}, "do not fit its configuration"),
@@ -276,8 +306,11 @@ def test_what_our_layers_do_not_have_is_refused(tmp_path):
         ("gated_deltaproduct", {"use_forget_gate": None}, "do not fit its configuration"),
         ("comba", {"use_output_gate": False}, "use_output_gate is false; allowed is True"),
         ("delta_net", {"use_gate": True}, "use_gate is true; allowed is False"),
-        ("gla", {"feature_map": "relu"}, "feature_map is 'relu'; allowed is None"),
         ("gla", {"norm_eps": "small"}, "norm_eps is 'small'; allowed is a number"),
+        ("hgrn", {"use_short_conv": True}, "use_short_conv is true; allowed is False"),
+        ("hgrn", {"expand_ratio": 2}, "expand_ratio is 2; allowed is 1"),
+        ("gsa", {"feature_map": "relu"}, "feature_map is 'relu'; allowed is 'swish'"),
+        ("gsa", {"num_slots": 6}, "f_proj.weight is 15 × 24, and the model's is 18 × 24"),
         ("gla", {"num_heads": 4}, "do not fit its configuration"),
         ("retnet", {"num_heads": 0}, "num_heads 0 must be an integer, 1 or more"),
         ("delta_net", {"num_heads": 0}, "cannot be built from its config.json"),
@@ -302,33 +335,3 @@ def test_mamba2_is_transformers_with_its_own_fields(tmp_path):
     assert relative(model.logits(model.encode(ids=IDS)), own) < 1e-5
     with pytest.raises(InputError, match="hidden_act is 'gelu'; allowed is 'silu'"):
         ssmscope.load(saved(tmp_path, {**config, "hidden_act": "gelu"}, weights))
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("gated_deltanet", dict(num_heads=6, key_size=1536, value_size=3072, gated=True, head_norm_epsilon=256e-6)),
-        ("gated_deltanet", dict(conv_kernel=4, largest_beta=1.0, intermediate_size=5632, layer_norm_epsilon=1e-6)),
-        ("gated_deltaproduct", dict(num_heads=6, key_size=1536, value_size=3072, gated=True, largest_beta=1.0)),
-        ("kda", dict(num_heads=16, key_size=2048, value_size=2048, lower_bound=None, head_norm_epsilon=128e-6)),
-        ("comba", dict(num_heads=6, value_size=3072, inner_decay=True, output_correction=True)),
-        ("delta_net", dict(num_heads=16, key_size=2048, value_size=2048, gated=False, head_norm_epsilon=128e-6)),
-        ("gla", dict(num_heads=4, key_size=1024, value_size=2048, head_norm="rms", tau=16.0, gate_rank=16)),
-        ("retnet", dict(num_heads=8, key_size=2048, value_size=4096, intermediate_size=2816, head_norm="rms")),
-        ("rwkv7", dict(num_heads=32, decay_rank=64, rate_rank=64, value_rank=16, gate_rank=128, unit_epsilon=1e-6)),
-        ("rwkv7", dict(intermediate_size=8192, layer_norm_epsilon=1e-5, norm_bias=True, norm_first=True)),
-        ("hgrn", dict(lower_bounds=True, intermediate_size=5632)),
-        ("hgrn2", dict(lower_bounds=True, num_heads=16, head_norm_epsilon=1e-5)),
-        ("gsa", dict(num_heads=4, num_slots=64, tau=8.0, head_norm_epsilon=1e-5)),
-    ],
-)
-def test_fields_that_are_not_given_are_the_librarys_defaults(kind, expected):
-    fields = {**COMMON_FIELDS, **TYPE_DEFAULTS[kind]}
-    assert (fields["hidden_size"], fields["num_hidden_layers"]) == (
-        2048,
-        21 if kind in ("gated_deltanet", "gated_deltaproduct", "comba") else 24,
-    )
-    with torch.device("meta"):
-        made = _BUILDERS[kind]({**fields, "attention": [], "num_hidden_layers": 1, "vocab_size": 8}, kind)
-    assert {name: getattr(made.config, name) for name in expected} == pytest.approx(expected)
-    assert not made.config.tie_word_embeddings

@@ -11,10 +11,10 @@ import torch
 from damaged import LAYOUTS, save
 from examples import random_example, relative
 from loud import loud
+from refusals import refused
 from safetensors.torch import load_file, save_file
 
 import ssmscope
-from ssmscope.errors import InputError
 from ssmscope.loading.stored import read_tensors
 
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
@@ -54,35 +54,16 @@ def test_an_adapter_is_read_with_its_model(folders, tmp_path, monkeypatch):
         assert relative(logits(adapter), merged) < 1e-5
 
 
-def refused(path) -> str:
-    with pytest.raises(InputError) as caught:
-        ssmscope.load(path)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def test_an_adapter_that_does_not_fit_is_refused(folders):
     base, adapter, _ = folders
     weights, config = adapter / "adapter_model.safetensors", adapter / "adapter_config.json"
     held, fields = load_file(weights), json.loads(config.read_text())
-    first = min(held)
-    save_file({name: value for name, value in held.items() if name != first}, weights)
-    assert f"does not fit its model: adapter_model.safetensors has no {first}" in refused(adapter)
-    save_file({**held, "base_model.more": torch.zeros(1)}, weights)
-    assert "holds base_model.more, which has no place in the model" in refused(adapter)
-    save_file({**held, first: torch.zeros(2, 2)}, weights)
-    assert "is damaged, or of another model" in refused(adapter)
+    save_file({**held, min(held): torch.zeros(2, 2)}, weights)
+    assert "is damaged, or of another model" in refused(ssmscope.load, adapter)
     weights.write_bytes(b"no tensors")
-    assert "not a complete safetensors file" in refused(adapter)
-    weights.unlink()
-    assert "without weights: neither adapter_model.safetensors nor adapter_model.bin" in refused(adapter)
-    for value, says in (
-        (None, "names no model"),
-        ("nobody-is-here", "is not there"),
-        (str(adapter), "which is one too"),
-    ):
-        config.write_text(json.dumps({**fields, "base_model_name_or_path": value}))
-        assert says in refused(adapter)
+    assert "not a complete safetensors file" in refused(ssmscope.load, adapter)
+    config.write_text(json.dumps({**fields, "base_model_name_or_path": None}))
+    assert "names no model" in refused(ssmscope.load, adapter)
 
 
 def test_an_adapter_that_changes_the_input_is_refused(folders, tmp_path):
@@ -93,7 +74,7 @@ def test_an_adapter_that_changes_the_input_is_refused(folders, tmp_path):
     wrapped = peft.get_peft_model(module, prompts)
     wrapped.peft_config["default"].base_model_name_or_path = str(base)
     wrapped.save_pretrained(tmp_path / "prompts")
-    assert "changes the model's input, not only its layers" in refused(tmp_path / "prompts")
+    assert "changes the model's input, not only its layers" in refused(ssmscope.load, tmp_path / "prompts")
 
 
 def test_a_trainers_folder_names_its_checkpoint(folders, tmp_path):
@@ -101,7 +82,7 @@ def test_a_trainers_folder_names_its_checkpoint(folders, tmp_path):
     for step in (9, 10, 100):
         shutil.copytree(base, tmp_path / "out" / f"checkpoint-{step}")
     (tmp_path / "out" / "checkpoint-999").mkdir()  # unfinished
-    assert refused(tmp_path / "out").endswith(
+    assert refused(ssmscope.load, tmp_path / "out").endswith(
         f"3 checkpoints and no model of its own: give {tmp_path / 'out' / 'checkpoint-100'}"
     )
     assert relative(logits(tmp_path / "out" / "checkpoint-9"), logits(base)) == 0
@@ -115,9 +96,9 @@ def test_gguf_is_refused(folders, tmp_path):
     file = tmp_path / "gguf" / "model-Q4_K_M.gguf"
     file.write_bytes(b"GGUF")
     for path in (file, tmp_path / "gguf"):
-        assert "holds weights in GGUF (of llama.cpp), which is not read" in refused(path)
+        assert "holds weights in GGUF (of llama.cpp), which is not read" in refused(ssmscope.load, path)
     (base / "config.json").rename(tmp_path / "gguf" / "config.json")
-    assert "in GGUF" in refused(tmp_path / "gguf")
+    assert "in GGUF" in refused(ssmscope.load, tmp_path / "gguf")
 
 
 WRAPPED = ("_orig_mod.", "module.", "module._orig_mod.")
@@ -154,11 +135,11 @@ def test_parts_that_were_compiled_each_by_itself(tmp_path):
     assert relative(logits(path), own) < 1e-6
     first = min(held)
     save_file({**named, first: held[first], f"module.{first}": held[first].clone()}, path / "model.safetensors")
-    assert f"holds {first} twice" in refused(path)
+    assert f"holds {first} twice" in refused(ssmscope.load, path)
 
 
 def test_an_adapter_that_was_saved_within_a_wrapper_is_refused(folders):
     _, adapter, _ = folders
     file = adapter / "adapter_model.safetensors"
     save_file({f"_orig_mod.{name}": tensor for name, tensor in load_file(file).items()}, file)
-    assert "within the wrapper of torch.compile" in refused(adapter)
+    assert "within the wrapper of torch.compile" in refused(ssmscope.load, adapter)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
+import by_hand
 import pytest
 import torch
+from by_hand import attended, below, convolved, scanned, turned
 from examples import relative
 from loud import TrueFloat64
 from packaged import written
@@ -117,8 +120,7 @@ def minimax_weights() -> dict[str, Tensor]:
     return weights
 
 
-def normed(x: Tensor, weight: Tensor | float) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight
+normed = functools.partial(by_hand.normed, eps=EPS)
 
 
 def shifted(weight: Tensor, offset: float) -> Tensor:
@@ -126,30 +128,12 @@ def shifted(weight: Tensor, offset: float) -> Tensor:
     return (weight.float() + offset).double()
 
 
-def turned(head: Tensor, position: int, size: int, base: float) -> Tensor:
-    """A head's first `size` numbers, i and i + size / 2 as a complex number, times e^{i angle}."""
-    result = head.clone()
-    for i in range(size // 2):
-        angle = position * base ** (-2 * i / size)
-        number = complex(head[i], head[i + size // 2]) * complex(math.cos(angle), math.sin(angle))
-        result[i], result[i + size // 2] = number.real, number.imag
-    return result
-
-
 def softmax_attention(x: Tensor, w: dict[str, Tensor], size: int, base: float, reach: int) -> Tensor:
     """Attention of tokens (length, width) to themselves and the `reach` before, with normed and rotated heads."""
     sizes = [HEADS * HEAD, KEY_HEADS * HEAD, KEY_HEADS * HEAD]
     q, k, v = (t.unflatten(-1, (-1, HEAD)) for t in (x @ w["qkv"].T).split(sizes, dim=-1))
     q, k = (normed(q, w["q"]), normed(k, w["k"])) if "q" in w else (q, k)
-    rows = []
-    for t in range(len(x)):
-        row, read = [], range(max(0, t - reach), t + 1)
-        for head in range(HEADS):
-            of, query = head // (HEADS // KEY_HEADS), turned(q[t, head], t, size, base)
-            scores = torch.stack([query @ turned(k[s, of], s, size, base) for s in read]) / math.sqrt(HEAD)
-            row.append(scores.softmax(0) @ v[read.start : t + 1, of])
-        rows.append(torch.cat(row))
-    return torch.stack(rows) @ w["out"].T
+    return attended(q, k, v, HEAD**-0.5, lambda head, t: turned(head, t, size, base), reach + 1) @ w["out"].T
 
 
 def swiglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -158,26 +142,19 @@ def swiglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 def mamba(x: Tensor, w: dict[str, Tensor]) -> Tensor:
     projected = (x @ w["mixer.in_proj.weight"].T).view(-1, 3, 2, HEAD)
-    z, values, kernel = projected[:, :, 0], projected[:, :, 1].flatten(1), w["mixer.conv1d.weight"][:, 0]
-    read = [sum(kernel[:, 2 - j] * values[t - j] for j in range(3) if t >= j) for t in range(len(x))]
-    values = silu(torch.stack(read))  # type: ignore[arg-type]
+    z, values = projected[:, :, 0], silu(convolved(projected[:, :, 1].flatten(1), w["mixer.conv1d.weight"]))
     b, c, step = (values @ w["mixer.bcdt_proj.weight"].T).split([5, 5, RANK], dim=-1)
     b, c = normed(b, w["mixer.B_norm_weight"]), normed(c, w["mixer.C_norm_weight"])
     step = normed(step, w["mixer.dt_norm_weight"]) @ w["mixer.dt_proj.weight"].T
-    step, state, rows = softplus(step + w["mixer.dt_bias"]), torch.zeros(3, HEAD, 5).double(), []
-    for t in range(len(x)):
-        value = values[t].view(3, HEAD)
-        kept = (-step[t] * w["mixer.A_log"].exp())[:, None, None].exp() * state
-        state = kept + step[t][:, None, None] * value[:, :, None] * b[t]
-        rows.append(((state @ c[t] + w["mixer.D"][:, None] * value) * silu(z[t])).flatten())
-    return torch.stack(rows) @ w["mixer.out_proj.weight"].T
+    step, rates = softplus(step + w["mixer.dt_bias"]), -w["mixer.A_log"].exp().unsqueeze(1)
+    y = scanned(values.unflatten(-1, (3, HEAD)), b, c, step, rates, w["mixer.D"])
+    return (y * silu(z)).flatten(1) @ w["mixer.out_proj.weight"].T
 
 
 def plamo2(weights: dict[str, Tensor], ids: list[int]) -> Tensor:
     x = weights["model.embed_tokens.weight"][ids]
     for layer in range(4):
-        at = f"model.layers.layers.{layer}."
-        w = {name.removeprefix(at): t for name, t in weights.items() if name.startswith(at)}
+        w = below(weights, f"model.layers.layers.{layer}.")
         u = normed(x, shifted(w["pre_mixer_norm.weight"], 1))
         if layer % 2:
             names = {"qkv": "qkv_proj.weight", "out": "o_proj.weight", "q": "q_weight", "k": "k_weight"}
@@ -227,8 +204,7 @@ def routed(x: Tensor, w: dict[str, Tensor]) -> Tensor:
 def ring(weights: dict[str, Tensor], ids: list[int]) -> Tensor:
     x = weights["model.word_embeddings.weight"][ids]
     for layer in range(5):
-        at = f"model.layers.{layer}."
-        w = {name.removeprefix(at): t for name, t in weights.items() if name.startswith(at)}
+        w = below(weights, f"model.layers.{layer}.")
         u = normed(x, w["input_layernorm.weight"])
         if layer in (1, 3, 4):
             names = {"qkv": "query_key_value", "out": "dense", "q": "query_layernorm", "k": "key_layernorm"}
@@ -246,8 +222,7 @@ def ring(weights: dict[str, Tensor], ids: list[int]) -> Tensor:
 def minimax(weights: dict[str, Tensor], ids: list[int]) -> Tensor:
     x = weights["model.embed_tokens.weight"][ids]
     for layer in range(4):
-        at = f"model.layers.{layer}."
-        w = {name.removeprefix(at): t for name, t in weights.items() if name.startswith(at)}
+        w = below(weights, f"model.layers.{layer}.")
         u = normed(x, w["input_layernorm.weight"])
         if layer % 2:
             qkv = torch.cat([w[f"self_attn.{name}_proj.weight"] for name in "qkv"])

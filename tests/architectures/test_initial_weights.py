@@ -116,14 +116,6 @@ def test_of_a_vision_mamba():
     check_spread(module.backbone.embeddings.weight, 0.3)
 
 
-def test_of_a_mamba_3():
-    for mixer in mixers(made("ssm-mamba3", state_size=16, head_dim=2, num_heads=96)):
-        low, high, floor = mixer.steps
-        check_uniform(softplus(mixer.dt_bias).log(), math.log(max(low, floor)), math.log(high))
-        for ones in (mixer.D, mixer.B_bias, mixer.C_bias):
-            assert (ones == 1).all()
-
-
 def test_of_a_groupmambas_attention():
     first, second = mixers(
         language_model("groupmamba", vocab_size=9, hidden_size=8, num_hidden_layers=2, state_size=48)
@@ -134,26 +126,27 @@ def test_of_a_groupmambas_attention():
 
 
 def test_of_the_parameters_of_a_difference():
-    config = DiffMambaConfig(
-        **dict(vocab_size=9, hidden_size=16, num_heads=4, head_dim=8, n_groups=1, state_size=2000),
-        **dict(lambda_form="exponential", lambda_std=0.3),
-    )
+    sizes: dict[str, Any] = dict(vocab_size=9, hidden_size=16, num_heads=4, head_dim=8, n_groups=1, lambda_std=0.3)
     torch.manual_seed(0)
+    wide = dict(sizes, hidden_size=2000, head_dim=1000, state_size=1)
+    with torch.device("meta"):
+        mixer = DiffMambaMixer(DiffMambaConfig(**wide), 0)
+    mixer.lambda_bar = nn.Parameter(torch.empty(2000))
+    mixer.reset_lambda()
+    check_spread(mixer.lambda_bar, 0.3)
     for kind in (DiffMambaMixer, DiffS6Mixer):
-        mixer = kind(config, 0)
+        mixer = kind(DiffMambaConfig(**sizes, state_size=2000, lambda_form="exponential"), 0)
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
             check_spread(getattr(mixer, name), 0.3)
 
 
-def test_of_what_a_mamba_3_lacks(tmp_path):
+def test_of_a_mamba_3_and_of_what_its_checkpoint_lacks(tmp_path):
     module = made("ssm-mamba3", state_size=16, head_dim=2, num_heads=96)
     module.save_pretrained(tmp_path)
-    own = ("dt_bias", "mixer.D", "B_bias", "C_bias")
-    weights = {
-        name: weight for name, weight in module.state_dict().items() if not name.endswith((*own, "lm_head.weight"))
-    }
+    own = ("dt_bias", "mixer.D", "B_bias", "C_bias", "lm_head.weight")
+    weights = {name: weight for name, weight in module.state_dict().items() if not name.endswith(own)}
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    for mixer in mixers(AutoModelForCausalLM.from_pretrained(tmp_path)):
+    for mixer in (*mixers(module), *mixers(AutoModelForCausalLM.from_pretrained(tmp_path))):
         low, high, floor = mixer.steps
         check_uniform(softplus(mixer.dt_bias).log(), math.log(max(low, floor)) - 1e-5, math.log(high) + 1e-5)
         for ones in (mixer.D, mixer.B_bias, mixer.C_bias):

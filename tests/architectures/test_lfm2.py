@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from bags import tokenizer
 from examples import EXAMPLES, random_example, relative
 from loud import loud
 from seen import render
-from torch.nn.functional import conv1d, pad
 
 import ssmscope
 from ssmscope.attacks.effect.measure import effect_of
@@ -41,24 +39,6 @@ def test_what_is_about_a_memory_is_refused_in_one_line(model):
     ):
         with pytest.raises(Unanswerable, match=f"^no layer of short has a recurrent memory, which {what} is about: .*"):
             ask()
-
-
-def test_implicit_attention_is_the_convolutions_taps(model):
-    """C_t k_{t−s}, averaged over channels, by hand."""
-    found = ssmscope.attention(model, model.encode(ids=IDS))[0].maps
-    assert [each.layer for each in found] == ["0", "1 attention", "2"]
-    layer, mixer = model.trace(ids=IDS).layers[0], model.mixers[0]
-    expected = torch.zeros(7, 7)
-    for t in range(7):
-        for s in range(max(0, t - 2), t + 1):
-            expected[t, s] = (layer.z[0, t] * mixer.conv.weight[:, 0, 2 - (t - s)]).mean()
-    assert relative(torch.from_numpy(found[0].values), expected) < 1e-5
-    with torch.no_grad():
-        B, C, x = mixer.in_proj(layer.u).chunk(3, dim=-1)
-        assert relative(layer.z, C) == 0
-        k = mixer.conv
-        y = conv1d(pad((B * x).mT, (2, 0)), k.weight, k.bias, groups=k.groups).mT
-        assert relative(layer.recurrence.x.squeeze(-1), y) < 1e-6
 
 
 def test_the_effect_of_a_change_has_no_states_to_compare(model):

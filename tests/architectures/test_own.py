@@ -7,6 +7,7 @@ import pytest
 import torch
 from examples import random_example, relative
 from loud import doubled, loud
+from refusals import refuses
 from torch import nn
 from transformers import (
     AutoModelForSequenceClassification,
@@ -20,7 +21,6 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 import ssmscope
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.data.text import text_data
-from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.explain import explain
 from ssmscope.interp.fidelity import fidelity_auc
@@ -204,8 +204,7 @@ class Normed(Activated):
 )
 def test_relevance_is_refused_where_a_head_bends(make, said):
     model = ssmscope.load(loud(make(backbone())))
-    with pytest.raises(InputError, match=said):
-        explain(model, model.encode(ids=TEXTS), methods=("lrp",))
+    refuses(said, explain, model, model.encode(ids=TEXTS), methods=("lrp",))
     assert "lrp" not in explain(model, model.encode(ids=TEXTS)).methods
 
 
@@ -248,8 +247,7 @@ def test_a_lens_reads_a_head_that_is_one_linear_map():
     model = ssmscope.load(module)
     for lensed, text in zip(trajectory(model, model.encode(ids=TEXTS)).texts, TEXTS):
         assert lensed.answer_probability[-1][0] == pytest.approx(float(alone(module, text).softmax(-1).max()), rel=1e-4)
-    with pytest.raises(InputError, match="do not give its own logits"):
-        trajectory(ssmscope.load(made("Wrapper")), model.encode(ids=TEXTS))
+    refuses("do not give its own logits", trajectory, ssmscope.load(made("Wrapper")), model.encode(ids=TEXTS))
 
 
 class Language(nn.Module):
@@ -324,8 +322,7 @@ def test_a_backbone_alone_is_read(name):
     assert "no head" in heat.to_html()
     implicit_attention(model, model.encode(ids=TEXTS))
     for verb in (explain, trajectory):
-        with pytest.raises(InputError, match="has no head and gives no answer: its layers can be read"):
-            verb(model, model.encode(ids=TEXTS))
+        refuses("has no head and gives no answer: its layers can be read", verb, model, model.encode(ids=TEXTS))
 
 
 class Same(nn.Module):
@@ -380,8 +377,7 @@ def test_heads_of_tokens_are_refused(kind):
     name = "minimax" if kind is MiniMaxForTokenClassification else "qwen3_next"
     what = "logits at every position" if name == "minimax" else "a beginning and an end among a text's tokens"
     module = kind(random_example(name).config)
-    with pytest.raises(InputError, match=f"{kind.__name__} gives {what}.*; .* one answer per text: .* whose layers"):
-        ssmscope.load(module)
+    refuses(f"{kind.__name__} gives {what}.*; .* one answer per text: .* whose layers", ssmscope.load, module)
     assert ssmscope.load(module.base_model).trace(ids=TEXTS).answers[0][0] == "no head"
 
 
@@ -396,5 +392,4 @@ def test_a_backbone_alone_in_a_directory(name, tmp_path):
 
 def test_a_head_of_tokens_in_a_directory(tmp_path):
     MiniMaxForTokenClassification(random_example("minimax").config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="is a MiniMaxForTokenClassification, which gives an answer per token"):
-        ssmscope.load(tmp_path)
+    refuses("is a MiniMaxForTokenClassification, which gives an answer per token", ssmscope.load, tmp_path)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refuses
 from torch import nn
 from transformers import MambaConfig, MambaForCausalLM, MambaModel
 
 import ssmscope
-from ssmscope.errors import InputError
 from ssmscope.loading.in_memory import OwnModel, cast, converted, own_model, readable
 
 WIDTH, VOCABULARY = 8, 6
@@ -124,8 +124,7 @@ class NoneReads(Positions):
 def test_the_embedding_is_the_first_that_reads_the_ids():
     module = Positions()
     assert own_model(module).get_input_embeddings() is module.table
-    with pytest.raises(InputError, match="^no embedding of NoneReads reads the token ids, as a model that can be read"):
-        own_model(NoneReads())
+    refuses("^no embedding of NoneReads reads the token ids, as a model that can be read", own_model, NoneReads())
 
 
 class Language(Own):
@@ -229,18 +228,13 @@ class Shaped(Own):
     ],
 )
 def test_outputs_that_are_no_logits(make, said):
-    with pytest.raises(InputError, match=f"^{said}"):
-        own_model(make())
+    refuses(f"^{said}", own_model, make())
 
 
 def test_a_backbone_is_named_among_those_that_hold_every_layer():
     module = nn.ModuleDict({"one": Own(), "other": nn.Linear(2, 2)})
-    with pytest.raises(
-        InputError, match="ModuleDict has no backbone 'two'.* of its state-space layers are one.encoder"
-    ):
-        own_model(module, "two")
-    with pytest.raises(InputError, match="MambaModel has no backbone 'two'.* of its state-space layers are none$"):
-        own_model(backbone(), "two")
+    refuses("ModuleDict has no backbone 'two'.* of its state-space layers are one.encoder", own_model, module, "two")
+    refuses("MambaModel has no backbone 'two'.* of its state-space layers are none$", own_model, backbone(), "two")
     assert own_model(backbone(), "").gives == "nothing"
     assert own_model(nn.Linear(2, 2)) is None
 
@@ -317,18 +311,20 @@ def test_what_cannot_be_copied_is_told_with_where_to():
         (torch.float64, torch.device("meta"), "torch.float64"),
         (None, torch.device("meta"), "meta"),
     ):
-        with pytest.raises(InputError, match=f"^Linear cannot be copied to {told} .*: convert it first"):
-            converted(module, dtype, device)
+        refuses(f"^Linear cannot be copied to {told} .*: convert it first", converted, module, dtype, device)
 
 
-def test_adapters_that_begin_at_a_token_are_refused():
+def test_adapters_that_change_the_input_are_refused():
     peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
     config = peft.LoraConfig(r=2, target_modules=["in_proj"], task_type="CAUSAL_LM")
     wrapped = peft.get_peft_model(MambaForCausalLM(backbone().config), config)
     assert readable(wrapped) is wrapped.base_model.model
     wrapped.peft_config["default"].alora_invocation_tokens = [1, 2]
-    with pytest.raises(InputError, match="^a PeftModel of LORA changes the model's input, not only its layers"):
-        readable(wrapped)
+    refuses("^a PeftModel of LORA changes the model's input, not only its layers", readable, wrapped)
+    prompts = dict(num_virtual_tokens=3, token_dim=WIDTH, num_layers=1, num_attention_heads=1)
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", **prompts)
+    wrapped = peft.get_peft_model(MambaForCausalLM(backbone().config), config)
+    refuses("^a PeftModel of PROMPT_TUNING changes the model's input", readable, wrapped)
 
 
 def test_whole_numbers_and_inference():

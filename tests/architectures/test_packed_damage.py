@@ -40,16 +40,7 @@ def damaged_tensors(tensors: dict[str, Tensor], layer: str = LAYER) -> Iterator[
         if name.endswith(("g_idx", "weight_shape", "weight_format")):
             yield f"{name} −1", {**tensors, name: torch.full_like(part.int(), -1)}
             yield f"{name} one more", {**tensors, name: part + 1}
-    for end in (
-        "qweight",
-        "weight",
-        "weight_zero_point",
-        "g_idx",
-        "weight_g_idx",
-        "SCB",
-        "weight.nested_absmax",
-        "foo",
-    ):
+    for end in "qweight weight weight_zero_point g_idx weight_g_idx SCB weight.nested_absmax foo".split():
         if layer + end not in tensors:
             yield f"{end} added", {**tensors, layer + end: torch.arange(5)}
 

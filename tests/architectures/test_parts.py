@@ -221,7 +221,6 @@ def test_states_of_another_kind_are_refused(name: str, said: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in sorted(VARIANTS) if name in EXAMPLES])
 def test_layers_of_other_options_are_linear_maps(name: str) -> None:
-    """Their terms give their own outputs, and so do their maps."""
     mixer = mixers(doubled(random_example(name).eval()))[-1]
     adapter = adapter_for(mixer)
     torch.manual_seed(0)

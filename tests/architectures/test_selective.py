@@ -8,8 +8,6 @@ import transformers
 from torch import nn
 from torch.nn.functional import cross_entropy, softplus
 
-import ssmscope
-from ssmscope.core.model import Model
 from ssmscope.zoo.selective import (
     SelectiveSSMConfig,
     SelectiveSSMForCausalLM,
@@ -112,15 +110,6 @@ def test_a_configuration_makes_a_language_model():
     made = transformers.AutoModelForCausalLM.from_config(SelectiveSSMConfig(**SIZES, tie_word_embeddings=True))
     assert type(made) is SelectiveSSMForCausalLM and not made.config.tie_word_embeddings
     assert made.lm_head.weight is not made.backbone.embedding.weight
-
-
-def test_heatmap(language):
-    trace = Model(language).trace(ids=[[5, 17, 3, 9]])
-    ssm, u = language.backbone.ssm, language.backbone.embedding.weight[[5, 17, 3, 9]]
-    decays = torch.exp(softplus(u @ ssm.q_delta + ssm.p_delta)[:, None, None] * ssm.A).mean((1, 2))
-    torch.testing.assert_close(trace.retention[0, 0], decays.detach())
-    share = 100 * float(trace.survival()[0, 0, 3])
-    assert f"“9” {share:.0f} % of the states at the end (layer 0)" in str(ssmscope.heatmap(trace))
 
 
 def test_norms_are_those_of_the_papers_table(language):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refusal
+from refusals import refusal, refused
 from torch import nn
 from transformers import MambaConfig, MambaForCausalLM
 
@@ -62,7 +62,7 @@ def test_a_given_map_names_every_weight() -> None:
         ),
         ({"backbone.embeddings.weight.": 0}, "device_map gives backbone.embeddings.weight no device: it names"),
     ):
-        assert (refusal(device_of_parts, module, lacking, None) or "").startswith(said)
+        assert refused(device_of_parts, module, lacking, None).startswith(said)
 
 
 def test_parts_that_are_not_in_memory_or_on_several_devices() -> None:
@@ -100,6 +100,7 @@ def test_strategies_are_accelerates(room: dict[Any, int], monkeypatch: pytest.Mo
         asked.append((model, no_split_module_classes, low_zero))
         return {0: 0, 1: fits, "cpu": 2**30}
 
+    assert set(device_of_parts(module, "auto", None).values()) == {0, CPU}  # by accelerate's own balance
     monkeypatch.setattr("accelerate.utils.get_balanced_memory", balanced)
     for strategy, first, low_zero in (
         ("sequential", 0, None), ("auto", 1, False), ("balanced", 1, False), ("balanced_low_0", 1, True),
@@ -109,6 +110,8 @@ def test_strategies_are_accelerates(room: dict[Any, int], monkeypatch: pytest.Mo
         assert [part for part in found if ".layers." in part] == [f"backbone.layers.{at}" for at in range(4)]
         assert asked == ([] if low_zero is None else [(module, ["MambaBlock"], low_zero)])
         asked.clear()
+    room["cpu"] = 0
+    assert "out of memory" in refused(device_of_parts, module, "sequential", None)
 
 
 def test_weights_are_counted_in_their_dtype_and_once_where_tied(room: dict[Any, int]) -> None:

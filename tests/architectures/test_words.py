@@ -15,12 +15,12 @@ import transformers
 from damaged import save
 from examples import EXAMPLES, random_example
 from exhaustive import in_turns
+from refusals import refused
 from safetensors.torch import load_file, save_file
 from tiny_bert import save_bert
 
 import ssmscope
 from ssmscope.attacks.resources import Encoder, MaskedLM
-from ssmscope.errors import InputError
 from ssmscope.loading.fields import check_config, check_fields, check_generation, check_tokenizer, read_object
 from ssmscope.loading.pretrained import read_tokenizer
 
@@ -52,13 +52,6 @@ def set_field(file: Path, field: tuple[str, ...], value: Any) -> None:
         inner = inner.setdefault(name, {})
     inner[field[-1]] = value
     file.write_text(json.dumps(content))
-
-
-def refused(call: Any, given: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        call(given)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def small_jamba(path: Path) -> Path:

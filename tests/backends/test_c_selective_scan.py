@@ -204,9 +204,6 @@ def test_terms_that_it_does_not_fit():
     assert not fits(A=terms["A"][:, 0]) and not fits(A=terms["A"][:, :1]) and not fits(b=terms["b"][:1])
 
 
-# ---- how libraries are compiled and cached
-
-
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     """A C file that compiles in no time, with an empty cache."""

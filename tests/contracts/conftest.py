@@ -23,7 +23,7 @@ OWN = {
     )
 }
 """Models without a part of transformers', which are the same on both releases."""
-FULL = {*FEW, "kimi_linear", "nemotron_h", "vim", "xlstm"} - {"groupmamba", "gfssm"}  # With many tests of their own.
+FULL = {*FEW, "kimi_linear", "nemotron_h", "vim", "xlstm"}
 OUTSIDE = {
     name
     for name, made in EXAMPLES.items()

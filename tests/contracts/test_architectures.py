@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
-from examples import EXAMPLES, HYBRIDS, TEXTS, decayed, log_decay, own_output, random_example, relative
+from examples import EXAMPLES, HYBRIDS, TEXTS, decayed, hooks, log_decay, own_output, random_example, relative
 from loud import TrueFloat64, doubled
 
 import ssmscope
@@ -110,16 +109,6 @@ def test_a_wrong_formula_is_seen(module):
                 assert relative(recomputed(mixer, u, _each(mutate)), own) > 1e-2, name
 
 
-def test_a_dropped_convolution_bias_is_seen(module):
-    for mixer, u, own in mixer_runs(module, torch.float64):
-        if getattr(getattr(mixer, "conv1d", None), "bias", None) is None:
-            pytest.skip("this architecture has no convolution bias")
-        without = copy.deepcopy(mixer)
-        with torch.no_grad():
-            without.conv1d.bias.zero_()
-        assert relative(recomputed(without, u), own) > 1e-2
-
-
 def hidden(model: Model, batch) -> torch.Tensor:
     """The last mixer's output at every position of a batch, (batch, length, width)."""
     found: dict[int, torch.Tensor] = {}
@@ -132,40 +121,29 @@ def hidden(model: Model, batch) -> torch.Tensor:
     return found[model.num_layers - 1]
 
 
-def test_right_padding_changes_nothing(model):
-    together = hidden(model, model.encode(ids=TEXTS))
-    for row, text in enumerate(TEXTS):
-        alone = hidden(model, model.encode(ids=[text]))[0]
-        assert relative(together[row, : len(text)], alone) < 1e-5
-
-
-def test_left_padding_changes_nothing(model):
-    batch = model.encode(ids=TEXTS)
-    longest = max(map(len, TEXTS))
+def test_padding_changes_nothing(model):
+    """On the right, and then on the left."""
+    batch, longest = model.encode(ids=TEXTS), max(map(len, TEXTS))
+    alone = [hidden(model, model.encode(ids=[text]))[0] for text in TEXTS]
+    together = hidden(model, batch)
+    assert all(relative(row[: len(text)], own) < 1e-5 for row, own, text in zip(together, alone, TEXTS))
     for row, text in enumerate(TEXTS):
         batch.input_ids[row] = batch.input_ids[row].roll(longest - len(text))
         batch.mask[row] = batch.mask[row].roll(longest - len(text))
     together = hidden(model, batch)
-    for row, text in enumerate(TEXTS):
-        alone = hidden(model, model.encode(ids=[text]))[0]
-        assert relative(together[row, longest - len(text) :], alone) < 1e-5
+    assert all(relative(row[-len(text) :], own) < 1e-5 for row, own, text in zip(together, alone, TEXTS))
 
 
 def test_logits_are_the_models_own(model):
-    batch = model.encode(ids=[TEXTS[0]])
-    with torch.no_grad():
-        own = model.module(batch.input_ids).logits
-    assert relative(model.logits(batch), own) < 1e-5
-
-
-def test_logits_of_a_padded_batch_are_the_models_own(model):
-    batch = model.encode(ids=TEXTS)
+    """Of one text as the model runs by itself, and of a padded batch without its cache."""
     without = {} if model.is_classifier else {"use_cache": False}
-    with torch.no_grad():
-        own = model.module(input_ids=batch.input_ids, attention_mask=batch.mask.long(), **without).logits
-    found = model.logits(batch)
-    real = slice(None) if model.is_classifier else batch.mask
-    assert relative(found[real], own[real]) < 1e-5
+    for texts in (TEXTS[:1], TEXTS):
+        batch = model.encode(ids=texts)
+        given = {} if len(texts) == 1 else {"attention_mask": batch.mask.long(), **without}
+        with torch.no_grad():
+            own = model.module(input_ids=batch.input_ids, **given).logits
+        real = slice(None) if model.is_classifier else batch.mask
+        assert relative(model.logits(batch)[real], own[real]) < 1e-5
 
 
 def test_a_run_continues_from_its_state(model, request):
@@ -268,25 +246,19 @@ def test_a_trace_does_not_depend_on_its_batch(model, monkeypatch):
 
 
 def test_nothing_is_left_behind(model):
-    def hooks() -> int:
-        return sum(
-            len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) + ("forward" in m.__dict__)
-            for m in model.module.modules()
-        )
-
-    assert hooks() == 0
+    assert hooks(model) == 0
     model.trace(ids=TEXTS)
-    assert hooks() == 0
+    assert hooks(model) == 0
 
     def fail(*_):
         raise RuntimeError("in the middle")
 
     batch = model.encode(ids=TEXTS)
     with pytest.raises(RuntimeError, match="in the middle"), fast_scan(model.module, visit=fail):
-        assert hooks() >= model.num_layers
+        assert hooks(model) >= model.num_layers
         assert all("forward" in mixer.__dict__ for mixer in model.mixers)
         model.module(batch.input_ids)
-    assert hooks() == 0
+    assert hooks(model) == 0
 
 
 def test_gradients_reach_every_weight_and_the_input(model):

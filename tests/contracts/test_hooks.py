@@ -151,9 +151,6 @@ def test_hooks_that_change_are_computed_through_or_refused(model, request):
     assert seen >= changed / 2 > 0
 
 
-# ---- other ways to change a part
-
-
 class Scaled(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return 1.5 * super().forward(x)
@@ -267,9 +264,6 @@ def test_activations_are_those_of_the_configuration(module):
     batch = model.encode(ids=TEXTS)
     assert relative(read_logits(model, batch), own_logits(model, batch)) < 1e-4
     check_maps(model, batch, [0])
-
-
-# ---- gradients
 
 
 @pytest.mark.parametrize("part", ["conv1d", "act", "in_proj", "x_proj"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from loud import loud
 from transformers import AutoModel, AutoModelForCausalLM
 
 from ssmscope.core.intercept import observe
-from ssmscope.core.model import Model
-from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.networks.generation import CACHE
 
 LANGUAGE = [
@@ -25,7 +22,6 @@ LANGUAGE = [
     and kind.__name__.endswith("ForCausalLM")
     and hasattr(random_example(name), "backbone")
 ]
-BACKBONES = [name for name in LANGUAGE if not name.startswith("selective-ssm")]  # which has a classifier of its own
 PADDED = torch.tensor([[3, 9, 17, 4], [0, 0, 21, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
 
 
@@ -98,29 +94,3 @@ def test_half_precision_stays_near(language):
         half = language.bfloat16()(ids).logits
     for other in (mixed, half):
         assert 0 < relative(other.float(), whole) < 0.1
-
-
-LOUD = {"rtol": 5e-4, "atol": 5e-4}
-"""Tolerance of two ways to the same float32 logits in layers that amplify rounding."""
-
-
-@pytest.mark.parametrize("language", BACKBONES, indirect=True)
-def test_it_is_a_classifiers_backbone(language, tmp_path):
-    torch.manual_seed(0)
-    config = SSMClassifierConfig(backbone=language.config.to_dict(), num_labels=3)
-    classifier = loud(SSMForSequenceClassification(config))
-    assert isinstance(classifier.backbone, type(language.backbone))
-    assert classifier.backbone.config_class is language.config_class
-    ids, mask = torch.tensor([[0, 0, 5, 6, 7], [5, 6, 7, 0, 0]]), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
-    with torch.no_grad():
-        left, right = classifier(ids, attention_mask=mask).logits
-        embeds = classifier.get_input_embeddings()(ids)
-        torch.testing.assert_close(classifier(inputs_embeds=embeds, attention_mask=mask).logits[0], left)
-    if pads(language):
-        torch.testing.assert_close(left, right, **LOUD)
-    classifier.save_pretrained(tmp_path)
-    again = SSMForSequenceClassification.from_pretrained(tmp_path)
-    assert type(again.backbone) is type(AutoModel.from_config(again.config.backbone))
-    assert json.loads(again.config.to_json_string()) == json.loads(classifier.config.to_json_string())
-    model = Model(again.eval())
-    torch.testing.assert_close(model.logits(model.encode(ids=[5, 6, 7]))[0], right, **LOUD)

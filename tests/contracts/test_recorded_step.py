@@ -207,9 +207,6 @@ def test_several_tokens_at_once_are_those_of_one_after_another(
         assert [token.entropy for token in tokens] == pytest.approx([token.entropy for token in expected], abs=1e-5)
 
 
-# ---- compiled
-
-
 class Written(nn.Module):
     """Language model of one's own, with layers that `adapt` says how to read."""
 

@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 from examples import TEXTS, random_example
+from refusals import refuses
 
 from ssmscope import ops
 from ssmscope.attacks.poisoning.memory import masses
 from ssmscope.core.mixers import adapter_for
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
-from ssmscope.ops import delta_rule, survival
-from ssmscope.ops.recurrence import by_head
+from ssmscope.ops import survival
 from ssmscope.probes.stability.measure import state_norms
 
 LENGTH, SHORT = 12, 8
@@ -68,8 +67,7 @@ def test_survival_at_a_position_is_that_of_the_text_up_to_there(layers):
         found = layer.survival(5)
         torch.testing.assert_close(found[:, :6], norms.sum(2) / norms.sum((1, 2))[:, None], rtol=0, atol=1e-9)
         assert not found[:, 6:].any()
-        with pytest.raises(InputError, match="no position 12; allowed are 0 to 11"):
-            layer.survival(12)
+        refuses("no position 12; allowed are 0 to 11", layer.survival, 12)
 
 
 def test_signed_shares_are_towards_the_state_and_sum_to_one(layers):
@@ -120,8 +118,7 @@ def test_a_token_that_writes_several_times_has_the_share_of_the_sum(name):
 def test_half_lives_are_when_half_of_what_was_written_is_left(layers):
     for layer in layers:
         if bidirectional(layer):
-            with pytest.raises(InputError, match="reads its input both ways, and a half-life"):
-                layer.half_lives()
+            refuses("reads its input both ways, and a half-life", layer.half_lives)
             continue
         found = layer.half_lives()
         per_head = layer.half_lives(per_head=True)
@@ -149,88 +146,6 @@ def test_a_traces_survival_is_its_layers_own(model):
     if bidirectional(trace.layers[0]):
         return
     torch.testing.assert_close(trace.survival(2)[:, :, :3].sum(2), torch.ones_like(found[:, :, 0]), rtol=0, atol=1e-5)
-    with pytest.raises(InputError, match="no position 3 in every text; allowed are 0 to 2"):
-        trace.survival(3)
+    refuses("no position 3 in every text; allowed are 0 to 2", trace.survival, 3)
     with pytest.raises(ValueError, match="without the input of layer 0"):
         again.survival()
-
-
-def long_recurrence(kind: str, length: int) -> ops.Recurrence:
-    g = torch.Generator().manual_seed(3)
-    b, c = (torch.randn(2, length, 2, 5, generator=g, dtype=torch.float64) for _ in range(2))
-    x = torch.randn(2, length, 4, 1 if kind == "state" else 3, generator=g, dtype=torch.float64)
-    rate = torch.rand(2, length, 4, 5 if kind.endswith("state") else 1, generator=g, dtype=torch.float64)
-    if kind.startswith("delta"):
-        b = b / b.norm(dim=-1, keepdim=True)
-        return ops.DeltaRecurrence(x, b, c, log_a=-0.05 * rate, beta=rate[..., 0])
-    if kind == "step":
-        return ops.Recurrence(x, b, c, delta=rate[..., 0], A=-torch.arange(1, 6.0).double().expand(4, 5) / 20)
-    return ops.Recurrence(x, b, c, log_a=-0.1 * rate)
-
-
-@pytest.mark.parametrize("kind", ["head", "state", "step", "delta", "delta by state"])
-def test_blocks_and_chunks_change_nothing(kind, monkeypatch):
-    r = long_recurrence(kind, 90)  # several chunks of the delta rule
-    alone = left_alone([r], 90)
-    monkeypatch.setitem(survival.MAX_DECAYS_HELD, "cpu", 300)  # several blocks
-    torch.testing.assert_close(survival.remaining_norms(r), alone.norm(dim=-1), rtol=1e-9, atol=1e-12)
-    state = ops.scan_reference(r).state.flatten(2)
-    inner, rest = survival.left_towards_state(r)
-    torch.testing.assert_close(inner, (alone * state[:, None]).sum(-1), rtol=1e-9, atol=1e-9)
-    assert not rest.any()
-    written = r.written.norm(dim=-1)
-    masses = written * by_head(r.b.norm(dim=-1), written.shape[2])
-    for per_head, half in ((True, masses / 2), (False, masses.sum(2, keepdim=True) / 2)):
-        walked = survival._walked([r], [written], half, per_head)
-        found = survival.half_lives([r], per_head=per_head)
-        torch.testing.assert_close(found.reshape(walked.shape), walked, rtol=0, atol=0)
-        assert 1 < walked[walked.isfinite()].mean() < 100
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 200])
-@pytest.mark.parametrize("kind", ["delta", "delta by state"])
-def test_the_keys_of_a_delta_rule_do_not_depend_on_its_chunks(kind, chunk, monkeypatch):
-    r = long_recurrence(kind, 40)
-    whole = torch.cat([k for _, k in reversed([*delta_rule.keys_left(r.log_a, r.beta, r.b)])], 1)
-    monkeypatch.setattr(delta_rule, "STEPS_PER_CHUNK", chunk)
-    found = torch.cat([k for _, k in reversed([*delta_rule.keys_left(r.log_a, r.beta, r.b)])], 1)
-    torch.testing.assert_close(found, whole, rtol=1e-10, atol=1e-12)
-
-
-def test_mamba_in_float32_is_mamba_in_float64():
-    """Its lengths of keys come from a kernel where one can be compiled."""
-    r = long_recurrence("step", 70)
-    r = replace(r, b=r.b[:, :, :1], c=r.c[:, :, :1], x=r.x[..., :1])
-    found, exact = survival.remaining_norms(r.to(torch.float32)), survival.remaining_norms(r)
-    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-9)
-    torch.testing.assert_close(survival.half_lives([r.to(torch.float32)]).double(), survival.half_lives([r]))
-
-
-def test_a_long_text_loses_no_digits():
-    """Sums from the beginning would leave no digits of what the last tokens are: Σ log a is 1e6 there."""
-    g = torch.Generator().manual_seed(0)
-    r = ops.Recurrence(
-        x=torch.randn(1, 5000, 2, 3, generator=g),
-        b=torch.randn(1, 5000, 1, 4, generator=g),
-        c=torch.randn(1, 5000, 1, 4, generator=g),
-        delta=torch.rand(1, 5000, 2, generator=g) * 400,
-        A=torch.tensor([[-1.0], [-1e-3]]),
-    )
-    found, exact = survival.shares([r]), survival.shares([r.to(torch.float64)])
-    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["head", "state", "step"])
-def test_small_keys_are_not_lost(kind):
-    """The squares of some are no float32, in heads of one state and of several."""
-    for states in (slice(0, 5), slice(0, 1)):
-        exact = long_recurrence(kind, 30)
-        exact.b[:, ::3] *= 1e-25
-        cut = {"b": exact.b[..., states], "c": exact.c[..., states]}
-        cut |= {name: t[..., states] for name in ("A", "log_a") if (t := getattr(exact, name)) is not None}
-        exact = replace(exact, **cut)
-        terms = ("x", "b", "c", "delta", "A", "log_a")
-        rounded = replace(exact, **{n: t.float() for n in terms if (t := getattr(exact, n)) is not None})
-        left, expected = survival.remaining_norms(rounded), left_alone([exact], 30).norm(dim=-1)
-        torch.testing.assert_close(left.double(), expected, rtol=1e-4, atol=0)
-        assert torch.equal(survival.half_lives([rounded]), survival.half_lives([exact]).float())

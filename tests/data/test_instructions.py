@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from mixture import CUES, SIZES, write_mixture
+from refusals import refuses
 
 from ssmscope.data.prompts import TASK_PROMPTS, content_of
 from ssmscope.data.text import load_text, text_data
@@ -131,8 +132,7 @@ class TestParts:
         assert roles("snli", splits) == expected
 
     def test_a_test_split_alone_is_not_trained_on(self) -> None:
-        with pytest.raises(InputError, match="snli has no split to train on: there are test"):
-            roles("snli", ("test",))
+        refuses("snli has no split to train on: there are test", roles, "snli", ("test",))
 
     def test_splits_are_those_of_the_folder_else_of_the_hub(self, monkeypatch) -> None:
         assert splits_of("snli") == ("validation", "test")
@@ -211,8 +211,7 @@ class TestLabelTokens:
             label_tokens(tokenizer, ["sst2"])
 
     def test_two_unknown_words_are_refused(self) -> None:
-        with pytest.raises(InputError, match="two label words of snli are the same token"):
-            label_tokens(word_tokenizer(["no label word"]), ["snli"])
+        refuses("two label words of snli are the same token", label_tokens, word_tokenizer(["no label word"]), ["snli"])
 
 
 class TestChosenTasks:
@@ -231,15 +230,12 @@ class TestChosenTasks:
         ],
     )
     def test_others_are_refused(self, mixture, says) -> None:
-        with pytest.raises(InputError, match=says):
-            load_mixture(mixture)
+        refuses(says, load_mixture, mixture)
 
     def test_absent_data_are_named(self, tmp_path, monkeypatch) -> None:
         write_mixture(tmp_path, {"sst2": SIZES["sst2"]})
         monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
-        with pytest.raises(InputError, match="wnli has no split 'train' in .*wnli; it holds no parquet file"):
-            load_mixture()
+        refuses("wnli has no split 'train' in .*wnli; it holds no parquet file", load_mixture)
         (tmp_path / "snli").mkdir()
         (tmp_path / "sst2" / "test.parquet").rename(tmp_path / "snli" / "test.parquet")
-        with pytest.raises(InputError, match="snli has no split to train on: there are test"):
-            load_mixture("snli")
+        refuses("snli has no split to train on: there are test", load_mixture, "snli")

@@ -1,13 +1,12 @@
-import json
 import sys
 import types
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
+from refusals import refuses
 from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
+from written_rows import write_rows
 
 import ssmscope
 from ssmscope.core.tokenizing import tokenize
@@ -32,24 +31,13 @@ def model_with(tokenizer):
     return ssmscope.load(MambaForCausalLM(config), tokenizer=tokenizer)
 
 
-# ---- lines
-
-
 @pytest.mark.parametrize("suffix", [".txt", ".csv", ".tsv", ".jsonl", ".parquet"])
 def test_every_format_gives_the_same_lines(tmp_path, suffix):
-    path = tmp_path / f"book{suffix}"
-    lines = ["one, two", "", "  three "]
+    path, lines = tmp_path / f"book{suffix}", ["one, two", "", "  three "]
     if suffix == ".txt":
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    elif suffix == ".jsonl":
-        path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    elif suffix == ".parquet":
-        pq.write_table(pa.table({"text": lines}), path)
     else:
-        quote = '"' if suffix == ".csv" else ""
-        path.write_text("id\ttext\n".replace("\t", "," if quote else "\t"))
-        with path.open("a") as file:
-            file.writelines(f"{i}{',' if quote else chr(9)}{quote}{line}{quote}\n" for i, line in enumerate(lines))
+        write_rows(path, [{"id": number, "text": line} for number, line in enumerate(lines)])
     assert load_lines(path) == ("one, two", "", "three")
 
 
@@ -60,14 +48,11 @@ def test_a_text_of_several_lines_becomes_them(tmp_path):
 
 
 def test_wikitext_is_read_from_the_folder_without_what_is_no_line(tmp_path, monkeypatch):
-    (tmp_path / "wikitext2").mkdir()
-    pq.write_table(pa.table({"text": [" ", " = A <unk> = ", " ", ""]}), tmp_path / "wikitext2" / "test.parquet")
+    write_rows(tmp_path / "wikitext2" / "test.parquet", [{"text": t} for t in (" ", " = A <unk> = ", " ", "")])
     monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
     assert load_lines("wikitext2") == ("", "= A <unk> =", "")
-    with pytest.raises(InputError, match="wikitext2 has no split 'train' in .*; there are test"):
-        load_lines("wikitext2", "train")
-    with pytest.raises(InputError, match="wikitext2 has no labels: it is data for language models"):
-        load_text("wikitext2")
+    refuses("wikitext2 has no split 'train' in .*; there are test", load_lines, "wikitext2", "train")
+    refuses("wikitext2 has no labels: it is data for language models", load_text, "wikitext2")
 
 
 def test_wikitext_is_read_from_the_hub_with_its_rare_words_as_in_the_folder(monkeypatch):
@@ -78,8 +63,7 @@ def test_wikitext_is_read_from_the_hub_with_its_rare_words_as_in_the_folder(monk
     monkeypatch.delenv("SSMSCOPE_DATA", raising=False)
     assert load_lines("wikitext2", "validation") == ("one",)
     assert calls == [("Salesforce/wikitext", "wikitext-2-v1", "validation")]
-    with pytest.raises(InputError, match="wikitext2 has no split 'tests'; there are .*did you mean 'test'"):
-        load_lines("wikitext2", "tests")
+    refuses("wikitext2 has no split 'tests'; there are .*did you mean 'test'", load_lines, "wikitext2", "tests")
 
 
 def test_texts_that_cannot_be_read_are_refused(tmp_path):
@@ -94,14 +78,8 @@ def test_texts_that_cannot_be_read_are_refused(tmp_path):
         (tmp_path / "none.txt", "could not be read: No such file"),
         ("wikitext", "unknown text 'wikitext'; give wikitext2, books, or a file .*did you mean 'wikitext2'"),
     ]:
-        with pytest.raises(InputError, match=message) as caught:
-            load_lines(given)
-        assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match="split 'test' was asked for"):
-        load_lines(blank, "test")
-
-
-# ---- tokenizers
+        refuses(message, load_lines, given)
+    refuses("split 'test' was asked for", load_lines, blank, "test")
 
 
 def test_bytes_are_their_own_ids_and_decode_exactly(tmp_path):
@@ -139,10 +117,8 @@ def test_words_are_ordered_by_number_and_alphabet(tmp_path):
 
 
 def test_word_tokenizers_that_cannot_be_are_refused():
-    with pytest.raises(InputError, match="vocabulary of 2 was asked for"):
-        word_tokenizer(LINES, vocabulary=2)
-    with pytest.raises(InputError, match="no word"):
-        word_tokenizer(["", "<unk> <eos>"])
+    refuses("vocabulary of 2 was asked for", word_tokenizer, LINES, vocabulary=2)
+    refuses("no word", word_tokenizer, ["", "<unk> <eos>"])
 
 
 @pytest.mark.parametrize("tokens", [("0", "1"), LISTOPS, ("k0", "k1", "v0", "copy", "<pad>")])
@@ -165,19 +141,14 @@ def test_other_symbols_are_refused(tmp_path):
     assert tokenize(tokenizer, ["0 1", " 1\t1 "])["input_ids"] == [[0, 1], [1, 1]]
     with pytest.raises(InputError, match="text 1 has '2', which is not a symbol of this tokenizer; its symbols are 0"):
         tokenize(tokenizer, ["0 1", "0 2 1"])
-    with pytest.raises(InputError, match="the text has '01', which is not a symbol"):
-        language_data(["0 01"], tokenizer, length=2)
+    refuses("the text has '01', which is not a symbol", language_data, ["0 01"], tokenizer, length=2)
     for tokens, message in [
         ([], "no symbol"),
         (["a", "b", "a"], "'a' is given twice"),
         (["a", "b c"], "'b c' is empty or holds white space"),
         (["a", ""], "'' is empty"),
     ]:
-        with pytest.raises(InputError, match=message):
-            symbol_tokenizer(tokens)
-
-
-# ---- rows
+        refuses(message, symbol_tokenizer, tokens)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 7, 12, 13, 100])
@@ -207,11 +178,9 @@ def test_bytes_are_cut_with_their_line_ends():
 
 def test_rows_that_cannot_be_are_refused():
     tokenizer = word_tokenizer(LINES)
-    with pytest.raises(InputError, match="length is 0; allowed is a whole number from 1 on"):
-        language_data(LINES, tokenizer, length=0)
+    refuses("length is 0; allowed is a whole number from 1 on", language_data, LINES, tokenizer, length=0)
     for lines, count in ([], 0), ([""], 1):
-        with pytest.raises(InputError, match=f"tale has {count} tokens"):
-            language_data(lines, tokenizer, length=4, name="tale")
+        refuses(f"tale has {count} tokens", language_data, lines, tokenizer, length=4, name="tale")
 
 
 def test_wikitext_has_its_known_size(real_data):

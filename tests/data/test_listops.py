@@ -7,10 +7,12 @@ import statistics
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
+from refusals import refuses
+from written_rows import write_rows
 
 from ssmscope.data.tokens import ArrayData
-from ssmscope.errors import InputError
 from ssmscope.zoo.sequences import LISTOPS, evaluate, listops_expressions
 from ssmscope.zoo.training.data import parts_of
 
@@ -130,8 +132,7 @@ def test_evaluate(text, value):
     ],
 )
 def test_evaluate_refuses(text, message):
-    with pytest.raises(InputError, match=message):
-        evaluate(text)
+    refuses(message, evaluate, text)
 
 
 def test_form(hundred):
@@ -195,19 +196,16 @@ def test_long_ones():
     ],
 )
 def test_refuses(options, message):
-    with pytest.raises(InputError, match=message):
-        listops_expressions(**options)
+    refuses(message, listops_expressions, **options)
 
 
 @pytest.mark.parametrize("split", ["T100_1000_train", "T100_1000_test", "T200_1000_train", "T300_1000_test"])
 def test_the_authors_labels(real_data, split):
-    pd = pytest.importorskip("pandas")
     table = pd.read_parquet(real_data("listops", split))
     assert [evaluate(text) for text in table.text] == table.label.tolist()
 
 
 def test_the_authors_distribution(real_data, hundred):
-    pd = pytest.importorskip("pandas")
     table = pd.read_parquet(real_data("listops", "T100_5000_train"))
     theirs = [nested(text.replace("(", " ").replace(")", " ")) for text in table.text]
     ours = [nested(text) for data in hundred for text in texts_of(data)]
@@ -222,16 +220,14 @@ def options(**given):
 
 
 def test_training_reads_the_file_or_draws(tmp_path, monkeypatch):
-    pd = pytest.importorskip("pandas")
     monkeypatch.delenv("SSMSCOPE_DATA", raising=False)
     parts, tokenizer = parts_of(options(length=20, examples=12))
     expected = listops_expressions(20, examples=12, seed=5)
     assert [parts[split].fingerprint for split in ("train", "test")] == [data.fingerprint for data in expected]
     assert len(tokenizer) == len(LISTOPS)
 
-    (tmp_path / "listops").mkdir()
     for split, text, label in (("train", "( ( [MAX 4 ) 7 ) ]", 7), ("test", "( ( [MIN 4 ) 7 ) ]", 4)):
-        pd.DataFrame({"text": [text], "label": [label]}).to_parquet(tmp_path / "listops" / f"T20_12_{split}.parquet")
+        write_rows(tmp_path / "listops" / f"T20_12_{split}.parquet", [{"text": text, "label": label}])
     monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
     read, _ = parts_of(options(length=20, examples=12))
     assert texts_of(read["train"]) == ["[MAX 4 7 ]"] and read["test"].labels.tolist() == [4]

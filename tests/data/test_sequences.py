@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from ssmscope.errors import InputError
 from ssmscope.zoo.sequences import LISTOPS, listops, majority
@@ -40,9 +41,6 @@ def test_listops():
         [3, 15, 15, 15, 15, 15],
         [13, 1, 2, 14, 15, 15],
     ]
-    with pytest.raises(InputError, match="width is 3, and an expression has 4 tokens"):
-        listops(["[SM 1 2 ]"], [3], width=3)
-    with pytest.raises(InputError, match=r"'\[FIRST' is not a token of ListOps"):
-        listops(["[FIRST 1 ]"], [1])
-    with pytest.raises(InputError, match="as many of each"):
-        listops([], [])
+    refuses("width is 3, and an expression has 4 tokens", listops, ["[SM 1 2 ]"], [3], width=3)
+    refuses(r"'\[FIRST' is not a token of ListOps", listops, ["[FIRST 1 ]"], [1])
+    refuses("as many of each", listops, [], [])

@@ -8,6 +8,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from refusals import refuses
+from written_rows import write_rows
 
 from ssmscope.data.language import load_lines
 from ssmscope.data.text import PAIR_SEPARATOR, SOURCES, load_text, text_data
@@ -17,26 +19,14 @@ ROWS = [("good film", "pos"), ("bad film", "neg"), ("a good day", "pos")]
 
 
 def write(path, rows, columns=("text", "label")):
-    """`rows` in the format that `path` ends in."""
-    table = [dict(zip(columns, row)) for row in rows]
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in table), encoding="utf-8")
-    elif path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(table), path)
-    else:
-        mark = "," if path.suffix == ".csv" else "\t"
-        lines = [mark.join(columns), *(mark.join(map(str, row)) for row in rows)]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    return write_rows(path, [dict(zip(columns, row)) for row in rows])
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A data folder with sst2 and snli in it, as SSMSCOPE_DATA."""
-    (tmp_path / "sst2").mkdir()
     write(tmp_path / "sst2" / "train.parquet", [("fine", 1), ("dull", 0), ("dire", 0)])
     write(tmp_path / "sst2" / "test.parquet", [("fun", 1)])
-    (tmp_path / "snli").mkdir()
     write(
         tmp_path / "snli" / "test.parquet",
         [("a man runs", "a man moves", 0), ("a man runs", "he is late", -1), ("a man runs", "he sleeps", 2)],
@@ -116,11 +106,9 @@ def test_what_is_no_text_is_called_by_its_kind(tmp_path, value, said):
     rows = [{"text": "a", "label": 0}, {"text": value, "label": 1}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for read in (load_text, load_lines):
-        with pytest.raises(InputError, match=re.escape(f"has {said} as its text; give a text in quotes")):
-            read(tmp_path / "a.jsonl")
+        refuses(re.escape(f"has {said} as its text; give a text in quotes"), read, tmp_path / "a.jsonl")
     pq.write_table(pa.table({"text": [value], "label": [0]}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=re.escape(f"row 1 of {tmp_path}/a.parquet has {said} as its text")):
-        load_text(tmp_path / "a.parquet")
+    refuses(re.escape(f"row 1 of {tmp_path}/a.parquet has {said} as its text"), load_text, tmp_path / "a.parquet")
 
 
 def test_whole_numbers_are_sorted_by_value_and_need_not_start_at_0(tmp_path):
@@ -154,9 +142,7 @@ def test_labels_are_read_by_the_names_or_the_ids_of_a_model(tmp_path):
 def test_bad_files_are_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "a.csv"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(InputError, match=message) as caught:
-        load_text(path)
-    assert "\n" not in str(caught.value)
+    refuses(message, load_text, path)
 
 
 @pytest.mark.parametrize(
@@ -173,35 +159,28 @@ def test_bad_files_are_refused_in_one_line(tmp_path, content, message):
 def test_bad_json_lines_are_refused(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine", "label": 0}\n' + line + "\n", encoding="utf-8")
-    with pytest.raises(InputError, match=message):
-        load_text(path)
+    refuses(message, load_text, path)
 
 
 def test_files_that_are_not_what_they_claim_are_refused(tmp_path):
     broken = tmp_path / "a.parquet"
     broken.write_bytes(b"no parquet")
-    with pytest.raises(InputError, match="could not be read as parquet"):
-        load_text(broken)
+    refuses("could not be read as parquet", load_text, broken)
     latin = tmp_path / "a.csv"
     latin.write_bytes("text,label\ncafé,1\n".encode("latin-1"))
-    with pytest.raises(InputError, match="not UTF-8"):
-        load_text(latin)
+    refuses("not UTF-8", load_text, latin)
     other = tmp_path / "a.xml"
     other.write_text("x")
-    with pytest.raises(InputError, match="must end in .csv, .tsv, .jsonl, .parquet"):
-        load_text(other)
-    with pytest.raises(InputError, match="there is no file"):
-        load_text(tmp_path / "absent.csv")
+    refuses("must end in .csv, .tsv, .jsonl, .parquet", load_text, other)
+    refuses("there is no file", load_text, tmp_path / "absent.csv")
 
 
 def test_unknown_names_say_what_is_known():
-    with pytest.raises(InputError, match="give one of sst2, imdb, .*did you mean 'sst2'"):
-        load_text("sst-2")
+    refuses("give one of sst2, imdb, .*did you mean 'sst2'", load_text, "sst-2")
 
 
 def test_a_file_has_no_splits(tmp_path):
-    with pytest.raises(InputError, match="split 'test' was asked for"):
-        load_text(write(tmp_path / "a.csv", ROWS), "test")
+    refuses("split 'test' was asked for", load_text, write(tmp_path / "a.csv", ROWS), "test")
 
 
 def test_known_names_are_read_from_the_data_folder(folder):
@@ -209,10 +188,8 @@ def test_known_names_are_read_from_the_data_folder(folder):
     assert (data.texts, data.labels) == (("fine", "dull", "dire"), (1, 0, 0))
     assert data.label_names == ("negative", "positive")
     assert load_text("sst2").split == "test"
-    with pytest.raises(InputError, match="no split 'validation' in .*; there are test, train"):
-        load_text("sst2", "validation")
-    with pytest.raises(InputError, match="imdb .* holds no parquet file"):
-        load_text("imdb", "train")
+    refuses("no split 'validation' in .*; there are test, train", load_text, "sst2", "validation")
+    refuses("imdb .* holds no parquet file", load_text, "imdb", "train")
 
 
 def test_pairs_are_joined_and_rows_without_a_gold_label_left_out(folder):
@@ -224,8 +201,7 @@ def test_pairs_are_joined_and_rows_without_a_gold_label_left_out(folder):
 
 def test_a_known_data_set_without_labels_is_refused(folder):
     write(folder / "sst2" / "validation.parquet", [("fine", -1)])
-    with pytest.raises(InputError, match=r"label '-1'; allowed are 0 \(negative\), 1 \(positive\)"):
-        load_text("sst2", "validation")
+    refuses(r"label '-1'; allowed are 0 \(negative\), 1 \(positive\)", load_text, "sst2", "validation")
 
 
 @pytest.fixture
@@ -258,20 +234,16 @@ def test_without_a_folder_known_names_come_from_the_hub(hub):
 
 
 def test_splits_without_labels_are_not_asked_for(hub):
-    with pytest.raises(InputError, match="wnli has no labelled split 'test'; there are train, validation"):
-        load_text("wnli", "test")
-    with pytest.raises(InputError, match="imdb has no labelled split 'unsupervised'"):
-        load_text("imdb", "unsupervised")
+    refuses("wnli has no labelled split 'test'; there are train, validation", load_text, "wnli", "test")
+    refuses("imdb has no labelled split 'unsupervised'", load_text, "imdb", "unsupervised")
     assert hub.calls == []
 
 
 def test_a_hub_out_of_reach_is_an_input_error(hub, monkeypatch):
     hub.answer = ConnectionError("no route\nto host")
-    with pytest.raises(InputError, match=r"\(no route\); set SSMSCOPE_DATA"):
-        load_text("sst2")
+    refuses(r"\(no route\); set SSMSCOPE_DATA", load_text, "sst2")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match="'datasets', which is not installed"):
-        load_text("sst2")
+    refuses("'datasets', which is not installed", load_text, "sst2")
 
 
 def test_a_sample_is_seeded_and_keeps_the_order():
@@ -281,8 +253,7 @@ def test_a_sample_is_seeded_and_keeps_the_order():
     assert sample.texts != data.sample(10, seed=4).texts
     assert list(sample.texts) == sorted(sample.texts, key=int)
     assert data.sample(50) is data
-    with pytest.raises(InputError, match="n is 0; allowed is a whole number from 1 on"):
-        data.sample(0)
+    refuses("n is 0; allowed is a whole number from 1 on", data.sample, 0)
 
 
 def test_a_division_is_disjoint_complete_and_keeps_the_classes_shares():
@@ -295,10 +266,8 @@ def test_a_division_is_disjoint_complete_and_keeps_the_classes_shares():
     assert (rest, held) == data.divide(0.2, seed=1)
     assert held.texts != data.divide(0.2, seed=2)[1].texts
     for share in (0.0, 1.0, math.nan):
-        with pytest.raises(InputError, match="between 0 and 1"):
-            data.divide(share)
-    with pytest.raises(InputError, match="class 'b' of d has one example"):
-        data.take([0, 1, 39]).divide(0.5)
+        refuses("between 0 and 1", data.divide, share)
+    refuses("class 'b' of d has one example", data.take([0, 1, 39]).divide, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from evaluation.slow import (
     slow_likelihoods,
 )
 from loud import TrueFloat64, loud
+from refusals import refuses
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from torch import nn
@@ -285,8 +286,7 @@ class TestRefused:
         ],
     )
     def test_options_of_a_language_model(self, options, words):
-        with pytest.raises(InputError, match=words):
-            Evaluator(language_model("mamba2"), **options)
+        refuses(words, Evaluator, language_model("mamba2"), **options)
 
     @pytest.mark.parametrize(
         "options, words",
@@ -297,23 +297,17 @@ class TestRefused:
         ],
     )
     def test_options_of_a_classifier(self, options, words):
-        with pytest.raises(InputError, match=words):
-            Evaluator(language_model("selective-ssm"), **options)
+        refuses(words, Evaluator, language_model("selective-ssm"), **options)
 
     def test_models_that_read_no_texts(self):
-        with pytest.raises(InputError, match="reads pixels; give a model of texts"):
-            Evaluator(ssmscope.load("demo/cifar10-mamba2"))
-        with pytest.raises(InputError, match="has no tokenizer"):
-            Evaluator(Model(language_model("mamba2").module), words=WORDS)
+        refuses("reads pixels; give a model of texts", Evaluator, ssmscope.load("demo/cifar10-mamba2"))
+        refuses("has no tokenizer", Evaluator, Model(language_model("mamba2").module), words=WORDS)
 
     def test_texts(self):
         evaluator = Evaluator(language_model("mamba2"), words=WORDS)
-        with pytest.raises(InputError, match=r"text 1 \(' '\) has no token"):
-            evaluator.scores(["w1", " "])
-        with pytest.raises(InputError, match="one text was given; give a list of texts"):
-            evaluator.scores("w1")
-        with pytest.raises(InputError, match="token ids were given; give a list of texts"):
-            evaluator.scores(np.array([[1, 2]]))
+        refuses(r"text 1 \(' '\) has no token", evaluator.scores, ["w1", " "])
+        refuses("one text was given; give a list of texts", evaluator.scores, "w1")
+        refuses("token ids were given; give a list of texts", evaluator.scores, np.array([[1, 2]]))
         assert evaluator.run == 0
         assert (evaluator.scores(np.array(["w1 w2", "w3"])) == evaluator.scores(("w1 w2", "w3"))).all()
 

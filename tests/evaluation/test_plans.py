@@ -239,9 +239,6 @@ def test_what_a_model_must_give(monkeypatch):
     assert asked == ["an evaluation"]
 
 
-# ---- whether a model continues from its states
-
-
 @pytest.fixture
 def tried(monkeypatch):
     """`tried(lengths, dtype, off)` are the answer, and the ids and mask of every batch, of a model whose logits in two
@@ -299,9 +296,6 @@ def test_how_far_a_run_in_two_parts_may_be_off(tried, dtype, off, same):
 
 def test_a_model_that_does_not_continue_is_not_tried():
     assert running.try_resuming(SimpleNamespace(continues=False), None) == (False, 0)
-
-
-# ---- keys
 
 
 def test_what_a_cached_score_depends_on(monkeypatch):

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 from evaluation.slow import FILLING, PHRASES, TEXTS, WORDS, language_model, sentences
+from refusals import refuses
 from warm import TRANSFORMERS
 
 from ssmscope.api import store
 from ssmscope.api.store import Store
-from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, evaluator, running
 
 OPTIONS = dict(words=PHRASES, tokens_at_once=45)
@@ -180,18 +180,14 @@ class TestFiles:
     def test_of_something_else(self, tmp_path):
         text = tmp_path / "notes.txt"
         text.write_text("Not a cache, but a page of notes. " * 40)
-        with pytest.raises(
-            InputError, match=r"notes.txt is not a cache of scores \(file is not a database\): give another"
-        ):
-            Store(text)
+        refuses(r"notes.txt is not a cache of scores \(file is not a database\): give another", Store, text)
         other = sqlite3.connect(tmp_path / "other.sqlite")
         other.execute("CREATE TABLE rows (name TEXT)")
         other.commit()
         other.close()
         for name in ("notes.txt", "other.sqlite"):
             before = (tmp_path / name).read_bytes()
-            with pytest.raises(InputError, match=f"{name} is "):
-                Evaluator(language_model("mamba2"), words=WORDS, cache=tmp_path / name)
+            refuses(f"{name} is ", Evaluator, language_model("mamba2"), words=WORDS, cache=tmp_path / name)
             assert (tmp_path / name).read_bytes() == before
 
     @pytest.mark.parametrize(
@@ -205,15 +201,12 @@ class TestFiles:
         other.execute(f"UPDATE kept SET value = {damage.format(nan=nan)}")
         other.commit()
         other.close()
-        with pytest.raises(InputError, match="malformed rows"):
-            Evaluator(model, words=WORDS, cache=file).scores(TEXTS[:3])
+        refuses("malformed rows", Evaluator(model, words=WORDS, cache=file).scores, TEXTS[:3])
 
     def test_that_cannot_be(self, tmp_path):
         (tmp_path / "file").touch()
-        with pytest.raises(InputError, match=r"cannot write to .*file: it is a file; give a directory"):
-            Store(tmp_path / "file" / "scores")
-        with pytest.raises(InputError, match="could not be used"):
-            Store(tmp_path)
+        refuses(r"cannot write to .*file: it is a file; give a directory", Store, tmp_path / "file" / "scores")
+        refuses("could not be used", Store, tmp_path)
 
     def test_that_are_locked(self, tmp_path, monkeypatch):
         monkeypatch.setattr(store, "LOCK_TIMEOUT_SECONDS", 0.05)
@@ -221,8 +214,7 @@ class TestFiles:
         other = sqlite3.connect(tmp_path / "scores", isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         for use in (lambda: Store(tmp_path / "scores"), lambda: held.add({b"a": b"1"})):
-            with pytest.raises(InputError, match="scores is in use by another process: wait, or give another file"):
-                use()
+            refuses("scores is in use by another process: wait, or give another file", use)
         other.execute("ROLLBACK")
         other.close()
         assert held.known([b"a"]) == set()

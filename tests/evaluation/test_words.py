@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from refusals import refuses
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
 
@@ -65,8 +66,7 @@ class TestTemplate:
         ],
     )
     def test_without_a_place_for_the_content(self, text, words):
-        with pytest.raises(InputError, match=words):
-            Template(text)
+        refuses(words, Template, text)
 
 
 class TestRows:
@@ -86,10 +86,8 @@ class TestRows:
 
     def test_what_is_refused(self):
         model = reading(merging_tokenizer())
-        with pytest.raises(InputError, match=r"text 1 \(''\) has no token that the tokenizer of small knows: give at"):
-            token_rows(model, ["a", ""])
-        with pytest.raises(InputError, match=r"the text \('  '\) has no token"):
-            token_rows(reading(word_tokenizer(["a b"])), ["  "])
+        refuses(r"text 1 \(''\) has no token that the tokenizer of small knows: give at", token_rows, model, ["a", ""])
+        refuses(r"the text \('  '\) has no token", token_rows, reading(word_tokenizer(["a b"])), ["  "])
         with pytest.raises(InputError, match=r"'c', which is not a symbol of this tokenizer; its symbols are a b"):
             token_rows(reading(symbol_tokenizer(["a", "b"])), ["a b c"])
         with pytest.raises(InputError, match=r"the tokenizer gives id 98, outside the vocabulary 0…49 of small"):
@@ -144,8 +142,7 @@ class TestLabelWords:
     )
     def test_that_are_refused(self, words, message):
         model = reading(word_tokenizer(["good bad not is it :"]))
-        with pytest.raises(InputError, match=message):
-            label_words(model, words, after="it is :")
+        refuses(message, label_words, model, words, after="it is :")
 
     def test_without_a_token_of_their_own(self):
         tokenizer = train_tokenizer(["a good film : bad"], vocabulary=40)
@@ -161,8 +158,7 @@ class TestLabelWords:
         tokenizer = word_tokenizer(["good bad"])
         with pytest.raises(InputError, match="classifier is a classifier with its own classes"):
             label_words(classifying(tokenizer), ["good", "bad"], after="good")
-        with pytest.raises(InputError, match="has no tokenizer"):
-            label_words(Model(reading(tokenizer).module), ["good", "bad"], after="good")
+        refuses("has no tokenizer", label_words, Model(reading(tokenizer).module), ["good", "bad"], after="good")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -196,5 +192,4 @@ def test_the_longer_word_counts_where_two_begin_alike():
     for words, expected in ((["not", "not bad"], 1), (["not bad", "not"], 0)):
         assert WordMatcher(words)("Not bad") == expected
         assert WordMatcher(words)("not badly") == 1 - expected
-    with pytest.raises(InputError, match="two classes have the label word 'NOT  bad'"):
-        WordMatcher(["not bad", "NOT  bad"])
+    refuses("two classes have the label word 'NOT  bad'", WordMatcher, ["not bad", "NOT  bad"])

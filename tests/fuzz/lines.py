@@ -162,7 +162,6 @@ class Line:
 
 @st.composite
 def lines(draw: st.DrawFn, verb: str, parameters: Sequence[Parameter], world: World) -> Line:
-    """A command line of a verb."""
     mood = draw(st.sampled_from(("plausible", "flawed", "flawed", "wild")))
     positional = [each for each in parameters if each.positional]
     options = {each.name: each for each in parameters if not each.positional}

@@ -15,21 +15,7 @@ ANALYSES = (
     {"position": {"data": "$data", "regions": "0%:25%"}},
     {"effect": {"clean": "a dull film", "corrupted": "a fine film"}},
 )
-KEYS = (
-    "heatmap",
-    "name",
-    "for",
-    "text",
-    "top",
-    "layers",
-    "out",
-    "json",
-    "models",
-    "train",
-    "report",
-    "lens show",
-    "model",
-)
+KEYS = (*"heatmap name for text top layers out json models train report model".split(), "lens show")
 
 
 @st.composite

@@ -52,9 +52,6 @@ JSON = st.recursive(
 DEEP = "[" * 3000 + "]" * 3000
 
 
-# ---- files
-
-
 @dataclass(frozen=True)
 class Written:
     """A file that exists when the command runs."""

@@ -7,12 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from defined_maps import AROUND, FORMS, channels, draw, in_cells, means, near, surroundings
-from exhaustive import ALL, in_turns
-from torch import Tensor
+from defined_maps import FORMS, channels, draw, means, near, surroundings
 
 from ssmscope import ops
-from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, pooled, terms
 from ssmscope.ops.terms import GateAndTaps
 
@@ -36,40 +33,6 @@ def test_gradients_are_needed_where_a_term_asks_for_one(kind):
     assert terms.needs_gradients(plain, GateAndTaps(None, taps.clone().requires_grad_()))
 
 
-@pytest.mark.parametrize("length", [1, 2, 13, 37] if ALL else [13])
-@pytest.mark.parametrize(("kind", "around"), in_turns(FORMS, AROUND, 4))
-def test_all_forms_are_those_of_the_definition(kind, around, length):
-    r = draw(kind, length)
-    rows = [length - 1, 0, length // 2]
-    for narrow, skip in ((False, True), (True, False)):
-        given = surroundings(r, around, narrow=narrow)
-        M = channels(r, skip, **given)
-        for groups in (1, 2, r.shape[2]):
-            for absolute in (False, True):
-                exact = means(M.abs() if absolute else M, groups)
-                options = {"groups": groups, "absolute": absolute, "skip": skip, **given}
-                near(ops.attention(r, **options), exact)
-                near(ops.attention(r, rows=rows, **options), exact[:, :, rows])
-            exact = means(M, groups)
-            for cells in {1, max(1, length // 6), max(1, length // 3), length}:
-                near(ops.pooled_attention(r, cells, groups=groups, skip=skip, **given), in_cells(exact, cells))
-
-
-@pytest.mark.parametrize("around", AROUND)
-@pytest.mark.parametrize("per_channel", [False, True], ids=["a skip per head", "a skip per channel"])
-def test_heads_of_two_channels(per_channel, around):
-    r = draw("mamba-2", 7)
-    r = replace(r, x=r.x[..., :2], D=r.D[:, :2] if per_channel else r.D[:, 0])
-    given = surroundings(r, around)
-    M = channels(r, True, **given)
-    for groups in (1, 3, 6):
-        for absolute in (False, True):
-            exact = means(M.abs() if absolute else M, groups)
-            options = {"groups": groups, "absolute": absolute, "skip": True, **given}
-            near(ops.attention(r, **options), exact)
-            near(ops.attention(r, rows=[6, 2], **options), exact[:, :, [6, 2]])
-
-
 def test_no_steps():
     r = draw("mamba", 5).between(0, 0)
     assert ops.attention(r, groups=3).shape == (2, 3, 0, 0)
@@ -83,9 +46,6 @@ def test_a_matrix_times_the_input_is_the_output_of_the_scan(kind):
         r = replace(r, D=r.D[:, :1].expand(-1, r.shape[3]))  # as one matrix serves a head's whole width
     matrix = ops.attention(r, groups=r.shape[2], skip=True)
     near(torch.einsum("bhts,bshp->bthp", matrix, r.x), ops.scan(r).y)
-
-
-# ---- float32
 
 
 REGIMES = ("small steps", "constant steps", "large steps", "mixed", "expected", "log_a", "growing")
@@ -131,53 +91,16 @@ def test_float32(kind, regime):
         near(ours.double(), slow, 1e-5)
 
 
-# ---- gradients
-
-
-def leaves_of(r: Recurrence) -> dict[str, Tensor]:
-    names = ("b", "c", "delta", "A", "log_a", "D", "beta")
-    found = {n: t for n in names if (t := getattr(r, n, None)) is not None}
-    return {n: t.clone().requires_grad_() for n, t in found.items()}
-
-
-@pytest.mark.parametrize("kind", ["mamba", "mamba-2"])
-def test_gradients_by_differences(kind):
-    r = draw(kind, 4, batch=1).of_heads(0, 2)
-    terms = leaves_of(r)
-    given = {n: t.requires_grad_() for n, t in surroundings(r, "both", reach=2).items()}
-    names = [*terms, *given]
-
-    def made(*values):
-        all_of = dict(zip(names, values))
-        around = {n: all_of.pop(n) for n in given}
-        return ops.attention(replace(r, **all_of), skip=True, **around)
-
-    assert torch.autograd.gradcheck(made, [*terms.values(), *given.values()])
-
-
 def test_no_gradient_flows_through_cells():
     r = draw("mamba", 9)
     asked = replace(r, A=r.A.clone().requires_grad_())
     assert not ops.pooled_attention(asked, 3).requires_grad
 
 
-# ---- cells, and errors
-
-
 def test_pairs_of_cells():
     edge = pooled.edges(11, 4)
     assert edge.tolist() == [0, 2, 5, 8, 11]
     assert pooled.causal_pairs(edge).tolist() == [[3, 0, 0, 0], [6, 6, 0, 0], [6, 9, 6, 0], [6, 9, 9, 6]]
-
-
-def test_a_long_delta_rule_goes_by_the_adjoint(monkeypatch):
-    r = draw("delta", 23)
-    before = ops.pooled_attention(r, 5, groups=2, skip=True)
-    monkeypatch.setattr(pooled, "MAX_EXACT_DELTA_LENGTH", 10)
-    near(ops.pooled_attention(r, 5, groups=2, skip=True), before)
-    for cells in (5, 23):  # also of one token each
-        with pytest.raises(InputError, match="of at most 10 tokens, not 23"):
-            ops.pooled_attention(r, cells, **surroundings(r, "left"))
 
 
 @pytest.mark.parametrize("groups", [0, 4, 7])
@@ -201,15 +124,6 @@ def test_cells_outside():
     for cells in (0, 6):
         with pytest.raises(ValueError, match=f"{cells} cells: give from 1 to the length, 5"):
             ops.pooled_attention(r, cells)
-
-
-@pytest.mark.parametrize("shape", [(2, 4, 6, 1), (2, 5, 3, 1), (1, 5, 6, 1), (2, 5, 6, 2)])
-def test_what_does_not_fit(shape):
-    r = draw("mamba", 5)
-    batch, length, heads, width = shape
-    for given in ({"left": torch.ones(shape)}, {"taps": torch.ones(batch, length, 3, heads, width)}):
-        with pytest.raises(ValueError, match="does not fit x"):
-            ops.attention(r, **given)
 
 
 def test_a_reach_beyond_the_length_is_cut():

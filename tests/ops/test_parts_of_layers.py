@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from refusals import refuses
 from torch import Tensor
 
 from ssmscope import ops
 from ssmscope.core import paths
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
-from ssmscope.errors import InputError
 
 BATCH, LENGTH, HEADS, WIDTH, STATE = 3, 9, 4, 2, 3
 
@@ -52,9 +52,6 @@ def path(g: torch.Generator, name: str = "") -> Path:
     )
 
 
-# ---- positions of an order
-
-
 @pytest.mark.parametrize("start, stop", [(0, 5), (3, 9), (2, 7), (4, None)])
 @pytest.mark.parametrize("order", [list(range(LENGTH))[::-1], [4, 7, 0, 8, 2, 6, 1, 3, 5]], ids=["backwards", "mixed"])
 def test_between_keeps_the_order_of_the_positions_that_stay(order, start, stop):
@@ -72,9 +69,6 @@ def test_between_keeps_the_order_of_the_positions_that_stay(order, start, stop):
     found = ops.scan(part)
     torch.testing.assert_close(found.y, y, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found.state, H, rtol=1e-9, atol=1e-9)
-
-
-# ---- one text of a batch
 
 
 @pytest.mark.parametrize("row, length", [(0, LENGTH), (1, 6), (2, 4)])
@@ -123,12 +117,9 @@ def test_parts_and_levels_of_a_layer():
     assert layer.channels == (HEADS, WIDTH)
     own = layer.of_text(1, 6)
     assert torch.equal(own.u, layer.u[1:2, :6]) and own.channels == layer.channels and own.parts == layer.parts
-    with pytest.raises(InputError, match="no part 'tow'; the parts of this layer are 'two', 'one'"):
-        layer.chosen("ssm", "tow")
-    with pytest.raises(InputError, match="none: the layer is one"):
-        replace(layer, paths=(one,)).chosen("ssm", "two")
-    with pytest.raises(InputError, match="unknown level 'blocks'; allowed are 'ssm' and 'block'"):
-        layer.chosen("blocks", None)
+    refuses("no part 'tow'; the parts of this layer are 'two', 'one'", layer.chosen, "ssm", "tow")
+    refuses("none: the layer is one", replace(layer, paths=(one,)).chosen, "ssm", "two")
+    refuses("unknown level 'blocks'; allowed are 'ssm' and 'block'", layer.chosen, "blocks", None)
 
 
 def test_what_the_output_gate_sees():
@@ -166,9 +157,6 @@ def test_pooled_maps_made_of_some_heads_at_a_time(level, cells, monkeypatch):
                     cell = (..., slice(edge[t], edge[t + 1]), slice(edge[s], edge[s + 1]))
                     mean = exact[cell].sum((-2, -1)) / past[cell].sum()
                     torch.testing.assert_close(found[..., t, s], mean, rtol=1e-9, atol=1e-12)
-
-
-# ---- groups of heads
 
 
 def by_columns(p: Path, level: str, skip: bool) -> Tensor:

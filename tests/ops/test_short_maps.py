@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from defined_maps import AROUND, FORMS, channels, draw, in_cells, means, near, surroundings
-from exhaustive import in_turns
+from exhaustive import ALL, in_turns
 from small_pieces import make_small
 
 from ssmscope import ops
+from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, pooled, triangle
 from ssmscope.ops.terms import GateAndTaps
-
-CASES = in_turns(FORMS, AROUND)
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "in pieces"], autouse=True)
@@ -23,42 +22,24 @@ def pieces(request, monkeypatch):
         make_small(monkeypatch)
 
 
-@pytest.mark.parametrize(("kind", "around"), CASES)
-def test_whole(kind, around):
-    r = draw(kind, 6)
-    given = surroundings(r, around, reach=3)
-    M = channels(r, True, **given)
-    for groups in (1, 2, r.shape[2]):
-        near(ops.attention(r, groups=groups, skip=True, **given), means(M, groups))
-
-
-@pytest.mark.parametrize(("kind", "around"), CASES)
-def test_absolute(kind, around):
-    r = draw(kind, 6)
-    given = surroundings(r, around, reach=3)
-    M = channels(r, True, **given)
-    for groups in (2, r.shape[2]):
-        near(ops.attention(r, groups=groups, skip=True, absolute=True, **given), means(M.abs(), groups))
-
-
-@pytest.mark.parametrize(("kind", "around"), CASES)
-def test_rows(kind, around):
-    r = draw(kind, 7)
-    given, rows = surroundings(r, around, reach=3), [5, 0, 6, 1, 5]
-    M = channels(r, True, **given)
-    for groups in (2, r.shape[2]):
-        near(ops.attention(r, groups=groups, skip=True, rows=rows, **given), means(M, groups)[:, :, rows])
-    near(ops.attention(r, absolute=True, rows=rows, **given), means(channels(r, False, **given).abs(), 1)[:, :, rows])
-
-
-@pytest.mark.parametrize(("kind", "around"), CASES)
-def test_cells(kind, around):
-    """Cells of 3 and 4 tokens, which inputs reach from the cell before, and shorter ones than they reach."""
-    r = draw(kind, 11)
-    given = surroundings(r, around, reach=3)
-    exact = means(channels(r, True, **given), 2)
-    for cells in (3, 4, 8):
-        near(ops.pooled_attention(r, cells, groups=2, skip=True, **given), in_cells(exact, cells))
+@pytest.mark.parametrize("length", [1, 2, 11, 37] if ALL else [11])
+@pytest.mark.parametrize(("kind", "around"), in_turns(FORMS, AROUND))
+def test_all_forms_are_those_of_the_definition(kind, around, length):
+    """Cells of 2 tokens and more, which inputs reach from the cell before, and shorter ones than they reach."""
+    r = draw(kind, length)
+    rows = [length - 1, 0, length // 2, length - 1]
+    for narrow, skip in ((False, True), (True, False)):
+        given = surroundings(r, around, narrow=narrow)
+        M = channels(r, skip, **given)
+        for groups in (1, 2, r.shape[2]):
+            for absolute in (False, True):
+                exact = means(M.abs() if absolute else M, groups)
+                options = {"groups": groups, "absolute": absolute, "skip": skip, **given}
+                near(ops.attention(r, **options), exact)
+                near(ops.attention(r, rows=rows, **options), exact[:, :, rows])
+            exact = means(M, groups)
+            for cells in {1, max(1, length // 5), max(1, length // 3), length}:
+                near(ops.pooled_attention(r, cells, groups=groups, skip=skip, **given), in_cells(exact, cells))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FORMS if kind.startswith("delta")])
@@ -69,6 +50,9 @@ def test_cells_of_a_long_delta_rule(kind, monkeypatch):
         exact = means(channels(r, skip), 2)
         for cells in (1, 3, 8):
             near(ops.pooled_attention(r, cells, groups=2, skip=skip), in_cells(exact, cells))
+    for cells in (5, 11):  # also of one token each
+        with pytest.raises(InputError, match="of at most 10 tokens, not 11"):
+            ops.pooled_attention(r, cells, **surroundings(r, "left"))
     narrow = replace(r, D=None)
     near(ops.pooled_attention(narrow, 3, skip=True), in_cells(means(channels(narrow, False), 1), 3))
 

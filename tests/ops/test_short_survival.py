@@ -131,7 +131,6 @@ def test_of_nothing_nothing_is_left(kind, per_head):
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["decays", "timed", "delta"])
 def test_half_lives_end_where_exactly_half_is_left(kind, steps):
-    """Exactly half of a write of 1 is left after some steps, and counts."""
     one = torch.ones(1, 9, 1, 1, dtype=torch.float64)
     kept = torch.where(torch.arange(9) % steps == 0, 0.5, 1.0).double()  # half of a state decays at every such step
     log_a = kept.log()[None, :, None, None]
@@ -180,33 +179,33 @@ def test_writings_of_negative_steps_have_sizes_too():
     torch.testing.assert_close(survival.remaining_norms(r), alone(r).norm(dim=-1), **CLOSE)
 
 
-@pytest.mark.parametrize("kind", ["timed", "log-decays", "one per head"])
-def test_a_slow_state_outlasts_a_fast_one(kind):
-    """All but one state have decayed to nothing in float32, and one head keeps nothing."""
+@pytest.mark.parametrize("slow", [0.01, 0.7], ids=["one state keeps", "every state forgets"])
+@pytest.mark.parametrize("kind", ["timed", "expected", "log-decays", "one per head"])
+def test_a_slow_state_outlasts_a_fast_one(kind, slow):
+    """All states, or all but one, have decayed to nothing in float32, and one head keeps nothing."""
     length = 200
     g = torch.Generator().manual_seed(0)
     x, b, c = (torch.randn(1, length, 2, size, generator=g, dtype=torch.float64) for size in (3, 2, 2))
-    rates = torch.tensor([[1.0, 0.01], [2.0, 3.0]], dtype=torch.float64)
+    rates = torch.tensor([[1.0, slow], [2.0, 3.0]], dtype=torch.float64)
     step = 0.5 + torch.rand(1, length, 2, generator=g, dtype=torch.float64)
-    if kind == "timed":
-        r = Recurrence(x, b, c, delta=step, A=-rates)
+    if kind in ("timed", "expected"):
+        r = Recurrence(x, b, c, delta=step, A=-rates, expected=kind == "expected")
     elif kind == "log-decays":
         r = Recurrence(x, b, c, log_a=-step.unsqueeze(-1) * rates)
     else:
         r = Recurrence(x, b, c, log_a=-(step * rates.min(1).values).unsqueeze(-1))
     log_a = r.log_decay()
     keys = b * (log_a.flip(1).cumsum(1).flip(1) - log_a).exp()
-    norms = r.written.norm(dim=-1) * keys.norm(dim=-1)
-    found = survival.remaining_norms(r.to(torch.float32)).double()
-    torch.testing.assert_close(found, norms, rtol=1e-4, atol=1e-12)
-    assert norms[0, 0, 0] > 1e-2 and norms[0, 0, 1] < 1e-80
+    norms, rounded = r.written.norm(dim=-1) * keys.norm(dim=-1), r.to(torch.float32)
+    torch.testing.assert_close(survival.remaining_norms(rounded).double(), norms, rtol=1e-4, atol=1e-12)
+    assert norms[0, 0, 1] < 1e-80 < 1e-3 < norms[0, -3:].min() and (norms[0, 0, 0] > 1e-2) == (slow == 0.01)
     H = torch.einsum("bthp,bthn->bhpn", r.written, keys)
     towards = torch.einsum("bthp,bthn,bhpn->bth", r.written, keys, H)
-    ours, _ = survival.left_towards_state(r.to(torch.float32))
-    torch.testing.assert_close(ours.double(), towards, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(survival.left_towards_state(rounded)[0].double(), towards, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(ops.scan(rounded).state.double(), H, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["mamba, two groups", "mamba-2", "gla"])
+@pytest.mark.parametrize("kind", ["mamba, two groups", "mamba-2", "gla", "linear attention"])
 def test_keys_of_parts_of_any_size(kind):
     """Zeros, and numbers whose squares are no float32 next to others, negative ones alone too."""
     r = draw(kind, 5)
@@ -220,6 +219,7 @@ def test_keys_of_parts_of_any_size(kind):
     rounded = replace(r, D=None, **{n: t.float() for n in names if (t := getattr(r, n)) is not None})
     found = survival.remaining_norms(rounded).double()
     torch.testing.assert_close(found, alone(r).norm(dim=-1), rtol=1e-4, atol=0)
+    assert torch.equal(survival.half_lives([rounded]), survival.half_lives([r]).float())
 
 
 @pytest.mark.parametrize("first", [0, 3, 6])

@@ -6,10 +6,9 @@ import inspect
 import json
 import math
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
+from written_rows import write_rows
 
 import ssmscope
 from ssmscope.errors import InputError
@@ -23,10 +22,9 @@ SIZES = dict(width=16, layers=1, state=8, head_width=8, vocabulary=300, length=3
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
-    (root / "books").mkdir()
     for split, number in (("train", 12), ("validation", 3), ("test", 2)):
         texts = [f"Chapter {i}\nThe {split} café was open, and “nobody” came in. " * 4 for i in range(number)]
-        pq.write_table(pa.table({"text": texts}), root / "books" / f"{split}.parquet")
+        write_rows(root / "books" / f"{split}.parquet", [{"text": text} for text in texts])
     return root
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from exhaustive import ALL
+from refusals import refuses
 
 import ssmscope
 from ssmscope.core.edits import recorded, replaced
-from ssmscope.errors import InputError
 from ssmscope.zoo.compiled import FAMILIES, TASKS, compiled, pairs_of
 
 
@@ -75,7 +75,5 @@ def test_the_how_to_adds_a_task() -> None:
 
 
 def test_unknown_names_are_refused_in_one_line() -> None:
-    with pytest.raises(InputError, match="unknown compiled task 'recal'.*did you mean 'recall'"):
-        compiled("recal")
-    with pytest.raises(InputError, match="unknown family 'mamba-2'; choose one of mamba, mamba2, gated-delta"):
-        compiled("recall", "mamba-2")
+    refuses("unknown compiled task 'recal'.*did you mean 'recall'", compiled, "recal")
+    refuses("unknown family 'mamba-2'; choose one of mamba, mamba2, gated-delta", compiled, "recall", "mamba-2")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from ssmscope.data.stories import NAMES
 from ssmscope.data.text import TextData
@@ -18,19 +19,7 @@ from ssmscope.zoo.training.data import balanced, kind_of, parts_of, task_options
 
 PARTS = ("train", "validation", "test")
 NOTHING = dict.fromkeys(
-    (
-        "split",
-        "validation",
-        "test",
-        "length",
-        "examples",
-        "flipped",
-        "unit",
-        "filler",
-        "vocabulary",
-        "init_from",
-        "every_token",
-    )
+    "split validation test length examples flipped unit filler vocabulary init_from every_token".split()
 )
 
 
@@ -53,8 +42,7 @@ class TestKind:
         assert kind_of(file) == kind_of(Path(file)) == kind
 
     def test_of_what_is_neither(self) -> None:
-        with pytest.raises(InputError, match="unknown data 'majorty'; give one of sst2, .* did you mean 'majority'"):
-            kind_of("majorty")
+        refuses("unknown data 'majorty'; give one of sst2, .* did you mean 'majority'", kind_of, "majorty")
 
     def test_decides_the_options(self) -> None:
         assert set(task_options("majority")) == {"length", "examples", "flipped"}
@@ -135,8 +123,7 @@ class TestParts:
         assert other["train"].fingerprint != train.fingerprint
 
     def test_mixed_questions_need_one_of_each(self) -> None:
-        with pytest.raises(InputError, match="examples is 20; babi needs at least 25"):
-            parts("babi", examples=20)
+        refuses("examples is 20; babi needs at least 25", parts, "babi", examples=20)
 
     def test_of_generated_tokens_are_written_by_their_symbols(self) -> None:
         found, tokenizer = parts("selective-copying", length=40, vocabulary=6, examples=10)
@@ -208,5 +195,4 @@ class TestBalanced:
     def test_refuses_more_than_a_class_has(self) -> None:
         data, _ = majority(9, examples=200, seed=3)
         rare = data.take(np.concatenate([np.flatnonzero(data.labels == 0), np.flatnonzero(data.labels == 1)[:3]]))
-        with pytest.raises(InputError, match="a balanced share of 0.5 needs .* of class 'more ones', which has 3"):
-            balanced(rare, 0.5)
+        refuses("a balanced share of 0.5 needs .* of class 'more ones', which has 3", balanced, rare, 0.5)

@@ -82,9 +82,6 @@ def rows_of(objective: Answers) -> list[int]:
     return rows[:: len(rows) // 8][:8]
 
 
-# ---- the loss
-
-
 @pytest.mark.parametrize(("smoothing", "weight"), [(0.0, 0.0), (0.3, 0.0), (0.1, 0.7)])
 def test_the_loss_is_that_of_every_row_alone(small, parts, smoothing, weight) -> None:
     objective = answers(parts, small.tokenizer, label_smoothing=smoothing, prompt_weight=weight)
@@ -209,9 +206,6 @@ def test_a_baleens_divergence_is_part_of_the_loss(small, parts) -> None:
         assert losses[1] - losses[0] == pytest.approx(2 * divergence.item(), rel=1e-3, abs=1e-5)
 
 
-# ---- the score
-
-
 def test_the_score_is_that_of_every_prompt_alone(small, parts) -> None:
     data = parts["unseen"]
     objective = answers(parts, small.tokenizer)
@@ -243,9 +237,6 @@ def test_the_score_is_that_of_every_prompt_alone(small, parts) -> None:
         for number, each in group.groups.items():
             compare(each, expected(task, int(number) - 1))
             assert not each.groups
-
-
-# ---- whole runs
 
 
 def test_a_trained_model_answers_with_the_right_label_words(trained, parts) -> None:
@@ -285,9 +276,6 @@ def test_all_commands_that_led_to_a_model_are_told(tmp_path) -> None:
     assert commands_before(tmp_path) == ["first", "second"]
     assert commands_before(None) == commands_before(tmp_path / "elsewhere") == []
     assert commands_before("demo/instruct-mamba2")[0].startswith("analyze train mamba2 --data instruct --out")
-
-
-# ---- refusals
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,6 @@ def test_what_is_written(trained, name) -> None:
         assert record["decoder"] == sum(t.numel() for t in load_file(out / "decoder.safetensors").values())
 
 
-# ---- what is learnt
-
-
 def test_majority_is_learnt_by_the_selective_ssm(trained) -> None:
     _, record = run_of(trained, "majority")
     assert record["validation"] is None and record["train"]["examples"] == 300
@@ -184,9 +181,6 @@ def test_accuracies_are_those_of_the_directory_though_it_is_named_like_a_demo(tm
     assert ssmscope.load("demo/sst2-mamba2").is_classifier  # the shipped one, by this name
 
 
-# ---- a Baleen's KL
-
-
 @pytest.mark.parametrize(("data", "options"), [("majority", {"length": 12}), ("associative-recall", {"length": 12})])
 def test_beta_holds_the_gates_near_their_prior(data, options, tmp_path) -> None:
     sizes = {**OPTIONS, "examples": 160, "epochs": 8, "learning_rate": 1e-2, **options}
@@ -201,9 +195,6 @@ def test_beta_holds_the_gates_near_their_prior(data, options, tmp_path) -> None:
         assert divergence is not None
         divergences.append(divergence.item())
     assert divergences[1] < 0.5 * divergences[0]
-
-
-# ---- the selective SSM's first experiment
 
 
 def test_experiment_1_starts_unstable_on_a_balanced_tenth(tmp_path, monkeypatch) -> None:
@@ -221,12 +212,6 @@ def test_experiment_1_starts_unstable_on_a_balanced_tenth(tmp_path, monkeypatch)
     assert record["data"]["train"]["classes"] == {"more zeros": 50, "more ones": 50}
     assert record["recipe"]["share"] == 0.1 and len(record["history"]) == record["epochs_run"] == 10
     assert record["train"]["examples"] == 100 and record["test"]["examples"] == 1000
-
-
-# ---- cards
-
-
-# ---- real data
 
 
 def test_listops_is_read_and_learnt_from(tmp_path) -> None:

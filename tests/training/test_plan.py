@@ -15,7 +15,7 @@ from ssmscope.zoo.training.options import RECIPES, SELECTIVE, defaults
 from ssmscope.zoo.training.plan import checked
 
 RECALL = "--data associative-recall --length 8 --set vocabulary=4 --examples 40 --epochs 1 --no-progress".split()
-SIZES = "--set width=8 --set state=4 --set head_width=8".split()
+SIZES = "--set width=8 --set state=4 --set head_width=8"
 
 
 @pytest.fixture(autouse=True)
@@ -36,37 +36,27 @@ def settled(architecture: str, data: str, **given) -> dict:
     [
         (
             "diff-mamba",
-            [
-                *SIZES,
-                "--set",
-                "layers=1",
-                "--set",
-                "scope=s6",
-                "--set",
-                "normalize=false",
-                "--set",
-                "lambda_form=scalar",
-            ],
+            f"{SIZES} --set layers=1 --set scope=s6 --set normalize=false --set lambda_form=scalar",
             "diff-mamba",
             {"scope": "s6", "normalize": False, "lambda_form": "scalar"},
         ),
         (
             "groupmamba",
-            [*SIZES, "--set", "k=2", "--set", "cross_attention=false"],
+            f"{SIZES} --set k=2 --set cross_attention=false",
             "groupmamba-mamba2",
             {"k": 2, "cross_attention": False},
         ),
         (
             "gfssm",
-            [*SIZES, "--set", "layers=1", "--set", "state_groups=2", "--set", "fir_taps=3", "--set", "prompt=false"],
+            f"{SIZES} --set layers=1 --set state_groups=2 --set fir_taps=3 --set prompt=false",
             "gfssm",
             {"fir_taps": 3, "prompt": False},
         ),
-        ("selective", ["--set", "width=8", "--set", "state=4"], "selective-ssm", {"state_size": 4}),
+        ("selective", "--set width=8 --set state=4", "selective-ssm", {"state_size": 4}),
     ],
 )
 def test_the_command_line_trains_the_papers_architectures(architecture, own, backbone, config, capsys) -> None:
-    assert cli.run(["train", architecture, *RECALL, *own, "--json"]) == 0
+    assert cli.run(["train", architecture, *RECALL, *own.split(), "--json"]) == 0
     out = Path("runs", f"associative-recall-{architecture}")
     record = json.loads((out / "training.json").read_text())
     assert json.loads(capsys.readouterr().out) == record
@@ -74,7 +64,7 @@ def test_the_command_line_trains_the_papers_architectures(architecture, own, bac
     saved = json.loads((out / "config.json").read_text())
     assert {name: saved[name] for name in config} == config
     assert record["command"].startswith("analyze ")
-    assert cli.run(["train", architecture, *RECALL, *own]) == 0
+    assert cli.run(["train", architecture, *RECALL, *own.split()]) == 0
     said = capsys.readouterr().out
     assert f"test accuracy {record['test']['accuracy']:.3f}" in said and f"Saved in {out};" in said
     if architecture in ("selective", "diff-mamba"):
@@ -83,8 +73,8 @@ def test_the_command_line_trains_the_papers_architectures(architecture, own, bac
 
 
 def test_a_model_of_one_kind_of_question_can_be_asked_as_it_says(capsys) -> None:
-    line = "train mamba2 --data needle --length 12 --examples 200 --epochs 1 --set layers=1 --no-progress".split()
-    assert cli.run([*line, *SIZES]) == 0
+    line = "train mamba2 --data needle --length 12 --examples 200 --epochs 1 --set layers=1 --no-progress"
+    assert cli.run(f"{line} {SIZES}".split()) == 0
     said = capsys.readouterr().out.split("try: analyze ")[1].split()
     assert said == ["retrieval", "runs/needle-mamba2", "--tasks", "needle", "--lengths", "0,500"]
     assert cli.run([*said[:-1], "0,20", "--examples", "8", "--no-progress"]) == 0
@@ -93,8 +83,8 @@ def test_a_model_of_one_kind_of_question_can_be_asked_as_it_says(capsys) -> None
 
 def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
     Path("words.txt").write_text("a b c d\n" * 30)
-    options = ["--epochs", "1", "--length", "8", "--set", "layers=1", "--no-progress"]
-    assert cli.run(["train", "mamba2", "--data", "words.txt", *SIZES, *options]) == 0
+    line = f"train mamba2 --data words.txt {SIZES} --epochs 1 --length 8 --set layers=1 --no-progress"
+    assert cli.run(line.split()) == 0
     assert "validation perplexity" in capsys.readouterr().out
     assert sorted(path.name for path in empty_folder.iterdir()) == ["runs", "words.txt"]
     assert Path("runs/words-mamba2/training.json").exists()
