@@ -117,8 +117,6 @@ class TestEstimates:
         assert found.numpy() == pytest.approx(expected, abs=1e-4)
 
 
-# ---- the search
-
 WEIGHTS = {"awful": -4.0, "poor": -1.5, "dull": -1.0, "film": 0.0, "plot": 0.25, "fine": 1.0, "good": 2.0, "great": 3.0}
 
 
@@ -246,9 +244,6 @@ class TestSearch:
         model = ssmscope.Model(bag(WEIGHTS).module, Slow(), "slow")
         with pytest.raises(InputError, match="slow has a slow tokenizer: give a fast one"):
             hotflip(model, ["film"], [0], lambda texts: None, template=TEMPLATE)
-
-
-# ---- reading and writing
 
 
 @pytest.fixture(scope="module")

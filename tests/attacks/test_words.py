@@ -224,8 +224,6 @@ def asked(monkeypatch) -> list[list[str]]:
     return waves
 
 
-# ---- language models
-
 PROMPT = "review : {content} . good or bad ? answer :"
 VOCABULARY = "[PAD] [UNK] [END] good bad fine great film a the is very dull review : . or ? answer sad".split()
 
@@ -287,9 +285,6 @@ class TestLanguageModel:
             word_attack(speaker, said(speaker), words=["bad", "good", "fine"])
 
 
-# ---- numbers
-
-
 def example(status: str, queries: int = 10, words: int = 10, changed: int = 0) -> AttackedText:
     before, after = (0.9, 0.2 if status == "success" else 0.8) if status != "skipped" else (0.3, 0.3)
     clean = int(status != "skipped")
@@ -346,9 +341,6 @@ class TestNumbers:
         for limit, seed in ((7, 0), (7, 1), (50, 0), (60, 0), (None, 3)):
             rows = sampled_rows(50, limit, seed)
             assert data.take(rows).texts == (data if limit is None else data.sample(limit, seed=seed)).texts
-
-
-# ---- options
 
 
 class TestOptions:

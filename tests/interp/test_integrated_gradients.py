@@ -160,9 +160,6 @@ def test_a_cliff_between_the_nodes_is_no_convergence(monkeypatch):
     assert not result.converged.any() and result.error[0] > 1 and 400 < int(result.steps) <= 500
 
 
-# ---- baselines
-
-
 def test_a_result_says_what_it_compares_with(demo):
     result = explain(demo, TEXTS[:1], methods=["ig"], option={"ig": {"baseline": "mean"}})
     each = result.attribution()
@@ -176,9 +173,6 @@ def test_a_result_says_what_it_compares_with(demo):
     none = explain(demo, TEXTS[:1], methods=["ig"], option={"ig": {"cap": 12}})
     assert doubt(none.attribution()) == "convergence not checked" and "convergence not" in str(none)
     assert not none.attribution().note
-
-
-# ---- what it costs
 
 
 def test_explain_says_it_on_stderr(demo, monkeypatch, capsys):

@@ -145,9 +145,6 @@ def test_what_frozen_layers_say_of_gates_and_of_what_is_beside_them(name):
             assert relative(layer.rest_map(layer.u, mixed, True), layer.rest) < 1e-12
 
 
-# ---- networks written out by hand, [·] being detach()
-
-
 def convolved(c: Tensor, conv: nn.Conv1d) -> Tensor:
     taps = conv.weight.shape[-1]
     padded = torch.cat([c.new_zeros(taps - 1, c.shape[1]), c])
@@ -299,9 +296,6 @@ def test_of_a_linear_network_it_is_gradient_times_input():
         assert relative(y_paths, (gradient * x).sum(-1)) > 0.1
 
 
-# ---- targets
-
-
 @pytest.mark.parametrize("name", ["mamba", "gfssm", "rwkv", "selective-ssm-classes"])
 def test_of_a_contrast_it_is_the_difference(name):
     with exact(name, target=2) as of, exact(name, target=3) as against, exact(name, target=2, contrast=3) as both:
@@ -336,9 +330,6 @@ def test_of_a_continuation_it_is_that_of_its_tokens_log_probabilities(name):
                 expected += gradient @ lrp(logits).scores[:, : len(prompt)]
         assert relative(found.scores[0], expected) < 1e-8
         assert found.delta is None
-
-
-# ---- batches, padding, precision
 
 
 @pytest.mark.parametrize("name", HALVES[0])
@@ -398,9 +389,6 @@ def test_half_precision(name):
     assert rough.dtype == torch.float32
     model.module.float()
     assert relative(rough, lrp(of).scores) < 0.15
-
-
-# ---- cleaning up, and parts without a rule
 
 
 def state(module: nn.Module) -> list[tuple[object, ...]]:

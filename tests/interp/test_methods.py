@@ -46,9 +46,6 @@ def close(a, b, tolerance: float = 1e-4) -> None:
     assert np.abs(a - b).max() <= tolerance * max(np.abs(b).max(), 1e-12)
 
 
-# ---- by hand
-
-
 class Tiny(nn.Module):
     """A mixer of one channel and one state: h_t = a_t h_{t−1} + e_t, a_t = exp(−e_t), or 1/2 where it is linear."""
 
@@ -172,9 +169,6 @@ def test_of_a_linear_f_all_agree(tiny):
         assert run(name, found, **options).scores[0].tolist() == pytest.approx(expected, rel=1e-5)
 
 
-# ---- Integrated Gradients
-
-
 # A loud random gated DeltaNet has cliffs that no quadrature sees.
 @pytest.mark.parametrize("name", few(ARCHITECTURES[:-1], "mamba", "mamba2", "diff-mamba"))
 @pytest.mark.parametrize("target", [3, [[4, 9], 8, [2, 2, 5]]])
@@ -189,9 +183,6 @@ def test_integrated_gradients_are_complete(name, target):
     assert (missed <= 0.0101 * result.scores.abs().amax(1)).all() and (result.error <= 0.01).all()
     missed /= gap.abs()
     close(result.delta, missed, 0.05 if missed.max() > 1e-3 else 1)
-
-
-# ---- against slow references
 
 
 @pytest.fixture(scope="module")
@@ -298,9 +289,6 @@ def test_random_scores_are_of_the_text_and_the_seed(mamba):
     assert (first - second)[0, :3].abs().min() > 1e-6
 
 
-# ---- all methods
-
-
 @pytest.mark.parametrize(("which", "name"), in_turns(METHODS, ARCHITECTURES, 5))
 def test_scores_do_not_depend_on_the_batch(name, which):
     model = example(name)
@@ -377,9 +365,6 @@ def test_outputs_come_with_their_gradients(mamba):
     for output, gradient in pairs:
         assert output.shape == gradient.shape and not output.requires_grad and gradient.any()
     assert not pairs[-1][1][0, :-1].any()  # after the last layer only the last token is read
-
-
-# ---- explain
 
 
 def test_values_and_answers(mamba):

@@ -33,9 +33,6 @@ def example(name: str) -> Model:
     return Model(loud(random_example(name)), name=name)
 
 
-# ---- a linear layer whose Jacobian is known
-
-
 WIDTH = 5
 
 
@@ -197,9 +194,6 @@ class TestClosedForm:
         np.testing.assert_allclose(found.distances().norm, gain * 0.7 ** np.arange(9), rtol=1e-4)
 
 
-# ---- Jacobian blocks
-
-
 def jacobian(run, x: torch.Tensor) -> np.ndarray:
     """‖∂ run(x)/∂x_s‖_F of run: (length, width) → (size,), by autograd."""
     full = torch.autograd.functional.jacobian(run, x)  # (size, length, width)
@@ -333,9 +327,6 @@ class TestEstimates:
         assert (found.output.error > 0.01).all()
         exact = influence(model, model.encode(ids=ids(40, 3)), probes=5, exact=None)
         assert exact.output.exact and not exact.output.error.any()
-
-
-# ---- by distance
 
 
 def synthetic(count: int = 5, seed: int = 0, error: float = 0.0) -> list[Blocks]:

@@ -38,9 +38,6 @@ def example(name: str) -> Model:
     return Model(loud(random_example(name)), None, name)
 
 
-# ---- every architecture against a slow reference
-
-
 def transition(recurrence: ops.Recurrence, t: int) -> torch.Tensor:
     """The transition of step t of one text: a delta rule's (heads, state, state), else its diagonal (heads, states)."""
     if not isinstance(recurrence, ops.DeltaRecurrence):
@@ -135,9 +132,6 @@ def test_long_texts_are_worked_in_pieces(monkeypatch):
         assert a.quantiles == pytest.approx(b.quantiles, rel=1e-5) and a.growth.value == pytest.approx(b.growth.value)
         np.testing.assert_allclose(a.largest, b.largest, rtol=1e-5, atol=1e-12)
     np.testing.assert_allclose(whole.norms, pieces.norms, rtol=1e-5)
-
-
-# ---- closed forms
 
 
 def selective(A, p: float = 0.3, seed: int = 0, channels: int | None = None) -> Model:
@@ -314,9 +308,6 @@ class TestClosedForms:
         assert f"half-lives of {middle:.3g} tokens (median" in found.notes[0]
 
 
-# ---- how a model behaves
-
-
 class TestBehaviour:
     def test_growth_that_no_given_token_shows(self):
         """s_A > 0 with a token whose step is almost 0: nothing grows on it, but something could."""
@@ -379,9 +370,6 @@ class TestBehaviour:
         assert not any("forward" in vars(mixer) for mixer in model.mixers)
 
 
-# ---- inputs
-
-
 class TestInputs:
     def test_random_tokens(self):
         model = example("mamba")
@@ -440,9 +428,6 @@ class TestInputs:
             stability(model.trace(ids=[1, 2]))
 
 
-# ---- the result and its views
-
-
 def test_published_checkpoints(oracle):
     """s_A, and how much the states really grow in a step."""
     found = stability(ssmscope.load(oracle("majority_T25_seed1.pth")), length=100)
@@ -451,9 +436,6 @@ def test_published_checkpoints(oracle):
     assert found[0].largest_gain == pytest.approx(0.0345, abs=5e-5)
     assert found[0].possible_gain == pytest.approx(0.271, abs=5e-4)
     assert stability(ssmscope.load(oracle("listops_T100_seed3.pth")), length=100).behaviour == "stable"
-
-
-# ---- from numbers to words
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,6 @@ def made(*rows: tuple[Any, ...], columns: tuple[str, ...] = ("a", "b"), **proven
     return Table({"model": "m", **provenance}, columns, rows)
 
 
-# ---- words and numbers
-
-
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
@@ -89,9 +86,6 @@ def test_a_texts_name_is_its_beginning() -> None:
     assert name_of(tokens) == "ab cde" and name_of([]) == ""
     assert name_of([(False, "a" * 60)]) == "a" * 60
     assert name_of([(False, "a" * 60), (False, "b"), (True, "c")]) == "a" * 59 + "…"
-
-
-# ---- groups, labels and summary
 
 
 def some() -> Report:
@@ -174,9 +168,6 @@ def test_the_origin_of_an_entry_names_each_result_where_it_has_several() -> None
     assert item.took == "" and [view.parts[0].anchor for view in item.views] == ["loss--1--1-1", "loss--1--2-1"]
 
 
-# ---- tables
-
-
 def test_the_table_of_everything_keeps_the_types_of_columns_of_one_name() -> None:
     numbers = made((1, 0.5), (2, None), columns=("a", "kind"))
     words = made(("x", True), (None, False), columns=("a", "flag"))
@@ -200,9 +191,6 @@ def test_the_table_of_everything_keeps_the_types_of_columns_of_one_name() -> Non
     assert found["a"].dropna().tolist() == [1, 2] and found["a:text"].dropna().tolist() == ["x"]
     empty = everything(Report("", (), PROVENANCE))
     assert list(empty) == identity and str(empty["row"].dtype) == "Int64" and str(empty["verb"].dtype) == "string"
-
-
-# ---- heatmaps of the page
 
 
 def test_texts_beyond_the_limit_of_bytes_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,9 +224,6 @@ def test_texts_beyond_the_limit_of_bytes_are_left_out(monkeypatch: pytest.Monkey
     for row, shown_row in zip(scores, block.texts[1].rows):
         np.testing.assert_array_equal(row, shown_row.scores[:2].astype("<f4"))
     assert all(at < 2 for row in text["kept"] for at in row)
-
-
-# ---- store
 
 
 def test_seconds_of_finished_jobs_by_verb(tmp_path: Path) -> None:
@@ -314,9 +299,6 @@ def test_what_becomes_of_a_job_in_its_store(tmp_path: Path, monkeypatch: pytest.
     made(("again", 1)).save(work, "a", ["json"])
     store.finish(one, {"state": DONE})
     assert [each.rows[0][0] for each in store.entry(one).results] == ["again"]
-
-
-# ---- running
 
 
 @pytest.mark.parametrize(
@@ -434,9 +416,6 @@ def test_failures_that_cannot_be_recorded_are_in_the_report(
     (found,) = report.entries
     assert (found.state, found.error, found.traceback, found.seconds) == (FAILED, "no model", "traceback", 2.0)
     assert "the failure of loss cannot be recorded: No space left" in capsys.readouterr().err.splitlines()
-
-
-# ---- jobs and plans
 
 
 def test_jobs_run_once_each_model_by_model() -> None:

@@ -234,9 +234,6 @@ def test_the_example_of_the_docs_is_a_plan() -> None:
     assert [(line.call.options["limit"], line.call.options["seed"]) for line in found.calls[2:4]] == [(50, 0), (50, 1)]
 
 
-# ---- fuzzing
-
-
 # ---- what plans know of the verbs
 
 

@@ -68,9 +68,6 @@ def states(report: Any) -> list[str]:
     return [entry.state for entry in report.entries]
 
 
-# ---- keys
-
-
 class TestKeys:
     def keys(self, model: str, options: Any, verb: str = "heatmap", **more: Any) -> list[str]:
         return [job.key for job in jobs_of({"models": [model], "analyses": [{verb: options}], **more}).every]
@@ -156,9 +153,6 @@ class TestKinds:
     def test_a_model_that_does_not_exist(self) -> None:
         with pytest.raises(InputError, match="did you mean 'demo/sst2-mamba"):
             jobs_of({"models": ["demo/sst2-mambo"], "analyses": ["stability"]})
-
-
-# ---- running
 
 
 @pytest.mark.usefixtures("no_page")
@@ -328,9 +322,6 @@ class TestKilled:
         assert {name: (again / "results" / name).stat().st_mtime_ns for name in kept} == kept
         assert numbers(again) == numbers(root)
         assert tables(again) == tables(root) and len(tables(root)) > 3
-
-
-# ---- keeping models loaded
 
 
 class TestKept:

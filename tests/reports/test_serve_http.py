@@ -134,9 +134,6 @@ def test_more_calls_than_may_wait_are_refused(server, monkeypatch):
     assert asked(server, "POST", "/answer", body, content_type="application/json")[0] == 503
 
 
-# ---- who asks
-
-
 def refusal(page: bool = False, hosts=frozenset(HOSTS), **headers: str | None) -> int:
     """Status of the refusal of a request with these headers; 200 if it passes."""
     every = {"Host": "localhost:7860", **{name.replace("_", "-").title(): value for name, value in headers.items()}}
@@ -199,9 +196,6 @@ def test_where_others_may_ask_no_name_of_another_host_stands_for_it(monkeypatch,
     monkeypatch.setattr(serving.socket, "gethostname", lambda: "lab7")
     monkeypatch.setattr(serving.socket, "getfqdn", lambda: "LAB7.example.org")
     assert refusal(hosts=None, host=host) == status
-
-
-# ---- what is asked
 
 
 @pytest.mark.parametrize("body", [b"", b"[", b"[]", b"null", b"1e999", b"{}", b'{"number": 0}', b"[" * 10**5, b"\xff"])
