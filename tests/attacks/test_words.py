@@ -169,21 +169,6 @@ class TestSearches:
         other = by_row(word_attack(model, reviews(), seed=4))
         assert [each.attacked for each in other.values()] != [each.attacked for each in every.values()]
 
-    def test_global_states_are_left_as_they_were(self):
-        random.seed(1)
-        np.random.seed(2)
-        expected = random.Random(1).random(), float(np.random.RandomState(2).rand())
-        found = word_attack(bag({"film": -1.0, "great": 3.0}), toy("film", "great film"))
-        assert (random.random(), float(np.random.rand())) == expected
-        assert [example.status for example in found.examples] == ["failed", "success"]
-
-    def test_many_texts_are_asked_about_at_once(self, model, monkeypatch):
-        waves = asked(monkeypatch)
-        found = word_attack(model, reviews())
-        attacked = [example.queries for example in found.examples if example.status != "skipped"]
-        assert len(waves) < sum(attacked) / 8 and len(waves[0]) == len(REVIEWS)
-        assert sum(map(len, waves)) <= sum(attacked) + len(REVIEWS)
-
     def test_the_two_sentences_of_a_pair_stay_apart(self, model, monkeypatch):
         waves = asked(monkeypatch)
         pairs = [f"good{PAIR_SEPARATOR}a great film", f"bad film{PAIR_SEPARATOR}dull", f"it{PAIR_SEPARATOR}'s great"]

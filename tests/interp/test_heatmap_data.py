@@ -14,13 +14,11 @@ from examples import random_example
 from matplotlib.figure import Figure
 
 from ssmscope import cli
-from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import over_data, selection_heatmap
 from ssmscope.interp.heatmap.over_data import median_half_lives
-from ssmscope.interp.heatmap.result import KeptLayer
 from ssmscope.interp.heatmap.words import MAX_HALF_LIFE
 from ssmscope.render.table import Table
 
@@ -174,8 +172,3 @@ def test_a_figure_takes_a_title_and_a_size(result):
     axes = Figure().subplots()
     with pytest.raises(InputError, match="give ax or size, not both"):
         result.figure(ax=axes, size=3.3)
-
-
-def layer(number: int, half_life: float, *heads: float, tenths: float = 1.0) -> KeptLayer:
-    parts = tuple(Estimate(tenths + part / 8, tenths, tenths + 2) for part in range(10))
-    return KeptLayer(number, half_life, np.array(heads), ("good", "bad"), parts)
