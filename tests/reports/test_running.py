@@ -252,26 +252,6 @@ class TestTheLock:
         with locked(tmp_path):
             pass
 
-    def test_it_goes_with_its_process(self, tmp_path) -> None:
-        context = multiprocessing.get_context("fork")
-        ready = context.Event()
-
-        def hold() -> None:
-            with locked(tmp_path):
-                ready.set()
-                time.sleep(60)
-
-        process = context.Process(target=hold)
-        process.start()
-        assert ready.wait(20)
-        with pytest.raises(InputError, match=f"process {process.pid}"):
-            with locked(tmp_path):
-                pass
-        process.kill()
-        process.join()
-        with locked(tmp_path):
-            pass
-
     def test_a_place_that_cannot_be_written_to(self, tmp_path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(InputError, match="cannot write to"):
