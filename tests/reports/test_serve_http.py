@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -128,12 +127,6 @@ def test_any_page_may_link_to_the_page(server):
     assert asked(server, "GET", "/", sec_fetch_site="cross-site")[0] == 200
 
 
-def test_more_calls_than_may_wait_are_refused(server, monkeypatch):
-    monkeypatch.setattr(server, "room", SimpleNamespace(acquire=lambda blocking: False))
-    body = json.dumps(arguments("answer")).encode()
-    assert asked(server, "POST", "/answer", body, content_type="application/json")[0] == 503
-
-
 def refusal(page: bool = False, hosts=frozenset(HOSTS), **headers: str | None) -> int:
     """Status of the refusal of a request with these headers; 200 if it passes."""
     every = {"Host": "localhost:7860", **{name.replace("_", "-").title(): value for name, value in headers.items()}}
@@ -174,10 +167,6 @@ def refusal(page: bool = False, hosts=frozenset(HOSTS), **headers: str | None) -
 )
 def test_only_the_page_itself_may_call(headers, status):
     assert refusal(**headers) == status
-
-
-def test_any_page_may_link_to_it():
-    assert refusal(page=True, sec_fetch_site="cross-site") == 200
 
 
 @pytest.mark.parametrize(
