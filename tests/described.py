@@ -19,6 +19,7 @@ import pytest
 from drawn import said
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.patches import Rectangle
 from rich.console import Console
 
 from ssmscope.api.results import Result
@@ -88,6 +89,9 @@ def of_figure(figure: Figure) -> Iterator[str]:
         yield "axes: {:.4g} to {:.4g}, {:.4g} to {:.4g}".format(*axes.get_xlim(), *axes.get_ylim())
         yield f"ticks: {axes.get_xticks().round(4).tolist()}"
         yield from (f"area {each.get_datalim(axes.transData).extents.round(4).tolist()}" for each in axes.collections)
+        yield from (
+            f"bar {bar.get_bbox().extents.round(4).tolist()}" for bar in axes.patches if isinstance(bar, Rectangle)
+        )
         yield from (f"text {text.get_position()} {text.get_text()}" for text in axes.texts)
         for line in (*axes.lines, *(handle for legend in figure.findobj(Legend) for handle in legend.legend_handles)):
             points = " ".join(f"{x:.4g},{y:.4g}" for x, y in line.get_xydata().tolist())

@@ -59,9 +59,6 @@ def steps_of(traces: Sequence[LayerTrace], place: int = 0) -> list[tuple[ops.Rec
     ]
 
 
-# ---- influence by distance
-
-
 NOISE = 2.0**-20
 """Norms below it are noise."""
 

@@ -85,8 +85,3 @@ def shown(table: Table) -> list[tuple[str, ...]]:
         ]
         rows.append((*labels, *texts))
     return rows
-
-
-INTERVALS = "In brackets: the 95 % interval."
-BEST = "★ and bold: the best mean of those compared."
-WORST = "▼ and underlined: the worst of its row."

@@ -135,9 +135,6 @@ def test_whether_the_weight_says_all():
     assert not agrees_with_weight(conv)
 
 
-# ---- convolutions
-
-
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_depthwise_convolution_is_its_answer_to_an_impulse(padding, bias):
@@ -160,9 +157,6 @@ def test_the_gradient_of_a_read_convolution_reaches_its_weight():
     found = torch.autograd.grad(weight.sum() + 5 * bias.sum(), (module.weight, module.bias))
     torch.testing.assert_close(found[0], torch.full_like(module.weight, 2))
     torch.testing.assert_close(found[1], torch.full_like(module.bias, 10))
-
-
-# ---- norms
 
 
 def norms() -> dict[str, tuple[nn.Module, type[nn.Module]]]:
@@ -197,9 +191,6 @@ def test_a_norms_weight_is_what_it_multiplies_by(name):
 def test_what_is_no_norm_is_refused():
     with pytest.raises(InputError, match="no norm that can be read"):
         norm_terms(nn.Identity(), nn.RMSNorm)
-
-
-# ---- embeddings
 
 
 def test_the_embedding_table_is_what_the_embeddings_give():

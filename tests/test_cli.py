@@ -47,12 +47,6 @@ class TestHelp:
         assert [name for name in names if name in expected] == expected and "lens" in expected
         assert sorted(names) == sorted(command.commands)
 
-    def test_lists_the_verbs(self, analyze: Answer) -> None:
-        answer = analyze("--help")
-        assert answer.code == 0 and answer.err == ""
-        assert all(verb in answer.out for verb in ("heatmap", "attention", "explain", "fidelity", "train"))
-        assert analyze().out == answer.out
-
     @pytest.mark.parametrize("verb", ["heatmap", "attention", "explain", "fidelity", "train", "models"])
     def test_of_a_verb_names_its_options(self, analyze: Answer, verb: str) -> None:
         answer = analyze(verb, "--help")

@@ -119,11 +119,6 @@ class TestTable:
         alone = json.loads(analyze("checkpoints", tmp_path / "sweep", "--length", 9, "--json").out)
         assert [Path(row["name"]).name for row in alone["rows"]] == ["a.pth"]
 
-    def test_a_length_for_each(self, analyze: Answer, models: Path) -> None:
-        files = [models / "sweep" / name for name in ("a.pth", "b.pth")]
-        found = json.loads(analyze("checkpoints", *files, "--length", "20,31", "--json").out)
-        assert [row["length"] for row in found["rows"]] == [20, 31]
-
     def test_a_damaged_checkpoint_stops_nothing(self, analyze: Answer, models: Path, tmp_path: Path) -> None:
         import torch
 
@@ -151,26 +146,6 @@ class TestTable:
         (tmp_path / "x.pth").write_text("x")
         (tmp_path / "y.pth").write_text("y")
         assert "none of the 2 checkpoints can be read" in refusal("checkpoints", tmp_path)
-
-    def test_published_checkpoints(self, analyze: Answer, oracle: Callable[[str], Path]) -> None:
-        """The capacities are those that are known of these files, at the length of their texts: T = 104 with row 0 of
-        W is T = 100 with the worst row, to 0.05."""
-        files = [oracle(f"{name}.pth") for name in ("majority_T25_seed1", "listops_T100_seed3", "imdb_T100_seed1")]
-        answer = analyze("checkpoints", *files, "--length", "25,100,100", "--examples", 1000, "--json")
-        majority, listops, imdb = json.loads(answer.out)["rows"]
-        abscissae = [row["abscissa"] for row in (majority, listops, imdb)]
-        assert abscissae == pytest.approx([0.214152202, -0.139018178, 0.205731139], abs=1e-8)
-        assert majority["possible_gain"] == pytest.approx(0.271, abs=5e-4)
-        assert (listops["log_capacity_printed"], listops["log_capacity"]) == pytest.approx((28.88, 32.85), abs=5e-3)
-        assert (imdb["log_capacity_printed"], imdb["log_capacity"]) == pytest.approx((66.86, 70.55), abs=5e-3)
-        assert all(row["vacuous"] for row in (majority, listops, imdb))
-        assert [row["behaviour"] for row in (majority, listops, imdb)] == ["unstable", "stable", "unstable"]
-
-
-def test_the_verbs_stand_together(analyze: Answer) -> None:
-    listed = analyze("--help").out
-    probes = listed[listed.index(" How good is it, and") :]
-    assert probes.index("bound") < probes.index("checkpoints") < probes.index("stability")
 
 
 @pytest.mark.parametrize("name", ["9" * 5000, "a\udc80", "x" * 300 + "/" + "y" * 300])

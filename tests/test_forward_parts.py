@@ -252,9 +252,6 @@ def test_what_is_compiled_in_place_is_named():
     assert "Sequential: 1 is a Linear of torch.ao.nn.quantized.dynamic" in refusal(check_plain, mixed, mixed.modules())
 
 
-# ---- hooks that change nothing, in runs that are edited
-
-
 @pytest.mark.parametrize("place", ["convolution", "taps", "terms", "input"])
 def test_an_edit_is_no_change_that_a_hook_makes(place):
     """A layer's terms are compared with its own forward pass without the edits of the run."""

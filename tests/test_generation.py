@@ -119,9 +119,6 @@ def test_texts_end_with_an_end_token(bare):
     assert made.ended_by[1] == "end" and made.ids[1] == plain.ids[1][: plain.ids[1].index(plain.ids[1][2]) + 1]
 
 
-# ---- what ends a text, as transformers' own generate has it
-
-
 def theirs(module, ids: list[int], **options) -> list[int]:
     """What transformers' own generate writes after a prompt."""
     options |= {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 10}

@@ -200,9 +200,6 @@ def test_a_copy_made_while_a_run_goes_on_is_a_model_of_its_own():
     assert all(isinstance(each, Switch) and each.module in list(taken.modules()) for each in switches)
 
 
-# ---- modes
-
-
 def with_dropout() -> nn.Module:
     torch.manual_seed(0)
     module = mamba()
@@ -227,9 +224,6 @@ def test_a_random_gate_is_not_drawn_where_a_trace_is_read():
     model = Model(example("baleen-b-mamba2").train())
     trace = model.trace(ids=[5, 17, 3, 8])
     torch.testing.assert_close(trace.layers[1].retention(), trace.retention[1])
-
-
-# ---- weights
 
 
 def test_a_write_that_leaves_no_trace_is_seen():
@@ -276,9 +270,6 @@ def test_weights_damaged_later_are_refused_too():
         model.trace(ids=[5, 17, 3])
 
 
-# ---- logits
-
-
 class Capped(Mamba2ForCausalLM):
     """Head followed by a multiplier, a bias and a cap, as hybrids have them."""
 
@@ -311,9 +302,6 @@ def test_logits_are_the_models_own(capped):
 
     torch.testing.assert_close(head_logits(capped, hidden), own, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(head_logits(capped, hidden[0, 2]), own[0, 2], atol=1e-5, rtol=1e-4)
-
-
-# ---- states
 
 
 class Mixing(nn.Module):

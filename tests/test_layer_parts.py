@@ -22,8 +22,6 @@ from ssmscope.core.mixers import check_causal, is_bidirectional, known_mixers, m
 from ssmscope.core.trace import Layers, LayerState, LayerTrace
 from ssmscope.errors import InputError, Unanswerable
 
-# ---- states
-
 
 def state(*shapes: tuple[int, ...], conv: bool = True, begin: int = 0) -> LayerState:
     made = [torch.arange(begin, begin + math.prod(shape)).float().view(shape) for shape in shapes]
@@ -132,9 +130,6 @@ def test_what_no_layer_remembers_is_unanswerable():
     trace.check_recurrent_state(True, "m", "survival")
     with pytest.raises(Unanswerable, match="no layer of m has a recurrent memory, which survival is about"):
         trace.check_recurrent_state(False, "m", "survival")
-
-
-# ---- edges
 
 
 @pytest.mark.parametrize("kind", ["mamba, two groups", "mamba-2", "gla", "delta"])
@@ -266,9 +261,6 @@ def test_an_edit_says_where_and_after_which_token():
     assert "an edit has no place 'outputs'; allowed are residual, input" in refusal(Edit, "x", "outputs", keep)
     said = "give it with the place 'state' alone"
     assert said in refusal(Edit, "x", "state", keep) and said in refusal(Edit, "x", "output", keep, after=0)
-
-
-# ---- models
 
 
 class Wrapped(nn.Module):

@@ -150,9 +150,6 @@ def test_places_within_a_word(before, after, within):
     assert not is_within_word(text, 0) and not is_within_word(text, 2) and not is_within_word(text, -1)
 
 
-# ---- failures
-
-
 class PanicException(BaseException):
     """Exception as the tokenizers library raises it."""
 

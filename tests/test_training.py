@@ -85,9 +85,6 @@ def assert_same_weights(one, other):
         assert torch.equal(one[name], other[name]), name
 
 
-# ---- what it learns and writes
-
-
 def sizes_of(architecture: str) -> dict:
     """Return `OPTIONS` without options that the architecture does not have, and without dropout if its recipe has
     none."""
@@ -190,9 +187,6 @@ def test_the_callers_generators_are_left_as_they_were(reviews, tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
-# ---- starting from trained weights
-
-
 @pytest.mark.parametrize("architecture", ["baleen-b", "baleen-e"])
 def test_a_mamba2_becomes_a_baleen_without_new_parameters(architecture, trained, reviews, tmp_path):
     source, record = trained
@@ -227,9 +221,6 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_written(trained, rev
     with pytest.raises(InputError, match="width cannot be chosen for baleen-b trained from"):
         train_model("baleen-b", reviews["train"], out, init_from=source, width=32, progress=False)
     assert not out.exists()
-
-
-# ---- killed and started again
 
 
 def test_a_killed_run_goes_on_and_ends_with_the_weights_of_an_unbroken_one(reviews, tmp_path, capfd):
@@ -310,9 +301,6 @@ def test_a_damaged_checkpoint_is_refused(reviews, tmp_path, monkeypatch):
         train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **OPTIONS)
 
 
-# ---- what it refuses
-
-
 @pytest.mark.parametrize(
     ("architecture", "options", "message"),
     [
@@ -350,9 +338,6 @@ def test_a_loss_that_diverges_is_told(reviews, tmp_path):
         train_model("mamba2", reviews["train"], tmp_path / "o", learning_rate=1e30, clip=1e30, warmup=0.0, **OPTIONS)
 
 
-# ---- the parts
-
-
 def test_biases_norms_and_the_recurrences_own_parameters_do_not_decay():
     for kind in ("mamba", "mamba2"):
         module = random_example(kind)
@@ -372,9 +357,6 @@ def test_the_learning_rate_rises_linearly_and_falls_as_half_a_cosine():
     assert shares[60] == pytest.approx(0.5)
     assert shares[-1] < 1e-3
     assert all(a > b for a, b in zip(shares[10:], shares[11:]))
-
-
-# ---- real data
 
 
 def test_sst2_is_learnt(real_data, tmp_path):

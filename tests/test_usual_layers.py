@@ -202,9 +202,6 @@ def test_what_the_module_is_called_with(series: Tensor) -> None:
     torch.testing.assert_close(again.logits(again.encode(series)), model.logits(model.encode(series)))
 
 
-# ---- images
-
-
 class Images(nn.Module):
     """Patches of 4 pixels, two layers, and where asked a second stage of half the height and width."""
 

@@ -158,9 +158,6 @@ TRANSFORMERS = Warm(
 """What ssmscope imports."""
 
 
-# ---- the process from which others are forked
-
-
 def serve(asked: socket.socket, modules: list[str]) -> None:
     """Import modules, then fork a process for every request, until nobody can ask any more."""
     for name in modules:

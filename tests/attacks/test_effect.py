@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawn import labels
+from drawn import drawn, labels, outside, overlapping
 from examples import random_example
 from fading import fading
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import ssmscope
 from ssmscope.attacks.effect import attack_effect
@@ -115,16 +114,6 @@ def of_ids(model, before: list[int], after: list[int], **options) -> AttackEffec
 
 class TestIdentities:
     @pytest.mark.parametrize("name", FAMILIES)
-    def test_of_equal_texts_nothing_moves(self, name):
-        found = of_ids(random_model(name), TEXT, TEXT)
-        assert not found.clean.changed.any() and not found.corrupted.changed.any() and found.first_changed is None
-        assert (found.distance == 0).all()
-        assert found.hidden_cosine == pytest.approx(1, abs=1e-9) and found.state_cosine == pytest.approx(1, abs=1e-9)
-        assert found.summary()[["retention_change", "attention_change"]].max().max() < 1e-6
-        assert all(spread.first is None for spread in found.spreads)
-        assert found.kept == pytest.approx(found.clean.text.probability, rel=1e-6)
-
-    @pytest.mark.parametrize("name", FAMILIES)
     def test_a_suffix_leaves_everything_before_it(self, name):
         """Nothing looks ahead; and what stands at the end is read, which shows in the head's vectors."""
         found = of_ids(random_model(name), TEXT, [*TEXT, 7, 8, 9])
@@ -193,14 +182,6 @@ class TestIdentities:
 
 
 class TestAlignment:
-    def test_is_of_equal_tokens_in_order(self):
-        draw = np.random.default_rng(0)
-        for _ in range(50):
-            first, second = (draw.integers(0, 4, draw.integers(1, 12)).tolist() for _ in range(2))
-            pairs = aligned(first, second)
-            assert [first[i] for i in pairs[:, 0]] == [second[j] for j in pairs[:, 1]]
-            assert (np.diff(pairs, axis=0) > 0).all()
-
     def test_what_changed(self):
         found = attack_effect(fading(WEIGHTS), clean="good a bad b", corrupted="a bad film film b")
         assert found.clean.changed.tolist() == [True, False, False, False, False]
@@ -278,19 +259,6 @@ class TestResult:
         path.write_text(former.replace('"corrupted": {"text"', '"after": {"text"'))
         assert '"before": {"text"' in former and ssmscope.Result.load(path) == result
 
-    def test_figure(self, result):
-        figure = result.figure()
-        distances = figure.axes[-1]
-        curves = {line.get_label(): line for line in distances.lines}
-        assert curves["head"].get_ydata().tolist() == result.distance[-1].tolist()
-        assert curves["layer 1"].get_xdata().tolist() == result.pairs[:, 1].tolist()
-        labels = distances.get_xticklabels()
-        assert [label.get_text() for label in labels] == list(result.corrupted.text.tokens)
-        assert [label.get_color() == "#d1540a" for label in labels] == result.corrupted.changed.tolist()
-        assert len(distances.patches) == 5  # a band for each new token
-        texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-        assert all(token in texts for token in ("gripping", "tedious", "attention"))
-
     @pytest.mark.parametrize("words", [1, 5, 20, 57])
     def test_nothing_overlaps_or_leaves_the_sheet(self, words):
         draw = np.random.default_rng(words)
@@ -298,21 +266,9 @@ class TestResult:
         text = [names[i] for i in draw.integers(0, 5, words)]
         longer = " ".join([*text, "bad", "b"])
         result = attack_effect(fading(WEIGHTS, decay=0.1), clean=" ".join(text), corrupted=longer)
-        figure = result.figure()
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        sheet, distances = figure.axes[0], figure.axes[-1]
-        width, height = canvas.get_width_height()
-        written = [text.get_window_extent() for text in sheet.texts]
-        labels = [label.get_window_extent() for label in distances.get_xticklabels()]
-        assert len(labels) == words + 3
-        assert all(a.x1 <= b.x0 for a, b in zip(labels, labels[1:]))
-        for box in (*written, *labels, *(text.get_window_extent() for text in distances.get_legend().get_texts())):
-            assert box.x0 > 0 and box.x1 < width and box.y0 > 0 and box.y1 < height
-        for at, box in enumerate(written):
-            assert not any(apart(box, other) for other in written[at + 1 :])
-        top = distances.get_tightbbox().y1
-        assert all(box.y0 > top - 1 for box in written if box.y1 > distances.get_window_extent().y1)
+        figure, texts = drawn(result)
+        assert not overlapping(texts) and not outside(figure, texts)
+        assert len(figure.axes[-1].get_xticklabels()) == words + 3
 
     def test_a_long_text_is_cut_in_the_figure_only(self):
         text = ["a", "b", "film"] * 360
@@ -326,13 +282,6 @@ class TestResult:
             assert sum(text.startswith(said) and text.endswith("; below, all of them") for text in texts) == 1
         assert len(figure.axes[-1].lines[-1].get_xdata()) == 1081
         assert figure.axes[-1].get_xlabel() == "position in the corrupted text"
-
-
-def apart(first, second) -> bool:
-    """Return True if two boxes overlap by more than a pixel both ways."""
-    wide = min(first.x1, second.x1) - max(first.x0, second.x0)
-    tall = min(first.y1, second.y1) - max(first.y0, second.y0)
-    return wide > 1 and tall > 1
 
 
 def test_tokens_that_are_frequent_in_long_texts_are_aligned_too() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from bags import bag
@@ -14,7 +13,6 @@ from tokenizers import models as token_models
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.attacks.offline import stopwords
 from ssmscope.attacks.words import hotflip as module
 from ssmscope.attacks.words import word_attack
 from ssmscope.attacks.words.hotflip import (
@@ -117,18 +115,12 @@ class TestEstimates:
         assert found.numpy() == pytest.approx(expected, abs=1e-4)
 
 
-# ---- the search
-
 WEIGHTS = {"awful": -4.0, "poor": -1.5, "dull": -1.0, "film": 0.0, "plot": 0.25, "fine": 1.0, "good": 2.0, "great": 3.0}
 
 
 def whole(model: ssmscope.Model) -> Evaluator:
     """The state of a bag of words is not its mixer's."""
     return Evaluator(model, fork=False)
-
-
-def node(text: str) -> module.Node:
-    return module.Node(text, (0,), {0: (0, len(text))})
 
 
 def flip(model: ssmscope.Model, texts: list[str], labels: list[int], **limits) -> list[module.Search]:
@@ -151,23 +143,11 @@ class TestSearch:
             assert found.best.text == worst and found.queries == 2 and found.gradients == 1
             assert found.best.scores.tolist() == pytest.approx([0, sums[worst]])
 
-    def test_ends_when_the_answer_changes(self):
-        (found,) = flip(bag(WEIGHTS), ["great great great"], [1], candidates=3)
-        assert sorted(found.best.text.split()) == ["awful", "awful", "great"] and (found.queries, found.gradients) == (
-            7,
-            2,
-        )
-
     def test_of_the_candidates_that_change_the_answer_the_worst_is_taken(self):
         (found,) = flip(bag(WEIGHTS, link=lambda total: torch.where(total < -3, -total, total)), ["film good"], [1])
         assert (
             found.best.text == "awful good" and found.best.scores[1] == -2
         )  # "film awful", the best estimate, is right again
-
-    def test_goes_on_where_no_flip_helps_and_ends_with_the_best_text(self):
-        (found,) = flip(bag({"good": 2.0, "fine": 3.0}, ending=-1.0), ["good good"], [1])
-        assert found.best.text == "good good" and (found.queries, found.gradients) == (4, 2)
-        assert found.best.scores.tolist() == [0, 3]
 
     def test_no_place_is_flipped_twice(self, monkeypatch):
         model, seen = bag(WEIGHTS, ending=-40.0), []
@@ -181,30 +161,6 @@ class TestSearch:
         monkeypatch.setattr(module, "offers", kept)
         (found,) = flip(model, ["awful poor dull"], [0])
         assert found.best.text == "great great great" and {(3, 2), (2, 1), (1, 0)} == set(seen)
-
-    def test_the_number_of_flips_is_limited(self):
-        model = bag(WEIGHTS, ending=-40.0)
-        for flips in (1, 2, 3):
-            (found,) = flip(model, ["awful poor dull film"], [0], flips=flips)
-            changed = [a != b for a, b in zip("awful poor dull film".split(), found.best.text.split())]
-            assert sum(changed) == flips == found.gradients
-
-    @pytest.mark.parametrize("budget", [1, 2, 8, 15, 16])
-    def test_the_budget_is_kept(self, budget):
-        (found,) = flip(bag(WEIGHTS, ending=-40.0), ["awful poor dull film"], [0], budget=budget, candidates=7)
-        assert found.queries == budget
-        assert (budget == 1) == (found.best.text == "awful poor dull film")
-        assert budget != 2 or found.best.text == "great poor dull film"  # of a step's candidates the best by estimate
-
-    def test_of_three_classes_one_that_changes_the_answer_is_preferred_to_a_higher_loss(self):
-        search = module.Search(0, node("film"), [node("film")])
-        search.best.judge(np.log([0.8, 0.1, 0.1]), 0)
-        higher, won, lower = node("a"), node("b"), node("c")
-        for each, p in ((higher, [0.34, 0.33, 0.33]), (won, [0.4, 0.5, 0.1]), (lower, [0.45, 0.52, 0.03])):
-            each.judge(np.log(p), 0)
-        assert higher.loss > won.loss > lower.loss == pytest.approx(-np.log(0.45))
-        search.settle([lower, higher, won], Limits())
-        assert search.best is won and search.over
 
     def test_words_that_are_kept_and_those_that_are_not_put_in(self):
         model, texts = bag(WEIGHTS, ending=-40.0), ["awful Poor dull film"]
@@ -246,9 +202,6 @@ class TestSearch:
         model = ssmscope.Model(bag(WEIGHTS).module, Slow(), "slow")
         with pytest.raises(InputError, match="slow has a slow tokenizer: give a fast one"):
             hotflip(model, ["film"], [0], lambda texts: None, template=TEMPLATE)
-
-
-# ---- reading and writing
 
 
 @pytest.fixture(scope="module")
@@ -328,60 +281,6 @@ class TestTexts:
             assert [each.estimate for each in own] == sorted((each.estimate for each in own), reverse=True)
             dropped += len(flips) - len(right)
         assert dropped > 0
-
-    def test_estimates_of_flips_are_those_of_their_tokens(self, marked):
-        (node,) = [read(marked, "film good bad", TEMPLATE)]
-        (gradient,) = loss_gradients(marked, [node.ids], [1], None)
-        table = marked.module.get_input_embeddings().weight.detach()
-        flips = best_flips(marked, node, gradient, Vocabulary.of(marked), 1000)
-        assert len(flips) > 60
-        for each in flips:
-            ((place, new),) = [(i, b) for i, (a, b) in enumerate(zip(node.ids, each.ids)) if a != b]
-            expected = (table[new] - table[node.ids[place]]) @ gradient[place]
-            assert each.estimate == pytest.approx(float(expected), abs=1e-5)
-
-
-def asked_and_won(model, texts, labels, candidates: int) -> tuple[int, int]:
-    """Return the number of texts asked about, and of answers that changed."""
-    limits = Limits(candidates=candidates, kept=stopwords()[0])
-    found = hotflip(model, texts, labels, whole(model).scores, template=TEMPLATE, limits=limits)
-    won = sum(int(each.best.scores.argmax()) != label for each, label in zip(found, labels))
-    return sum(each.queries for each in found), won
-
-
-@pytest.fixture
-def by_chance(monkeypatch):
-    """Rank flips by chance instead of by the gradient from now on."""
-    draw = torch.Generator().manual_seed(0)
-
-    def ranked(gradient, old, new):
-        return torch.rand(len(old), len(new), generator=draw)
-
-    return lambda: monkeypatch.setattr(module, "estimates", ranked)
-
-
-class TestAgainstChance:
-    def test_where_one_word_decides(self, by_chance):
-        draw = np.random.default_rng(0)
-        names = ["".join(draw.choice(list("bcdfghjk"), 5)) for _ in range(80)]
-        model = bag({**{name: 0.01 * at for at, name in enumerate(names)}, "spoiler": -60.0})
-        texts = [" ".join(draw.choice(names, 8)) for _ in range(12)]
-        assert asked_and_won(model, texts, [1] * 12, 1) == (24, 12)
-        by_chance()
-        asked, won = asked_and_won(model, texts, [1] * 12, 3)
-        assert asked > 10 * 24 and won < 8
-
-    def test_on_a_trained_model(self, real_data, by_chance):
-        """More answers change with as many candidates, and for as many changes chance asks twice as often."""
-        real_data("sst2", "test")
-        model, data = ssmscope.load("demo/sst2-mamba2"), load_text("sst2", "test").sample(60)
-        right = (whole(model).scores(data.texts).argmax(1) == data.labels).nonzero()[0].tolist()
-        texts, labels = [data.texts[row] for row in right], [data.labels[row] for row in right]
-        asked, won = asked_and_won(model, texts, labels, 1)
-        by_chance()
-        chance = [asked_and_won(model, texts, labels, candidates) for candidates in (1, 2, 4)]
-        assert won > 0.75 * len(texts) and won > 1.5 * chance[0][1]
-        assert all(fewer < won or more > 2 * asked for more, fewer in chance)
 
 
 def test_real_reviews(real_data):

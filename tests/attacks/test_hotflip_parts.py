@@ -14,9 +14,8 @@ from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Sequence, Split, WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from ssmscope.attacks.words.hotflip import Limits, Node, Search, Vocabulary, best_flips, class_scores, read
-from ssmscope.core.model import Model
-from ssmscope.evaluation import Evaluator, Template, label_words
+from ssmscope.attacks.words.hotflip import Limits, Node, Search, Vocabulary, best_flips, read
+from ssmscope.evaluation import Template
 from ssmscope.zoo.documents import byte_tokenizer
 
 TEMPLATE = Template("{content}")
@@ -128,14 +127,3 @@ class TestWords:
             words = "film good dull".split()
             words[at] = word
             assert each.text == " ".join(words) and each.ids == (*(3 + WORDS.index(one) for one in words), 2)
-
-
-def test_answers_of_two_tokens_are_scored_to_their_end() -> None:
-    model = fading({"good": 1.5, "bad": -1.0, "film": 0.5, "Is": 0.3}, decay=0.4, language=True)
-    words, text = ("good film", "bad"), "Is film bad good"
-    ids = label_words(model, words, after=text).ids
-    row = torch.tensor([model.tokenizer(text)["input_ids"]])
-    with torch.no_grad():
-        found = class_scores(model, model.module.get_input_embeddings()(row), torch.ones_like(row).bool(), ids)
-    assert found.numpy() == pytest.approx(Evaluator(model, words=words).scores([text]), abs=1e-4)
-    assert isinstance(model, Model) and max(map(len, ids)) == 2

@@ -45,22 +45,6 @@ def signed(data: TextData, odds: list[float]) -> np.ndarray:
 
 
 class TestClosedForm:
-    def test_a_model_that_forgets_nothing_cares_for_no_place(self):
-        model, data = fading(WEIGHTS, ending=0.05), reviews()
-        found = insertion_sweep(model, data, insert=["dull fine", "bad"], places=3)
-        clean = signed(data, [log_odds(text.split(), WEIGHTS, ending=0.05) for text in data.texts])
-        assert found.clean.value == (clean > 0).mean()
-        assert found.clean_log_odds.value == pytest.approx(clean.mean(), abs=1e-5)
-        for curve, weight in zip(found.curves, (-0.2, -2.0)):
-            change = np.where(np.array(data.labels) == 1, weight, -weight)
-            right, was_right = clean + change > 0, clean > 0
-            for place in curve.places:
-                assert place.log_odds_change.value == pytest.approx(change.mean(), abs=1e-5)
-                assert place.accuracy.value == right.mean()
-                assert place.drop.value == pytest.approx(1 - right.sum() / was_right.sum())
-                assert place.flipped.value == pytest.approx((was_right & ~right).sum() / was_right.sum())
-            assert curve.worst == curve.places[0].accuracy and curve.worst_drop == curve.places[0].drop
-
     @pytest.mark.parametrize("language", [False, True])
     def test_every_place_of_a_model_that_forgets(self, language):
         """A text of four words has five places; which share is which is written out."""
@@ -119,28 +103,32 @@ class TestHardest:
     def right(self, *lost: range, examples: int = 100) -> list[list[int]]:
         return [[1] * examples, *([int(at not in each) for at in range(examples)] for each in lost)]
 
-    def test_one_that_is_told_from_all(self):
-        result, found = swept(self.right(range(20), range(45), range(30)))
-        assert found.hardest_places == (1,) and found.places[1].accuracy.high > found.places[2].accuracy.low
-        assert result.headline == (
-            "Insertion sweep of runs/mine: accuracy 1.000 clean, 0.550 with “a $phrase” at its hardest place (50 %), "
-            "0.550 where the place may differ by example"
-        )
-
-    def test_one_that_is_told_from_some(self):
-        result, found = swept(self.right(range(20), range(45), range(44)))
-        assert found.hardest_places == (1, 2) and result.curves[0].hardest.name == "50 %"
-        assert "0.550 with “a $phrase” at its hardest place (50 %, indistinguishable from 1 other), " in result.headline
-
-    def test_none(self):
-        result, found = swept(self.right(range(20), range(22), range(79, 100)))
-        assert found.hardest_places == (1, 2, 0)
-        assert "clean, 0.780 to 0.800 with “a $phrase”, at no place clearly lowest, 0.570 wh" in result.headline
-        most = swept(self.right(range(20), range(22), range(21), range(5)))[0]  # told from one of three others
-        assert most.curves[0].hardest_places == (1, 2, 0)
-        assert "clean, 0.780 to 0.950 with “a $phrase”, at no place clearly lowest, 0.780 wh" in most.headline
-        result, _ = swept(self.right(range(20), range(20)))
-        assert "clean, 0.800 with “a $phrase”, at no place clearly lowest, 0.800 where" in result.headline
+    @pytest.mark.parametrize(
+        ("lost", "places", "says"),
+        [
+            (
+                (20, 45, 30),
+                (1,),
+                "0.550 with “a $phrase” at its hardest place (50 %), 0.550 where the place may differ",
+            ),
+            (
+                (20, 45, 44),
+                (1, 2),
+                "0.550 with “a $phrase” at its hardest place (50 %, indistinguishable from 1 other), ",
+            ),
+            (
+                (20, 22, range(79, 100)),
+                (1, 2, 0),
+                "0.780 to 0.800 with “a $phrase”, at no place clearly lowest, 0.570 wh",
+            ),
+            ((20, 22, 21, 5), (1, 2, 0), "0.780 to 0.950 with “a $phrase”, at no place clearly lowest, 0.780 wh"),
+            ((20, 20), (0, 1), "0.800 with “a $phrase”, at no place clearly lowest, 0.800 where"),
+        ],
+    )
+    def test_it_is_told_from_all_some_or_none(self, lost, places, says):
+        result, found = swept(self.right(*(range(each) if isinstance(each, int) else each for each in lost)))
+        assert found.hardest_places == places
+        assert result.headline.startswith(f"Insertion sweep of runs/mine: accuracy 1.000 clean, {says}")
 
     @pytest.mark.parametrize(
         ("lowest", "says"),
@@ -166,20 +154,6 @@ class TestTexts:
             "one two\nthree x y",
         ]
         assert inserted(" a ", "x", 0) == " x a " and inserted(" a ", "x", 1) == " a x "
-
-    def test_a_suffix_is_the_text_and_the_phrase(self):
-        """A shipped model is run plainly."""
-        model = ssmscope.load("demo/sst2-mamba")
-        texts = ["a gripping , beautifully acted film .", "dull and far too long .", "i liked it"]
-        data = text_data("three", "test", texts, [1, 0, 1], ("negative", "positive"))
-        found = insertion_sweep(model, data, places=[0, 1])
-        for place, build in zip(found.curves[0].places, ("and true is true {}", "{} and true is true")):
-            logits = model.logits(model.encode([build.format(text) for text in texts])).double().numpy()
-            plain = model.logits(model.encode(texts)).double().numpy()
-            odds, clean = (np.array([r[y] - r[1 - y] for r, y in zip(rows, data.labels)]) for rows in (logits, plain))
-            assert place.accuracy.value == pytest.approx((odds > 0).mean())
-            assert place.log_odds_change.value == pytest.approx((odds - clean).mean(), abs=1e-5)
-        assert found.provenance["options"]["insert"] == ["and true is true"]
 
     def test_all_places_are_one_wave(self, monkeypatch):
         from ssmscope.evaluation import Evaluator
@@ -294,28 +268,13 @@ class TestMeasure:
         scores = np.array([[2000.0, 0.0, 0.0], [0.0, -3000.0, -3000.0]])
         assert true_log_odds(scores, np.array([0, 1])) == pytest.approx([2000 - math.log(2), -3000.0])
 
-    def test_intervals_are_paired(self):
-        """Nested hits: drop and change vary by the few examples between, not by all."""
-        right = np.arange(400) < np.array([[300], [290]])
-        odds = np.stack([np.zeros(400), np.full(400, -0.5)])
-        found = measure("", [("", 0.0)], (~right).astype(int), np.zeros(400, dtype=int), odds, seed=0)
-        (one,) = found.places
-        assert one.drop.value == pytest.approx(1 / 30) and 0.013 < one.drop.low < one.drop.high < 0.056
-        assert one.log_odds_change == Estimate(-0.5, -0.5, -0.5)
-        assert 0.66 < one.accuracy.low < 0.71 < 0.74 < one.accuracy.high < 0.78
-
 
 class TestOptions:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            (dict(insert=""), "'' was given to insert; give a phrase of at least one word"),
-            (dict(insert=["a", " \n"]), "' .n' was given to insert"),
             (dict(insert=[]), "insert is empty"),
-            (dict(insert=["a", " a "]), "the phrase 'a' is given twice"),
             (dict(places=1), "places is 1; allowed are a number of places from 2 on, or shares from 0 to 1"),
-            (dict(places=[0.5, 1.5]), "places has 1.5"),
-            (dict(places=[0.5, 0.5]), "places names 0.5 twice"),
             (dict(words=["a", "b"]), "is a classifier"),
             (dict(template="film"), "has no {content}"),
         ],
@@ -365,16 +324,6 @@ class TestResult:
     @pytest.fixture
     def result(self):
         return insertion_sweep(fading(WEIGHTS, decay=0.3), reviews(), insert=["dull", "a bad film"], places=5)
-
-    def test_figure(self, result):
-        upper, lower = result.figure().axes
-        drawn = [line for line in upper.lines if len(line.get_xdata()) == 5]
-        assert [line.get_ydata().tolist() for line in drawn] == [
-            [place.accuracy.value for place in curve.places] for curve in result.curves
-        ]
-        assert drawn[0].get_xdata().tolist() == [0, 0.25, 0.5, 0.75, 1]
-        changes = [line for line in lower.lines if len(line.get_xdata()) == 5]
-        assert changes[1].get_ydata().tolist() == [p.log_odds_change.value for p in result.curves[1].places]
 
     def test_places_outside_the_content(self):
         result = insertion_sweep(fading(WEIGHTS), reviews(), insert="dull", places=3, template="Is {content} ?")

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from bags import LABELS
-from drawn import said
 from fading import fading, log_odds
 from transformers import MambaConfig, MambaForCausalLM
 
@@ -114,23 +113,6 @@ class TestClosedForm:
             one = state_overflow(model, data, filler="a", lengths=[12, 4, 0], where=where)
             assert one.curves == (both.curves[number],) and one.gaps == ()
             assert len(one.figure().axes) == 3 and "before less after" not in str(one)
-
-    def test_without_filler_it_is_the_plain_model(self):
-        """The tokenizer of this shipped model knows parts of words."""
-        model = ssmscope.load("demo/sst2-mamba2")
-        texts = ["a gripping , beautifully acted film .", "dull and far too long .", "i liked it"]
-        data = text_data("three", "test", texts, [1, 0, 1], ("negative", "positive"))
-        found = state_overflow(model, data, lengths=[3, 20])
-        for curve in found.curves:
-            for point in curve.points:
-                piece = cut(found.filler, point.tokens, lambda text: tokens(model, text))
-                order = "{0} {1}" if curve.where == "after" else "{1} {0}"
-                rows = [order.format(text, piece).strip() for text in texts]
-                logits = model.logits(model.encode(rows)).double().numpy()
-                odds = np.array([row[y] - row[1 - y] for row, y in zip(logits, data.labels)])
-                assert point.log_odds.value == pytest.approx(odds.mean(), abs=1e-5)
-                assert point.accuracy.value == pytest.approx((odds > 0).mean())
-                assert point.added == point.tokens == tokens(model, piece)
 
 
 def tokens(model, text: str) -> int:
@@ -243,20 +225,6 @@ class TestResult:
     @pytest.fixture
     def result(self):
         return state_overflow(fading(WEIGHTS, decay=DECAY, ending=BIAS), reviews(), filler="a", lengths=[8, 16, 64])
-
-    def test_figure(self, result):
-        figure = result.figure()
-        upper, middle, lower = figure.axes
-        curves = [line for line in upper.lines if len(line.get_xdata()) == 4]
-        assert [line.get_ydata().tolist() for line in curves] == [
-            [point.accuracy.value for point in curve.points] for curve in result.curves
-        ]
-        assert curves[0].get_xdata().tolist() == [0, 8, 16, 64]
-        halves = [line for line in upper.lines if list(line.get_xdata()) == [16, 16]]
-        assert len(halves) == 1 and "half of the accuracy" in said(figure)
-        shares = [line for line in lower.lines if len(line.get_xdata()) == 4]
-        assert shares[0].get_ydata().tolist() == [point.majority.value for point in result.curves[0].points]
-        assert len([line for line in middle.lines if len(line.get_xdata()) == 4]) == 2
 
     @pytest.mark.parametrize("lengths", [(16, 32, 64, 128, 256, 512), (1, 500, 501, 510, 512), (100,), range(1, 60)])
     def test_lengths_under_the_axis_do_not_touch(self, result, lengths):

@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import check_poison, state_poisoning
-from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, divided, searched, victim
+from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, divided, victim
 from ssmscope.attacks.poisoning.memory import (
     DETECTORS,
     NO_TRIGGER,
@@ -31,7 +31,7 @@ from ssmscope.attacks.poisoning.memory import (
     threshold,
 )
 from ssmscope.attacks.poisoning.result import FOUND, StatePoisoning
-from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, search
+from ssmscope.attacks.poisoning.search import Goal, Guided, search
 from ssmscope.core.bootstrap import resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.core.ties import ROUNDING
@@ -102,16 +102,6 @@ class TestMemory:
         clean = memory(model, beginning, NO_TRIGGER)
         assert clean.survival[0] == pytest.approx(survival_by_trace(model, slot, NO_TRIGGER[0]), rel=1e-6)
 
-    def test_it_is_what_runs_leave_that_write_at_one_position_each(self):
-        model = Model(random_example("mamba2").double().eval())
-        slot = Slot(0, 5, BEFORE, AFTER, np.ones(5, dtype=bool))
-        seen = memory(model, Beginning.of(model, slot, (), 1), TRIGGERS[:1])
-        shares = []
-        for (recurrence,) in run(model, np.array([[*BEFORE, *TRIGGERS[0], *AFTER]]))[0]:
-            left = survival.remaining_reference(recurrence).norm(dim=(3, 4)).sum((0, 2))
-            shares.append(float(left[:5].sum() / left.sum()))
-        assert seen.survival[0] == pytest.approx(np.mean(shares), rel=1e-9)
-
     def test_detectors_of_several_heads_from_a_position_on(self):
         """Norms are summed over heads and recurrences before they are divided."""
         decays = np.array(
@@ -174,12 +164,6 @@ class TestMemory:
 
 
 class TestPlantedTriggers:
-    def test_the_word_that_erases_is_found(self, erasing, data, found):
-        own = found.victims[0]
-        assert own.attack(FOUND).trigger == "zap"
-        assert own.attack(FOUND).survival.value < 0.05 < own.attack("random").survival.value < own.survival.value
-        assert own.attack(FOUND).flipped.value > 0.3
-
     def test_it_is_the_best_of_all_triggers(self, erasing, data):
         """Two tokens, against every pair of words."""
         goal = goal_of(erasing, data, length=2)
@@ -201,37 +185,6 @@ class TestPlantedTriggers:
         own = result.victims[0]
         assert own.attack(FOUND).trigger == "good good good"
         assert own.attack(FOUND).planted.value == 1 > own.planted.value
-
-    def test_gradients_name_the_word_to_first_order(self, erasing, data):
-        """The log-odds are a sum of weights: what the flip of a word adds is exact in sign and order."""
-
-        def best(model: Model, objective: str, label: int = 0) -> str:
-            goal = goal_of(model, data, objective=objective)
-            goal.slots = [slot for slot in goal.slots if goal.asked.labels[slot.row] == label]
-            gains = goal.gains([(goal.vocabulary.words.index("a"),)], 0)[0]
-            return goal.vocabulary.words[int(gains.argmax())]
-
-        assert best(fading(WEIGHTS), "plant") == "bad"  # the first class
-        assert best(fading(WEIGHTS), "flip", 0) == "good" and best(fading(WEIGHTS), "flip", 1) == "bad"
-        assert best(erasing, "forget") == "zap"
-
-
-class TestSearch:
-    def test_never_worse_than_a_random_trigger_that_it_asked_about(self):
-        draw = np.random.default_rng(0)
-        for _ in range(20):
-            table = draw.normal(size=(7, 7, 7))
-            asked = []
-
-            def value(triggers, table=table, asked=asked):
-                asked.extend(triggers)
-                return np.array([table[trigger] for trigger in triggers])
-
-            starts = [tuple(row) for row in draw.integers(0, 7, (5, 3)).tolist()]
-            result = search(value, lambda t, p: [draw.integers(0, 7, 2).tolist() for _ in t], starts, beam=2, sweeps=2)
-            assert result.value == table[result.trigger] == max(table[each] for each in asked)
-            assert result.value >= random_search(value, starts).value
-            assert len(asked) - len(set(starts)) <= result.asked == len(set(asked))
 
 
 class TestDetectors:
@@ -284,21 +237,6 @@ class TestParts:
         assert tuple(map(len, parts)) == sizes
         assert sorted([row for part in parts for row in part]) == list(range(texts))
         assert parts == divided(range(texts), train, seed=1) != divided(range(texts), train, seed=2)
-
-    def test_all_values_are_of_the_first_goal(self, erasing, data):
-        """A search for another goal may find another trigger, and what that does is measured as the first's is."""
-        goals = {"found": goal_of(erasing, data), "adaptive": goal_of(erasing, data, objective="plant")}
-        groups, _ = searched(goals, 1, 4, 4, 2, 1, 0, lambda: None)
-        assert [each.name for each in groups] == ["random", "random search", "found", "adaptive"]
-        for each in groups:
-            own = [random_search(goals["found"], [trigger], {}).value for trigger in each.triggers]
-            assert each.value == pytest.approx(np.mean(own))
-        other = random_search(goals["adaptive"], groups[3].triggers, {}).value
-        assert other != pytest.approx(groups[3].value)
-
-    def test_too_few_texts(self):
-        with pytest.raises(InputError, match="3 texts can be attacked; give at least four"):
-            divided(range(3), 1, seed=0)
 
 
 class TestTexts:

@@ -132,16 +132,3 @@ def test_answers_are_kept_where_the_user_says(analyze, reviews, tmp_path):
     line = ("prompts", MODEL, "--data", reviews, *VERBS["prompts"], "--cache", tmp_path / "kept.sqlite")
     assert analyze(*line, "--out", tmp_path / "out").code == 0
     assert (tmp_path / "kept.sqlite").exists() and not (tmp_path / "out" / ANSWERS).exists()
-
-
-def test_effect(analyze, tmp_path):
-    texts = {"clean": "a good, funny film", "corrupted": "a dull, funny film"}
-    options = [part for name, text in texts.items() for part in (f"--{name}", text)]
-    answer = analyze("effect", MODEL, *options, "--layers", "1,0", "--top", "2", "--json", "--out", tmp_path)
-    assert answer.code == 0, answer.err
-    found = json.loads(answer.out)
-    expected = ssmscope.effect(ssmscope.load(MODEL), **texts, layers=[1, 0], top=2)
-    assert {**found, "provenance": None} == {**json.loads(expected.to_json()), "provenance": None}
-    assert found["provenance"]["options"] == {**texts, "layers": [1, 0], "top": 2}
-    missing = analyze("effect", MODEL, "--clean", "a film")
-    assert missing.code == 2 and "missing option '--corrupted'" in missing.err

@@ -169,21 +169,6 @@ class TestSearches:
         other = by_row(word_attack(model, reviews(), seed=4))
         assert [each.attacked for each in other.values()] != [each.attacked for each in every.values()]
 
-    def test_global_states_are_left_as_they_were(self):
-        random.seed(1)
-        np.random.seed(2)
-        expected = random.Random(1).random(), float(np.random.RandomState(2).rand())
-        found = word_attack(bag({"film": -1.0, "great": 3.0}), toy("film", "great film"))
-        assert (random.random(), float(np.random.rand())) == expected
-        assert [example.status for example in found.examples] == ["failed", "success"]
-
-    def test_many_texts_are_asked_about_at_once(self, model, monkeypatch):
-        waves = asked(monkeypatch)
-        found = word_attack(model, reviews())
-        attacked = [example.queries for example in found.examples if example.status != "skipped"]
-        assert len(waves) < sum(attacked) / 8 and len(waves[0]) == len(REVIEWS)
-        assert sum(map(len, waves)) <= sum(attacked) + len(REVIEWS)
-
     def test_the_two_sentences_of_a_pair_stay_apart(self, model, monkeypatch):
         waves = asked(monkeypatch)
         pairs = [f"good{PAIR_SEPARATOR}a great film", f"bad film{PAIR_SEPARATOR}dull", f"it{PAIR_SEPARATOR}'s great"]
@@ -223,8 +208,6 @@ def asked(monkeypatch) -> list[list[str]]:
     monkeypatch.setattr(Evaluator, "scores", kept)
     return waves
 
-
-# ---- language models
 
 PROMPT = "review : {content} . good or bad ? answer :"
 VOCABULARY = "[PAD] [UNK] [END] good bad fine great film a the is very dull review : . or ? answer sad".split()
@@ -287,9 +270,6 @@ class TestLanguageModel:
             word_attack(speaker, said(speaker), words=["bad", "good", "fine"])
 
 
-# ---- numbers
-
-
 def example(status: str, queries: int = 10, words: int = 10, changed: int = 0) -> AttackedText:
     before, after = (0.9, 0.2 if status == "success" else 0.8) if status != "skipped" else (0.3, 0.3)
     clean = int(status != "skipped")
@@ -346,9 +326,6 @@ class TestNumbers:
         for limit, seed in ((7, 0), (7, 1), (50, 0), (60, 0), (None, 3)):
             rows = sampled_rows(50, limit, seed)
             assert data.take(rows).texts == (data if limit is None else data.sample(limit, seed=seed)).texts
-
-
-# ---- options
 
 
 class TestOptions:

@@ -192,9 +192,6 @@ def test_a_circular_baseline_is_named_for_each_method_that_has_it():
     assert named("occlusion", "ig", fill=mean + 1e-4) == []
 
 
-# ---- the verb
-
-
 def noted(goal) -> Scores:
     return Scores(by_position(goal).scores, note="beware")
 

@@ -14,14 +14,11 @@ from examples import random_example
 from matplotlib.figure import Figure
 
 from ssmscope import cli
-from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import over_data, selection_heatmap
 from ssmscope.interp.heatmap.over_data import median_half_lives
-from ssmscope.interp.heatmap.result import KeptLayer
-from ssmscope.interp.heatmap.words import MAX_HALF_LIFE
 from ssmscope.render.table import Table
 
 WORDS = ("good", "bad", "film", "the", "dull", "fun", ",", "one", "two", "three")
@@ -83,29 +80,6 @@ def test_no_word_stands_above_one_with_a_higher_mean(result):
     assert result.verdict().startswith(f"lowest: “{last.word}” {last.kept.value:.3f} [")
     every = {group.name: group.words for group in result.groups}["all"]
     assert every == tuple(each.word for each in result.words)[: len(every)]
-
-
-def test_half_lives_are_the_median_of_what_is_halved_in_time(model, result):
-    """Kaplan and Meier by their definition, over the tokens of all texts."""
-    data = made_up()
-    times = {}
-    for text in data.texts:
-        for number, layer in enumerate(model.trace(text).layers):
-            lives = [layer.half_lives()[0], *layer.half_lives(per_head=True)[0].T]
-            for head, found in enumerate(lives):
-                own = times.setdefault((number, head), [])
-                own += [(min(float(d), len(found) - 1 - s), math.isfinite(d)) for s, d in enumerate(found[:-1])]
-    for layer in result.by_layer:
-        for head, shown in enumerate([layer.half_life, *layer.heads]):
-            left, slow = 1.0, math.inf
-            for d in range(MAX_HALF_LIFE):
-                at_risk = sum(time >= d for time, _ in times[layer.number, head])
-                left *= 1 - sum(time == d and halved for time, halved in times[layer.number, head]) / max(at_risk, 1)
-                if left <= 0.5:
-                    slow = d
-                    break
-            assert shown == slow
-    assert any(math.isfinite(layer.half_life) for layer in result.by_layer)
 
 
 def test_the_median_of_what_is_seen_to_its_end_is_the_median():
@@ -174,8 +148,3 @@ def test_a_figure_takes_a_title_and_a_size(result):
     axes = Figure().subplots()
     with pytest.raises(InputError, match="give ax or size, not both"):
         result.figure(ax=axes, size=3.3)
-
-
-def layer(number: int, half_life: float, *heads: float, tenths: float = 1.0) -> KeptLayer:
-    parts = tuple(Estimate(tenths + part / 8, tenths, tenths + 2) for part in range(10))
-    return KeptLayer(number, half_life, np.array(heads), ("good", "bad"), parts)

@@ -240,9 +240,6 @@ def test_the_summary_is_that_of_its_groups_layers_and_words(monkeypatch):
     assert {each.word for each in with_marks["words"]} == often and with_marks["named"] == len(often)
 
 
-# ---- averages of tokens, and options
-
-
 def test_survival_is_compared_as_the_logarithm_of_its_share_in_units_of_an_even_spread(monkeypatch):
     monkeypatch.setattr("ssmscope.core.batching.TOKENS_AT_ONCE", 8)
     model = Model(random_example("mamba2"), tokenizer(("a", "b", "c", "d", "e", "f", "g", "h", "i", "j")), name="m")

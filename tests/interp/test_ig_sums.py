@@ -149,9 +149,6 @@ def test_refused(from_zero, options, line):
         ig(Cubes([1.0]), **options)
 
 
-# ---- methods by name
-
-
 @pytest.fixture(scope="module")
 def plain() -> Model:
     return Model(loud(random_example("mamba2")), name="plain")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -91,25 +90,6 @@ def test_what_is_called_converged_is_right_token_by_token(found, twin, baseline)
         assert any(off > 2 * delta and off > 0.01 for delta, off in sums)
 
 
-def test_it_refines_where_the_error_is_and_no_further_than_the_cap(found, monkeypatch):
-    asked = []
-    real = integrated._Path.halved
-
-    def halved(self, pieces):
-        asked.extend((piece.text, piece.first, piece.last) for piece in pieces)
-        return real(self, pieces)
-
-    monkeypatch.setattr(integrated._Path, "halved", halved)
-    result = ig(found.rows([0]), baseline="zero")
-    assert result.converged.all()
-    narrow = [piece for piece in asked if piece[2] - piece[1] < 0.1]
-    assert narrow and all(last <= 0.5 for _, _, last in narrow)  # near zero the norm turns; the rest is left alone
-    for cap in (12, 35, 36, 83, 84, 200):
-        few = ig(found.rows([0]), baseline="zero", cap=cap)
-        assert int(few.steps) <= cap and not few.converged.any() and few.error[0] > 0.01
-        assert (few.error.item() == math.inf) == (cap < 36)
-
-
 def test_special_tokens_keep_their_own_embedding(found):
     kept, moved = ig(found), ig(found, special=True)
     last = [length - 1 for length in found.lengths]
@@ -122,45 +102,6 @@ def test_special_tokens_keep_their_own_embedding(found):
             begun[rows, last] = found.embeddings()[rows, last]
         gap = found.values() - found.values(begun)
         torch.testing.assert_close(result.scores.sum(1), gap, rtol=0.02, atol=0.01)
-
-
-class Cliff:
-    """f = Σ_t H(e_t − 0.37): its gradient is zero at every node, and only the sum of the scores shows the cliff."""
-
-    lengths, meter = [2], None
-    batch = SimpleNamespace(words=[(0, 1)], mask=torch.ones(1, 2, dtype=torch.bool))
-
-    def __len__(self):
-        return 1
-
-    def by_token(self, products):
-        return products.sum(-1)
-
-    def __call__(self, embeddings, texts):
-        return (embeddings > 0.37).sum((1, 2)).float() + embeddings[:, 0, 0]
-
-    def values(self, embeddings):
-        return self(embeddings, [0])
-
-    def embeddings(self):
-        return torch.ones(1, 2, 1)
-
-    def gradient(self, embeddings, texts):
-        return torch.tensor([1.0, 0.0]).view(1, 2, 1).expand_as(embeddings)
-
-    def batches(self, texts, **_):
-        yield list(range(len(texts)))
-
-
-def test_a_cliff_between_the_nodes_is_no_convergence(monkeypatch):
-    monkeypatch.setattr(integrated, "baseline_embeddings", lambda *_: torch.zeros(1, 2, 1))
-    monkeypatch.setattr(integrated, "baseline_name", lambda *_: "")
-    monkeypatch.setattr(integrated, "singularity_note", lambda *_: "")
-    result = ig(Cliff(), cap=500)
-    assert not result.converged.any() and result.error[0] > 1 and 400 < int(result.steps) <= 500
-
-
-# ---- baselines
 
 
 def test_a_result_says_what_it_compares_with(demo):
@@ -176,9 +117,6 @@ def test_a_result_says_what_it_compares_with(demo):
     none = explain(demo, TEXTS[:1], methods=["ig"], option={"ig": {"cap": 12}})
     assert doubt(none.attribution()) == "convergence not checked" and "convergence not" in str(none)
     assert not none.attribution().note
-
-
-# ---- what it costs
 
 
 def test_explain_says_it_on_stderr(demo, monkeypatch, capsys):

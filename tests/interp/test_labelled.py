@@ -37,9 +37,6 @@ PIXELS = PixelData("p", "all", np.full((2, 6, 3), 9, dtype=np.uint8), np.array([
 ROWS = np.array([[5, 3, 9, 2], [1, 7, 7, 4]])
 
 
-# ---- data and models that fit
-
-
 def test_classifiers_of_texts_alone(images):
     model, language = reader(), Model(random_example("mamba"), name="mine")
     check_classifier(model, texts("a b"), "it")
@@ -120,9 +117,6 @@ def test_labels_are_matched_by_name_or_by_number():
         word_ids(other, ["x", "y"])
 
 
-# ---- answers
-
-
 def test_measures_are_means_over_what_is_asked():
     """Rows have one answer each, or several positions, some of which are not asked."""
     draw = torch.Generator().manual_seed(0)
@@ -186,9 +180,6 @@ def test_heads_and_intervals(monkeypatch):
     two = means_with_intervals(columns[:2], 0)
     assert np.isfinite(two).all()
     assert scoring.HARM_SIGNS == (1, -1, -1) and scoring.MEASURES == ("loss", "accuracy", "probability")
-
-
-# ---- baselines
 
 
 def explained(model: Model, *lines: str) -> Any:

@@ -25,9 +25,6 @@ from ssmscope.interp.methods.lrp import check_lrp, lrp, propagated, relevance_ru
 from ssmscope.interp.methods.lrp_blocks import freeze_soft_caps
 from ssmscope.interp.objective import Objective, objective
 
-SST2 = [f"demo/sst2-{name}" for name in ("baleen-b", "baleen-e", "mamba", "mamba2")]
-REVIEWS = ["a gripping , funny film .", "the plot is a mess and the acting is worse", "charming"]
-
 
 def example(name: str) -> Model:
     return Model(doubled(loud(random_example(name))))
@@ -143,9 +140,6 @@ def test_what_frozen_layers_say_of_gates_and_of_what_is_beside_them(name):
         if layer.rest_map is not None:
             mixed = layer.matvec(layer.u) + layer.bias - layer.rest
             assert relative(layer.rest_map(layer.u, mixed, True), layer.rest) < 1e-12
-
-
-# ---- networks written out by hand, [·] being detach()
 
 
 def convolved(c: Tensor, conv: nn.Conv1d) -> Tensor:
@@ -276,32 +270,6 @@ def test_relevance_is_that_of_the_network_written_out_by_hand(name):
             assert relative(found[text, :length], (gradient * x).sum(-1)) < 1e-8
 
 
-def test_of_a_linear_network_it_is_gradient_times_input():
-    """B, C, steps and gates are constant without their weights, and norms with a scale that is all ε."""
-    model = example("mamba2-one-group")
-    with torch.no_grad():
-        for block in model.module.backbone.layers:
-            m = block.mixer
-            m.act, m.activation = nn.Identity(), "linear"
-            m.in_proj.weight[: m.intermediate_size] = 0
-            m.in_proj.weight[-m.num_heads :] = 0
-            m.conv1d.weight[m.intermediate_size :] = 0
-        for part in model.module.modules():
-            if hasattr(part, "variance_epsilon"):
-                part.variance_epsilon = 1e14
-                part.weight.mul_(1e7)
-    with TrueFloat64():
-        of = objective(model, model.encode(ids=TEXTS), target=5)
-        x = of.embeddings().requires_grad_()
-        (gradient,) = torch.autograd.grad(of(x, range(len(of))).sum(), x)
-        assert relative(lrp(of, half=False).scores, (gradient * x).sum(-1)) < 1e-8
-        y_paths = lrp(of).scores  # a gate that reads no token takes half of each layer's share with it
-        assert relative(y_paths, (gradient * x).sum(-1)) > 0.1
-
-
-# ---- targets
-
-
 @pytest.mark.parametrize("name", ["mamba", "gfssm", "rwkv", "selective-ssm-classes"])
 def test_of_a_contrast_it_is_the_difference(name):
     with exact(name, target=2) as of, exact(name, target=3) as against, exact(name, target=2, contrast=3) as both:
@@ -338,9 +306,6 @@ def test_of_a_continuation_it_is_that_of_its_tokens_log_probabilities(name):
         assert found.delta is None
 
 
-# ---- batches, padding, precision
-
-
 @pytest.mark.parametrize("name", HALVES[0])
 def test_texts_do_not_see_each_other_nor_padding(name):
     with exact(name) as of:
@@ -363,21 +328,6 @@ def test_many_texts_are_run_some_at_a_time(monkeypatch):
         assert calls == [[1, 2], [0], [1, 2], [0]]
 
 
-@pytest.mark.parametrize("name", SST2)
-def test_the_shipped_classifiers_of_texts(name):
-    model = ssmscope.load(name)
-    biases = [m.conv1d.bias for m in model.mixers]
-    assert all(bias.abs().max() > 0.01 for bias in biases)
-    of = objective(model, model.encode(REVIEWS))
-    own = values(of)
-    with torch.no_grad(), relevance_rules(model.module, torch.ones(len(of))):
-        torch.testing.assert_close(values(of), own, rtol=1e-5, atol=1e-5)
-    found = lrp(of)
-    total = found.scores.sum(1) + propagated(of)[1]
-    assert found.scores.dtype == torch.float32
-    assert ((total - own).abs() <= 1e-4 * own.abs()).all() and found.converged.all()
-
-
 @pytest.mark.parametrize("name", ["demo/cifar10-gla", "demo/cifar10-mamba2", "demo/cifar10-rwkv"])
 def test_the_shipped_classifiers_of_pixels(name):
     model = ssmscope.load(name)
@@ -398,9 +348,6 @@ def test_half_precision(name):
     assert rough.dtype == torch.float32
     model.module.float()
     assert relative(rough, lrp(of).scores) < 0.15
-
-
-# ---- cleaning up, and parts without a rule
 
 
 def state(module: nn.Module) -> list[tuple[object, ...]]:

@@ -46,9 +46,6 @@ def close(a, b, tolerance: float = 1e-4) -> None:
     assert np.abs(a - b).max() <= tolerance * max(np.abs(b).max(), 1e-12)
 
 
-# ---- by hand
-
-
 class Tiny(nn.Module):
     """A mixer of one channel and one state: h_t = a_t h_{t−1} + e_t, a_t = exp(−e_t), or 1/2 where it is linear."""
 
@@ -120,12 +117,6 @@ def tiny(monkeypatch):
 F = WEIGHT * (E1 * math.exp(-E2) + E2)
 
 
-def test_by_hand_gradient_times_input(tiny):
-    expected = [WEIGHT * E1 * math.exp(-E2), WEIGHT * E2 * (1 - E1 * math.exp(-E2))]
-    assert run("gradxinput", tiny()).scores[0].tolist() == pytest.approx(expected, rel=1e-5)
-    assert run("gradxinput", tiny(target=1)).scores[0].tolist() == pytest.approx([-x for x in expected], rel=1e-5)
-
-
 def test_by_hand_integrated_gradients(tiny):
     # On the way (α e₁, α e₂) from zero:
     #   IG₁ = w e₁ ∫ exp(−α e₂) dα = w e₁ (1 − exp(−e₂)) / e₂,
@@ -150,29 +141,12 @@ def test_by_hand_integrated_gradients(tiny):
     )
 
 
-def test_by_hand_grad_cam(tiny):
-    # The activation is the state: (e₁, e₁ exp(−e₂) + e₂); f reads its second entry with w, so that its mean gradient
-    # over the two tokens is w / 2.
-    expected = [WEIGHT / 2 * E1, WEIGHT / 2 * (E1 * math.exp(-E2) + E2)]
-    assert run("gradcam", tiny()).scores[0].tolist() == pytest.approx(expected, rel=1e-5)
-    assert run("gradcam", tiny(target=1)).scores[0].tolist() == [0, 0]  # ReLU
-
-
-def test_by_hand_occlusion(tiny):
-    # Without the first token f is w e₂, without the second w e₁ (its decay is exp(0) = 1).
-    expected = [F - WEIGHT * E2, F - WEIGHT * E1]
-    assert run("occlusion", tiny(), baseline="zero").scores[0].tolist() == pytest.approx(expected, rel=1e-5)
-
-
 def test_of_a_linear_f_all_agree(tiny):
     found = tiny(linear=True, ids=(1, 2, 1))
     expected = [WEIGHT * E1 / 4, WEIGHT * E2 / 2, WEIGHT * E1]
     for name in ("gradxinput", "ig", "occlusion"):
         options = {} if name == "gradxinput" else {"baseline": "zero"}
         assert run(name, found, **options).scores[0].tolist() == pytest.approx(expected, rel=1e-5)
-
-
-# ---- Integrated Gradients
 
 
 # A loud random gated DeltaNet has cliffs that no quadrature sees.
@@ -189,9 +163,6 @@ def test_integrated_gradients_are_complete(name, target):
     assert (missed <= 0.0101 * result.scores.abs().amax(1)).all() and (result.error <= 0.01).all()
     missed /= gap.abs()
     close(result.delta, missed, 0.05 if missed.max() > 1e-3 else 1)
-
-
-# ---- against slow references
 
 
 @pytest.fixture(scope="module")
@@ -298,9 +269,6 @@ def test_random_scores_are_of_the_text_and_the_seed(mamba):
     assert (first - second)[0, :3].abs().min() > 1e-6
 
 
-# ---- all methods
-
-
 @pytest.mark.parametrize(("which", "name"), in_turns(METHODS, ARCHITECTURES, 5))
 def test_scores_do_not_depend_on_the_batch(name, which):
     model = example(name)
@@ -379,9 +347,6 @@ def test_outputs_come_with_their_gradients(mamba):
     assert not pairs[-1][1][0, :-1].any()  # after the last layer only the last token is read
 
 
-# ---- explain
-
-
 def test_values_and_answers(mamba):
     result = explain(mamba, mamba.encode(ids=TEXTS), methods="gradxinput", target=3, contrast=7)
     logits = mamba.logits(mamba.encode(ids=TEXTS))
@@ -418,11 +383,7 @@ def test_functions_of_your_own_explain_too(mamba):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": ["igg"]}, "unknown among methods: 'igg'.*did you mean 'ig'"),
-        ({"methods": []}, "methods is empty; allowed are ig, "),
-        ({"methods": ["ig", "ig"]}, "each once"),
         ({"methods": "ig", "option": {"ig": {"step": 3}}}, "ig has no option 'step'.*did you mean 'steps'"),
-        ({"option": {"gradcam": {}}}, "not among the methods"),
         ({"methods": "gradxinput", "option": {"gradxinput": {"layer": 1}}}, "it has none"),
         ({"methods": "gradcam", "option": {"gradcam": {"layer": 9}}}, "no layer 9; allowed are 0 to 1"),
         ({"methods": "ig", "option": {"ig": {"baseline": "pad"}}}, "unknown baseline 'pad'"),

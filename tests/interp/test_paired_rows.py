@@ -101,9 +101,6 @@ def test_rows_are_matched_by_name_and_else_by_place() -> None:
     assert both(text("a|b"), text("a|b")).rows == []
 
 
-# ---- words of other tokens
-
-
 def test_tokens_of_a_word_are_put_together() -> None:
     first = text("un|do| it|!", row([0.25, 0.75, 0.5, 0.0]), words=(0, 0, 1, 2))
     other = text("undo| i|t|!", row([0.5, 0.25, 0.5, 0.125]), words=(0, 1, 1, 2))
@@ -139,9 +136,6 @@ def test_special_and_empty_tokens_belong_to_no_word_or_to_the_one_before() -> No
     for wrong in (text("a|c", row([0, 0])), text("a|b|b", row([0, 0, 0])), text("01", row([0])), image):
         with pytest.raises(InputError, match="text 0 is not read as the same characters by the two models"):
             both(wrong, text("0 1", row([0])) if wrong is image else other)
-
-
-# ---- the result
 
 
 def of(name: str, *shown: TokenRows | None) -> Any:

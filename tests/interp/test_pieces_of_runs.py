@@ -38,9 +38,6 @@ def models():
     return {name: Model(loud(random_example(name)), name=name) for name in names}
 
 
-# ---- patching
-
-
 @pytest.mark.parametrize("site", SITES)
 def test_patching_a_few_runs_at_a_time_changes_nothing(models, site, monkeypatch):
     for name in ("mamba2", "bamba") if site in ("state", "output") else ("mamba2",):
@@ -152,9 +149,6 @@ def test_a_progress_bar_ends_where_it_said(models, site, monkeypatch):
     assert steered.total == steered.done == 3 * 2 * 2
 
 
-# ---- runs that start at a layer
-
-
 def test_a_run_starts_at_a_layer_with_the_edits_above(models):
     ran: list[int] = []
     for name, reuse in (("mamba2", True), ("bamba", True), ("groupmamba", False)):
@@ -175,9 +169,6 @@ def test_a_run_starts_at_a_layer_with_the_edits_above(models):
     assert len(stack) == 3 and places == [0, 2]
     lonely = Model(random_example("selective-ssm-language"))
     assert not partial_runs.can_start_at_layer(lonely, lonely.encode(ids=[CLEAN]))
-
-
-# ---- knockout
 
 
 @pytest.mark.parametrize(
@@ -258,9 +249,6 @@ def test_knockout_in_pieces_windows_by_default_and_directions(models, monkeypatc
     monkeypatch.setattr("ssmscope.interp.scoring.MAX_HEADS", 5)
     with pytest.raises(InputError, match="the 6 heads of mamba2 are single channels; leave out by 'head'"):
         ssmscope.knockout(model, batch, from_=["2"], by="head", answer=3)
-
-
-# ---- ablation
 
 
 def test_sets_of_parts_are_chosen_run_by_run():

@@ -50,9 +50,6 @@ def worded(words: list[str], unknown: str | None = "[UNK]", lower: bool = False)
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=unknown)
 
 
-# ---- targets
-
-
 def test_a_classifiers_target_is_a_class_by_name_or_number():
     model = reader(labels=3)
     model.module.config.id2label = {0: "1", 1: "0", 2: "class c"}
@@ -137,9 +134,6 @@ def test_a_half_precision_head_with_a_bias_gives_float32(plain, dtype):
     torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
 
 
-# ---- options of methods
-
-
 def test_whole_numbers_and_numbers():
     for value in (2, 3, np.int64(2)):
         check_whole(2, steps=value)
@@ -168,9 +162,6 @@ def test_what_is_drawn_depends_on_the_seed_and_the_texts_own_tokens_or_pixels():
     assert text_generator(images, 1, 4).random() == np.random.default_rng([4, content]).random()
     with pytest.raises(InputError, match="seed is -1"):
         text_generator(texts, 0, -1)
-
-
-# ---- cost
 
 
 def test_the_number_of_tokens_that_fit(plain, monkeypatch):

@@ -49,24 +49,6 @@ class TestOtherArchitectures:
                     assert math.log(max(y, 1e-300)) <= one.log_output(length) + 1e-5
         assert norms.shape == (model.num_layers, 3, 1)
 
-    def test_eq_14_with_measured_terms(self):
-        model = Model(loud(random_example("mamba")))
-        (one, _) = measure_terms(model, model.encode(ids=TEXTS))
-        each = [model.trace(ids=row).layers[0].recurrence for row in TEXTS]
-        delta = torch.cat([r.delta[0] for r in each]).double()
-        A = each[0].A.double()
-        raw = torch.log(torch.expm1(delta))
-        half = ((raw.amax(0) - raw.amin(0)) / 2).max().item()
-        assert one.half_range == pytest.approx(half, rel=1e-5)
-        assert (one.delta_min, one.M_delta) == pytest.approx((delta.min().item(), delta.max().item()), rel=1e-5)
-        assert (one.abscissa, one.B_A) == pytest.approx((A.max().item(), A.abs().max().item()))
-        rho = torch.exp(delta.unsqueeze(-1) * A).max().item()
-        T, M = 40, delta.max().item()
-        S2 = sum(t * rho**t for t in range(T))
-        steps = M ** (2 / 3) * (5 * 48) ** (1 / 3) + half ** (2 / 3)
-        expected = M * one.B_x * one.B_b * one.B_c * A.abs().max().item() * S2 * steps**1.5
-        assert one.log_capacity(T) == pytest.approx(math.log(expected), rel=1e-5)
-
     def test_is_marked(self):
         found = generalization_bound(Model(loud(random_example("gla")), None, "gla"), length=50, examples=10)
         assert not found.applies and found.vacuous is None and found.gap is None and found.capacity is None

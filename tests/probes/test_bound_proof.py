@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from ssmscope.probes.bound.terms import log_lower_bound, log_sums, softplus
 
@@ -96,31 +95,6 @@ def test_no_term_of_the_bound_is_too_large(name: str) -> None:
     other = model | {name: model[name] - 1e-6}
     u = np.full((7, 1), 1.5)
     assert abs(run(model, u)[2] - run(other, u)[2]) == pytest.approx(bounds(model, other, u)[1], rel=1e-4)
-
-
-def test_matrix_exponentials_differ_by_more_than_lemma_c3_says() -> None:
-    """‖eˣ − eʸ‖ ≤ ρ ‖x − y‖ holds for diagonal matrices, which the models have, and fails for others: Eq. 24 takes the
-    matrices to commute."""
-    exp, norm = torch.linalg.matrix_exp, torch.linalg.matrix_norm
-    X = math.pi * torch.tensor([[0.0, -10.0], [0.1, 0.0]], dtype=torch.float64)  # e^X = −1, and ‖e^{X/2}‖ = 10.
-    Y = X + 1e-3 * torch.tensor([[0.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
-    rho = max(float(norm(exp(each), 2)) for each in (X, Y))
-    assert float(norm(exp(X) - exp(Y), 2)) > 5 * rho * float(norm(X - Y, 2))
-    x, y = torch.randn(2, 100, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    largest = torch.maximum(x, y).exp().amax(1)
-    assert ((x.exp() - y.exp()).abs().amax(1) <= largest * (x - y).abs().amax(1)).all()
-
-
-def test_the_covers_are_chosen_best() -> None:
-    """Lemma C.9: γ³ / ε² is the least of Σ α / ε_i² over Σ β ε_i = ε, and is attained."""
-    random = np.random.default_rng(0)
-    alpha, beta = random.random((2, 5)) + 0.1
-    gamma, eps = (alpha ** (1 / 3) * beta ** (2 / 3)).sum(), 0.7
-    best = eps / gamma * (alpha / beta) ** (1 / 3)
-    assert (beta * best).sum() == pytest.approx(eps) and (alpha / best**2).sum() == pytest.approx(gamma**3 / eps**2)
-    others = best * np.exp(0.2 * random.normal(size=(2000, 5)))
-    others *= eps / (others @ beta)[:, None]
-    assert (alpha / others**2).sum(1).min() > gamma**3 / eps**2
 
 
 @pytest.mark.parametrize("s_A", [0.0, 0.2])

@@ -20,7 +20,6 @@ from ssmscope.core import mixers
 from ssmscope.core.bootstrap import FEWER_DRAWS, RESAMPLES
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
-from ssmscope.errors import InputError
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.influence import influence
 from ssmscope.probes.influence.measure import Blocks, Probes, block_norms, of_layer, of_output
@@ -31,9 +30,6 @@ FLOAT32 = noise_of(torch.float32)
 
 def example(name: str) -> Model:
     return Model(loud(random_example(name)), name=name)
-
-
-# ---- a linear layer whose Jacobian is known
 
 
 WIDTH = 5
@@ -197,9 +193,6 @@ class TestClosedForm:
         np.testing.assert_allclose(found.distances().norm, gain * 0.7 ** np.arange(9), rtol=1e-4)
 
 
-# ---- Jacobian blocks
-
-
 def jacobian(run, x: torch.Tensor) -> np.ndarray:
     """‖∂ run(x)/∂x_s‖_F of run: (length, width) → (size,), by autograd."""
     full = torch.autograd.functional.jacobian(run, x)  # (size, length, width)
@@ -324,18 +317,6 @@ class TestEstimates:
             assert (first != other).any()
         assert (first != own.vector(2, 50, 0, 3, 8)).any() and (first != Probes(4, seed=2).vector(2, 50, 0, 3, 7)).any()
         assert (Probes(None).vector(2, 4, 0, 0, 0) == [0, 0, 1, 0]).all() and Probes(None).count(9) == 9
-
-    def test_many_probes_find_the_same_decay(self, leaky):
-        """One vector for all s: on a linear layer every norm is off by the same factor, and λ is exact."""
-        model = leaky(0.9)
-        found = influence(model, model.encode(ids=ids(40, 3)), exact=False, probes=4)
-        assert not found.output.exact and found.output.decay.rate.value == pytest.approx(-math.log(0.9), rel=1e-4)
-        assert (found.output.error > 0.01).all()
-        exact = influence(model, model.encode(ids=ids(40, 3)), probes=5, exact=None)
-        assert exact.output.exact and not exact.output.error.any()
-
-
-# ---- by distance
 
 
 def synthetic(count: int = 5, seed: int = 0, error: float = 0.0) -> list[Blocks]:
@@ -487,10 +468,3 @@ class TestReach:
         assert [reach.effective_context(0.9, quantile) for quantile in (0.25, 0.5, 0.75, 1)] == [4, 5, 8, math.inf]
         assert reach.effective_context(0.95) == math.inf and reach.effective_context(0.5, within=True) == 2
         assert [reach.not_reached(share) for share in SHARES] == [0, 1, 3]
-
-    def test_what_is_not_measured_is_refused(self):
-        reach = reach_of("output", synthetic(), exact=True, noise=FLOAT32)
-        with pytest.raises(InputError, match="share 0.8, quantile 0.5; allowed are 0.5, 0.9, 0.95"):
-            reach.effective_context(0.8)
-        with pytest.raises(InputError, match="tokens is 0"):
-            reach.recent(0)

@@ -60,14 +60,6 @@ class TestSimilarity:
             for measure, value in expected.items():
                 assert found.estimate(place, measure, part).value == pytest.approx(value, abs=2e-5), (place, measure)
 
-    def test_the_same_token_again_and_again(self):
-        model = example("mamba2")
-        found = similarity_of(model, model.encode(ids=[[5] * 9, [8] * 6]), at_once=100)
-        assert found.estimate("embeddings").value == pytest.approx(1, abs=1e-6)
-        assert found.estimate("embeddings", "spread").value == pytest.approx(0, abs=1e-6)
-        assert found.estimate("embeddings", "centred").value == pytest.approx(1, abs=1e-6)
-        assert found.estimate(0).value < 1 - 1e-4
-
     def test_orthogonal_opposite_and_absent_vectors(self):
         x = torch.tensor([[[1.0, 0], [0, 2], [9, 9]], [[3.0, 0], [-1, 0], [0, 0]], [[0.0, 0], [0, 0], [1, 1]]])
         mask = torch.tensor([[True, True, False], [True] * 3, [True] * 3])

@@ -139,9 +139,6 @@ def test_evaluations_since_the_best(monkeypatch, tmp_path):
         assert fitting._evaluations_since_best() == expected
 
 
-# ---- steps
-
-
 def plain_fit(model: Model, rows: Rows, options: dict, batches: list[list[int]]) -> tuple[list, list[float]]:
     """The weights and biases after these steps, and the loss of each, by autograd and torch's own optimizers."""
     unembed = untrained_lens(model).unembed
@@ -266,9 +263,6 @@ def test_lenses_are_compared_on_the_same_rows():
     assert (found["tuned"].value, found["logit"].value) == pytest.approx((own.mean(), other.mean()))
 
 
-# ---- its directory
-
-
 def test_the_record_is_the_last_of_a_lens_files(tmp_path, monkeypatch):
     """Without it the files of tuned-lens are not yet a lens of ours."""
     (tmp_path / "checkpoint").mkdir()
@@ -296,9 +290,6 @@ def test_an_unfinished_fit_is_continued_by_its_own_plan_alone(tmp_path):
         with pytest.raises(InputError, match=rf"holds another fit \({says}\); give a new directory"):
             training._is_finished(tmp_path, {**plan, **changed})
     assert training._is_finished(tmp_path / "new", plan) is False
-
-
-# ---- rows
 
 
 def test_rows_that_cannot_be_read(model):

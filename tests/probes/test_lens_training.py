@@ -222,16 +222,6 @@ class TestFit:
                 assert getattr(layer, name).value == pytest.approx(means[layer.layer].item(), rel=1e-4)
         assert lens.fit == result and lens.positions == "every"
 
-    def test_keeps_the_best_weights(self, language, tmp_path):
-        """With steps much too long nothing is better than the logit lens, which is therefore kept."""
-        data = chain(20, 12, seed=7)
-        given = {**QUICK, "steps": 40, "look_every": 2, "clip": 1e6, "learning_rate": 1e4}
-        out = fit_into(tmp_path / "lens", language, data, **given, patience=3)
-        result = LensFit.load(out / "lens.json")
-        assert result.best_step == 0 and [each.step for each in result.history] == [0, 2, 4, 6]
-        assert all(one.tuned == one.logit and one.gained.value == 0 for one in result.layers)
-        assert not any(p.any() for p in load_lens(out, language).tuned.layer_translators.parameters())
-
     def test_is_repeated_by_its_seed_alone(self, language, tmp_path):
         data, drawn = chain(30, 12, seed=8), torch.get_rng_state()
         np.random.seed(3)

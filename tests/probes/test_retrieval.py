@@ -146,17 +146,6 @@ class TestKnownAnswers:
         assert found.mean(1, 60) == 0.75
         assert "knowing 1.000 at 0 and 1.000 at 60; knowing (2) 0.750 at 0 and 0.750 at 60" in found.headline
 
-    def test_of_a_model_with_itself_every_ratio_is_1(self):
-        model = knowing(speaker(), self.known(speaker(), ("qa1",)), wrong=5)
-        found = retrieval(
-            [model, model], tasks=["qa1"], lengths=[60, 0, 60], examples=16, filler=FILLER, seed=3, **QUIET
-        )
-        assert found.lengths == (0, 60)
-        for ratio in found.ratios[0][0]:
-            assert (ratio.value.value, ratio.value.low, ratio.value.high, ratio.p) == (1, 1, 1, 1)
-            assert not ratio.differs
-        assert (found.right[0] == found.right[1]).all() and found.cells[0] == found.cells[1]
-
     def test_contexts_are_as_long_as_the_first_tokenizer_says(self):
         """A byte tokenizer's contexts are far shorter than those of as many words; the second model reads the same."""
         words, letters = speaker(), speaker(tokenizer=byte_tokenizer())
@@ -198,11 +187,6 @@ class TestNumbers:
             if 0 < end < 1:
                 assert (found.value - end) ** 2 == pytest.approx(1.959964**2 * end * (1 - end) / number, rel=1e-5)
         assert found.low < found.high
-
-    def test_wilsons_known_values(self):
-        assert wilson(0, 100).high == pytest.approx(0.0370, abs=5e-5)
-        assert wilson(8, 10).low == pytest.approx(0.4902, abs=5e-5)
-        assert wilson(8, 10).high == pytest.approx(0.9433, abs=5e-5)
 
     def test_the_sign_test_against_all_outcomes(self):
         random = np.random.default_rng(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 
@@ -36,9 +35,6 @@ LN2 = math.log(2)
 
 def example(name: str) -> Model:
     return Model(loud(random_example(name)), None, name)
-
-
-# ---- every architecture against a slow reference
 
 
 def transition(recurrence: ops.Recurrence, t: int) -> torch.Tensor:
@@ -137,9 +133,6 @@ def test_long_texts_are_worked_in_pieces(monkeypatch):
     np.testing.assert_allclose(whole.norms, pieces.norms, rtol=1e-5)
 
 
-# ---- closed forms
-
-
 def selective(A, p: float = 0.3, seed: int = 0, channels: int | None = None) -> Model:
     """A selective SSM of constant steps softplus(p) with this table A (channels, state)."""
     A = torch.tensor(A)
@@ -178,26 +171,6 @@ class TestClosedForms:
             H = written * (1 - gains ** (at + 1)) / (1 - gains)
             assert result.norms[0, place, 0] == pytest.approx(H.norm().item(), rel=1e-5)
 
-    def test_groups_that_take_turns_remember_longer(self):
-        """With Q groups a step comes every Q tokens: with constant steps half-lives are Q times as long."""
-        found = {}
-        for name in ("gfssm", "mamba2"):
-            model = example(name)
-            with torch.no_grad():
-                for mixer in model.mixers:  # the steps are the last rows of the projection
-                    mixer.in_proj.weight[-mixer.num_heads :].zero_()
-                    mixer.A_log.copy_(example("mamba2").mixers[0].A_log)
-                    mixer.dt_bias.fill_(-1.0)
-            groups = getattr(getattr(model.mixers[0], "grouping", None), "groups", 1)
-            ids = torch.randint(97, (12 * groups,), generator=torch.Generator().manual_seed(0)).tolist()
-            found[name] = (groups, stability(model, model.encode(ids=ids)))
-        groups, grouped = found["gfssm"]
-        assert groups == 2 and grouped.unit == "recurrences" and grouped[1].name == "0.1"
-        for one in grouped.layers:
-            base = found["mamba2"][1][one.layer]
-            np.testing.assert_allclose(np.array(one.quantiles), groups * np.array(base.quantiles), rtol=1e-6)
-            np.testing.assert_allclose(one.largest, base.largest, rtol=1e-6)  # of its own steps
-
     def test_a_text_shorter_than_the_groups(self):
         """A group whose turn does not come makes no step."""
         model = example("gfssm-three-groups")
@@ -206,40 +179,12 @@ class TestClosedForms:
         assert found[2].never == found[2].heads * found[2].states
         assert "−∞" in str(found) and Result.from_dict(json.loads(found.to_json())) == found
 
-    def test_worst_cases(self):
-        """Clamped steps bound the gain away from 1; constant decays are their own bound; open steps reach 1."""
-        clamped = example("mamba2-one-group")
-        for one, mixer in zip(stability(clamped, length=20).layers, clamped.mixers):
-            A = -mixer.A_log.detach().double().exp()
-            assert one.possible.tolist() == pytest.approx((0.01 * A).tolist(), rel=1e-6)
-            assert one.bounded_by == "steps Δ from 0.01 to 0.2"
-        for one in stability(example("retnet"), length=20).layers:
-            assert one.possible.tolist() == pytest.approx([math.log(1 - 2.0 ** (-5 - h)) for h in range(3)])
-            assert one.largest.tolist() == pytest.approx(one.possible.tolist())
-        short = example("retnet")
-        for one in stability(short, short.encode(ids=[5, 3])).layers:  # One text is enough.
-            assert one.possible.tolist() == pytest.approx([math.log(1 - 2.0 ** (-5 - h)) for h in range(3)])
-        for name in ("mamba", "gla", "rwkv", "deltanet", "baleen-e-mamba"):
-            assert all((one.possible == 0).all() for one in stability(example(name), length=20).layers)
-        expected = stability(example("mamba"), length=20)
-        assert all(not np.signbit(one.possible).any() for one in expected.layers)
-
     def test_the_worst_case_of_a_selective_ssm_is_the_bounds(self):
         for A in ([[-0.4, -1.0]], [[0.3, -1.0]]):
             model = selective(A)
             nn.init.normal_(model.module.ssm.q_delta)
             bound = generalization_bound(model, length=10, examples=10)
             assert stability(model, length=10)[0].possible_gain == pytest.approx(bound.norms.log_rho, rel=1e-9)
-
-    def test_a_baleen_with_clamped_steps(self):
-        """The expected gate 1 / (1 + |A| Δ) at the smallest Δ."""
-        model = example("baleen-e-mamba2")
-        for mixer in model.mixers:
-            mixer.time_step_limit = (0.5, 2.0)
-        for one, mixer in zip(stability(model, length=20).layers, model.mixers):
-            A = mixer.A_log.detach().double().exp()
-            assert one.possible.tolist() == pytest.approx((-torch.log1p(0.5 * A)).tolist(), rel=1e-6)
-            assert (one.largest <= one.possible + 1e-6).all()
 
     @pytest.mark.parametrize("name", ["diff-mamba", "diff-s6"])
     def test_differential_layers_with_clamped_steps(self, name):
@@ -270,42 +215,6 @@ class TestClosedForms:
         first = torch.tensor([[True, False, False]])
         assert step_gains(narrow, counted, first).largest.item() == pytest.approx(-0.1 + math.log(0.75))
 
-    @pytest.mark.parametrize("length", [5, 300])
-    @pytest.mark.parametrize("largest_beta", [1.0, 2.0])
-    def test_a_delta_rules_growth_is_its_fastest_directions(self, length, largest_beta):
-        """The largest singular value of the product, in pieces; five tokens leave a direction that none touched."""
-        torch.manual_seed(0)
-        b = nn.functional.normalize(torch.randn(2, length, 2, 8), dim=-1)
-        recurrence = ops.DeltaRecurrence(
-            x=torch.zeros(2, length, 2, 3),
-            b=b,
-            c=b,
-            log_a=-0.05 * torch.rand(2, length, 2, 1),
-            beta=largest_beta * torch.rand(2, length, 2),
-        )
-        counted = torch.arange(length).expand(2, -1) < torch.tensor([[length], [length - 2]])
-        found = step_gains(recurrence, counted, counted)
-        each = torch.zeros(2, 2).double()
-        for text, head in itertools.product(range(2), range(2)):
-            steps = range(int(counted[text].sum()))
-            product = np.eye(8)
-            for t in steps:
-                key = b[text, t, head].double().numpy()
-                product = product @ (np.eye(8) - float(recurrence.beta[text, t, head]) * np.outer(key, key))
-            kept = float(recurrence.log_a[text, : len(steps), head].double().sum())
-            each[text, head] = kept + math.log(np.linalg.norm(product, 2))
-            if length == 5:
-                assert each[text, head] == pytest.approx(kept)
-        np.testing.assert_allclose(found.sums[:, 0], each.sum(0), rtol=1e-6)
-        np.testing.assert_allclose(found.growth, (each / counted.sum(1, keepdim=True)).amax(1), rtol=1e-6)
-
-    def test_a_delta_rule_without_decay_does_not_forget_what_no_key_touches(self):
-        """Four tokens touch at most four of a head's six directions."""
-        found = stability(example("deltanet"), length=4)
-        for one in found.layers:
-            assert one.growth.value == 0 and one.never == one.heads and set(one.half_life) == {math.inf}
-            assert one.behaviour == "marginal"
-
     def test_rwkvs_first_token_does_not_count(self):
         found = stability(example("rwkv"), length=30)
         assert all(one.growth.value > -1e3 for one in found.layers)
@@ -314,26 +223,7 @@ class TestClosedForms:
         assert f"half-lives of {middle:.3g} tokens (median" in found.notes[0]
 
 
-# ---- how a model behaves
-
-
 class TestBehaviour:
-    def test_growth_that_no_given_token_shows(self):
-        """s_A > 0 with a token whose step is almost 0: nothing grows on it, but something could."""
-        model = selective([[0.01, -1.0]])
-        with torch.no_grad():
-            model.module.ssm.q_delta.fill_(1.0)
-            model.module.embedding.weight.fill_(0.1)
-            model.module.embedding.weight[3] = -40.0
-        found = stability(model, model.encode(ids=[3, 3, 3]))
-        assert found[0].largest_gain < 1e-6 < found[0].possible_gain
-        assert found.behaviour == "unstable" and found[0].why.startswith("a step may multiply a state by")
-
-    def test_tolerance(self):
-        model = selective([[1e-3, -1.0]])
-        assert stability(model, length=40, tolerance=0.01).behaviour == "marginal"
-        assert stability(model, length=40, tolerance=0).behaviour == "unstable"
-
     def test_states_that_overflow(self):
         found = stability(selective([[1.0, -1.0]], p=1.0), length=100)
         assert found.behaviour == "unstable" and np.isinf(found.norms[0, -1, 0]) and np.isfinite(found.norms[0, 0, 0])
@@ -377,9 +267,6 @@ class TestBehaviour:
         with pytest.raises(InputError, match="the decays of layer 1 are not finite"):
             stability(model, length=5)
         assert not any("forward" in vars(mixer) for mixer in model.mixers)
-
-
-# ---- inputs
 
 
 class TestInputs:
@@ -440,9 +327,6 @@ class TestInputs:
             stability(model.trace(ids=[1, 2]))
 
 
-# ---- the result and its views
-
-
 def test_published_checkpoints(oracle):
     """s_A, and how much the states really grow in a step."""
     found = stability(ssmscope.load(oracle("majority_T25_seed1.pth")), length=100)
@@ -451,9 +335,6 @@ def test_published_checkpoints(oracle):
     assert found[0].largest_gain == pytest.approx(0.0345, abs=5e-5)
     assert found[0].possible_gain == pytest.approx(0.271, abs=5e-4)
     assert stability(ssmscope.load(oracle("listops_T100_seed3.pth")), length=100).behaviour == "stable"
-
-
-# ---- from numbers to words
 
 
 @pytest.mark.parametrize(

@@ -170,9 +170,6 @@ def test_one_sum_of_one_recurrence_that_is_no_number(monkeypatch, bad):
         measure.record_layers(model, model.encode(ids=[5, 9, 3]), [2])
 
 
-# ---- limits
-
-
 def limits(mixer, layer: LayerTrace, norms=None, place: int = 0) -> Recorded:
     return recorded_limits(mixer, layer, layer.recurrences[place], norms)
 
@@ -252,9 +249,6 @@ class TestLimits:
         assert step_limits(SimpleNamespace(m2=one)) == (0.0, math.inf)
 
 
-# ---- what follows
-
-
 def recorded(half: list[list[float]], steps: int = 10, **changed) -> Recorded:
     """Means from half-lives (heads, states)."""
     sums = torch.tensor(-steps * math.log(2) / np.array(half))
@@ -322,9 +316,6 @@ def test_means_over_texts_have_intervals_from_two_on():
     assert np.isnan(found[1, 1:]).all() and (found[[0, 2, 4], 1] < found[[0, 2, 4], 0]).all()
     single = means_of(columns[:1, :3], seed=0)
     assert single[:, 0].tolist() == pytest.approx([1, math.nan, 3], nan_ok=True) and np.isnan(single[:, 1:]).all()
-
-
-# ---- inputs
 
 
 def test_random_pixels_and_tokens():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -120,19 +119,6 @@ class TestLosses:
 
 
 class TestNumbers:
-    def test_a_model_without_an_opinion(self):
-        """ln V at every position, no slope, log₂ V in bits."""
-        model = speaker()
-        with torch.no_grad():
-            model.module.lm_head.weight.zero_()
-        for unit, size in (("nats", math.log(model.vocabulary)), ("bits", math.log2(model.vocabulary))):
-            found = token_loss(model, data=[text(800)], length=200, unit=unit, **QUIET)
-            assert found.losses == pytest.approx(np.full((1, 200), size), rel=1e-6)
-            assert found.curves == pytest.approx(np.full((1, len(found.positions), 3), size), rel=1e-6)
-            (one,) = found.summaries
-            assert one.mean.value == pytest.approx(size) and one.slope.value == pytest.approx(0, abs=1e-6)
-            assert found.unit == unit and f"{unit} a token" in str(found)
-
     def test_the_mean_over_positions_is_the_models_cross_entropy(self):
         model = speaker()
         found = token_loss(model, data=[text(1000), text(450, 1)], length=140, piece=32, **QUIET)
@@ -182,22 +168,6 @@ class TestNumbers:
         assert bins_of(16384)[-1] == (8192, 16384) and bins_of(512)[-1] == (128, 512)
         assert bins_of(1024)[-1] == (512, 1024) and bins_of(1025)[-1] == (1024, 1025)
 
-    def test_differences_are_paired(self):
-        first, second = speaker(0), speaker(1)
-        found = token_loss([first, second, first], data=[text(2000)], length=150, **QUIET)
-        assert found.models == ("mamba-0", "mamba-1", "mamba-0 (2)")
-        other, itself = found.differences
-        for one in (itself.mean, itself.slope, *itself.bins):
-            assert (one.value, one.low, one.high) == (0, 0, 0)
-        for name in ("mean", "slope"):
-            a, b = (getattr(one, name) for one in found.summaries[:2])
-            assert getattr(other, name).value == pytest.approx(a.value - b.value)
-        for a, b, difference in zip(found.summaries[0].bins, found.summaries[1].bins, other.bins):
-            assert difference.value == pytest.approx(a.value - b.value)
-            assert difference.low < difference.value < difference.high
-        alone = token_loss(second, data=[text(2000)], length=150, **QUIET)
-        assert alone.summaries[0] == found.summaries[1] and alone.differences == ()
-
 
 class TestWindows:
     def seen(self, model, data, monkeypatch, **options):
@@ -233,13 +203,6 @@ class TestWindows:
         fast.eos_token = None
         if not newline:
             assert measuring.windows_of(model, [lines], 2)[0].tolist() == [[1, 2, 0]]
-
-    def test_the_last_token_is_asked_for_and_never_missing(self, monkeypatch):
-        """A third window of 12 in 36 tokens would have no token to ask for at its end."""
-        windows, _ = self.seen(speaker(), [text(35)], monkeypatch, length=12)
-        assert windows.shape == (2, 13)
-        windows, _ = self.seen(speaker(), [text(36)], monkeypatch, length=12)
-        assert windows.shape == (3, 13) and windows[-1, -1] == 1
 
     def test_bytes_end_lines_with_a_line_end(self, monkeypatch):
         model = speaker(tokenizer=byte_tokenizer())
@@ -279,12 +242,6 @@ class TestRefusals:
         with pytest.raises(InputError) as refused:
             token_loss(speaker(), **{"data": [text(50)], "length": 10, **QUIET, **options})
         assert said in str(refused.value)
-
-    def test_models_must_share_a_tokenizer(self):
-        swapped = word_tokenizer([" ".join([*WORDS, "brown"])])  # the same words in another order
-        for other in (swapped, byte_tokenizer()):
-            with pytest.raises(InputError, match="do not share a tokenizer"):
-                token_loss([speaker(), speaker(1, other)], data=[text(50)], length=10, **QUIET)
 
     def test_models(self):
         model = speaker()

@@ -123,13 +123,6 @@ class TestNumbers:
             assert (text.agrees[layer] == (q.argmax(-1) == answer).numpy()).all()
             assert text.answers[layer] == tuple(model.tokenizer.decode([i]) for i in q.argmax(-1).tolist())
 
-    def test_cross_entropy_is_to_the_token_that_follows(self, model, result):
-        for text in result.texts:
-            assert np.isnan(text.cross_entropy[:, -1]).all() and not np.isnan(text.cross_entropy[:, :-1]).any()
-        own = model.logits(model.encode(LINES[1]))[0].log_softmax(-1)
-        after = model.encode(LINES[1]).input_ids[0, 1]
-        assert result.texts[1].cross_entropy[-1, 0] == pytest.approx(-own[0, after].item(), rel=1e-4)
-
     def test_texts_together_are_texts_alone(self, model, result, monkeypatch):
         monkeypatch.setitem(lenses.MAX_LOGITS, "cpu", 1)
         for line, text in zip(LINES, result.texts):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import zlib
@@ -11,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -22,10 +20,10 @@ from ssmscope.api.results import Result
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.reports import page, plain_yaml, running
 from ssmscope.reports.exports import everything
-from ssmscope.reports.grouping import LabelledResult, comparison, groups, model_names, verdict
+from ssmscope.reports.grouping import comparison, groups, model_names, verdict
 from ssmscope.reports.jobs import Job, Jobs
 from ssmscope.reports.keys import Fingerprints, key_of
-from ssmscope.reports.page import AttentionLink, duration, flatten, items, name_of, packed, shortened
+from ssmscope.reports.page import items
 from ssmscope.reports.plain_yaml import read_yaml
 from ssmscope.reports.running import Outcome, execute
 from ssmscope.reports.store import DONE, FAILED, LEFT_OUT, MISSING, RECORD, JobStore, Report
@@ -54,44 +52,6 @@ class Table(Result, kind="test-table"):
 
 def made(*rows: tuple[Any, ...], columns: tuple[str, ...] = ("a", "b"), **provenance: Any) -> Table:
     return Table({"model": "m", **provenance}, columns, rows)
-
-
-# ---- words and numbers
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (0.04, "0.0 s"),
-        (119.94, "119.9 s"),
-        (119.99, "120.0 s"),
-        (120.0, "2 min 0 s"),
-        (3_723.4, "62 min 3 s"),
-        (7_199.4, "119 min 59 s"),
-        (7_200, "2 h 0 min"),
-        (36_061, "10 h 1 min"),
-    ],
-)
-def test_durations(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
-
-
-def test_values_are_flattened_and_cut() -> None:
-    value = {"a": {"b": 1, "c": {"d": True}}, "e": [], "f": (1, None, False), "g": np.array([0.5, 2])}
-    assert flatten(value) == [("a b", "1"), ("a c d", "yes"), ("e", "none"), ("f", "1, none, no"), ("g", "0.5, 2.0")]
-    assert flatten("abc", "x", 3) == [("x", "abc")] and flatten("abcd", "x", 3) == [("x", "a…d (4 characters)")]
-    assert shortened("a" * 300) == "a" * 300 and shortened("a" * 1301).endswith("a (1,301 characters)")
-    assert len(shortened("a" * 1301)) == 300 + len(" (1,301 characters)")
-
-
-def test_a_texts_name_is_its_beginning() -> None:
-    tokens = [(False, "ab"), (True, "cd"), (False, "e")]
-    assert name_of(tokens) == "ab cde" and name_of([]) == ""
-    assert name_of([(False, "a" * 60)]) == "a" * 60
-    assert name_of([(False, "a" * 60), (False, "b"), (True, "c")]) == "a" * 59 + "…"
-
-
-# ---- groups, labels and summary
 
 
 def some() -> Report:
@@ -174,9 +134,6 @@ def test_the_origin_of_an_entry_names_each_result_where_it_has_several() -> None
     assert item.took == "" and [view.parts[0].anchor for view in item.views] == ["loss--1--1-1", "loss--1--2-1"]
 
 
-# ---- tables
-
-
 def test_the_table_of_everything_keeps_the_types_of_columns_of_one_name() -> None:
     numbers = made((1, 0.5), (2, None), columns=("a", "kind"))
     words = made(("x", True), (None, False), columns=("a", "flag"))
@@ -200,45 +157,6 @@ def test_the_table_of_everything_keeps_the_types_of_columns_of_one_name() -> Non
     assert found["a"].dropna().tolist() == [1, 2] and found["a:text"].dropna().tolist() == ["x"]
     empty = everything(Report("", (), PROVENANCE))
     assert list(empty) == identity and str(empty["row"].dtype) == "Int64" and str(empty["verb"].dtype) == "string"
-
-
-# ---- heatmaps of the page
-
-
-def test_texts_beyond_the_limit_of_bytes_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from reported import heatmap
-
-    from ssmscope.render.blocks import TokenRows
-
-    found = heatmap([["one", "two"], ["three"] * 5, ["four", "five", "six"]])
-    block = next(each for each in found.blocks() if isinstance(each, TokenRows))
-    labelled = LabelledResult(
-        "made/up · score retention · layers all", entry("heatmap", found, models=("made/up",)), found
-    )
-    sizes = [len(text.tokens) * (16 + 6 * len(text.rows)) + 300 for text in block.texts]
-    for limit, shown in ((sum(sizes), 3), (sum(sizes) - 1, 2), (sizes[0] + sizes[1] - 1, 1), (sizes[0] - 1, 0)):
-        monkeypatch.setattr(page, "MAX_BYTES", limit)
-        (view,) = packed([(labelled, block)], {})
-        assert len(view["texts"]) == shown and view["every"] == 3
-        assert view["model"] == "made/up" and view["variant"] == f"{block.score} · layers all"
-    monkeypatch.setattr(page, "MAX_BYTES", sum(sizes))
-    monkeypatch.setattr(page, "MAX_TOKENS_PER_TEXT", 2)
-    tokens = block.texts[1].tokens
-    (view,) = packed([(labelled, block)], {("of made/up", tokens): [AttentionLink("here", 4, "label")]})
-    text = view["texts"][1]
-    assert (
-        text["tokens"] == ["three", "three"]
-        and text["length"] == 5
-        and text["attention"] == [{"anchor": "here", "text": 4, "label": "label"}]
-    )
-    assert view["texts"][0]["attention"] == [] and text["gaps"] == "01"
-    scores = np.frombuffer(base64.b64decode(text["scores"]), "<f4").reshape(len(block.texts[1].rows), 2)
-    for row, shown_row in zip(scores, block.texts[1].rows):
-        np.testing.assert_array_equal(row, shown_row.scores[:2].astype("<f4"))
-    assert all(at < 2 for row in text["kept"] for at in row)
-
-
-# ---- store
 
 
 def test_seconds_of_finished_jobs_by_verb(tmp_path: Path) -> None:
@@ -314,9 +232,6 @@ def test_what_becomes_of_a_job_in_its_store(tmp_path: Path, monkeypatch: pytest.
     made(("again", 1)).save(work, "a", ["json"])
     store.finish(one, {"state": DONE})
     assert [each.rows[0][0] for each in store.entry(one).results] == ["again"]
-
-
-# ---- running
 
 
 @pytest.mark.parametrize(
@@ -434,9 +349,6 @@ def test_failures_that_cannot_be_recorded_are_in_the_report(
     (found,) = report.entries
     assert (found.state, found.error, found.traceback, found.seconds) == (FAILED, "no model", "traceback", 2.0)
     assert "the failure of loss cannot be recorded: No space left" in capsys.readouterr().err.splitlines()
-
-
-# ---- jobs and plans
 
 
 def test_jobs_run_once_each_model_by_model() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import os
 import re
 import xml.etree.ElementTree
@@ -16,12 +15,10 @@ import reported
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
-from ssmscope.render import table
-from ssmscope.render.markup import LATEX, for_latex, to_latex, to_markdown
+from ssmscope.render.markup import LATEX, for_latex
 from ssmscope.render.pictures import MAX_SVG_BYTES, data_uri, encode_figure
-from ssmscope.render.table import MAX_CELL_CHARACTERS, Cell, Table, frame_table
+from ssmscope.render.table import MAX_CELL_CHARACTERS
 from ssmscope.render.tokens import shorten, visible
 from ssmscope.reports import exports
 from ssmscope.reports.grouping import comparison, groups
@@ -153,49 +150,7 @@ class TestFiles:
         assert MAX_SVG_BYTES > 0
 
 
-TABLE = Table(
-    ("model",),
-    ("ΔA ↑", "A_MoRF ↓", "note_1"),
-    (
-        (
-            ("a_b & c",),
-            (
-                Cell(Estimate(-0.5, -0.6, 0.25), best=True),
-                Cell(Estimate(2.0, 1.0, 3.0), worst=True),
-                Cell(text="50% #1"),
-            ),
-        ),
-        (
-            ("x|y",),
-            (Cell(Estimate(math.nan, math.nan, math.nan)), Cell(Estimate(-0.0001, math.nan, math.nan)), Cell(text="")),
-        ),
-    ),
-    "best & worst",
-)
-
-
 class TestTables:
-    def test_latex(self):
-        assert to_latex(TABLE) == (
-            "% needs \\usepackage{booktabs}\n% best & worst\n"
-            "\\begin{tabular}{lrrl}\n\\toprule\n"
-            "model & $\\Delta$A $\\uparrow$ & $A_{\\mathrm{MoRF}}$ $\\downarrow$ & note\\_1 \\\\\n\\midrule\n"
-            "a\\_b \\& c & \\textbf{$-$0.500} {\\scriptsize [$-$0.600, 0.250]} & "
-            "\\underline{2.000} {\\scriptsize [1.000, 3.000]} & 50\\% \\#1 \\\\\n"
-            "x\\textbar{}y & -- & 0.000 &  \\\\\n"
-            "\\bottomrule\n\\end{tabular}\n"
-        )
-
-    def test_markdown(self):
-        assert to_markdown(TABLE).splitlines() == [
-            "| model | ΔA ↑ | A\\_MoRF ↓ | note\\_1 |",
-            "| --- | ---: | ---: | --- |",
-            "| a\\_b & c | **−0.500** [−0.600, 0.250] | 2.000 ▼ [1.000, 3.000] | 50% #1 |",
-            "| x\\|y | – | 0.000 |  |",
-            "",
-            "best & worst",
-        ]
-
     @settings(max_examples=200, deadline=None)
     @given(st.text(alphabet='&%$#_{}\\~^<>|"[]*ab é日', max_size=30))
     def test_latex_says_the_text_and_nothing_else(self, text):
@@ -224,53 +179,11 @@ class TestTables:
             columns = {len(re.findall(r"(?<!\\)&", line)) for line in tex.splitlines() if line.endswith(r"\\")}
             assert columns == {len(made.heads) + len(made.columns) - 1}
 
-    def test_intervals_fold_into_their_number(self):
-        frame = pd.DataFrame(
-            {
-                "name": ["a", None],
-                "drop": [1.5, np.nan],
-                "drop_low": [1.0, np.nan],
-                "drop_high": [2.0, np.nan],
-                "slow": [0.25, 0.5],
-                "n": pd.array([3, None], dtype="Int64"),
-                "right": [True, False],
-            }
-        )
-        made = frame_table(frame)
-        assert made.columns == ("name", "drop", "slow", "n", "right")
-        assert [[f"{cell.value} {cell.interval}".strip() for cell in cells] for _, cells in made.rows] == [
-            ["a", "1.500 [1, 2]", "0.2500", "3", "yes"],
-            ["–", "–", "0.5000", "–", "no"],
-        ]
-        made = frame_table(
-            pd.DataFrame({"method": ["m"], "value": [1.0], "low": [0.0], "high": [2.0]}), heads=["method"]
-        )
-        assert made.columns == ("value",) and made.rows[0][1][0].interval == "[0, 2]"
-        made = frame_table(pd.DataFrame({"low": [0.0], "value": [1.0], "high": [2.0]}))
-        assert made.columns == ("low", "value", "high"), "no interval: the ends do not follow a number"
-
-    def test_a_table_that_is_cut_says_so(self):
-        made = frame_table(pd.DataFrame({"n": range(7)}), limit=3)
-        assert len(made.rows) == 3 and made.remarks == "3 of 7 rows." and not made.note
-
     def test_the_csv_is_one(self, written):
         directory, _ = written
         for path in (directory / "tables").glob("*.csv"):
             rows = list(csv.reader(io.StringIO(path.read_text())))
             assert len({len(row) for row in rows}) == 1
-
-
-@pytest.mark.parametrize(
-    "found, expected",
-    [
-        ((-0.0002, -0.002, 0.0014), "0.000 [−0.002, 0.001]"),
-        ((-1.25, -1.5, -0.0004), "−1.250 [−1.500, 0.000]"),
-        ((0.5, 0.5, 0.5), "0.500"),
-        ((math.nan, math.nan, math.nan), "not defined"),
-    ],
-)
-def test_a_number_with_its_interval_in_a_picture(found, expected):
-    assert table.with_interval(Estimate(*found)) == expected
 
 
 @pytest.mark.parametrize(

@@ -234,21 +234,6 @@ def test_a_kind_is_not_guessed(tmp_path):
     assert kind_of(tmp_path / "config.json", tokenizer=True) == "text-classifier"
 
 
-def test_a_record_is_of_files_that_are_all_as_they_were_written(tmp_path):
-    store = JobStore(tmp_path)
-    folder = store.finished("0123456789abcdef")
-    folder.mkdir(parents=True)
-    files = {name: f"{zlib.crc32(content):08x}" for name, content in (("a.json", b"{}"), ("b.csv", b"abc"))}
-    (folder / RECORD).write_text(json.dumps({"verb": "heatmap", "files": files}))
-    for content, done in (("abc", True), ("abd", False), ("\0\0\0", False), ("ab", False), (None, False)):
-        (folder / "a.json").write_text("{}")
-        if content is None:
-            (folder / "b.csv").unlink()
-        else:
-            (folder / "b.csv").write_text(content)
-        assert (store.record("0123456789abcdef") is not None) == done
-
-
 def test_what_is_known_of_a_plans_models(tmp_path):
     """A key is 16 digits; a tokenizer that a plan gives tells a model's kind as one of its own does."""
     model = tiny_model(tmp_path / "m")

@@ -9,23 +9,17 @@ import json
 import re
 from html.parser import HTMLParser
 
-import numpy as np
-import pandas as pd
 import pytest
 import reported
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
-import ssmscope
-from ssmscope.api.results import Result
 from ssmscope.api.scores import Score
-from ssmscope.render.blocks import Custom, Picture, Prose, TokenMaps, TokenRows
-from ssmscope.render.table import frame_table
+from ssmscope.render.blocks import Custom
 from ssmscope.render.tokens import spell_tokens, visible
 from ssmscope.reports import page as report_page
 from ssmscope.reports.gates import decide
-from ssmscope.reports.grouping import LabelledResult, groups, unique_names, verdict
+from ssmscope.reports.grouping import groups, unique_names
 from ssmscope.reports.page import render
 from ssmscope.reports.requirements import read_requirement
 
@@ -145,14 +139,6 @@ class TestStructure:
         assert set(re.findall(r"took([\d.]+ s)", text)) == {"1.2 s"}
         assert "title: tests\nmodels: [demo/…]\n" in [text for _, text in page.all("pre")]
 
-    def test_queries_are_told(self, page):
-        origins = [text for _, text in page.all("table", class_="pairs")]
-        assert sum(" filled prompts, " in text and " of them run" in text for text in origins) == 2
-
-    def test_without_entries(self):
-        empty = Page(render(reported.report(title="Nothing")))
-        assert "The report has no entries." in [text for _, text in empty.all("p")]
-
     def test_gates_come_first(self, page):
         nasty = NASTY[0]
         score = Score("loss", nasty, 2.0, 1.5, 2.5, 10, "lower", "nats")
@@ -168,80 +154,8 @@ class TestStructure:
         assert not page.all("section", id="_gates")
 
 
-class TestSummary:
-    def rows(self, page) -> dict[str, list[str]]:
-        (tables,) = [text for text in page.all("table", class_="summary")]
-        headings, models = [group.heading for group in groups(reported.real())], len(reported.MODELS)
-        assert models < len(headings)  # else they are in rows
-        assert [text for _, text in page.all("th", scope="row", dir="auto")][: len(headings)] == headings
-        assert [text for _, text in page.all("th", scope="col", dir="auto")][:models] == list(reported.MODELS)
-        cells = [text.strip() for _, text in page.all("td", dir="auto")][: models * len(headings)]
-        return {name: cells[at::models] for at, name in enumerate(reported.MODELS)}
-
-    def test_an_unknown_kind_says_its_headline_without_the_model(self):
-        heatmap = reported.heatmap([["a"]])
-        other = dataclasses.replace(reported.entry("x", heatmap), heading="x")
-
-        class Plain(Result, kind="plain-test"):
-            headline = "Something of m: 3 things"
-            to_frame = figure = None
-
-        assert verdict(LabelledResult("m", other, Plain({"model": "m"})), "m") == "3 things"
-
-
-@dataclasses.dataclass(frozen=True)
-class Shown(Result, kind="shown-test"):
-    """A result that is shown by every kind of block."""
-
-    headline = "Something shown"
-
-    def to_frame(self) -> pd.DataFrame:
-        return pd.DataFrame({"n": range(300)})
-
-    def figure(self) -> Figure:
-        return Figure(figsize=(1, 1))
-
-    def blocks(self):
-        yield Prose(self.headline, "title")
-        yield Prose("A part & <more>", "heading")
-        yield Prose("A note.", "note")
-        yield Picture(self.figure, "drawn as lines")
-        yield Picture(self.figure, "drawn as pixels", vector=False, folded=True)
-        yield dataclasses.replace(frame_table(self.to_frame(), limit=200), brief=2, title="Numbers")
-        yield frame_table(self.to_frame().head(5))
-        own = dict(style=".ssmscope .own-view { --own: 1 }", script="document.title += '!'")
-        yield Custom(html=lambda: '<b class="own-view">its own</b>', **own)
-        yield Custom(html=lambda: "<i>one for every token</i>", on_request=True, **own)
-        yield Custom(terminal=lambda colours: [])
-        yield TokenMaps(html=lambda: '<script type="application/json">{}</script>', tokens=[("a",)], name="m")
-
-
 class TestBlocks:
     """Blocks of a result, and their form on the page."""
-
-    @pytest.fixture
-    def made(self) -> str:
-        return render(reported.report(reported.entry("shown", Shown({"model": "m"}), Shown({"model": "m"}))))
-
-    def test_each_stands_as_it_asks(self, made):
-        page = Page(made)
-        assert [text for _, text in page.all("h4")] == ["A part & <more>"] * 2
-        assert [text for _, text in page.all("p", class_="headline")] == ["Something shown"] * 2
-        kinds = [(a["alt"], a["src"].partition(";")[0]) for a, _ in page.all("img", class_="figure")]
-        assert kinds == [("drawn as lines", "data:image/svg+xml"), ("drawn as pixels", "data:image/png")] * 2
-        article = page.all("article")[0][0]["id"]
-        summaries = [(text, "open" in a) for (a, _), (_, text) in zip(page.all("details"), page.all("summary"))]
-        own = [
-            ("As a picture", False),
-            ("Numbers: 100 rows", False),
-            ("Table: 5 rows", True),
-            ("Token by token", False),
-        ]
-        assert [each for each in summaries if each in own] == own * 2
-        (request, _), *_ = page.all("details", class_="on-request")
-        assert page.all("template")[0][1] == "one for every token" and not request.get("open")
-        parts = [a["id"] for a, _ in page.all("div", class_="part")]
-        assert len(set(parts)) == len(parts) and all(part.startswith(f"{article}--") for part in parts)
 
     def test_methods_are_seen_below_one_another(self, page):
         """The view to point at has one of them at a time."""
@@ -250,19 +164,6 @@ class TestBlocks:
             "open" in a for (a, _), (_, text) in zip(page.all("details"), page.all("summary")) if text == "As a picture"
         ]
         assert sum(opened) == sum(one.verb == "explain" and bool(one.results) for one in every) < len(opened)
-
-    def test_styles_and_scripts_stand_once(self, made):
-        assert made.count("--own: 1") == 1 and made.count("document.title +=") == 1
-
-    def test_a_view_without_html_leaves_no_trace(self, made):
-        assert len(Page(made).all("div", class_="part")) == 2 * 3
-
-    def test_a_notebook_has_the_brief_tables(self):
-        shown = Page(Shown({"model": "m"})._repr_html_())
-        assert [len(text.split()) for _, text in shown.all("tbody")] == [2, 5]
-        assert "2 of 300 rows." in [text for _, text in shown.all("p", class_="note")]
-        assert [text for _, text in shown.all("script") if "title" in text] == ["document.title += '!'"]
-        assert [text for _, text in shown.all("summary")][:2] == ["As a picture", "fields"]
 
     def test_rules_of_one_view_leave_others_alone(self):
         """Several views stand in one page: the rules of each are of elements within an element of its own."""
@@ -337,13 +238,6 @@ class TestTexts:
         assert command in [text for _, text in found.all("code")], "a command must re-make its item"
         assert "(50,000 characters)" in made and "v" * 301 not in made
 
-    def test_right_to_left_texts_find_their_direction(self):
-        entry = reported.entry("heatmap", reported.heatmap([["שלום"]]), heading="שלום", models=("عربي",))
-        found = Page(render(reported.report(entry, title="שלום")))
-        for tag in ("h1", "h3"):
-            assert found.all(tag)[0][0]["dir"] == "auto"
-        assert found.all("h2")[2][0]["dir"] == "auto"
-
 
 def plain(entry):
     """The same entry with nothing in it that could be markup; values of several lines remain such."""
@@ -368,41 +262,6 @@ def unsplit(text: str) -> str:
 
 
 class TestHeatmaps:
-    def test_scores_come_back_exactly(self, page):
-        results = [found.result for group in groups(reported.real()) for found in group.results()]
-        results = [result for result in results if result.kind in ("heatmap", "explain")]
-        islands = [island for island in page.islands() if island["variant"] != CHANGE]
-        assert len(islands) == len(results) == 6
-        for island, result in zip(islands, results):
-            (block,) = [block for block in result.blocks() if isinstance(block, TokenRows)]
-            assert island["rows"] == [row.name for row in block.texts[0].rows] and island["of"] == block.of
-            if result.kind == "heatmap":
-                assert island["rows"] == ["mean", *(f"layer {layer}" for layer in result.layers)]
-            for shown, text, own in zip(island["texts"], block.texts, result, strict=True):
-                rows = np.frombuffer(base64.b64decode(shown["scores"]), "<f4").reshape(len(text.rows), -1)
-                wanted = [row.scores for row in text.rows]
-                assert np.array_equal(rows, np.stack(wanted)) and shown["kept"] == [
-                    list(row.marked) for row in text.rows
-                ]
-                if result.kind == "heatmap":
-                    assert np.array_equal(rows, np.concatenate([own.mean[None], own.scores]))
-                    for at, flat in enumerate(own.flat):
-                        own_scores = rows[at, ~own.special].astype(np.float64)
-                        found = (shown["low"][at], shown["high"][at])
-                        assert found == (own_scores.min(), own_scores.max()) or flat and found[0] == found[1]
-                    assert shown["kept"][0] == list(own.rationale)
-                else:
-                    assert np.array_equal(rows, np.stack([each.scores for each in own.attributions]))
-                    assert shown["signed"] == [True, False] and shown["low"][0] == -shown["high"][0]
-                assert shown["special"] == np.flatnonzero(own.special).tolist()
-                pairs = spell_tokens(own.tokens, own.words)
-                assert [(gap == "1", token) for gap, token in zip(shown["gaps"], shown["tokens"])] == pairs
-
-    def test_models_and_variants_are_told_apart(self, page):
-        told = [(island["model"], island["variant"]) for island in page.islands()]
-        variants = [(model, score) for model in reported.MODELS for score in ("retention", "write")]
-        assert told == [*variants, *((model, "score") for model in reported.MODELS), ("demo/sst2-mamba2", CHANGE)]
-
     def test_tokens_lead_to_the_attention_of_their_model_and_text(self, page):
         at = [
             place for place, (_, a, _) in enumerate(page.elements) if "ssmscope-attention" in a.get("class", "").split()
@@ -430,23 +289,3 @@ class TestHeatmaps:
         text.scores[0, -1] = 9.0
         (island,) = Page(reported.without_pictures(reported.report(reported.entry("heatmap", heatmap)))).islands()
         assert island["texts"][0]["high"][1] == 9.0
-
-    def test_what_does_not_fit_is_counted(self, monkeypatch):
-        monkeypatch.setattr(report_page, "MAX_BYTES", 1200)
-        made = reported.without_pictures(reported.report(reported.entry("heatmap", reported.heatmap([["a"] * 10] * 5))))
-        shown = len(Page(made).islands()[0]["texts"])
-        assert 0 < shown < 5
-        assert f"{5 - shown} texts are left out here" in made
-
-
-@pytest.fixture(scope="module")
-def entries():
-    both = [ssmscope.load(name) for name in ("demo/babi-mamba2", "demo/babi-diff-mamba")]
-    asked = dict(tasks=("qa1", "qa2"), examples=4)
-    answered = ssmscope.retrieval(both, lengths=(0, 32), progress=False, **asked)
-    read = ssmscope.snr(both, lengths=50, **asked)
-    checked = ssmscope.checkpoints(reported.MODELS)
-    return {
-        name: reported.entry(name, result, models=("one", "two"))
-        for name, result in (("retrieval", answered), ("snr", read), ("stability", checked))
-    }

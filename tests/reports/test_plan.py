@@ -234,12 +234,6 @@ def test_the_example_of_the_docs_is_a_plan() -> None:
     assert [(line.call.options["limit"], line.call.options["seed"]) for line in found.calls[2:4]] == [(50, 0), (50, 1)]
 
 
-# ---- fuzzing
-
-
-# ---- what plans know of the verbs
-
-
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make everything that would run a verb, load a model or analyse it raise an error."""
@@ -294,53 +288,24 @@ class TestNothingRuns:
 
 WRONG_VALUES = [
     ("heatmap", {"text": "a", "score": "retenton"}, "did you mean 'retention'?"),
-    ("heatmap", {"text": "a", "layers": "some"}, "allowed are mean, all"),
-    ("heatmap", {"text": "a", "top": "0"}, "top is 0; allowed is a whole number from 1 on"),
     ("heatmap", {"text": "a", "ids": "1"}, "ids=… cannot be combined"),
-    ("attention", {"text": "a", "level": "blocks"}, "did you mean 'block'?"),
-    ("attention", {"text": "a", "heads": "none"}, "allowed are mean, abs, all"),
-    ("attention", {"text": "a", "rows": "first"}, "allowed are last, all"),
-    ("attention", {"text": "a", "residual": "1.5"}, "from 0 to 1"),
-    ("attention", {"text": "a", "residual": "nan"}, "from 0 to 1"),
     ("attention", {"text": "a", "target": "x"}, "of gradient=…; give that too"),
-    ("attention", {"text": "a", "pool": "-1"}, "pool is -1"),
     ("explain", {"text": "a", "methods": "ig,lpr"}, "did you mean 'lrp'?"),
     ("explain", {"text": "a", "methods": "ig", "option": "ig.stpes=4"}, "did you mean 'steps'"),
     ("explain", {"text": "a", "methods": "ig", "option": "lrp.x=4"}, "not among the methods"),
-    ("fidelity", {"mode": "remove"}, "allowed are replace, delete"),
-    ("fidelity", {"value": "probabilty"}, "did you mean 'probability' or 'log-probability'?"),
-    ("fidelity", {"random_rankings": "3"}, "from 20 to"),
-    ("position", {"replacement": "nose"}, "did you mean 'noise'?"),
     ("position", {"stride": "3"}, "without window"),
-    ("position", {"limit": "0"}, "limit is 0"),
     ("insertion", {"places": "1"}, "from 2 on"),
-    ("insertion", {"scoring": "x"}, "allowed are likelihood, generated"),
-    ("overflow", {"lengths": "0,-4"}, "lengths is -4"),
     ("overflow", {"template": "no place"}, "{content}"),
     ("poison", {"target": "positive"}, "leave it out, or give objective='plant', not forget"),
-    ("poison", {"detector": "tokens"}, "did you mean 'token'?"),
     ("prompts", {"attacks": "stresstst"}, "did you mean 'stresstest' or"),
-    ("prompts", {"suffix": "middle"}, "allowed are end, before"),
     ("words", {"recipe": "deepwordbugs"}, "did you mean 'deepwordbug'?"),
-    ("words", {"budget": "0"}, "budget is 0"),
     ("words", {"words": "a,,b"}, "label word"),
     ("effect", {"clean": " ", "corrupted": "a"}, "clean is empty"),
     ("effect", {"clean": "a"}, "corrupted"),
-    ("lens fit", {"optimizer": "sdg"}, "did you mean 'sgd'?"),
-    ("lens fit", {"held_out": "1"}, "above 0 and below 1"),
-    ("lens show", {"text": "a", "statistic": "entrpy"}, "did you mean 'entropy'"),
-    ("snr", {"tasks": "qa9"}, "allowed are qa1"),
     ("snr", {"lens": ["a", "b"]}, "2 lenses were given for 1 models"),
-    ("retrieval", {"tasks": "qa0"}, "allowed are qa1"),
-    ("retrieval", {"lengths": "many"}, "lengths is 'many'"),
-    ("loss", {"unit": "bit"}, "did you mean 'bits'?"),
     ("loss", {"smooth": "4"}, "an odd number"),
-    ("bound", {"delta": "1"}, "above 0 and below 1"),
-    ("stability", {"tolerance": "-1"}, "tolerance is -1.0"),
     ("stability", {"text": "a", "length": "9"}, "length=… asks for random sequences"),
     ("influence", {}, "no text"),
-    ("influence", {"text": "a", "at": "layer"}, "did you mean 'layers'?"),
-    ("influence", {"text": "a", "probes": "1"}, "from 2 on"),
 ]
 
 

@@ -68,9 +68,6 @@ def states(report: Any) -> list[str]:
     return [entry.state for entry in report.entries]
 
 
-# ---- keys
-
-
 class TestKeys:
     def keys(self, model: str, options: Any, verb: str = "heatmap", **more: Any) -> list[str]:
         return [job.key for job in jobs_of({"models": [model], "analyses": [{verb: options}], **more}).every]
@@ -156,9 +153,6 @@ class TestKinds:
     def test_a_model_that_does_not_exist(self) -> None:
         with pytest.raises(InputError, match="did you mean 'demo/sst2-mamba"):
             jobs_of({"models": ["demo/sst2-mambo"], "analyses": ["stability"]})
-
-
-# ---- running
 
 
 @pytest.mark.usefixtures("no_page")
@@ -258,26 +252,6 @@ class TestTheLock:
         with locked(tmp_path):
             pass
 
-    def test_it_goes_with_its_process(self, tmp_path) -> None:
-        context = multiprocessing.get_context("fork")
-        ready = context.Event()
-
-        def hold() -> None:
-            with locked(tmp_path):
-                ready.set()
-                time.sleep(60)
-
-        process = context.Process(target=hold)
-        process.start()
-        assert ready.wait(20)
-        with pytest.raises(InputError, match=f"process {process.pid}"):
-            with locked(tmp_path):
-                pass
-        process.kill()
-        process.join()
-        with locked(tmp_path):
-            pass
-
     def test_a_place_that_cannot_be_written_to(self, tmp_path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(InputError, match="cannot write to"):
@@ -328,9 +302,6 @@ class TestKilled:
         assert {name: (again / "results" / name).stat().st_mtime_ns for name in kept} == kept
         assert numbers(again) == numbers(root)
         assert tables(again) == tables(root) and len(tables(root)) > 3
-
-
-# ---- keeping models loaded
 
 
 class TestKept:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -128,15 +127,6 @@ def test_any_page_may_link_to_the_page(server):
     assert asked(server, "GET", "/", sec_fetch_site="cross-site")[0] == 200
 
 
-def test_more_calls_than_may_wait_are_refused(server, monkeypatch):
-    monkeypatch.setattr(server, "room", SimpleNamespace(acquire=lambda blocking: False))
-    body = json.dumps(arguments("answer")).encode()
-    assert asked(server, "POST", "/answer", body, content_type="application/json")[0] == 503
-
-
-# ---- who asks
-
-
 def refusal(page: bool = False, hosts=frozenset(HOSTS), **headers: str | None) -> int:
     """Status of the refusal of a request with these headers; 200 if it passes."""
     every = {"Host": "localhost:7860", **{name.replace("_", "-").title(): value for name, value in headers.items()}}
@@ -179,10 +169,6 @@ def test_only_the_page_itself_may_call(headers, status):
     assert refusal(**headers) == status
 
 
-def test_any_page_may_link_to_it():
-    assert refusal(page=True, sec_fetch_site="cross-site") == 200
-
-
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -199,9 +185,6 @@ def test_where_others_may_ask_no_name_of_another_host_stands_for_it(monkeypatch,
     monkeypatch.setattr(serving.socket, "gethostname", lambda: "lab7")
     monkeypatch.setattr(serving.socket, "getfqdn", lambda: "LAB7.example.org")
     assert refusal(hosts=None, host=host) == status
-
-
-# ---- what is asked
 
 
 @pytest.mark.parametrize("body", [b"", b"[", b"[]", b"null", b"1e999", b"{}", b'{"number": 0}', b"[" * 10**5, b"\xff"])

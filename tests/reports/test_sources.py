@@ -179,9 +179,6 @@ def test_the_default_data_of_a_model_that_names_none_is_asked_for(tmp_path: Path
             sources.check_sources(plan)  # known only when it is downloaded
 
 
-# ---- fingerprints of code
-
-
 def test_code_is_that_of_a_folder_and_of_all_that_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "ROOT", tmp_path)
     monkeypatch.setattr(keys, "BY_NAME", ("always",))

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from described import Drawn, briefly, check, of_figure, spread, whole
+from described import Drawn, briefly, check, of_figure, results_of, spread, whole
+from drawn import drawn, outside, overlapping
 
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, Place
 from ssmscope.attacks.overflow.result import Filled, OverflowCurve, StateOverflow
@@ -161,7 +162,7 @@ def poisoning() -> Iterator[str]:
     given |= dict(cost=SearchCost(1, 23456, 12.345), notes=("a note",))
     result = StatePoisoning(about, victims=(victim("own", True, 5), victim("b", False, 6)), **given)
     other = StatePoisoning(about, victims=(victim("c", False, 7),), **given)
-    yield from whole(result, result.compare([result, other], LABELS[:2]))
+    yield from whole(result, result.compare([result, other], LABELS[:2]), picture=True)
     yield from whole(other)
 
 
@@ -189,7 +190,7 @@ def overflow(seed: int, *places: str, lengths: tuple[int, ...] = (0, 100, 2000),
 
 def overflows() -> Iterator[str]:
     result, alone = overflow(1, "after", "before"), overflow(2, "before", lengths=(10, 3000), gaps=False)
-    yield from whole(result, result.compare([result, alone, overflow(3, "before")], LABELS))
+    yield from whole(result, result.compare([result, alone, overflow(3, "before")], LABELS), picture=True)
     yield from whole(alone)
     known = replace(result.curves[1], half_length=Estimate(100.0, 0.0, 2000.0))
     yield from briefly(replace(result, curves=(known, replace(known, half_length=Estimate(2000.0, 100.0, 2000.0)))))
@@ -228,7 +229,7 @@ def positions() -> Iterator[str]:
     none = replace(
         noise, regions=nothing, worst_regions=(), average=Estimate(0.001234, 0.0, 0.002), average_drop=UNKNOWN
     )
-    yield from whole(result, result.compare([result, noise, one], LABELS))
+    yield from whole(result, result.compare([result, noise, one], LABELS), picture=True)
     for each in (noise, one, none, replace(result, worst_windows=(0, 1, 2), worst_regions=(3,)), two):
         yield from briefly(each)
     small = replace(regions[1], accuracy=Estimate(0.001234, 0.0, 0.002), drop=Estimate(0.99, 0.9, 1.0))
@@ -250,7 +251,8 @@ def curve(seed: int, phrase: str, odds: bool = True, **more: Any) -> InsertionCu
 
 def insertion(seed: int, *curves: InsertionCurve, odds: bool = True, **more: Any) -> InsertionSweep:
     made = Drawn(seed)
-    given = dict(provenance=ABOUT, clean=made.estimate(), clean_log_odds=made.estimate(-1, 3) if odds else None)
+    about = {**ABOUT, "options": {"template": None}}
+    given = dict(provenance=about, clean=made.estimate(), clean_log_odds=made.estimate(-1, 3) if odds else None)
     given |= dict(curves=curves, worst=made.estimate(), worst_drop=made.estimate(), notes=("a note",))
     return InsertionSweep(**{**given, **more})
 
@@ -260,7 +262,7 @@ def insertions() -> Iterator[str]:
         1, curve(1, "so\ngood"), curve(2, "a phrase of more than thirty-two letters", lowest_odds=(0, 1, 2))
     )
     alone = insertion(2, curve(3, "no", odds=False, hardest_places=(0, 1, 2)), odds=False, notes=())
-    yield from whole(result, result.compare([result, alone], LABELS[:2]))
+    yield from whole(result, result.compare([result, alone], LABELS[:2]), picture=True)
     yield from whole(alone)
     many = insertion(3, *(curve(seed, f"phrase {seed}") for seed in range(4, 11)))
     yield from briefly(many)
@@ -284,3 +286,10 @@ def test_what_is_shown(name: str) -> None:
 
 def test_numbers_differ_at_every_place() -> None:
     assert len({*spread(5, 4).ravel().tolist()}) == 20
+
+
+@pytest.mark.parametrize("case", [prompt_attacks, word_attacks, positions, insertions, poisoning])
+def test_texts_of_a_figure_do_not_overlap(case: Callable[[], Iterator[str]]) -> None:
+    for result in results_of(case):
+        figure, texts = drawn(result)
+        assert (overlapping(texts), outside(figure, texts)) == ([], [])

@@ -282,3 +282,18 @@ def test_pixels_of_an_image_are_as_large_as_there_is_room(size: tuple[int, int],
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_shown(name: str) -> None:
     check(name, CASES[name]())
+
+
+def test_pieces_of_a_change_join_to_both_texts() -> None:
+    draw = np.random.default_rng(0)
+    alphabet = list("ab  \n.'{}<&é—𝟕_-")
+    for _ in range(300):
+        before, after = ("".join(draw.choice(alphabet, draw.integers(0, 25))) for _ in range(2))
+        pieces = worddiff.word_diff(before, after)
+        assert "".join(p.text for p in pieces if p.kind != "added") == before
+        assert "".join(p.text for p in pieces if p.kind != "removed") == after
+        assert all(p.text for p in pieces) and {p.kind for p in pieces} <= {"same", "removed", "added"}
+        assert all(a.kind != b.kind for a, b in zip(pieces, pieces[1:]))
+    between = " so" * 300  # in long texts frequent words count too
+    pieces = worddiff.word_diff(f"a{between} good film", f"the{between} bad film")
+    assert [p.text for p in pieces if p.kind != "same"] == ["a", "the", "good", "bad"]

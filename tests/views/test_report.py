@@ -124,6 +124,7 @@ def shown(report: Report) -> list[str]:
 def few_models() -> Iterator[str]:
     about = {**PROVENANCE, "plan": "a\nplan " + "x" * 400, "deep": {"er": {"and": [1, 2.5, None, False], "more": ()}}}
     yield from shown(Report("A <report>", tuple(entries()), about))
+    yield from tags(Every({"model": "in a notebook"}, 13)._repr_html_())
 
 
 def many_models() -> Iterator[str]:
