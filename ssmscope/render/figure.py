@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -247,7 +248,10 @@ def styled(axes: Axes, grid: str | None = "both") -> Axes:
 
 
 def _wrapped(text: str, most: int, lines: int = 3) -> str:
-    return drawable("\n".join(textwrap.wrap(shorten(visible(text), lines * most - most // 2), most)))
+    shown = visible(text)
+    kept = shorten(shown, lines * most - most // 2)
+    kept = kept if kept == shown else re.sub(r"(?<= )\S{0,20}…\S{0,20}(?= )", "…", kept)  # No part of a number.
+    return drawable("\n".join(textwrap.wrap(kept, most)))
 
 
 # ---- Axes

@@ -28,7 +28,8 @@ from ssmscope.errors import InputError
 from ssmscope.layers import mamba2
 from ssmscope.probes import parity as package
 from ssmscope.probes.parity import faults
-from ssmscope.probes.parity.measure import compared, read_parts
+from ssmscope.probes.parity.faults import compared
+from ssmscope.probes.parity.measure import read_parts
 from ssmscope.probes.states.files import recorded_run, tensor_names
 
 PARTS = ("states", "logits", "layers")
@@ -182,8 +183,8 @@ def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
     conv = found["layers.0.conv"]
     for change, said in (
         ({"layers.9.conv": conv.clone()}, "the file has layers.9.conv, which a run of"),
-        ({"layers.0.conv": conv[:2]}, "layers.0.conv as float32 (2, 3, 72); the model's is float32 (3, 3, 72)"),
-        ({"layers.0.conv": conv.long()}, "layers.0.conv as int64 (3, 3, 72); the model's is float32"),
+        ({"layers.0.conv": conv[:2]}, "layers.0.conv as float32 (2, 3, 72); it needs float32 (3, 3, 72)"),
+        ({"layers.0.conv": conv.long()}, "layers.0.conv as int64 (3, 3, 72); it needs float32"),
         ({"tokens": torch.tensor([[99999] * 8])}, "99999"),
     ):
         save_file({**found, **change}, path)

@@ -29,15 +29,9 @@ WORDS = {2: torch.int16, 1: torch.int8}
 
 @dataclass(frozen=True)
 class Rounding:
-    """Rounding of a carried state.
-
-    Attributes:
-        format: 16-bit floats have no scale; numbers of 8 and 4 bits are multiplied by one so that the largest of those
-            that share it is the format's largest.
-        per: numbers that share a scale: all of a sequence's layer, a head's, or those of a row of its state.
-        every: it is rounded after so many tokens.
-        seed: of stochastic rounding, up or down with the probability that keeps the mean; None rounds to the nearest.
-    """
+    """Rounding of a carried state after every so many tokens. Numbers of 8 and 4 bits are scaled so that the largest of
+    those that share a scale is the format's largest. With a seed it goes up or down at random, with the probability
+    that keeps the mean."""
 
     format: str
     per: str = "head"

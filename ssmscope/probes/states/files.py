@@ -1,16 +1,6 @@
-"""States, logits and layers of a run as one safetensors file, for this package and for other runtimes.
+"""States, logits and layers of a run as one safetensors file, in the layout that `guide.md` beside this file has.
 
-    tokens                 (texts, length) int64, −1 at padding, which comes last
-    rows                   (rows, 2) int64: text and position, from 0, of the last token that a row has read
-    layers.N.state.R       (rows, heads, width, state), recurrence R of state-space layer N
-    layers.N.conv          (rows, taps − 1, channels), the last inputs of its convolution, oldest first
-    attention.N.keys       (rows, keys, heads, width), and so .values; .places (rows, keys) from 1, 0 at padding
-    logits                 (texts, length, vocabulary), or (texts, classes)
-    layers.N.residual      (texts, length, width), input of the block of layer N
-    layers.N.output        (texts, length, width), output of its mixer
-
-N counts as the model's own list of layers does. Some layers keep more, under the names of their adapter's state. The
-metadata name `format`, model, architecture, fingerprint, dtype; other runtimes may leave all but the tensors out.
+Other runtimes may leave the metadata out.
 """
 
 from __future__ import annotations
@@ -184,14 +174,16 @@ def load_states(path: str | os.PathLike[str], model: Model, *, any_model: bool =
     return KeptStates(mapped(like, lambda _: next(values)), rows, tokens.clamp(min=0), tokens >= 0, about)
 
 
-def check_shape(where: str, name: str, found: Mapping[str, Tensor], like: Tensor, count: int) -> None:
-    """Raise InputError if a file lacks a tensor of `count` rows, or it has another shape than the model's."""
+def check_shape(where: str, name: str, found: Mapping[str, Tensor], like: Tensor, count: int | None = None) -> None:
+    """Raise InputError if a file lacks a tensor, or has one of another kind or shape than the model's, with `count`
+    rows and any number of keys, or without it those of the model's."""
     if name not in found:
         raise InputError(f"{where} has no {name}{did_you_mean(name, found)}; it has {', '.join(sorted(found))}")
-    free = 2 if name.startswith("attention.") and {*GROWING} & {*name.split(".")} else 1
-    given, wanted = tuple(found[name].shape), tuple(like.shape)
-    if found[name].is_floating_point() != like.is_floating_point():
-        raise InputError(f"{where} has {name} as {found[name].dtype}; it needs {like.dtype}")
-    if len(given) != len(wanted) or given[:1] != (count,) or given[free:] != wanted[free:]:
-        shape = ", ".join(["rows", *["keys"] * (free - 1), *map(str, wanted[free:])])
-        raise InputError(f"{where} has {name} of the shape {given}; it needs ({shape}) with {count} rows")
+    given, wanted = tuple(found[name].shape), (like.shape[0] if count is None else count, *like.shape[1:])
+    if count is not None and name.startswith("attention.") and name.endswith(GROWING):  # Any number of keys.
+        wanted = (*wanted[:1], *given[1:2], *wanted[2:])
+    if given != wanted or found[name].is_floating_point() != like.is_floating_point():
+        kinds = [str(each.dtype).removeprefix("torch.") for each in (found[name], like)]
+        raise InputError(
+            f"{where} has {name} as {kinds[0]} {given}; it needs {kinds[1]} {wanted}, see the guide of states"
+        )
