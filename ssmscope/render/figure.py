@@ -248,10 +248,10 @@ def styled(axes: Axes, grid: str | None = "both") -> Axes:
 
 
 def _wrapped(text: str, most: int, lines: int = 3) -> str:
-    shown = visible(text)
-    kept = shorten(shown, lines * most - most // 2)
-    kept = kept if kept == shown else re.sub(r"(?<= )\S{0,20}…\S{0,20}(?= )", "…", kept)  # No part of a number.
-    return drawable("\n".join(textwrap.wrap(kept, most)))
+    shown, half = visible(text), (lines * most - most // 2 - 1) // 2
+    if len(shown) > 2 * half + 1:  # Without parts of words and numbers.
+        shown = re.sub(r" \S{1,20}$", " ", shown[:half]) + "…" + re.sub(r"^\S{1,20} ", " ", shown[-half:])
+    return drawable("\n".join(textwrap.wrap(shown, most)))
 
 
 # ---- Axes

@@ -171,6 +171,11 @@ def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
     frame = result.to_frame().set_index("tensor")
     assert frame.over["layers.0.output"] == 8 and frame.token["layers.0.output"] == str(TEXTS[0][0])
     assert frame.over["layers.0.state.0"] == 0 and frame.text.isna()["layers.0.state.0"]
+    (axes,) = result.figure().axes
+    agree, differ = axes.lines
+    assert len(agree.get_xdata()) == (frame.over == 0).sum() > 0 and len(differ.get_xdata()) == (frame.over > 0).sum()
+    assert [*agree.get_ydata()] == [axes.get_ylim()[0]] * len(agree.get_xdata())  # Errors of 0.
+    assert [*differ.get_ydata()] == pytest.approx([*frame.error[frame.over > 0]])
     states = {key: t for key, t in wrong.items() if not key.endswith(("output", "residual", "logits"))}
     save_file(states, path)
     assert "D is forgotten in layer 0" in " ".join(analyze("parity", name, "--states", path).out.split())

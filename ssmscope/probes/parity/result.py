@@ -66,16 +66,21 @@ class Parity(Result, kind="parity"):
         return next((each for each in self.tensors if each.over), None)
 
     @property
+    def unit(self) -> str:
+        """Kind of what is compared: tensors of a file, or modes of the model's own library."""
+        return "mode" if self.tensors[0].name.startswith(MODE) else "tensor"
+
+    @property
     def headline(self) -> str:
         first, said = self.first, f"Parity of {self.model_name}: {self.file}"
-        worst, of_modes = max(self.tensors, key=lambda each: each.times), self.tensors[0].name.startswith(MODE)
+        worst = max(self.tensors, key=lambda each: each.times)
         if first is None:
-            count = counted(len(self.tensors), "mode" if of_modes else "tensor")
+            count = counted(len(self.tensors), self.unit)
             told = (
                 f"{count} agree{'s' * (len(self.tensors) == 1)}, with at most {number(worst.times)} of the error that"
             )
             return f"{said} is of the same model: {told} rounding in {self.ran_in} allows"
-        if of_modes:
+        if self.unit == "mode":
             over = [each.name.removeprefix(MODE) for each in self.tensors if each.over]
             by = f"by up to {number(worst.error)} of the logits' size, {number(worst.times)} × what rounding allows"
             return f"{said} differs in {len(over)} of {len(self.tensors)} modes ({'; '.join(over)}), {by}"
@@ -102,7 +107,7 @@ class Parity(Result, kind="parity"):
             cells["differ"] = Cell(text=f"{each.over} of {each.rows}" if each.over else "no")
             cells["first text"] = Cell(text=str(each.text) if each.over else "")
             cells["token"] = Cell(text=str(each.position) if each.over else "")
-            lines.append(Line((each.name,), cells))
+            lines.append(Line((each.name.removeprefix(MODE),), cells))
         note = "error: rms of a row's difference / rms of the model's tensor, at worst; allowed: 8 × the rounding "
         note += f"measured in {self.ran_in}; differ: rows with a larger error."
-        yield replace(table(("tensor",), lines, note=note), brief=TABLE_ROWS)
+        yield replace(table((self.unit,), lines, note=note), brief=TABLE_ROWS)
