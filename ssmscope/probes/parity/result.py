@@ -92,12 +92,10 @@ class Parity(Result, kind="parity"):
     def to_frame(self) -> pd.DataFrame:
         """Return a row per tensor: columns tensor, error, allowed, times, over, rows, text, position, token. Text,
         position and token are those of the first row that differs, missing where none does."""
-        rows = []
-        for each in self.tensors:
-            where = (each.text, each.position, each.token) if each.over else (None, None, None)
-            rows.append((each.name, each.error, each.allowed, each.times, each.over, each.rows, *where))
         names = ["tensor", "error", "allowed", "times", "over", "rows", "text", "position", "token"]
-        return pd.DataFrame(rows, columns=names).astype({"text": "Int64", "position": "Int64", "token": "string"})
+        rows = [{**vars(each), "tensor": each.name, "times": each.times} for each in self.tensors]
+        frame = pd.DataFrame(rows, columns=names).astype({"text": "Int64", "position": "Int64", "token": "string"})
+        return frame.assign(**{name: frame[name].mask(frame.over == 0) for name in names[-3:]})
 
     def blocks(self) -> Iterable[Block]:
         yield from self.opening()
