@@ -58,13 +58,15 @@ def main(only: list[str]) -> None:
                 continue
             found = ssmscope.parity(ssmscope.load(module.eval()), self_=True).tensors
             modes: dict[str, Any] = {}
+            own = {**module.config.to_diff_dict(), "model_type": module.config.model_type}
+            fields = json.loads(json.dumps(own, default=str))
             for each in found:
                 mode = each.name.removeprefix("logits of ")
                 modes[mode] = {"error": float(f"{each.error:.2g}"), "allowed": float(f"{each.allowed:.2g}")}
                 if each.over:
-                    fields = {**module.config.to_diff_dict(), "model_type": module.config.model_type}
                     modes[mode]["without"] = alone(mode, fields)
             row = {"transformers": transformers.__version__, "family": family, "model": name, "modes": modes}
+            row |= {"configuration": fields} if any("without" in each for each in modes.values()) else {}
             with RESULTS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             print(name, {mode: each for mode, each in modes.items() if "without" in each})
@@ -73,7 +75,7 @@ def main(only: list[str]) -> None:
 def alone(mode: str, fields: dict[str, Any]) -> float:
     """Return the difference that the mode's script prints for a configuration."""
     script = HERE / "serving" / f"{SCRIPTS[mode.partition(' ')[0]]}.py"
-    sys.argv[1:] = [json.dumps(fields, default=str), *["2"] * mode.endswith("in a batch")]
+    sys.argv[1:] = [json.dumps(fields), *["2"] * mode.endswith("in a batch")]
     said = io.StringIO()
     with redirect_stdout(said):
         runpy.run_path(str(script))

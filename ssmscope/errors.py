@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import pickle
 import re
 import struct
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -155,6 +157,21 @@ def check_number(least: float, **numbers: Any) -> None:
         if not (math.isfinite(number) and number >= least):
             from_ = f" from {least} on" * math.isfinite(least)
             raise InputError(f"{name} is {value!r:.60}; allowed is a {'finite ' * (not from_)}number{from_}")
+
+
+def check_model(given: Any, what: str) -> None:
+    """Raise InputError unless a loaded model is given to `what`."""
+    module = sys.modules.get("ssmscope.core.model")  # No model exists before its module is imported.
+    if module is None or not isinstance(given, module.Model):
+        said = f"{type(given).__name__} was given to {what} as its model"
+        raise InputError(f"{said}; give one that ssmscope.load returns")
+
+
+def check_path(given: Any, what: str) -> str:
+    """Return a path as text. Raise InputError for anything else, given as `what`."""
+    if not isinstance(given, str | os.PathLike):
+        raise InputError(f"{type(given).__name__} was given as {what}; give its path")
+    return os.fspath(given)
 
 
 def index_of(what: str, name: str, known: Sequence[str]) -> int:

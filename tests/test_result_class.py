@@ -54,7 +54,7 @@ def test_a_figure_is_drawn_in_a_frame_of_the_users_wishes() -> None:
 
 def test_only_the_module_of_a_kind_that_is_unknown_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[str] = []
-    monkeypatch.setattr(results.importlib, "import_module", imported.append)
+    monkeypatch.setattr(results, "importlib", SimpleNamespace(import_module=imported.append))
     with pytest.raises(InputError, match="damaged result of kind 'test-told'"):
         Result.from_dict({"kind": "test-told", "said": 3})
     with pytest.raises(InputError, match="unknown kind of result 'test-tol'; known are .*did you mean 'test-told'"):

@@ -1,4 +1,4 @@
-"""Cached steps against one pass of the same text: python cached_steps.py MODEL_TYPE [TEXTS]"""
+"""Cached steps against one pass of the same text: python cached_steps.py MODEL [TEXTS]"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""One pass with the scan in chunks of 8 tokens and of 64: python chunk_size.py MODEL_TYPE"""
+"""One pass with the scan in chunks of 8 tokens and of 64: python chunk_size.py MODEL"""
 
 import torch
 from small import network, texts

@@ -1,4 +1,4 @@
-"""The prompt read in chunks of 16 against one pass: python chunks.py MODEL_TYPE"""
+"""The prompt read in chunks of 16 against one pass: python chunks.py MODEL"""
 
 import torch
 from small import network, texts, written

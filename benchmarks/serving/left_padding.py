@@ -1,4 +1,4 @@
-"""A left-padded prompt against the prompt alone: python left_padding.py MODEL_TYPE [TEXTS]"""
+"""A left-padded prompt against the prompt alone: python left_padding.py MODEL [TEXTS]"""
 
 import contextlib
 import sys

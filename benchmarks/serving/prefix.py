@@ -1,4 +1,4 @@
-"""A text continued from the cache of its first 16 tokens against one pass: python prefix.py MODEL_TYPE"""
+"""A text continued from the cache of its first 16 tokens against one pass: python prefix.py MODEL"""
 
 import inspect
 

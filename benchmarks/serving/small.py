@@ -1,18 +1,27 @@
-"""A random model of transformers from a configuration's fields or a model type, and the greedy text that it writes."""
+"""A random model of transformers, from a configuration's fields or by its name in `results/serving.jsonl`, and the
+greedy text that it writes."""
 
 import json
 import sys
+from pathlib import Path
 
 import torch
 import transformers
 
 
+def fields(name):
+    release = transformers.__version__.partition(".")[0]
+    rows = map(json.loads, Path(__file__).parents[1].joinpath("results", "serving.jsonl").open(encoding="utf-8"))
+    found = {row["model"]: row.get("configuration") for row in rows if row["transformers"].startswith(f"{release}.")}
+    return found.get(name) or sys.exit(f"give one of {', '.join(key for key, value in found.items() if value)}")
+
+
 def network():
-    given = sys.argv[1] if sys.argv[1].startswith("{") else json.dumps({"model_type": sys.argv[1]})
-    fields = {"use_cache": True, **json.loads(given), "dtype": "float32"}
+    given = json.loads(sys.argv[1]) if sys.argv[1].startswith("{") else fields(sys.argv[1])
+    known = {"use_cache": True, **given, "dtype": "float32"}
     torch.manual_seed(0)
-    kind = transformers.CONFIG_MAPPING[fields.pop("model_type")]
-    return transformers.AutoModelForCausalLM.from_config(kind.from_dict(fields)).eval()
+    kind = transformers.CONFIG_MAPPING[known.pop("model_type")]
+    return transformers.AutoModelForCausalLM.from_config(kind.from_dict(known)).eval()
 
 
 def texts(count):

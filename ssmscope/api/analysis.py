@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 
 from ssmscope.api.analyses import ANALYSES, analysis_of
 from ssmscope.api.dimensions import Dimension
@@ -33,7 +33,7 @@ from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
 from ssmscope.core.known_models import DTYPES
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, check_model, did_you_mean
 
 if TYPE_CHECKING:
     from ssmscope.api.results import Result
@@ -110,6 +110,18 @@ class Analysis:
     def inputs(self) -> Mapping[str, Option]:
         """Options that name the input."""
         return {} if self.reads is None else self.reads.options
+
+    def check_models(self, args: Sequence[Any], given: Mapping[str, Any]) -> None:
+        """Raise InputError for models in a call that are not loaded, if the function's first parameter says `Model`; a
+        trace stands for its model, None, if it says that too."""
+        first = next(iter(inspect.signature(self.function).parameters.values()))
+        models, wanted = args[0] if args else given.get(first.name), str(first.annotation)
+        traced = models is None and "None" in wanted and any(map(_is_trace, (*args, *given.values())))
+        if traced or not wanted.startswith("Model"):
+            return
+        many = (self.several or self.pair is not None) and isinstance(models, Sequence) and not isinstance(models, str)
+        for each in cast("Sequence[Any]", models if many else [models]):
+            check_model(each, self.name)
 
     def taken(self, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, ...]:
         """Return a call's positional arguments with its input read, where Python gives what the command line takes: the
@@ -190,6 +202,8 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             alone = _is_trace(args[0]) if len(args) == 1 else False  # A trace holds its model's answers.
+            if not alone:
+                declared.check_models(args, kwargs)
             if args and not alone and "at" in kwargs and not has_at:
                 args = (_asked_at(args[0], kwargs.pop("at")), *args[1:])  # type: ignore[assignment]
             # Several models or steps may read an iterator, which can be read only once.

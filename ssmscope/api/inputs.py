@@ -269,7 +269,7 @@ class Named(Input):
     def take(self, given: Any, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         if is_named(given):
             return self.read({**values, "data": given}, options, models)
-        if isinstance(given, str | bytes | int | float | list | tuple | Mapping):
+        if not hasattr(given, "name"):
             said = f"data is {given!r:.60}: give the name of a data set, a file's path, a DataFrame"
             raise InputError(f"{said} or a list of (text, label)")
         return given

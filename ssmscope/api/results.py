@@ -34,7 +34,7 @@ from ssmscope import outline
 from ssmscope.api.analyses import result_homes
 from ssmscope.api.jsonable import decode_fields, encode, encode_fields
 from ssmscope.api.writing import publish, read_current
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, check_path, did_you_mean
 from ssmscope.render.steps import drawn_in_steps, worded
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ class Result(ABC):
         Raises:
             InputError: the file cannot be read, is not a result, or is not of this class; `Result.load` reads all.
         """
-        where = os.fspath(path)
+        where = check_path(path, "a result")
         try:
             document = json.loads(read_current(Path(path)))
         except OSError as error:

@@ -108,6 +108,8 @@ def attention_modules(module: nn.Module) -> dict[str, nn.Module]:
 
 def check_readable(module: nn.Module, name: str) -> None:
     """Raise InputError if no layer of a model can be read, with a hint if it has attention."""
+    if not isinstance(module, nn.Module):
+        raise InputError(f"{type(module).__name__} was given as a module; give a model of transformers, or use load")
     if mixers(module):
         return
     kinds = list(dict.fromkeys(type(part).__name__ for part in attention_modules(module).values()))

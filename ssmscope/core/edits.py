@@ -45,7 +45,7 @@ from ssmscope.core.mixers import (
     terms_of,
 )
 from ssmscope.core.trace import LayerState, LayerTrace
-from ssmscope.errors import InputError, Unanswerable, did_you_mean
+from ssmscope.errors import InputError, Unanswerable, check_model, did_you_mean
 
 Place = Literal[
     "residual", "input", "convolution", "taps", "terms", "state", "scans", "output", "attention", "attention-output",
@@ -149,6 +149,8 @@ def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
     such layer, or one layer has edits of both "state" and "scans", whose scans would be in pieces; as it runs, if the
     model fills a cache, no token comes after an edited state, or a run that ends with one does not keep it.
     """
+    if not hasattr(model, "module"):
+        check_model(model, "edited")
     module, found = model.module, mixers(model.module)
     new = (edits,) if isinstance(edits, Edit) else tuple(edits)
     every = (*edits_of(module), *new)

@@ -274,9 +274,9 @@ class Model:
         attended: list[LayerState] | None = None if keep is None else []
         visit = visit if keep is None else collect_states(self.module, keep, visit)
         fast = fast_scan(self.module, mask=mask, states=states, retention=retention, visit=visit)
-        attention = attending(self.module, mask=mask, states=states and states[self.num_layers :], keep=attended)
-        with evaluating(self.module), fast, attention:
-            yield
+        with evaluating(self.module), fast:  # Which checks the states.
+            with attending(self.module, mask=mask, states=states and states[self.num_layers :], keep=attended):
+                yield
         if keep is not None and attended:
             keep += attended
 

@@ -114,7 +114,7 @@ def take_trace(
 
 def states_at(model: Runs, batch: Batch, at: int | str | Sequence[int | str]) -> KeptStates:
     """Return the states after tokens of a batch's texts; arguments and errors as `Trace.states`."""
-    at = [at] if isinstance(at, int | str) else at
+    at = list(at) if isinstance(at, Iterable) and not isinstance(at, str) else [at]
     if not model.continues:
         said = f"{model.name} cannot continue from its states: a part that reads earlier tokens keeps none, or"
         raise InputError(f"{said} attention is neither eager nor sdpa")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -106,7 +106,12 @@ def _stacked(rows: Sequence[Tensor]) -> Tensor:
 
 
 def check_rows(states: Earlier, texts: int) -> None:
-    """Raise InputError if a run of so many texts is to continue from states of another number of rows."""
+    """Raise InputError if a run of so many texts is to continue from no states, or those of another number of rows."""
+    if not (
+        states is None or (isinstance(states, list | tuple) and all(isinstance(each, LayerState) for each in states))
+    ):
+        said = f"{type(states).__name__} was given as states"
+        raise InputError(f"{said}; give those of a run, or of kept ones all, kept.states, or some, kept.of([0])")
     rows = {len(t) for t in tensors(tuple(states or ())[:1])} - {texts}
     if rows:
         raise InputError(f"the states have {rows.pop()} rows and {texts} texts continue from them; give a row for each")
@@ -322,7 +327,9 @@ class KeptStates(Outlined):
 
     def of(self, rows: Sequence[int]) -> States:
         """Return the states of some rows, one or several times each. Raises InputError if there is no such row."""
-        outside = [row for row in rows if not 0 <= row < len(self.rows)]
-        if outside:
-            raise InputError(f"there is no row {outside[0]}; allowed are 0 to {len(self.rows) - 1}")
+        rows = list(rows) if isinstance(rows, Iterable) else [rows]
+        outside = [row for row in rows if row not in range(len(self.rows))]
+        if outside or not rows:
+            said = f"there is no row {outside[0]!r:.60}" if outside else "no row was given"
+            raise InputError(f"{said}; allowed are 0 to {len(self.rows) - 1}")
         return gathered(self.states, torch.tensor([*rows]))

@@ -35,7 +35,7 @@ from ssmscope.data.rows import (
     whole,
 )
 from ssmscope.data.tokens import fingerprint_of
-from ssmscope.errors import InputError, check_whole, did_you_mean
+from ssmscope.errors import InputError, check_path, check_whole, did_you_mean
 
 PAIR_SEPARATOR = " ||| "
 """Separator of the two sentences of a pair, a plain string that every tokenizer can read."""
@@ -205,7 +205,7 @@ def load_text(
     elif is_hub_id(data):
         path, split = Path(data), split or "test"
         rows, own = labelled_rows(str(data), split)
-    elif os.path.isdir(data):
+    elif os.path.isdir(check_path(data, "data")):
         path, split = Path(data), split or "test"
         rows = eraser_rows(path, split, PAIR_SEPARATOR)
     else:

@@ -20,7 +20,7 @@ from ssmscope.api.store import Store, errors_told
 from ssmscope.core.encoding import texts_or_ids
 from ssmscope.core.model import Model
 from ssmscope.core.trace import States
-from ssmscope.errors import InputError, check_whole, did_you_mean
+from ssmscope.errors import InputError, check_model, check_whole, did_you_mean
 from ssmscope.evaluation.forking import Rows, as_bytes, token_rows, whole_rows
 from ssmscope.evaluation.running import (
     Answers,
@@ -307,6 +307,7 @@ class Evaluator:
 
 
 def _check(model: Model, words: Sequence[str] | None, scoring: str, normalise: bool) -> None:
+    check_model(model, "Evaluator")
     if model.channels is not None:
         raise InputError(f"{model.name} reads {model.reads}; give a model of texts")
     model.check_classes("an evaluation")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -247,7 +248,10 @@ def styled(axes: Axes, grid: str | None = "both") -> Axes:
 
 
 def _wrapped(text: str, most: int, lines: int = 3) -> str:
-    return drawable("\n".join(textwrap.wrap(shorten(visible(text), lines * most - most // 2), most)))
+    shown, half = visible(text), (lines * most - most // 2 - 1) // 2
+    if len(shown) > 2 * half + 1:  # Without parts of words and numbers.
+        shown = re.sub(r" \S{1,20}$", " ", shown[:half]) + "…" + re.sub(r"^\S{1,20} ", " ", shown[-half:])
+    return drawable("\n".join(textwrap.wrap(shown, most)))
 
 
 # ---- Axes

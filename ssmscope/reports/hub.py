@@ -11,7 +11,7 @@ from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
 from ssmscope.api.writing import write_whole
 from ssmscope.core.known_models import demos
 from ssmscope.data.hub import HUB_ID, NETWORK_ERRORS
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, check_path
 from ssmscope.loading.stored import reason
 from ssmscope.reports.cards import escaped
 
@@ -53,10 +53,10 @@ def push(directory: str | os.PathLike[str], repository: str, *, private: bool | 
     Raises InputError if the directory is neither or its README.md cannot be written, the name is no repository's, or
     the hub refuses or is out of reach.
     """
-    where = demos().get(str(directory), Path(directory))
+    where = demos().get(str(directory), Path(check_path(directory, "what to push")))
     if not where.is_dir():
         raise InputError(f"{directory} is no directory: give that of a model, a report or results")
-    if (found := HUB_ID.fullmatch(repository)) is None or ":" in found[0]:
+    if (found := HUB_ID.fullmatch(str(repository))) is None or ":" in found[0]:
         raise InputError(f"{repository!r:.100} is no name of a repository: give OWNER/NAME")
     kind = "model" if (where / "config.json").is_file() else "dataset"
     if kind == "dataset" and not (where / CARD).exists():

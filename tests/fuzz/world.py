@@ -13,12 +13,12 @@ from loud import loud
 from PIL import Image
 from safetensors.torch import load_file
 from tiny_bert import save_bert
-from transformers import AutoModelForSequenceClassification, Mamba2Config, MambaConfig, MambaForCausalLM
+from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
 
 import ssmscope
 from ssmscope.data.babi import questions
 from ssmscope.data.language import language_data
-from ssmscope.networks.classifier import SSMClassifierConfig
+from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.lens import fit_lens
 from ssmscope.zoo.documents import word_tokenizer
 from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
@@ -72,8 +72,8 @@ def _models(root: Path) -> dict[str, tuple[str, ...]]:
     pixels = MambaConfig(**{**sizes, "vocab_size": 1})
     made = {
         "language": MambaForCausalLM(MambaConfig(**sizes)),
-        "classifier": AutoModelForSequenceClassification.from_config(SSMClassifierConfig(mamba2, **ids)),
-        "pixels": AutoModelForSequenceClassification.from_config(
+        "classifier": SSMForSequenceClassification(SSMClassifierConfig(mamba2, **ids)),
+        "pixels": SSMForSequenceClassification(
             SSMClassifierConfig(pixels, channels=3, image_size=(4, 4), num_labels=10)
         ),
         "untokenized": MambaForCausalLM(MambaConfig(**sizes)),

@@ -28,7 +28,8 @@ from ssmscope.errors import InputError
 from ssmscope.layers import mamba2
 from ssmscope.probes import parity as package
 from ssmscope.probes.parity import faults
-from ssmscope.probes.parity.measure import compared, read_parts
+from ssmscope.probes.parity.faults import compared
+from ssmscope.probes.parity.measure import read_parts
 from ssmscope.probes.states.files import recorded_run, tensor_names
 
 PARTS = ("states", "logits", "layers")
@@ -170,6 +171,11 @@ def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
     frame = result.to_frame().set_index("tensor")
     assert frame.over["layers.0.output"] == 8 and frame.token["layers.0.output"] == str(TEXTS[0][0])
     assert frame.over["layers.0.state.0"] == 0 and frame.text.isna()["layers.0.state.0"]
+    (axes,) = result.figure().axes
+    agree, differ = axes.lines
+    assert len(agree.get_xdata()) == (frame.over == 0).sum() > 0 and len(differ.get_xdata()) == (frame.over > 0).sum()
+    assert [*agree.get_ydata()] == [axes.get_ylim()[0]] * len(agree.get_xdata())  # Errors of 0.
+    assert [*differ.get_ydata()] == pytest.approx([*frame.error[frame.over > 0]])
     states = {key: t for key, t in wrong.items() if not key.endswith(("output", "residual", "logits"))}
     save_file(states, path)
     assert "D is forgotten in layer 0" in " ".join(analyze("parity", name, "--states", path).out.split())
@@ -182,8 +188,8 @@ def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
     conv = found["layers.0.conv"]
     for change, said in (
         ({"layers.9.conv": conv.clone()}, "the file has layers.9.conv, which a run of"),
-        ({"layers.0.conv": conv[:2]}, "layers.0.conv as float32 (2, 3, 72); the model's is float32 (3, 3, 72)"),
-        ({"layers.0.conv": conv.long()}, "layers.0.conv as int64 (3, 3, 72); the model's is float32"),
+        ({"layers.0.conv": conv[:2]}, "layers.0.conv as float32 (2, 3, 72); it needs float32 (3, 3, 72)"),
+        ({"layers.0.conv": conv.long()}, "layers.0.conv as int64 (3, 3, 72); it needs float32"),
         ({"tokens": torch.tensor([[99999] * 8])}, "99999"),
     ):
         save_file({**found, **change}, path)
@@ -204,7 +210,7 @@ SERVED = {
 """Modes of random models by name, as `benchmarks/serving.py` found them with this release of transformers."""
 
 
-@pytest.mark.parametrize("name", few(SERVED, "mamba2", "jamba", "rwkv"))
+@pytest.mark.parametrize("name", few(SERVED, "mamba2-one-group", "jamba", "rwkv"))
 def test_a_model_s_own_library_in_its_modes(name: str) -> None:
     """A script without this package shows each that differs."""
     found = ssmscope.parity(Model(random_example(name).eval()), self_=True).tensors

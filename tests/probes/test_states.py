@@ -87,8 +87,8 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({"rows": torch.tensor([[0, 1], [1, 0]])}, r"no \(text, position\) of its 1 texts"),
         ({"rows": torch.tensor([[0, 1], [0, 11]])}, "after the end of their text"),
         ({"layers.1.conv": None}, "has no layers.1.conv; did you mean 'layers.0.conv'"),
-        ({"layers.1.state.0": good["layers.1.state.0"][:, 1:].contiguous()}, r"it needs \(rows, 6, 8, 6\) with 2 rows"),
-        ({"layers.1.state.0": good["layers.1.state.0"][:1]}, "with 2 rows"),
+        ({"layers.1.state.0": good["layers.1.state.0"][:, 1:].contiguous()}, r"it needs float32 \(2, 6, 8, 6\)"),
+        ({"layers.1.state.0": good["layers.1.state.0"][:1]}, r"as float32 \(1, 6, 8, 6\); it needs float32 \(2, "),
     ):
         save_file({name: value for name, value in {**good, **change}.items() if value is not None}, path)
         with pytest.raises(InputError, match=said):
@@ -100,8 +100,16 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="whose weights differ from those of"):
         load_states(path, other)
     assert load_states(path, other, any_model=True).rows == kept.rows
+    save_states(kept, other, path)  # Of the same layers, under the name of the model that they are of.
+    assert load_states(path, model).source["fingerprint"] == model.fingerprint != other.fingerprint
+    for name, said in (
+        ("mamba", "has layers.0.conv as float32"),
+        ("jamba", "and small keeps others; give the model th"),
+    ):
+        with pytest.raises(InputError, match=said):
+            save_states(kept, Model(loud(random_example(name)), name="small"), path)
     save_file({**good, "layers.1.conv": good["layers.1.conv"].long()}, path)
-    with pytest.raises(InputError, match="layers.1.conv as torch.int64; it needs torch.float32"):
+    with pytest.raises(InputError, match="layers.1.conv as int64 .*; it needs float32"):
         load_states(path, model)
     for ask in (lambda: kept.of([2]), lambda: model.run(model.encode(ids=[5]), kept.states)):
         with pytest.raises(InputError, match="there is no row 2|have 2 rows and 1 texts"):

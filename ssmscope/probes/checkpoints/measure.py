@@ -27,7 +27,8 @@ Source = str | os.PathLike[str] | Model
 
 def sources_of(checkpoints: Source | Iterable[Source]) -> list[Source]:
     """Return one or several checkpoints as a list; raise InputError if there are none."""
-    sources = [checkpoints] if isinstance(checkpoints, str | os.PathLike | Model) else list(checkpoints)
+    given: Any = checkpoints
+    sources = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     if not sources:
         raise InputError("no checkpoint was given; give files, directories, names or models")
     return sources
@@ -42,7 +43,7 @@ def expand_directories(sources: Sequence[Source]) -> list[Source]:
     found: list[Source] = []
     for source in sources:
         inside: list[Path] = []
-        if not isinstance(source, Model) and os.path.isdir(source) and not Path(source, "config.json").exists():
+        if isinstance(source, str | os.PathLike) and os.path.isdir(source) and not Path(source, "config.json").exists():
             try:
                 files = sorted(file for file in Path(source).iterdir() if not file.name.startswith("."))
             except OSError as error:

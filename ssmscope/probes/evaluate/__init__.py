@@ -37,6 +37,9 @@ class Labelled(Examples):
         if options["tasks"] is not None and (values["data"] is not None or values["split"] is not None):
             raise InputError("tasks=… is for language models and data=… for classifiers; give one of them")
 
+    def take(self, given: Any, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
+        return None if given is None else super().take(given, values, options, models)
+
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         if options["tasks"] is not None or not models[0].is_classifier:
             return None

@@ -150,7 +150,7 @@ def fit_lens(
 
 @analysis("lens show", reads=Texts(most=2048), kinds=("trajectory",), question="What would it answer earlier?")
 def trajectory(
-    model: Model | None,
+    model: Model,
     texts: TextsLike,
     *,
     lens: Annotated[
@@ -187,8 +187,6 @@ def trajectory(
         InputError: for texts that cannot be encoded, a lens of another model, the cross-entropy of a classifier, or a
             model whose answers are not finite.
     """
-    if model is None:
-        raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
     if statistic == "cross_entropy" and model.is_classifier:
         raise InputError(f"{model.name} is {model.role}: there is no next token, and no cross-entropy to it")
     from ssmscope.api.provenance import call_options, record_provenance

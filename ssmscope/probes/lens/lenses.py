@@ -39,7 +39,7 @@ from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.core.take_trace import few_tokens
 from ssmscope.core.text_files import parse_json
-from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable
+from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable, check_model, check_path
 from ssmscope.loading.stored import check_finished, reason
 from ssmscope.probes.lens.result import STATISTICS, LensedText, LensFit
 
@@ -231,6 +231,7 @@ def logit_lens(model: Model) -> Lens:
     Raises:
         InputError: for a model with several final norms or several lists of layers.
     """
+    check_model(model, "logit_lens")
     return Lens(untrained_lens(model), model.fingerprint, "last" if model.is_classifier else "every")
 
 
@@ -250,7 +251,8 @@ def load_lens(path: str | Path, model: Model) -> Lens:
         InputError: no lens, an unfinished or damaged one, or one fitted to another model: with another width or number
             of layers, or other weights (for a lens of tuned-lens, another head).
     """
-    path = Path(path)
+    path = Path(check_path(path, "a lens"))
+    check_model(model, "load_lens")
     check_finished(path, str(path))
     missing = [name for name in (CONFIG, WEIGHTS) if not os.path.isfile(path / name)]
     if missing:

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.probes.loss.result import TokenLoss
 
+Lines = Annotated[
+    str | Path | list[str],
+    "wikitext2, books, a .txt file (one long document), or a file with a column text, one document per row.",
+    Reads("lines"),
+    Metavar("DATA"),
+]
+LinesSplit = Annotated[str | None, "Split of a known text (default: test).", Metavar("NAME")]
+
 
 def check_smooth(*, smooth: int, remembers: Sequence[int] | None, length: int, **options: Any) -> None:
     """Raise InputError for an even number of positions to average over, or no token to leave out."""
@@ -43,13 +51,8 @@ def check_smooth(*, smooth: int, remembers: Sequence[int] | None, length: int, *
 def token_loss(
     models: Model | Sequence[Model],
     *,
-    data: Annotated[
-        str | Path | list[str],
-        "wikitext2, books, a .txt file (one long document), or a file with a column text, one document per row.",
-        Reads("lines"),
-        Metavar("DATA"),
-    ] = "wikitext2",
-    split: Annotated[str | None, "Split of a known text (default: test).", Metavar("NAME")] = None,
+    data: Lines = "wikitext2",
+    split: LinesSplit = None,
     length: Annotated[int, "Tokens per window.", Range(1)] = 2048,
     limit: Annotated[int | None, "Use only N windows, drawn by the seed.", Range(1)] = None,
     smooth: Annotated[int, "Positions of the moving average; odd.", Range(1)] = 101,
@@ -98,9 +101,7 @@ def token_loss(
     every = language_models(models)
     texts, name = measure.documents(data, split)
     windows, left_out = measure.shared_windows(every, texts, length)
-    found = len(windows)
-    if limit is not None:
-        windows = windows[np.sort(np.random.default_rng(seed).permutation(found)[:limit])]
+    found, windows = len(windows), measure.drawn(windows, limit, seed)
     spans = sorted({*(remembers or ())})
     names, places = distinct_names(model.name for model in every), measure.positions_of(length)
     options = call_options(data=name)

@@ -78,6 +78,13 @@ def shared_windows(
     return windows, left_out
 
 
+def drawn(
+    windows: Int[np.ndarray, "windows length+1"], limit: int | None, seed: int
+) -> Int[np.ndarray, "limit length+1"]:
+    """Return so many windows, drawn by the seed, in their order."""
+    return windows[np.sort(np.random.default_rng(seed).permutation(len(windows))[:limit])]
+
+
 def windows_of(
     model: Model, documents: Sequence[Sequence[str]], length: int
 ) -> tuple[Int[np.ndarray, "windows length+1"], int]:

@@ -11,11 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ssmscope.core.attention_layers import attention_layers
-from ssmscope.core.bootstrap import Estimate, estimates, resampled_sums
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.edits import Edit, edited
 from ssmscope.core.mixers import memory_of
 from ssmscope.core.model import Model
 from ssmscope.evaluation.running import max_batch_tokens
+from ssmscope.interp.scoring import means_with_intervals
 from ssmscope.probes.loss.result import Remembrance
 
 
@@ -28,10 +29,8 @@ def remembrances(
     rows = windows[:, :-1]
     step = max(1, max_batch_tokens(model) // rows.shape[1])
     columns = np.concatenate([_of_rows(model, rows[at : at + step], spans) for at in range(0, len(rows), step)])
-    sums = resampled_sums(columns.reshape(len(rows), -1), seed=seed) / len(rows)
-    found = estimates(sums if len(rows) > 1 else sums[:1]).reshape(len(spans), 3, 3)
-    every = [[Estimate(*(float(end) for end in one)) for one in each] for each in found]
-    return tuple(Remembrance(span, *each) for span, each in zip(spans, every))
+    found = means_with_intervals(columns, seed).tolist()
+    return tuple(Remembrance(span, *(Estimate(*each) for each in own)) for span, own in zip(spans, found))
 
 
 def _of_rows(model: Model, rows: np.ndarray, spans: Sequence[int]) -> Float[np.ndarray, "rows spans 3"]:

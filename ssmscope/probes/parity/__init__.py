@@ -47,9 +47,8 @@ def parity(
 
     The file has the layout of `analyze states --save`: tokens, and any of states, logits and layers. The model runs the
     same tokens, in float32 or more. The error of a row (a text's token) is the rms of its difference / rms of the
-    model's tensor. Rounding is measured: the same run in the other runtime's dtype (with weights changed by up to one
-    unit in the last place where that is the model's own); 8 times its largest error, and the rounding of the file's
-    numbers, are allowed.
+    model's tensor; allowed are the rounding of the file's numbers and 8 times the largest error of a run in the other
+    runtime's dtype (with weights changed by up to one unit in the last place where that is the model's own).
 
     Faults are tried in the layer that differs first: A or D forgotten, the decay after the write, groups or heads
     swapped, the state one token late or in a narrower dtype, the convolution's tail lost where a run continued, and
@@ -71,7 +70,8 @@ def parity(
     import torch
 
     from ssmscope.api.provenance import call_options, record_provenance, versions
-    from ssmscope.probes.parity.measure import compared, read_parts
+    from ssmscope.probes.parity.faults import compared
+    from ssmscope.probes.parity.measure import read_parts
     from ssmscope.probes.parity.modes import own_modes
     from ssmscope.probes.parity.result import Parity
 
@@ -83,12 +83,11 @@ def parity(
         raise InputError(f"{model.name} reads {model.reads}; parity compares models of tokens")
     given, about, names = read_parts({"states": states, "logits": logits, "layers": layers})
     ids = [[each for each in row if each >= 0] for row in given["tokens"].tolist()]
-    known = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
-    held = {t.dtype for t in given.values()}
-    narrowest = next((each for each in [*known.values()][:2] if each in held), torch.float32)
-    dtype = known.get(about.get("dtype", "") if ran_in == "auto" else ran_in, narrowest)
+    held = {str(t.dtype).removeprefix("torch.") for t in given.values()}
+    ran = str(about.get("dtype") if ran_in == "auto" else ran_in)
+    if ran not in ("bfloat16", "float16", "float32", "float64"):
+        ran = next((each for each in ("bfloat16", "float16") if each in held), "float32")
     rows = [(text, at) for text, at in given["rows"].tolist()] if "rows" in given else []
-    tensors, fault = compared(model, model.encode(ids=ids), rows, given, dtype)
-    ran = str(dtype).removeprefix("torch.")
+    tensors, fault = compared(model, model.encode(ids=ids), rows, given, getattr(torch, ran))
     provenance = {**record_provenance(model.source, options=call_options(ran_in=ran)), "file": about}
     return Parity(provenance, " and ".join(names), ran, tensors, fault)

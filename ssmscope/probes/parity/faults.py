@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -18,6 +18,8 @@ from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace, tensors
 from ssmscope.ops import DeltaRecurrence, Recurrence
 from ssmscope.ops.recurrence import by_head
+from ssmscope.probes.parity.measure import Case
+from ssmscope.probes.parity.result import Compared
 from ssmscope.probes.states.files import recorded_run, tensor_names
 
 MAX_BOUNDARIES = 64
@@ -26,8 +28,6 @@ MAX_HEADS = 4096
 """Number of heads among which swapped ones are looked for."""
 NARROW = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16)
 """Dtypes in which a state may have been kept, narrowest first."""
-
-Rows = Sequence[tuple[int, int]]
 
 
 def without_decay(r: Recurrence) -> Recurrence:
@@ -84,65 +84,50 @@ def fault_of_terms(change: Callable[[Recurrence], Recurrence | None], layer: int
     return Edit(f"fault {change.__name__}", "terms", faulty, (layer,))
 
 
-@dataclass(frozen=True, eq=False)
-class Case:
-    """First difference between a file and a model's run, from which faults are looked for.
-
-    Attributes:
-        parts: parts of the file; `given` are its tensors, and `exact` those of the run, with a row for each of `rows`.
-        layer: index of the state-space layer, and `tensor` the name of its tensor that differs first.
-        differs: rows in which it does.
-        fits: function of tensors, True if they agree with the file's in that layer, in all rows or in one.
-        allowed: relative error that the file's dtype allows this tensor.
-    """
-
-    model: Model
-    batch: Batch
-    rows: Rows
-    parts: Sequence[str]
-    given: Mapping[str, Tensor]
-    exact: Mapping[str, Tensor]
-    layer: int
-    tensor: str
-    differs: Sequence[int]
-    fits: Callable[..., bool]
-    allowed: float
-    dtype: torch.dtype
+def compared(
+    model: Model, batch: Batch, rows: Sequence[tuple[int, int]], given: Mapping[str, Tensor], dtype: torch.dtype
+) -> tuple[tuple[Compared, ...], str]:
+    """Return every tensor of a file with its error, and the likely fault behind the first that differs."""
+    case = Case(model, batch, rows, given, dtype)
+    first = next((name for name in case.names if case.over[name]), "")
+    return case.tensors(), next(explanations(case, first), "") if first.startswith("layers.") else ""
 
 
-def explanations(at: Case) -> Iterator[str]:
-    """Yield the faults that explain the file's numbers, in words, the likeliest first."""
-    model, numbers, layers = at.model, at.model.layer_numbers, at.model.trace(at.batch).layers
-    if not bool(at.given[at.tensor].isfinite().all()):
+def explanations(at: Case, tensor: str) -> Iterator[str]:
+    """Yield the faults that explain the file's numbers, in words, the likeliest first; `tensor` is the first that
+    differs."""
+    prefix, index = ".".join(tensor.split(".")[:2]) + ".", at.model.layer_numbers.index(int(tensor.split(".")[1]))
+    layers, given = at.model.trace(at.batch).layers, at.given[tensor]
+    if not bool(given.isfinite().all()):
         yield "it overflowed: the file has NaN or infinite numbers there"
-    prefix = f"layers.{numbers[at.layer]}.state."
-    states = [name for name in at.exact if name.startswith(prefix) and name in at.given]
-    if at.tensor in states:
-        given, exact = at.given[at.tensor], at.exact[at.tensor]
+    states = [name for name in at.exact if name.startswith(f"{prefix}state.") and name in at.given]
+    if tensor in states:
         kept = _kept_in(given, at.dtype)
         if kept is not None:
             yield f"the state is kept in {str(kept).removeprefix('torch.')}"
         earlier = [(text, max(position - 1, 0)) for text, position in at.rows]
-        late = recorded_run(model, at.batch, earlier, ("states",))
+        late = recorded_run(at.model, at.batch, earlier, ("states",))
         first = torch.tensor([position == 0 for _, position in at.rows])
-        if at.fits({name: late[name].masked_fill(first.view(-1, *[1] * (late[name].ndim - 1)), 0) for name in states}):
+        before = {name: late[name].where(~first.view(-1, *[1] * (late[name].ndim - 1)), 0) for name in states}
+        if at.fits(before, prefix):
             yield "the state is one token late: it lacks the row's last token"
-        swapped = _swapped(given, exact, at.allowed)
+        swapped = _swapped(given, at.exact[tensor], at.allowed[tensor])
         if swapped is not None:
             yield f"heads are swapped: head {swapped[0]} has the state of head {swapped[1]}"
-    tried = [(at.layer, said, change) for said, change in TERMS.items()]
-    if at.layer and not at.tensor.endswith(".output"):  # What the layer before does wrong after its state.
-        tried.append((at.layer - 1, f"D is forgotten in layer {numbers[at.layer - 1]}", without_skip))
+    tried = [(index, said, change) for said, change in TERMS.items()]
+    if index and not tensor.endswith(".output"):  # What the layer before does wrong after its state.
+        tried.append((index - 1, f"D is forgotten in layer {at.model.layer_numbers[index - 1]}", without_skip))
     for layer, said, change in tried:
         with suppress(ValueError):  # A family that compares its recurrences cannot have every fault.
             if any(change(r) is not None for r in layers[layer].recurrences):
-                if at.fits(recorded_run(model, at.batch, at.rows, at.parts, [fault_of_terms(change, numbers[layer])])):
+                if at.fits(at.run(fault_of_terms(change, at.model.layer_numbers[layer])), prefix):
                     yield said
-    if states and at.differs:
-        boundary = _lost_tail(at)
+    rows = at.over[tensor] if tensor.startswith(prefix) and not tensor.endswith((".residual", ".output")) else []
+    if states and rows:
+        boundary = _lost_tail(at, prefix, index, rows)
         if boundary is not None:
             yield f"the convolution's tail is lost before token {boundary}: where a run continued, it began with zeros"
-        if at.tensor in states and _carried(layers[at.layer], at, states):
+        if tensor in states and _carried(layers[index], at, states, rows, at.allowed[tensor]):
             yield (
                 "something is read before the text: a mask of left padding is ignored, or the state of another text is "
                 "not cleared"
@@ -172,26 +157,26 @@ def _swapped(given: Tensor, exact: Tensor, allowed: float) -> tuple[int, int] | 
     return (first, int(order[first])) if float(error) <= allowed else None
 
 
-def _lost_tail(at: Case) -> int | None:
-    """Return the token from which on the layer's convolution began anew, for the first row that differs."""
-    row, model = at.differs[0], at.model
+def _lost_tail(at: Case, prefix: str, index: int, differs: Sequence[int]) -> int | None:
+    """Return the token from which on a layer's convolution began anew, for the first row that differs."""
+    row, model = differs[0], at.model
     text, position = at.rows[row]
     ids = at.batch.input_ids[text, : position + 1].tolist()
-    agree = [p for other, (t, p) in enumerate(at.rows) if t == text and p < position and other not in at.differs]
+    agree = [p for other, (t, p) in enumerate(at.rows) if t == text and p < position and other not in differs]
     start = max(agree, default=0) + 1
     for boundary in range(start, min(position + 1, start + MAX_BOUNDARIES)):
         states = list(model.run(model.encode(ids=ids[:boundary]), last_only=True).states)
-        own = states[at.layer]
+        own = states[index]
         if own.conv is None:
             return None
-        states[at.layer] = replace(own, conv=torch.zeros_like(own.conv))
+        states[index] = replace(own, conv=torch.zeros_like(own.conv))
         after = model.run(model.encode(ids=ids[boundary:]), states, last_only=True).states
-        if at.fits(dict(zip(tensor_names(model, after), (t.cpu() for t in tensors(after)))), row):
+        if at.fits(dict(zip(tensor_names(model, after), (t.cpu() for t in tensors(after)))), prefix, row):
             return boundary
     return None
 
 
-def _carried(layer: LayerTrace, at: Case, states: Sequence[str]) -> bool:
+def _carried(layer: LayerTrace, at: Case, states: Sequence[str], differs: Sequence[int], allowed: float) -> bool:
     """Return True if the states' difference after a text's later rows is what the layer's own transitions leave of the
     difference after the row before: whatever is too much was there before the first row."""
     if len(states) != len(layer.recurrences):
@@ -200,14 +185,14 @@ def _carried(layer: LayerTrace, at: Case, states: Sequence[str]) -> bool:
     for row, ((text, position), (next_text, then)) in enumerate(pairwise(at.rows)):
         if next_text != text or position < layer.reach - 1:
             continue
-        if row not in at.differs and row + 1 in at.differs:  # What was read before a text fades.
+        if row not in differs and row + 1 in differs:  # What was read before a text fades.
             return False
         for r, name in zip(layer.recurrences, states):
             exact = at.exact[name].double()
             error = at.given[name].double() - exact
             part = r.of_rows(text, text + 1).between(position + 1, then + 1)
             left = ops.scan(replace(part, x=torch.zeros_like(part.x)), error[row : row + 1].to(r.x)).state.cpu()
-            if (left.double() - error[row + 1]).square().mean() > at.allowed**2 * exact.square().mean():
+            if (left.double() - error[row + 1]).square().mean() > allowed**2 * exact.square().mean():
                 return False
-        compared |= row in at.differs
+        compared |= row in differs
     return compared

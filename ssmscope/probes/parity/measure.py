@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssmscope.core.edits import Edit
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.loading.in_memory import converted
-from ssmscope.probes.parity.faults import Case, Rows, explanations
 from ssmscope.probes.parity.result import Compared
-from ssmscope.probes.states.files import GROWING, read_file, recorded_run
+from ssmscope.probes.states.files import GROWING, check_shape, read_file, recorded_run
 
 ROUNDING_FACTOR = 8.0
 """Factor of the rounding error that is measured: another order of the same sums rounds otherwise."""
@@ -30,66 +29,82 @@ ABOUT = ("tokens", "rows")
 """Tensors that say of what the others are."""
 
 
-def compared(
-    model: Model, batch: Batch, rows: Rows, given: Mapping[str, Tensor], dtype: torch.dtype
-) -> tuple[tuple[Compared, ...], str]:
-    """Return every tensor of a file with its error, and the likely fault behind the first that differs.
+class Case:
+    """Tensors `given` in a file against those of a run of the model in at least float32, `exact`, with errors, and
+    those allowed in a dtype, as `parity` says; NaN counts as infinite."""
 
-    The error of a row is rms(given − exact) / rms(exact), exact from the model in at least float32; NaN counts as
-    infinite. Rounding is measured by a run of the model in `dtype`, its weights changed by up to one unit in the last
-    place where that is the model's own; allowed is `ROUNDING_FACTOR` times the largest error of that run, and the
-    file's own rounding.
-    """
-    parts = [part for part, has in parts_of(given).items() if has]
-    own = next(model.module.parameters()).dtype
-    wide = torch.float64 if torch.float64 in (own, dtype) else torch.float32
-    model = model if own == wide else copied(model, wide)
-    exact = recorded_run(model, batch, rows, parts)
-    names = sorted((given.keys() & exact.keys()).difference(ABOUT), key=_depth)
-    _check(model, given, exact, names)
-    mask = batch.mask.cpu()
-    theirs, ours, near = (
-        _by_place(found, mask) for found in (given, exact, recorded_run(copied(model, dtype), batch, rows, parts))
-    )
-    sizes = {name: float(ours[name].square().mean().sqrt().clamp(min=1e-30)) for name in names}
+    def __init__(
+        self,
+        model: Model,
+        batch: Batch,
+        rows: Sequence[tuple[int, int]],
+        given: Mapping[str, Tensor],
+        dtype: torch.dtype,
+    ) -> None:
+        own = next(model.module.parameters()).dtype
+        wide = torch.float64 if torch.float64 in (own, dtype) else torch.float32
+        self.model = model if own == wide else copied(model, wide)
+        self.batch, self.rows, self.given, self.dtype = batch, rows, given, dtype
+        self.parts = [part for part, has in parts_of(given).items() if has]
+        self.exact = self.run()
+        self.names = sorted((given.keys() & self.exact.keys()).difference(ABOUT), key=_depth)
+        _check(self.model, given, self.exact, self.names)
+        self.theirs, self.ours = self.by_place(given), self.by_place(self.exact)
+        near = self.by_place(recorded_run(copied(model, dtype), batch, rows, self.parts))
+        self.error = {name: self.errors(name, self.theirs[name], self.ours[name]) for name in self.names}
+        self.allowed = {
+            name: ROUNDING_FACTOR
+            * (float(self.errors(name, near[name], self.ours[name]).max()) + torch.finfo(given[name].dtype).eps)
+            if given[name].is_floating_point()
+            else 0.0
+            for name in self.names
+        }
+        self.over = {name: np.flatnonzero(self.error[name] > self.allowed[name]).tolist() for name in self.names}
 
-    def errors(name: str, one: Tensor, other: Tensor) -> np.ndarray:
-        found = (one - other).square().mean(1).sqrt() / sizes[name]
-        return found.nan_to_num(nan=math.inf, posinf=math.inf).numpy()
+    def run(self, *edits: Edit) -> dict[str, Tensor]:
+        """Return what the file would hold of a run under edits."""
+        return recorded_run(self.model, self.batch, self.rows, self.parts, edits)
 
-    error = {name: errors(name, theirs[name], ours[name]) for name in names}
-    allowed = {
-        name: ROUNDING_FACTOR * (float(errors(name, near[name], ours[name]).max()) + torch.finfo(given[name].dtype).eps)
-        if given[name].is_floating_point()
-        else 0.0
-        for name in names
-    }
-    ends = [(text, int(n) - 1) for text, n in enumerate(mask.sum(1))]
-    inside = [(int(text), int(at)) for text, at in mask.nonzero()]
-    found = list[Compared]()
-    for name in names:
-        places = rows if _of_rows(name) else ends if exact[name].ndim == 2 else inside
-        over = np.flatnonzero(error[name] > allowed[name]).tolist()
-        text, position = min((places[row] for row in over), default=(-1, -1))
-        token = batch.tokens[text][position] if over else ""
-        most = float(error[name].max())
-        found.append(Compared(name, most, allowed[name], len(over), len(places), text, position, token))
-    first = next((each for each in found if each.over), None)
-    layer = re.match(r"layers\.(\d+)\.", first.name) if first is not None else None
-    if first is None or layer is None:
-        return tuple(found), ""
-    own_names = [name for name in names if name.startswith(layer[0]) and _of_rows(name)]
-    earlier = [name for name in names if _depth(name) <= _depth(f"{layer[0]}output")]
+    def by_place(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors by name as (places, numbers) float64: a place is a row, a text, or a text's token. Kept keys
+        are 0 at padding."""
+        placed = {}
+        for name, t in found.items():
+            kept = found.get(f"{name.rpartition('.')[0]}.places")
+            t = t.double() if of_rows(name) or t.ndim == 2 else t.double()[self.batch.mask.cpu()]
+            if kept is not None and name.endswith(GROWING):
+                t = t.where((kept > 0).view(*kept.shape, *[1] * (t.ndim - 2)), 0)
+            placed[name] = t.reshape(len(t), -1)
+        return placed
 
-    def fits(tried: Mapping[str, Tensor], row: int | None = None) -> bool:
-        which, chosen = (earlier, slice(None)) if row is None else (own_names, slice(row, row + 1))
-        made = _by_place({name: tried[name] for name in which if name in tried}, mask)
-        return all((errors(name, theirs[name][chosen], t) <= allowed[name]).all() for name, t in made.items())
+    def errors(self, name: str, one: Tensor, other: Tensor) -> np.ndarray:
+        """Return the rms of the rows' differences / rms of the model's tensor."""
+        size = self.ours[name].square().mean().sqrt().clamp(min=1e-30)
+        return ((one - other).square().mean(1).sqrt() / size).nan_to_num(nan=math.inf, posinf=math.inf).numpy()
 
-    differs = np.flatnonzero(error[first.name] > first.allowed).tolist() if _of_rows(first.name) else []
-    index = model.layer_numbers.index(int(layer[1]))
-    case = Case(model, batch, rows, parts, given, exact, index, first.name, differs, fits, first.allowed, dtype)
-    return tuple(found), next(explanations(case), "")
+    def fits(self, tried: Mapping[str, Tensor], prefix: str, row: int | None = None) -> bool:
+        """Return True if tensors agree with the file's up to the end of a layer, or in one row with that layer's."""
+        earlier = [name for name in self.names if _depth(name) <= _depth(f"{prefix}output")]
+        own = [name for name in self.names if name.startswith(prefix) and of_rows(name)]
+        which, chosen = (earlier, slice(None)) if row is None else (own, slice(row, row + 1))
+        made = self.by_place({name: tried[name] for name in which if name in tried})
+        return all(
+            (self.errors(name, self.theirs[name][chosen], t) <= self.allowed[name]).all() for name, t in made.items()
+        )
+
+    def tensors(self) -> tuple[Compared, ...]:
+        """Return every tensor with its error, and the first place where it is larger than allowed."""
+        mask, found = self.batch.mask.cpu(), list[Compared]()
+        ends = [(text, int(n) - 1) for text, n in enumerate(mask.sum(1))]
+        inside = [(int(text), int(at)) for text, at in mask.nonzero()]
+        for name in self.names:
+            places = self.rows if of_rows(name) else ends if self.exact[name].ndim == 2 else inside
+            over = self.over[name]
+            text, position = min((places[row] for row in over), default=(-1, -1))
+            token = self.batch.tokens[text][position] if over else ""
+            sizes = (float(self.error[name].max()), self.allowed[name], len(over), len(places))
+            found.append(Compared(name, *sizes, text, position, token))
+        return tuple(found)
 
 
 def read_parts(paths: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
@@ -113,8 +128,8 @@ def read_parts(paths: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, s
 
 def parts_of(given: Mapping[str, Tensor]) -> dict[str, bool]:
     """Return, for each part that a file may have, whether this one has it."""
-    states = any(_of_rows(name) for name in given.keys() - {*ABOUT})
-    return {"states": states, "logits": "logits" in given, "layers": not all(map(_of_rows, given.keys() - {"logits"}))}
+    states = any(of_rows(name) for name in given.keys() - {*ABOUT})
+    return {"states": states, "logits": "logits" in given, "layers": not all(map(of_rows, given.keys() - {"logits"}))}
 
 
 def copied(model: Model, dtype: torch.dtype) -> Model:
@@ -139,22 +154,9 @@ def _depth(name: str) -> tuple[float, int, str]:
     return (int(number.rstrip("b")), ORDER.index(kind if kind in ORDER else "keys"), name)
 
 
-def _of_rows(name: str) -> bool:
+def of_rows(name: str) -> bool:
     """Return True for tensors that have a row for each (text, position), not for each text."""
     return name != "logits" and not name.endswith((".residual", ".output"))
-
-
-def _by_place(found: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
-    """Return tensors by name as (places, numbers) float64: a place is a row, a text, or a text's token. Kept keys are 0
-    at padding."""
-    placed = {}
-    for name, t in found.items():
-        kept = found.get(f"{name.rpartition('.')[0]}.places")
-        t = t.double() if _of_rows(name) or t.ndim == 2 else t.double()[mask]
-        if kept is not None and name.endswith(GROWING):
-            t = t.where((kept > 0).view(*kept.shape, *[1] * (t.ndim - 2)), 0)
-        placed[name] = t.reshape(len(t), -1)
-    return placed
 
 
 def _check(model: Model, given: Mapping[str, Tensor], exact: Mapping[str, Tensor], names: Sequence[str]) -> None:
@@ -166,8 +168,4 @@ def _check(model: Model, given: Mapping[str, Tensor], exact: Mapping[str, Tensor
         hint = did_you_mean(lacking[0], exact) or f"; it has {', '.join(exact)}"
         raise InputError(f"the file has {lacking[0]}, which a run of {model.name} lacks{hint}")
     for name in names:
-        theirs, ours = given[name], exact[name]
-        if theirs.shape != ours.shape or theirs.is_floating_point() != ours.is_floating_point():
-            shown = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in (theirs, ours)]
-            said = f"the file has {name} as {shown[0]}; the model's is {shown[1]}"
-            raise InputError(f"{said}, see `analyze states --help` for the layout")
+        check_shape("the file", name, given, exact[name])

@@ -32,8 +32,11 @@ REFUSALS = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, Im
 CACHES = ("past_key_values", "cache_params", "state")
 """Names under which transformers' models return and take what they keep of earlier tokens."""
 
-OTHERS = {"mamba_ssm": "mamba_ssm", "flash-linear-attention": "fla"}
-"""Libraries that serve directories of a layout."""
+OTHERS = {
+    "mamba_ssm": ("mamba_ssm", "mamba_ssm.models.mixer_seq_simple", "MambaLMHeadModel"),
+    "flash-linear-attention": ("fla", "transformers", "AutoModelForCausalLM"),
+}
+"""Libraries that serve directories of a layout, and where the class is by which they do."""
 HALF = "logits of one pass in bfloat16"
 
 Run = Callable[[], tuple[list[int], Tensor]]
@@ -47,21 +50,16 @@ def library_of(model: Model) -> tuple[str, Any]:
     with suppress(InputError):  # A model in memory has no files.
         path = locate(model.name) / "config.json"
     layout = layout_of(path.parent, read_object(path)) if path.is_file() else None
-    name = OTHERS.get(layout.name if layout else "", "transformers")
-    if name == "transformers":
-        module = model.module
+    name, home, kind = OTHERS.get(layout.name if layout else "", ("transformers", "", ""))
+    module = model.module
+    if not home:
         if not type(module).__module__.startswith("transformers.") or not hasattr(module, "generate"):
             raise InputError(f"{model.name} does not write with its library's generate; give a language model of one")
         return name, module
     try:
         importlib.import_module(name)
-        kind: Any = importlib.import_module({"fla": "transformers"}.get(name, "mamba_ssm.models.mixer_seq_simple"))
-        where, like = str(path.parent), next(model.module.parameters())
-        if name == "fla":
-            module = kind.AutoModelForCausalLM.from_pretrained(where, trust_remote_code=False)
-        else:
-            module = kind.MambaLMHeadModel.from_pretrained(where)
-        return name, module.to(like.device, like.dtype).eval()
+        found = getattr(importlib.import_module(home), kind).from_pretrained(str(path.parent))
+        return name, found.to(model.device, next(module.parameters()).dtype).eval()
     except REFUSALS as error:
         said = " ".join(str(error).split())[:100]
         what = f"{name}, which serves {model.name}, cannot be run here ({said})"

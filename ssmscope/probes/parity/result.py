@@ -13,6 +13,9 @@ from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, number_cell, table
 from ssmscope.render.tokens import short_token
 
+MODE = "logits of "
+"""Beginning of the names of what the model's own library computes in a mode."""
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -63,37 +66,46 @@ class Parity(Result, kind="parity"):
         return next((each for each in self.tensors if each.over), None)
 
     @property
+    def unit(self) -> str:
+        """Kind of what is compared: tensors of a file, or modes of the model's own library."""
+        return "mode" if self.tensors[0].name.startswith(MODE) else "tensor"
+
+    @property
     def headline(self) -> str:
         first, said = self.first, f"Parity of {self.model_name}: {self.file}"
+        worst = max(self.tensors, key=lambda each: each.times)
         if first is None:
-            most = max(each.times for each in self.tensors)
-            count = counted(len(self.tensors), "tensor")
-            told = f"{count} agree{'s' * (len(self.tensors) == 1)}, with at most {number(most)} of the error that"
+            count = counted(len(self.tensors), self.unit)
+            told = (
+                f"{count} agree{'s' * (len(self.tensors) == 1)}, with at most {number(worst.times)} of the error that"
+            )
             return f"{said} is of the same model: {told} rounding in {self.ran_in} allows"
+        if self.unit == "mode":
+            over = [each.name.removeprefix(MODE) for each in self.tensors if each.over]
+            by = f"by up to {number(worst.error)} of the logits' size, {number(worst.times)} × what rounding allows"
+            return f"{said} differs in {len(over)} of {len(self.tensors)} modes ({'; '.join(over)}), {by}"
         token = f"token {first.position} {short_token(first.token, 24)!r} of text {first.text}"
         by = f"{number(first.error)} of its size, {number(first.times)} × what {self.ran_in} allows"
         likely = f"; likely, {self.fault}" if self.fault else "; no known fault explains it"
-        likely = "" if first.name.startswith("logits of ") else likely  # A mode of the model's own library.
         return f"{said} first differs in {first.where}, after {token}, by {by}{likely}"
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per tensor: columns tensor, error, allowed, times, over, rows, text, position, token. Text,
         position and token are those of the first row that differs, missing where none does."""
-        rows = []
-        for each in self.tensors:
-            where = (each.text, each.position, each.token) if each.over else (None, None, None)
-            rows.append((each.name, each.error, each.allowed, each.times, each.over, each.rows, *where))
         names = ["tensor", "error", "allowed", "times", "over", "rows", "text", "position", "token"]
-        return pd.DataFrame(rows, columns=names).astype({"text": "Int64", "position": "Int64", "token": "string"})
+        rows = [{**vars(each), "tensor": each.name, "times": each.times} for each in self.tensors]
+        frame = pd.DataFrame(rows, columns=names).astype({"text": "Int64", "position": "Int64", "token": "string"})
+        return frame.assign(**{name: frame[name].mask(frame.over == 0) for name in names[-3:]})
 
     def blocks(self) -> Iterable[Block]:
         yield from self.opening()
         lines = []
         for each in self.tensors:
             cells = {"error": number_cell(each.error), "allowed": number_cell(each.allowed)}
-            cells["differs"] = Cell(text=f"{each.over} of {each.rows} rows" if each.over else "no")
-            cells["first"] = Cell(text=f"token {each.position} of text {each.text}" if each.over else "")
-            lines.append(Line((each.name,), cells))
+            cells["differ"] = Cell(text=f"{each.over} of {each.rows}" if each.over else "no")
+            cells["first text"] = Cell(text=str(each.text) if each.over else "")
+            cells["token"] = Cell(text=str(each.position) if each.over else "")
+            lines.append(Line((each.name.removeprefix(MODE),), cells))
         note = "error: rms of a row's difference / rms of the model's tensor, at worst; allowed: 8 × the rounding "
-        note += f"measured in {self.ran_in}."
-        yield replace(table(("tensor",), lines, note=note), brief=TABLE_ROWS)
+        note += f"measured in {self.ran_in}; differ: rows with a larger error."
+        yield replace(table((self.unit,), lines, note=note), brief=TABLE_ROWS)

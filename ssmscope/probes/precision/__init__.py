@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL
-from ssmscope.api.options import Metavar, Range, Reads, Seed
+from ssmscope.api.options import Metavar, Range, Seed
 from ssmscope.errors import InputError
+from ssmscope.probes.loss import Lines, LinesSplit
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -38,28 +38,17 @@ def check_every(*, every: int, length: int, **options: object) -> None:
 def precision(
     model: Model,
     *,
-    data: Annotated[
-        str | Path | list[str],
-        "wikitext2, books, a .txt file (one long document), or a file with a column text.",
-        Reads("lines"),
-        Metavar("DATA"),
-    ] = "wikitext2",
-    split: Annotated[str | None, "Split of a known text (default: test).", Metavar("NAME")] = None,
+    data: Lines = "wikitext2",
+    split: LinesSplit = None,
     length: Annotated[int, "Tokens per window.", Range(2)] = 256,
     limit: Annotated[int, "Number of windows, drawn by the seed.", Range(1)] = 16,
     state: Annotated[
-        Sequence[Format],
-        f"Formats of the state: {', '.join(get_args(Format))}.",
-        Metavar("NAME,…"),
+        Sequence[Format], f"Formats of the state: {', '.join(get_args(Format))}.", Metavar("NAME,…")
     ] = get_args(Format),
     per: Annotated[Sequence[Per], "Numbers that share a scale, in formats of 8 and 4 bits."] = ("head",),
     every: Annotated[int, "Round after every N tokens.", Range(1)] = 1,
     stochastic: Annotated[bool, "Round up or down at random, the mean kept, by the seed."] = False,
-    heads: Annotated[
-        Format | None,
-        "Also round each head alone in this format.",
-        Metavar("NAME"),
-    ] = None,
+    heads: Annotated[Format | None, "Also round each head alone in this format.", Metavar("NAME")] = None,
     seed: Seed = 0,
 ) -> Precision:
     """Measure what it costs to keep the recurrent state in few bits: loss, accuracy, and retrieval by distance.
@@ -84,7 +73,7 @@ def precision(
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.mixers import check_causal
     from ssmscope.probes.long_rows import language_models
-    from ssmscope.probes.loss.measure import documents, shared_windows
+    from ssmscope.probes.loss.measure import documents, drawn, shared_windows
     from ssmscope.probes.precision import measure
     from ssmscope.probes.precision.result import Precision
     from ssmscope.probes.precision.rounding import BITS, Rounding, state_rounded
@@ -94,17 +83,15 @@ def precision(
     check_causal(model.module, "rounding while it is carried")
     texts, name = documents(data, split)
     windows, _ = shared_windows([model], texts, length)
-    found = len(windows)
-    windows = windows[np.sort(np.random.default_rng(seed).permutation(found)[:limit])]
-    drawn = seed if stochastic else None
-    pers = {each: per[:1] if BITS[each] == 16 else per for each in state}
-    ways = dict.fromkeys(Rounding(each, one, every, drawn) for each, own in pers.items() for one in own)
+    found, windows = len(windows), drawn(windows, limit, seed)
+    how = (every, seed if stochastic else None)
+    ways = dict.fromkeys(Rounding(each, one, *how) for each in state for one in (per[:1] if BITS[each] == 16 else per))
     plain, bins = measure.token_scores(model, windows), measure.bin_masks(windows)
     arms = [
-        measure.arm(how, plain, measure.token_scores(model, windows, state_rounded(how)), [*bins.values()], seed)
-        for how in ways
+        measure.arm(way, plain, measure.token_scores(model, windows, state_rounded(way)), [*bins.values()], seed)
+        for way in ways
     ]
-    alone = None if heads is None else Rounding(heads, per[0], every, drawn)
+    alone = None if heads is None else Rounding(heads, per[0], *how)
     about = {"name": name, "windows": len(windows), "of": found, "length": length}
     return Precision(
         provenance={**record_provenance(model.source, options=call_options(data=name), seed=seed), "data": about},

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from ssmscope.probes.precision.result import MARGIN, Precision
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES
+from ssmscope.render.numbers import brackets, number
 
 
 def draw(result: Precision, frame: plot.Frame) -> Figure:
@@ -17,7 +18,9 @@ def draw(result: Precision, frame: plot.Frame) -> Figure:
     rows = [max(plot.ROW_INCHES * len(result.arms), 1.0)]
     rows += [max(0.22 * len(result.layers), 0.8)] if result.heads.size else []
     axes, *maps = sheet.panels(*rows)
-    plot.points(axes, [arm.label for arm in result.arms], [arm.change for arm in result.arms])
+    changes = [arm.change for arm in result.arms]
+    notes = [number(each.value, 4) + brackets(each, 4) for each in changes]
+    plot.points(axes, [arm.label for arm in result.arms], changes, notes=notes)
     axes.axvline(MARGIN, color=plot.SOFT, linewidth=0.9, linestyle=plot.DASHED)
     axes.set_xlabel("change of the loss, nats a token")
     for panel in maps:

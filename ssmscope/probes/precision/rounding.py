@@ -29,15 +29,9 @@ WORDS = {2: torch.int16, 1: torch.int8}
 
 @dataclass(frozen=True)
 class Rounding:
-    """Rounding of a carried state.
-
-    Attributes:
-        format: 16-bit floats have no scale; numbers of 8 and 4 bits are multiplied by one so that the largest of those
-            that share it is the format's largest.
-        per: numbers that share a scale: all of a sequence's layer, a head's, or those of a row of its state.
-        every: it is rounded after so many tokens.
-        seed: of stochastic rounding, up or down with the probability that keeps the mean; None rounds to the nearest.
-    """
+    """Rounding of a carried state after every so many tokens. Numbers of 8 and 4 bits are scaled so that the largest of
+    those that share a scale is the format's largest. With a seed it goes up or down at random, with the probability
+    that keeps the mean."""
 
     format: str
     per: str = "head"
@@ -90,17 +84,16 @@ def carried(
 ) -> tuple[Tensor, ...]:
     """Return the outputs y of recurrences whose states, or those of some heads, are rounded after every `how.every`
     tokens; a recurrence that joins the one before it shares its memory, which is their sum."""
-    pieces, states = list[list[Tensor]](), [*initial]
-    owners = [max(i for i in range(at + 1) if not recurrences[i].joins) for at in range(len(recurrences))]
+    pieces, states, groups = list[list[Tensor]](), [*initial], ops.by_memory(recurrences, range(len(recurrences)))
     for start in range(0, recurrences[0].shape[1], how.every):
         found = [ops.scan(r.between(start, start + how.every), H) for r, H in zip(recurrences, states)]
         pieces.append([scan.y for scan in found])
         states = [None] * len(found)
-        for owner in {*owners}:
-            memory = torch.stack([scan.state for at, scan in zip(owners, found) if at == owner]).sum(0)
+        for group in groups:
+            memory = torch.stack([found[at].state for at in group]).sum(0)
             chosen = slice(None) if heads is None else [*heads]
             memory[:, chosen] = rounded(memory, how, generator)[:, chosen]
-            states[owner] = memory
+            states[group[0]] = memory
     return tuple(torch.cat(each, dim=1) for each in zip(*pieces))
 
 

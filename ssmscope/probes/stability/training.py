@@ -9,7 +9,7 @@ import numpy as np
 
 from ssmscope.core.model import Model
 from ssmscope.core.take_trace import as_batch
-from ssmscope.errors import check_whole
+from ssmscope.errors import InputError, check_whole
 from ssmscope.interp.gates import GateVariation
 from ssmscope.probes.stability import stability
 
@@ -56,6 +56,10 @@ def training_callback(
     from transformers import TrainerCallback
 
     check_whole(1, every=every)
+    if not isinstance(texts, Sequence) or not texts:
+        raise InputError(f"texts are {texts!r:.60}; give texts, or token ids")
+    if not (log is None or callable(log)):
+        raise InputError(f"log is {log!r:.60}; give a function, such as wandb.log")
 
     class States(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **given: Any) -> None:

@@ -46,7 +46,7 @@ def states(
     in hybrids keys and values. Their norm is that of all of a layer's numbers, Frobenius.
 
     The file continues the model's runs (`load_states`), compares it with another runtime (`parity`), and can be changed
-    and written again (`save_states`). `ssmscope.probes.states.files` describes it.
+    and written again (`save_states`).
 
     Args:
         at: positions that every text has; "last" is each text's own last.

@@ -1,16 +1,6 @@
-"""States, logits and layers of a run as one safetensors file, for this package and for other runtimes.
+"""States, logits and layers of a run as one safetensors file, in the layout that `guide.md` beside this file has.
 
-    tokens                 (texts, length) int64, −1 at padding, which comes last
-    rows                   (rows, 2) int64: text and position, from 0, of the last token that a row has read
-    layers.N.state.R       (rows, heads, width, state), recurrence R of state-space layer N
-    layers.N.conv          (rows, taps − 1, channels), the last inputs of its convolution, oldest first
-    attention.N.keys       (rows, keys, heads, width), and so .values; .places (rows, keys) from 1, 0 at padding
-    logits                 (texts, length, vocabulary), or (texts, classes)
-    layers.N.residual      (texts, length, width), input of the block of layer N
-    layers.N.output        (texts, length, width), output of its mixer
-
-N counts as the model's own list of layers does. Some layers keep more, under the names of their adapter's state. The
-metadata name `format`, model, architecture, fingerprint, dtype; other runtimes may leave all but the tensors out.
+Other runtimes may leave the metadata out.
 """
 
 from __future__ import annotations
@@ -32,7 +22,7 @@ from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.core.take_trace import few_tokens, states_of_rows
 from ssmscope.core.trace import KeptStates, States, mapped, tensors
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, check_model, check_path, did_you_mean
 
 FORMAT = "ssmscope states 1"
 GROWING = ("keys", "values", "places", "index")
@@ -99,7 +89,7 @@ def write_file(path: str | os.PathLike[str], values: Mapping[str, Tensor], sourc
 
     about = {name: str(source[name]) for name in ("model", "architecture", "fingerprint", "dtype") if name in source}
     alone = {name: value.detach().cpu().contiguous().clone() for name, value in values.items()}
-    write_whole(Path(path), save(alone, metadata={"format": FORMAT, **about}))
+    write_whole(Path(check_path(path, "a file of states")), save(alone, metadata={"format": FORMAT, **about}))
 
 
 def save_states(kept: KeptStates, model: Model, path: str | os.PathLike[str]) -> None:
@@ -110,7 +100,23 @@ def save_states(kept: KeptStates, model: Model, path: str | os.PathLike[str]) ->
         model: the model that they are of.
         path: safetensors file.
     """
-    write_file(path, named_tensors(model, kept), kept.source)
+    check_model(model, "save_states")
+    if not isinstance(kept, KeptStates):
+        raise InputError(f"{type(kept).__name__} was given as states; give those of trace.states(…) or load_states(…)")
+    like, own = _layout(model)
+    if [*map(type, kept.states)] != [*map(type, like)]:
+        said = f"the states are of {kept.source.get('model')}, and {model.name} keeps others"
+        raise InputError(f"{said}; give the model that they are of")
+    found = named_tensors(model, kept)
+    for name, value in own.items():
+        check_shape(f"the run of {kept.source.get('model')}", name, found, value, len(kept.rows))
+    write_file(path, found, kept.source)
+
+
+def _layout(model: Model) -> tuple[States, dict[str, Tensor]]:
+    """Return states of a model, and their tensors by name."""
+    states = states_of_rows(model, few_tokens(model, 1), [(0, 0)]).states
+    return states, dict(zip(tensor_names(model, states), tensors(states)))
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -118,7 +124,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str
     are missing or contradict each other."""
     from safetensors import SafetensorError, safe_open
 
-    where = os.fspath(path)
+    where = check_path(path, "a file of states")
     try:
         with safe_open(where, "pt") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -151,6 +157,7 @@ def load_states(path: str | os.PathLike[str], model: Model, *, any_model: bool =
         InputError: a file that cannot be read or lacks a tensor, shapes that do not fit the model, or states of a model
             with other weights.
     """
+    check_model(model, "load_states")
     found, about = read_file(path)
     where, made = os.fspath(path), about.get("fingerprint")
     if made is not None and made != model.fingerprint and not any_model:
@@ -158,25 +165,25 @@ def load_states(path: str | os.PathLike[str], model: Model, *, any_model: bool =
         raise InputError(f"{said}; load that model, or give any_model=True")
     if "rows" not in found:
         raise InputError(f"{where} has no rows, and so no states; write them with analyze states --save")
-    like = states_of_rows(model, few_tokens(model, 1), [(0, 0)])
-    own = dict(zip(tensor_names(model, like.states), tensors(like.states)))
+    like, own = _layout(model)
     for name, value in own.items():
         check_shape(where, name, found, value, len(found["rows"]))
     values = iter([found[name].to(value) for name, value in own.items()])
     tokens = found["tokens"].to(model.device)
     rows = tuple((int(text), int(at)) for text, at in found["rows"].tolist())
-    states = mapped(like.states, lambda _: next(values))
-    return KeptStates(states, rows, tokens.clamp(min=0), tokens >= 0, about)
+    return KeptStates(mapped(like, lambda _: next(values)), rows, tokens.clamp(min=0), tokens >= 0, about)
 
 
-def check_shape(where: str, name: str, found: Mapping[str, Tensor], like: Tensor, count: int) -> None:
-    """Raise InputError if a file lacks a tensor of `count` rows, or it has another shape than the model's."""
+def check_shape(where: str, name: str, found: Mapping[str, Tensor], like: Tensor, count: int | None = None) -> None:
+    """Raise InputError if a file lacks a tensor, or has one of another kind or shape than the model's, with `count`
+    rows and any number of keys, or without it those of the model's."""
     if name not in found:
         raise InputError(f"{where} has no {name}{did_you_mean(name, found)}; it has {', '.join(sorted(found))}")
-    free = 2 if name.startswith("attention.") and {*GROWING} & {*name.split(".")} else 1
-    given, wanted = tuple(found[name].shape), tuple(like.shape)
-    if found[name].is_floating_point() != like.is_floating_point():
-        raise InputError(f"{where} has {name} as {found[name].dtype}; it needs {like.dtype}")
-    if len(given) != len(wanted) or given[:1] != (count,) or given[free:] != wanted[free:]:
-        shape = ", ".join(["rows", *["keys"] * (free - 1), *map(str, wanted[free:])])
-        raise InputError(f"{where} has {name} of the shape {given}; it needs ({shape}) with {count} rows")
+    given, wanted = tuple(found[name].shape), (like.shape[0] if count is None else count, *like.shape[1:])
+    if count is not None and name.startswith("attention.") and name.endswith(GROWING):  # Any number of keys.
+        wanted = (*wanted[:1], *given[1:2], *wanted[2:])
+    if given != wanted or found[name].is_floating_point() != like.is_floating_point():
+        kinds = [str(each.dtype).removeprefix("torch.") for each in (found[name], like)]
+        raise InputError(
+            f"{where} has {name} as {kinds[0]} {given}; it needs {kinds[1]} {wanted}, see the guide of states"
+        )

@@ -43,9 +43,10 @@ class StateNorms(Result, kind="states"):
         if not layers:
             return f"{said}, none of them recurrent"
         row, at = np.unravel_index(int(norms.argmax()), norms.shape)
-        _, position, token = self.rows[row]
-        most = f"the largest norm is {number(float(norms[row, at]))}, in {_layer(layers[at])} after token {position}"
-        return f"{said}; {most} {short_token(token, 24)!r}"
+        text, position, token = self.rows[row]
+        layer = layers[at].replace("layers.", "layer ")
+        most = f"the largest norm is {number(float(norms[row, at]))}, in {layer} after token {position}"
+        return f"{said}; {most} {short_token(token, 24)!r}" + f" of text {text}" * (self.rows[-1][0] > 0)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per text, position and tensor: columns text, position, token, tensor, numbers, norm, largest."""
@@ -55,7 +56,3 @@ class StateNorms(Result, kind="states"):
             for name, shape, norm, most in zip(self.names, self.shapes, norms, largest)
         ]
         return pd.DataFrame(rows, columns=["text", "position", "token", "tensor", "numbers", "norm", "largest"])
-
-
-def _layer(name: str) -> str:
-    return name.replace("layers.", "layer ")

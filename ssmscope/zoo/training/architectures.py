@@ -48,7 +48,7 @@ class Architecture:
 
 def named(name: str) -> Architecture:
     """Return the architecture of that name, or raise InputError if there is none."""
-    if name not in ARCHITECTURES:
+    if str(name) not in ARCHITECTURES:
         known = f"{', '.join(ARCHITECTURES)}{did_you_mean(str(name), ARCHITECTURES)}"
         raise InputError(f"unknown architecture '{name}'; choose one of {known}")
     return ARCHITECTURES[name]
