@@ -46,22 +46,23 @@ def brief(blocks: Iterable[Block], console: Console, more: str) -> Iterator[Rend
         sections += [part] if part.fit is not None or prose <= MAX_PROSE_LINES or not sections else []
     cut = len(sections) < len(every) or any(_has_definition(block) for block in shown)
     room = MAX_LINES - sum(_height(part.fixed, console) + part.has_gap for part in sections if part.fit is None)
-    ordered = [part for part in sections if part.fit is not None]
+    fitted: dict[int, list[RenderableType]] = {}
+    for number, part in enumerate(sections):
+        left = room - _height(part.fixed, console) - (part.has_gap and number > 0)
+        if part.fit is not None and min(part.wanted, left) >= min(part.wanted, MIN_LINES - 1):
+            fitted[number] = part.fit(min(part.wanted, MIN_LINES, left))
+            room = left - _height(fitted[number], console)
+    for number in fitted:
+        height = _height(fitted[number], console)
+        fitted[number] = sections[number].fit(min(sections[number].wanted, height + room))  # type: ignore[misc]
+        room += height - _height(fitted[number], console)
+        cut |= _height(fitted[number], console) < sections[number].wanted
     first = True
-    for part in sections:
-        fixed = _height(part.fixed, console) + part.has_gap * (not first)
-        made: list[RenderableType] = [*part.fixed]
-        if part.fit is not None:
-            ordered.remove(part)
-            least = sum(min(other.wanted, MIN_LINES) + _height(other.fixed, console) + 1 for other in ordered)
-            given = max(min(part.wanted, room - fixed - least), min(part.wanted, room - fixed, MIN_LINES))
-            if given < min(part.wanted, MIN_LINES - 1):
-                cut = True
-                continue
-            found = part.fit(given)
-            height = _height(found, console)
-            cut, room = cut or height < part.wanted, room - height - fixed
-            made += found
+    for number, part in enumerate(sections):
+        if part.fit is not None and number not in fitted:
+            cut = True
+            continue
+        made = [*part.fixed, *fitted.get(number, ())]
         if made and part.has_gap and not first:
             yield Text("")
         yield from made
