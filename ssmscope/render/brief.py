@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import terminal, token_rows
 from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRows
-from ssmscope.render.table import Table
+from ssmscope.render.table import Cell, Table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -88,7 +90,7 @@ def _sections(blocks: Sequence[Block], console: Console) -> Iterator[_Section]:
         else:
             parts = block.terminal(colours) if isinstance(block, Custom) and block.terminal is not None else ()
             if isinstance(shown := block if isinstance(block, Table) else parts, Table):
-                table = replace(shown, note="")
+                table = _with_whole_intervals(replace(shown, note=""), console)
                 yield _Section(heading, _rows_of(table, console), _height(terminal.grid(table, console), console))
             elif found := list(token_rows.terminal(block, colours) if isinstance(block, TokenRows) else shown):
                 yield _Section(heading, _first_of(found, console), _height(found, console))
@@ -99,6 +101,19 @@ def _sections(blocks: Sequence[Block], console: Console) -> Iterator[_Section]:
 
 def _has_definition(block: Block) -> bool:
     return bool(getattr(block, "note", "")) or (isinstance(block, Prose) and block.kind == "definition")
+
+
+def _with_whole_intervals(table: Table, console: Console) -> Table:
+    """Return the table without its intervals if the console is too narrow for them."""
+    lines = [line for part in terminal.grid(table, console) for line in console.render_lines(part, pad=False)]
+    shown = "\n".join("".join(piece.text for piece in line) for line in lines)
+    if all(cell.interval in shown for _, cells in table.rows for cell in cells):
+        return table
+    return replace(table, rows=tuple((names, tuple(map(_alone, cells))) for names, cells in table.rows))
+
+
+def _alone(cell: Cell) -> Cell:
+    return cell if cell.found is None else replace(cell, found=Estimate(cell.found.value, math.nan, math.nan))
 
 
 def _rows_of(table: Table, console: Console) -> Callable[[int], list[RenderableType]]:

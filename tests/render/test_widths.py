@@ -31,16 +31,17 @@ def test_a_title_is_the_whole_finding(file: Path) -> None:
 
 @pytest.fixture(scope="module")
 def paper():
-    """Function that opens an HTML page as it is printed, 17 cm wide."""
+    """Function that opens an HTML page as it is printed, 17 cm wide, or at another width."""
     sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test pages in a browser")
     if (chromium := shutil.which("chromium")) is None:
         pytest.skip("install chromium to test pages in a browser")
     with sync.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = started.new_page(viewport={"width": 643, "height": 900})
-        page.emulate_media(media="print")
+        page = started.new_page()
 
-        def opened(html: str):
+        def opened(html: str, width: int = 643, media: str = "print"):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(media=media)
             page.set_content(html)
             return page
 
@@ -55,6 +56,13 @@ def test_printed_tables_are_whole(paper) -> None:
     assert (found := page.evaluate(wide)) and all(inner <= outer for inner, outer in found)
     lines = "[...document.querySelectorAll('td.number small')].map(e => e.getClientRects().length)"
     assert set(page.evaluate(lines)) == {1}
+
+
+def test_names_of_rows_are_one_line_on_a_phone(paper) -> None:
+    page = paper(Result.load(RECORDED / "ablate-head" / "ablate.json").to_html(), 420, media="screen")
+    lines = "[...document.querySelectorAll('.wide tbody th')].map(e => e.getClientRects()[0].height)"
+    assert (heights := page.evaluate(lines)) and max(heights) < 40
+    assert page.evaluate("document.documentElement.scrollWidth") == 420
 
 
 def test_printed_tokens_keep_their_colours(paper) -> None:

@@ -70,7 +70,7 @@ class Parity(Result, kind="parity"):
             count = counted(len(self.tensors), "tensor")
             told = f"{count} agree{'s' * (len(self.tensors) == 1)}, with at most {number(most)} of the error that"
             return f"{said} is of the same model: {told} rounding in {self.ran_in} allows"
-        token = f"token {first.position} {short_token(first.token, 24)!r} of text {first.text}"
+        token = f"token {first.position} “{short_token(first.token, 24)}” of text {first.text}"
         by = f"{number(first.error)} of its size, {number(first.times)} × what {self.ran_in} allows"
         likely = f"; likely, {self.fault}" if self.fault else "; no known fault explains it"
         likely = "" if first.name.startswith("logits of ") else likely  # A mode of the model's own library.

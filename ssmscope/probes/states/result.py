@@ -45,7 +45,7 @@ class StateNorms(Result, kind="states"):
         row, at = np.unravel_index(int(norms.argmax()), norms.shape)
         _, position, token = self.rows[row]
         most = f"the largest norm is {number(float(norms[row, at]))}, in {_layer(layers[at])} after token {position}"
-        return f"{said}; {most} {short_token(token, 24)!r}"
+        return f"{said}; {most} “{short_token(token, 24)}”"
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per text, position and tensor: columns text, position, token, tensor, numbers, norm, largest."""
