@@ -51,9 +51,11 @@ def brief(blocks: Iterable[Block], console: Console, more: str) -> Iterator[Rend
     fitted: dict[int, list[RenderableType]] = {}
     for number, part in enumerate(sections):
         left = room - _height(part.fixed, console) - (part.has_gap and number > 0)
-        if part.fit is not None and min(part.wanted, left) >= min(part.wanted, MIN_LINES - 1):
-            fitted[number] = part.fit(min(part.wanted, MIN_LINES, left))
-            room = left - _height(fitted[number], console)
+        if part.fit is None or min(part.wanted, left) < min(part.wanted, MIN_LINES - 1):
+            continue
+        made = part.fit(min(part.wanted, MIN_LINES, left))
+        if (height := _height(made, console)) <= left or not fitted:  # A head or a row may take several lines.
+            fitted[number], room = made, left - height
     for number in fitted:
         height = _height(fitted[number], console)
         fitted[number] = sections[number].fit(min(sections[number].wanted, height + room))  # type: ignore[misc]
