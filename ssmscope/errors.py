@@ -9,7 +9,7 @@ import pickle
 import re
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from traceback import walk_tb
@@ -31,13 +31,16 @@ OPTION_IN_MESSAGE = re.compile(rf"[\w.]+\({_OPTION}\)|(?<![.\w]){_OPTION}")
 """Option in a message: "tokenizer=…", "heads='abs'", or in a call, "model.encode(ids=…)"."""
 
 
-def as_typed(message: str) -> str:
-    """Return a message with its options as they are typed on the command line: "--tokenizer", "--heads abs"."""
-    return OPTION_IN_MESSAGE.sub(_typed, message)
+def as_typed(message: str, settings: Collection[str] = ()) -> str:
+    """Return a message with its options as they are typed on the command line: "--tokenizer", "--heads abs", and
+    "--set NAME=…" for those among `settings`."""
+    return OPTION_IN_MESSAGE.sub(lambda found: _typed(found, settings), message)
 
 
-def _typed(found: re.Match[str]) -> str:
+def _typed(found: re.Match[str], settings: Collection[str]) -> str:
     name, value = found[1] or found[3], found[2] or found[4]
+    if name in settings:
+        return f"--set {name}={value}"
     name = {"values": "image"}.get(name, name).strip("_").replace("_", "-")
     given = "" if value in ("…", "True", "False") else f" {value.strip(chr(34) + chr(39))}"
     return f"--{'no-' * (value == 'False')}{name}{given}"

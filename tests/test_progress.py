@@ -18,9 +18,9 @@ from ssmscope import cli
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import check_fits, load_examples
 from ssmscope.core import progress
-from ssmscope.core.progress import count_tokens, on_stderr, progress_bar, pulse
+from ssmscope.core.progress import count_tokens, on_stderr, progress_bar, pulse, worded_by
 from ssmscope.data.text import load_text, text_data
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, as_typed
 
 
 @pytest.fixture
@@ -40,6 +40,29 @@ def test_work_that_goes_on_is_said_now_and_then(quick, capsys):
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert first == "fidelity: 1,200 tokens read after 0 s"
     assert second == "fidelity: 5 of 40 texts, 1,200 tokens read after 0 s"
+
+
+def test_lines_name_options_as_the_reader_gives_them(capsys):
+    """On the command line settings are given by --set; Python's names come back when it ends."""
+    advice = "steps=… and batch_tokens=… make it shorter"
+    on_stderr().print(advice)
+    with worded_by(lambda line: as_typed(line, ["batch_tokens"])):
+        on_stderr().print(advice)
+    on_stderr().print(advice)
+    typed = "--steps and --set batch_tokens=… make it shorter"
+    assert capsys.readouterr().err.splitlines() == [advice, typed, advice]
+
+
+def test_refusals_and_help_of_settings(capsys):
+    """Both name a setting as --set takes it; the help has one line for each, with its default."""
+    cli.command.known_settings[:] = ["learning_rate"]
+    assert cli.command.in_its_words("lower learning_rate=… (1)") == "lower --set learning_rate=… (1)"
+    assert cli.run(["lens", "fit", "--help"]) == 0
+    help_lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    first = help_lines.index("Settings, each by --set NAME=VALUE:")
+    told = help_lines[first + 2 :]
+    assert "- batch_tokens=N: Tokens per step. [default: 4096]" in told and all(told[:-1])
+    assert "" not in told[: told.index("- look_every=N: Steps between evaluations on held-out rows. [default: 10]")]
 
 
 @pytest.mark.parametrize(("worth", "estimated"), [(0.5, True), (10**6, False)])

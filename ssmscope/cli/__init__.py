@@ -59,7 +59,7 @@ for verb in (models, serve, push):
     app.command(rich_help_panel=command.MAKING)(declared(verb))
 for name in VERBS:
     answer: Any = command.from_elsewhere(VERBS[name])
-    app.command(name, rich_help_panel=command.MAKING, epilog=answer.epilog)(answer)
+    app.command(name, cls=command.Verb, rich_help_panel=command.MAKING, epilog=answer.epilog)(answer)
 add_to(app)
 
 COMPLETION = "_ANALYZE_COMPLETE"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ssmscope.api.analyses import ANALYSES, analyses
 from ssmscope.api.analysis import LOADING_OPTIONS, Analysis, Call
@@ -24,6 +24,7 @@ from ssmscope.api.sharding.workers import on_engine
 from ssmscope.api.signatures import options_of
 from ssmscope.api.writing import DISK_FULL_ERRORS, check_writable
 from ssmscope.core.known_models import demos
+from ssmscope.core.progress import worded_by
 from ssmscope.core.text_files import SURROGATE
 from ssmscope.errors import InputError, as_typed, did_you_mean, ran_out_of_memory
 
@@ -58,6 +59,24 @@ class Verbs(TyperGroup):
             verbs = ", ".join(self.commands)
             raise InputError(f"no verb {args[0]!r}; there are {verbs}{did_you_mean(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
+
+
+class Verb(TyperCommand):
+    """Verb whose help ends with its settings, one below the other and as they are; typer's releases space them out or
+    run them together, and take defaults in brackets for markup."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from rich.console import Console
+        from rich.padding import Padding
+        from rich.text import Text
+
+        told, self.epilog = self.epilog, None
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.epilog = told
+        if told:
+            Console(highlight=False).print(Padding(Text(told), (0, 1)))
 
 
 # ---- options shared by several verbs
@@ -174,7 +193,7 @@ def settings_help(options: Iterable[Option]) -> str | None:
         for each in options
         if each.setting
     ]
-    return "\n\n".join(["Settings, each by --set NAME=VALUE:", *rows]) if rows else None
+    return "\n".join(["Settings, each by --set NAME=VALUE:\n", *rows]) if rows else None
 
 
 def named_values(typed: Sequence[str], known: Iterable[str] | None = None) -> dict[str, str]:
@@ -195,7 +214,8 @@ def named_values(typed: Sequence[str], known: Iterable[str] | None = None) -> di
 
 def _with_settings(given: dict[str, Any], options: Mapping[str, Option]) -> dict[str, Any]:
     """Return typed arguments with the settings that --set names in place of `set`."""
-    if not (known := [name for name, each in options.items() if each.setting]):
+    known_settings[:] = known = [name for name, each in options.items() if each.setting]
+    if not known:
         return given
     typed = named_values(given.pop("set") or (), known)
     return {**given, **{name: options[name].default for name in known}, **typed}
@@ -331,7 +351,9 @@ def add_to(app: typer.Typer) -> None:
             )
             app.add_typer(groups[group], name=group, rich_help_panel=panel, short_help=told)
         answer: Any = verb(analysis)
-        groups.get(group, app).command(leaf, rich_help_panel=panel, short_help=told, epilog=answer.epilog)(answer)
+        groups.get(group, app).command(leaf, cls=Verb, rich_help_panel=panel, short_help=told, epilog=answer.epilog)(
+            answer
+        )
 
 
 def _group_help(analysis: Analysis) -> str:
@@ -351,7 +373,7 @@ def _print(
     names = call.named(results)
     for number, result in enumerate(results):
         for note in result.provenance.get("notes", ()):
-            print(f"analyze: {note}", file=sys.stderr)
+            print(in_its_words(f"analyze: {note}"), file=sys.stderr)
         if json:
             print(result.to_json())
         else:
@@ -368,6 +390,13 @@ def _print(
 
 given: list[str] = []
 """Current command line, for the model card."""
+known_settings: list[str] = []
+"""Settings of the current command line's verb."""
+
+
+def in_its_words(message: str) -> str:
+    """Return a message with options and settings as the current command line's verb takes them."""
+    return as_typed(message, known_settings)
 
 
 @functools.cache
@@ -378,17 +407,18 @@ def command_of(app: typer.Typer) -> Any:
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
-    given[:] = arguments
+    given[:], known_settings[:] = arguments, ()
     command = command_of(app)
     try:
         check_arguments(arguments)
-        with command.make_context("analyze", list(arguments) or ["--help"]) as context:
+        context = command.make_context("analyze", list(arguments) or ["--help"])
+        with context, worded_by(in_its_words):
             command.invoke(context)
         sys.stdout.flush()
     except typer.Exit as end:
         return end.exit_code
     except InputError as error:
-        return _refuse(as_typed(str(error)))
+        return _refuse(in_its_words(str(error)))
     except _CLICK_ERROR as error:
         return _refuse(_usage_message(error, arguments))
     except (KeyboardInterrupt, typer.Abort) as end:

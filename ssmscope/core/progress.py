@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,10 +21,21 @@ SECONDS_WORTH_AN_ESTIMATE = 30.0
 
 
 class _Seen:
-    """Tokens read by models in this process, and the newest bar."""
+    """Tokens read by models in this process, the newest bar, and the words of lines: Python's, or a command line's."""
 
     tokens = 0
     bar: Progress | None = None
+    words: Callable[[str], str] = str
+
+
+@contextmanager
+def worded_by(words: Callable[[str], str]) -> Iterator[None]:
+    """Pass every line for stderr through `words`, which names options as the user gives them."""
+    _Seen.words, before = words, _Seen.words
+    try:
+        yield
+    finally:
+        _Seen.words = before
 
 
 def count_tokens(number: int) -> None:
@@ -36,7 +47,11 @@ def on_stderr(shown: bool = True) -> Console:
     """Return a console that prints lines on stderr as they are, or nothing if not `shown`."""
     from rich.console import Console
 
-    return Console(stderr=True, quiet=not shown, highlight=False, markup=False, soft_wrap=True)
+    class Lines(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*(_Seen.words(each) if isinstance(each, str) else each for each in objects), **options)
+
+    return Lines(stderr=True, quiet=not shown, highlight=False, markup=False, soft_wrap=True)
 
 
 def progress_bar(console: Console | None = None) -> Progress:

@@ -363,7 +363,8 @@ def objective(
         if more or any(len(ids) > 1 for ids in targets) or probability:
             raise InputError("a contrast is the difference of two logits: give one token as target, one as contrast")
         contrasts = (against,) * count
-        names = [f"{name} − {_name(model, (against,))}" for name in names]
+        other = _name(model, (against,))
+        names = [f"{name} − {other.strip() or other}" for name in names]
     elif not probability and model.is_classifier and getattr(model.config, "binary", False):  # One logit decides.
         contrasts = tuple(1 - index for (index,) in targets)
     return Objective(model, batch, tuple(targets), contrasts, tuple(names), probability)

@@ -48,7 +48,9 @@ class Paired(Result, kind="pair"):
     @property
     def headline(self) -> str:
         first = self.results[0]
-        about = first.headline.partition(": ")[0].replace(first.model_name, self.model_name, 1)
+        about = first.headline.partition(": ")[0]
+        for of in (" of ", " on "):
+            about = about.replace(of + first.model_name, of + self.model_name, 1)
         return f"{about}: {self._differs()}"
 
     def _differs(self) -> str:
@@ -193,13 +195,20 @@ def _difference(mine: TokenRow, theirs: TokenRow, name: str, end: float, special
     either = [row.outside for row in (mine, theirs) if row.outside is not None]
     outside = np.any(either, axis=0) if either else None
     scores = mine.scores.astype(np.float64) - theirs.scores
-    shown = np.where(special if outside is None else special | outside, 0.0, scores)
+    shown = np.where(_unnamed(special, outside, (mine, theirs)), 0.0, scores)
     largest = float(np.abs(np.concatenate([mine.scores, theirs.scores])).max(initial=0))
     large = [
         int(at) for at in descending(np.abs(shown), largest) if abs(shown[at]) >= MIN_NAMED_SHARE * end and shown[at]
     ]
     more, less = ([at for at in large if (shown[at] > 0) == above][:NAMED_PER_SIDE] for above in (True, False))
     return TokenRow(name, scores, (-end, end), True, outside, more, less, query=mine.query)
+
+
+def _unnamed(special: np.ndarray, outside: np.ndarray | None, rows: Sequence[TokenRow]) -> np.ndarray:
+    """Return True where no difference is named: outside the scores, and at special tokens that no row names."""
+    named = [at for row in rows for at in (*row.marked, *row.against)]
+    hidden = special & ~np.isin(np.arange(len(special)), named)
+    return hidden if outside is None else hidden | outside
 
 
 def _by_word(number: int, first: TokenText, other: TokenText, summed: bool) -> tuple[TokenText, TokenText]:
@@ -286,7 +295,7 @@ def differences(block: TokenRows, names: Sequence[str]) -> Table:
                 more = name_scores(text.tokens, row.scores, row.marked)
                 less = name_scores(text.tokens, -row.scores, row.against)
                 cells = {f"more in {names[0]}": Cell(text=more or "–"), f"more in {names[1]}": Cell(text=less or "–")}
-                seen = ~text.special if row.outside is None else ~(text.special | row.outside)
+                seen = ~_unnamed(text.special, row.outside, (row,))
                 cells["largest difference"] = Cell(text=number(float(np.abs(row.scores[seen]).max(initial=0))))
                 lines.append(Line((str(at), about), cells))
     return table(("text", block.of), lines, note="Differences of at least a tenth of the scale.")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import terminal, token_rows
 from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRows
-from ssmscope.render.table import Table
+from ssmscope.render.table import Cell, Table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -46,22 +48,25 @@ def brief(blocks: Iterable[Block], console: Console, more: str) -> Iterator[Rend
         sections += [part] if part.fit is not None or prose <= MAX_PROSE_LINES or not sections else []
     cut = len(sections) < len(every) or any(_has_definition(block) for block in shown)
     room = MAX_LINES - sum(_height(part.fixed, console) + part.has_gap for part in sections if part.fit is None)
-    ordered = [part for part in sections if part.fit is not None]
+    fitted: dict[int, list[RenderableType]] = {}
+    for number, part in enumerate(sections):
+        left = room - _height(part.fixed, console) - (part.has_gap and number > 0)
+        if part.fit is None or min(part.wanted, left) < min(part.wanted, MIN_LINES - 1):
+            continue
+        made = part.fit(min(part.wanted, MIN_LINES, left))
+        if (height := _height(made, console)) <= left or not fitted:  # A head or a row may take several lines.
+            fitted[number], room = made, left - height
+    for number in fitted:
+        height = _height(fitted[number], console)
+        fitted[number] = sections[number].fit(min(sections[number].wanted, height + room))  # type: ignore[misc]
+        room += height - _height(fitted[number], console)
+        cut |= _height(fitted[number], console) < sections[number].wanted
     first = True
-    for part in sections:
-        fixed = _height(part.fixed, console) + part.has_gap * (not first)
-        made: list[RenderableType] = [*part.fixed]
-        if part.fit is not None:
-            ordered.remove(part)
-            least = sum(min(other.wanted, MIN_LINES) + _height(other.fixed, console) + 1 for other in ordered)
-            given = max(min(part.wanted, room - fixed - least), min(part.wanted, room - fixed, MIN_LINES))
-            if given < min(part.wanted, MIN_LINES - 1):
-                cut = True
-                continue
-            found = part.fit(given)
-            height = _height(found, console)
-            cut, room = cut or height < part.wanted, room - height - fixed
-            made += found
+    for number, part in enumerate(sections):
+        if part.fit is not None and number not in fitted:
+            cut = True
+            continue
+        made = [*part.fixed, *fitted.get(number, ())]
         if made and part.has_gap and not first:
             yield Text("")
         yield from made
@@ -87,7 +92,7 @@ def _sections(blocks: Sequence[Block], console: Console) -> Iterator[_Section]:
         else:
             parts = block.terminal(colours) if isinstance(block, Custom) and block.terminal is not None else ()
             if isinstance(shown := block if isinstance(block, Table) else parts, Table):
-                table = replace(shown, note="")
+                table = _with_whole_intervals(replace(shown, note=""), console)
                 yield _Section(heading, _rows_of(table, console), _height(terminal.grid(table, console), console))
             elif found := list(token_rows.terminal(block, colours) if isinstance(block, TokenRows) else shown):
                 yield _Section(heading, _first_of(found, console), _height(found, console))
@@ -98,6 +103,19 @@ def _sections(blocks: Sequence[Block], console: Console) -> Iterator[_Section]:
 
 def _has_definition(block: Block) -> bool:
     return bool(getattr(block, "note", "")) or (isinstance(block, Prose) and block.kind == "definition")
+
+
+def _with_whole_intervals(table: Table, console: Console) -> Table:
+    """Return the table without its intervals if the console is too narrow for them."""
+    lines = [line for part in terminal.grid(table, console) for line in console.render_lines(part, pad=False)]
+    shown = "\n".join("".join(piece.text for piece in line) for line in lines)
+    if all(cell.interval in shown for _, cells in table.rows for cell in cells):
+        return table
+    return replace(table, rows=tuple((names, tuple(map(_alone, cells))) for names, cells in table.rows))
+
+
+def _alone(cell: Cell) -> Cell:
+    return cell if cell.found is None else replace(cell, found=Estimate(cell.found.value, math.nan, math.nan))
 
 
 def _rows_of(table: Table, console: Console) -> Callable[[int], list[RenderableType]]:

@@ -33,7 +33,7 @@ def draw(result: WordGrids, title: str, frame: plot.Frame, *, start: int = 0) ->
     panels = [grid.part(slice(start, start + fitting)) for grid in result.grids if len(grid.tokens) > start]
     shown = replace(result, grids=panels[:MAX_TEXTS])
     layers = [*evenly_spaced(result.layers, MAX_LAYERS), result.layers]
-    notes = [result.source, "outlined: the layer from which on the final answer leads"]
+    notes = ["outlined: the layer from which on the final answer leads"]
     if start or most > fitting:
         last = min(start + fitting, most) - 1
         notes.append(f"{result.column}s {start} to {last} of {most}; figure(start=…) draws others")

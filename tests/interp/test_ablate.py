@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import ssmscope
 from ssmscope.api.results import Result
+from ssmscope.api.sharding.parts import over
 from ssmscope.core.edits import Edit, recorded, replaced
 from ssmscope.core.model import Model
 from ssmscope.data.text import TextData
@@ -89,6 +90,15 @@ def test_zero_is_that_of_the_weights(models, name, what):
     assert abs(expected) > 1e-4
     assert result.harm(result.units.index(unit)).value == pytest.approx(expected, rel=1e-3, abs=5e-6)
     assert result.mean().value == pytest.approx(losses(model).mean(), rel=1e-5)
+
+
+def test_progress_counts_examples(models, monkeypatch):
+    """A line is "3 of 4" and this noun, with what is done to each after it."""
+    said = []
+    monkeypatch.setattr(measure, "over", lambda *given, **how: said.append(how["what"]) or over(*given, **how))
+    ssmscope.ablate(models["mamba"], DATA, what="layer", by="zero", steps=1)
+    layers = models["mamba"].num_layers
+    assert said[0] == f"examples, {layers} ablations each" and said[1].startswith("examples, ")
 
 
 def test_a_block_of_rwkv_passes_on_what_enters_it(models):

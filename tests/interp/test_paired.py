@@ -55,7 +55,9 @@ def test_the_difference_is_that_of_both_results(models, analysis):
                     min(mine.ends[0], theirs.ends[0]),
                     max(mine.ends[1], theirs.ends[1]),
                 )
-            left = text.special if difference.outside is None else text.special | difference.outside
+            told = [at for row in (mine, theirs) for at in (*row.marked, *row.against)]
+            left = text.special & ~np.isin(np.arange(len(text.special)), told)
+            left = left if difference.outside is None else left | difference.outside
             seen = [
                 at for at, each in enumerate(difference.scores) if abs(each) >= MIN_NAMED_SHARE * difference.ends[1]
             ]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ssmscope.errors import InputError
-from ssmscope.interp.paired import Paired, paired_rows
+from ssmscope.interp.paired import Paired, differences, paired_rows
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 
 NAMES = ("m", "n")
@@ -75,6 +75,20 @@ def test_differences_are_named_from_a_tenth_of_the_scale_on_three_on_each_side()
     assert found.outside is not None and found.outside.tolist() == [True, False, True] and found.marked == [1]
     assert both(text("a|b|c", outside), text("a|b|c", row([0, 0, 0]))).rows[2].outside.tolist() == [True, False, False]
     assert both(text("a", row([0])), text("a", row([0]))).rows[2].outside is None
+
+
+def test_a_special_token_is_named_where_a_row_names_it() -> None:
+    """What an attention reads may be special: the largest difference, dark in the picture, is then told too."""
+    words, other = (0, 1, None), row([0.0, 0.5, 0.0])
+    found = [
+        both(
+            text("a|b|[CLS]", row([0.25, 0.0, 1.0], marked=marked), words=words), text("a|b|[CLS]", other, words=words)
+        )
+        for marked in ([2], [0])
+    ]
+    assert [each.rows[2].marked for each in found] == [[2, 0], [0]]
+    largest = [differences(block(each), NAMES).rows[0][1][-1].value for each in found]
+    assert largest == ["1", "0.500"]
 
 
 def test_rows_are_matched_by_name_and_else_by_place() -> None:

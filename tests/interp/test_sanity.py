@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,6 +133,16 @@ class TestCascade:
         assert value["retention"][:3] == pytest.approx([1] * 3) and value["retention"][3] < 0.95
         assert value["embedding"][:5] == pytest.approx([1] * 5) and value["embedding"][5] < 0.9
         assert value["gradient"][1] < 0.95
+
+    def test_the_headline_counts_its_methods(self, found):
+        def told(*numbers: int) -> str:
+            chosen = list(numbers)
+            some = {"values": found.values[chosen], "estimates": found.estimates[chosen]}
+            return replace(found, methods=tuple(found.methods[at] for at in chosen), **some).headline
+
+        at = found.methods.index("position")
+        assert told(at).startswith("Sanity check on toy: position (1.00) hardly depends on the weights (correlation")
+        assert told(at, at).startswith("Sanity check on toy: position (1.00), position (1.00) hardly depend on the")
 
     def test_parts_stay_random_and_targets_stay(self, classifier):
         seen = []

@@ -25,6 +25,7 @@ from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.interp import objective as module
+from ssmscope.interp.explain import views
 from ssmscope.interp.methods import lrp as propagating
 from ssmscope.interp.objective import (
     Meter,
@@ -334,3 +335,11 @@ def test_of_a_head_of_log_odds_either_class_is_explained():
     assert objective(model, model.encode(texts), probability=True).contrasts is None
     three = objective(model, model.encode(texts), target="negative", contrast="negative")
     assert three.values().tolist() == [0, 0]
+
+
+def test_a_contrast_is_named_without_the_spaces_of_its_tokens():
+    model = ssmscope.load("demo/books-mamba2")
+    found = ssmscope.explain(model, "in such a", target=" light", contrast=" way", methods="survival")
+    assert found[0].target == " light − way"
+    assert found.headline.startswith("Explanation of demo/books-mamba2: “light − way” rests most on “a”")
+    assert views.about(found[0]).startswith("explained: light − way, f = ")

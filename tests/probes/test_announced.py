@@ -54,6 +54,8 @@ def test_a_fit_of_a_lens_is_announced_by_a_step_that_changes_nothing(monkeypatch
     monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
     fitting._announce()
     # 100 steps of 6 s, and 11 looks at 80 tokens, of which a step has 40, without the backward pass.
-    assert ran == [[0], [0, 1]] and said[0].startswith("at most 100 steps, about 10.7 min; ")
+    # 18 of 100 steps are 18 % of it, 116 s; 19 are more than two minutes.
+    told = "at most 100 steps, about 10.7 min; steps=18 takes 2.0 min, batch_tokens=… makes a step shorter"
+    assert ran == [[0], [0, 1]] and said == [told]
     assert 100 * 6 + 11 * 2 * 6 / 3 == 644
     assert time.perf_counter() == 9.0

@@ -11,9 +11,10 @@ from rich.text import Text
 
 import ssmscope
 from ssmscope.cli import run
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Custom, Picture, Prose
 from ssmscope.render.brief import MAX_LINES, brief
-from ssmscope.render.table import Line, Table, short_cell, table
+from ssmscope.render.table import Cell, Line, Table, short_cell, table
 
 
 def rows(count: int, name: str = "row", note: str = "") -> Table:
@@ -52,11 +53,21 @@ def test_a_long_table_is_cut_to_the_lines_that_there_are() -> None:
 def test_tables_share_the_room_in_order_and_the_last_are_left_out_with_their_headings() -> None:
     many: list[Block] = [each for at in range(9) for each in (Prose(f"Part {at}", "heading"), rows(5, f"t{at}"))]
     found = lines(TITLE, *many)
-    assert len(found) <= MAX_LINES and found[-1] == "More: --full"
+    # What is kept for tables that then do not fit goes to those before them.
+    assert len(found) == MAX_LINES and found[-1] == "More: --full"
     headed = [line for line in found if line.startswith("Part")]
     assert headed[0] == "Part 0" and 1 < len(headed) < 9 and all(f"t{name[-1]} 0" in str(found) for name in headed)
     two = lines(TITLE, rows(40, "a"), rows(3, "b"))
     assert len(two) <= MAX_LINES and sum(line.startswith("b ") for line in two) == 3
+
+
+def test_intervals_are_whole_or_left_out() -> None:
+    cells = {f"value {at}": Cell(Estimate(0.5, 0.25, 0.75), digits=2) for at in range(4)}
+    found = table(("name",), [Line(("a",), cells), Line(("b",), cells)])
+    stacked = lines(TITLE, found, width=66)
+    assert stacked[-3].split() == ["b", *["0.50"] * 4] and stacked[-2].split("  ")[-4:] == ["[0.25, 0.75]"] * 4
+    narrow = lines(TITLE, found, width=50)
+    assert len(narrow) == 6 and narrow[-2].split() == ["b", *["0.50"] * 4] and narrow[-1] == "More: --full"
 
 
 def test_views_of_their_own_are_cut_between_their_lines() -> None:

@@ -153,7 +153,7 @@ class InsertionSweep(AccuracyCurve, kind="insertion"):
             "place: share of a text's words before the phrase; drop: 1 − accuracy / clean accuracy; flipped: share of "
             "the texts answered correctly when clean whose answer changes; worst of each text: a text counts as right "
             "only if it is right at every place.",
-            "note",
+            "definition",
         )
         if len(self.curves) > MAX_SHOWN_PHRASES:
             shown, count = MAX_SHOWN_PHRASES, len(self.curves)

@@ -124,7 +124,7 @@ class StateOverflow(AccuracyCurve, kind="overflow"):
         yield Prose(
             "drop: 1 − accuracy / accuracy without filler; log-odds: of the true class, mean; largest class: the most "
             "frequent answer and its share; entropy: of the answers, in bits.",
-            "note",
+            "definition",
         )
         if self.gaps:
             last = self.curves[0].points[-1].tokens

@@ -240,7 +240,8 @@ class StatePoisoning(Result, kind="poison"):
             f"{counted(self.cost.runs, 'run')} of a text and "
             f"{self.cost.gradients:,} gradients in {self.cost.seconds:.1f} s; the search evaluated "
             f"{self.victims[0].attack(FOUND).asked:,} triggers. Thresholds are from {threshold:,} other clean texts, "
-            f"results from {held_out:,} further ones."
+            f"results from {held_out:,} further ones.",
+            "definition",
         )
         yield from closing(self, self.notes)
 

@@ -186,7 +186,7 @@ class AblationRuns:
                     own[chosen] = self._run(rows, sets, values, None if whole else base, layer)
             return {"plain": examples.measured(base.logits, rows), "single": own}
 
-        what = f"{len(units)} ablations, examples"
+        what = f"examples, {len(units)} ablations each"
         for rows, part in over(examples.model, examples.batches(), measure, provenance=self.provenance, what=what):
             plain[rows], found[:, rows] = part["plain"], part["single"]
         return plain, found
@@ -202,7 +202,7 @@ class AblationRuns:
                 own[chosen] = self._run(rows, [sets[number] for number in chosen], values)
             return {"together": own}
 
-        what, batches = f"{len(sets)} sets ablated together, examples", self.examples.batches(used)
+        what, batches = f"examples, {len(sets)} sets ablated together", self.examples.batches(used)
         for rows, part in over(self.examples.model, batches, measure, provenance=self.provenance, what=what):
             found[:, [place[row] for row in rows]] = part["together"]
         return found

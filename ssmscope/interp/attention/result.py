@@ -85,7 +85,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         if not names or any(text.pixels is not None for text in self):
             return f"{about}: {where}"
         shown = [text for text in self.texts[:NAMED_TEXTS] if text.maps and len(text.queries)]
-        told = [reads_most(text, self.told_row(text)) for text in shown]
+        told = [reads_most(text, self.told_row(text), 3 if len(self) == 1 else 1) for text in shown]
         if len(told) < min(len(self), NAMED_TEXTS):
             return f"{about}: {where}"
         told = [f"text {at}: {said}" for at, said in enumerate(told)] if len(self) > 1 else told
@@ -195,14 +195,14 @@ NAMED_KEYS = 5
 """Number of keys of a query that are named."""
 
 
-def reads_most(text: AttendedText, row: int) -> str:
-    """Say which keys the query of a row reads most, by their share of its |weight|."""
+def reads_most(text: AttendedText, row: int, most: int) -> str:
+    """Say which keys, at most `most`, the query of a row reads most, by their share of its |weight|."""
     shown, query = mean_map(text) or text.maps[0], int(text.queries[row])
     name = f"“{short_token(text.tokens[query], 20)}”"
     name = f"the last token {name}" if query == len(text) - 1 else f"token {query} {name}"
     weights = np.abs(shown.values[row]).sum() + (0.0 if shown.sink is None else abs(float(shown.sink[row])))
     found: list[str] = []
-    for key, weight in filter(itemgetter(1), strongest(shown, row, text, 3)):
+    for key, weight in filter(itemgetter(1), strongest(shown, row, text, most)):
         key_said = f"“{key_name(key, text)}”" if key >= 0 and text.edges is None else f"{key_name(key, text)}"
         key_said = "itself" if text.edges is None and key == query else key_said
         found.append(f"{key_said}{' most' * (not found)} ({100 * abs(weight) / weights:.0f} %)")

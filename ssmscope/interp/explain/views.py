@@ -105,10 +105,10 @@ def baselines(texts: Sequence[ExplainedText], methods: Sequence[str]) -> list[st
 
 def answer_in_words(text: ExplainedText) -> str:
     """Name what is explained and the words that are strongest for it by the first method."""
-    first, target = text.attributions[0], shorten(visible(text.target.strip() or text.target), 32)
+    first = text.attributions[0]
     named = [shorten(visible(text.named(first, at)).strip(), TOLD_WIDTH) for at in text.top(first, TOLD_WORDS)]
     words = ", ".join(f"“{each}”" for each in named)
-    return f"{target} by {words or 'no word'}"
+    return f"{_target(text)} by {words or 'no word'}"
 
 
 def rests_on(text: ExplainedText, where: str) -> str:
@@ -120,14 +120,17 @@ def rests_on(text: ExplainedText, where: str) -> str:
         best = () if is_flat(each, text) else text.top(each, 1)
         token = f"“{shorten(visible(text.named(each, best[0])).strip(), TOLD_WIDTH)}”" if best else "no token"
         chosen.setdefault(token, []).append(each.method)
-    target = shorten(visible(text.target.strip() or text.target), 32)
     ranked = sorted(chosen.items(), key=lambda item: (item[0] == "no token", -len(item[1])))
-    return f"“{target}”{where} rests most on " + ", ".join(f"{token} ({', '.join(by)})" for token, by in ranked)
+    return f"“{_target(text)}”{where} rests most on " + ", ".join(f"{token} ({', '.join(by)})" for token, by in ranked)
 
 
 def about(text: ExplainedText) -> str:
     """Describe what is explained, and its value."""
-    return f"explained: {shorten(visible(text.target), 48)}, f = {number(text.value, significant=4)}"
+    return f"explained: {_target(text, 48)}, f = {number(text.value, significant=4)}"
+
+
+def _target(text: ExplainedText, width: int = 32) -> str:
+    return shorten(visible(text.target.strip() or text.target), width)
 
 
 def strongest(texts: Sequence[ExplainedText], top: int, label: str = "") -> Iterator[Line]:

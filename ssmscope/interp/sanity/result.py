@@ -43,14 +43,22 @@ class SanityCheck(Result, kind="sanity"):
 
     @property
     def headline(self) -> str:
-        said = {"passes": "depend on the weights", "fails": "", "undecided": "undecided", "": "not defined"}
         groups: dict[str, list[str]] = {}
         for name in self.methods:
             found = self.estimate(name, self.parts[-1])
             value = "" if math.isnan(found.value) else f" ({number(found.value, 2)})"
             groups.setdefault(self.state(name), []).append(f"{name}{value}")
-        said["fails"] = "hardly depend on them" if "passes" in groups else "hardly depend on the weights"
-        told = "; ".join(f"{', '.join(groups[state])} {words}" for state, words in said.items() if state in groups)
+        those = "them" if "passes" in groups else "the weights"
+        said = {
+            "passes": "depend{s} on the weights",
+            "fails": f"hardly depend{{s}} on {those}",
+            "undecided": "undecided",
+        }
+        told = "; ".join(
+            f"{', '.join(groups[state])} {words.format(s='s' * (len(groups[state]) == 1))}"
+            for state, words in {**said, "": "not defined"}.items()
+            if state in groups
+        )
         return f"Sanity check on {self.model_name}: {told} (correlation with {len(self.parts) - 1} parts randomised)"
 
     def state(self, method: str) -> str:

@@ -271,7 +271,7 @@ class Trajectory(Result, kind="trajectory"):
             raise InputError(
                 f"there is no {views.column} {start!r} to start the figure at; allowed are 0 to {most - 1}"
             )
-        return draw(views, f"Answers by layer of {self.model_name}", frame, start=start)
+        return draw(views, self.headline, frame, start=start)
 
     def blocks(self) -> Iterable[Block]:
         yield Prose(self.headline, "title")

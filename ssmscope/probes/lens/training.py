@@ -40,6 +40,8 @@ PROGRESS = ("step", "epoch", "place", "loss_sum", "best", "history")
 """Attributes of a fit that its checkpoint keeps, besides the tensors."""
 PLAN = Path("checkpoint", "plan.json")
 """File with the plan of a fit that has started."""
+SHORT_SECONDS = 120.0
+"""Time of a fit that is offered in place of a longer one."""
 MAX_CHOOSING_TOKENS = 16_384
 """Maximum number of held-out tokens that choose the step; the others give the numbers."""
 
@@ -141,7 +143,7 @@ class LensFitting:
             self._announce()
             self._evaluate()
         steps, every = self.options["steps"], self.options["look_every"]
-        task = bar.add_task("fitting the lens", total=steps, completed=self.step)
+        task = bar.add_task("steps of the fit", total=steps, completed=self.step)
         order = self._order()
         saved = time.monotonic()
         patience = self.options["patience"]
@@ -174,8 +176,10 @@ class LensFitting:
         # A look has no backward pass, which takes about as long as two forward ones.
         seconds = self.options["steps"] * step + looks * share * step / 3
         if seconds >= ANNOUNCED_SECONDS:
-            advice = "steps=… and batch_tokens=… make it shorter"
-            self.console.print(f"at most {self.options['steps']:,} steps, about {duration(seconds)}; {advice}")
+            steps = max(1, int(self.options["steps"] * SHORT_SECONDS / seconds))
+            advice = f"; steps={steps} takes {duration(SHORT_SECONDS)}" if seconds > SHORT_SECONDS else ""
+            advice += ", batch_tokens=… makes a step shorter"
+            self.console.print(f"at most {self.options['steps']:,} steps, about {duration(seconds)}{advice}")
 
     def _order(self) -> list[list[int]]:
         return shuffled_batches(self.train.lengths, self.options["batch_tokens"], self.options["seed"], self.epoch)

@@ -84,7 +84,7 @@ class Parity(Result, kind="parity"):
             over = [each.name.removeprefix(MODE) for each in self.tensors if each.over]
             by = f"by up to {number(worst.error)} of the logits' size, {number(worst.times)} × what rounding allows"
             return f"{said} differs in {len(over)} of {len(self.tensors)} modes ({'; '.join(over)}), {by}"
-        token = f"token {first.position} {short_token(first.token, 24)!r} of text {first.text}"
+        token = f"token {first.position} “{short_token(first.token, 24)}” of text {first.text}"
         by = f"{number(first.error)} of its size, {number(first.times)} × what {self.ran_in} allows"
         likely = f"; likely, {self.fault}" if self.fault else "; no known fault explains it"
         return f"{said} first differs in {first.where}, after {token}, by {by}{likely}"

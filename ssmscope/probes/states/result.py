@@ -44,9 +44,9 @@ class StateNorms(Result, kind="states"):
             return f"{said}, none of them recurrent"
         row, at = np.unravel_index(int(norms.argmax()), norms.shape)
         text, position, token = self.rows[row]
-        layer = layers[at].replace("layers.", "layer ")
+        layer = _layer(layers[at])
         most = f"the largest norm is {number(float(norms[row, at]))}, in {layer} after token {position}"
-        return f"{said}; {most} {short_token(token, 24)!r}" + f" of text {text}" * (self.rows[-1][0] > 0)
+        return f"{said}; {most} “{short_token(token, 24)}”" + f" of text {text}" * (self.rows[-1][0] > 0)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per text, position and tensor: columns text, position, token, tensor, numbers, norm, largest."""

@@ -328,7 +328,7 @@ class Fit:
         if not math.isfinite(value := loss.item()):
             raise InputError(
                 f"the loss is {value} in epoch {self.epoch + 1}, step {self.step + 1}; "
-                f"lower learning_rate ({self.options['learning_rate']}) or clip ({self.options['clip']})"
+                f"lower learning_rate=… ({self.options['learning_rate']}) or clip=… ({self.options['clip']})"
             )
 
     def _close_epoch(self, steps: int) -> None:
