@@ -75,6 +75,41 @@ def test_intervals_of_shares_cover_the_ratio_of_means() -> None:
     assert 182 <= covered <= 198
 
 
+class AdditiveRuns:
+    """Pairs whose edges' effects add up: (pairs, edges), of which the run without edges lacks theirs."""
+
+    def __init__(self, effects: np.ndarray) -> None:
+        self.effects, self.edges = effects, list(range(effects.shape[1]))
+        self.clean, self.corrupted = effects.sum(1), np.zeros(len(effects))
+
+    def without(self, edges: list[int]) -> np.ndarray:
+        return self.clean - self.effects[:, edges].sum(1)
+
+
+@pytest.mark.parametrize("choose", ["threshold", "greedy"])
+@pytest.mark.parametrize("pairs, skewed", [(8, False), (16, True), (64, False)])
+def test_intervals_cover_the_faithfulness_of_circuits_chosen_from_the_same_pairs(
+    pairs: int, skewed: bool, choose: str
+) -> None:
+    """Faithfulness of a chosen circuit over all pairs that could be drawn lies in 95 % of its intervals."""
+    mean = np.array([3.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.5, *[0.0] * 33])
+    random, covered = np.random.default_rng(0), 0
+    for seed in range(200):
+        effects = random.normal(mean, 0.5, (pairs, len(mean)))
+        effects *= random.lognormal(0, 0.6, (pairs, 1)) if skewed else 1.0
+        runs = AdditiveRuns(effects)
+        whole = runs.clean - runs.corrupted
+        scores = np.abs(effects.mean(0)) / whole.mean()
+        if choose == "greedy":
+            kept, _ = measure.chosen_greedily(runs, np.argsort(-scores).tolist(), 0.9)  # type: ignore[arg-type]
+        else:
+            kept = measure.chosen_by_threshold(scores, 0.1)
+        found, low, high = shares(measure.faithful(runs, kept)[:, None], whole, seed)[0]  # type: ignore[arg-type]
+        assert low <= found <= high
+        covered += low <= mean[kept].sum() / mean.sum() <= high
+    assert 182 <= covered <= 199  # 95 % of 200, less three standard deviations.
+
+
 def test_pairs_are_refused_in_one_line(model: Model, tmp_path) -> None:
     for row, said in (
         ({"clean": [1, 2], "corrupted": [1, 2, 3]}, "pair 1 of the data: the clean text has 2 tokens"),
