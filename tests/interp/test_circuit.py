@@ -42,7 +42,43 @@ def test_greedy_choice_ends_at_the_faithfulness_that_is_asked(model: Model) -> N
     assert (found.curve[:-1, 1] < 0.9).all()
 
 
-def test_the_gradient_is_that_of_a_small_step() -> None:
+MIXER = "mixer 1 head 0"
+FINER = {
+    "taps": {Edge("mixer 1", "logits"), Edge("embedding", "mixer 1", "tap 0"), Edge("embedding", "mixer 1", "tap 1")},
+    "heads": {Edge(MIXER, "logits"), *(Edge("embedding", MIXER, road) for road in ("x", "B", "C"))},
+}
+"""The value stands at the token after its key; one head of several has it."""
+
+
+@pytest.mark.parametrize("option, value", [("roads", "taps"), ("nodes", "heads")])
+def test_the_circuit_is_found_by_tap_and_by_head(model: Model, option: str, value: str) -> None:
+    found = ssmscope.circuit(model, data="recall", random=0, limit=12, **{option: value})
+    assert set(found.circuit) == FINER[value] and found.faithfulness[0] == pytest.approx(1, abs=1e-3)
+
+
+def test_heads_that_are_channels_or_that_do_not_add_up_are_refused() -> None:
+    for family, heads in (("mamba", False), ("gated-delta", True)):
+        loaded = ssmscope.load(compiled("recall", family).module)
+        if heads:
+            found = ssmscope.circuit(loaded, data="recall", nodes="heads", random=0, limit=4)
+            assert "mixer 0 head 0" in found.nodes
+        else:
+            with pytest.raises(InputError, match="heads of .* are single channels; take nodes=parts"):
+                ssmscope.circuit(loaded, data="recall", nodes="heads", limit=4)
+    with pytest.raises(InputError, match="add up to a mixer's output; take nodes=parts"):
+        ssmscope.circuit(ssmscope.load("demo/babi-diff-mamba"), data=STORY, nodes="heads")
+
+
+STORY = [
+    {
+        "clean": "Clara walked to the attic . Where is Clara ?",
+        "corrupted": "Clara walked to the cellar . Where is Clara ?",
+    }
+]
+
+
+@pytest.mark.parametrize("finer", [{}, {"taps": True}, {"heads": True}])
+def test_the_gradient_is_that_of_a_small_step(finer: dict[str, bool]) -> None:
     """Along clean + ε (corrupted − clean) through one road the metric's slope is the score."""
     from loud import loud
     from small_models import SMALL_MODELS
@@ -50,12 +86,12 @@ def test_the_gradient_is_that_of_a_small_step() -> None:
     torch.manual_seed(0)
     model = ssmscope.load(loud(SMALL_MODELS["bamba"]()["bamba"]), dtype="float64")
     rows = [{"clean": [5, 17, 3, 9], "corrupted": [50, 7, 3, 9], "target": 1, "contrast": 2}]
-    runs = measure.PairRuns(encode_pairs(model, read_pairs(rows)))
+    runs = measure.PairRuns(encode_pairs(model, read_pairs(rows)), **finer)
     scores = runs.by_gradient()[0]
     base, other = (runs.roads.run(batch) for batch in (runs.pairs.clean, runs.pairs.corrupted))
     step = 1e-3
     with torch.no_grad():
-        for edge in [runs.edges[at] for at in range(0, len(runs.edges), 5)]:
+        for edge in [runs.edges[at] for at in range(0, len(runs.edges), 5 if len(runs.edges) < 200 else 29)]:
             ends = []
             for sign in (1, -1):
                 change = {edge.sender: sign * step * (other.outputs[edge.sender] - base.outputs[edge.sender])}

@@ -19,9 +19,9 @@ class PairRuns:
     """Runs of pairs in which some edges read the corrupted run; `clean` and `corrupted` (pairs,) are the differences of
     logits of the plain runs."""
 
-    def __init__(self, pairs: EncodedPairs) -> None:
+    def __init__(self, pairs: EncodedPairs, *, taps: bool = False, heads: bool = False) -> None:
         self.pairs, model = pairs, pairs.model
-        self.roads = Roads(model, pairs.clean.rows([0]))
+        self.roads = Roads(model, pairs.clean.rows([0]), taps=taps, heads=heads)
         self.edges = self.roads.edges()
         # Every part's output of both runs is held.
         self.batches = [*pairs.batches(max(1, tokens_that_fit(model, gradients=True) // 2))]
