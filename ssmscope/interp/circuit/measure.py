@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ssmscope.core.progress import progress_bar
 from ssmscope.core.roads import EMBEDDING, LOGITS, Edge, RoadRun, Roads, replacing
+from ssmscope.core.ties import difference
 from ssmscope.core.weights import weights_constant
 from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.interp.pairs import EncodedPairs
@@ -117,4 +118,4 @@ def chosen_greedily(runs: PairRuns, order: Sequence[int], until: float) -> tuple
 
 def faithful(runs: PairRuns, kept: np.ndarray) -> np.ndarray:
     """Return m(circuit) − m(corrupted), (pairs,): in the circuit's run all other edges read the corrupted run."""
-    return runs.without([edge for edge, own in zip(runs.edges, kept) if not own]) - runs.corrupted
+    return difference(runs.without([edge for edge, own in zip(runs.edges, kept) if not own]), runs.corrupted)
