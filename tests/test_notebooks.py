@@ -45,6 +45,7 @@ SHOWN = {
         "knockout": "Knockout",
         "hybrid": "Knockout",
     },
+    "circuits": {"exact": "Circuit", "ablated": "Ablation", "trained": "Circuit"},
     "while-it-writes": {"written": "Writing"},
     "a-published-model": {"fence": "SelectionHeatmap", "cut": "Knockout"},
     "is-it-the-same-model": {"wrong": "Parity"},
@@ -175,6 +176,21 @@ def finds_the_layer_that_holds_the_answer(cells: Any) -> None:
     assert "most in layer 5, attention (−9" in printed(cells["which-road"])
 
 
+def finds_the_edges_that_were_written(cells: Any) -> None:
+    assert printed(cells["true"]) == "the edges that were written: True\n"
+    assert printed(cells["taps"]).splitlines() == [
+        "mixer 1 → logits",
+        "embedding → mixer 1 (tap 0)",
+        "embedding → mixer 1 (tap 1)",
+    ]
+    assert printed(cells["attended"]).count("1.00 of the last token's attention") == 2
+    assert "1 of 2 layers can go alone" in shown(cells["ablated"])["text/plain"]
+    assert "most harm: layer 1, share worse by 1.000" in shown(cells["ablated"])["text/plain"]
+    assert "mixer 3 → logits" in printed(cells["stories"]).splitlines()
+    edges, every, share = re.match(r"(\d+) of (\d+) edges, .* carry (\S+)", printed(cells["greedy"])).groups()  # type: ignore[union-attr]
+    assert int(edges) < int(every) and float(share) >= 0.9
+
+
 def writes_what_the_edits_make_of_it(cells: Any) -> None:
     assert "of the states at the end is of the prompt" in printed(cells["kept"])
     assert len(printed(cells["stream"]).splitlines()) == 8
@@ -210,6 +226,7 @@ CHECKS = {
     "a-published-model": finds_what_is_kept,
     "is-it-the-same-model": names_the_fault_of_a_runtime,
     "while-it-writes": writes_what_the_edits_make_of_it,
+    "circuits": finds_the_edges_that_were_written,
     "where-does-this-fact-come-from": finds_the_layer_that_holds_the_answer,
     "look-into-a-model": shows_a_rationale_and_a_verdict,
     "are-explanations-faithful": tells_methods_apart_from_random,

@@ -143,6 +143,7 @@ class Texts(Input):
         data: None if labelled texts cannot be read instead. Otherwise a check, called with True for labelled texts and
             with the analysis's options, that refuses options which do not apply.
         marks: True if these labelled texts may have marked tokens.
+        pairs: True if no texts are needed where the analysis's option `data` names pairs.
     """
 
     needed: bool = True
@@ -150,6 +151,7 @@ class Texts(Input):
     most: int = DEFAULT_MAX_TOKENS
     data: Callable[..., None] | None = None
     marks: bool = False
+    pairs: bool = False
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
@@ -176,7 +178,7 @@ class Texts(Input):
                 "no text; give text=…, file=…, ids=…, image=…, series=… or chat=…, "
                 f"or {self.instead}=… for random sequences"
             )
-        if given or (self.needed and not drawn):
+        if given or (self.needed and not drawn and not self._has_pairs(options)):
             # Standard input can be read only once, when the analysis runs.
             self._rows(
                 {**values, "file": None, "text": ["-"]} if values["file"] == "-" and not values["text"] else values
@@ -216,6 +218,11 @@ class Texts(Input):
         """Return True if random sequences are asked for instead."""
         return self.instead is not None and options[self.instead] is not None
 
+    def _has_pairs(self, options: Mapping[str, Any]) -> bool:
+        from ssmscope.data.pairs import is_pairs
+
+        return self.pairs and options["data"] is not None and is_pairs(options["data"])
+
     def once(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**values, "text": lines_of("-"), "file": None} if values["file"] == "-" else values
 
@@ -240,7 +247,7 @@ class Texts(Input):
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         if self._of_data(values):
             return Data("texts").read(values, options, models)
-        if not self._any(values) and (not self.needed or self._drawn(options)):
+        if not self._any(values) and (not self.needed or self._drawn(options) or self._has_pairs(options)):
             return None
         (model,) = models
         if values["series"] is not None:
@@ -342,14 +349,16 @@ class Examples(Named):
 
     Attributes:
         prefer: splits in order of preference, if none is named; a data set without any of them gives its test split.
+        pairs: True if pairs of a clean and a corrupted text can be given instead.
     """
 
     prefer: tuple[str, ...] = ()
+    pairs: bool = False
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
         helps = {
-            "data": DATA_HELP.format("wikitext2, sst2, cifar10"),
+            "data": DATA_HELP.format("wikitext2, sst2, cifar10") + " Or pairs (see patch)." * self.pairs,
             "max_tokens": "Refuse a classifier's longer texts.",
         }
         return _chosen("data", "split", "series", "length", "max_tokens", series=SERIES_HELP, **helps)
@@ -357,10 +366,17 @@ class Examples(Named):
     def reads_lines(self, kind: str | None) -> bool:
         return kind in (LANGUAGE_MODEL, TOKEN_MODEL)
 
-    def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> ExampleData:
+    def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         (model,) = models
         if (series := labelled_series_of(values, models)) is not None:
             return series
+        if self.pairs and values["data"] is not None:
+            from ssmscope.data.pairs import is_pairs, read_pairs
+
+            if is_pairs(values["data"]):
+                if values["split"] is not None:
+                    raise InputError("pairs have no splits; leave split=… out")
+                return read_pairs(values["data"])
         name, most = data_name(values["data"], model, known_data(model), "a file"), values["max_tokens"]
         return load_examples(model, name, values["split"], values["length"], self.prefer, max_tokens=most)
 

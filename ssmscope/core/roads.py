@@ -5,13 +5,17 @@ outputs of earlier parts, and it enters by several roads: a mixer's x, B, C, Δ,
 may shift what one road reads by a difference of one summand. Everything after it, the same part's other roads excepted,
 follows. The mixer's terms are computed from the shifted stream, through the block's own norm, and of them the road's
 alone are kept, so that edges into a recurrence are exact.
+
+With `taps` the roads through a convolution are its taps, the token itself and those before it. With `heads` a mixer's
+heads are parts by themselves: each reads for its own x, B, …, and writes its share of the sum that the mixer's last
+linear map takes, as it is in that run, after the norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,19 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attention_modules
-from ssmscope.core.edits import Edit, Site, block_parts, blocks_of, edited
+from ssmscope.core.edits import Edit, Site, block_parts, blocks_of, edited, part_numbers
 from ssmscope.core.encoding import Batch
 from ssmscope.core.intercept import observe, override_forward
-from ssmscope.core.mixers import adapter_for, entered, mixers, terms_of
+from ssmscope.core.mixers import entered, terms_of
 from ssmscope.core.model import Model
+from ssmscope.core.road_terms import TAP, heads_of, roads_of, with_road, with_taps
 from ssmscope.core.trace import LayerTrace
 from ssmscope.errors import InputError, Unanswerable
 
 EMBEDDING, LOGITS = "embedding", "logits"
-TERMS = {"x": "x", "b": "B", "c": "C", "delta": "delta", "log_a": "decay", "beta": "beta", "e": "removed", "r": "along"}
-"""Roads of a mixer by the term of its recurrences."""
-GATE, REST = "gate", "rest"
-"""Roads of the output gate, and of all that an architecture computes of its input besides these."""
 PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj"}
 TOLERANCE = 1e-4
 """Largest difference of a block's output from the sum of its parts, relative to the largest output."""
@@ -51,12 +52,20 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Part of a block, with its number among those of its kind, the block's number, and its roads."""
+    """Part of a block, with its number among those of its kind, the block's number, its roads, and the number of its
+    heads, where they are parts, which its last linear map reads."""
 
     name: str
     module: nn.Module
     block: int
     roads: tuple[str, ...] = ("",)
+    heads: int = 0
+    last: nn.Module | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of its heads, or its own."""
+        return tuple(f"{self.name} head {head}" for head in range(self.heads)) or (self.name,)
 
 
 Shift = Callable[[str, str, Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -81,13 +90,12 @@ class Roads:
     Raises Unanswerable if a block's output is not its input plus the outputs of its parts.
     """
 
-    def __init__(self, model: Model, batch: Batch) -> None:
-        self.model, self.blocks = model, _stack(model)
-        named: dict[str, nn.Module] = {f"mixer {n}": mixer for n, mixer in enumerate(mixers(model.module))}
-        named |= {f"attention {n}": part for n, part in enumerate(attention_modules(model.module).values())}
-        named |= {
-            f"feed-forward {n}": part for n, part in enumerate(block_parts(model.module, "feed-forward").values())
-        }
+    def __init__(self, model: Model, batch: Batch, *, taps: bool = False, heads: bool = False) -> None:
+        self.model, self.blocks, self._taps, self._heads = model, _stack(model), taps, heads
+        read = zip(model.layer_numbers, model.mixers)
+        named: dict[str, nn.Module] = {f"mixer {n}": mixer for n, mixer in read}
+        named |= {f"attention {n}": part for n, part in _numbered(attention_modules(model.module))}
+        named |= {f"feed-forward {n}": part for n, part in _numbered(block_parts(model.module, "feed-forward"))}
         inside = {id(part): number for number, block in enumerate(self.blocks) for part in block.modules()}
         lost = [name for name, part in named.items() if id(part) not in inside]
         if lost:
@@ -98,19 +106,24 @@ class Roads:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (EMBEDDING, *(part.name for part in self.parts))
+        return (EMBEDDING, *(node for part in self.parts for node in part.nodes))
 
     def edges(self) -> list[Edge]:
         """Return all edges, those to the earliest part first."""
         found = []
         for part in self.parts:
-            found += [Edge(sender, part.name, road) for road in part.roads for sender in self._reads[part.name]]
+            senders = self._nodes_of(self._reads[part.name])
+            found += [Edge(sender, node, road) for node in part.nodes for road in part.roads for sender in senders]
         return found + [Edge(sender, LOGITS) for sender in self.names]
+
+    def _nodes_of(self, names: Sequence[str]) -> list[str]:
+        nodes = {part.name: part.nodes for part in self.parts}
+        return [node for name in names for node in nodes.get(name, (name,))]
 
     def in_block(self, part: str) -> list[str]:
         """Return the parts of the same block whose output a part reads."""
-        block = {each.name: each.block for each in self.parts}
-        return [name for name in self._reads[part] if block.get(name) == block[part]]
+        block, part = {each.name: each.block for each in self.parts}, _whole(part)
+        return self._nodes_of([name for name in self._reads[part] if block.get(name) == block[part]])
 
     def run(self, batch: Batch, shift: Shift | None = None, embedding: Tensor | None = None) -> RoadRun:
         """Run a batch with shifted reads, in the caller's context of gradients, from another embedding if given."""
@@ -134,6 +147,8 @@ class Roads:
         after.append((self.blocks[-1], partial(self._end, asked)))
         for part in self.parts:
             if part.name.startswith("mixer"):
+                if part.last is not None:
+                    before.append((part.last, partial(self._write_heads, part)))
                 continue
             if part.roads == ("",):
                 before.append((part.module, partial(self._change_input, part, asked)))
@@ -162,6 +177,16 @@ class Roads:
             self._raw[name] = output
             self._outputs[name] = output[0] if isinstance(output, tuple) else output
 
+    def _write_heads(self, part: Part, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Keep what each head writes of the last linear map's output, its constant in equal shares."""
+        if not self._busy:
+            width = args[0].shape[-1] // part.heads
+            bias = 0 if getattr(module, "bias", None) is None else module.bias
+            for head, node in enumerate(part.nodes):
+                own = torch.zeros_like(args[0])
+                own[..., head * width : (head + 1) * width] = args[0][..., head * width : (head + 1) * width]
+                self._outputs[node] = module.forward(own) - bias * (1 - 1 / part.heads)
+
     def _end(self, asked: Shift, block: nn.Module, output: Any) -> Any:
         if self._busy:
             return None
@@ -188,18 +213,29 @@ class Roads:
             self._busy = False
 
     def _change_terms(self, asked: Shift, layer: LayerTrace, site: Site) -> LayerTrace:
-        part = self._mixers[self.model.layer_numbers.index(site.layer)]
+        part = self._mixers[site.layer]
         changed = layer
-        for road in part.roads:
-            if moved := asked(part.name, road, self._outputs):
-                other = terms_of(site.mixer, self._entrance(part, moved), layer.mask)
-                changed = with_road(changed, other, road)
+        for head, node in enumerate(part.nodes):
+            moved = {road: moves for road in part.roads if (moves := asked(node, road, self._outputs))}
+            streams = {road: self._entrance(part, moves) for road, moves in moved.items()}
+            one = head if part.heads else None
+            if taps := {int(road.removeprefix(TAP)): u for road, u in streams.items() if road.startswith(TAP)}:
+                other = with_taps(site.mixer, layer, taps)
+                for road in self._convolved[part.name]:
+                    changed = with_road(changed, other, road, one)
+            for road, u in streams.items():
+                if not road.startswith(TAP):
+                    changed = with_road(changed, terms_of(site.mixer, u, layer.mask), road, one)
         return changed
 
     def _entrance(self, part: Part, moved: Mapping[str, Tensor]) -> Tensor:
         """Return what the part is called with if the summands of its block's input, and the outputs of earlier parts of
         the block, are moved by so much."""
         stream, args, kwargs = self._calls[part.block]
+        whole: dict[str, Tensor] = {}
+        for name, change in moved.items():
+            whole[_whole(name)] = whole.get(_whole(name), 0) + change
+        moved = whole
         own = {each.name: each.module for each in self.parts if each.block == part.block and each.name in self._raw}
         for name, change in moved.items():
             stream = stream + change if name not in own else stream
@@ -219,11 +255,19 @@ class Roads:
 
     def _look(self, batch: Batch) -> None:
         """Find the order of the parts, their roads, what they read, and that blocks add up."""
-        self._mixers = [part for part in self.parts if part.name.startswith("mixer")]
         roads: dict[str, tuple[str, ...]] = {}
+        heads: dict[str, tuple[int, nn.Module]] = {}
+        self._convolved: dict[str, tuple[str, ...]] = {}
 
         def look(layer: LayerTrace, site: Site) -> LayerTrace:
-            roads[self._mixers[self.model.layer_numbers.index(site.layer)].name] = _roads_of(site.mixer, layer)
+            name = f"mixer {site.layer}"
+            roads[name] = roads_of(site.mixer, layer)
+            if self._taps and layer.conv_input is not None:
+                through = self._convolved[name] = roads_of(site.mixer, layer, convolved=True)
+                taps = tuple(f"{TAP}{lag}" for lag in range(layer.reach)) if through else ()
+                roads[name] = taps + tuple(road for road in roads[name] if road not in through)
+            if self._heads:
+                heads[name] = heads_of(self.model, site.mixer, layer)
             return layer
 
         outputs: dict[str, Tensor] = {}
@@ -236,8 +280,9 @@ class Roads:
                 if not part.name.startswith("mixer"):
                     split = all(isinstance(getattr(part.module, own, None), nn.Linear) for own in PROJECTIONS.values())
                     roads[part.name] = tuple(PROJECTIONS) if split else ("",)
-            self.parts = sorted((replace(p, roads=roads[p.name]) for p in self.parts), key=lambda p: order[p.name])
-            self._mixers = sorted((part for part in self.parts if part.name.startswith("mixer")), key=_number)
+            known = (Part(p.name, p.module, p.block, roads[p.name], *heads.get(p.name, ())) for p in self.parts)
+            self.parts = sorted(known, key=lambda p: order[p.name])
+            self._mixers = {_number(part): part for part in self.parts if part.name.startswith("mixer")}
             self._check_sums(batch)
             self._reads = {part.name: self._senders(part) for part in self.parts}
 
@@ -267,8 +312,17 @@ class Roads:
         return found
 
 
+def _numbered(parts: Mapping[str, nn.Module]) -> Iterable[tuple[int, nn.Module]]:
+    return zip(part_numbers(parts), parts.values())
+
+
 def _number(part: Part) -> int:
     return int(part.name.rpartition(" ")[2])
+
+
+def _whole(node: str) -> str:
+    """Return the name of the part that a head is of, or the name itself."""
+    return node.partition(" head ")[0]
 
 
 def _given(output: Any, below: Any, *args: Any, **kwargs: Any) -> Any:
@@ -295,35 +349,6 @@ def _stack(model: Model) -> list[nn.Module]:
         if {id(block) for block in own} <= {id(block) for block in home} and len(set(map(id, home))) == len(home):
             return list(home)
     raise Unanswerable(f"the layers of {model.name} are not in one list of blocks: edges between them are not known")
-
-
-def _roads_of(mixer: nn.Module, layer: LayerTrace) -> tuple[str, ...]:
-    """Return the roads of a mixer by which another input changes its output."""
-    noise = torch.randn(layer.u.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(layer.u)
-    # An activation may be shut for one of them.
-    streams = (layer.u.roll(1, 1) * 1.5, layer.u + layer.u.abs().max() * noise)
-    others = [terms_of(mixer, u, layer.mask) for u in streams]
-    output = adapter_for(mixer).output
-    known = {road for r in layer.recurrences for term, road in TERMS.items() if getattr(r, term, None) is not None}
-    roads = [road for road in (*TERMS.values(), GATE, REST) if road in known or road in (GATE, REST)]
-    plain = output(mixer, layer)
-    changes = lambda road, other: not torch.equal(output(mixer, with_road(layer, other, road)), plain)  # noqa: E731
-    return tuple(road for road in roads if any(changes(road, other) for other in others))
-
-
-def with_road(layer: LayerTrace, other: LayerTrace, road: str) -> LayerTrace:
-    """Return a layer's terms with those of one road from its terms for another input."""
-    if road == GATE:
-        return replace(layer, z=other.z)
-    both = zip(layer.recurrences, other.recurrences)
-    if road == REST:
-        kept = [(own, new, [term for term in TERMS if getattr(own, term, None) is not None]) for own, new in both]
-        swapped = tuple(replace(new, **{term: getattr(own, term) for term in terms}) for own, new, terms in kept)
-        return replace(other, recurrences=swapped, z=layer.z)
-    term = next(term for term, each in TERMS.items() if each == road)
-    has = lambda r: getattr(r, term, None) is not None  # noqa: E731
-    swapped = tuple(replace(own, **{term: getattr(new, term)}) if has(own) else own for own, new in both)
-    return replace(layer, recurrences=swapped)
 
 
 def replacing(others: Mapping[str, Tensor], edges: Sequence[Edge]) -> Shift:

@@ -34,6 +34,7 @@ class PairData:
     targets: tuple[str | int | None, ...]
     contrasts: tuple[str | int | None, ...]
     spans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    split = "pairs"
 
     def __len__(self) -> int:
         return len(self.clean)
@@ -48,9 +49,27 @@ class PairData:
         own = {name: getattr(self, name)[:count] for name in ("clean", "corrupted", "targets", "contrasts")}
         return PairData(self.name, **own, spans={name: words[:count] for name, words in self.spans.items()})
 
+    def sample(self, n: int, *, seed: int = 0) -> PairData:
+        """Return the first `n` pairs, whatever the seed."""
+        return self.take(n)
+
 
 PAIRS: Registry[Callable[[], PairData]] = Registry("set of pairs", "ssmscope.pairs")
 """Functions that return a generated set of pairs, by its name."""
+
+
+def is_pairs(data: Any) -> bool:
+    """Return True for the name of a generated set, a file or a table with the columns `clean` and `corrupted`."""
+    if isinstance(data, PairData) or (isinstance(data, str) and data in PAIRS):
+        return True
+    try:
+        if not isinstance(data, str | Path):
+            rows = given_rows(data) or []
+        else:
+            rows = read_rows(Path(data)) if Path(data).suffix.lower() in SUFFIXES else []
+    except InputError:  # Whoever reads the data otherwise says what is wrong.
+        return False
+    return bool(rows) and {*COLUMNS[:2]} <= {*rows[0]}
 
 
 def read_pairs(data: Any) -> PairData:

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssmscope.core.batching import by_length
+from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimates, ratio, resampled_means
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
+from ssmscope.core.ties import difference
 from ssmscope.data.pairs import PairData, Said
 from ssmscope.errors import InputError
-from ssmscope.interp.scoring import answer_ids
+from ssmscope.interp.scoring import ScoredExamples, answer_ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,13 @@ class EncodedPairs:
     def batches(self, tokens: int) -> Iterator[list[int]]:
         """Yield pairs of similar length that run together."""
         yield from by_length(self.clean.lengths, tokens)
+
+    def plain(self, batch: Batch) -> np.ndarray:
+        """Return the differences of logits (pairs,) of plain runs of one side."""
+        found = np.empty(len(self))
+        for rows in self.batches(tokens_at_once(self.model.device, width=self.model.width)):
+            found[rows] = self.measure(self.model.run(batch.rows(rows), last_only=True).logits, rows).cpu().numpy()
+        return found
 
     def measure(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
         """Return the difference of the logits of both answers for the rows' pairs, (rows,) float64."""
@@ -79,6 +87,45 @@ def _answers(model: Model, batch: Batch, given: Sequence[str | int | None]) -> l
         (number, *_), (name, *_) = answer_ids(model, batch.rows([row]), each)
         found.append((number, name))
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredPairs(ScoredExamples):
+    """Clean texts of pairs, measured by the difference of logits above that of the corrupted texts, (pairs,); `whole`
+    is that of plain runs."""
+
+    pairs: EncodedPairs
+    corrupted: np.ndarray
+    whole: np.ndarray
+    measures, signs = ("share",), (-1.0,)
+
+    @classmethod
+    def of(cls, model: Model, data: PairData) -> ScoredPairs:
+        """Run both sides of pairs."""
+        pairs = encode_pairs(model, data)
+        clean, corrupted = (pairs.plain(batch) for batch in (pairs.clean, pairs.corrupted))
+        targets = torch.tensor([right for right, _ in pairs.answers])
+        return cls(model, pairs.clean, targets, pairs, corrupted, whole_of(data.name, clean, corrupted))
+
+    def measured(self, logits: Tensor, rows: Sequence[int]) -> np.ndarray:
+        if logits.ndim == 3:
+            ends = self.batch.last[list(rows)].to(logits.device)
+            logits = logits[torch.arange(len(rows), device=logits.device), ends]
+        return difference(self.pairs.measure(logits, rows).cpu().numpy(), self.corrupted[list(rows)])[:, None]
+
+    def means(self, columns: np.ndarray, seed: int, rows: Sequence[int] | None = None) -> np.ndarray:
+        return shares(columns, self.whole if rows is None else self.whole[list(rows)], seed)
+
+    def donors(self, seed: int) -> tuple[Batch, np.ndarray]:
+        return self.pairs.corrupted, np.arange(len(self))
+
+
+def whole_of(name: str, clean: np.ndarray, corrupted: np.ndarray) -> np.ndarray:
+    """Return the clean less the corrupted differences of logits. Raise InputError if their means are the same."""
+    whole = clean - corrupted
+    if not abs(whole.mean()) > 1e-6 * max(1e-30, float(np.abs([clean, corrupted]).max())):
+        raise InputError(f"the answers of {name} do not differ between both runs; name other targets")
+    return whole
 
 
 def shares(changes: np.ndarray, whole: np.ndarray, seed: int) -> np.ndarray:

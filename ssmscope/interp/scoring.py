@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ class ScoredExamples:
     model: Model
     batch: Batch
     targets: Tensor
+    measures: ClassVar[tuple[str, ...]] = MEASURES
+    signs: ClassVar[tuple[float, ...]] = HARM_SIGNS
 
     def __len__(self) -> int:
         return len(self.batch.tokens)
@@ -65,6 +67,17 @@ class ScoredExamples:
         each = torch.stack([-log_p, (logits.argmax(-1) == targets).double(), log_p.exp()], dim=-1)
         sums = (each * asked.unsqueeze(-1)).sum(1)
         return (sums / asked.sum(1, keepdim=True)).cpu().numpy()
+
+    def means(self, columns: np.ndarray, seed: int, rows: Sequence[int] | None = None) -> np.ndarray:
+        """Return the mean over examples, or these of them, with its interval."""
+        return means_with_intervals(columns, seed)
+
+    def donors(self, seed: int) -> tuple[Batch, np.ndarray]:
+        """Return texts and for each example the one whose values it gets: the next in a cycle through all."""
+        cycle = np.random.default_rng(seed).permutation(len(self))
+        found = np.empty_like(cycle)
+        found[cycle] = np.roll(cycle, 1)
+        return self.batch, found
 
 
 def scored_examples(model: Model, data: ExampleData) -> ScoredExamples:

@@ -42,7 +42,43 @@ def test_greedy_choice_ends_at_the_faithfulness_that_is_asked(model: Model) -> N
     assert (found.curve[:-1, 1] < 0.9).all()
 
 
-def test_the_gradient_is_that_of_a_small_step() -> None:
+MIXER = "mixer 1 head 0"
+FINER = {
+    "taps": {Edge("mixer 1", "logits"), Edge("embedding", "mixer 1", "tap 0"), Edge("embedding", "mixer 1", "tap 1")},
+    "heads": {Edge(MIXER, "logits"), *(Edge("embedding", MIXER, road) for road in ("x", "B", "C"))},
+}
+"""The value stands at the token after its key; one head of several has it."""
+
+
+@pytest.mark.parametrize("option, value", [("roads", "taps"), ("nodes", "heads")])
+def test_the_circuit_is_found_by_tap_and_by_head(model: Model, option: str, value: str) -> None:
+    found = ssmscope.circuit(model, data="recall", random=0, limit=12, **{option: value})
+    assert set(found.circuit) == FINER[value] and found.faithfulness[0] == pytest.approx(1, abs=1e-3)
+
+
+def test_heads_that_are_channels_or_that_do_not_add_up_are_refused() -> None:
+    for family, heads in (("mamba", False), ("gated-delta", True)):
+        loaded = ssmscope.load(compiled("recall", family).module)
+        if heads:
+            found = ssmscope.circuit(loaded, data="recall", nodes="heads", random=0, limit=4)
+            assert "mixer 0 head 0" in found.nodes
+        else:
+            with pytest.raises(InputError, match="heads of .* are single channels; take nodes=parts"):
+                ssmscope.circuit(loaded, data="recall", nodes="heads", limit=4)
+    with pytest.raises(InputError, match="add up to a mixer's output; take nodes=parts"):
+        ssmscope.circuit(ssmscope.load("demo/babi-diff-mamba"), data=STORY, nodes="heads")
+
+
+STORY = [
+    {
+        "clean": "Clara walked to the attic . Where is Clara ?",
+        "corrupted": "Clara walked to the cellar . Where is Clara ?",
+    }
+]
+
+
+@pytest.mark.parametrize("finer", [{}, {"taps": True}, {"heads": True}])
+def test_the_gradient_is_that_of_a_small_step(finer: dict[str, bool]) -> None:
     """Along clean + ε (corrupted − clean) through one road the metric's slope is the score."""
     from loud import loud
     from small_models import SMALL_MODELS
@@ -50,12 +86,12 @@ def test_the_gradient_is_that_of_a_small_step() -> None:
     torch.manual_seed(0)
     model = ssmscope.load(loud(SMALL_MODELS["bamba"]()["bamba"]), dtype="float64")
     rows = [{"clean": [5, 17, 3, 9], "corrupted": [50, 7, 3, 9], "target": 1, "contrast": 2}]
-    runs = measure.PairRuns(encode_pairs(model, read_pairs(rows)))
+    runs = measure.PairRuns(encode_pairs(model, read_pairs(rows)), **finer)
     scores = runs.by_gradient()[0]
     base, other = (runs.roads.run(batch) for batch in (runs.pairs.clean, runs.pairs.corrupted))
     step = 1e-3
     with torch.no_grad():
-        for edge in [runs.edges[at] for at in range(0, len(runs.edges), 5)]:
+        for edge in [runs.edges[at] for at in range(0, len(runs.edges), 5 if len(runs.edges) < 200 else 29)]:
             ends = []
             for sign in (1, -1):
                 change = {edge.sender: sign * step * (other.outputs[edge.sender] - base.outputs[edge.sender])}
@@ -73,6 +109,41 @@ def test_intervals_of_shares_cover_the_ratio_of_means() -> None:
         _, low, high = shares(part[:, None], whole, seed)[0]
         covered += low <= 0.3 <= high
     assert 182 <= covered <= 198
+
+
+class AdditiveRuns:
+    """Pairs whose edges' effects add up: (pairs, edges), of which the run without edges lacks theirs."""
+
+    def __init__(self, effects: np.ndarray) -> None:
+        self.effects, self.edges = effects, list(range(effects.shape[1]))
+        self.clean, self.corrupted = effects.sum(1), np.zeros(len(effects))
+
+    def without(self, edges: list[int]) -> np.ndarray:
+        return self.clean - self.effects[:, edges].sum(1)
+
+
+@pytest.mark.parametrize("choose", ["threshold", "greedy"])
+@pytest.mark.parametrize("pairs, skewed", [(8, False), (16, True), (64, False)])
+def test_intervals_cover_the_faithfulness_of_circuits_chosen_from_the_same_pairs(
+    pairs: int, skewed: bool, choose: str
+) -> None:
+    """Faithfulness of a chosen circuit over all pairs that could be drawn lies in 95 % of its intervals."""
+    mean = np.array([3.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.5, *[0.0] * 33])
+    random, covered = np.random.default_rng(0), 0
+    for seed in range(200):
+        effects = random.normal(mean, 0.5, (pairs, len(mean)))
+        effects *= random.lognormal(0, 0.6, (pairs, 1)) if skewed else 1.0
+        runs = AdditiveRuns(effects)
+        whole = runs.clean - runs.corrupted
+        scores = np.abs(effects.mean(0)) / whole.mean()
+        if choose == "greedy":
+            kept, _ = measure.chosen_greedily(runs, np.argsort(-scores).tolist(), 0.9)  # type: ignore[arg-type]
+        else:
+            kept = measure.chosen_by_threshold(scores, 0.1)
+        found, low, high = shares(measure.faithful(runs, kept)[:, None], whole, seed)[0]  # type: ignore[arg-type]
+        assert low <= found <= high
+        covered += low <= mean[kept].sum() / mean.sum() <= high
+    assert 182 <= covered <= 199  # 95 % of 200, less three standard deviations.
 
 
 def test_pairs_are_refused_in_one_line(model: Model, tmp_path) -> None:

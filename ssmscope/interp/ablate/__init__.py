@@ -13,6 +13,7 @@ from ssmscope.errors import InputError
 if TYPE_CHECKING:
     from ssmscope.api.inputs import ExampleData
     from ssmscope.core.model import Model
+    from ssmscope.data.pairs import PairData
     from ssmscope.interp.ablate.result import Ablation
 
 
@@ -26,7 +27,7 @@ def check_ablate(*, by: str, generate: int | None, prompt: object, **_: object) 
 
 @analysis(
     "ablate",
-    reads=Examples(),
+    reads=Examples(pairs=True),
     question="What can it do without?",
     models=(TEXT_CLASSIFIER, PIXEL_CLASSIFIER, LANGUAGE_MODEL),
     dtype="float32",
@@ -35,7 +36,7 @@ def check_ablate(*, by: str, generate: int | None, prompt: object, **_: object) 
 )
 def ablate(
     model: Model,
-    data: ExampleData,
+    data: ExampleData | PairData,
     *,
     what: Annotated[
         Literal["head", "layer", "recurrence", "convolution", "gate", "skip", "attention", "feed-forward"],
@@ -79,6 +80,9 @@ def ablate(
     channel mixing, and what entered it passes on. Softmax attention and feed-forward parts, experts included, are
     ablated block by block; a module that several blocks share is ablated in all of them.
 
+    Pairs of a clean and a corrupted text (see `patch`) have one measure, the share of the difference of logits between
+    both runs that the ablated clean run has lost, its interval over pairs; "resample" takes the corrupted text's value.
+
     With `generate` prompts are also continued, without and with the most harmful part ablated, at every token that is
     read or written, and with all parts that can go alone.
 
@@ -93,46 +97,53 @@ def ablate(
 
     import numpy as np
 
-    from ssmscope.api.provenance import record_provenance
+    from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.ties import descending
+    from ssmscope.data.pairs import PairData
     from ssmscope.interp.ablate import measure
     from ssmscope.interp.ablate.result import Ablation
+    from ssmscope.interp.pairs import ScoredPairs
     from ssmscope.interp.partial_runs import note_on_attention
-    from ssmscope.interp.scoring import HARM_SIGNS, MEASURES, means_with_intervals, scored_examples
+    from ssmscope.interp.scoring import scored_examples
 
     data = data if limit is None else data.sample(limit, seed=seed)
     if len(data) < 2:
         raise InputError(f"{data.name} ({data.split}) has one example; an interval needs two or more")
-    examples = scored_examples(model, data)
+    pairs = isinstance(data, PairData)
+    if pairs and metric != "loss":
+        raise InputError("pairs are measured by the share of the answer; leave metric=… out")
+    examples = ScoredPairs.of(model, data) if isinstance(data, PairData) else scored_examples(model, data)
+    measure_of = "share" if pairs else metric
     if what not in measure.OUTSIDE:
         note_on_attention(model, "ablated")
     part = measure.part_of(model, what)
     units = measure.units_of(model, examples.batch.rows([0]), part)
-    provenance = record_provenance(model.source, seed=seed, data=data)
+    provenance = record_provenance(model.source, options=call_options(metric=measure_of), seed=seed, data=data)
     runs = measure.AblationRuns(examples, part, by, units, seed, provenance)
     plain, single = runs.single(units)
     halves = np.array_split(np.random.default_rng(seed).permutation(len(examples)), 2)
-    harms = (single - plain) * np.array(HARM_SIGNS)
-    at = MEASURES.index(metric)
+    harms = (single - plain) * np.array(examples.signs)
+    at = examples.measures.index(measure_of)
     harm, size = harms[:, halves[0], at].mean(1), np.abs(plain[halves[0], at]).mean()
     order = descending(-harm, float(size)).tolist()
     drawn = np.random.default_rng(seed).permutation(len(units)).tolist()
     counts = sorted({round(step * len(units) / steps) for step in range(steps + 1)})
     sets = [[units[number] for number in own[:count]] for own in (order, drawn) for count in counts]
-    together = runs.together(sets, halves[1].tolist()).reshape(2, len(counts), len(halves[1]), len(MEASURES))
+    together = runs.together(sets, halves[1].tolist()).reshape(2, len(counts), len(halves[1]), len(examples.measures))
     first, other = map(len, halves)
     notes = (f"the curve's order is that of {first:,} examples, its values are those of the other {other:,}",)
     result = Ablation(
         provenance=provenance,
         what=what,
         by=by,
-        metric=metric,
+        metric=measure_of,
         units=tuple(units),
-        plain=means_with_intervals(plain, seed),
-        harms=means_with_intervals(harms.transpose(1, 0, 2), seed),
+        plain=examples.means(plain, seed),
+        harms=examples.means(harms.transpose(1, 0, 2), seed),
         order=tuple(order),
         counts=tuple(counts),
-        curves=means_with_intervals(together.transpose(2, 0, 1, 3), seed),
+        curves=examples.means(together.transpose(2, 0, 1, 3), seed, halves[1].tolist()),
         notes=notes,
+        measures=examples.measures,
     )
     return result if generate is None else replace(result, written=runs.written(result, prompt, generate))

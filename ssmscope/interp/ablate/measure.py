@@ -21,7 +21,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.ablate.result import Ablation, Unit
 from ssmscope.interp.edited_texts import EditedText, edited_texts
 from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
-from ssmscope.interp.scoring import MEASURES, ScoredExamples, check_heads
+from ssmscope.interp.scoring import ScoredExamples, check_heads
 
 What = Literal["head", "layer", "recurrence", "convolution", "gate", "skip", "attention", "feed-forward"]
 OUTSIDE: dict[str, Place] = {"attention": "attention-output", "feed-forward": "feed-forward"}
@@ -163,22 +163,19 @@ class AblationRuns:
         self.parts = max((unit.part + 1 for unit in units if unit.part is not None), default=1)
         self.reuse = can_start_at_layer(examples.model, examples.batch.rows([0]))
         self.means = self._means() if by == "mean" else {}
-        cycle = np.random.default_rng(seed).permutation(len(examples))
-        self.donors = np.empty_like(cycle)
-        """Per example the one whose values it gets: the next in a cycle through all."""
-        self.donors[cycle] = np.roll(cycle, 1)
+        self.donated, self.donors = examples.donors(seed)
 
     def single(self, units: Sequence[Unit]) -> tuple[np.ndarray, np.ndarray]:
         """Return measures of the plain run, (examples, measures), and of single ablations, (units, examples,
         measures)."""
         examples = self.examples
-        plain = np.empty((len(examples), len(MEASURES)))
+        plain = np.empty((len(examples), len(self.examples.measures)))
         found = np.empty((len(units), *plain.shape))
         layers = {unit.layer: [n for n, other in enumerate(units) if other.layer == unit.layer] for unit in units}
 
         def measure(rows: list[int]) -> Columns:
             base = PlainRun(examples.model, examples.batch.rows(rows), reuse=self.reuse)
-            own = np.empty((len(units), len(rows), len(MEASURES)))
+            own = np.empty((len(units), len(rows), len(self.examples.measures)))
             values = self._values(rows)
             for layer, numbers in layers.items():
                 for chosen in self._chunks(numbers, rows):
@@ -193,11 +190,11 @@ class AblationRuns:
 
     def together(self, sets: Sequence[Sequence[Unit]], used: Sequence[int]) -> np.ndarray:
         """Return the measures (sets, used, measures) of these examples with every unit of a set ablated."""
-        found = np.empty((len(sets), len(used), len(MEASURES)))
+        found = np.empty((len(sets), len(used), len(self.examples.measures)))
         place = {row: number for number, row in enumerate(used)}
 
         def measure(rows: list[int]) -> Columns:
-            own, values = np.empty((len(sets), len(rows), len(MEASURES))), self._values(rows)
+            own, values = np.empty((len(sets), len(rows), len(self.examples.measures))), self._values(rows)
             for chosen in self._chunks(range(len(sets)), rows):
                 own[chosen] = self._run(rows, [sets[number] for number in chosen], values)
             return {"together": own}
@@ -251,7 +248,9 @@ class AblationRuns:
             logits = self.examples.model.run(batch, edits=edits).logits
         else:
             logits = base.again(layer, edits, copies)
-        return self.examples.measured(logits, list(rows) * copies).reshape(copies, len(rows), len(MEASURES))
+        return self.examples.measured(logits, list(rows) * copies).reshape(
+            copies, len(rows), len(self.examples.measures)
+        )
 
     def _means(self) -> dict[Key, Tensor]:
         """Return the mean of every part's value over all real tokens, (1, 1, …)."""
@@ -267,15 +266,17 @@ class AblationRuns:
         if self.by != "resample":
             return {}
         donors = self.donors[list(rows)].tolist()
-        kept, lengths = self._recorded(donors), self.examples.batch.lengths
+        kept, lengths = self._recorded(donors, self.donated), self.examples.batch.lengths
         longest = max(lengths[row] for row in rows)
         steps = torch.arange(longest)
-        last = [(max(1, lengths[row] - 1), lengths[donor] - 1) for row, donor in zip(rows, donors)]
+        last = [(max(1, lengths[row] - 1), self.donated.lengths[donor] - 1) for row, donor in zip(rows, donors)]
         places = torch.stack([(steps * there / here).round().long().clamp(max=there) for here, there in last])
         index = torch.arange(len(rows)).unsqueeze(1)
         return {key: value[index, places.to(value.device)] for key, value in kept.items()}
 
-    def _recorded(self, rows: Sequence[int]) -> dict[Key, Tensor]:
+    def _recorded(self, rows: Sequence[int], batch: Batch | None = None) -> dict[Key, Tensor]:
         kept: dict[Key, Tensor] = {}
-        self.examples.model.run(self.examples.batch.rows(rows), edits=self.part.recorded(kept), last_only=True)
+        self.examples.model.run(
+            (batch or self.examples.batch).rows(rows), edits=self.part.recorded(kept), last_only=True
+        )
         return kept

@@ -50,7 +50,7 @@ class Ablation(Result, kind="ablate"):
     metric: str
     units: tuple[Unit, ...]
     plain: np.ndarray
-    """(measures, 3): the mean of each of `MEASURES` with nothing ablated, and its interval."""
+    """(measures, 3): the mean of each of `measures` with nothing ablated, and its interval."""
     harms: np.ndarray
     """(units, measures, 3): the harm to each measure with one unit ablated, and its interval."""
     order: tuple[int, ...]
@@ -63,11 +63,12 @@ class Ablation(Result, kind="ablate"):
     notes: tuple[str, ...] = ()
     written: tuple[EditedText, ...] = ()
     """Continuations of prompts, without and with parts ablated, where they were asked for."""
+    measures: tuple[str, ...] = MEASURES
 
     @property
     def measure(self) -> int:
-        """Index of the metric in `MEASURES`."""
-        return MEASURES.index(self.metric)
+        """Index of the metric in `measures`."""
+        return self.measures.index(self.metric)
 
     @property
     def many(self) -> str:
@@ -76,10 +77,10 @@ class Ablation(Result, kind="ablate"):
 
     def harm(self, unit: int, metric: str | None = None) -> Estimate:
         """Return the harm to the metric: the loss's rise, accuracy's or probability's fall."""
-        return Estimate(*self.harms[unit, MEASURES.index(metric or self.metric)].tolist())
+        return Estimate(*self.harms[unit, self.measures.index(metric or self.metric)].tolist())
 
     def mean(self, metric: str | None = None) -> Estimate:
-        return Estimate(*self.plain[MEASURES.index(metric or self.metric)].tolist())
+        return Estimate(*self.plain[self.measures.index(metric or self.metric)].tolist())
 
     def curve(self, which: int = 0) -> list[Estimate]:
         return [Estimate(*ends) for ends in self.curves[which, :, self.measure].tolist()]
@@ -127,7 +128,7 @@ class Ablation(Result, kind="ablate"):
         """Return a row per unit: layer, recurrence, head, the harm to each measure, and whether it can go."""
         rows = []
         for number, unit in enumerate(self.units):
-            harms = {name: self.harm(number, name) for name in MEASURES}
+            harms = {name: self.harm(number, name) for name in self.measures}
             named = {"layer": unit.layer, "recurrence": unit.part, "head": unit.head}
             rows.append({**named, **with_intervals(**harms), "can_go": number in self.can_go})
         return pd.DataFrame(rows).astype({"layer": "Int64", "recurrence": "Int64", "head": "Int64"})
@@ -137,7 +138,7 @@ class Ablation(Result, kind="ablate"):
         rows = []
         for which, name in enumerate(("least important first", "random")):
             for count, ends in zip(self.counts, self.curves[which]):
-                means = {measure: Estimate(*own) for measure, own in zip(MEASURES, ends.tolist())}
+                means = {measure: Estimate(*own) for measure, own in zip(self.measures, ends.tolist())}
                 rows.append({"order": name, "ablated": count, **with_intervals(**means)})
         return pd.DataFrame(rows)
 
@@ -157,15 +158,18 @@ class Ablation(Result, kind="ablate"):
 
     def blocks(self) -> Iterable[Block]:
         data = self.provenance["data"]
-        means = ", ".join(f"{name} {with_interval(self.mean(name))}" for name in MEASURES)
-        said = (
-            f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}); each of the {self.many} by "
-            f"itself is replaced by {BY[self.by]}. With nothing ablated: {means}."
-        )
+        means = ", ".join(f"{name} {with_interval(self.mean(name))}" for name in self.measures)
+        pairs, by = self.metric == "share", BY[self.by]
+        said = f"{counted(data['examples'], 'pair' if pairs else 'example')} of {data['name']}"
+        said += "" if pairs else f" ({data['split']})"
+        by = by.replace("another example", "the corrupted text") if pairs else by
+        said += f"; each of the {self.many} by itself is replaced by {by}. "
+        share = "Share: of the difference of logits between the clean and the corrupted run."
+        said += share if pairs else f"With nothing ablated: {means}."
         yield from self.opening(said, notes=self.notes)
         lines = []
         for number in self.ranked:
-            cells = {name: Cell(self.harm(number, name)) for name in MEASURES}
+            cells = {name: Cell(self.harm(number, name)) for name in self.measures}
             cells["can go"] = Cell(text="yes" * (number in self.can_go))
             lines.append(Line((self.units[number].name,), cells))
         note = (

@@ -35,6 +35,10 @@ def circuit(
         "between both embeddings.",
     ] = "exact",
     steps: Annotated[int, "Gradients of the method integrated.", Range(1, 1000)] = 5,
+    nodes: Annotated[Literal["parts", "heads"], "Take mixers whole, or head by head."] = "parts",
+    roads: Annotated[
+        Literal["terms", "taps"], "Name what comes through a convolution by the terms x, B, C, …, or by its taps."
+    ] = "terms",
     choose: Annotated[
         Literal["threshold", "greedy"],
         "Keep every edge of at least a threshold, or the strongest until the circuit is faithful.",
@@ -49,8 +53,10 @@ def circuit(
 
     Parts are the embedding, each layer's mixer, attention and feed-forward part, and the logits. An edge is what a part
     reads of an earlier one's output by one of its roads: a mixer's x, B, C, Δ (delta), decay, β, or gate, an
-    attention's q, k, v. Its score is the change of the difference of logits of the two answers when that alone is the
-    corrupted run's, as a share of their difference between both runs: −1 where the answer becomes the corrupted one.
+    attention's q, k, v. With taps, what a convolution brings is divided by how far back its token stands ("tap 0" is
+    the token's own); with heads, each reads for itself and writes its share of its mixer's output. An edge's score is
+    the change of the difference of logits of the two answers when that alone is the corrupted run's, as a share of
+    their difference between both runs: −1 where the answer becomes the corrupted one.
 
     Exact scores compute a mixer's terms for its input with that summand replaced, and take the road's. The method
     "gradient" is (corrupted − clean output) · gradient of what the road reads (attribution patching, Nanda 2023; Syed
@@ -70,19 +76,16 @@ def circuit(
     """
     import numpy as np
 
-    from ssmscope.api.provenance import call_options, record_provenance
+    from ssmscope.api.provenance import record_provenance
     from ssmscope.core.ties import descending
     from ssmscope.data.pairs import read_pairs
-    from ssmscope.errors import InputError
     from ssmscope.interp.circuit import measure
     from ssmscope.interp.circuit.result import Circuit
-    from ssmscope.interp.pairs import encode_pairs, shares
+    from ssmscope.interp.pairs import encode_pairs, shares, whole_of
 
     given = read_pairs(data).take(limit)
-    runs = measure.PairRuns(encode_pairs(model, given))
-    whole = runs.clean - runs.corrupted
-    if not abs(whole.mean()) > 1e-6 * max(1e-30, float(np.abs([runs.clean, runs.corrupted]).max())):
-        raise InputError(f"the answers of {given.name} do not differ between both runs; name other targets")
+    runs = measure.PairRuns(encode_pairs(model, given), taps=roads == "taps", heads=nodes == "heads")
+    whole = whole_of(given.name, runs.clean, runs.corrupted)
     effects = runs.exact() if method == "exact" else runs.by_gradient(steps if method == "integrated" else 0)
     scores = shares(effects, whole, seed)
     order = descending(np.abs(scores[:, 0])).tolist()
@@ -97,9 +100,8 @@ def circuit(
         other = np.zeros(len(kept), dtype=bool)
         other[draw.choice(len(kept), int(kept.sum()), replace=False)] = True
         others.append(float(measure.faithful(runs, other).mean() / whole.mean()))
-    options = call_options(data=given.name)
     return Circuit(
-        provenance=record_provenance(model.source, options={**options, "pairs": given.fingerprint}, seed=seed),
+        provenance=record_provenance(model.source, seed=seed, data=given),
         pairs=len(given),
         method=method,
         nodes=(*runs.roads.names, "logits"),

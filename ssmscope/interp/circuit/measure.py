@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ssmscope.core.progress import progress_bar
 from ssmscope.core.roads import EMBEDDING, LOGITS, Edge, RoadRun, Roads, replacing
+from ssmscope.core.ties import difference
 from ssmscope.core.weights import weights_constant
 from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.interp.pairs import EncodedPairs
@@ -19,9 +20,9 @@ class PairRuns:
     """Runs of pairs in which some edges read the corrupted run; `clean` and `corrupted` (pairs,) are the differences of
     logits of the plain runs."""
 
-    def __init__(self, pairs: EncodedPairs) -> None:
+    def __init__(self, pairs: EncodedPairs, *, taps: bool = False, heads: bool = False) -> None:
         self.pairs, model = pairs, pairs.model
-        self.roads = Roads(model, pairs.clean.rows([0]))
+        self.roads = Roads(model, pairs.clean.rows([0]), taps=taps, heads=heads)
         self.edges = self.roads.edges()
         # Every part's output of both runs is held.
         self.batches = [*pairs.batches(max(1, tokens_that_fit(model, gradients=True) // 2))]
@@ -117,4 +118,4 @@ def chosen_greedily(runs: PairRuns, order: Sequence[int], until: float) -> tuple
 
 def faithful(runs: PairRuns, kept: np.ndarray) -> np.ndarray:
     """Return m(circuit) − m(corrupted), (pairs,): in the circuit's run all other edges read the corrupted run."""
-    return runs.without([edge for edge, own in zip(runs.edges, kept) if not own]) - runs.corrupted
+    return difference(runs.without([edge for edge, own in zip(runs.edges, kept) if not own]), runs.corrupted)

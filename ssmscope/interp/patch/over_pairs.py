@@ -64,14 +64,7 @@ class PairGrids:
         self.into, self.source = both if direction == "denoise" else both[::-1]
         self.reuse = can_start_at_layer(self.model, self.into.rows([0]))
         self.batches = [*pairs.batches(tokens_at_once(self.model.device, width=self.model.width))]
-        self.base, self.other = (self._plain(batch) for batch in (self.into, self.source))
-
-    def _plain(self, batch: Batch) -> np.ndarray:
-        found = np.empty(len(self.pairs))
-        for rows in self.batches:
-            logits = self.model.run(batch.rows(rows), last_only=True).logits
-            found[rows] = self.pairs.measure(logits, rows).cpu().numpy()
-        return found
+        self.base, self.other = (pairs.plain(batch) for batch in (self.into, self.source))
 
     def grid(self, site: str, classes: Places) -> tuple[list[int], np.ndarray]:
         """Return the numbers of the layers, and the change of the difference of logits, (pairs, layers, classes), NaN
@@ -151,7 +144,7 @@ def patch_pairs(model: Model, data: Any, sites: Sequence[str], direction: str, l
     """Return a `PairPatching` of these sites; see `patch`."""
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.data.pairs import read_pairs
-    from ssmscope.interp.pairs import encode_pairs, shares
+    from ssmscope.interp.pairs import encode_pairs, shares, whole_of
     from ssmscope.interp.patch.result import PairPatching
 
     given = read_pairs(data).take(limit)
@@ -162,14 +155,14 @@ def patch_pairs(model: Model, data: Any, sites: Sequence[str], direction: str, l
     grids = PairGrids(pairs, direction)
     found = [grids.grid(site, classes) for site in sites]
     names = tuple((site, layer) for site, (layers, _) in zip(sites, found) for layer in layers)
-    changes, whole = np.concatenate([grid for _, grid in found], axis=1), grids.other - grids.base
+    changes = np.concatenate([grid for _, grid in found], axis=1)
+    whole = whole_of(given.name, grids.other, grids.base)
     values = np.full((*changes.shape[1:], 3), np.nan)
     for cell in zip(*(~np.isnan(changes)).any(0).nonzero()):
         own = ~np.isnan(changes[(slice(None), *cell)])
         values[cell] = shares(changes[(own, *cell)][:, None], whole[own], seed)[0]
-    options = call_options(data=given.name, sites=list(sites))
     return PairPatching(
-        provenance=record_provenance(model.source, options={**options, "pairs": given.fingerprint}, seed=seed),
+        provenance=record_provenance(model.source, options=call_options(sites=list(sites)), seed=seed, data=given),
         pairs=len(given),
         direction=direction,
         sites=tuple(site for site, _ in names),

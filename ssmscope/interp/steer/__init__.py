@@ -14,6 +14,7 @@ from ssmscope.errors import InputError
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
     from ssmscope.core.take_trace import TextsLike
+    from ssmscope.data.pairs import PairData
     from ssmscope.data.pixels import PixelData
     from ssmscope.data.text import TextData
     from ssmscope.data.tokens import SequenceData, TokenData
@@ -23,14 +24,20 @@ if TYPE_CHECKING:
 STRENGTHS = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
 
-def check_steer(*, strengths: Sequence[float], vector: Any, layer: Any, site: str, **given: Any) -> None:
-    """Raise InputError if a strength is given twice, the direction not once, or a state's in several layers."""
+def check_steer(*, strengths: Sequence[float], vector: Any, layer: Any, site: str, data: Any, **given: Any) -> None:
+    """Raise InputError if a strength is given twice, the direction not once, a state's in several layers, or an answer
+    for pairs, which have theirs."""
+    from ssmscope.data.pairs import is_pairs
+
+    pairs = is_pairs(data)
+    if pairs and given["answer"] is not None:
+        raise InputError("data=… gives pairs, which have their answers; leave answer=… out")
     if site == "state" and layer is not None and not isinstance(layer, int) and len(layer) > 1:
         raise InputError("a state is one layer's; give one layer, or site='residual'")
     texts = [name for name in ("toward", "away") if given[name]]
     if vector is not None and (texts or layer is not None):
         raise InputError(f"the vector's file has its direction and layer; leave {(*texts, 'layer')[0]}=… out")
-    if vector is None and len(texts) < 2:
+    if vector is None and len(texts) < 2 and (texts or not pairs):
         raise InputError("no text to steer to or from; give toward=… and away=…, or vector=…")
     if len(set(strengths)) < len(strengths):
         raise InputError(f"strengths has a number twice: {', '.join(f'{each:g}' for each in strengths)}; keep one")
@@ -38,7 +45,7 @@ def check_steer(*, strengths: Sequence[float], vector: Any, layer: Any, site: st
 
 @analysis(
     "steer",
-    reads=Texts(),
+    reads=Texts(pairs=True),
     question="Can its answers be steered, and at what cost?",
     models=(TEXT_CLASSIFIER, TOKEN_CLASSIFIER, LANGUAGE_MODEL, TOKEN_MODEL),
     dtype="float32",
@@ -46,7 +53,7 @@ def check_steer(*, strengths: Sequence[float], vector: Any, layer: Any, site: st
 )
 def steer(
     model: Model,
-    texts: TextsLike,
+    texts: TextsLike | None = None,
     *,
     toward: Annotated[
         Sequence[str | Sequence[int]] | None,
@@ -76,8 +83,9 @@ def steer(
         int | str | None, "Class or next token in question; default the predicted one.", Metavar("NAME")
     ] = None,
     data: Annotated[
-        str | TextData | PixelData | SequenceData | TokenData | None,
-        "Held-out examples or text, to measure the cost; default the data that MODEL was trained on.",
+        str | TextData | PixelData | SequenceData | TokenData | PairData | list[Any] | None,
+        "Held-out examples or text, to measure the cost; default the data that MODEL was trained on. Or pairs (see "
+        "patch), in place of texts.",
         Reads("data"),
         Metavar("DATA"),
     ] = None,
@@ -114,6 +122,10 @@ def steer(
     (Gaussian, each scaled to the same norm); both have a mean with a 95 % bootstrap interval over texts or examples,
     paired: a direction that does no more than random ones of its size steers nothing.
 
+    With pairs of a clean and a corrupted text (see `patch`) the corrupted texts are steered, towards the clean ones
+    unless other texts or a vector are given. Measured is the share of the way to the clean run, of the difference of
+    logits, with its interval over pairs; a direction of one half of the pairs is tried on the other.
+
     With `generate` every text is also continued, unedited and with every strength: the direction is added at each token
     that is read or written; of a state, after the first token alone, and felt from there on.
 
@@ -129,18 +141,39 @@ def steer(
             text of one token with the site "state", strengths that are given twice, a vector of another width, or an
             export that no bias can hold.
     """
+    from functools import partial
+
     import numpy as np
     import torch
 
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.take_trace import as_batch
+    from ssmscope.data.pairs import is_pairs, read_pairs
     from ssmscope.interp.edited_texts import EditedText, edited_texts
-    from ssmscope.interp.scoring import MEASURES, answer_ids, scored_examples
+    from ssmscope.interp.pairs import ScoredPairs
+    from ssmscope.interp.scoring import MEASURES, answer_ids, means_with_intervals, scored_examples
     from ssmscope.interp.steer import measure
     from ssmscope.interp.steer.result import Steering
     from ssmscope.interp.steer.vectors import ControlVector, bake
 
-    batch, strengths = as_batch(model, texts), tuple(map(float, strengths))
+    pairs, own = None, False
+    if is_pairs(data):
+        given = read_pairs(data).take(limit)
+        if texts is not None:
+            raise InputError("data=… gives pairs, whose corrupted texts are steered; leave the texts out")
+        if own := vector is None and not toward:
+            toward, away = (
+                [t if isinstance(t, str) else [*t] for t in side] for side in (given.clean, given.corrupted)
+            )
+            if len(given) < 2:
+                raise InputError(f"{given.name} has one pair, and a direction is tried on others; give two or more")
+        pairs, data = ScoredPairs.of(model, given), None
+        batch = pairs.pairs.corrupted
+    elif texts is None:
+        raise InputError("no text; give text=…, or pairs, data=…")
+    else:
+        batch = as_batch(model, texts)
+    strengths = tuple(map(float, strengths))
     known = None if vector is None else ControlVector.load(vector, model)
     if known is not None:
         site, layer = known.site, known.layer
@@ -152,27 +185,43 @@ def steer(
         model.check_recurrent_state("a state")
     if site == "state" and min(batch.lengths) < 2:
         raise InputError("a text has one token, after which no state is read; give longer texts, or another site")
-    known = known or ControlVector.between(model, toward or (), away or (), site, layer, pca=method == "pca")
-    direction = known.direction
+    between = partial(ControlVector.between, model, site=site, layer=layer, pca=method == "pca")
+    known = known or between(toward or (), away or ())
+    every = list(range(len(batch.tokens)))
+    tried = [(known.direction, every)]
+    if own and toward and away:
+        halves = every[::2], every[1::2]
+        sides = [[[side[row] for row in half] for side in (toward, away)] for half in halves]
+        tried = [(between(*side).direction, half) for side, half in zip(sides, halves[::-1])]
     written: tuple[EditedText, ...] = ()
     if generate is not None:
         edits = {
             f"strength {each:g}".replace("-", "−"): measure.lasting(known.edit(each)) for each in strengths if each
         }
         written = edited_texts(model, batch, edits, generate)
-    generator = torch.Generator().manual_seed(seed)
-    directions = [direction, *(measure.draw_like(direction, generator) for _ in range(random))]
-    ids, names = answer_ids(model, batch, answer)
+
+    def runs_of(direction: measure.Direction) -> measure.SteeredRuns:
+        generator = torch.Generator().manual_seed(seed)
+        directions = [direction, *(measure.draw_like(direction, generator) for _ in range(random))]
+        return measure.SteeredRuns(model, site, layer, directions, strengths)
+
+    if pairs is None:
+        ids, names = answer_ids(model, batch, answer)
+        means, whole = means_with_intervals, 1.0
+    else:
+        names, means, whole = [right for right, _ in pairs.pairs.names], pairs.means, float(pairs.whole.mean())
     held_out = measure.held_out_examples(model, data, split, length, limit, seed)
     if export is not None:
         bake(model, known, export_strength, export)
     if save is not None:
         known.save(save, model)
-    runs = measure.SteeredRuns(model, site, layer, directions, strengths)
-    found = runs.probabilities(batch, ids)
-    costs = np.empty((len(directions), len(strengths), 0, len(MEASURES)))
+    found = np.empty((1 + random, len(strengths), len(every)))
+    for direction, rows in tried:
+        asked = measure.probability_of(model, ids) if pairs is None else partial(measure.share_of, pairs, rows)
+        found[..., rows] = runs_of(direction).answers(batch.rows(rows), asked)
+    costs = np.empty((1 + random, len(strengths), 0, len(MEASURES)))
     if held_out is not None:
-        costs = runs.costs(scored_examples(model, held_out))
+        costs = runs_of(known.direction).costs(scored_examples(model, held_out))
     options = call_options(site=site, layer=layer, strengths=list(strengths))
     return Steering(
         provenance=record_provenance(model.source, options=options, seed=seed, data=held_out),
@@ -180,11 +229,12 @@ def steer(
         layer=layer,
         strengths=strengths,
         answers=tuple(names),
-        norm=float(measure.norm(direction)),
-        direction=tuple(part.double().cpu().numpy() for part in direction),
-        probability=measure.summarise(found[..., None], seed)[..., 0, :],
-        by_direction=found.mean(-1),
+        norm=float(measure.norm(known.direction)),
+        direction=tuple(part.double().cpu().numpy() for part in known.direction),
+        probability=measure.summarise(found[..., None], seed, means)[..., 0, :],
+        by_direction=found.mean(-1) / whole,
         costs=measure.summarise(costs, seed) if costs.size else np.empty((3, len(strengths), 0, 3)),
         classifies=model.is_classifier,
         written=written,
+        measure="probability" if pairs is None else "share",
     )

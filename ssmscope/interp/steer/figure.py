@@ -22,7 +22,7 @@ def draw(result: Steering, frame: plot.Frame) -> Figure:
     panels = sheet.panels(*[2.2] * (1 + result.has_costs), sharex=True)
     for own in result.by_direction[1:]:
         panels[0].plot(at, own[order], color=plot.SOFT, linewidth=0.6, alpha=0.6)
-    names = (f"probability of {result.asked}", f"held-out {result.metric}")
+    names = (result.asked, f"held-out {result.metric}")
     for axes, values, name in zip(panels, (result.means, result.held_out), names):
         for which, style in enumerate(({}, {"linestyle": plot.DASHED})):
             means = values(which)

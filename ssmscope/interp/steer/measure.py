@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from ssmscope.interp.scoring import MEASURES, ScoredExamples, means_with_interva
 
 if TYPE_CHECKING:
     from ssmscope.api.inputs import ExampleData
+    from ssmscope.interp.pairs import ScoredPairs
 
 Direction = tuple[Tensor, ...]
 """A vector (width,) for the residual stream at each layer; for states a tensor (heads, width, state) per recurrence."""
@@ -141,14 +142,15 @@ class SteeredRuns:
             if strengths[number]
         }
 
-    def probabilities(self, batch: Batch, ids: Sequence[int]) -> np.ndarray:
-        """Return the probabilities of the answers, (directions, strengths, texts)."""
-        found = np.empty((*self.shape, len(ids)))
+    def answers(self, batch: Batch, asked: Callable[[Tensor, int], float]) -> np.ndarray:
+        """Return what is asked of the logits (1, classes) at the end of each text, by its number, (directions,
+        strengths, texts)."""
+        found = np.empty((*self.shape, len(batch.tokens)))
         room_here = tokens_that_fit(self.model, every_position=not self.model.is_classifier)
         for which, rows, logits in self._every(batch, list(by_length(batch.lengths, room_here))):
             for own, text in zip(logits, rows):
                 last = own if own.ndim == 1 else own[batch.lengths[text] - 1]
-                found[(*which, text)] = float(probability_and_logit(self.model, last.unsqueeze(0), ids[text])[0])
+                found[(*which, text)] = asked(last.unsqueeze(0), text)
         return found
 
     def costs(self, examples: ScoredExamples) -> np.ndarray:
@@ -173,9 +175,21 @@ class SteeredRuns:
 
 
 def summarise(
-    values: Float[np.ndarray, "directions strengths examples measures"], seed: int
+    values: Float[np.ndarray, "directions strengths examples measures"],
+    seed: int,
+    means: Callable[[np.ndarray, int], np.ndarray] = means_with_intervals,
 ) -> Float[np.ndarray, "three strengths measures ends"]:
     """Return the means with intervals of the direction, of the random ones' mean, and of the difference."""
     first, drawn = values[0], values[1:].mean(0)
     columns = np.stack([first, drawn, first - drawn]).transpose(2, 0, 1, 3)
-    return means_with_intervals(columns, seed)
+    return means(columns, seed)
+
+
+def probability_of(model: Model, ids: Sequence[int]) -> Callable[[Tensor, int], float]:
+    """Return the function that gives the probability of each text's answer."""
+    return lambda logits, text: float(probability_and_logit(model, logits, ids[text])[0])
+
+
+def share_of(pairs: ScoredPairs, rows: Sequence[int], logits: Tensor, text: int) -> float:
+    """Return how far the difference of logits of these pairs' text is above that of the corrupted run."""
+    return float(pairs.measured(logits, [rows[text]])[0, 0])

@@ -44,6 +44,8 @@ class Steering(Result, kind="steer"):
     classifies: bool
     written: tuple[EditedText, ...] = ()
     """Continuations of the texts, unedited and with each strength, where they were asked for."""
+    measure: str = "probability"
+    """The answer's probability, or with pairs the "share" of the way to the clean run, in the fields named so too."""
 
     @property
     def metric(self) -> str:
@@ -52,8 +54,11 @@ class Steering(Result, kind="steer"):
 
     @property
     def asked(self) -> str:
+        if self.measure == "share":
+            return "share of the way to the clean run"
         names = list(dict.fromkeys(self.answers))
-        return f"“{shorten(visible(names[0]), 20)}”" if len(names) == 1 else "the predicted answers"
+        name = f"“{shorten(visible(names[0]), 20)}”" if len(names) == 1 else "the predicted answers"
+        return f"probability of {name}"
 
     @property
     def has_costs(self) -> bool:
@@ -77,7 +82,7 @@ class Steering(Result, kind="steer"):
         steered, drawn = (as_share(self.means(row)[most].value) for row in (0, 1))
         own = as_share(self.means()[self.strengths.index(0)].value) + ", " if 0 in self.strengths else ""
         told = (
-            f"Steering on {self.model_name}: probability of {self.asked} {own}{steered} at strength "
+            f"Steering on {self.model_name}: {self.asked} {own}{steered} at strength "
             f"{self.strengths[most]:g} of a direction in {self.where}, {drawn} with random ones".replace(" -", " −")
         )
         return told + (f"; {self.metric} {self.held_out()[most].value:.3f} on other data" if self.has_costs else "")
@@ -90,7 +95,7 @@ class Steering(Result, kind="steer"):
     def verdict(self, at: int = 0) -> str:
         most = self.strongest
         own, drawn = self.means()[most], self.means(1)[most]
-        told = f"probability of {self.asked} is {with_interval(own)}, with random directions {with_interval(drawn)}"
+        told = f"{self.asked} is {with_interval(own)}, with random directions {with_interval(drawn)}"
         costs = f"; {self.metric} on other data {with_interval(self.held_out()[most])}" if self.has_costs else ""
         return f"at strength {self.strengths[most]:g} the {told}{costs}"
 
@@ -99,7 +104,7 @@ class Steering(Result, kind="steer"):
         rows = []
         for row, name in enumerate(ROWS):
             for place, strength in enumerate(self.strengths):
-                found = {"probability": self.means(row)[place]}
+                found = {self.measure: self.means(row)[place]}
                 if self.has_costs:
                     found |= {f"held_out_{each}": self.held_out(row, each)[place] for each in MEASURES}
                 rows.append({"which": name, "strength": strength, **with_intervals(**found)})
@@ -110,7 +115,7 @@ class Steering(Result, kind="steer"):
         lines = []
         for result, (label,) in zip(results, labels):
             most = result.strongest
-            cells = {"strength": Cell(text=f"{result.strengths[most]:g}"), "probability": Cell(result.means()[most])}
+            cells = {"strength": Cell(text=f"{result.strengths[most]:g}"), result.measure: Cell(result.means()[most])}
             cells["random"] = Cell(result.means(1)[most])
             if result.has_costs:
                 cells[f"held-out {result.metric}"] = Cell(result.held_out()[most])
@@ -118,8 +123,8 @@ class Steering(Result, kind="steer"):
         return table(("model", "site"), lines)
 
     def blocks(self) -> Iterable[Block]:
-        texts = counted(len(self.answers), "text")
-        said = f"The probability of {self.asked} on {texts}; a direction of norm {number(self.norm)}"
+        texts = counted(len(self.answers), "text" if self.measure == "probability" else "pair")
+        said = f"The {self.asked} on {texts}; a direction of norm {number(self.norm)}"
         if self.has_costs:
             data = self.provenance["data"]
             said += f", and its cost on {counted(data['examples'], 'example')} of {data['name']} ({data['split']})"
@@ -128,12 +133,14 @@ class Steering(Result, kind="steer"):
         digits = digits_of(self.means() + self.means(1))
         lines = []
         for place, strength in enumerate(self.strengths):
-            rows = {"probability": 0, "random": 1, "difference": 2}
+            rows = {self.measure: 0, "random": 1, "difference": 2}
             cells = {name: Cell(self.means(row)[place], digits=digits) for name, row in rows.items()}
             if self.has_costs:
                 cells[f"held-out {self.metric}"] = Cell(self.held_out()[place])
                 cells[f"{self.metric}, random"] = Cell(self.held_out(1)[place])
             lines.append(Line((f"{strength:g}".replace("-", "−"),), cells))
-        over = ["texts"] * (len(self.answers) > 1) + ["held-out examples"] * self.has_costs
+        over = ["texts" if self.measure == "probability" else "pairs"] * (len(self.answers) > 1) + [
+            "held-out examples"
+        ] * self.has_costs
         yield table(("strength",), lines, note=f"Intervals: bootstrap over {' and over '.join(over)}." if over else "")
         yield from text_blocks(self.written)

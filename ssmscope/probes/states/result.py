@@ -44,7 +44,7 @@ class StateNorms(Result, kind="states"):
             return f"{said}, none of them recurrent"
         row, at = np.unravel_index(int(norms.argmax()), norms.shape)
         text, position, token = self.rows[row]
-        layer = _layer(layers[at])
+        layer = layers[at].replace("layers.", "layer ")
         most = f"the largest norm is {number(float(norms[row, at]))}, in {layer} after token {position}"
         return f"{said}; {most} “{short_token(token, 24)}”" + f" of text {text}" * (self.rows[-1][0] > 0)
 
