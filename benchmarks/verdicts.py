@@ -144,7 +144,11 @@ def against(
 def table(found: Sequence[Verdict], digits: int = 3) -> list[str]:
     """Return the lines of a table, a row a question."""
     papers = any(each.question.paper is not None for each in found)
-    heads = ["question", "runs", "difference", "could have seen", "margin", *["the paper's"] * papers, "verdict"]
+    margins = {each.question.margin for each in found}
+    several = len(margins) > 1
+    verdict = "verdict" if several else f"verdict, margin {max(margins, default=0):g}"
+    heads = ["question", "runs", "difference", "could have seen"]
+    heads += [*["margin"] * several, *["the paper's"] * papers, verdict]
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for each in found:
         low, high = each.interval
@@ -155,6 +159,6 @@ def table(found: Sequence[Verdict], digits: int = 3) -> list[str]:
             f"{one}, {other}",
             *(with_minus(cell).replace("inf", "∞") for cell in (difference, f"{each.seen:.{digits}f}")),
         ]
-        cells += [f"{each.question.margin:g}", *[with_minus(paper)] * papers, f"**{each.words}**"]
+        cells += [*[f"{each.question.margin:g}"] * several, *[with_minus(paper)] * papers, f"**{each.words}**"]
         rows.append(f"| {' | '.join([each.question.name, *cells])} |")
     return rows

@@ -14,9 +14,9 @@ from refusals import refuses
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ssmscope import ops
-from ssmscope.core.attention_layers import attention_layers, attention_modules
+from ssmscope.core.attention_layers import attention_layers, attention_modules, attention_numbers
 from ssmscope.core.cuts import contribution, cut_attention, cut_convolution, cut_edges
-from ssmscope.core.edits import BLOCK_PLACES, PLACES, Edit, block_parts, edited, new_state, recorded, replaced
+from ssmscope.core.edits import BLOCK_PLACES, PLACES, Edit, block_parts, edited, in_words, new_state, recorded, replaced
 from ssmscope.core.intercept import override_forward
 from ssmscope.core.linearized import OutputMap, Path
 from ssmscope.core.mixers import adapter_for, memory_of
@@ -176,7 +176,7 @@ def test_maps_of_a_cut_convolution_are_the_layers_own(module):
         trace = model.trace(batch)
         for index in range(model.num_layers):
             linearized = trace.linearized[index]
-            assert relative(linearized.matvec(linearized.u) + linearized.bias, kept[index]) < 1e-9
+            assert relative(linearized.matvec(linearized.u) + linearized.bias, kept[model.layer_numbers[index]]) < 1e-9
             for path in linearized.paths:
                 bare = replace(path, weight=None, output_map=OutputMap(lambda v: v))
                 made = torch.einsum("bcts,bsc->btc", matrices(bare, "block"), path.input_map.source)
@@ -265,14 +265,16 @@ def test_cut_edges_of_attention_are_weights_taken_out(module, heads, monkeypatch
 def test_attention_is_cut_by_layer_and_behind_states(module):
     model = Model(doubled(module))
     ids, last = IDS[0], len(IDS[0]) - 1
-    found = precise(model, model.encode(ids=ids), cut_attention([7], [last], layers=[0]))
+    numbers = attention_numbers(model.module)
+    found = precise(model, model.encode(ids=ids), cut_attention([7], [last], layers=numbers[:1]))
     with TrueFloat64():
         states = model.run(model.encode(ids=ids[:6])).states
-        end = model.run(model.encode(ids=ids[6:]), states, edits=cut_attention([1], [last - 6], layers=[0])).logits
+        end = model.run(
+            model.encode(ids=ids[6:]), states, edits=cut_attention([1], [last - 6], layers=numbers[:1])
+        ).logits
     assert relative(end, found[:, 6:]) < 1e-9
-    count = len(states) - model.num_layers
-    with pytest.raises(InputError, match=f"there is no layer {count}; the model has the layers 0 to {count - 1}"):
-        model.run(model.encode(ids=ids), edits=cut_attention([1], [2], layers=[count]))
+    with pytest.raises(InputError, match=f"there is no layer 9; the model has the layers {in_words(numbers)}"):
+        model.run(model.encode(ids=ids), edits=cut_attention([1], [2], layers=[9]))
 
 
 def test_a_model_without_attention_has_none_to_cut():
@@ -418,8 +420,8 @@ def test_states_are_those_of_a_run_that_ends_there(model):
     batch, kept = model.encode(ids=IDS[:1]), {}
     model.run(batch, edits=new_state(4, lambda state, site: kept.setdefault(site.layer, state)))
     ended = model.run(model.encode(ids=[IDS[0][:5]])).states
-    for index, state in enumerate(ended[: model.num_layers]):
-        for a, b in zip(tensors(kept[index]), tensors(state), strict=True):
+    for number, state in zip(model.layer_numbers, ended):
+        for a, b in zip(tensors(kept[number]), tensors(state), strict=True):
             assert torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5)
 
 

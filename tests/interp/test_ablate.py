@@ -129,9 +129,10 @@ def test_means_and_other_examples_are_put_in(models, name):
     model.run(model.encode(ids=IDS.tolist()), edits=recorded("scans", kept))
     means = {key: value.mean((0, 1), keepdim=True) for key, value in kept.items()}
     result = ssmscope.ablate(model, DATA, by="mean", steps=1)
-    put = replaced("scans", means, layers=[1], heads=[2])
+    layer = model.layer_numbers[1]
+    put = replaced("scans", means, layers=[layer], heads=[2])
     expected = losses(model, put).mean() - losses(model).mean()
-    assert result.harm(result.units.index(Unit(1, head=2))).value == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert result.harm(result.units.index(Unit(layer, head=2))).value == pytest.approx(expected, rel=1e-3, abs=1e-5)
     two = DATA.take([0, 1])
     result = ssmscope.ablate(model, two, by="resample", what="layer", steps=1)  # each has the other's
     outputs = {}

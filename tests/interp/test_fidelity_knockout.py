@@ -60,7 +60,9 @@ def test_of_a_hybrid_attention_is_cut_too():
     effects, attended, *_ = knockout_effects(model, batch, [0], value="logit", layers=numbers)[0]
     for at, effect in enumerate(effects):
         later = range(at + 1, 5)
-        alone = float(plain - model.run(batch, edits=cut_attention([at], later, layers=[0])).logits.double()[0, 0])
+        alone = float(
+            plain - model.run(batch, edits=cut_attention([at], later, layers=numbers[1:])).logits.double()[0, 0]
+        )
         assert attended[at] == pytest.approx(alone, rel=1e-3, abs=1e-5)
         cuts = [cut_edges([at], later, level="block"), cut_attention([at], later)]
         found = [float(plain - model.run(batch, edits=own).logits.double()[0, 0]) for own in (cuts, cuts[:1])]

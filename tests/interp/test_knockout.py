@@ -128,7 +128,7 @@ def test_both_roads_of_a_hybrid_are_cut(models):
     assert [each.head for each in found.cuts if each.part == "attention"] == [0, 1]
     one = cut(cut_attention([2], [last], heads=[1]))
     assert found.probabilities[0, 0, found.cuts.index(Cut(1, 1, 1, "attention"))] == one
-    one = cut(cut_edges([2], [last], layers=[1], heads=[4], level="block"))
+    one = cut(cut_edges([2], [last], layers=[2], heads=[4], level="block"))
     assert found.probabilities[0, 0, found.cuts.index(Cut(2, 2, 4, "states"))] == one
     assert found.figure() is not None and Result.from_dict(found.to_dict()) == found
 
@@ -141,7 +141,7 @@ def test_the_convolution_is_a_road(models, name):
             model, model.encode(ids=IDS[0]), from_=["2:4"], to="5:7", window=1, roads=roads, answer=7
         )
         for at, cut in enumerate(result.cuts):
-            own = [index for index, number in enumerate(model.layer_numbers) if cut.first <= number <= cut.last]
+            own = [number for number in model.layer_numbers if cut.first <= number <= cut.last]
             edits = [cut_convolution([2, 3], range(3, 7), layers=own)]
             if roads == "both":
                 edits.append(cut_edges([2, 3], [5, 6], layers=own, level="block"))

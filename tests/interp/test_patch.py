@@ -49,9 +49,10 @@ def test_states(models, name, direction):
         kept = {}
         keep = new_state(place, lambda state, site, kept=kept: kept.setdefault(site.layer, state))
         model.run(model.encode(ids=[source]), edits=keep)
-        for layer in range(model.num_layers):
+        for row, layer in enumerate(model.layer_numbers):
             put = new_state(place, lambda _, site, kept=kept: kept[site.layer], layers=[layer])
-            assert difference(model, base, put) == pytest.approx(result.values[layer, place, 1], **close)
+            assert difference(model, base, put) == pytest.approx(result.values[row, place, 1], **close)
+            assert result.name(row, place).startswith(f"layer {layer}, ")
         if name == "bamba":  # what its attention has read stays
             put = new_state(place, lambda _, site, kept=kept: kept[site.layer])
             assert difference(model, base, put) == pytest.approx(result.values[-1, place, 1], **close)
@@ -71,14 +72,16 @@ def test_other_sites(models, name, site):
     place = "scans" if site == "head" else site
     model.run(model.encode(ids=CLEAN), edits=recorded(place, kept))
     close = dict(rel=1e-3, abs=1e-4 * abs(result.base[1] - result.other[1]))
-    for layer in range(model.num_layers):
+    for row, layer in enumerate(model.layer_numbers):
         for column in (1, 2):
             if site == "head":
                 put = replaced("scans", kept, range(FIRST, 8), layers=[layer], heads=[column])
             else:
                 put = replaced(place, kept, [FIRST + column], layers=[layer])
                 column += FIRST
-            assert difference(model, CORRUPTED, put) == pytest.approx(result.values[layer, column, 1], **close)
+            assert difference(model, CORRUPTED, put) == pytest.approx(result.values[row, column, 1], **close)
+    frame = result.to_frame()
+    assert {*frame.layer.dropna()} == {*model.layer_numbers}
     if site == "residual":
         result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site=site, positions="last", **PATCH)
         assert result.values.shape == (model.num_layers + 1, 1, 2) and result.positions == (LAST,)
@@ -143,7 +146,7 @@ def test_states_of_unequal_texts(models, name, direction):
         kept = {}
         keep = new_state(before, lambda state, site, kept=kept: kept.setdefault(site.layer, state))
         model.run(model.encode(ids=[source]), edits=keep)
-        put = new_state(at, lambda _, site, kept=kept: kept[site.layer], layers=[1])
+        put = new_state(at, lambda _, site, kept=kept: kept[site.layer], layers=model.layer_numbers[1:2])
         assert difference(model, base, put) == pytest.approx(result.values[1, column, 1], **close)
         if name != "bamba":
             joined = source[: before + 1] + base[at + 1 :]
@@ -191,7 +194,7 @@ def test_attribution_is_the_first_step_towards_the_other_run(models, name, site)
                 model.run(model.encode(ids=ids), edits=keep if site == "state" else recorded(place, kept))
                 runs.append(kept)
             source, base = runs
-            for layer in range(model.num_layers):
+            for row, layer in enumerate(model.layer_numbers):
                 if site == "state":
 
                     def near(state, site, other=source):
@@ -206,7 +209,7 @@ def test_attribution_is_the_first_step_towards_the_other_run(models, name, site)
                     put = replaced(place, mixed, range(FIRST, 8) if more else [at], layers=[layer], **more)
                 slope = (difference(model, CORRUPTED, put) - plain) / step
                 cell = column if site == "head" else at
-                assert result.attributed[layer, cell] == pytest.approx(slope, rel=1e-2, abs=1e-3 * size)
+                assert result.attributed[row, cell] == pytest.approx(slope, rel=1e-2, abs=1e-3 * size)
 
 
 def test_attribution_is_exact_where_the_metric_is_linear(models):

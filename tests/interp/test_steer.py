@@ -49,7 +49,7 @@ def by_hand(model, site, layer):
             for ids in texts:
                 kept = {}
                 model.run(model.encode(ids=ids), edits=recorded("residual", kept))
-                found.append(kept[layer][0, -1])
+                found.append(kept[model.layer_numbers[layer]][0, -1])
         means.append(sum(found) / len(found))
     return means[0] - means[1]
 
@@ -57,20 +57,21 @@ def by_hand(model, site, layer):
 @pytest.mark.parametrize(("name", "site"), in_turns(NAMES, ["residual", "state"]))
 def test_the_direction_and_its_doses(models, name, site):
     model = models[name]
-    options = dict(toward=TOWARD, away=AWAY, site=site, layer=1, answer=3, random=2)
+    layer = model.layer_numbers[1]
+    options = dict(toward=TOWARD, away=AWAY, site=site, layer=layer, answer=3, random=2)
     result = ssmscope.steer(model, model.encode(ids=TEXTS), **options, strengths=[0.0, 2.0, -1.0], data=DATA)
     expected = by_hand(model, site, 1)
     assert relative(torch.from_numpy(result.direction[0]), expected.double()) < 1e-5
-    direction = mean_difference(model, TOWARD, AWAY, site, 1)
+    direction = mean_difference(model, TOWARD, AWAY, site, layer)
     assert result.norm == pytest.approx(norm(direction))
     for place, strength in enumerate((0.0, 2.0, -1.0)):
-        edit = steering_edit(site, 1, direction, strength)
+        edit = steering_edit(site, layer, direction, strength)
         found = np.mean([probability(model, ids, 3, edit) for ids in TEXTS])
         assert result.probability[0, place, 0] == pytest.approx(found, rel=1e-3)
     assert (result.costs[0, 0] == result.costs[1, 0]).all() and (result.costs[2, 0] == 0).all()  # the plain run
     assert (result.by_direction[:, 0] == result.by_direction[0, 0]).all()
     assert not np.allclose(result.by_direction[0, 1:], result.by_direction[1, 1:], rtol=1e-4)
-    logits = model.run(model.encode(ids=IDS.tolist()), edits=steering_edit(site, 1, direction, 2.0)).logits.double()
+    logits = model.run(model.encode(ids=IDS.tolist()), edits=steering_edit(site, layer, direction, 2.0)).logits.double()
     targets = torch.from_numpy(DATA.targets)
     loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets).item()
     assert result.held_out(metric="loss")[1].value == pytest.approx(loss, rel=1e-4)
@@ -105,7 +106,7 @@ def test_random_directions_have_the_norm():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"layer": 2}, "there is no layer 2; mamba has the layers 0 to 1"),
+        ({"layer": 2}, "there is no layer 2; this model has the layers 0 to 1"),
         ({"away": TOWARD}, "have the same mean there"),
         ({"away": []}, "no text to steer to or from"),
         ({"strengths": [1, 1.0]}, "strengths has a number twice: 1, 1"),

@@ -52,7 +52,7 @@ def test_a_file_steers_as_the_texts_do(site, tmp_path):
 )
 def test_a_bias_steers_as_the_edit_does(name, tmp_path):
     model = model_of(name)
-    vector = ControlVector.between(model, TOWARD, AWAY, "residual", 1)
+    vector = ControlVector.between(model, TOWARD, AWAY, "residual", model.layer_numbers[1])
     where = bake(model, vector, -1.5, tmp_path / "baked")
     batch = model.encode(ids=TEXTS)
     plain, steered = (model.run(batch, edits=edits).logits for edits in ((), vector.edit(-1.5)))
