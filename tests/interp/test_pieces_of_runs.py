@@ -314,7 +314,7 @@ def test_a_donors_values_are_those_at_the_same_share_of_its_length(models):
     examples: Any = SimpleNamespace(model=model, batch=batch)
     runs = ablating.AblationRuns.__new__(ablating.AblationRuns)
     runs.examples, runs.by, runs.part = examples, "resample", ablating.Part("layer")
-    runs.donors = np.array([2, 0, 3, 1])
+    runs.donors, runs.donated = np.array([2, 0, 3, 1]), batch
     kept = runs._recorded([0, 1, 2, 3])
     found = runs._values([1, 2, 0])
     for key, values in found.items():

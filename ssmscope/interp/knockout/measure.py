@@ -59,13 +59,14 @@ def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
             yield from (Cut(*ends, part=name) for ends in shown)
     else:
         trace = model.trace(batch.rows([0]))
-        heads = [layer.recurrences[0].shape[2] for layer in trace.layers]
-        check_heads(model, max(heads), "leave out by 'head'")
-        attending = [part.config.num_attention_heads for part in attention_layers(model.module).values()]
+        heads = {at: layer.recurrences[0].shape[2] for at, layer in zip(trace.layer_numbers, trace.layers)}
+        check_heads(model, max(heads.values()), "leave out by 'head'")
+        several = (part.config.num_attention_heads for part in attention_layers(model.module).values())
+        attending = dict(zip(attention_numbers(model.module), several))
         kinds = (heads, STATES if attending else ""), (attending, ATTENTION)
         for number, own in roads.items():
             for found, (counts, name) in zip(own, kinds):
-                yield from (Cut(number, number, head, name) for index in found for head in range(counts[index]))
+                yield from (Cut(number, number, head, name) for at in found for head in range(counts[at]))
 
 
 def parts_of(model: Model, batch: Batch) -> dict[int, tuple[str, ...]]:
