@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -247,8 +245,7 @@ class Halved(nn.Linear):
         return super().forward(x) / 2
 
 
-@contextmanager
-def changed(name: str, way: str) -> Iterator[tuple[Model, Model]]:
+def changed(name: str, way: str) -> tuple[Model, Model]:
     """A model with layers that compute something other than their weights say, and one with such weights."""
     one, other = plain(name), plain(name)
     for mixers in zip(Model(one).mixers, Model(other).mixers, strict=True):
@@ -279,23 +276,23 @@ def changed(name: str, way: str) -> Iterator[tuple[Model, Model]]:
                     part.weight.data.mul_(scale)
                 elif way == "hook":
                     part.register_forward_hook(lambda module, args, y: 3 * y)
-    yield Model(one), Model(other)
+    return Model(one), Model(other)
 
 
 @pytest.mark.parametrize("way", ["parametrised", "subclass", "hook"])
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])
 def test_layers_are_read_by_what_they_compute(name, way):
-    with changed(name, way) as models:
-        assert [model.num_layers for model in models] == [2, 2]
-        traces = [model.trace(model.encode(ids=IDS)) for model in models]
-        same(traces[0].logits, traces[1].logits)
-        same(np.nan_to_num(traces[0].retention), np.nan_to_num(traces[1].retention))
-        for one, other in zip(traces[0].linearized, traces[1].linearized, strict=True):
-            same(one.matvec(other.u) + one.bias, other.matvec(other.u) + other.bias)
-            same(one.attention(), other.attention())
-            same(one.attention("ssm"), other.attention("ssm"))
-        of = [objective(model, model.encode(ids=IDS), target=7) for model in models]
-        same(lrp(of[0]).scores, lrp(of[1]).scores)
+    models = changed(name, way)
+    assert [model.num_layers for model in models] == [2, 2]
+    traces = [model.trace(model.encode(ids=IDS)) for model in models]
+    same(traces[0].logits, traces[1].logits)
+    same(np.nan_to_num(traces[0].retention), np.nan_to_num(traces[1].retention))
+    for one, other in zip(traces[0].linearized, traces[1].linearized, strict=True):
+        same(one.matvec(other.u) + one.bias, other.matvec(other.u) + other.bias)
+        same(one.attention(), other.attention())
+        same(one.attention("ssm"), other.attention("ssm"))
+    of = [objective(model, model.encode(ids=IDS), target=7) for model in models]
+    same(lrp(of[0]).scores, lrp(of[1]).scores)
 
 
 def test_attention_gradient_asks_nothing_of_the_weights():

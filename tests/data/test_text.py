@@ -137,17 +137,6 @@ def test_labels_are_read_by_the_names_or_the_ids_of_a_model(tmp_path):
         ("text,label\nx,1\ny,\n", "row 2 .* no label"),
         ("text,label\nx,1\ny\n", "row 2 .* no label"),
         ('text,label\n"x,1\n', "could not be read as csv"),
-    ],
-)
-def test_bad_files_are_refused_in_one_line(tmp_path, content, message):
-    path = tmp_path / "a.csv"
-    path.write_text(content, encoding="utf-8")
-    refuses(message, load_text, path)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
         ('{"text": "x", "label": 1', "line 2"),
         ("[1, 2]", "line 2 is not an object"),
         ('{"text": "x", "label": null}', "no label"),
@@ -156,31 +145,24 @@ def test_bad_files_are_refused_in_one_line(tmp_path, content, message):
         ('{"label": 1}', "row 2 .* no column 'text'"),
     ],
 )
-def test_bad_json_lines_are_refused(tmp_path, line, message):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "fine", "label": 0}\n' + line + "\n", encoding="utf-8")
+def test_bad_tables_and_second_lines_of_json_are_refused(tmp_path, content, message):
+    json_lines = content.startswith(("{", "["))
+    path = tmp_path / ("a.jsonl" if json_lines else "a.csv")
+    path.write_text(f'{{"text": "fine", "label": 0}}\n{content}\n' if json_lines else content, encoding="utf-8")
     refuses(message, load_text, path)
 
 
 def test_files_that_are_not_what_they_claim_are_refused(tmp_path):
-    broken = tmp_path / "a.parquet"
-    broken.write_bytes(b"no parquet")
-    refuses("could not be read as parquet", load_text, broken)
-    latin = tmp_path / "a.csv"
-    latin.write_bytes("text,label\ncafé,1\n".encode("latin-1"))
-    refuses("not UTF-8", load_text, latin)
-    other = tmp_path / "a.xml"
-    other.write_text("x")
-    refuses("must end in .csv, .tsv, .jsonl, .parquet", load_text, other)
+    for name, content, message in (
+        ("a.parquet", b"no parquet", "could not be read as parquet"),
+        ("a.csv", "text,label\ncafé,1\n".encode("latin-1"), "not UTF-8"),
+        ("a.xml", b"x", "must end in .csv, .tsv, .jsonl, .parquet"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        refuses(message, load_text, tmp_path / name)
     refuses("there is no file", load_text, tmp_path / "absent.csv")
-
-
-def test_unknown_names_say_what_is_known():
     refuses("give one of sst2, imdb, .*did you mean 'sst2'", load_text, "sst-2")
-
-
-def test_a_file_has_no_splits(tmp_path):
-    refuses("split 'test' was asked for", load_text, write(tmp_path / "a.csv", ROWS), "test")
+    refuses("split 'test' was asked for", load_text, write(tmp_path / "b.csv", ROWS), "test")
 
 
 def test_known_names_are_read_from_the_data_folder(folder):
