@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -146,4 +147,9 @@ def test_words():
 
 def test_the_table_says_all():
     found = Verdict(Question("a or b", 0.05, 0.19), (18, 17), 0.046, (-0.027, 0.119), "undecided", 0.036, 31.0)
-    assert table([found])[2] == "| a or b | 18, 17 | +0.046 [−0.027, +0.119] | 0.104 | 0.05 | +0.190 | **undecided** |"
+    head, _, row = table([found])
+    assert head == "| question | runs | difference | could have seen | the paper's | verdict, margin 0.05 |"
+    assert row == "| a or b | 18, 17 | +0.046 [−0.027, +0.119] | 0.104 | +0.190 | **undecided** |"
+    other = replace(found, question=Question("c", 2, None))
+    assert table([other])[0].endswith("| could have seen | verdict, margin 2 |")
+    assert table([found, other])[3].endswith("| 0.104 | 2 | – | **undecided** |")

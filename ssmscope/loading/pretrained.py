@@ -213,12 +213,18 @@ def read_tokenizer(source: str | os.PathLike[str]) -> Any:
     try:
         with quiet():
             where = fetched(source, TOKENIZER_PATTERNS)
+            kind = transformers.AutoTokenizer
             if (where / "tokenizer_config.json").is_file():
-                check_tokenizer(read_object(where / "tokenizer_config.json"), what)
+                saved = read_object(where / "tokenizer_config.json")
+                check_tokenizer(saved, what)
+                if saved.get("tokenizer_class") == "TokenizersBackend" and not hasattr(
+                    transformers, "TokenizersBackend"
+                ):
+                    kind = transformers.PreTrainedTokenizerFast
             if (where / "config.json").is_file() and "configuration_files" in read_object(where / "config.json"):
                 raise InputError(f"{what} has a config.json that names others (configuration_files): give theirs alone")
             # Without trust_remote_code=False, transformers asks on stdout whether to run the directory's code.
-            found = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, local_files_only=True)
+            found = kind.from_pretrained(where, trust_remote_code=False, local_files_only=True)
             found("", verbose=False)  # Some damage only shows in use.
             return found
     except InputError:

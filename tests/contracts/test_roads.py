@@ -220,7 +220,7 @@ def test_taps_and_heads_are_those_of_runs_by_hand(model: Model, kind: str, reque
                 expected = head_by_hand(model, batch, roads, last, edge, change)
             assert float((found - expected).abs().max()) <= 1e-6 * size, edge
             moved += not torch.equal(found, base.logits)
-        assert moved > 0
+        assert moved > 0 or not wanted
 
 
 REFUSED = (
