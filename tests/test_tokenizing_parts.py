@@ -40,6 +40,21 @@ def test_names_and_words_of_ids():
     assert words == (0, 1, 1, 1, 4, 5, None, 7, 8, 9)
 
 
+def test_ids_are_named_as_the_text_has_them():
+    """Marks of vocabularies are spaces, and letters of bytes characters, but for parts of a character."""
+    letters = {"benef": "benef", "Ã©": "é", "Ã": "\ufffd", "naïve": "naïve"}
+    named = ["Ġbenef", "▁benef", "ĠĠ", "Ġ", "Ã©", "Ã", "▁naïve", "Ġspecial", ""]
+    tokenizer = SimpleNamespace(
+        convert_ids_to_tokens=lambda ids: [named[number] for number in ids],
+        convert_tokens_to_string=lambda pieces: "".join(
+            f" {letters[piece[1:]]}" if piece[0] in "Ġ▁" else letters[piece] for piece in pieces
+        ),
+    )
+    names, words = names_of(tokenizer, range(9), {7})
+    assert names == (" benef", " benef", "  ", " ", "é", "Ã", " naïve", "Ġspecial", "")
+    assert words == (0, 1, 2, 3, 4, 5, 6, None, 8)
+
+
 @pytest.mark.parametrize(
     "character", ["\u0300", ACUTE, "\u093c", "\u200c", JOINER, VARIATION, "\U0001f3fb", SKIN, "\U0001f3ff"]
 )

@@ -93,14 +93,28 @@ def names_of(
     tokenizer: Any, ids: Sequence[int], special: Collection[int]
 ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
     """Return the names of some ids in a vocabulary, and the number of each one's word, None for special tokens.
-    Continuing pieces ("##ed") lose their mark; an id without a name is called by its number."""
+    Continuing pieces ("##ed") lose their mark, spaces and bytes are those of a text; an id without a name is called by
+    its number."""
     names: list[str] = []
     words: list[int | None] = []
     for at, (number, name) in enumerate(zip(ids, tokenizer.convert_ids_to_tokens(list(ids)))):
         continues = name is not None and name[:2] == "##" and name[2:3].isalnum() and at and words[-1] is not None
         words.append(None if number in special else words[-1] if continues else at)
-        names.append(str(number) if name is None else name[2:] if continues else name)
+        if name is None or continues or number in special:
+            names.append(str(number) if name is None else name[2:] if continues else name)
+        else:
+            names.append(_spelled(tokenizer, name))
     return tuple(names), tuple(words)
+
+
+def _spelled(tokenizer: Any, name: str) -> str:
+    """Return a name in a vocabulary as the text has it: with spaces for its marks, and with the characters that its
+    bytes are; the name itself if these are part of a character."""
+    plain = name.lstrip(MARKERS)
+    if name.isascii() or not plain:
+        return " " * len(name) if name and not plain else name
+    text = tokenizer.convert_tokens_to_string([name]).lstrip(" ")
+    return " " * (len(name) - len(plain)) + text if text and "\ufffd" not in text else name
 
 
 def is_glue(character: str) -> bool:

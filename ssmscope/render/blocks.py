@@ -36,7 +36,7 @@ class Prose:
 @dataclass(frozen=True)
 class Picture:
     """Figure, described by `alt`, for views with pictures, `vector` for vector graphics; a `folded` one is shown on
-    request, because another view shows the same. Pages in dark mode darken it, unless it shows a `photo`."""
+    request, because another view shows the same. Pages in dark mode darken it, but for the axes of its `photo`."""
 
     draw: Callable[[], Figure]
     alt: str = ""

@@ -56,7 +56,8 @@ def brief(blocks: Iterable[Block], console: Console, more: str) -> Iterator[Rend
         made = part.fit(min(part.wanted, MIN_LINES, left))
         if (height := _height(made, console)) <= left or not fitted:  # A head or a row may take several lines.
             fitted[number], room = made, left - height
-    for number in fitted:
+    # Those that lack a line or two become whole first.
+    for number in sorted(fitted, key=lambda each: sections[each].wanted > MIN_LINES + 2):
         height = _height(fitted[number], console)
         fitted[number] = sections[number].fit(min(sections[number].wanted, height + room))  # type: ignore[misc]
         room += height - _height(fitted[number], console)

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRows
 from ssmscope.render.colours import template_text
-from ssmscope.render.pictures import data_uri
+from ssmscope.render.pictures import dark_data_uri, data_uri
 from ssmscope.render.table import Table
 from ssmscope.render.tokens import visible
 
@@ -59,9 +59,14 @@ def block_html(block: Block, *, level: int = 2) -> Markup:
 
 
 def image_html(picture: Picture) -> Markup:
-    source = Markup(data_uri(picture.draw(), vector=picture.vector))
+    figure = picture.draw()
+    source = Markup(data_uri(figure, vector=picture.vector))
     kind = "figure photo" if picture.photo else "figure"
-    return Markup('<img class="{}" alt="{}" src="{}">').format(kind, visible(picture.alt), source)
+    image = Markup('<img class="{}" alt="{}" src="{}">').format(kind, visible(picture.alt), source)
+    if not picture.photo:
+        return image
+    dark = '<picture><source media="screen and (prefers-color-scheme: dark)" srcset="{}">{}</picture>'
+    return Markup(dark).format(Markup(dark_data_uri(figure)), image)
 
 
 def grid(table: Table, caption: str = "") -> Markup:

@@ -27,6 +27,7 @@ from ssmscope.render.colours import BLUES, SHADES, SIGNED, STEPS, ink, ramp
 from ssmscope.render.layout import inches
 from ssmscope.render.letters import drawable, families, letters
 from ssmscope.render.numbers import format_probability, number
+from ssmscope.render.pictures import PHOTO
 from ssmscope.render.series import draw_series
 from ssmscope.render.token_rows import in_line, row_kinds, scale_ends, window_note, windows
 from ssmscope.render.tokens import short_token, shorten, spell_tokens, visible
@@ -323,6 +324,7 @@ def _pictures(part: SubFigure, text: TokenText, across: int) -> None:
     panels = plot.grid(part, 1 + len(text.rows), across)
     shown = (pixels if channels == 3 else pixels.mean(-1)).clip(0, 1)
     panels[0].imshow(shown, cmap="gray" if channels != 3 else None, vmin=0, vmax=1, interpolation="nearest")
+    panels[0].set_gid(PHOTO)
     panels[0].set_xlabel("image")
     places = np.flatnonzero(~text.special)
     for axes, row in zip(panels[1:], text.rows):

@@ -14,6 +14,7 @@ from transformers import Mamba2Config
 import ssmscope
 from ssmscope import cli
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.render.pictures import PHOTO
 
 HEIGHT, WIDTH = 3, 4
 
@@ -42,7 +43,9 @@ def pictures(figure):
 
 
 def test_every_map_holds_its_scores_where_the_pixels_are(heatmap, pixels):
-    first = pictures(heatmap.figure())[:4]  # image, mean, two layers
+    figure = heatmap.figure()
+    first = pictures(figure)[:4]  # image, mean, two layers
+    assert [axes.get_gid() for axes in figure.axes].count(PHOTO) == len(heatmap)
     shown = [np.asarray(axes.images[0].get_array()) for axes in first]
     np.testing.assert_allclose(shown[0], pixels[0].reshape(HEIGHT, WIDTH, 3) / 255, atol=1e-6)
     text = heatmap[0]

@@ -59,6 +59,9 @@ def test_tables_share_the_room_in_order_and_the_last_are_left_out_with_their_hea
     assert headed[0] == "Part 0" and 1 < len(headed) < 9 and all(f"t{name[-1]} 0" in str(found) for name in headed)
     two = lines(TITLE, rows(40, "a"), rows(3, "b"))
     assert len(two) <= MAX_LINES and sum(line.startswith("b ") for line in two) == 3
+    for count, shown in ((5, 5), (9, 2)):  # A table that lacks few lines becomes whole first; a longer one waits.
+        found = lines(TITLE, rows(40, "a"), rows(count, "b"))
+        assert len(found) == MAX_LINES and sum(line.startswith("b ") for line in found) == shown
 
 
 def test_intervals_are_whole_or_left_out() -> None:
