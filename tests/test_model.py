@@ -63,7 +63,7 @@ def test_whitespace_and_emoji_beside_words_are_fine(model):
         (["a", "zzz"], "text 1 has only characters that this model's tokenizer does not know: 'zzz'"),
         ("z" * 50, f"the text has only characters that this model's tokenizer does not know: '{'z' * 40}'"),
         ("film" + " " * 317, "the text has 321 characters, more than 320, the limit for 5 tokens: shorten or"),
-        (["a", "a a a a a"], "text 1 has 6 tokens, more than the limit of 5: shorten or raise max_tokens=…"),
+        (["a", "a a a a a"], "text 1 has 6 tokens, more than the limit of 5: shorten or split it, or raise max_tokens"),
     ],
 )
 def test_what_is_said_of_a_text(model, texts, said):
