@@ -39,7 +39,8 @@ def brief(blocks: Iterable[Block], console: Console, more: str) -> Iterator[Rend
     """Yield the first lines of blocks, without definitions.
 
     Prose comes first, at most `MAX_PROSE_LINES` of it, and notes at the end after `TABLE_LINES` of every table; tables
-    and texts share what is left, in their order, and one without room is left out with its heading. The last line says `more`, how to see the rest, if there is any.
+    and texts share what is left, in their order, and one without room is left out with its heading. The last line says
+    `more`, how to see the rest, if there is any.
     """
     shown = [block for block in blocks if not isinstance(block, Picture)]
     every = list(_sections(shown, console))
