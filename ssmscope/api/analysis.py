@@ -185,7 +185,9 @@ class Analysis:
         """Return a call's options as provenance records them: without seed and data, which have fields of their own."""
         own = {name: option for name, option in self.options.items() if name != "at" or not self.asks_at}
         shown = {name: option for name, option in own.items() if name != "seed" and not option.no_effect}
-        shown = {name: each for name, each in shown.items() if each.reads is None or each.reads.kind != "data"}
+        shown = {
+            name: each for name, each in shown.items() if each.reads is None or each.reads.kind not in ("data", "pairs")
+        }
         return {name.rstrip("_"): plain(options.get(name, each.default)) for name, each in shown.items()}
 
 

@@ -74,10 +74,10 @@ class OneOf:
 @dataclass(frozen=True)
 class Reads:
     """Mark of an option that names something to read, whose content decides the result: a "file", a "folder" (a lens),
-    "data" and "lines" (a known name or a file, with labelled examples or with text), or a "model" (a directory or hub
-    id). `besides` are words that read nothing, such as "-"."""
+    "data", "lines" and "pairs" (a known name or a file, with labelled examples, with text, or with pairs of texts), or
+    a "model" (a directory or hub id). `besides` are words that read nothing, such as "-"."""
 
-    kind: Literal["file", "folder", "data", "lines", "model"]
+    kind: Literal["file", "folder", "data", "lines", "pairs", "model"]
     besides: tuple[str, ...] = ()
 
 
@@ -185,7 +185,11 @@ class Option:
 
     def _is_table(self, value: Any) -> bool:
         """Return True for a table in place of the name of data or of a text."""
-        if self.reads is None or self.reads.besides or not (self.reads.kind == "data" or list in self.objects):
+        if (
+            self.reads is None
+            or self.reads.besides
+            or not (self.reads.kind in ("data", "pairs") or list in self.objects)
+        ):
             return False
         from ssmscope.data.rows import is_table
 

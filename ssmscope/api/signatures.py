@@ -97,7 +97,7 @@ def _option(parameter: inspect.Parameter, hint: Any) -> Option:
             raise TypeError(f"the option {parameter.name} cannot be a {member}")
     by_type = {type(mark): mark for mark in marks[1:]}
     reads = by_type.get(Reads)
-    if reads is not None and reads.kind in ("model", "data", "lines"):
+    if reads is not None and reads.kind in ("model", "data", "lines", "pairs"):
         # A hub id or a known name is not a path.
         kinds, singles = ([str if kind is Path else kind for kind in each] for each in (kinds, singles))
     kinds = [kind for kind in dict.fromkeys(kinds) if kind is not os.PathLike and not (kind is str and Path in kinds)]

@@ -23,6 +23,9 @@ MAX_PROSE_LINES = 12
 MIN_LINES = 4
 """Lines that every table or text gets while there is room: a table's head and three rows."""
 
+TABLE_LINES = 8
+"""Lines that every table or text gets before the notes after the last one."""
+
 
 @dataclass
 class _Section:
@@ -37,15 +40,13 @@ class _Section:
 def brief(blocks: Iterable[Block], console: Console, more: str) -> Iterator[RenderableType]:
     """Yield the first lines of blocks, without definitions.
 
-    Prose comes first, at most `MAX_PROSE_LINES` of it; tables and texts share what it leaves, in their order, and one
-    without room is left out with its heading. The last line says `more`, how to see the rest, if there is any.
+    Prose comes first, at most `MAX_PROSE_LINES` of it, and notes at the end after `TABLE_LINES` of every table; tables
+    and texts share what is left, in their order, and one without room is left out with its heading. The last line says
+    `more`, how to see the rest, if there is any.
     """
     shown = [block for block in blocks if not isinstance(block, Picture)]
-    every, prose = list(_sections(shown, console)), 0
-    sections: list[_Section] = []
-    for part in every:
-        prose += _height(part.fixed, console) if part.fit is None else 0
-        sections += [part] if part.fit is not None or prose <= MAX_PROSE_LINES or not sections else []
+    every = list(_sections(shown, console))
+    sections = _kept(every, console)
     cut = len(sections) < len(every) or any(_has_definition(block) for block in shown)
     room = MAX_LINES - sum(_height(part.fixed, console) + part.has_gap for part in sections if part.fit is None)
     fitted: dict[int, list[RenderableType]] = {}
@@ -74,6 +75,19 @@ def brief(blocks: Iterable[Block], console: Console, more: str) -> Iterator[Rend
         first = first and not made
     if cut:
         yield Text(f"More: {more}", style="dim")
+
+
+def _kept(every: Sequence[_Section], console: Console) -> list[_Section]:
+    """Return the sections without prose for which there is no room, and without the last notes, which tables need."""
+    prose, sections = 0, list[_Section]()
+    for part in every:
+        prose += _height(part.fixed, console) if part.fit is None else 0
+        sections += [part] if part.fit is not None or prose <= MAX_PROSE_LINES or not sections else []
+    heights = [_height(part.fixed, console) + part.has_gap + min(part.wanted, TABLE_LINES) for part in sections]
+    tables = any(part.fit is not None for part in sections)
+    while tables and sections[-1].fit is None and sum(heights) > MAX_LINES:
+        del sections[-1], heights[-1]
+    return sections
 
 
 def _sections(blocks: Sequence[Block], console: Console) -> Iterator[_Section]:

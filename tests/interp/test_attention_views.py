@@ -13,7 +13,7 @@ from attended import HOSTILE, make, make_map, make_text
 from seen import render
 
 from ssmscope.interp.attention import result as attention
-from ssmscope.interp.attention.maps import AttendedText, AttentionMap, limit, mean_map, row_limits
+from ssmscope.interp.attention.maps import AttendedText, AttentionMap, limit, mean_maps, row_limits
 
 
 @pytest.mark.parametrize("sink", [False, True])
@@ -72,13 +72,37 @@ def test_the_colours_of_each_row_end_at_its_own_percentile():
 
 def test_the_mean_of_several_maps_is_of_absolute_values():
     text = make_text(12, maps=3, sink=True)
-    mean = mean_map(text)
+    (mean,) = mean_maps(text)
     np.testing.assert_allclose(mean.values, sum(np.abs(each.values) for each in text.maps) / 3, rtol=1e-6)
     np.testing.assert_allclose(mean.sink, sum(np.abs(each.sink) for each in text.maps) / 3, rtol=1e-6)
-    assert mean_map(make_text(12)) is None
+    assert mean_maps(alone := make_text(12)) == [alone.maps[0]]
     parts = [*make_text(12, maps=2).maps, make_map(12, text.queries, None, part="kept")]
     with_parts = AttendedText(**{**vars(text), "maps": tuple(parts)})
-    np.testing.assert_allclose(mean_map(with_parts).values, sum(np.abs(each.values) for each in parts[:2]) / 2)
+    np.testing.assert_allclose(mean_maps(with_parts)[0].values, sum(np.abs(each.values) for each in parts[:2]) / 2)
+
+
+def test_a_hybrid_has_a_finding_of_its_recurrences_and_one_of_its_attention():
+    """Softmax weights are on another scale: each kind is pooled by itself, over all heads, and names its layers."""
+    text = make_text(4)
+
+    def map_(layer, head, weights):
+        values = np.zeros((4, 4), dtype=np.float32)
+        values[-1] = weights
+        return replace(text.maps[0], layer=layer, head=head, values=values)
+
+    small, heads = np.array([0, 0, -1, 1]) * 1e-4, ([0.2, 0.8, 0, 0], [1, 0, 0, 0])
+    maps = (map_("0", "mean", small), map_("1", "mean", small * [0, 0, 3, 1]))
+    maps += tuple(map_("2 attention", str(head), weights) for head, weights in enumerate(heads))
+    both = replace(text, maps=maps)
+    recurrent, softmax = mean_maps(both)
+    np.testing.assert_allclose(recurrent.values[-1], [0, 0, 2e-4, 1e-4], rtol=1e-6)
+    np.testing.assert_allclose(softmax.values[-1], [0.6, 0.4, 0, 0])
+    headline = make(both).headline
+    first, second = (f"“{both.tokens[at].strip()}” most" for at in (2, 0))
+    assert f"{first} (67 %), then itself (33 %) in layers 0–1, and {second} (60 %)" in headline
+    assert "in layer 2 (attention)" in headline and len(attention.query_rows(make(both)).texts[0].rows) == 2
+    (alone,) = mean_maps(replace(both, maps=maps[2:]))
+    np.testing.assert_allclose(alone.values, softmax.values)
 
 
 def test_terminal_shows_hostile_tokens_harmlessly():

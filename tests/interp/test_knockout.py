@@ -76,13 +76,15 @@ def test_heads_and_parts_are_cut_alone(models):
     expected = probability(model, IDS[0], 3, cut_edges([2], [7], layers=[1], heads=[4]))
     assert result.probabilities[0, 0, at] == pytest.approx(expected, rel=1e-4)
     assert len(result.cuts) == 1 + 2 * 6
-    for name, parts in (("diff-mamba-hybrid", ("kept", "subtracted")), ("groupmamba", ("own", "1 before"))):
+    # A layer with one recurrence is one part: no layer is left out.
+    hybrid = {"kept": [0], "subtracted": [0], "one recurrence": [1]}
+    grouped = {"one recurrence": [0], "own": [1, 2], "1 before": [1, 2]}
+    for name, parts in {"diff-mamba-hybrid": hybrid, "groupmamba": grouped}.items():
         model = models[name]
         found = ssmscope.knockout(model, model.encode(ids=IDS[0]), from_=["2"], by="part", level="ssm", answer=3)
-        assert tuple(dict.fromkeys(cut.part for cut in found.cuts if cut.part)) == parts
-        for number, part in enumerate(parts):
-            last = model.num_layers - 1
-            layers = [0] if name.startswith("diff") else range(1, last + 1)  # the others have one recurrence
+        assert tuple(dict.fromkeys(cut.part for cut in found.cuts if cut.part)) == tuple(parts)
+        for part, layers in parts.items():
+            last, number = model.num_layers - 1, int(part in ("subtracted", "1 before"))
             at = found.cuts.index(Cut(0, last, part=part))
             expected = probability(model, IDS[0], 3, cut_edges([2], [7], layers=layers, recurrences=[number]))
             assert found.probabilities[0, 0, at] == pytest.approx(expected, rel=1e-4)
@@ -119,6 +121,7 @@ def test_both_roads_of_a_hybrid_are_cut(models):
     found = ssmscope.knockout(model, batch, from_=["2"], window=1, answer=7)
     assert found.cuts == (Cut(0, 2), Cut(0, 0), Cut(1, 1), Cut(2, 2))
     assert not found.attends and found.layers == (0, 1, 2)
+    assert [cut.name for cut in found.cuts] == ["layers 0–2", "layer 0", "layer 1 (attention)", "layer 2"]
     first = cut_edges([2], [last], layers=[0], level="block")
     assert found.probabilities[0, 0, :3].tolist() == [cut(states, attention), cut(first), cut(attention)]
     found = ssmscope.knockout(model, batch, from_=["2"], by="part", window=3, answer=7)

@@ -73,6 +73,14 @@ def test_intervals_are_whole_or_left_out() -> None:
     assert len(narrow) == 6 and narrow[-2].split() == ["b", *["0.50"] * 4] and narrow[-1] == "More: --full"
 
 
+def test_notes_at_the_end_give_way_to_the_rows_of_tables() -> None:
+    notes = [Prose(f"Note {at}.", "note") for at in range(5)]
+    found = lines(TITLE, rows(6, "a"), rows(6, "b"), *notes)
+    assert sum(line.startswith(("a ", "b ")) for line in found) == 12
+    assert "Note 0." in found and "Note 4." not in found and found[-1] == "More: --full"
+    assert "Note 4." in lines(TITLE, rows(2), *notes)
+
+
 def test_views_of_their_own_are_cut_between_their_lines() -> None:
     found = lines(TITLE, Custom(lambda colours: [Text(f"line {at}") for at in range(50)]), Custom(html=lambda: "<p>"))
     assert len(found) == MAX_LINES and found[2] == "line 0" and found[-2] == f"line {MAX_LINES - 4}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending
 from ssmscope.outline import Outlined
 from ssmscope.render.blocks import OfTokens
+from ssmscope.render.numbers import number_runs
 from ssmscope.render.tokens import visible
 
 CLIP_PERCENTILE = 99.5
@@ -128,15 +129,30 @@ def _end(values: np.ndarray, sink: np.ndarray | None) -> tuple[float, float]:
     return float(np.percentile(weights, CLIP_PERCENTILE, method="higher")) or largest, largest
 
 
-def mean_map(text: AttendedText) -> AttentionMap | None:
-    """Average |weight| over a text's implicit maps of whole layers and heads; None where there is only one."""
-    maps = [each for each in text.maps if not each.part and not each.softmax]
-    if len(maps) < 2:
-        return None
+def mean_maps(text: AttendedText) -> list[AttentionMap]:
+    """Average |weight| over a text's implicit maps, and over its softmax maps, of whole layers and all heads: the
+    scales of the two differ. A single map of its kind is returned as it is."""
+    whole = [each for each in text.maps if not each.part]
+    kinds = [[each for each in whole if not each.softmax], [each for each in whole if each.softmax]]
+    return [_mean(maps) if len(maps) > 1 else maps[0] for maps in kinds if maps]
+
+
+def _mean(maps: Sequence[AttentionMap]) -> AttentionMap:
     values = np.mean([np.abs(each.values) for each in maps], axis=0)
     sinks = [np.abs(each.sink) for each in maps if each.sink is not None]
     sink = np.sum(sinks, axis=0) / len(maps) if sinks else None
-    return replace(maps[0], layer=MEAN_MAP, head=f"{len(maps)} maps", values=values, sink=sink)
+    kind = f" of {SOFTMAX}" * maps[0].softmax
+    return replace(maps[0], layer=MEAN_MAP, head=f"{len(maps)} maps{kind}", values=values, sink=sink)
+
+
+def layer_names(maps: Iterable[AttentionMap]) -> str:
+    """Name the layers of maps of one kind: "layers 0–1, 3", "layer 2 (attention)", "rollout"."""
+    names = dict.fromkeys((each.layer.removesuffix(f" {SOFTMAX}"), each.softmax) for each in maps)
+    numbers = [int(name) for name, _ in names if name.isdigit()]
+    if not numbers:
+        return ", ".join(name for name, _ in names)
+    softmax = any(softmax for _, softmax in names)
+    return f"layer{'s' * (len(numbers) > 1)} {number_runs(numbers)}" + f" ({SOFTMAX})" * softmax
 
 
 def title(map_: AttentionMap | MarkedShare) -> str:

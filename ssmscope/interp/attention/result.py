@@ -28,8 +28,9 @@ from ssmscope.interp.attention.maps import (
     MarkedShare,
     causal,
     coarse_note,
+    layer_names,
     limit,
-    mean_map,
+    mean_maps,
     row_limits,
     span_name,
     strongest,
@@ -37,7 +38,7 @@ from ssmscope.interp.attention.maps import (
     title,
 )
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
-from ssmscope.render.numbers import counted, number, number_runs
+from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, frame_table, number_cell, table, with_interval
 from ssmscope.render.token_maps import MappedText, TokenMap, token_maps
 from ssmscope.render.tokens import short_token
@@ -77,17 +78,17 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
 
     @property
     def headline(self) -> str:
-        names = list(dict.fromkeys(each.layer for text in self.texts for each in text.maps))
-        whole = [int(name) for name in names if name.isdigit()]
-        parts = [f"layer{'s' if len(whole) > 1 else ''} {number_runs(whole)}"] if whole else []
-        parts += [name for name in names if not name.isdigit()]
-        about, where = f"Implicit attention of {self.model_name}", f"{self.level_name}, {', '.join(parts) or 'no maps'}"
-        if not names or any(text.pixels is not None for text in self):
+        maps = [each for text in self.texts for each in text.maps]
+        kinds = [[each for each in maps if each.softmax is kind] for kind in (False, True)]
+        layers = [layer_names(each) for each in kinds if each] or ["no maps"]
+        about, where = f"Implicit attention of {self.model_name}", f"{self.level_name}, {' and '.join(layers)}"
+        if not maps or any(text.pixels is not None for text in self):
             return f"{about}: {where}"
         shown = [text for text in self.texts[:NAMED_TEXTS] if text.maps and len(text.queries)]
         told = [reads_most(text, self.told_row(text), 3 if len(self) == 1 else 1) for text in shown]
         if len(told) < min(len(self), NAMED_TEXTS):
             return f"{about}: {where}"
+        where = self.level_name if len(layers) > 1 else where
         told = [f"text {at}: {said}" for at, said in enumerate(told)] if len(self) > 1 else told
         told += [counted(len(self) - NAMED_TEXTS, "more text")] * (len(self) > NAMED_TEXTS)
         return f"{about}: {'; '.join(told)} ({where})"
@@ -196,10 +197,19 @@ NAMED_KEYS = 5
 
 
 def reads_most(text: AttendedText, row: int, most: int) -> str:
-    """Say which keys, at most `most`, the query of a row reads most, by their share of its |weight|."""
-    shown, query = mean_map(text) or text.maps[0], int(text.queries[row])
+    """Say which keys, at most `most`, the query of a row reads most, by their share of its |weight|: of a hybrid in its recurrent
+    layers and in those of attention."""
+    query, shown = int(text.queries[row]), mean_maps(text)
     name = f"“{short_token(text.tokens[query], 20)}”"
     name = f"the last token {name}" if query == len(text) - 1 else f"token {query} {name}"
+    if len(shown) == 1:
+        return f"{name} reads {_keys_read(text, shown[0], row, query, most)}"
+    layers = [layer_names(each for each in text.maps if each.softmax is kind) for kind in (False, True)]
+    found = [f"{_keys_read(text, each, row, query, most)} in {where}" for each, where in zip(shown, layers)]
+    return f"{name} reads {', and '.join(found)}"
+
+
+def _keys_read(text: AttendedText, shown: AttentionMap, row: int, query: int, most: int) -> str:
     weights = np.abs(shown.values[row]).sum() + (0.0 if shown.sink is None else abs(float(shown.sink[row])))
     found: list[str] = []
     for key, weight in filter(itemgetter(1), strongest(shown, row, text, most)):
@@ -207,21 +217,20 @@ def reads_most(text: AttendedText, row: int, most: int) -> str:
         key_said = "itself" if text.edges is None and key == query else key_said
         found.append(f"{key_said}{' most' * (not found)} ({100 * abs(weight) / weights:.0f} %)")
     if not found:
-        return f"{name} reads nothing"
+        return "nothing"
     rest = f", then {' and '.join(found[1:])}" if found[1:] else ""
-    return f"{name} reads {'tokens ' * (text.edges is not None)}{found[0]}{rest}"
+    return f"{'tokens ' * (text.edges is not None)}{found[0]}{rest}"
 
 
 def query_rows(result: ImplicitAttention) -> TokenRows:
-    """Return a row for each chosen query of each text (of whole maps, the last); of several maps their mean
-    |weight|."""
+    """Return a row for each chosen query of each text (of whole maps, the last); of several maps of a
+    kind their mean |weight|."""
     texts, alone = [], True
     for text in result:
-        shown = mean_map(text) or next(iter(text.maps), None)
         row = result.told_row(text)
         chosen = [row] if text.whole or text.edges is not None else range(len(text.queries))
-        rows = [row_of(shown, at, text) for at in chosen] if shown is not None else []
-        last = len(rows) == 1 and int(text.queries[row]) == len(text) - 1
+        rows = [row_of(shown, at, text) for shown in mean_maps(text) for at in chosen]
+        last = bool(rows) and len(chosen) == 1 and int(text.queries[row]) == len(text) - 1
         alone &= last or not rows
         about = "; ".join(filter(None, (f"last query: {query_name(text, -1)}" if last else "", span_name(text))))
         texts.append(text_of(text, rows, about))
@@ -244,7 +253,9 @@ def heads_name(result: ImplicitAttention) -> str:
 
 def maps_blocks(result: ImplicitAttention) -> Iterator[Block]:
     """Yield every text's maps, their mean |weight| first, and the picture, folded where a page has all texts."""
-    texts = [_mapped(text, [*filter(None, [mean_map(text)]), *text.maps]) for text in result]
+    texts = [
+        _mapped(text, [*(each for each in mean_maps(text) if each.layer == MEAN_MAP), *text.maps]) for text in result
+    ]
     legend = f"{heads_name(result)}; limit: the {CLIP_PERCENTILE:g}th percentile of |weight| of the row, or of the map"
     yield token_maps(texts, query_rows(result), result.level_name, legend)
     folded = bool(texts) and all(text.fits for text in texts)

@@ -26,7 +26,7 @@ def circuit(
     data: Annotated[
         str | PairData | list[Any],
         "Pairs: a csv or jsonl file with the columns clean, corrupted and target, or the name of a generated set.",
-        Reads("data"),
+        Reads("pairs"),
         Metavar("PAIRS"),
     ],
     method: Annotated[

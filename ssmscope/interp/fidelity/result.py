@@ -98,6 +98,11 @@ class Fidelity(Result, kind="fidelity"):
         means = self.estimates[:-1, self.measures.index("delta"), 0]
         return [self.methods[at] for at in descending(means)]
 
+    def _shown_rows(self) -> list[str]:
+        """Return the rows of the views: the best method by ΔA, the random rankings, and the others."""
+        best, *others = self._ranked()
+        return [best, RANDOM, *others]
+
     def _best_named(self) -> str:
         """Name the method with the largest ΔA and those indistinguishable from it; "" if these are too many."""
         first, *others = self._ranked()
@@ -208,7 +213,7 @@ class Fidelity(Result, kind="fidelity"):
             f"of {target_name(options)}; {len(self.rankings)} random rankings."
         )
         lines = []
-        for method in self.rows:
+        for method in self._shown_rows():
             beside = {} if method == RANDOM else {"minus random": Cell(self.difference(method))}
             lines.append(Line((method,), {"ΔA": Cell(self.estimate(method)), **beside}))
         yield table(("method",), lines)
@@ -228,7 +233,7 @@ class Fidelity(Result, kind="fidelity"):
     def _lines(self, measures: Sequence[str] | None = None, *, intervals: bool = True) -> list[Line]:
         """Return a line per method; the random rankings are not compared with the methods."""
         lines, peers = [], object()
-        for method in self.rows:
+        for method in self._shown_rows():
             found = {display_name(measure): self.estimate(method, measure) for measure in measures or self._shown()}
             if not intervals:
                 found = {name: Estimate(one.value, math.nan, math.nan) for name, one in found.items()}

@@ -18,8 +18,8 @@ from ssmscope.errors import InputError
 from ssmscope.interp.knockout.result import Cut
 from ssmscope.interp.scoring import check_heads, probability_and_logit
 
-STATES, ATTENTION = "states", "attention"
-"""Parts of a hybrid: reads of states, and reads by softmax attention."""
+STATES, ATTENTION, ONE = "states", "attention", "one recurrence"
+"""Parts of a hybrid: reads of states, and reads by softmax attention; and of a layer with a single recurrence."""
 
 
 def others_have_attention(model: Model) -> bool:
@@ -46,7 +46,7 @@ def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
     windows = [(layers[max(0, at - before)], layers[min(last, at + after)]) for at in range(len(layers))]
     yield Cut(layers[0], layers[-1])
     if by == "window":
-        yield from (Cut(*ends) for ends in windows)
+        yield from (Cut(*ends, attention=ends[0] == ends[1] and not roads[ends[0]][0]) for ends in windows)
     elif by == "part":
         parts = parts_of(model, batch)
         names = list(dict.fromkeys(name for own in parts.values() for name in own))
@@ -70,7 +70,7 @@ def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
 
 
 def parts_of(model: Model, batch: Batch) -> dict[int, tuple[str, ...]]:
-    """Return the names of a layer's recurrences, where it has several, or a hybrid's ways to read, by number."""
+    """Return the names of a layer's recurrences, or a hybrid's ways to read, by number."""
     if attention_layers(model.module):
         roads = roads_of(model).items()
         return {at: (STATES,) * bool(states) + (ATTENTION,) * bool(reads) for at, (states, reads) in roads}
@@ -78,7 +78,7 @@ def parts_of(model: Model, batch: Batch) -> dict[int, tuple[str, ...]]:
     found = {}
     for index, layer in enumerate(trace.layers):
         count = len(layer.recurrences) + len(getattr(layer, "borrowed", ()))
-        found[model.layer_numbers[index]] = trace.linearized[index].parts[:count] if count > 1 else ()
+        found[model.layer_numbers[index]] = trace.linearized[index].parts[:count] if count > 1 else (ONE,)
     return found
 
 

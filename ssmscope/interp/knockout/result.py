@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -31,11 +31,14 @@ class Cut:
     last: int
     head: int | None = None
     part: str = ""
+    attention: bool = field(default=False, compare=False)
+    """True if the layer only has softmax attention."""
 
     @property
     def name(self) -> str:
         layers = f"layer {self.first}" if self.first == self.last else f"layers {self.first}–{self.last}"
-        return layers + (f", head {self.head}" if self.head is not None else "") + (f", {self.part}" * bool(self.part))
+        part = self.part or "attention" * self.attention
+        return layers + (f", head {self.head}" if self.head is not None else "") + f" ({part})" * bool(part)
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,9 @@ class Knockout(Result, kind="knockout"):
         has = [f"is {numbers.number(v)}" for v in self.logit] if self.of_numbers else None
         has = [f"has the probability {p:.3f}" for p in self.probability] if has is None else has
         answers = [*zip(self.answers, has)][:NAMED_ANSWERS]
-        yield from self.opening(*(f"“{visible(answer)}” {what} with nothing cut." for answer, what in answers))
+        told = [f"“{visible(answer)}” {what} with nothing cut." for answer, what in answers]
+        told[-1] += f" Below: {'' if self.of_numbers else 'relative '}changes."
+        yield from self.opening(*told)
         rows = [at for at, cut in enumerate(self.cuts) if cut.head is None]
         if self.by == "head":
             largest = np.abs(self.changes[..., 0]).max(0)

@@ -60,7 +60,7 @@ def patch(
     data: Annotated[
         str | PairData | list[Any] | None,
         "Pairs instead: a csv or jsonl file with the columns clean, corrupted and target, or a generated set.",
-        Reads("data"),
+        Reads("pairs"),
         Metavar("PAIRS"),
     ] = None,
     sites: Annotated[
