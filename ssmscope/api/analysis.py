@@ -28,10 +28,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 from ssmscope.api.analyses import ANALYSES, analysis_of
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import MODEL_KINDS, TEXTS, Input, Named, is_named
+from ssmscope.api.limits import Limits
 from ssmscope.api.options import Option, asked, noted, plain
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
+from ssmscope.core.heads import reordered_names
 from ssmscope.core.known_models import DTYPES
 from ssmscope.errors import InputError, did_you_mean
 
@@ -72,7 +74,8 @@ class Analysis:
         writes: True if it writes its own files into the directory `out`, which it requires.
         then: the command line to try next, with {model} and {out}, if it writes its own files.
         sharded: True if it goes over a data set by `ssmscope.api.sharding.parts.over`.
-        scores: names without brackets of its results' scores (`Result.card_scores`).
+        scores: names of its results' scores (`Result.card_scores`), with the limits of each if given as a mapping. A
+            bracket holds an option, of whose values each is a score, or in capitals what stands there.
         dimensions: rows of a scorecard that its scores have.
     """
 
@@ -93,7 +96,7 @@ class Analysis:
     writes: bool = False
     then: str = ""
     sharded: bool = False
-    scores: tuple[str, ...] = ()
+    scores: Mapping[str, Limits] | Sequence[str] = ()
     dimensions: tuple[Dimension, ...] = ()
 
     @property
@@ -200,7 +203,9 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
             options = declared.checked(kwargs, number)
             from ssmscope.core.intercept import out_of_inference
 
-            token, notes = asked.set(declared.recorded(options)), noted.set([])
+            lead = args[0] if args else kwargs.get("model")
+            told = list(filter(None, map(reordered_names, lead if isinstance(lead, list | tuple) else [lead])))
+            token, notes = asked.set(declared.recorded(options)), noted.set(told)
             try:
                 with out_of_inference():
                     if declared.pair is not None and isinstance(given[0], list | tuple):
