@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from ssmscope.api.limits import SHARES
 from ssmscope.api.results import Result
-from ssmscope.api.scores import HIGHER, LOWER, Score, ScoreMaker, unordered
+from ssmscope.api.scores import HIGHER, LOWER, SHARE_UNIT, Score, ScoreMaker, unordered
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, short_cell, table
@@ -72,8 +73,8 @@ class Benchmarks(Result, kind="evaluate"):
     def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
         make = ScoreMaker(self, models)
         for at, one in enumerate(self.scores):
-            share = 0 <= one.estimate.value <= 1 and one.measure.startswith(("accuracy", "acc", "exact"))
-            unit = "%" if share else "nats" if one.measure == "cross-entropy" else ""
+            share = 0 <= one.estimate.value <= 1 and one.measure.startswith(SHARES)
+            unit = SHARE_UNIT if share else "nats" if one.measure == "cross-entropy" else ""
             name = one.measure if one.shots is None else f"{one.measure}[{one.task}]"
             values = {} if self.values is None else {"above": self.values[:, at]}
             each = values or (unordered(one.estimate.value, one.examples) if share else {})
