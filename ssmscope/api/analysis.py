@@ -35,6 +35,7 @@ from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
 from ssmscope.core.heads import reordered_names
 from ssmscope.core.known_models import DTYPES
+from ssmscope.data.labels import data_notes
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -205,6 +206,7 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
 
             lead = args[0] if args else kwargs.get("model")
             told = list(filter(None, map(reordered_names, lead if isinstance(lead, list | tuple) else [lead])))
+            told += [said for each in given[1:] for said in data_notes(each)]
             token, notes = asked.set(declared.recorded(options)), noted.set(told)
             try:
                 with out_of_inference():

@@ -48,8 +48,8 @@ def given_by(config: Any) -> LogitsKind:
 def reordered_names(model: Any) -> str:
     """Say that a model's own names of its classes are given in another order; empty if they are not."""
     given = getattr(model, "class_names", None)
-    own = [model.config.id2label[at] for at in range(len(given))] if given else []
-    if list(given or ()) == own or {*(given or ())} != {*own}:
+    own = [str(model.config.id2label[at]) for at in range(len(given))] if given else []
+    if given is None or list(given) == own or {*given} != {*own}:
         return ""
     return (
         f"the labels {','.join(given)} are {model.name}'s own names in another order; its logits are "
