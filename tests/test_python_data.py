@@ -176,3 +176,13 @@ def test_python_and_the_command_line_refuse_in_their_own_words(
     assert "--half-lives concerns each layer's own writes; give it without --through" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"^data=… cannot be combined with text=…, .*series=… or chat=…"):
         ssmscope.heatmap(model, data="sst2", text=["a film"])
+
+
+def test_a_models_own_names_in_another_order_are_noted(model: ssmscope.Model, path: Path) -> None:
+    turned = ssmscope.load("demo/sst2-mamba2", labels=["positive", "negative"])
+    (said,) = ssmscope.evaluate(turned, path).provenance["notes"]
+    assert "own names in another order; its logits are negative,positive" in said
+    assert ssmscope.explain(turned, ["A film."], methods=["gradxinput"]).provenance["notes"] == [said]
+    for labels in (["negative", "positive"], ["bad", "good"]):
+        named = ssmscope.load("demo/sst2-mamba2", labels=labels)
+        assert "notes" not in ssmscope.explain(named, ["A film."], methods=["gradxinput"]).provenance

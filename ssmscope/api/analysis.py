@@ -28,11 +28,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 from ssmscope.api.analyses import ANALYSES, analysis_of
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import MODEL_KINDS, TEXTS, Input, Named, is_named
+from ssmscope.api.limits import Limits
 from ssmscope.api.options import Option, asked, noted, plain
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
+from ssmscope.core.heads import reordered_names
 from ssmscope.core.known_models import DTYPES
+from ssmscope.data.labels import data_notes
 from ssmscope.errors import InputError, check_model, did_you_mean
 
 if TYPE_CHECKING:
@@ -72,7 +75,8 @@ class Analysis:
         writes: True if it writes its own files into the directory `out`, which it requires.
         then: the command line to try next, with {model} and {out}, if it writes its own files.
         sharded: True if it goes over a data set by `ssmscope.api.sharding.parts.over`.
-        scores: names without brackets of its results' scores (`Result.card_scores`).
+        scores: names of its results' scores (`Result.card_scores`), with the limits of each if given as a mapping. A
+            bracket holds an option, of whose values each is a score, or in capitals what stands there.
         dimensions: rows of a scorecard that its scores have.
     """
 
@@ -93,7 +97,7 @@ class Analysis:
     writes: bool = False
     then: str = ""
     sharded: bool = False
-    scores: tuple[str, ...] = ()
+    scores: Mapping[str, Limits] | Sequence[str] = ()
     dimensions: tuple[Dimension, ...] = ()
 
     @property
@@ -216,7 +220,10 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
             options = declared.checked(kwargs, number)
             from ssmscope.core.intercept import out_of_inference
 
-            token, notes = asked.set(declared.recorded(options)), noted.set([])
+            lead = args[0] if args else kwargs.get("model")
+            told = list(filter(None, map(reordered_names, lead if isinstance(lead, list | tuple) else [lead])))
+            told += [said for each in given[1:] for said in data_notes(each)]
+            token, notes = asked.set(declared.recorded(options)), noted.set(told)
             try:
                 with out_of_inference():
                     if declared.pair is not None and isinstance(given[0], list | tuple):

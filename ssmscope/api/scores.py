@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ssmscope.api.results import Result
 
 HIGHER, LOWER = "higher", "lower"
+SHARE_UNIT = "share"
 
 
 class Changed(NamedTuple):
@@ -57,8 +58,8 @@ class Score:
     better: str
     """ "higher" or "lower"; empty if neither is better."""
     unit: str
-    """ "%" for a share between 0 and 1, which views show in percent; "nats", "tokens" and so on; empty for a plain
-    number."""
+    """Unit of the value: "share" for a share of 1, which views show in percent; "nats", "tokens" and so on; empty for a
+    plain number."""
     examples: np.ndarray | None = None
     """(examples, 2) in the order of the data: `value` is the sum of the first column divided by that of the second,
     which is 1 throughout for a mean. None if the number is no such ratio."""
@@ -118,7 +119,7 @@ class ScoreMaker:
         name: str,
         found: Estimate,
         better: str,
-        unit: str = "%",
+        unit: str = SHARE_UNIT,
         *,
         above: np.ndarray | None = None,
         below: np.ndarray | None = None,

@@ -45,6 +45,18 @@ def given_by(config: Any) -> LogitsKind:
     return "numbers" if problem == "regression" or config.num_labels == 1 else "classes"
 
 
+def reordered_names(model: Any) -> str:
+    """Say that a model's own names of its classes are given in another order; empty if they are not."""
+    given = getattr(model, "class_names", None)
+    own = [str(model.config.id2label[at]) for at in range(len(given))] if given else []
+    if given is None or list(given) == own or {*given} != {*own}:
+        return ""
+    return (
+        f"the labels {','.join(given)} are {model.name}'s own names in another order; its logits are "
+        f"{','.join(own)}: leave labels out unless its names are wrong"
+    )
+
+
 def check_class_names(module: Any, names: Any, model: str) -> None:
     """Raise InputError unless names are None, or a classifier's: as many as its outputs, texts that differ."""
     if names is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ssmscope.errors import InputError
 
@@ -65,6 +65,23 @@ def match_labels(
         return None
     shown = ", ".join(f"{label} = {classes[found[label]]}" for label in labels[:12] if how)
     return Matched(found, how and f"the labels of {place} are matched with the model's classes {how}: {shown}")
+
+
+MAX_REPEATED = 0.05
+"""Share of an example set from which on repeated texts are noted."""
+
+
+def data_notes(data: Any) -> list[str]:
+    """Return notes on labelled data: one class alone, repeated texts."""
+    labels, texts = ({*map(int, getattr(data, "labels", ()))}, getattr(data, "texts", ()))
+    if len(getattr(data, "label_names", ())) == 0 or not labels:
+        return []
+    found = []
+    if len(labels) == 1 and len(data) > 1:
+        found.append(f"{data.name} has one class alone, {data.label_names[min(labels)]}: accuracy is that of one class")
+    if (repeated := len(texts) - len({*texts})) > MAX_REPEATED * len(texts):
+        found.append(f"{repeated:,} of the {len(texts):,} texts of {data.name} are repeated: intervals are too narrow")
+    return found
 
 
 def _begun(labels: Sequence[str], classes: Sequence[str]) -> dict[str, int]:

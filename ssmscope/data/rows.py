@@ -128,6 +128,10 @@ QUOTED_TSV: dict[str, Any] = {"delimiter": "\t", "strict": True}
 PLAIN_TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 
 
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab"}
+"""Separators of a csv file; the first of these in its header separates it."""
+
+
 def _is_quoted(content: str) -> bool:
     """Return True if quotes in a tab-separated table are not part of the text, as in most, but enclose what no plain
     field can hold: line ends, tabs or doubled quotes."""
@@ -150,11 +154,13 @@ def _is_quoted(content: str) -> bool:
 
 def read_table(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a csv or tsv file below its header, ignoring blank lines and empty fields beyond the header; a
-    short row has None in its missing columns."""
-    content, separator = read_text(path, str(path)), "comma"
-    dialect = CSV
+    short row has None in its missing columns. A csv file may have other `SEPARATORS`."""
+    content = read_text(path, str(path))
+    first = content.lstrip().partition("\n")[0]
+    dialect = {**CSV, "delimiter": next((each for each in SEPARATORS if each in first), ",")}
     if path.suffix.lower() == ".tsv":
-        dialect, separator = QUOTED_TSV if _is_quoted(content) else PLAIN_TSV, "tab"
+        dialect = QUOTED_TSV if _is_quoted(content) else PLAIN_TSV
+    separator = SEPARATORS[dialect["delimiter"]]
     lines = csv.reader(io.StringIO(content, newline=""), **dialect)
     rows: list[dict[str, Any]] = []
     header: list[str] = []
@@ -223,9 +229,12 @@ READERS = {".csv": read_table, ".tsv": read_table, ".jsonl": read_jsonl, ".parqu
 
 def checked_column(row: Row, column: str) -> Any:
     if column not in row:
-        found = ", ".join(str(name) for name in row if name is not None) or "none"
+        names = [str(name) for name in row if name is not None]
+        found = ", ".join(name if name == name.strip() else repr(name) for name in names) or "none"
         where = row.place if row.number == 1 else row.where
-        raise InputError(f"{where} has no column '{column}'; its columns are {found:.300}")
+        alike = next((repr(name) for name in names if name.strip().lower() == column), "one" * (len(names) > 1))
+        advice = f"rename {alike} to '{column}'" if alike else "add it"
+        raise InputError(f"{where} has no column '{column}'; its columns are {found:.300}: {advice}")
     return row[column]
 
 

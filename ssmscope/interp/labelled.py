@@ -154,6 +154,9 @@ def class_ids(model: Model, data: PixelData | TextData | SequenceData) -> Int[np
         return np.array([found.classes[name] for name in ours])[labels]
     given, known = (", ".join(names[:12]) for names in (ours, theirs))
     advice = "give data of these"
+    if len(ours) == len(theirs):
+        named = ",".join(ours[:12])
+        advice += f"; if {given} mean the same, in this order, give labels=[…] (--labels {named})"
     if is_unnamed(theirs):
         advice = "say which is which by labels=[…] (--labels A,B,…), in the order of its logits"
     raise InputError(f"{data.name} has the classes {given}; {model.name} tells apart {known}: {advice}")

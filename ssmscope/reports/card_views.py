@@ -9,7 +9,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ssmscope.api.scores import HIGHER, LOWER, Score
+from ssmscope.api.scores import HIGHER, LOWER, SHARE_UNIT, Score
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import figure as plot
 from ssmscope.render.letters import short_name
@@ -32,7 +32,7 @@ WIDTH, HEIGHT, SIDE = 132, 18, 5
 def shown(score: Score, found: Estimate | None = None) -> str:
     """Format a score, or a difference of such scores, with its interval, without its unit unless in percent."""
     found = interval(score) if found is None else found
-    if score.unit == "%":
+    if score.unit == SHARE_UNIT:
         return in_percent(found)
     if math.isnan(found.value):
         return "not defined"

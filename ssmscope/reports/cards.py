@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCard
 from yaml import YAMLError
 
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER
-from ssmscope.api.scores import Score
+from ssmscope.api.scores import SHARE_UNIT, Score
 from ssmscope.api.writing import write_whole
 from ssmscope.data.text import LINE_SOURCES, SOURCES
 from ssmscope.errors import InputError
@@ -121,9 +121,8 @@ def _table(measured: list[_Measured]) -> Table:
         data = _data(provenance)
         on = f"{data['name']} ({data['split']})" if data else ""
         count = number_cell(one.count) if one.count else Cell()
-        shown = Cell(interval(one), digits=3 if one.unit == "%" else None)
-        unit = "share" if one.unit == "%" else one.unit
-        rows.append(((one.name,), (shown, Cell(text=unit), Cell(text=one.better), Cell(text=on), count)))
+        shown = Cell(interval(one), digits=3 if one.unit == SHARE_UNIT else None)
+        rows.append(((one.name,), (shown, Cell(text=one.unit), Cell(text=one.better), Cell(text=on), count)))
     columns = ("value", "unit", "better", "data", "examples")
     return Table(("score",), columns, tuple(rows), "In brackets: the 95 % interval.", every=len(rows))
 
@@ -136,7 +135,7 @@ def _eval_results(report: Report, model: str) -> Iterator[EvalResult]:
         if data is None or math.isnan(one.value):
             continue
         source = {**SOURCES, **LINE_SOURCES}.get(data["name"])
-        args: dict[str, Any] = {"unit": "share" if one.unit == "%" else one.unit} if one.unit else {}
+        args: dict[str, Any] = {"unit": one.unit} if one.unit else {}
         args |= {"better": one.better} if one.better else {}
         ends = interval(one)
         args |= {"interval": [_rounded(ends.low), _rounded(ends.high)], "level": 0.95} if ends.low < ends.high else {}

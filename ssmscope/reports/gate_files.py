@@ -59,7 +59,7 @@ def told(gate: Gate) -> str:
 
 
 def reason(gate: Gate) -> str:
-    """Say why a gate is undecided and how many examples would decide; empty for others."""
+    """Say why a gate is undecided or has no score, and how many examples would decide; empty for others."""
     return gate.reason + f"; about {gate.needed:,} examples would decide" * bool(gate.needed)
 
 

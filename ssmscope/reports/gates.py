@@ -10,14 +10,18 @@ also needs a binomial probability of at most (1 − L) / m at the limit; that of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ssmscope.api.analysis import Call
 from ssmscope.api.dimensions import dimension_of
+from ssmscope.api.limits import ANY, SHARE, SHARES, Limits
 from ssmscope.api.scores import HIGHER, LOWER, Score, is_paired
 from ssmscope.core.bootstrap import TAIL, Estimate
 from ssmscope.errors import InputError, did_you_mean, nearest
+from ssmscope.interp.methods import method_names
 from ssmscope.render.numbers import counted
 from ssmscope.reports.intervals import chance_beyond, counts_of, difference, interval
 from ssmscope.reports.plan import Plan
@@ -48,7 +52,7 @@ class Gate:
     reference: Score | None = None
     """The score with which it is compared; None for a limit."""
     reason: str = ""
-    """Why the gate is undecided; empty for others."""
+    """Why the gate is undecided, or has no score; empty for others."""
     needed: int = 0
     """Examples that would decide, see `examples_needed`; 0 for a gate that is decided, or if unknown."""
 
@@ -67,14 +71,19 @@ class _Read(NamedTuple):
 
 
 def report_gates(report: Report, requirements: Sequence[Requirement], baseline: Sequence[Score]) -> tuple[Gate, ...]:
-    """Decide the requirements on a report's scores. One whose score is missing while jobs have failed is undecided.
-    Raise InputError as `decide` does."""
-    scores = report_scores(report)
-    if any(entry.state in (FAILED, MISSING) for entry in report.entries):
-        absent = [one for one in requirements if not _has(one, scores)]
-        kept = decide([one for one in requirements if one not in absent], scores, baseline)
-        return (*kept, *map(_unmeasured, absent))
-    return decide(requirements, scores, baseline)
+    """Decide the requirements on a report's scores. One that `decide` refuses is missed, or undecided if its score is
+    missing while jobs have failed."""
+    scores, kept, others = report_scores(report), [], []
+    failed = any(entry.state in (FAILED, MISSING) for entry in report.entries)
+    for one in requirements:
+        try:
+            decide([one], scores, baseline)
+            kept.append(one)
+        except InputError as error:
+            unmeasured = failed and not _has(one, scores)
+            reason = "not measured, because a job failed" if unmeasured else str(error).partition(f"{_told(one)}: ")[2]
+            others.append(_unread(one, UNDECIDED if unmeasured else MISSED, reason or str(error)))
+    return (*decide(kept, scores, baseline), *others)
 
 
 def decide(
@@ -95,9 +104,10 @@ def decide(
 
 def check(requirements: Sequence[Requirement], plan: Plan, baseline: Sequence[Score] = ()) -> None:
     """Check requirements before anything runs. Raise InputError if one names a model that the plan does not have or a
-    score that none of its verbs has, compares a model with itself, or reads a score that the baseline lacks."""
+    score that none of its verbs has, has a limit that the score cannot reach, compares a model with itself, or reads a
+    score that the baseline lacks."""
     models = [model.name for model in plan.models]
-    names = [name for call in plan.calls for name in call.call.analysis.scores]
+    declared = dict(each for call in plan.calls for each in _declared(call.call))
     benchmarks = any(call.call.options.get("tasks") for call in plan.calls if call.call.name == "evaluate")
     for one in requirements:
         reference = None if one.reference == BASELINE else one.reference
@@ -109,12 +119,43 @@ def check(requirements: Sequence[Requirement], plan: Plan, baseline: Sequence[Sc
             raise InputError(f"{_told(one)} compares models, but {apart}; give limits")
         if reference is not None and not {*(models if one.model is None else [one.model])} - {reference}:
             raise InputError(f"{_told(one)} compares {reference} with itself; add another model")
-        name = one.name.partition("[")[0]
-        if name not in names and not benchmarks:
-            has = _listed(list(dict.fromkeys(names)), name) if names else "none"
-            raise InputError(f"{_told(one)}: no verb of the plan has a score {name!r}; the scores are {has}")
+        limits = next((each for name, each in declared.items() if _stands_for(name, one.name)), None)
+        if limits is None and not benchmarks:
+            has = _listed(list(declared), one.name) if declared else "none"
+            raise InputError(f"{_told(one)}: no verb of the plan has a score {one.name!r}; the scores are {has}")
+        _check_limit(one, limits or (SHARE if one.name.startswith(SHARES) else ANY))
         if one.reference == BASELINE:
             _named(one, baseline, "the baseline")
+
+
+def _declared(call: Call) -> Iterator[tuple[str, Limits]]:
+    """Yield the names of a call's scores as they are written, with their limits."""
+    scores = call.analysis.scores
+    for name in scores:
+        base, _, variant = name.removesuffix("]").partition("[")
+        written = (
+            [f"{base}[{each}]" for each in method_names(call.options[variant])] if variant in call.options else [name]
+        )
+        yield from ((each, scores[name] if isinstance(scores, Mapping) else ANY) for each in written)
+
+
+def _stands_for(declared: str, name: str) -> bool:
+    """Return True if a declared name is this one, or has capitals in place of what its bracket holds."""
+    base, _, variant = declared.partition("[")
+    return declared == name or (re.search("[A-Z]", variant) is not None and name.startswith(f"{base}["))
+
+
+def _check_limit(requirement: Requirement, limits: Limits) -> None:
+    """Raise InputError for a limit that no score of this name can reach, or in percent of what is no share."""
+    value = requirement.limit
+    if requirement.percent and not limits.is_share:
+        raise InputError(f"{_told(requirement)}: {requirement.name} is no share; give a number without %")
+    if margin := requirement.reference is not None:
+        limits = Limits(0, limits.high if limits.is_share else math.inf, limits.is_share)
+    if not limits.low <= value <= limits.high:
+        hint = f": write {value / 100:g} or {value:g} %" if limits.is_share and 1 < value <= 100 else ""
+        name = "the margin of " * margin + requirement.name
+        raise InputError(f"{_told(requirement)}: {name} is {limits.told}{hint}")
 
 
 def _decided(read: _Read, with_level: int) -> Gate:
@@ -178,10 +219,10 @@ def _apart(name: str) -> str:
     return "" if found is None else found.apart
 
 
-def _unmeasured(requirement: Requirement) -> Gate:
+def _unread(requirement: Requirement, state: str, reason: str) -> Gate:
     nothing = Estimate(math.nan, math.nan, math.nan)
     score = Score(requirement.name, requirement.model or "", math.nan, math.nan, math.nan, 0, "", "")
-    return Gate(requirement, score, UNDECIDED, nothing, reason="not measured, because a job failed")
+    return Gate(requirement, score, state, nothing, reason=reason)
 
 
 # ---- the scores of a requirement

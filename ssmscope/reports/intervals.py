@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from ssmscope.api.scores import Score, is_paired
+from ssmscope.api.scores import SHARE_UNIT, Score, is_paired
 from ssmscope.core import ties
 from ssmscope.core.bootstrap import RESAMPLES, TAIL, Z_95, Estimate, estimate, ratio, resampled_sums, wilson_interval
 
@@ -51,7 +51,7 @@ def counts_of(score: Score) -> Counts | None:
     None for other numbers."""
     if score.examples is not None and len(score.examples):
         return Counts(*score.examples.sum(0).astype(int).tolist()) if is_share(score.examples) else None
-    if score.low == score.high and score.value in (0, 1) and score.unit == "%" and score.count > 1:
+    if score.low == score.high and score.value in (0, 1) and score.unit == SHARE_UNIT and score.count > 1:
         return Counts(round(score.value * score.count), score.count)
     return None
 

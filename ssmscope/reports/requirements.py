@@ -1,7 +1,7 @@
 """Requirements on a report's scores, as they are written on the command line and in plans.
 
-    NAME <= NUMBER [at LEVEL %] [for MODEL]
-    NAME no worse than REFERENCE [by NUMBER] [at LEVEL %] [for MODEL]
+    NAME <= NUMBER [%] [at LEVEL %] [for MODEL]
+    NAME no worse than REFERENCE [by NUMBER [%]] [at LEVEL %] [for MODEL]
 
 REFERENCE is `baseline`, an earlier report, or a model of the same report.
 """
@@ -31,11 +31,10 @@ MIN_LEVEL = 0.5
 """Lower end of the confidence levels; at it a one-sided bound is the estimate."""
 
 _NUMBER = r"[-+−]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_SIZE = rf"(?P<limit>{_NUMBER})(?P<percent>\s*%)?"
 _TAIL = rf"(?P<tail>(?:\s+at\s+(?P<level>{_NUMBER})\s*%)?(?:\s+for\s+(?P<model>\S.*))?)\s*"
-_LIMIT = re.compile(rf"\s*(?P<name>\S.*?)\s*(?P<operator><=|>=|≤|≥|<|>)\s*(?P<limit>{_NUMBER}){_TAIL}")
-_NO_WORSE = re.compile(
-    rf"\s*(?P<name>\S.*?)\s+no\s+worse\s+than\s+(?P<reference>\S.*?)(?:\s+by\s+(?P<limit>{_NUMBER}))?{_TAIL}"
-)
+_LIMIT = re.compile(rf"\s*(?P<name>\S.*?)\s*(?P<operator><=|>=|≤|≥|<|>)\s*{_SIZE}{_TAIL}")
+_NO_WORSE = re.compile(rf"\s*(?P<name>\S.*?)\s+no\s+worse\s+than\s+(?P<reference>\S.*?)(?:\s+by\s+{_SIZE})?{_TAIL}")
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,15 @@ class Requirement:
     operator: str
     """One of `OPERATORS`; empty for "no worse than"."""
     limit: float
-    """The limit, or the margin of "no worse than"."""
+    """The limit, or the margin of "no worse than"; of a share from 0 to 1."""
     reference: str | None
     """`BASELINE` or a model of the report; None for a limit."""
     level: float | None
     """Confidence as a share; None if the estimate decides."""
     model: str | None
     """The one model from which it is required; None for all that have the score."""
+    percent: bool = False
+    """True if the limit was written in percent."""
 
 
 def requirement_texts(given: object) -> tuple[str, ...]:
@@ -76,6 +77,8 @@ def read_requirement(text: str) -> Requirement:
     if not named or re.search(r"\s(by|at)\s", named.get("reference", "")):
         _refuse(text)
     limit = 0.0 if named["limit"] is None else _number(named["limit"])
+    percent = named["percent"] is not None
+    limit = round(limit / 100, 15) if percent else limit
     level = None if named["level"] is None else round(_number(named["level"]) / 100, 12)
     if level is not None and not MIN_LEVEL < level < 1:
         given = f"{named['level']} %"
@@ -90,6 +93,7 @@ def read_requirement(text: str) -> Requirement:
         reference=named.get("reference"),
         level=level,
         model=None if named["model"] is None else named["model"].strip(),
+        percent=percent,
     )
 
 
@@ -111,9 +115,7 @@ def _number(text: str) -> float:
 
 def _refuse(text: str) -> NoReturn:
     hint = ""
-    if re.search(rf"(<=|>=|≤|≥|<|>|by)\s*{_NUMBER}\s*%", text):
-        hint = "; a limit is a plain number, 0.2 for 20 %"
-    elif re.search(rf"\sat\s+{_NUMBER}(?!\s*%)", text):
+    if re.search(rf"\sat\s+{_NUMBER}(?!\s*%)", text):
         hint = "; a level ends in %, as in 'at 95 %'"
     elif re.search(r"[^<>]==?\s*", text):
         hint = "; the comparisons are <=, >=, < and >"

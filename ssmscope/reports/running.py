@@ -105,8 +105,7 @@ def run_plan(
 
     Raises:
         InputError: another process uses the directory, it cannot be written to, the engine cannot start, the page or
-            the tables cannot be written (finished results stay), or, after the report is written without gates, a
-            requirement names what the report does not have.
+            the tables cannot be written (finished results stay).
     """
     with locked(root):
         store = JobStore(root)
@@ -123,19 +122,13 @@ def run_plan(
                 report = replace(report, entries=report.entries + _entries(make_jobs(next_), store, engine))
         with write_errors_explained(root):
             store.clear({entry.key for entry in report.entries})
-        refusal = None
-        try:
-            report = replace(report, gates=report_gates(report, requirements, baseline))
-        except InputError as error:
-            refusal = error
+        report = replace(report, gates=report_gates(report, requirements, baseline))
         try:
             with write_errors_explained(root):
                 _write(report, root)
                 write_gates(report.gates, root, title=report.title, strict=strict)
         except InputError as error:
             raise InputError(f"{error}; the results stay, and the same command writes the page") from error
-    if refusal is not None:
-        raise refusal
     return report
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ssmscope.api.dimensions import Dimension, dimensions
-from ssmscope.api.scores import HIGHER, LOWER, Score
+from ssmscope.api.scores import HIGHER, LOWER, SHARE_UNIT, Score
 from ssmscope.core.bootstrap import TAIL, Estimate
 from ssmscope.core.ties import descending
 from ssmscope.reports.intervals import difference, interval
@@ -70,7 +70,7 @@ class Row:
         numbers = [n for one in map(interval, found) for n in (one.value, one.low, one.high) if math.isfinite(n)]
         numbers = numbers or [0.0, 1.0]
         low, high = min(numbers), max(numbers)
-        if found[0].unit == "%" and low >= 0:
+        if found[0].unit == SHARE_UNIT and low >= 0:
             return 0.0, max(1.0, high)
         room = 0.08 * (high - low) or max(abs(high), 1e-3)
         return low - room, high + room

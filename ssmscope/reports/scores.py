@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ssmscope.api.jsonable import decode_fields, encode_fields
-from ssmscope.api.scores import Score
+from ssmscope.api.scores import SHARE_UNIT, Score
 from ssmscope.api.writing import write_whole
 from ssmscope.errors import InputError
 
@@ -51,10 +52,11 @@ def read_scores(where: str | os.PathLike[str]) -> list[Score]:
 
 
 def _checked(score: Score) -> Score:
-    """Return a score that was read. Raise ValueError if its examples are not (examples, 2) finite numbers."""
+    """Return a score that was read, "%" of older files as "share". Raise ValueError if its examples are not
+    (examples, 2) finite numbers."""
     each = score.examples
     if each is not None and not (each.dtype.kind in "biuf" and each.ndim == 2 and each.shape[1] == 2):
         raise ValueError(f"the examples of {score.name} are {each.dtype} {each.shape}, not numbers (examples, 2)")
     if each is not None and not np.isfinite(each).all():
         raise ValueError(f"the examples of {score.name} are not finite")
-    return score
+    return replace(score, unit=SHARE_UNIT) if score.unit == "%" else score

@@ -131,7 +131,11 @@ def test_labels_are_read_by_the_names_or_the_ids_of_a_model(tmp_path):
     [
         ("text,label\n", "holds no rows"),
         ("", "holds no rows"),
-        ("sentence,label\nx,1\n", "no column 'text'; its columns are sentence, label"),
+        ("sentence,label\nx,1\n", "no column 'text'; its columns are sentence, label: rename one to 'text'"),
+        ("Text,Label\nx,1\n", "no column 'text'; its columns are Text, Label: rename 'Text' to 'text'"),
+        ("text, label\nx,1\n", "no column 'label'; its columns are text, ' label': rename ' label' to 'label'"),
+        ("text\nx\n", "no column 'label'; its columns are text: add it"),
+        ("text;label\nx;1;2\n", "put a text that holds a semicolon in double quotes"),
         ("text,class\nx,1\n", "no column 'label'; its columns are text, class"),
         ("text,label\nx,1\n  ,0\n", "row 2 .* empty text"),
         ("text,label\nx,1\ny,\n", "row 2 .* no label"),
@@ -271,3 +275,14 @@ def test_the_real_data_sets_have_their_known_sizes(real_data, name, split, size)
     data = load_text(name, split)
     assert len(data) == size
     assert set(data.labels) == set(range(len(SOURCES[name].labels)))
+
+
+@pytest.mark.parametrize("separator", ";\t")
+def test_a_csv_file_that_no_commas_separate(tmp_path, separator):
+    file = tmp_path / "rows.csv"
+    file.write_text(f'text{separator}label\nA film, a good one{separator}1\n"a{separator}b"{separator}0\n')
+    found = load_text(file)
+    assert (found.texts, found.labels) == (("A film, a good one", f"a{separator}b"), (1, 0))
+    file.write_text("text,label;note\nA film;a good one,1\n")
+    with pytest.raises(InputError, match="no column 'label'; its columns are text, label;note"):
+        load_text(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,33 @@ def test_accuracy_and_cross_entropy() -> None:
     assert found.values[:, 0].tolist() == [1, 1, 0, 1]
     assert found.values[:, 1] == pytest.approx([0.1269280, 0.1269280, 2.1269280, 0.3132617], abs=1e-6)
     assert found.provenance["data"]["examples"] == 4 and found.provenance["options"]["batch_size"] == 3
+
+
+def test_accuracy_by_class_and_the_largest_losses() -> None:
+    found = ssmscope.evaluate(bag(MODEL), texts(*LINES))
+    _, by_class, worst = found.tables()
+    assert [labels for labels, _ in by_class.rows] == [("bad",), ("good",)]
+    # Wilson's lower ends of 1 in 2 and of 2 in 2.
+    ends = [(cells[0].found.value, cells[0].found.low, cells[1].value) for _, cells in by_class.rows]
+    assert ends == [(0.5, pytest.approx(0.0945312), "2"), (1.0, pytest.approx(0.3423802), "2")]
+    assert [labels for labels, _ in worst.rows][:2] == [("2", "bad"), ("3", "good")] and len(worst.rows) == 4
+    shown = [[cell.value for cell in cells] for _, cells in worst.rows]
+    assert shown[:2] == [["2.13", "wrong", "good"], ["0.31", "right", "good bad"]]
+    # Another order of the data's classes changes no row.
+    turned = ssmscope.evaluate(bag(MODEL), text_data("toy", "test", LINES, [1, 0, 1, 0], LABELS[::-1]))
+    assert turned.tables()[1] == by_class and turned.tables()[2].rows[:2] == worst.rows[:2]
+
+
+def test_one_class_and_repeated_texts_are_noted() -> None:
+    def notes(lines: Sequence[str], labels: list[int], verb: str = "evaluate") -> list[str]:
+        data = text_data("toy", "test", lines, labels, LABELS)
+        return getattr(ssmscope, verb)(bag(MODEL), data).provenance.get("notes", [])
+
+    assert notes(LINES, [0, 1, 0, 1]) == ["1 of the 4 texts of toy are repeated: intervals are too narrow"]
+    alone = ["toy has one class alone, good: accuracy is that of one class"]
+    assert notes(["bad", "good"], [1, 1]) == notes(["bad", "good"], [1, 1], "position") == alone
+    many = ["bad " * at for at in range(1, 41)]
+    assert notes(many, [0, 1] * 20) == notes([*many[:-2], "bad ", "bad bad "], [0, 1] * 20) == []
 
 
 def test_classes_are_matched_by_name_and_batches_change_nothing() -> None:

@@ -32,7 +32,7 @@ def plan(*models, **options):
 
 def shares(right: int, model="a", *, of=100, ids="same") -> Score:
     examples = np.stack([np.arange(of) < right, np.ones(of)], axis=1).astype(float)
-    return replace(score(right / of, model, examples=examples, ids=ids), unit="%")
+    return replace(score(right / of, model, examples=examples, ids=ids), unit="share")
 
 
 def states(texts, scores, baseline=()):
@@ -231,6 +231,12 @@ class TestRefusals:
                 "acuracy >= 0.5",
                 "has a score 'acuracy'; the scores are accuracy, cross-entropy; did you mean 'accuracy'?",
             ),
+            ("accuracy >= 79", "accuracy is a share from 0 to 1: write 0.79 or 79 %"),
+            ("accuracy >= -3", "accuracy is a share from 0 to 1"),
+            ("accuracy >= 120 %", "accuracy is a share from 0 to 1"),
+            ("accuracy no worse than demo/a by 2", "the margin of accuracy is a share from 0 to 1: write 0.02 or 2 %"),
+            ("cross-entropy <= -1", "cross-entropy is a number of at least 0"),
+            ("cross-entropy <= 5 %", "cross-entropy is no share; give a number without %"),
             ("cross-entropy no worse than baseline", "the baseline has no score 'cross-entropy'; it has accuracy"),
         ],
     )
@@ -238,6 +244,27 @@ class TestRefusals:
         with pytest.raises(InputError) as refused:
             check([read_requirement(text)], plan("demo/a", "demo/c"), [score(0.5)])
         assert says in str(refused.value) and str(refused.value).startswith(f"require {text!r}")
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("noise.drop <= 5 at 95 %", "noise.drop is a share of at most 1: write 0.05 or 5 %"),
+            ("noise.drop[10 %] <= 19.5", "noise.drop[10 %] is a share of at most 1: write 0.195 or 19.5 %"),
+            ("sanity[lrp] <= 50", "sanity[lrp] is a number from -1 to 1"),
+            ("fidelity >= 0.1", "has a score 'fidelity'; the scores are noise.drop, noise.drop[RATE %], "),
+            ("fidelity >= 0.1", "did you mean 'fidelity[lrp]' or 'fidelity[survival]'?"),
+            ("fidelity[lpr] >= 0.1", "did you mean 'fidelity[lrp]'"),
+            ("sanity <= 0.5", "did you mean 'sanity[lrp]'"),
+        ],
+    )
+    def test_names_and_limits_of_other_verbs(self, text, says):
+        verbs = [{"noise": {"data": "sst2"}}, {"fidelity": {"data": "sst2", "methods": ["lrp", "survival"]}}]
+        made = planned({"models": ["demo/a"], "analyses": [*verbs, {"sanity": {"text": "a film"}}]})
+        with pytest.raises(InputError) as refused:
+            check([read_requirement(text)], made)
+        assert says in str(refused.value)
+        fitting = ["noise.drop <= 5 %", "noise.drop >= -3", "noise.drop[10 %] <= .1", "fidelity[survival] >= 2"]
+        check([*map(read_requirement, fitting), read_requirement("sanity[lrp] <= 0.5")], made)
 
     def test_a_model_alone_has_no_other_to_compare_with(self):
         check([read_requirement("accuracy no worse than demo/a")], plan("demo/a", "demo/b"))
@@ -247,9 +274,11 @@ class TestRefusals:
     def test_benchmarks_have_the_names_of_the_harness(self):
         wanted = [read_requirement("acc,none[wnli] >= 0.5")]
         check(wanted, plan("demo/a", tasks="wnli"))
-        with pytest.raises(InputError, match="has a score 'acc,none'; the scores are accuracy, cross-entropy$"):
+        with pytest.raises(InputError, match="is a share from 0 to 1: write 0.5 or 50 %"):
+            check([read_requirement("acc,none[wnli] >= 50")], plan("demo/a", tasks="wnli"))
+        with pytest.raises(InputError, match=r"a score 'acc,none\[wnli\]'; the scores are accuracy, cross-entropy$"):
             check(wanted, plan("demo/a"))
-        with pytest.raises(InputError, match="no verb of the plan has a score 'acc,none'; the scores are none$"):
+        with pytest.raises(InputError, match="no verb of the plan has a score .*; the scores are none$"):
             check(wanted, planned({"models": ["demo/a"], "analyses": [{"heatmap": {"text": "a"}}]}))
 
 
@@ -270,6 +299,12 @@ class TestOfAReport:
         assert found[2].score.model == "b" and found[2].score.count == 0 and found[0].tail == pytest.approx(0.05)
 
     @pytest.mark.parametrize("entries", [(), (entry("words", state=LEFT_OUT),)])
-    def test_otherwise_it_is_refused(self, monkeypatch, entries):
-        with pytest.raises(InputError, match="the report has no score 'words.success'; it has accuracy"):
-            report_gates(self.report(monkeypatch, *entries), [read_requirement("words.success <= 0.5")], ())
+    def test_otherwise_it_is_missed_and_the_others_are_decided(self, monkeypatch, entries):
+        asked = ["words.success <= 0.5", "accuracy >= 0.5 at 95 %", "accuracy no worse than baseline"]
+        found = report_gates(self.report(monkeypatch, *entries), [*map(read_requirement, asked)], ())
+        assert [gate.requirement.text for gate in found] == [asked[1], asked[0], asked[2]]
+        assert [gate.state for gate in found] == ["undecided", "missed", "missed"]
+        assert found[1].reason == "the report has no score 'words.success'; it has accuracy"
+        assert found[2].reason == "the baseline has no score 'accuracy'; it has no scores"
+        # A gate without a score takes nothing of the level of the others.
+        assert found[0].tail == pytest.approx(0.05)

@@ -99,7 +99,7 @@ def test_the_worst_are_those_that_surely_lose_most(monkeypatch):
 
     def entry(name):
         found = [
-            Score(name, "own", value, low, value + 0.1, 9, "", "%", harm=harm)
+            Score(name, "own", value, low, value + 0.1, 9, "", "share", harm=harm)
             for name, value, low, harm in losses[name]
         ]
         return SimpleNamespace(

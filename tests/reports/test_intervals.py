@@ -15,7 +15,7 @@ from ssmscope.reports.intervals import Counts, chance_beyond, difference, interv
 NAN = math.nan
 
 
-def score(values, among=None, *, ids="same", unit="%") -> Score:
+def score(values, among=None, *, ids="same", unit="share") -> Score:
     values = np.asarray(values, dtype=float)
     examples = np.stack([values, np.ones(len(values)) if among is None else np.asarray(among, dtype=float)], axis=1)
     value = float(examples[:, 0].sum() / max(examples[:, 1].sum(), 1))
@@ -71,10 +71,10 @@ class TestOfOneScore:
 
     def test_resamples_that_are_all_the_same_say_nothing(self):
         assert math.isnan(interval(recorded(0.0, 0.0, 0.0)).low)
-        assert math.isnan(interval(recorded(0.5, 0.5, 0.5, count=50, unit="%")).low)
+        assert math.isnan(interval(recorded(0.5, 0.5, 0.5, count=50, unit="share")).low)
         z = NormalDist().inv_cdf(0.95)
         for value, whole in ((0.0, 0), (1.0, 50)):
-            found = interval(recorded(value, value, value, count=50, unit="%"), 0.05)
+            found = interval(recorded(value, value, value, count=50, unit="share"), 0.05)
             assert (found.low, found.high) == wilson_interval(whole, 50, z) and found.low < found.high
 
 

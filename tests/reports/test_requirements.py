@@ -34,6 +34,14 @@ def test_a_limit():
     assert read_requirement("loss > 3 at 90%").level == 0.9 and read_requirement("loss > 3 at 99.9 %").level == 0.999
 
 
+def test_a_limit_in_percent():
+    found = read_requirement("noise.drop[10 %] <= 5.7 % at 95 % for demo/sst2-mamba2")
+    assert (found.name, found.limit, found.percent, found.level) == ("noise.drop[10 %]", 0.057, True, 0.95)
+    margin = read_requirement("accuracy no worse than baseline by 1%")
+    assert (margin.limit, margin.percent, margin.reference) == (0.01, True, "baseline")
+    assert not read_requirement("noise.drop <= 0.05 at 95 %").percent
+
+
 def test_no_worse_than():
     found = read_requirement("accuracy no worse than baseline by 0.01 at 95 % for demo/sst2-mamba2")
     assert (found.name, found.operator, found.limit, found.reference) == ("accuracy", "", 0.01, "baseline")
@@ -46,8 +54,6 @@ def test_no_worse_than():
     ("text", "says"),
     [
         ("position.drop", "write 'NAME <= NUMBER'"),
-        ("accuracy >= 80 %", "a limit is a plain number, 0.2 for 20 %"),
-        ("accuracy no worse than baseline by 1 %", "a limit is a plain number"),
         ("accuracy >= 0.8 at 0.95", "a level ends in %"),
         ("accuracy == 0.8", "the comparisons are <=, >=, < and >"),
         ("accuracy >= nan", "is not understood"),

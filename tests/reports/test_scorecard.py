@@ -27,7 +27,7 @@ def score(name: str, model: str, value: float, half: float = 0.05, *, better: st
 def shares(name: str, model: str, right: np.ndarray) -> Score:
     examples = np.stack([right, np.ones(len(right))], axis=1).astype(float)
     value = float(right.mean())
-    return Score(name, model, value, value - 0.05, value + 0.05, len(right), "higher", "%", examples, "same")
+    return Score(name, model, value, value - 0.05, value + 0.05, len(right), "higher", "share", examples, "same")
 
 
 def test_a_model_is_compared_with_the_first():
@@ -142,7 +142,7 @@ def test_a_planted_loss_is_marked():
 
 
 def test_axes_of_shares_are_alike_and_others_fit():
-    every = [score("accuracy", "a", 0.5, unit="%"), score("position.drop", "a", -0.05, 0.1, unit="%")]
+    every = [score("accuracy", "a", 0.5, unit="share"), score("position.drop", "a", -0.05, 0.1, unit="share")]
     card = scorecard([*every, score("loss", "a", 3.0, 0.5)])
     ends = {row.name: row.ends for row in card.rows}
     assert ends["accuracy"] == (0.0, 1.0)
@@ -152,7 +152,7 @@ def test_axes_of_shares_are_alike_and_others_fit():
 
 
 def views():
-    every = [score(name, model, value, unit="%") for name in NAMES for model, value in (("<a>", 0.5), ("b", 0.8))]
+    every = [score(name, model, value, unit="share") for name in NAMES for model, value in (("<a>", 0.5), ("b", 0.8))]
     return scorecard([one for one in every if (one.name, one.model) != ("noise.drop", "b")])
 
 

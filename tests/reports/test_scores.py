@@ -12,11 +12,13 @@ import pytest
 
 import ssmscope
 from ssmscope.api.analyses import analyses, result_homes
+from ssmscope.api.analysis import Call
 from ssmscope.api.jsonable import encode
 from ssmscope.api.results import Result
 from ssmscope.api.scores import Score, is_paired
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
+from ssmscope.reports.gates import _declared, _stands_for
 from ssmscope.reports.scores import read_scores, write_scores
 
 
@@ -28,7 +30,7 @@ def score(model: str, values: list[float], *, among: list[float] | None = None, 
     below = np.ones(len(values)) if among is None else np.array(among)
     examples = np.stack([np.array(values), below], axis=1)
     value = float(examples[:, 0].sum() / examples[:, 1].sum())
-    return Score("words.success", model, value, value - 0.1, value + 0.2, len(values), "lower", "%", examples, ids)
+    return Score("words.success", model, value, value - 0.1, value + 0.2, len(values), "lower", "share", examples, ids)
 
 
 def test_scores_of_the_same_examples_are_paired():
@@ -45,6 +47,7 @@ def test_written_scores_are_read_back(tmp_path):
         first, second = read_scores(where)
         assert np.array_equal(first.examples, every[0].examples) and first.estimate == every[0].estimate
         assert replace(first, examples=None) == replace(every[0], examples=None)
+        assert json.loads((tmp_path / "scores.json").read_text())["scores"][0]["unit"] == "share"
         assert second.name == "loss" and math.isnan(second.low) and not second.has_interval
 
 
@@ -110,6 +113,11 @@ def test_the_examples_of_a_score_give_its_value(verb):
         assert above / below == pytest.approx(one.value, abs=1e-6), one.name
         assert bool(one.example_ids) is not one.name.startswith("position.success") and one.low <= one.value <= one.high
     assert {one.model for one in found} == {"demo/sst2-mamba2"}
+    declared = [*_declared(Call.of(verb.split()[0], ["demo/sst2-mamba2"], {"data": "sst2"}))]
+    for one in found:
+        limits = next(each for name, each in declared if _stands_for(name, one.name))
+        assert math.isnan(one.value) or limits.low <= one.value <= limits.high
+        assert limits.is_share == (one.unit == "share")
 
 
 def test_what_is_not_over_the_examples_says_so():
@@ -131,7 +139,8 @@ def test_every_analysis_names_its_scores():
         kind = importlib.import_module(homes[verb]) and Result._kinds[verb] if verb in homes else Result
         reader = kind.card_scores
         written = set(re.findall(r'(?:make|named|models\))\)?\(f?"([\w.-]+)', inspect.getsource(reader)))
-        written |= {"influence.recent"} & set(declared.scores)
-        assert written <= set(declared.scores) and (verb == "evaluate" or written == set(declared.scores)), verb
+        names = {name.partition("[")[0] for name in declared.scores}
+        written |= {"influence.recent"} & names
+        assert written <= names and (verb == "evaluate" or written == names), verb
         rows = [re.split(r"\\\[", row.pattern)[0].replace("\\", "") for row in declared.dimensions]
-        assert set(rows) <= set(declared.scores)
+        assert set(rows) <= names

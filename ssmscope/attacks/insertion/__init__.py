@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import TEXT_MODELS, Data
+from ssmscope.api.limits import DROP
 from ssmscope.api.options import REPEATED, Cache, LabelWords, Limit, Metavar, Scoring, Seed, Template
 from ssmscope.attacks.names import check_asked
 from ssmscope.core.batching import refuse_above
@@ -65,7 +66,7 @@ def _check(*, insert: str | Sequence[str], places: int | Sequence[float], **opti
     models=TEXT_MODELS,
     check=_check,
     sharded=True,
-    scores=("insertion.drop",),
+    scores={"insertion.drop": DROP},
     dimensions=(Dimension("A phrase anywhere", r"insertion\.drop", "drop at each text's worst place", 11),),
 )
 def insertion_sweep(

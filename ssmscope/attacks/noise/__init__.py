@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import TEXT_MODELS, Data
+from ssmscope.api.limits import DROP
 from ssmscope.api.options import Cache, LabelWords, Limit, Range, Seed, Template
 from ssmscope.attacks.names import check_asked
 from ssmscope.errors import InputError
@@ -35,7 +36,7 @@ def check_rates(*, rates: Sequence[float], **others: Any) -> None:
     models=TEXT_MODELS,
     check=check_rates,
     sharded=True,
-    scores=("noise.drop",),
+    scores={"noise.drop": DROP, "noise.drop[RATE %]": DROP},
     dimensions=(Dimension("Typing errors", r"noise\.drop", "average drop of accuracy", 13),),
 )
 def character_noise(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import TEXT_MODELS, Data
+from ssmscope.api.limits import DROP
 from ssmscope.api.options import Cache, LabelWords, Limit, Metavar, Range, Reads, Seed, Template
 from ssmscope.attacks.names import check_asked
 from ssmscope.errors import InputError
@@ -42,7 +43,7 @@ def check_overflow(*, lengths: Sequence[int], filler: str | None, **others: Any)
     models=TEXT_MODELS,
     check=check_overflow,
     sharded=True,
-    scores=("overflow.drop",),
+    scores={"overflow.drop[PLACE, N tokens]": DROP},
     dimensions=(Dimension("Filler", r"overflow\.drop\[after, .*\]", "drop with the longest filler", 12),),
 )
 def state_overflow(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import TEXT_MODELS, Data
+from ssmscope.api.limits import NOT_NEGATIVE, SHARE, SHARE_DIFFERENCE
 from ssmscope.api.options import Cache, LabelWords, Limit, Metavar, Progress, Range, Reads, Seed, Template
 from ssmscope.attacks.names import check_asked
 from ssmscope.errors import InputError, did_you_mean
@@ -44,7 +45,12 @@ def check_poison(*, objective: str, target: str | None, span: str | None, **othe
     dtype="float32",  # Gradients need the precision.
     check=check_poison,
     settings="train beam candidates sweeps draws detector penalty alarms",
-    scores=("poison.survival", "poison.flipped", "poison.beyond", "poison.auroc"),
+    scores={
+        "poison.survival[OBJECTIVE]": SHARE,
+        "poison.flipped[OBJECTIVE]": SHARE,
+        "poison.beyond[OBJECTIVE]": SHARE_DIFFERENCE,
+        "poison.auroc[OBJECTIVE, DETECTOR]": NOT_NEGATIVE._replace(high=1),
+    },
     dimensions=(
         Dimension(
             "Poisoning, answers", r"poison\.beyond\[\w+\]", "answers that change beyond words of equal log-odds", 14

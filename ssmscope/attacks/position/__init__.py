@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Data
+from ssmscope.api.limits import DROP, SHARE
 from ssmscope.api.options import BatchSize, Limit, Metavar, Seed
 from ssmscope.attacks.position.regions import check_places
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     models=(TEXT_CLASSIFIER, PIXEL_CLASSIFIER),
     check=check_places,
     sharded=True,
-    scores=("position.drop", "position.success"),
+    scores={"position.drop": DROP, "position.drop[REGION]": DROP, "position.success[REGION]": SHARE},
     dimensions=(
         Dimension("Noise at the ends", r"position\.drop", "average drop of accuracy", 3),
         Dimension("Another class at the ends", r"position\.drop\[other\]", "average drop of accuracy", 4),

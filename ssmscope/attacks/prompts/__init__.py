@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import TEXT_MODELS, Data
+from ssmscope.api.limits import DROP, SHARE
 from ssmscope.api.options import (
     REPEATED,
     Cache,
@@ -74,7 +75,7 @@ def check_prompts(
     models=TEXT_MODELS,
     check=check_prompts,
     sharded=True,
-    scores=("prompts.clean", "prompts.drop"),
+    scores={"prompts.clean": SHARE, "prompts.drop[ATTACK]": DROP},
     dimensions=(
         Dimension("Clean prompts", r"prompts\.clean", "accuracy", 1),
         Dimension("Prompts, 3 suffixes", r"prompts\.drop\[stresstest\]", "drop of accuracy", 8),

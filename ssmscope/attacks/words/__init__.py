@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import TEXT_MODELS, Data
+from ssmscope.api.limits import SHARE
 from ssmscope.api.options import (
     NO_EFFECT,
     Cache,
@@ -67,7 +68,7 @@ RUN = r"[^],]+(?:, \d+ queries)?"
     dtype="float32",  # Gradients need the precision.
     check=check_words,
     settings="beam flips candidates stopwords active",
-    scores=("words.success", "words.accuracy"),
+    scores={"words.success[RECIPE]": SHARE, "words.accuracy[RECIPE]": SHARE},
     dimensions=(
         Dimension("Words, 1 changed", rf"words\.accuracy\[{RUN}, 1 word\]", "accuracy under attack", 5),
         Dimension("Words, 2 changed", rf"words\.accuracy\[{RUN}, 2 words\]", "accuracy under attack", 6),

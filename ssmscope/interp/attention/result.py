@@ -197,8 +197,8 @@ NAMED_KEYS = 5
 
 
 def reads_most(text: AttendedText, row: int, most: int) -> str:
-    """Say which keys, at most `most`, the query of a row reads most, by their share of its |weight|: of a hybrid in its recurrent
-    layers and in those of attention."""
+    """Say which keys, at most `most`, the query of a row reads most, by their share of its |weight|: of a hybrid in its
+    recurrent layers and in those of attention."""
     query, shown = int(text.queries[row]), mean_maps(text)
     name = f"“{short_token(text.tokens[query], 20)}”"
     name = f"the last token {name}" if query == len(text) - 1 else f"token {query} {name}"

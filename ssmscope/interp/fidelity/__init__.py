@@ -42,7 +42,7 @@ def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
     dtype="float32",  # Gradients need the precision.
     check=check_fidelity,
     sharded=True,
-    scores=("fidelity",),
+    scores=("fidelity[methods]",),
     dimensions=(Dimension("Explanations, fidelity", r"fidelity\[.*\]", "ΔA", 17, LOGIT_SCALE),),
 )
 def fidelity_auc(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import Texts
+from ssmscope.api.limits import CORRELATION
 from ssmscope.api.options import Range, Seed
 from ssmscope.errors import InputError
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     question="Do explanations depend on what the model learnt?",
     dtype="float32",  # Gradients need the precision.
     check=check_methods,
-    scores=("sanity",),
+    scores={"sanity[methods]": CORRELATION},
     dimensions=(Dimension("Explanations, sanity", r"sanity\[.*\]", "likeness to those of random weights", 18),),
 )
 def cascading_randomisation(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Examples
+from ssmscope.api.limits import NOT_NEGATIVE, SHARE
 from ssmscope.api.options import Metavar, Option, Progress, Range, Reads, Seed
 from ssmscope.errors import InputError
 
@@ -58,7 +59,7 @@ def check_asked(*, tasks: Sequence[str] | None, include: Any, shots: int | None,
     question="How good is it, on labelled data or on the benchmarks people cite?",
     models=(TEXT_CLASSIFIER, PIXEL_CLASSIFIER, LANGUAGE_MODEL),
     check=check_asked,
-    scores=("accuracy", "cross-entropy"),
+    scores={"accuracy": SHARE, "cross-entropy": NOT_NEGATIVE},
     dimensions=(Dimension("Clean answers", r"accuracy", "accuracy", 0),),
 )
 def evaluate(

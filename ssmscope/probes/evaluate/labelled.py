@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.bootstrap import Estimate, wilson_interval
@@ -17,15 +18,28 @@ from ssmscope.interp.labelled import class_ids
 from ssmscope.interp.scoring import MEASURES, means_with_intervals, scored_examples
 from ssmscope.probes.evaluate.result import TaskScore
 
+MAX_WORST = 10
+"""Examples with the largest loss that a result shows."""
+
+
+class Labelled(NamedTuple):
+    """Fields of `Benchmarks` on labelled data, in their order."""
+
+    scores: tuple[TaskScore, ...]
+    values: Float[np.ndarray, "examples 2"]
+    classes: Int[np.ndarray, " examples"]
+    labels: tuple[str, ...]
+    worst: tuple[tuple[int, str], ...]
+
 
 def labelled_scores(
     model: Model, data: TextData | PixelData, batch_size: int, *, seed: int, progress: bool
-) -> tuple[tuple[TaskScore, TaskScore], Float[np.ndarray, "examples 2"]]:
-    """Return accuracy with Wilson's interval and cross-entropy in nats with a bootstrap interval over examples, and
-    both of every example."""
+) -> Labelled:
+    """Return accuracy with Wilson's interval and cross-entropy in nats with a bootstrap interval over examples, both of
+    every example, its class, and the examples with the largest loss."""
     if not model.is_classifier:
         raise InputError(f"{model.name} is a language model; give tasks=… in place of data")
-    class_ids(model, data)  # Classes that do not match are refused, or noted, before anything runs.
+    classes = class_ids(model, data)  # Classes that do not match are refused, or noted, before anything runs.
     order = sorted(range(len(data)), key=lambda row: len(data.texts[row]) if isinstance(data, TextData) else 0)
 
     def measure(rows: Sequence[int]) -> Columns:
@@ -44,4 +58,7 @@ def labelled_scores(
         TaskScore(name, "cross-entropy", loss, False, None, len(data)),
     )
     both = [MEASURES.index("accuracy"), MEASURES.index("loss")]
-    return scores, values[np.argsort(order)][:, both]
+    values = values[np.argsort(order)][:, both]
+    rows = np.argsort(-values[:, 1], kind="stable")[:MAX_WORST].tolist()
+    worst = tuple((row, data.texts[row] if isinstance(data, TextData) else "") for row in rows)
+    return Labelled(scores, values, classes, tuple(model.labels or ()), worst)

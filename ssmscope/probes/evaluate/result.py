@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from ssmscope.api.limits import SHARES
 from ssmscope.api.results import Result
-from ssmscope.api.scores import HIGHER, LOWER, Score, ScoreMaker, unordered
-from ssmscope.core.bootstrap import Estimate
+from ssmscope.api.scores import HIGHER, LOWER, SHARE_UNIT, Score, ScoreMaker, unordered
+from ssmscope.core.bootstrap import Estimate, wilson_interval
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, short_cell, table
 
@@ -45,6 +46,11 @@ class Benchmarks(Result, kind="evaluate"):
     scores: tuple[TaskScore, ...]
     values: np.ndarray | None = None
     """(examples, scores) on labelled data, in its order; None for tasks."""
+    classes: np.ndarray | None = None
+    """(examples,) index into `labels` of each example's class."""
+    labels: tuple[str, ...] = ()
+    worst: tuple[tuple[int, str], ...] = ()
+    """Row (in the data, from 0) and text, of images an empty one, of the examples with the largest loss."""
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -72,8 +78,8 @@ class Benchmarks(Result, kind="evaluate"):
     def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
         make = ScoreMaker(self, models)
         for at, one in enumerate(self.scores):
-            share = 0 <= one.estimate.value <= 1 and one.measure.startswith(("accuracy", "acc", "exact"))
-            unit = "%" if share else "nats" if one.measure == "cross-entropy" else ""
+            share = 0 <= one.estimate.value <= 1 and one.measure.startswith(SHARES)
+            unit = SHARE_UNIT if share else "nats" if one.measure == "cross-entropy" else ""
             name = one.measure if one.shots is None else f"{one.measure}[{one.task}]"
             values = {} if self.values is None else {"above": self.values[:, at]}
             each = values or (unordered(one.estimate.value, one.examples) if share else {})
@@ -97,6 +103,23 @@ class Benchmarks(Result, kind="evaluate"):
             for one in self.scores
         ]
 
+    def _by_class(self) -> Iterator[Line]:
+        assert self.values is not None
+        for at, name in enumerate(self.labels):
+            right = self.values[self.classes == at, 0]
+            found = Estimate(right.mean(), *wilson_interval(int(right.sum()), len(right))) if len(right) else None
+            yield Line((name,), {"accuracy": Cell(found, digits=3), "examples": short_cell(len(right))})
+
+    def _worst(self) -> Iterator[Line]:
+        assert self.values is not None and self.classes is not None
+        for row, text in self.worst:
+            right, loss = self.values[row].tolist()
+            cells = {
+                "loss": Cell(Estimate(loss, math.nan, math.nan), digits=2),
+                "answer": Cell(text="right" if right else "wrong"),
+            }
+            yield Line((str(row), self.labels[self.classes[row]]), cells | ({"text": Cell(text=text)} if text else {}))
+
     def to_frame(self) -> pd.DataFrame:
         """Return a row per score: columns task, measure, value, low, high (95 %), higher_is_better, shots, examples."""
         names = ["task", "measure", "value", "low", "high", "higher_is_better", "shots", "examples"]
@@ -110,4 +133,8 @@ class Benchmarks(Result, kind="evaluate"):
         yield from self.opening()
         yield table(("task", "measure"), self._lines())
         without = any(math.isnan(one.estimate.low) for one in self.scores)
+        if self.values is not None and self.classes is not None:
+            yield table(("class",), list(self._by_class()))
+            yield Prose("The largest loss", "heading")
+            yield table(("row", "class"), list(self._worst()))
         yield Prose(self.intervals + " A score without a standard error has no interval." * without, "definition")

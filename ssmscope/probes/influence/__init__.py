@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import Texts
+from ssmscope.api.limits import SHARE
 from ssmscope.api.options import Metavar, Range, Seed
 from ssmscope.errors import InputError
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     settings="probes fit_from fit_to",
     question="How far back does an output depend on its input?",
     dtype="float32",  # Gradients need this precision.,
-    scores=("influence.recent",),
+    scores={"influence.recent[last N]": SHARE},
     dimensions=(Dimension("Influence", r"influence\.recent\[.*\]", "share of the last tokens", 20),),
 )
 def influence(

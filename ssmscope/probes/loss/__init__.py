@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import LANGUAGE_MODEL
+from ssmscope.api.limits import ANY, NOT_NEGATIVE
 from ssmscope.api.options import Metavar, Piece, Progress, Range, Reads, Seed
 from ssmscope.errors import InputError
 
@@ -45,7 +46,7 @@ def check_smooth(*, smooth: int, remembers: Sequence[int] | None, length: int, *
     dtype="float32",
     check=check_smooth,
     sharded=True,
-    scores=("loss", "loss.slope"),
+    scores={"loss": NOT_NEGATIVE, "loss.slope": ANY},
     dimensions=(Dimension("Clean text", r"loss", "loss per token", 2),),
 )
 def token_loss(

@@ -33,7 +33,7 @@ def check_every(*, every: int, length: int, **options: object) -> None:
     models=(LANGUAGE_MODEL,),
     dtype="float32",
     check=check_every,
-    scores=("precision",),
+    scores=("precision[ROUNDING]",),
 )
 def precision(
     model: Model,
