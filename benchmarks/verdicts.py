@@ -142,11 +142,10 @@ def against(
 
 
 def table(found: Sequence[Verdict], digits: int = 3) -> list[str]:
-    """Return the lines of a table, a row a question."""
-    rows = [
-        "| question | runs | difference | could have seen | margin | the paper's | verdict |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    """Return the lines of a table, a row a question; the paper's number where any has one."""
+    papers = any(each.question.paper is not None for each in found)
+    names = ["question", "runs", "difference", "could have seen", "margin", *["the paper's"] * papers, "verdict"]
+    rows = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for each in found:
         low, high = each.interval
         one, other = each.runs
@@ -156,6 +155,6 @@ def table(found: Sequence[Verdict], digits: int = 3) -> list[str]:
             f"{one}, {other}",
             *(with_minus(cell).replace("inf", "∞") for cell in (difference, f"{each.seen:.{digits}f}")),
         ]
-        cells += [f"{each.question.margin:g}", with_minus(paper), f"**{each.words}**"]
+        cells += [f"{each.question.margin:g}", *[with_minus(paper)] * papers, f"**{each.words}**"]
         rows.append(f"| {' | '.join([each.question.name, *cells])} |")
     return rows
