@@ -307,7 +307,7 @@ class Roads:
             whole, written = outputs[part.name], sum(outputs[node] for node in part.nodes)
             if float((written - whole).abs().max()) > TOLERANCE * float(whole.abs().max()):
                 said = f"what heads of {self.model.name} write does not add up to the output of {part.name};"
-                raise Unanswerable(f"{said} take nodes=parts")
+                raise Unanswerable(f"{said} leave nodes=… out")
 
     def _senders(self, part: Part) -> list[str]:
         """Return what a part reads: all of earlier blocks, and the parts of its own whose output changes its input."""
