@@ -179,7 +179,7 @@ def overlap(one: Sequence[str], other: Sequence[str]) -> float:
 
 def circuits_table() -> list[str]:
     """Return the lines of the table of stories' circuits, means over the seeds of stories."""
-    lines = ["| | | edges | faithfulness | overlap of seeds | with one hop |"]
+    lines = ["| | | edges | faithfulness | overlap of draws | with one hop |"]
     lines.append("|---" * 6 + "|")
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for r in running.read(CIRCUITS):

@@ -132,10 +132,10 @@ def heads_of(model: Model, mixer: nn.Module, layer: LayerTrace) -> tuple[int, nn
     channels, Unanswerable if the map does not read them one after the other."""
     heads, width = layer.recurrences[0].x.shape[2:4]
     if width == 1:
-        raise InputError(f"the heads of {model.name} are single channels; take nodes=parts")
+        raise InputError(f"the heads of {model.name} are single channels; leave nodes=… out")
     out: Any = getattr(getattr(adapter_for(mixer), "FORM", None), "out", "out_proj")
     out = out(mixer, layer) if callable(out) else out
     last = dict(mixer.named_modules()).get(out)
     if len(layer.recurrences) > 1 or last is None or getattr(last, "in_features", 0) != heads * width:
-        raise Unanswerable(f"what heads of {model.name} write does not add up to a mixer's output; take nodes=parts")
+        raise Unanswerable(f"what heads of {model.name} write does not add up to a mixer's output; leave nodes=… out")
     return int(heads), last

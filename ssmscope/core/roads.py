@@ -103,6 +103,9 @@ class Roads:
         self.parts = [Part(name, part, inside[id(part)]) for name, part in named.items()]
         self._busy = False
         self._look(batch)
+        if heads:
+            with torch.no_grad():
+                self._check_heads(self.run(batch).outputs)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -297,6 +300,13 @@ class Roads:
                 said = f"the output of block {number} of {self.model.name} is not its input plus those of its parts:"
                 raise Unanswerable(f"{said} what a part reads of another cannot be told apart; use patch or ablate")
 
+    def _check_heads(self, outputs: Mapping[str, Tensor]) -> None:
+        for part in self.parts:
+            whole, written = outputs[part.name], sum(outputs[node] for node in part.nodes)
+            if float((written - whole).abs().max()) > TOLERANCE * float(whole.abs().max()):
+                said = f"what heads of {self.model.name} write does not add up to the output of {part.name};"
+                raise Unanswerable(f"{said} leave nodes=… out")
+
     def _senders(self, part: Part) -> list[str]:
         """Return what a part reads: all of earlier blocks, and the parts of its own whose output changes its input."""
         plain, found = self._entrance(part, {}), [EMBEDDING]
@@ -361,11 +371,3 @@ def replacing(others: Mapping[str, Tensor], edges: Sequence[Edge]) -> Shift:
         return {name: others[name] - outputs[name] for name in senders.get((receiver, road), ())}
 
     return shift
-
-
-def check_edges(known: Sequence[Edge], asked: Sequence[Edge]) -> None:
-    """Raise InputError for an edge that a model does not have."""
-    have = set(known)
-    for edge in asked:
-        if edge not in have:
-            raise InputError(f"there is no edge {edge.name}; the model has {len(have)}, such as {known[0].name}")

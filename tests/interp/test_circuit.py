@@ -63,9 +63,9 @@ def test_heads_that_are_channels_or_that_do_not_add_up_are_refused() -> None:
             found = ssmscope.circuit(loaded, data="recall", nodes="heads", random=0, limit=4)
             assert "mixer 0 head 0" in found.nodes
         else:
-            with pytest.raises(InputError, match="heads of .* are single channels; take nodes=parts"):
+            with pytest.raises(InputError, match="heads of .* are single channels; leave nodes=… out"):
                 ssmscope.circuit(loaded, data="recall", nodes="heads", limit=4)
-    with pytest.raises(InputError, match="add up to a mixer's output; take nodes=parts"):
+    with pytest.raises(InputError, match="add up to a mixer's output; leave nodes=… out"):
         ssmscope.circuit(ssmscope.load("demo/babi-diff-mamba"), data=STORY, nodes="heads")
 
 

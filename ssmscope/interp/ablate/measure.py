@@ -163,19 +163,20 @@ class AblationRuns:
         self.parts = max((unit.part + 1 for unit in units if unit.part is not None), default=1)
         self.reuse = can_start_at_layer(examples.model, examples.batch.rows([0]))
         self.means = self._means() if by == "mean" else {}
+        self.count = len(examples.measures)
         self.donated, self.donors = examples.donors(seed)
 
     def single(self, units: Sequence[Unit]) -> tuple[np.ndarray, np.ndarray]:
         """Return measures of the plain run, (examples, measures), and of single ablations, (units, examples,
         measures)."""
         examples = self.examples
-        plain = np.empty((len(examples), len(self.examples.measures)))
+        plain = np.empty((len(examples), self.count))
         found = np.empty((len(units), *plain.shape))
         layers = {unit.layer: [n for n, other in enumerate(units) if other.layer == unit.layer] for unit in units}
 
         def measure(rows: list[int]) -> Columns:
             base = PlainRun(examples.model, examples.batch.rows(rows), reuse=self.reuse)
-            own = np.empty((len(units), len(rows), len(self.examples.measures)))
+            own = np.empty((len(units), len(rows), self.count))
             values = self._values(rows)
             for layer, numbers in layers.items():
                 for chosen in self._chunks(numbers, rows):
@@ -190,11 +191,11 @@ class AblationRuns:
 
     def together(self, sets: Sequence[Sequence[Unit]], used: Sequence[int]) -> np.ndarray:
         """Return the measures (sets, used, measures) of these examples with every unit of a set ablated."""
-        found = np.empty((len(sets), len(used), len(self.examples.measures)))
+        found = np.empty((len(sets), len(used), self.count))
         place = {row: number for number, row in enumerate(used)}
 
         def measure(rows: list[int]) -> Columns:
-            own, values = np.empty((len(sets), len(rows), len(self.examples.measures))), self._values(rows)
+            own, values = np.empty((len(sets), len(rows), self.count)), self._values(rows)
             for chosen in self._chunks(range(len(sets)), rows):
                 own[chosen] = self._run(rows, [sets[number] for number in chosen], values)
             return {"together": own}
@@ -248,16 +249,14 @@ class AblationRuns:
             logits = self.examples.model.run(batch, edits=edits).logits
         else:
             logits = base.again(layer, edits, copies)
-        return self.examples.measured(logits, list(rows) * copies).reshape(
-            copies, len(rows), len(self.examples.measures)
-        )
+        return self.examples.measured(logits, list(rows) * copies).reshape(copies, len(rows), self.count)
 
     def _means(self) -> dict[Key, Tensor]:
         """Return the mean of every part's value over all real tokens, (1, 1, …)."""
         sums: dict[Key, Any] = {}
         for rows in self.examples.batches():
             mask = self.examples.batch.rows(rows).mask
-            for key, value in self._recorded(rows).items():
+            for key, value in self._recorded(rows, self.examples.batch).items():
                 sums[key] = sums.get(key, 0) + value[mask].double().sum(0)
         return {key: (value / sum(self.examples.batch.lengths))[None, None] for key, value in sums.items()}
 
@@ -274,9 +273,7 @@ class AblationRuns:
         index = torch.arange(len(rows)).unsqueeze(1)
         return {key: value[index, places.to(value.device)] for key, value in kept.items()}
 
-    def _recorded(self, rows: Sequence[int], batch: Batch | None = None) -> dict[Key, Tensor]:
+    def _recorded(self, rows: Sequence[int], batch: Batch) -> dict[Key, Tensor]:
         kept: dict[Key, Tensor] = {}
-        self.examples.model.run(
-            (batch or self.examples.batch).rows(rows), edits=self.part.recorded(kept), last_only=True
-        )
+        self.examples.model.run(batch.rows(rows), edits=self.part.recorded(kept), last_only=True)
         return kept

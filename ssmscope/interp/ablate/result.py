@@ -159,14 +159,13 @@ class Ablation(Result, kind="ablate"):
     def blocks(self) -> Iterable[Block]:
         data = self.provenance["data"]
         means = ", ".join(f"{name} {with_interval(self.mean(name))}" for name in self.measures)
-        pairs, by = self.metric == "share", BY[self.by]
-        said = f"{counted(data['examples'], 'pair' if pairs else 'example')} of {data['name']}"
-        said += "" if pairs else f" ({data['split']})"
-        by = by.replace("another example", "the corrupted text") if pairs else by
-        said += f"; each of the {self.many} by itself is replaced by {by}. "
-        share = "Share: of the difference of logits between the clean and the corrupted run."
-        said += share if pairs else f"With nothing ablated: {means}."
-        yield from self.opening(said, notes=self.notes)
+        name, by, kind = f"{data['name']} ({data['split']})", BY[self.by], "example"
+        ends = f"With nothing ablated: {means}."
+        if self.metric == "share":
+            name, by, kind = data["name"], by.replace("another example", "the corrupted text"), "pair"
+            ends = "Share: of the difference of logits between the clean and the corrupted run."
+        said = f"{counted(data['examples'], kind)} of {name}; each of the {self.many} by itself is replaced by {by}."
+        yield from self.opening(f"{said} {ends}", notes=self.notes)
         lines = []
         for number in self.ranked:
             cells = {name: Cell(self.harm(number, name)) for name in self.measures}

@@ -151,7 +151,13 @@ def steer(
     from ssmscope.data.pairs import is_pairs, read_pairs
     from ssmscope.interp.edited_texts import EditedText, edited_texts
     from ssmscope.interp.pairs import ScoredPairs
-    from ssmscope.interp.scoring import MEASURES, answer_ids, means_with_intervals, scored_examples
+    from ssmscope.interp.scoring import (
+        MEASURES,
+        answer_ids,
+        means_with_intervals,
+        probability_and_logit,
+        scored_examples,
+    )
     from ssmscope.interp.steer import measure
     from ssmscope.interp.steer.result import Steering
     from ssmscope.interp.steer.vectors import ControlVector, bake
@@ -162,9 +168,7 @@ def steer(
         if texts is not None:
             raise InputError("data=… gives pairs, whose corrupted texts are steered; leave the texts out")
         if own := vector is None and not toward:
-            toward, away = (
-                [t if isinstance(t, str) else [*t] for t in side] for side in (given.clean, given.corrupted)
-            )
+            toward, away = given.clean, given.corrupted
             if len(given) < 2:
                 raise InputError(f"{given.name} has one pair, and a direction is tried on others; give two or more")
         pairs, data = ScoredPairs.of(model, given), None
@@ -215,10 +219,15 @@ def steer(
         bake(model, known, export_strength, export)
     if save is not None:
         known.save(save, model)
+
+    def asked(rows: list[int], logits: torch.Tensor, text: int) -> float:
+        if pairs is not None:
+            return float(pairs.measured(logits, [rows[text]])[0, 0])
+        return float(probability_and_logit(model, logits, ids[rows[text]])[0])
+
     found = np.empty((1 + random, len(strengths), len(every)))
     for direction, rows in tried:
-        asked = measure.probability_of(model, ids) if pairs is None else partial(measure.share_of, pairs, rows)
-        found[..., rows] = runs_of(direction).answers(batch.rows(rows), asked)
+        found[..., rows] = runs_of(direction).answers(batch.rows(rows), partial(asked, rows))
     costs = np.empty((1 + random, len(strengths), 0, len(MEASURES)))
     if held_out is not None:
         costs = runs_of(known.direction).costs(scored_examples(model, held_out))

@@ -23,11 +23,10 @@ from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
 from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
-from ssmscope.interp.scoring import MEASURES, ScoredExamples, means_with_intervals, probability_and_logit
+from ssmscope.interp.scoring import MEASURES, ScoredExamples, means_with_intervals
 
 if TYPE_CHECKING:
     from ssmscope.api.inputs import ExampleData
-    from ssmscope.interp.pairs import ScoredPairs
 
 Direction = tuple[Tensor, ...]
 """A vector (width,) for the residual stream at each layer; for states a tensor (heads, width, state) per recurrence."""
@@ -183,13 +182,3 @@ def summarise(
     first, drawn = values[0], values[1:].mean(0)
     columns = np.stack([first, drawn, first - drawn]).transpose(2, 0, 1, 3)
     return means(columns, seed)
-
-
-def probability_of(model: Model, ids: Sequence[int]) -> Callable[[Tensor, int], float]:
-    """Return the function that gives the probability of each text's answer."""
-    return lambda logits, text: float(probability_and_logit(model, logits, ids[text])[0])
-
-
-def share_of(pairs: ScoredPairs, rows: Sequence[int], logits: Tensor, text: int) -> float:
-    """Return how far the difference of logits of these pairs' text is above that of the corrupted run."""
-    return float(pairs.measured(logits, [rows[text]])[0, 0])

@@ -64,10 +64,6 @@ class Compiled:
         targets[:, -1] = answers
         return TokenData(self.task.name, "test", ids, targets, self.task.tokens)
 
-    def pairs(self, pairs: int = 64, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """See `draw_pairs`."""
-        return draw_pairs(self.task, pairs, seed)
-
     def positions(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return the positions of the values that an input's answer is read from, first memory first, and of their
         keys."""
