@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -17,6 +18,7 @@ import ssmscope
 from ssmscope import cli
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import check_fits, load_examples
+from ssmscope.api.sharding.parts import over
 from ssmscope.core import progress
 from ssmscope.core.progress import count_tokens, on_stderr, progress_bar, pulse, worded_by
 from ssmscope.data.text import load_text, text_data
@@ -40,6 +42,20 @@ def test_work_that_goes_on_is_said_now_and_then(quick, capsys):
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert first == "fidelity: 1,200 tokens read after 0 s"
     assert second == "fidelity: 5 of 40 texts, 1,200 tokens read after 0 s"
+
+
+def test_a_measurement_without_progress_leaves_the_callers_bar(quick, capsys):
+    """Its parts are counted by nobody: the line tells of the work that has a name."""
+
+    def slowly(rows):
+        time.sleep(0.25)
+        return {"n": np.zeros(len(rows))}
+
+    with pulse("words"), progress_bar(on_stderr(False)) as bar:
+        bar.add_task("examples", total=50, completed=7)
+        assert len(list(over(None, [[0, 1, 2]], slowly, what=None))) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(line.startswith("words: 7 of 50 examples, ") for line in lines)
 
 
 def test_lines_name_options_as_the_reader_gives_them(capsys):

@@ -25,6 +25,7 @@ from ssmscope.cli import command
 from ssmscope.cli.command import add_to, declared
 from ssmscope.cli.models import models
 from ssmscope.cli.pages import push, report, serve
+from ssmscope.cli.settings import Verb
 
 app = typer.Typer(
     cls=command.Verbs,
@@ -59,7 +60,7 @@ for verb in (models, serve, push):
     app.command(rich_help_panel=command.MAKING)(declared(verb))
 for name in VERBS:
     answer: Any = command.from_elsewhere(VERBS[name])
-    app.command(name, cls=command.Verb, rich_help_panel=command.MAKING, epilog=answer.epilog)(answer)
+    app.command(name, cls=Verb, rich_help_panel=command.MAKING, epilog=answer.epilog)(answer)
 add_to(app)
 
 COMPLETION = "_ANALYZE_COMPLETE"

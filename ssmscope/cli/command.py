@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from ssmscope.api.analyses import ANALYSES, analyses
 from ssmscope.api.analysis import LOADING_OPTIONS, Analysis, Call
@@ -23,6 +23,7 @@ from ssmscope.api.options import Option
 from ssmscope.api.sharding.workers import on_engine
 from ssmscope.api.signatures import options_of
 from ssmscope.api.writing import DISK_FULL_ERRORS, check_writable
+from ssmscope.cli.settings import Verb, named_values, settings_help
 from ssmscope.core.known_models import demos
 from ssmscope.core.progress import worded_by
 from ssmscope.core.text_files import SURROGATE
@@ -59,24 +60,6 @@ class Verbs(TyperGroup):
             verbs = ", ".join(self.commands)
             raise InputError(f"no verb {args[0]!r}; there are {verbs}{did_you_mean(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
-
-
-class Verb(TyperCommand):
-    """Verb whose help ends with its settings, one below the other and as they are; typer's releases space them out or
-    run them together, and take defaults in brackets for markup."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        from rich.console import Console
-        from rich.padding import Padding
-        from rich.text import Text
-
-        told, self.epilog = self.epilog, None
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self.epilog = told
-        if told:
-            Console(highlight=False).print(Padding(Text(told), (0, 1)))
 
 
 # ---- options shared by several verbs
@@ -183,33 +166,6 @@ def parameters_of(options: Iterable[Option]) -> list[inspect.Parameter]:
     shared = inspect.Parameter("set", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=one)
     own = [parameter(each) for each in options if not each.setting]
     return [*own, *[shared] * any(each.setting for each in options)]
-
-
-def settings_help(options: Iterable[Option]) -> str | None:
-    """Return the settings among options as the end of a verb's help; None if there are none."""
-    rows = [
-        f"- {each.name}={each.metavar or 'true|false'}: {each.help}"
-        + ("" if each.default is None else f" [default: {each.typed(each.default)[1].partition('=')[2]}]")
-        for each in options
-        if each.setting
-    ]
-    return "\n".join(["Settings, each by --set NAME=VALUE:\n", *rows]) if rows else None
-
-
-def named_values(typed: Sequence[str], known: Iterable[str] | None = None) -> dict[str, str]:
-    """Return the values of --set by name. Raise InputError for another form, or a name that is unknown or repeated."""
-    found: dict[str, str] = {}
-    for each in typed:
-        name, equals, value = each.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            raise InputError(f"--set {each!r:.80}: write NAME=VALUE")
-        if known is not None and (name := name.replace("-", "_")) not in known:
-            raise InputError(f"no setting {name!r:.80}; there are {', '.join(known)}{did_you_mean(name, known)}")
-        if name in found:
-            raise InputError(f"--set {name} is given twice; give it once")
-        found[name] = value
-    return found
 
 
 def _with_settings(given: dict[str, Any], options: Mapping[str, Option]) -> dict[str, Any]:

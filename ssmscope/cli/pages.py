@@ -16,7 +16,8 @@ from ssmscope.api.analysis import label_names
 from ssmscope.api.options import REPEATED, Metavar, Range
 from ssmscope.api.sharding.workers import check_engine
 from ssmscope.api.writing import check_writable, write_errors_explained, write_whole
-from ssmscope.cli.command import DEVICE, DTYPE, JSON, LABELS, MODEL, TOKENIZER, named_values, show
+from ssmscope.cli.command import DEVICE, DTYPE, JSON, LABELS, MODEL, TOKENIZER, show
+from ssmscope.cli.settings import named_values
 from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:

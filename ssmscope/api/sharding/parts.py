@@ -6,15 +6,16 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmscope.api.store import Store, removed_if_refused
-from ssmscope.core.progress import on_stderr, progress_bar
+from ssmscope.core.progress import progress_bar
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -69,12 +70,14 @@ def over(
             number += 1
 
     following = 0
-    with progress_bar(on_stderr(what is not None)) as bar:
-        done = sum(map(size, batches)) - sum(size(batch) for _, batch in missing)
-        task = bar.add_task(what or "", total=sum(map(size, batches)), completed=done)
+    with nullcontext() if what is None else progress_bar() as bar:  # A bar of its own would hide the caller's.
+        every = sum(map(size, batches))
+        done = every - sum(size(batch) for _, batch in missing)
+        advance = None if bar is None else partial(bar.advance, bar.add_task(str(what), total=every, completed=done))
         for number, part in (engine.get() or here)(model, measure, missing) if missing else ():
             kept.put(number, part)
-            bar.advance(task, size(batches[number]))
+            if advance is not None:
+                advance(size(batches[number]))
             waiting[number] = part
             for found in ready(following):
                 following += 1

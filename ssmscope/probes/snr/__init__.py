@@ -158,7 +158,7 @@ def needle_snr(
             read: list[list[reading.Needles]] = []
             for model, one, mine, name in zip(every, lenses, prompts, shown):
                 label = name if length is None else f"{name}, {length:,} {unit}"
-                line = bar.add_task(label[-40:], total=sum(map(len, parts)))
+                line = bar.add_task(f"questions, {label[-40:]}", total=sum(map(len, parts)))
                 read.append([reading.read_needles(model, one, part, partial(bar.advance, line)) for part in mine])
             for task, numbers in reading.by_task([part.name for part in parts], read):
                 found, apart = measure.measure(shown, numbers, seed)
