@@ -56,6 +56,9 @@ class Input:
         """Return True if models of this kind read data, by default what they were trained on."""
         return True
 
+    def check_kind(self, kind: str | None, values: Mapping[str, Any]) -> None:
+        """Raise InputError for inputs and options that give a model of a kind nothing to read."""
+
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         """Raise InputError if the input can be refused without a model."""
 

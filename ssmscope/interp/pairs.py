@@ -50,16 +50,17 @@ class EncodedPairs:
         return found[:, 0] - found[:, 1]
 
 
-def encode_pairs(model: Model, data: PairData) -> EncodedPairs:
-    """Encode pairs. Raise InputError, naming the pair, if its texts differ in length, are the same or have one answer.
+def encode_pairs(model: Model, data: PairData, *, unequal: bool = False) -> EncodedPairs:
+    """Encode pairs. Raise InputError, naming the pair, if its texts are the same or have one answer, or differ in
+    length unless that is allowed.
 
     Answers that the data do not name are the predicted ones."""
     clean, corrupted = (_encoded(model, texts) for texts in (data.clean, data.corrupted))
     for number, (own, other) in enumerate(zip(clean.lengths, corrupted.lengths), 1):
-        if own != other:
+        if own != other and not unequal:
             said = f"pair {number} of {data.name}: the clean text has {own} tokens and the corrupted one {other};"
             raise InputError(f"{said} give texts of as many tokens")
-        if torch.equal(clean.input_ids[number - 1], corrupted.input_ids[number - 1]):
+        if own == other and torch.equal(*(batch.input_ids[number - 1, :own] for batch in (clean, corrupted))):
             raise InputError(f"pair {number} of {data.name}: both texts have the same tokens; give two that differ")
     right, wrong = _answers(model, clean, data.targets), _answers(model, corrupted, data.contrasts)
     for number, (mine, theirs) in enumerate(zip(right, wrong), 1):

@@ -36,6 +36,10 @@ def check_sources(plan: Plan) -> None:
             continue
         try:
             check_files(call)
+            reads = call.analysis.reads
+            if reads is not None:
+                for kind in kinds:
+                    reads.check_kind(kind, {**call.options, **call.inputs})
             for option, value in call.option_values():
                 if option.reads is not None and option.reads.kind == "pairs":
                     _ = value is None or read_pairs(value)

@@ -40,6 +40,30 @@ def test_cells_are_means_of_single_calls(model, direction: str) -> None:
             assert np.allclose(found.values[own, column, 0], expected, atol=1e-4), (site, place)
 
 
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+def test_texts_of_unequal_length_are_aligned_as_two_texts_are(model, direction: str) -> None:
+    sites, longer = ["state", "output", "residual"], "Bob walked to the garden . " + TEXT
+    rows = [{"clean": longer.format("attic"), "corrupted": "Tom walked to the cellar . " + TEXT.format("library")}]
+    rows += [{"clean": TEXT.format("kitchen"), "corrupted": "Bob went back to the garden . " + TEXT.format("office")}]
+    named = [{**row, "place": place} for row, place in zip(rows, ("attic", "kitchen"))]
+    found = ssmscope.patch(model, data=named, sites=sites, direction=direction)
+    for site in sites:
+        single = [ssmscope.patch(model, **row, site=site, direction=direction) for row in rows]
+        assert any(one.partners for one in single)
+        change = []
+        for one, row in zip(single, named):
+            token = next(at for at, each in enumerate(one.clean) if row["place"] in each)
+            change.append(one.values[:-1, one.positions.index(token), 1] - one.base[1])
+        whole = sum(one.other[1] - one.base[1] for one in single)
+        own = [at for at, each in enumerate(found.sites) if each == site]
+        assert np.allclose(found.values[own, 0, 0], np.sum(change, 0) / whole, atol=1e-4), site
+        assert np.abs(found.values[own, 0, 0]).max() > 0.01
+    without = ssmscope.patch(model, data=rows, site="output")
+    assert without.classes == ("changed", "last") and np.isfinite(without.values).all()
+    with pytest.raises(InputError, match="pair 1 of the data: one text is the beginning of the other"):
+        ssmscope.patch(model, data=[{"clean": "Bob went", "corrupted": "Bob went to", "target": "a", "contrast": "b"}])
+
+
 def test_columns_of_the_data_are_patched_as_one_class(model, tmp_path) -> None:
     found = ssmscope.patch(model, data=ROWS, sites=["output", "state"])
     assert found.classes == ("place", "last") and set(found.sites) == {"output", "state"}

@@ -100,8 +100,34 @@ def test_what_is_refused() -> None:
     odd = text_data("toy", "test", ["bad"], [0], ("odd", "even"))
     told = refusal(ssmscope.evaluate, model, odd)
     assert told is not None and "toy has the classes odd, even; bag tells apart bad, good" in told
-    told = refusal(ssmscope.evaluate, ssmscope.load("demo/books-mamba2"), texts("bad"))
-    assert told == "demo/books-mamba2 is a language model; give tasks=… in place of data"
+    told = refusal(ssmscope.evaluate, ssmscope.load("demo/books-mamba2"))
+    given = "give data=…, labelled texts, or of a language model tasks=…"
+    assert told == f"there is nothing to measure demo/books-mamba2 on; {given}"
+
+
+def test_a_language_model_answers_with_the_likeliest_label(tmp_path: Path) -> None:
+    """Labels of several tokens count whole; a plan without data is refused before anything runs."""
+    model = ssmscope.load("demo/babi-mamba2")
+    rows = [("Clara walked to the attic . Where is Clara ?", "attic"), ("Bob went to the office .", "kitchen")]
+    rows += [("Tom went to the kitchen . Where is Tom ?", "kitchen"), ("Clara went to the office .", "Where is")]
+    file = tmp_path / "rows.csv"
+    file.write_text("text,label\n" + "\n".join(map(",".join, rows)))
+    names, values = ["attic", "kitchen", "Where is"], []
+    for text, label in rows:
+        logs = []
+        for name in names:
+            start, ids = (model.encode([one]).input_ids[0] for one in (text, f"{text} {name}"))
+            p = model.module(input_ids=ids[None]).logits[0].double().log_softmax(-1)
+            logs.append(sum(float(p[at - 1, ids[at]]) for at in range(len(start), len(ids))))
+        own = names.index(label)
+        values.append((float(np.argmax(logs) == own), -logs[own]))
+    found = ssmscope.evaluate(model, str(file))
+    np.testing.assert_allclose(found.values, values, rtol=1e-4, atol=1e-6)
+    accuracy, loss = (one.estimate.value for one in found.scores)
+    np.testing.assert_allclose((accuracy, loss), np.mean(values, 0), rtol=1e-4)
+    assert {0.0, 1.0} == {right for right, _ in values}
+    refused = refusal(jobs_of, {"models": ["demo/books-mamba2"], "analyses": ["evaluate"]})
+    assert refused is not None and "analysis 1 (evaluate): there is nothing to measure a language model on" in refused
 
 
 def test_plans_give_a_classifier_its_own_data_and_a_language_model_none(tmp_path: Path) -> None:

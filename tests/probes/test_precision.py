@@ -16,11 +16,13 @@ from planned import tiny_model
 
 import ssmscope
 from ssmscope import ops
+from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.edits import edited
 from ssmscope.core.model import Model
 from ssmscope.probes.loss.measure import documents, shared_windows
 from ssmscope.probes.precision.measure import arm, bin_masks, repeated, token_scores
-from ssmscope.probes.precision.rounding import DTYPES, Rounding, carried, rounded, state_rounded
+from ssmscope.probes.precision.result import Arm, Precision
+from ssmscope.probes.precision.rounding import DTYPES, ZERO, Rounding, carried, rounded, state_rounded
 
 H = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)) * torch.tensor([1e-3, 1.0, 40.0]).view(3, 1, 1)
 IDS = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(1)).tolist()
@@ -121,6 +123,31 @@ def test_scores_of_tokens_and_repeated_pairs() -> None:
     assert found.by_distance[0].value == pytest.approx(np.mean(1 - 2 * hits[0, :2]))
 
 
+def test_a_state_set_to_zero_is_the_control() -> None:
+    """Each token then reads what it wrote itself alone; texts that hardly use the state are told of."""
+    model = Model(loud(random_example("mamba2")))
+    one, two = [3, 5, 8, 13, 21], [9, 5, 2, 13, 21]
+    trace = model.trace(ids=[one, two]).layers[0]
+    (kept,) = carried(trace.recurrences, [None], Rounding(ZERO))
+    alone = [ops.scan(trace.recurrences[0].between(at, at + 1), None).y for at in range(5)]
+    torch.testing.assert_close(kept, torch.cat(alone, dim=1))
+
+    def arm_of(name: str, bits: int, value: float, half: float) -> Arm:
+        found = Estimate(value, value - half, value + half)
+        return Arm(name, bits, 1, False, found, Estimate(abs(value), 0, 1), found, found, ())
+
+    def said(zero: Arm, value: float = 2e-5) -> str:
+        arms = (arm_of("int4 per head", 4, value, 1e-5), zero)
+        return Precision({"model": "m"}, 1.0, 0.5, arms, (), (), np.empty((0, 0)), "", (0,)).headline
+
+    hardly = "the state is hardly used on these texts: +0.002000 [0.001000, 0.003000] nats a token"
+    assert hardly in said(arm_of(ZERO, 0, 2e-3, 1e-3))
+    used = said(arm_of(ZERO, 0, 0.5, 0.1))
+    assert "kept in int4 per head (+0.000020 [0.000010, 0.000030]" in used and "+0.500000 [0.400000, 0.600000]" in used
+    assert "hardly" not in said(arm_of(ZERO, 0, 5e-3, 6e-3))  # It may cost more than the margin.
+    assert "(+0.0020 [0.0020, 0.0020]" in said(arm_of(ZERO, 0, 0.5, 0.1), 2e-3)
+
+
 def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
     name, text = tiny_model(tmp_path / "model"), tmp_path / "text.txt"
     text.write_text("a good film with bad acting , but great music .\n" * 9)
@@ -129,10 +156,10 @@ def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
         *given, "--state", "float16,int4", "--per", "row,head", "--heads", "int4", "--out", tmp_path / "out"
     )
     told = " ".join(answer.out.split())
-    assert "the state may be kept in" in told and "int4 per head" in told and "at 1–16" in told
+    assert "with the state set to zero" in told and "int4 per head" in told and "at 1–16" in told
     result = ssmscope.Result.load(tmp_path / "out" / "precision.json")
     assert result == ssmscope.Result.from_dict(json.loads(result.to_json()))
-    assert [each.name for each in result.arms] == ["float16", "int4 per row", "int4 per head"]
+    assert [each.name for each in result.arms] == ["float16", "int4 per row", "int4 per head", "set to zero"]
     sizes = [each.size.value for each in result.arms]
     assert result.to_frame()["size"].tolist() == sizes and sizes[0] < sizes[1]
     model = ssmscope.load(name)

@@ -20,7 +20,7 @@ from ssmscope.data.pairs import PairData
 from ssmscope.errors import InputError
 from ssmscope.interp.pairs import EncodedPairs
 from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer, note_on_attention
-from ssmscope.interp.patch.measure import first_state, token_windows
+from ssmscope.interp.patch.measure import aligned, first_difference, first_state, token_windows
 from ssmscope.interp.spans import positions_of
 
 PLACES: Mapping[str, Place] = {
@@ -31,11 +31,14 @@ PLACES: Mapping[str, Place] = {
 
 Places = dict[str, list[tuple[int, ...]]]
 """Positions of each class in every pair."""
+CHANGED = "changed"
+"""Class of the tokens that differ from those they correspond to, where texts have no positions in common."""
 
 
-def position_classes(pairs: EncodedPairs, data: PairData) -> Places:
-    """Return the positions of the classes that the data name, and of "last"; without classes every position of texts
-    of one length from the first that differs on. Raise InputError where lengths differ then, or words are missing."""
+def position_classes(pairs: EncodedPairs, data: PairData, partners: Sequence[Mapping[int, int]]) -> Places:
+    """Return the positions in the clean texts of the classes that the data name, and of "last"; without classes every
+    position from the first that differs on, or, of texts that differ in length, of `CHANGED`. Raise InputError where
+    words are missing."""
     batch, lengths = pairs.clean, pairs.clean.lengths
     if data.spans:
         found: Places = {}
@@ -46,20 +49,42 @@ def position_classes(pairs: EncodedPairs, data: PairData) -> Places:
                 )
             found[name] = [positions_of(each, batch, row) for row, each in enumerate(words)]
         return {**found, "last": [(length - 1,) for length in lengths]}
-    if len(set(lengths)) > 1:
-        said = f"the texts of {data.name} have {min(lengths)} to {max(lengths)} tokens;"
-        raise InputError(f"{said} add a column with words of each clean text, such as its subject")
+    if len({*lengths, *pairs.corrupted.lengths}) > 1:
+        clean, corrupted = (each.input_ids.tolist() for each in (pairs.clean, pairs.corrupted))
+        changed = [
+            tuple(own for own, other in each.items() if clean[row][own] != corrupted[row][other])
+            for row, each in enumerate(partners)
+        ]
+        return {CHANGED: changed, "last": [(length - 1,) for length in lengths]}
     differ = (pairs.clean.input_ids != pairs.corrupted.input_ids).any(0)
     first = int(differ.nonzero()[0])
     return {str(place): [(place,)] * len(pairs) for place in range(first, lengths[0])}
+
+
+def partners_of(pairs: EncodedPairs, data: PairData) -> list[dict[int, int]]:
+    """Return by pair the positions of a clean text and those of the corrupted one that they correspond to, as for two
+    texts (`aligned`). Raise InputError, naming the pair, for texts that have too little in common."""
+    found = []
+    for row in range(len(pairs)):
+        both = pairs.clean.rows([row]), pairs.corrupted.rows([row])
+        found.append(dict(partners := aligned(*both)))
+        try:
+            first_difference(*both, partners)
+        except InputError as error:
+            raise InputError(f"pair {row + 1} of {data.name}: {error}") from error
+    return found
 
 
 class PairGrids:
     """Grids of patched runs of pairs, batches of them together; `base` and `other` (pairs,) are the differences of
     logits of the run that is patched and of the one that the patches are from."""
 
-    def __init__(self, pairs: EncodedPairs, direction: str) -> None:
-        self.pairs, self.model = pairs, pairs.model
+    def __init__(self, pairs: EncodedPairs, direction: str, partners: Sequence[Mapping[int, int]]) -> None:
+        self.pairs, self.model, self.partners = pairs, pairs.model, partners
+        turned = [{other: own for own, other in each.items()} for each in partners]
+        self.sources = turned if direction == "denoise" else partners
+        """By pair, the position of the source's value by that of the run that is patched."""
+        self.direction = direction
         both = (pairs.corrupted, pairs.clean)
         self.into, self.source = both if direction == "denoise" else both[::-1]
         self.reuse = can_start_at_layer(self.model, self.into.rows([0]))
@@ -69,6 +94,7 @@ class PairGrids:
     def grid(self, site: str, classes: Places) -> tuple[list[int], np.ndarray]:
         """Return the numbers of the layers, and the change of the difference of logits, (pairs, layers, classes), NaN
         where nothing is patched."""
+        classes = {name: [*map(self._own, spans, self.partners)] for name, spans in classes.items()}
         found = np.full((len(self.pairs), 0, len(classes)), np.nan)
         with progress_bar() as bar:
             for rows in bar.track(self.batches, description=f"patched {site}"):
@@ -81,6 +107,10 @@ class PairGrids:
         used = (~np.isnan(found).all((0, 2))).nonzero()[0]
         return used.tolist(), found[:, used]
 
+    def _own(self, span: tuple[int, ...], partners: Mapping[int, int]) -> tuple[int, ...]:
+        """Return the positions of a class that have a partner, in the run that is patched."""
+        return tuple(partners[at] if self.direction == "denoise" else at for at in span if at in partners)
+
     def _values(self, site: str, rows: list[int], classes: Places) -> Iterator[tuple[list[int], int, int, Tensor]]:
         place = PLACES[site]
         kept: dict[Any, Tensor] = {}
@@ -90,6 +120,9 @@ class PairGrids:
             raise InputError(f"the layers of {self.model.name} have no {site}; patch another site")
         patched = sorted({key[0] if isinstance(key, tuple) else key for key in kept})
         in_mixers = site in ("output", "residual", "convolution")
+        size = range(into.input_ids.shape[1])
+        at = torch.tensor([[self.sources[row].get(place, 0) for place in size] for row in rows])
+        kept = {key: value[torch.arange(len(rows))[:, None], at] for key, value in kept.items()}
         for column, spans in enumerate(classes.values()):
             start = self._start([spans[row] for row in rows], into) if in_mixers else 0
             run = self._run(into, start)
@@ -97,13 +130,17 @@ class PairGrids:
             for line, row in zip(mask, rows):
                 line[list(spans[row])] = True
             values = {key: value[:, start:] for key, value in kept.items()}
-            for layer in patched:
+            there = mask.any(1)
+            own = [row for row in rows if spans[row]]
+            for layer in patched if own else ():
                 edit = replaced(place, values, rows={layer: mask[:, start:]})
-                yield rows, layer, column, run.again(layer if in_mixers else None, edit)
+                logits = run.again(layer if in_mixers else None, edit)
+                yield own, layer, column, logits[there.to(logits.device)]
 
     def _start(self, spans: Sequence[tuple[int, ...]], batch: Batch) -> int:
         """Return the number of tokens before which a patched run is the plain one."""
-        return min(map(min, spans)) if self.model.continues and len(set(batch.lengths)) == 1 else 0
+        spans = [span for span in spans if span]
+        return min(map(min, spans)) if spans and self.model.continues and len(set(batch.lengths)) == 1 else 0
 
     def _run(self, batch: Batch, start: int) -> PlainRun:
         if not start:
@@ -116,24 +153,27 @@ class PairGrids:
     def _states(self, rows: list[int], classes: Places) -> Iterator[tuple[list[int], int, int, Tensor]]:
         """Patch the states after a class's last token, of the pairs in which it stands at one position together."""
         for column, spans in enumerate(classes.values()):
-            ends: dict[tuple[int, int], list[int]] = {}
+            ends: dict[tuple[int, int, int], list[int]] = {}
             for row in rows:
-                if (end := max(spans[row])) < self.into.lengths[row] - 1:
-                    ends.setdefault((end, self.into.lengths[row]), []).append(row)
-            for (end, length), own in ends.items():
+                end, last = max(spans[row], default=-1), self.into.lengths[row] - 1
+                if 0 <= end < last and (other := self.sources[row][end]) < self.source.lengths[row] - 1:
+                    ends.setdefault((end, other, last + 1), []).append(row)
+            for (end, other, length), own in ends.items():
                 into, source = self.into.rows(own), self.source.rows(own)
                 if self.model.continues:
-                    each, stops = range(len(own)), [end + 1] * len(own)
-                    heads = [token_windows(batch, each, [0] * len(own), stops) for batch in (into, source)]
-                    before, other = (self.model.run(head, last_only=True).states for head in heads)
+                    each = range(len(own))
+                    stops, others = ([at + 1] * len(own) for at in (end, other))
+                    both = (into, stops), (source, others)
+                    heads = [token_windows(batch, each, [0] * len(own), to) for batch, to in both]
+                    before, after = (self.model.run(head, last_only=True).states for head in heads)
                     window = token_windows(into, each, stops, [length] * len(own))
                     run = PlainRun(self.model, window, before, reuse=self.reuse, last_only=True)
                     for at, layer in enumerate(self.model.layer_numbers):
-                        states = (*before[:at], other[at], *before[at + 1 :])
+                        states = (*before[:at], after[at], *before[at + 1 :])
                         yield own, layer, column, run.again(layer, states=states)
                     continue
                 kept: dict[int, LayerState] = {}
-                self.model.run(source, edits=new_state(end, partial(first_state, kept)), last_only=True)
+                self.model.run(source, edits=new_state(other, partial(first_state, kept)), last_only=True)
                 run = PlainRun(self.model, into, reuse=self.reuse, last_only=True)
                 for layer in self.model.layer_numbers:
                     put = new_state(end, partial(first_state, kept), layers=[layer])
@@ -148,11 +188,12 @@ def patch_pairs(model: Model, data: Any, sites: Sequence[str], direction: str, l
     from ssmscope.interp.patch.result import PairPatching
 
     given = read_pairs(data).take(limit)
-    pairs = encode_pairs(model, given)
-    classes = position_classes(pairs, given)
+    pairs = encode_pairs(model, given, unequal=True)
+    partners = partners_of(pairs, given)
+    classes = position_classes(pairs, given, partners)
     if "attention" not in sites:
         note_on_attention(model, "patched")
-    grids = PairGrids(pairs, direction)
+    grids = PairGrids(pairs, direction, partners)
     found = [grids.grid(site, classes) for site in sites]
     names = tuple((site, layer) for site, (layers, _) in zip(sites, found) for layer in layers)
     changes = np.concatenate([grid for _, grid in found], axis=1)

@@ -246,7 +246,9 @@ class PairPatching(Result, kind="patch-pairs"):
     def blocks(self) -> Iterable[Block]:
         names = ("corrupted", "clean") if self.direction == "denoise" else ("clean", "corrupted")
         ends = "; ".join(f"{name}: {number(end)}" for name, end in zip(names, (self.base, self.other)))
-        yield from self.opening(f"Mean difference of logits, {ends}.")
+        # Set by position_classes where neither a column nor a position is common to all pairs.
+        unequal = "The texts differ in length: for words other than the changed ones, name them in a column."
+        yield from self.opening(f"Mean difference of logits, {ends}.", *[unequal] * ("changed" in self.classes))
         lines = []
         for (row, column), found in self.strongest(NAMED_CELLS):
             lines.append(Line((self.sites[row], str(self.layers[row]), self.classes[column]), {"share": Cell(found)}))

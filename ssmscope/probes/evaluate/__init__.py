@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from ssmscope.probes.evaluate.result import Benchmarks
 
 
+GIVE = "give data=…, labelled texts, or of a language model tasks=…"
+
+
 class Labelled(Examples):
-    """Labelled texts or images of a classifier; None for a language model, which answers tasks."""
+    """Labelled texts or images of a classifier, or texts with labels that continue them; None with tasks."""
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
@@ -36,14 +39,22 @@ class Labelled(Examples):
 
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         if options["tasks"] is not None and (values["data"] is not None or values["split"] is not None):
-            raise InputError("tasks=… is for language models and data=… for classifiers; give one of them")
+            raise InputError("tasks=… are texts of their own; give those or data=…")
+
+    def check_kind(self, kind: str | None, values: Mapping[str, Any]) -> None:
+        if kind == LANGUAGE_MODEL and values.get("tasks") is None and values.get("data") is None:
+            raise InputError(f"there is nothing to measure a language model on; {GIVE}")
 
     def take(self, given: Any, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         return None if given is None else super().take(given, values, options, models)
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
-        if options["tasks"] is not None or not models[0].is_classifier:
+        if options["tasks"] is not None:
             return None
+        if not models[0].is_classifier:
+            from ssmscope.data.text import load_text
+
+            return None if values["data"] is None else load_text(values["data"], values["split"])
         return super().read({**values, "length": None}, options, models)
 
 
@@ -80,8 +91,11 @@ def evaluate(
     seed: Seed = 0,
     progress: Progress = True,
 ) -> Benchmarks:
-    """Measure a classifier's accuracy and cross-entropy on labelled data, or a language model on tasks of EleutherAI's
+    """Measure accuracy and cross-entropy on labelled data, or a language model on tasks of EleutherAI's
     lm-evaluation-harness.
+
+    A language model answers with the likeliest of the data's labels, as continuations of the text; its cross-entropy is
+    that of the text's label.
 
     Accuracy has Wilson's 95 % interval, cross-entropy (nats) a bootstrap interval over examples. Prompts, metrics and
     standard errors of tasks are the harness's own (package lm-eval); an interval is value ± 1.96 standard errors over
@@ -89,12 +103,12 @@ def evaluate(
     downloaded; other tasks come from the Hugging Face Hub.
 
     Args:
-        data: labelled texts or images of a classifier.
+        data: labelled texts or images.
         tasks: such as "wnli", "lambada_openai", "arc_easy,piqa".
         include: task files may name Python functions, which the harness runs; use only files that you trust.
 
     Raises:
-        InputError: neither data for a classifier nor tasks for a language model, data with other classes, a tokenizer
+        InputError: neither data nor tasks, data with other classes, a tokenizer
             without an end token, the package lm-eval is not installed, an unknown task, or data that cannot be read or
             lacks the task's columns.
     """
@@ -106,8 +120,7 @@ def evaluate(
         from ssmscope.probes.evaluate.labelled import labelled_scores
 
         if data is None:
-            wants = "data=…, and it is a classifier" if model.is_classifier else "tasks=…: it is a language model"
-            raise InputError(f"there is nothing to measure {model.name} on; give {wants}")
+            raise InputError(f"there is nothing to measure {model.name} on; {GIVE}")
         data = data if limit is None else data.sample(limit, seed=seed)
         provenance = record_provenance(model.source, seed=seed, data=data)
         return Benchmarks(provenance, *labelled_scores(model, data, batch_size, seed=seed, progress=progress))

@@ -1,4 +1,4 @@
-"""Accuracy and cross-entropy of a classifier on labelled data."""
+"""Accuracy and cross-entropy on labelled data, of a language model of the labels as continuations."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
+from ssmscope.evaluation.evaluator import Evaluator
 from ssmscope.interp.labelled import class_ids
 from ssmscope.interp.scoring import MEASURES, means_with_intervals, scored_examples
 from ssmscope.probes.evaluate.result import TaskScore
@@ -36,9 +37,12 @@ def labelled_scores(
     model: Model, data: TextData | PixelData, batch_size: int, *, seed: int, progress: bool
 ) -> Labelled:
     """Return accuracy with Wilson's interval and cross-entropy in nats with a bootstrap interval over examples, both of
-    every example, its class, and the examples with the largest loss."""
+    every example, its class, and the examples with the largest loss. A language model's answer is the likeliest of the
+    data's labels after the text, and its cross-entropy that of the text's label."""
     if not model.is_classifier:
-        raise InputError(f"{model.name} is a language model; give tasks=… in place of data")
+        if not isinstance(data, TextData):
+            raise InputError(f"{model.name} is a language model; give labelled texts, or tasks=…")
+        return _summary(data, _continued(model, data), np.array(data.labels), data.label_names, seed)
     classes = class_ids(model, data)  # Classes that do not match are refused, or noted, before anything runs.
     order = sorted(range(len(data)), key=lambda row: len(data.texts[row]) if isinstance(data, TextData) else 0)
 
@@ -49,16 +53,32 @@ def labelled_scores(
     batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
     found = over(model, batches, measure, what="examples" if progress else None)
     values = np.concatenate([part["values"] for _, part in found])
-    right = int(values[:, MEASURES.index("accuracy")].sum())
+    both = [MEASURES.index("accuracy"), MEASURES.index("loss")]
+    return _summary(data, values[np.argsort(order)][:, both], classes, model.labels or (), seed)
+
+
+def _continued(model: Model, data: TextData) -> Float[np.ndarray, "examples 2"]:
+    """Return 1 where the text's label is the likeliest of all, else 0, and −ln p of that label."""
+    found = Evaluator(model, words=data.label_names).scores(data.texts)
+    own = found[np.arange(len(data)), list(data.labels)]
+    return np.stack([found.argmax(1) == data.labels, -own], axis=1).astype(np.float64)
+
+
+def _summary(
+    data: TextData | PixelData,
+    values: Float[np.ndarray, "examples 2"],
+    classes: Int[np.ndarray, " examples"],
+    labels: Sequence[str],
+    seed: int,
+) -> Labelled:
+    right = int(values[:, 0].sum())
     accuracy = Estimate(right / len(data), *wilson_interval(right, len(data)))
-    loss = Estimate(*means_with_intervals(values[:, [MEASURES.index("loss")]], seed)[0].tolist())
+    loss = Estimate(*means_with_intervals(values[:, [1]], seed)[0].tolist())
     name = f"{data.name} ({data.split})"
     scores = (
         TaskScore(name, "accuracy", accuracy, True, None, len(data)),
         TaskScore(name, "cross-entropy", loss, False, None, len(data)),
     )
-    both = [MEASURES.index("accuracy"), MEASURES.index("loss")]
-    values = values[np.argsort(order)][:, both]
     rows = np.argsort(-values[:, 1], kind="stable")[:MAX_WORST].tolist()
     worst = tuple((row, data.texts[row] if isinstance(data, TextData) else "") for row in rows)
-    return Labelled(scores, values, classes, tuple(model.labels or ()), worst)
+    return Labelled(scores, values, classes, tuple(labels), worst)

@@ -58,8 +58,9 @@ def precision(
     head, or row of a head's state. Attention's keys and values are not rounded.
 
     Changes are those of each window against the run without rounding; 95 % bootstrap intervals over windows, paired. A
-    format is called safe if its interval stays below 0.01 nats a token. Retrieval is the accuracy on tokens of which
-    the pair with the token before occurred earlier in the window, by the distance to there.
+    format is called safe if its interval stays below 0.01 nats a token. The control is the state set to zero after each
+    token: where that interval is within 0.01 too, the texts hardly use the state. Retrieval is the accuracy on tokens
+    of which the pair with the token before occurred earlier in the window, by the distance to there.
 
     Args:
         heads: rounds each head by itself, with the first of `per`: as many runs as there are heads.
@@ -76,7 +77,7 @@ def precision(
     from ssmscope.probes.loss.measure import documents, drawn, shared_windows
     from ssmscope.probes.precision import measure
     from ssmscope.probes.precision.result import Precision
-    from ssmscope.probes.precision.rounding import BITS, Rounding, state_rounded
+    from ssmscope.probes.precision.rounding import BITS, ZERO, Rounding, state_rounded
 
     (model,) = language_models(model)
     model.check_recurrent_state("precision")
@@ -86,6 +87,7 @@ def precision(
     found, windows = len(windows), drawn(windows, limit, seed)
     how = (every, seed if stochastic else None)
     ways = dict.fromkeys(Rounding(each, one, *how) for each in state for one in (per[:1] if BITS[each] == 16 else per))
+    ways |= {Rounding(ZERO): None}
     plain, bins = measure.token_scores(model, windows), measure.bin_masks(windows)
     arms = [
         measure.arm(way, plain, measure.token_scores(model, windows, state_rounded(way)), [*bins.values()], seed)

@@ -63,23 +63,48 @@ class Precision(Result, kind="precision"):
     layers: tuple[int, ...]
 
     @property
+    def control(self) -> Arm | None:
+        """Arm of the state set to zero."""
+        return next((each for each in self.arms if not each.bits), None)
+
+    @property
+    def roundings(self) -> tuple[Arm, ...]:
+        return tuple(each for each in self.arms if each.bits)
+
+    @property
+    def digits(self) -> int:
+        """Decimal places that show the largest change by a rounding, 4 to 6."""
+        largest = max(max(abs(each.change.value), each.size.value) for each in self.roundings)
+        return next((digits for digits in (4, 5) if largest >= 10 ** (1 - digits)), 6)
+
+    @property
     def narrowest(self) -> Arm | None:
         """Arm of the fewest bits whose loss rises by less than `MARGIN`, its interval included."""
-        safe = [each for each in self.arms if max(each.change.value, each.change.high) < MARGIN]
+        safe = [each for each in self.roundings if max(each.change.value, each.change.high) < MARGIN]
         return min(safe, key=lambda each: (each.bits, each.size.value), default=None)
 
     @property
     def headline(self) -> str:
-        worst = max(self.arms, key=lambda each: each.change.value)
-        found, said = self.narrowest, f"Precision of {self.model_name}:"
+        worst = max(self.roundings, key=lambda each: each.change.value)
+        found, zero, said = self.narrowest, self.control, f"Precision of {self.model_name}:"
+        without = "" if zero is None else f"{self._cost(zero)} nats a token with the state set to zero"
+        if zero is not None and max(map(abs, (zero.change.value, zero.change.low, zero.change.high))) < MARGIN:
+            return f"{said} the state is hardly used on these texts: {without}"
+        without = without and f"; {without}"
         if found is None:
-            return f"{said} every rounding may cost {MARGIN} nats a token or more, {worst.label} {_cost(worst)}"
-        told = f"{said} the state may be kept in {found.label} ({_cost(found)} nats a token)"
-        return told if worst.change.value < MARGIN else f"{told}, but {worst.label} costs {_cost(worst)}"
+            cost = f"{worst.label} {self._cost(worst)}"
+            return f"{said} every rounding may cost {MARGIN} nats a token or more, {cost}{without}"
+        told = f"{said} the state may be kept in {found.label} ({self._cost(found)} nats a token)"
+        told += "" if worst.change.value < MARGIN else f", but {worst.label} costs {self._cost(worst)}"
+        return told + without
+
+    def _cost(self, each: Arm) -> str:
+        shown = number(each.change.value, self.digits) + brackets(each.change, self.digits)
+        return "+" * (each.change.value >= 0) + shown
 
     def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
         make = ScoreMaker(self, models, 0)
-        for each in self.arms:
+        for each in self.roundings:
             yield make(f"precision[{each.label}]", each.change, LOWER, "nats")
 
     def to_frame(self) -> pd.DataFrame:
@@ -101,7 +126,10 @@ class Precision(Result, kind="precision"):
         yield from self.opening(f"{count}; {plain}.")
         lines = []
         for each in self.arms:
-            cells = {"loss": Cell(each.change, digits=4), "mean |change|": Cell(each.size, digits=4)}
+            cells = {
+                "loss": Cell(each.change, digits=self.digits),
+                "mean |change|": Cell(each.size, digits=self.digits),
+            }
             cells |= {"accuracy": Cell(each.less, digits=4)}
             at = zip(self.distances, each.by_distance)
             lines.append(Line((each.label,), cells | {f"at {name}": Cell(found, digits=3) for name, found in at}))
@@ -118,7 +146,3 @@ class Precision(Result, kind="precision"):
             cells = {"mean |change|": short_cell(size), "share of all": short_cell(size / every if every else 0.0)}
             lines.append(Line((str(self.layers[layer]), str(head)), cells))
         return table(("layer", "head"), lines, note=f"Each head alone in {self.heads_in}; the ten that change most.")
-
-
-def _cost(each: Arm) -> str:
-    return "+" * (each.change.value >= 0) + number(each.change.value, 4) + brackets(each.change, 4)

@@ -20,7 +20,9 @@ DTYPES = {
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
 }
-BITS = {"bfloat16": 16, "float16": 16, "e4m3": 8, "e5m2": 8, "int8": 8, "int4": 4}
+ZERO = "set to zero"
+"""Control: nothing of the state is kept."""
+BITS = {"bfloat16": 16, "float16": 16, "e4m3": 8, "e5m2": 8, "int8": 8, "int4": 4, ZERO: 0}
 SHARED_AXES = {"tensor": (1, 2, 3), "head": (2, 3), "row": (3,)}
 """Axes of a state (batch, heads, width, state) that share a scale."""
 MIN_SCALE = 1e-12
@@ -40,7 +42,7 @@ class Rounding:
 
     @property
     def name(self) -> str:
-        return self.format + f" per {self.per}" * (BITS[self.format] < 16)
+        return self.format + f" per {self.per}" * (0 < self.bits < 16)
 
     @property
     def bits(self) -> int:
@@ -51,6 +53,8 @@ def rounded(
     H: Float[Tensor, "batch heads width state"], how: Rounding, generator: torch.Generator | None = None
 ) -> Float[Tensor, "batch heads width state"]:
     """Return a state as it is read again after it was kept; with a generator it is rounded stochastically."""
+    if how.format == ZERO:
+        return torch.zeros_like(H)
     dtype = DTYPES.get(how.format)
     largest = 2.0 ** (how.bits - 1) - 1 if dtype is None else torch.finfo(dtype).max
     scale: Any = 1.0
