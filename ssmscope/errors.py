@@ -54,7 +54,7 @@ SAME_MEANING = (
     "clean before original reference source",
     "corrupted after attacked counterfactual edited perturbed",
     "out output output-dir save-to directory folder",
-    "data dataset corpus train-file input-file",
+    "data dataset corpus file train-file input-file",
     "text prompt sentence input inputs",
     "limit samples n max-examples max-samples num-samples",
     "methods method attribution attributions attributor algorithm",

@@ -79,6 +79,19 @@ def test_exit_codes_and_files(analyze, plan, tmp_path) -> None:
     assert analyze(plan(), "--out", out).code == 0 and not list(out.glob("gates.*"))
 
 
+def test_a_gate_without_a_score_fails_and_the_others_are_written(analyze, plan, tmp_path) -> None:
+    """Of another class's tokens alone the drop has another name, which only the run knows."""
+    other, out, there = {"position": {"data": None, "replacement": "other"}}, tmp_path / "out", "accuracy >= 50 %"
+    file = plan()
+    other["position"]["data"] = yaml.safe_load(file.read_text())["analyses"][0]["evaluate"]["data"]
+    answer = analyze(plan(analyses=[other], require=there), "--out", out, "--require", "position.drop <= 0.9")
+    assert answer.code == 1 and "analyze: missed: position.drop <= 0.9: the report has no score" in answer.err
+    assert gates(out) == {there: "met", "position.drop <= 0.9": "missed"}
+    root = ElementTree.parse(out / "gates.xml").getroot()
+    assert (root.attrib["tests"], root.attrib["failures"]) == ("2", "1")
+    assert "| ✅ met |" in (out / "gates.md").read_text()
+
+
 def test_an_earlier_report(analyze, plan, tmp_path) -> None:
     before, out = tmp_path / "before", tmp_path / "out"
     assert analyze(plan(), "--out", before).code == 0

@@ -33,7 +33,6 @@ from ssmscope.api.options import Option, asked, noted, plain
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
-from ssmscope.core.heads import reordered_names
 from ssmscope.core.known_models import DTYPES
 from ssmscope.data.labels import data_notes
 from ssmscope.errors import InputError, check_model, did_you_mean
@@ -218,6 +217,8 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
             first = args[0] if args else kwargs.get("models")
             number = len(first) if declared.several and isinstance(first, Sequence) else 1
             options = declared.checked(kwargs, number)
+
+            from ssmscope.core.heads import reordered_names
             from ssmscope.core.intercept import out_of_inference
 
             lead = args[0] if args else kwargs.get("model")

@@ -426,6 +426,8 @@ def _usage_message(error: Any, arguments: Sequence[str]) -> str:
         name = error.option_name.lstrip("-").replace("-", "_")
         if f"\n- {name}=" in (error.ctx.command.epilog or ""):
             near = f"; it is a setting: --set {name}=…"
+        elif error.option_name in ("--no-progress", "--progress"):
+            near = ": only verbs with a progress bar have it; 2>/dev/null hides what this one tells"
         message = f"no option {error.option_name}{near}"
     verb = arguments[0] if arguments and arguments[0].isidentifier() else ""
     return f"{message[:1].lower()}{message[1:].rstrip('.')} (see {' '.join(filter(None, ('analyze', verb)))} --help)"

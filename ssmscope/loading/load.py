@@ -299,12 +299,15 @@ def _device(device: str | torch.device | None) -> torch.device | None:
     return place
 
 
+LISTED = "ssmscope.models() or analyze models lists them"
+
+
 def locate(name: str) -> Path:
     """Return the directory or file of a model, fetched for a hub id. Raises InputError if there is none."""
     if name.startswith("demo/"):
         known = demos()
         if name not in known:
-            hint = f"{did_you_mean(name, known)} (shipped: {', '.join(known)})"
+            hint = f"{did_you_mean(name, known)} ({LISTED})"
             raise InputError(f"no demo is called {_short(name)}{hint}")
         return known[name]
     try:
@@ -317,7 +320,7 @@ def locate(name: str) -> Path:
         raise InputError(f"{_short(name)} is Python code, and only verbs run that: give a directory or file of weights")
     hint = did_you_mean(name if "/" in name else f"demo/{name}", demos())
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix in (".pth", ".pt", ".bin", ".tar"):
-        why = f"it is no file or directory, no demo ({', '.join(demos())}) and no hub id owner/name"
+        why = f"it is no file or directory, no demo ({LISTED}) and no hub id owner/name"
         raise InputError(f"no model {_short(name)}: {why}{hint}")
     try:
         found = Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))

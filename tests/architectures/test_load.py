@@ -140,7 +140,9 @@ def test_a_pickle_with_code_is_not_run(tmp_path):
     ],
 )
 def test_unknown_names(name, words):
-    refuses(words, ssmscope.load, name)
+    with pytest.raises(InputError, match=words) as refused:
+        ssmscope.load(name)
+    assert str(refused.value).count("demo/") <= 4
 
 
 @pytest.mark.parametrize("safetensors", [True, False])

@@ -476,3 +476,14 @@ def test_an_activation_that_is_no_factor_is_refused():
     with pytest.raises(InputError, match="not 0 at 0"):
         lrp(objective(model, model.encode(ids=TEXTS), target=5))
     assert state(model.module) == before
+
+
+def test_an_explanation_says_what_constants_take():
+    model, texts = ssmscope.load("demo/sst2-mamba2", dtype="float64"), ["A dull film.", "A moving and wise film."]
+    found = ssmscope.explain(model, texts, methods=("lrp", "gradxinput", "ig"))
+    constants = propagated(objective(model, model.encode(texts)))[1]
+    frame = found.summary()
+    assert frame.constants[frame.method == "lrp"].tolist() == pytest.approx(constants.tolist(), abs=1e-6)
+    assert constants.abs().min() > 1e-3 and frame.constants[frame.method != "lrp"].isna().all()
+    low, high = sorted(constants.tolist())
+    assert f"lrp: biases and other constants have −{-low:.4f} to {high:.3f} of f" in found.to_text(full=True)

@@ -173,8 +173,15 @@ class TestCascade:
     def test_one_text_has_no_interval(self, classifier):
         found = cascading_randomisation(classifier, classifier.encode(ids=TEXTS[:1]), methods=TOYS)
         assert np.isnan(found.estimates[..., 1:]).all() and np.isfinite(found.estimates[..., 0]).any()
-        assert "mean of 1 text. " in render(found)
+        assert "mean of 1 text. " in render(found) and "[" not in found.headline
         found.figure()
+
+    def test_the_headline_has_the_interval_of_the_verdict(self, found):
+        for method in found.methods:
+            last = found.estimate(method, found.parts[-1])
+            ends = f"{last.value:.2f} [{last.low:.2f}, {last.high:.2f}]".replace("-", "−")
+            assert not last.has_interval or f"{method} ({ends})" in found.headline
+        assert found.headline.count("[") > 0
 
     def test_absolute_scores(self, classifier):
         def flipped(goal) -> Scores:

@@ -130,13 +130,17 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
 
     def summary(self) -> pd.DataFrame:
         """Return a row per text and method: columns model, text, target, value (f), method, delta, steps, converged,
-        error."""
+        error, constants (`ExplainedText.constants`)."""
         rows = [
-            (self.model_name, at, text.target, text.value, one.method, one.delta, one.steps, one.converged, one.error)
+            (
+                *(self.model_name, at, text.target, text.value, one.method),
+                *(one.delta, one.steps, one.converged, one.error, text.constants(one)),
+            )
             for at, text in enumerate(self.texts)
             for one in text.attributions
         ]
         columns = ["model", "text", "target", "value", "method", "delta", "steps", "converged", "error"]
+        columns += ["constants"]
         frame = pd.DataFrame(rows, columns=columns)
         return frame.astype({"delta": "float64", "steps": "Int64", "converged": "boolean", "error": "float64"})
 

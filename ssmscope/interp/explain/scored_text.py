@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -147,6 +148,12 @@ class ExplainedText(OfTokens):
     def against(self, attribution: Attribution, k: int) -> list[int]:
         """Return positions of at most k ordinary tokens most against what is explained; none without signs."""
         return self._highest(-attribution.scores, k) if attribution.signed else []
+
+    def constants(self, attribution: Attribution) -> float:
+        """Return what f(x) has beyond the sum of complete LRP scores: the relevance of biases and the like; NaN for
+        other scores."""
+        complete = attribution.method == "lrp" and bool(attribution.converged)
+        return self.value - float(attribution.scores.sum(dtype=np.float64)) if complete else math.nan
 
     def named(self, attribution: Attribution, at: int) -> str:
         """Return a token, and the channel that counts most of a step of a series."""

@@ -90,8 +90,12 @@ def doubt(each: Attribution) -> str:
     return f"misses {each.delta:.1%}" if each.delta < 10 else f"misses {each.delta:.0f}×"
 
 
+MIN_CONSTANTS = 1e-4
+"""Smallest relevance of constants that is told."""
+
+
 def baselines(texts: Sequence[ExplainedText], methods: Sequence[str]) -> list[str]:
-    """Return notes on each method's baseline, and on the number of gradients that methods took."""
+    """Return notes on each method's baseline, the number of gradients that it took, and the part of constants."""
     found: dict[str, None] = {}
     for each in (each for text in texts for each in text.attributions if each.baseline):
         found[f"{each.method} compares with {'; '.join(filter(None, (each.baseline, each.note)))}."] = None
@@ -100,6 +104,11 @@ def baselines(texts: Sequence[ExplainedText], methods: Sequence[str]) -> list[st
         if every:
             most = f" to {max(every):,}" if max(every) > min(every) else ""
             found[f"{method} took {min(every):,}{most} gradients a text."] = None
+        own = [(text, each) for text in texts for each in text.attributions if each.method == method]
+        beyond = sorted(part for text, each in own if not math.isnan(part := text.constants(each)))
+        if max(map(abs, beyond), default=0) > MIN_CONSTANTS:
+            ends = dict.fromkeys(number(each, significant=2) for each in (beyond[0], beyond[-1]))
+            found[f"{method}: biases and other constants have {' to '.join(ends)} of f, tokens the rest."] = None
     return list(found)
 
 

@@ -15,7 +15,7 @@ from ssmscope.api.scores import LOWER, Score, ScoreMaker, named
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import index_of
 from ssmscope.render.blocks import Block, Custom, Prose
-from ssmscope.render.numbers import counted, number
+from ssmscope.render.numbers import brackets, counted, number
 from ssmscope.render.table import Cell, Line, Table, table, value_cell, with_interval
 
 MEASURES = {"signed": "signed scores", "absolute": "absolute scores"}
@@ -46,7 +46,7 @@ class SanityCheck(Result, kind="sanity"):
         groups: dict[str, list[str]] = {}
         for name in self.methods:
             found = self.estimate(name, self.parts[-1])
-            value = "" if math.isnan(found.value) else f" ({number(found.value, 2)})"
+            value = "" if math.isnan(found.value) else f" ({number(found.value, 2)}{brackets(found, 2)})"
             groups.setdefault(self.state(name), []).append(f"{name}{value}")
         those = "them" if "passes" in groups else "the weights"
         said = {

@@ -232,10 +232,14 @@ class Stability(Result, kind="stability"):
             note += " A layer's several recurrences are numbered after the dot."
         return table(("layer",), lines, note=note)
 
+    def _half_life(self, found: float) -> str:
+        """Format a half-life, of which none beyond the longest text was seen."""
+        return token_count(found) if found <= self.longest else f"> {self.longest:,}"
+
     def _memory(self) -> Table:
         lines = []
         for one in self.layers:
-            q5, q25, q50, q75, q95 = map(token_count, one.quantiles)
+            q5, q25, q50, q75, q95 = map(self._half_life, one.quantiles)
             median = one.quantiles[2]
             cells = {
                 "heads": short_cell(one.heads),
@@ -243,8 +247,8 @@ class Stability(Result, kind="stability"):
                 "half-life": short_cell(median, q50),
             }
             cells |= {
-                "25 % to 75 %": short_cell(median, f"{q25} to {q75}"),
-                "5 % to 95 %": short_cell(median, f"{q5} to {q95}"),
+                "25 % to 75 %": short_cell(median, q25 if q25[0] == ">" else f"{q25} to {q75}"),
+                "5 % to 95 %": short_cell(median, q5 if q5[0] == ">" else f"{q5} to {q95}"),
             }
             cells["never"] = short_cell(one.never, one.outlasting)
             lines.append(Line((one.name,), {**cells, "norm": number_cell(self.last_norm(one.layer))}))
