@@ -182,7 +182,8 @@ def test_taps_and_heads_are_those_of_runs_by_hand(model: Model, kind: str, reque
     architecture = request.node.callspec.params["module"]
     if model.channels is not None or architecture.startswith(REFUSED):
         pytest.skip("has no roads")
-    batch, other = model.encode(ids=IDS), model.encode(ids=OTHER_IDS)
+    # All tokens differ: the last layer of a model of short convolutions reads but the last few.
+    batch, other = model.encode(ids=IDS), model.encode(ids=[[each + 1 for each in row] for row in IDS])
     try:
         roads = Roads(model, batch, **{kind: True})
     except (InputError, Unanswerable) as error:
