@@ -22,7 +22,7 @@ MAX_WORST = 10
 """Examples with the largest loss that a result shows."""
 
 
-class Labelled(NamedTuple):
+class LabelledScores(NamedTuple):
     """Fields of `Benchmarks` on labelled data, in their order."""
 
     scores: tuple[TaskScore, ...]
@@ -34,7 +34,7 @@ class Labelled(NamedTuple):
 
 def labelled_scores(
     model: Model, data: TextData | PixelData, batch_size: int, *, seed: int, progress: bool
-) -> Labelled:
+) -> LabelledScores:
     """Return accuracy with Wilson's interval and cross-entropy in nats with a bootstrap interval over examples, both of
     every example, its class, and the examples with the largest loss."""
     if not model.is_classifier:
@@ -61,4 +61,4 @@ def labelled_scores(
     values = values[np.argsort(order)][:, both]
     rows = np.argsort(-values[:, 1], kind="stable")[:MAX_WORST].tolist()
     worst = tuple((row, data.texts[row] if isinstance(data, TextData) else "") for row in rows)
-    return Labelled(scores, values, classes, tuple(model.labels or ()), worst)
+    return LabelledScores(scores, values, classes, tuple(model.labels or ()), worst)
