@@ -41,7 +41,7 @@ LOG_SCALE_FROM = 300.0
 FONT_SIZE, NARROW_FONT_SIZE, NARROW_INCHES = 9.0, 8.0, 5.0
 MIN_SIDE_INCHES, MAX_SIDE_INCHES = 0.5, 100
 ROW_INCHES, AXIS_INCHES, MIN_PANEL_INCHES = 0.28, 0.6, 1.9
-MAX_NAMED, MAX_TITLE_LETTERS = 60, 320
+MAX_NAMED, TITLE = 60, 320
 
 HEIGHT_SHARE_IN_AXES = 0.75
 """Share of a body's least height that is enough in a user's axes."""
@@ -127,7 +127,7 @@ class Sheet:
         else:
             layout = FittedLayout(w_pad=0.06, h_pad=0.05, wspace=0.02, hspace=0.02)
             self.figure = self.body = Figure(figsize=(self.width, self._height or 1.0), layout=layout)
-        lines = ((own, "large", INK, MAX_TITLE_LETTERS), (below if frame.title != "" else "", "medium", SOFT, 420))
+        lines = ((own, "large", INK, TITLE), (below if frame.title != "" else "", "medium", SOFT, 420))
         for line, size, colour, most in lines:
             if line:
                 text, height = self._line(line, size, most)
@@ -159,11 +159,7 @@ class Sheet:
         title, below, legend = self._told
         frame = replace(self.frame, ax=in_place_of(ax))
         self.width, height = inches(frame.ax)  # type: ignore[arg-type]
-        head = sum(
-            self._line(*line)[1]
-            for line in ((self.title, "large", MAX_TITLE_LETTERS), (below, "medium", 420))
-            if line[0]
-        )
+        head = sum(self._line(*line)[1] for line in ((self.title, "large", TITLE), (below, "medium", 420)) if line[0])
         if low := head + 0.3 * bool(legend) + least > height:
             frame = replace(frame, title=shorten(visible(self.title), self._per_line("large")))
         Sheet.__init__(self, frame, title, "" if low else below, legend)

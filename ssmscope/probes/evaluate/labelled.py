@@ -23,7 +23,7 @@ MAX_WORST = 10
 """Examples with the largest loss that a result shows."""
 
 
-class Labelled(NamedTuple):
+class LabelledScores(NamedTuple):
     """Fields of `Benchmarks` on labelled data, in their order."""
 
     scores: tuple[TaskScore, ...]
@@ -35,7 +35,7 @@ class Labelled(NamedTuple):
 
 def labelled_scores(
     model: Model, data: TextData | PixelData, batch_size: int, *, seed: int, progress: bool
-) -> Labelled:
+) -> LabelledScores:
     """Return accuracy with Wilson's interval and cross-entropy in nats with a bootstrap interval over examples, both of
     every example, its class, and the examples with the largest loss. A language model's answer is the likeliest of the
     data's labels after the text, and its cross-entropy that of the text's label."""
@@ -81,4 +81,8 @@ def _summary(
     )
     rows = np.argsort(-values[:, 1], kind="stable")[:MAX_WORST].tolist()
     worst = tuple((row, data.texts[row] if isinstance(data, TextData) else "") for row in rows)
+<<<<<<< HEAD
     return Labelled(scores, values, classes, tuple(labels), worst)
+=======
+    return LabelledScores(scores, values, classes, tuple(model.labels or ()), worst)
+>>>>>>> audit
