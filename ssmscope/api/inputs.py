@@ -183,9 +183,8 @@ class Texts(Input):
             )
         if given or (self.needed and not drawn and not self._has_pairs(options)):
             # Standard input can be read only once, when the analysis runs.
-            self._rows(
-                {**values, "file": None, "text": ["-"]} if values["file"] == "-" and not values["text"] else values
-            )
+            later = values["file"] == "-" and not values["text"]
+            self._rows({**values, "file": None, "text": ["-"]} if later else values)
 
     def take(self, given: Any, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         from ssmscope.data.rows import given_rows, text_of
@@ -224,7 +223,7 @@ class Texts(Input):
     def _has_pairs(self, options: Mapping[str, Any]) -> bool:
         from ssmscope.data.pairs import is_pairs
 
-        return self.pairs and options["data"] is not None and is_pairs(options["data"])
+        return self.pairs and is_pairs(options["data"])
 
     def once(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**values, "text": lines_of("-"), "file": None} if values["file"] == "-" else values
@@ -370,16 +369,13 @@ class Examples(Named):
         return kind in (LANGUAGE_MODEL, TOKEN_MODEL)
 
     def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
+        from ssmscope.data.pairs import given_pairs
+
         (model,) = models
         if (series := labelled_series_of(values, models)) is not None:
             return series
-        if self.pairs and values["data"] is not None:
-            from ssmscope.data.pairs import is_pairs, read_pairs
-
-            if is_pairs(values["data"]):
-                if values["split"] is not None:
-                    raise InputError("pairs have no splits; leave split=… out")
-                return read_pairs(values["data"])
+        if self.pairs and (pairs := given_pairs(values["data"], values["split"])) is not None:
+            return pairs
         name, most = data_name(values["data"], model, known_data(model), "a file"), values["max_tokens"]
         return load_examples(model, name, values["split"], values["length"], self.prefer, max_tokens=most)
 
@@ -409,10 +405,8 @@ def check_fits(model: Model, data: ExampleData, most: int) -> None:
     if model.channels is not None and model.config.patch is not None and hasattr(data, "shape"):
         _, (height, width) = image_form(model.channels, model.config.image_size, model.config.patch)
         if tuple(data.shape) != (height, width):
-            size = f"{data.shape[1]} × {data.shape[0]}"
-            raise InputError(
-                f"{data.name} has images of {size} pixels, {model.name} reads {width} × {height}; {GIVE_IMAGES}"
-            )
+            said = f"{data.name} has images of {data.shape[1]} × {data.shape[0]} pixels, {model.name} reads"
+            raise InputError(f"{said} {width} × {height}; {GIVE_IMAGES}")
     for number, text in enumerate(getattr(data, "texts", ()) if model.tokenizer is not None else (), start=1):
         if 4 * len(text) > most:  # A character has at most four bytes and a token at least one.
             named = f"row {number} of {data.name}"
@@ -431,13 +425,7 @@ def known_data(model: Model) -> tuple[str, ...]:
 
 
 def load_examples(
-    model: Model,
-    data: Any,
-    split: str | None,
-    length: int,
-    prefer: Sequence[str] = (),
-    *,
-    max_tokens: int = DEFAULT_MAX_TOKENS,
+    model: Model, data: Any, split: str | None, length: int, prefer: Sequence[str] = (), *, max_tokens: int = 16384
 ) -> ExampleData:
     """Load text in rows of `length` tokens for a language model, or labelled examples for a classifier, of at most
     `max_tokens` tokens. `data` is a known name, a file or a table; `split` is by default the first of `prefer` that a

@@ -58,6 +58,15 @@ PAIRS: Registry[Callable[[], PairData]] = Registry("set of pairs", "ssmscope.pai
 """Functions that return a generated set of pairs, by its name."""
 
 
+def given_pairs(data: Any, split: str | None) -> PairData | None:
+    """Return the pairs that data are; None for other data. Raise InputError for a split of pairs."""
+    if not is_pairs(data):
+        return None
+    if split is not None:
+        raise InputError("pairs have no splits; leave split=… out")
+    return read_pairs(data)
+
+
 def is_pairs(data: Any) -> bool:
     """Return True for the name of a generated set, a file or a table with the columns `clean` and `corrupted`."""
     if isinstance(data, PairData) or (isinstance(data, str) and data in PAIRS):

@@ -70,7 +70,7 @@ def _summary(
     classes: Int[np.ndarray, " examples"],
     labels: Sequence[str],
     seed: int,
-) -> Labelled:
+) -> LabelledScores:
     right = int(values[:, 0].sum())
     accuracy = Estimate(right / len(data), *wilson_interval(right, len(data)))
     loss = Estimate(*means_with_intervals(values[:, [1]], seed)[0].tolist())
@@ -81,8 +81,4 @@ def _summary(
     )
     rows = np.argsort(-values[:, 1], kind="stable")[:MAX_WORST].tolist()
     worst = tuple((row, data.texts[row] if isinstance(data, TextData) else "") for row in rows)
-<<<<<<< HEAD
-    return Labelled(scores, values, classes, tuple(labels), worst)
-=======
-    return LabelledScores(scores, values, classes, tuple(model.labels or ()), worst)
->>>>>>> audit
+    return LabelledScores(scores, values, classes, tuple(labels), worst)
