@@ -63,7 +63,10 @@ def __getattr__(name: str) -> Any:
             return ["__version__", *sorted({*_HOMES, *_ROOMS, *analyses.names()})]
         place = analyses.names().get(name)
     if place is None:
-        raise AttributeError(f"module 'ssmscope' has no attribute {name!r}")
+        from ssmscope.errors import did_you_mean
+
+        near = "" if name.startswith("_") else did_you_mean(name, __getattr__("__all__"))
+        raise AttributeError(f"module 'ssmscope' has no attribute {name!r}{near}")
     module, _, own = place.partition(":")
     value = globals()[name] = getattr(importlib.import_module(module), own or name)
     return value

@@ -217,3 +217,20 @@ def test_where_nothing_can_be_written_nothing_runs(tmp_path: Path, monkeypatch: 
         assert refusal(check_writable, out) == said
     check_writable(tmp_path / ("x" * 255))
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_name_that_the_package_lacks_is_told_of_with_what_is_near() -> None:
+    import ssmscope
+
+    with pytest.raises(AttributeError, match="has no attribute 'heatmp'; did you mean 'heatmap'"):
+        ssmscope.heatmp  # noqa: B018
+    assert not hasattr(ssmscope, "_heatmap")
+
+
+def test_an_explanation_names_words_that_the_tokenizer_does_not_know() -> None:
+    import ssmscope
+
+    model, text = ssmscope.load("demo/babi-mamba2"), "Clara went to the zanzibar . Where is Clara ?"
+    for found in (ssmscope.explain(model, [text], methods="lrp"), ssmscope.explain(model, text=text, methods="lrp")):
+        assert found.notes == ("the tokenizer does not know “zanzibar” ([UNK])",)
+    assert ssmscope.explain(model, "Where is Clara ?", methods="lrp").notes == ()

@@ -51,6 +51,8 @@ def test_analyses_read_chats_in_python_and_from_files(model, tmp_path):
     for name, value in forms.items():
         (tmp_path / name).write_text(json.dumps(value))
     (tmp_path / "d.jsonl").write_text("\n".join(json.dumps({"messages": each}) for each in (CHAT, ANSWERED)))
+    for given in (CHAT, [CHAT], str(tmp_path / "a.json")):
+        assert ssmscope.explain(model, chat=given, methods=["gradxinput"])[0].tokens == wanted.tokens
     for name in forms:
         assert read_chats(str(tmp_path / name)) == [CHAT]
     assert read_chats(str(tmp_path / "d.jsonl")) == [CHAT, ANSWERED]

@@ -232,6 +232,7 @@ class Texts(Input):
     def _rows(values: Mapping[str, Any]) -> tuple[list[str] | None, list[list[int]] | None]:
         """Return the texts or the token ids, and None for the other."""
         text, file, ids, image, series, chat = (values[name] for name in TEXTS)
+        text = [text] if isinstance(text, str) else text
         if chat is not None and (text or file is not None or ids or image or series is not None):
             raise InputError(
                 "chat=… cannot be combined with text=…, file=…, ids=…, image=… or series=…; give one of them"

@@ -50,9 +50,11 @@ def chat_ids(model: Any, given: Any) -> list[list[int]]:
     return found
 
 
-def read_chats(path: str) -> list[Any]:
-    """Return the chats of a file: JSON that is a list of messages, a list of chats, or an object with `messages`; or
-    JSONL with one of these on each line. Raises InputError if it cannot be read or holds no chat."""
+def read_chats(path: Any) -> list[Any]:
+    """Return given chats, or those of a file: JSON that is a list of messages, a list of chats, or an object with
+    `messages`; or JSONL with one of these on each line. Raises InputError if it cannot be read or holds no chat."""
+    if is_chat(path):
+        return [*path] if isinstance(path[0], list | tuple) else [path]
     text = read_text(path, f"chat={path!r}", advice="save it as UTF-8 JSON")
     try:
         values = [json.loads(text)]

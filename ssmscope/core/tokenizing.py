@@ -31,6 +31,11 @@ class Spelled:
     offsets: tuple[tuple[int, int], ...]
     unknown: tuple[int, ...] = ()
 
+    @property
+    def unknown_words(self) -> tuple[str, ...]:
+        """Pieces of the text that the tokenizer does not know, each once."""
+        return tuple(dict.fromkeys(self.text[slice(*self.offsets[at])].strip() for at in self.unknown))
+
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the tokens of the characters from `start` to before `stop`."""
         return tuple(at for at, (begin, end) in enumerate(self.offsets) if begin < stop and end > start)

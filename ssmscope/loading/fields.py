@@ -161,6 +161,8 @@ def check_fields(fields: Mapping[str, Any], what: str) -> None:
     kind, known = fields.get("model_type"), readable_types()
     if kind not in known:
         register_added()
+    if kind is None:
+        raise InputError(f"{what}: the configuration names no model_type; write its architecture's, such as 'mamba2'")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         said = f"{what}: model type {shown(kind)} is unknown"
         if known_families().intersection(filter(_is_word, (kind, _language_fields(fields).get("model_type")))):

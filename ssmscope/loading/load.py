@@ -318,7 +318,8 @@ def locate(name: str) -> Path:
         raise InputError(f"no model {_short(name)}: {getattr(error, 'strerror', None) or error}") from error
     if is_import_string(name):
         raise InputError(f"{_short(name)} is Python code, and only verbs run that: give a directory or file of weights")
-    hint = did_you_mean(name if "/" in name else f"demo/{name}", demos())
+    beside = did_you_mean(name, [str(each.parent) for each in path.parent.glob("*/config.json")])
+    hint = beside or did_you_mean(name if "/" in name else f"demo/{name}", demos())
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix in (".pth", ".pt", ".bin", ".tar"):
         why = f"it is no file or directory, no demo ({LISTED}) and no hub id owner/name"
         raise InputError(f"no model {_short(name)}: {why}{hint}")

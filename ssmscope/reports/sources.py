@@ -92,6 +92,8 @@ def check_model(name: str, place: Path) -> None:
         from transformers import CONFIG_MAPPING
 
         if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+            if kind is None:
+                raise InputError(f"{name}: {file} names no model_type; write its architecture's, such as 'mamba2'")
             raise InputError(f"{name}: model type {kind!r:.60} is unknown{did_you_mean(str(kind), readable_types())}")
 
 

@@ -153,7 +153,7 @@ def test_fields_of_types_that_are_not_read_are_not_compared() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "the model: model type null is unknown"),
+        ({}, "the model: the configuration names no model_type; write its architecture's, such as 'mamba2'"),
         ({"model_type": 5}, "the model: model type 5 is unknown"),
         ({"model_type": ["mamba"]}, 'the model: model type ["mamba"] is unknown'),
         ({"model_type": "mamba22"}, "the model: model type 'mamba22' is unknown; did you mean 'mamba2'"),

@@ -248,7 +248,11 @@ def test_names_that_the_hub_is_not_asked_for(name: str, monkeypatch: pytest.Monk
             ssmscope.load(other)
 
 
-def test_long_names_are_shown_in_part() -> None:
+def test_long_names_are_shown_in_part(tmp_path: Path) -> None:
+    (tmp_path / "m-jamba").mkdir()
+    (tmp_path / "m-jamba" / "config.json").write_text("{}")
+    said = f"did you mean '{tmp_path / 'm-jamba'}'?"  # Models beside it come before demos.
+    assert refused(ssmscope.load, str(tmp_path / "m-jamb")).endswith(said)
     assert refused(ssmscope.load, "x" * 200).startswith(f"no model '{'x' * 200}': it is no file")
     assert refused(ssmscope.load, "x" * 201).startswith(f"no model '{'x' * 100}'… (201 characters): it is")
     assert "no model '" + "x" * 100 + "'… (1,201 characters): " in refused(ssmscope.load, "x" * 1201)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
 
 import ssmscope
+from ssmscope.api.options import noted
 from ssmscope.core.edits import recorded
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
@@ -231,7 +232,7 @@ def test_the_first_component_is_that_of_the_pairs_differences():
         ControlVector.between(model, TOWARD, AWAY, "residual", 1, pca=True)
 
 
-def test_gguf_holds_what_is_added_after_a_block(tmp_path):
+def test_gguf_holds_what_is_added_after_a_block(tmp_path, monkeypatch):
     """llama.cpp adds direction.i to the output of block i, which block i + 1 reads."""
     gguf, file = pytest.importorskip("gguf"), tmp_path / "vector.gguf"
     model = ssmscope.load("demo/books-mamba2")
@@ -245,11 +246,20 @@ def test_gguf_holds_what_is_added_after_a_block(tmp_path):
     read = ControlVector.load(file, model)
     assert read.layer == (2, 5)
     np.testing.assert_allclose(read.direction[0].numpy(), vector.direction[0].numpy(), rtol=1e-6)
-    with pytest.raises(InputError, match="layer 1 reads what comes before block 1's output"):
+    with pytest.raises(InputError, match="at layer 1, before block 1's output; give layers 2–[0-9]+, or a file ending"):
         ControlVector.between(model, ["I am glad."], ["I am sad."], "residual", 1).save(file, model)
+    token = noted.set([])
+    try:
+        ControlVector.load(file, model)
+        assert not noted.get([])
+        monkeypatch.setattr(model.config, "model_type", "mamba")
+        ControlVector.load(file, model)
+        assert noted.get([]) == [f"{file} was made for the architecture 'mamba2', and {model.name} is 'mamba'"]
+    finally:
+        noted.reset(token)
     small = model_of("mamba2")
     with pytest.raises(InputError, match="of block 1, after which mamba2 has no state-space layer"):
         ControlVector.load(file, small)
     file.write_bytes(b"nothing")
-    with pytest.raises(InputError, match="as a control vector"):
+    with pytest.raises(InputError, match="as a control vector: .*; give a .gguf file with directions"):
         ControlVector.load(file, model)

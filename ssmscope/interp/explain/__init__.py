@@ -143,5 +143,7 @@ def explain(
     source = (model.at(at) if isinstance(at, int) else model).source
     provenance = record_provenance(source, options=options, seed=seed)
     notes = note_on_gates(model, batch, [name for name, method in named.items() if kind_of(method).gate])
+    if unknown := dict.fromkeys(word for each in batch.spelled for word in each.unknown_words):
+        notes.append(f"the tokenizer does not know {' and '.join(f'“{word}”' for word in unknown)} ([UNK])")
     made = PositionExplanation if at == "all" else Explanation
     return made(provenance=provenance, texts=tuple(rows), methods=tuple(named), top=top, notes=tuple(notes))

@@ -96,7 +96,7 @@ def steer(
     generate: TokensWritten = None,
     save: Annotated[
         str | Path | None,
-        "File for the control vector: safetensors, or GGUF if it ends in .gguf.",
+        "File for the control vector: safetensors, or GGUF if it ends in .gguf (extra: gguf).",
         NO_EFFECT,
         Metavar("FILE"),
     ] = None,

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ssmscope.api.options import note
 from ssmscope.api.writing import created, write_errors_explained, write_whole
 from ssmscope.core.edits import Edit, blocks_of, in_words
 from ssmscope.core.model import Model
@@ -30,6 +31,7 @@ from ssmscope.interp.partial_runs import block_list
 from ssmscope.interp.steer.measure import Direction, layers_of, mean_difference, norm, steering_edit
 from ssmscope.loading import in_memory
 from ssmscope.loading.load import load
+from ssmscope.render.numbers import number_runs
 
 MAX_LOGIT_ERROR = 1e-5
 """Largest difference of an exported model's logits from the steered model's, relative to the largest logit."""
@@ -154,8 +156,9 @@ def write_gguf(vector: ControlVector, path: str | os.PathLike[str], model: Model
     if vector.site != "residual":
         raise InputError("GGUF holds directions of the residual stream; save a state's as safetensors")
     if early := [layer for layer in vector.layers if layer < 2]:
-        said = f"layer {early[0]} reads what comes before block 1's output, which GGUF has no place for"
-        raise InputError(f"{said}; give later layers, or save it as safetensors")
+        later = [layer for layer in model.layer_numbers if layer > 1] if model is not None else []
+        give = f"layers {number_runs(later)}, or a file ending in .safetensors" if later else "a .safetensors file"
+        raise InputError(f"GGUF has no place for a direction at layer {early[0]}, before block 1's output; give {give}")
     where = Path(path)
     with tempfile.TemporaryDirectory() as folder:
         writer = gguf.GGUFWriter(Path(folder) / "vector", "controlvector")
@@ -175,10 +178,15 @@ def read_gguf(path: str | os.PathLike[str], model: Model) -> ControlVector:
     after blocks that no state-space layer follows."""
     gguf, where = _gguf(), os.fspath(path)
     try:
-        tensors = {tensor.name: torch.tensor(tensor.data).double() for tensor in gguf.GGUFReader(where).tensors}
+        reader = gguf.GGUFReader(where)
+        tensors = {tensor.name: torch.tensor(tensor.data).double() for tensor in reader.tensors}
         numbers = {int(name.removeprefix(PREFIX)) + 1: part for name, part in tensors.items()}
     except (OSError, ValueError, IndexError, KeyError) as error:
-        raise InputError(f"cannot read {where} as a control vector: {error}") from error
+        said = f"cannot read {where} as a control vector: {error}"
+        raise InputError(f"{said}; give a .gguf file with directions, such as steer saves, or safetensors") from error
+    hint, own = reader.get_field("controlvector.model_hint"), str(getattr(model.config, "model_type", ""))
+    if hint is not None and (made_for := str(hint.contents())) and own and made_for != own:
+        note(f"{where} was made for the architecture {made_for!r}, and {model.name} is {own!r}")
     _check_blocks(model)
     if not numbers or (lost := sorted(numbers.keys() - {*model.layer_numbers})):
         said = f"of block {lost[0] - 1}, after which {model.name} has no state-space layer" if numbers else "nowhere"
