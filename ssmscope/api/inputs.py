@@ -36,7 +36,6 @@ MODEL_KINDS: Mapping[str, str] = {
 }
 """Kinds of models, and what each of them predicts."""
 TEXT_MODELS = (TEXT_CLASSIFIER, LANGUAGE_MODEL)
-
 TEXTS = ("text", "file", "ids", "image", "series", "chat")
 """Options that give texts."""
 DEFAULT_MAX_TOKENS = 16384
