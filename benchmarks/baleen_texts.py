@@ -75,8 +75,6 @@ ARMS = {
     **{f"baleen-b β={beta}": f"baleen-b --set beta={beta}" for beta in ("0", *BERNOULLI)},
     "baleen-b β=0.01 warm": "baleen-b --set beta=0.01 --init-from",
 }
-PLANTED_ARM = "baleen-e true β=0.001 warm"
-"""Baleen-E of the planted tasks' table."""
 METHODS = ("survival", "self-retention", "self-write", "ig", "gradxinput", "gradcam", "lrp")
 SHOWN = ("lrp", "ig", "gradxinput", "gradcam", "survival", "self-write")
 TABLED = tuple(method for method in SHOWN if method != "gradxinput")
@@ -393,15 +391,6 @@ def methods_table() -> list[str]:
     ahead = {Question(f"`lrp` less `{m}`", 5.0): less("lrp", m) for m in SHOWN if m != "lrp"}
     chance = {Question(f"`{m}` less random", 2.0): less(m, "random") for m in SHOWN if m != "lrp"}
     return told(verdicts(ahead | chance), 1)
-
-
-def planted_verdicts() -> list[str]:
-    """Return what all planted tasks, as one question, say of the faithfulness of a Baleen-E less Mamba-2's."""
-    found = {(r["data"], r["arm"], r["seed"]): r for r in results()}
-    tasks = [data for data in RECIPES if data not in TEXTS]
-    arms = (PLANTED_ARM, "mamba2 warm")
-    pairs = [tuple([found[data, arm, seed] for seed in SEEDS] for arm in arms) for data in tasks]
-    return _asked(pairs, {}, 2.0, _faithful())
 
 
 def position_verdicts() -> list[str]:
