@@ -58,6 +58,7 @@ def test_types_of_models_are_ours_and_those_of_the_installed_transformers():
 
 TEXTS = ("A great film.", "A moving film.", "An awful film.", "A dull, lifeless film.") * 2
 TRUE = (1, 1, 0, 0) * 2
+REPEATED = "4 of the 8 texts of films are repeated: intervals are too narrow"
 NLI = ("entailment", "neutral", "contradiction")
 VERBS = "evaluate", "noise", "position", "words", "insertion", "overflow", "ablate"
 
@@ -117,7 +118,7 @@ def test_labels_name_the_classes_in_the_order_of_the_logits(names, model, folder
     named = ssmscope.load(model.module, tokenizer=model.tokenizer, labels=names)
     found = ssmscope.evaluate(named, load_text(path))
     assert right > 0.5 and found.scores[0].estimate.value == right and named.labels == list(names)
-    assert found.provenance["labels"] == list(names) and "notes" not in found.provenance
+    assert found.provenance["labels"] == list(names) and found.provenance["notes"] == [REPEATED]
     assert model.labels == ["LABEL_0", "LABEL_1"] and ssmscope.load(model.module).labels == model.labels
     turned = ssmscope.load(model.module, tokenizer=model.tokenizer, labels=names[::-1])
     assert ssmscope.evaluate(turned, load_text(path)).scores[0].estimate.value == 1 - right
@@ -132,7 +133,7 @@ def test_numbers_are_indices_and_that_is_said(column, model, folder, right, tmp_
     path = file(tmp_path / "films.csv", "0", "1", column=column)
     found = ssmscope.evaluate(model, load_text(path))
     said = "the labels of films are matched with the model's classes by number: 0 = LABEL_0, 1 = LABEL_1"
-    assert found.scores[0].estimate.value == right and found.provenance["notes"] == [said]
+    assert found.scores[0].estimate.value == right and found.provenance["notes"] == [REPEATED, said]
     assert said in " ".join(str(found).split()) and said in html.unescape(found.to_html())
     assert cli.run(["evaluate", str(folder), "--data", str(path), "--json"]) == 0
     printed = capsys.readouterr()
@@ -142,7 +143,7 @@ def test_numbers_are_indices_and_that_is_said(column, model, folder, right, tmp_
 def test_known_data_have_numbers_of_their_own(model, right):
     data = text_data("films", "all", TEXTS, TRUE, ("poor", "good"))
     found = ssmscope.evaluate(model, data)
-    assert found.scores[0].estimate.value == right and "by number: poor = LABEL_0" in found.provenance["notes"][0]
+    assert found.scores[0].estimate.value == right and "by number: poor = LABEL_0" in found.provenance["notes"][1]
 
 
 def test_three_classes_of_pairs(tmp_path, right):

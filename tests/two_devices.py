@@ -169,7 +169,7 @@ def questions(model: Model) -> dict[str, Callable[[], Tensor]]:
         return model.run(second, mapped(model.run(first).states, lambda t: t.to(here))).logits
 
     def edited() -> Tensor:
-        halved = Edit("halved", "output", lambda y, site: y / 2, layers=(1,))
+        halved = Edit("halved", "output", lambda y, site: y / 2, layers=model.layer_numbers[1:2])
         return model.run(batch(), edits=[halved]).logits
 
     def lens() -> Tensor:

@@ -120,7 +120,7 @@ def test_the_page_says_where_the_adaptive_search_is_seen_more(erasing):
             *(each for each in own.attacks if each is not adaptive),
             dataclasses.replace(adaptive, alarms=tuple(alarms)),
         )
-        return str(dataclasses.replace(erasing, victims=(dataclasses.replace(own, attacks=attacks),)))
+        return dataclasses.replace(erasing, victims=(dataclasses.replace(own, attacks=attacks),)).to_text(full=True)
 
     plain = own.attack(FOUND).alarms[at].auroc.value
     assert "The adaptive search raises detection on fading" in page(plain + 0.01)

@@ -17,6 +17,7 @@ from ssmscope.attacks.position.regions import Region, check_places, regions_of, 
 from ssmscope.attacks.position.result import Attacked
 from ssmscope.core import batching
 from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.text import text_data
 from ssmscope.data.tokens import SequenceData
@@ -78,6 +79,12 @@ class TestTokens:
         assert Tokens(model, data, "zeros", 0).remarks == ()
 
 
+class Nothing(Model):
+    """A model without anything."""
+
+    source: Any = {}
+
+
 class TestCall:
     """Arguments that a run of inputs of some lengths is given."""
 
@@ -93,7 +100,7 @@ class TestCall:
             data: Any = SimpleNamespace(fingerprint="0" * 16, name="own", split="test", __len__=lambda: len(lengths))
             monkeypatch.setattr("ssmscope.api.provenance.record_provenance", lambda *_, **more: more["options"])
             with pytest.raises(Stopped) as caught:
-                position_bias(SimpleNamespace(source={}), data, **options)
+                position_bias(object.__new__(Nothing), data, **options)
             return caught.value.args
 
         return run
@@ -129,7 +136,7 @@ class TestCall:
     def test_batches_have_a_limit(self, given) -> None:
         assert given([4, 4], batch_size=2**16)[2] == 2**16
         with pytest.raises(InputError, match="batch_size is 65,537; allowed are up to 65,536"):
-            position_bias(SimpleNamespace(), SimpleNamespace(), batch_size=2**16 + 1)
+            position_bias(object.__new__(Nothing), SimpleNamespace(name="own"), batch_size=2**16 + 1)
 
 
 def test_notes_name_where_most_are_left_out() -> None:

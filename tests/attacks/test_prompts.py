@@ -392,7 +392,7 @@ class TestResources:
         by_name = {one.name: one for one in paper.attacks}
         assert any("sentence similarity" in part for part in by_name["textbugger"].left_out)
         assert by_name["deepwordbug"].left_out == () and by_name["stresstest"].left_out == ()
-        shown = " ".join(str(paper).split())
+        shown = " ".join(paper.to_text(full=True).split())
         assert "textbugger ran without sentence similarity ≥ 0.8 (angular): it needs a sentence encoder" in shown
 
     def test_all_of_them(self, model, data, tmp_path):

@@ -14,7 +14,7 @@ from ssmscope.core.edits import Edit, recorded
 from ssmscope.data.pairs import is_pairs, read_pairs
 from ssmscope.errors import InputError
 from ssmscope.interp.pairs import ScoredPairs, encode_pairs
-from ssmscope.interp.patch.over_pairs import PairGrids
+from ssmscope.interp.patch.over_pairs import PairGrids, partners_of
 from ssmscope.zoo.compiled import compiled, pairs_of
 
 PLACES = [("attic", "library"), ("kitchen", "cellar"), ("pantry", "stable"), ("bakery", "attic")]
@@ -28,9 +28,12 @@ def model():
 
 
 def test_ablation_by_the_corrupted_text_is_patching_with_noise(model) -> None:
-    pairs = encode_pairs(model, read_pairs(ROWS))
-    grids = PairGrids(pairs, "noise")
-    changes = grids.grid("output", {"text": [tuple(range(n)) for n in pairs.clean.lengths]})[..., 0]
+    data = read_pairs(ROWS)
+    pairs = encode_pairs(model, data)
+    grids = PairGrids(pairs, "noise", partners_of(pairs, data))
+    layers, changes = grids.grid("output", {"text": [tuple(range(n)) for n in pairs.clean.lengths]})
+    assert layers == [0, 1, 2, 3, 4, 5]
+    changes = changes[..., 0]
     found = ssmscope.ablate(model, ROWS, what="layer", by="resample")
     assert found.metric == "share" and found.measures == ("share",)
     assert found.plain == pytest.approx(1, abs=1e-6)

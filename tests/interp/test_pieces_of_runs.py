@@ -201,9 +201,12 @@ def test_roads_and_parts_by_layer_number(models):
     assert cutting.roads_of(models["mamba2"]) == {0: ([0], []), 1: ([1], [])}
     batch = {name: model.encode(ids=[CLEAN]) for name, model in models.items()}
     assert cutting.parts_of(models["bamba"], batch["bamba"]) == {0: ("states",), 1: ("attention",), 2: ("states",)}
-    assert cutting.parts_of(models["mamba2"], batch["mamba2"]) == {0: (), 1: ()}
+    assert cutting.parts_of(models["mamba2"], batch["mamba2"]) == {
+        0: ("one recurrence",),
+        1: ("one recurrence",),
+    }
     assert list(cutting.parts_of(models["groupmamba"], batch["groupmamba"]))[0] == 0
-    assert cutting.parts_of(models["groupmamba"], batch["groupmamba"])[0] == ()
+    assert cutting.parts_of(models["groupmamba"], batch["groupmamba"])[0] == ("one recurrence",)
     assert not cutting.others_have_attention(models["bamba"]) and not cutting.others_have_attention(models["mamba2"])
 
 
@@ -315,7 +318,7 @@ def test_a_donors_values_are_those_at_the_same_share_of_its_length(models):
     runs = ablating.AblationRuns.__new__(ablating.AblationRuns)
     runs.examples, runs.by, runs.part = examples, "resample", ablating.Part("layer")
     runs.donors, runs.donated = np.array([2, 0, 3, 1]), batch
-    kept = runs._recorded([0, 1, 2, 3])
+    kept = runs._recorded([0, 1, 2, 3], batch)
     found = runs._values([1, 2, 0])
     for key, values in found.items():
         assert values.shape[:2] == (3, 9)

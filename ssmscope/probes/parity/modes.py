@@ -58,7 +58,8 @@ def library_of(model: Model) -> tuple[str, Any]:
         return name, module
     try:
         importlib.import_module(name)
-        found = getattr(importlib.import_module(home), kind).from_pretrained(str(path.parent))
+        read = getattr(importlib.import_module(home), kind).from_pretrained
+        found = read(str(path.parent), **({"trust_remote_code": False} if home == "transformers" else {}))
         return name, found.to(model.device, next(module.parameters()).dtype).eval()
     except REFUSALS as error:
         said = " ".join(str(error).split())[:100]
