@@ -26,7 +26,7 @@ BY = {"zero": "zero", "mean": "its mean over the data", "resample": "its value i
 @dataclass(frozen=True)
 class Unit:
     """Ablated unit: a whole layer, one recurrence (with its name, where there are several), one head, or a part outside
-    the state-space layers, named by its block and counted among its kind."""
+    the state-space layers, named by its block."""
 
     layer: int
     part: int | None = None
