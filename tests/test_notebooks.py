@@ -173,7 +173,7 @@ def finds_the_layer_that_holds_the_answer(cells: Any) -> None:
     assert re.search(r"“attic” −(99|100)\.\d % in all layers, most in layer 3", printed(cells["road"]))
     gone, halved, after = printed(cells["own"]).splitlines()
     assert "attic" not in gone and "attic" in halved and after.startswith("nothing is left behind: attic")
-    assert "most in layer 5, attention (−9" in printed(cells["which-road"])
+    assert "most in layer 5 (attention) (−9" in printed(cells["which-road"])
 
 
 def finds_the_edges_that_were_written(cells: Any) -> None:

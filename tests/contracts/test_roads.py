@@ -234,5 +234,6 @@ REFUSED = (
     "selective-ssm",
     "zamba",
     "mambavision",
+    "lfm3",
 )
 """Architectures whose blocks do more than add up their parts."""
