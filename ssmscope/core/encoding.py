@@ -209,6 +209,7 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
     tokens: list[tuple[str, ...]] = []
     words: list[tuple[int | None, ...]] = []
     spelled: list[Spelled] = []
+    unk_id, unk = tokenizer.unk_token_id, tokenizer.unk_token  # Each is looked up in many steps.
     for number, text in enumerate(texts):
         which = f"text {number}" if len(texts) > 1 else "the text"
         if not text.strip():
@@ -221,18 +222,17 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
         encoded = tokenize(tokenizer, text, named=which, return_special_tokens_mask=True, **fast)
         row, special = encoded["input_ids"], encoded["special_tokens_mask"]
         check_tokens(len(row), max_tokens, which)
-        content = [i for i, s in zip(row, special) if not s or i == tokenizer.unk_token_id]
+        content = [i for i, s in zip(row, special) if not s or i == unk_id]
         if not content:
             raise InputError(f"{which} has no token that this model's tokenizer knows")
-        if tokenizer.unk_token_id is not None and set(content) == {tokenizer.unk_token_id}:
+        if unk_id is not None and set(content) == {unk_id}:
             raise InputError(f"{which} has only characters that this model's tokenizer does not know: {text[:40]!r}")
         ids.append(row)
         if tokenizer.is_fast:
             offsets = tuple(encoded["offset_mapping"])
             tokens.append(token_texts(text, offsets, tokenizer.convert_ids_to_tokens(row)))
             words.append(word_numbers(encoded.word_ids(0), text, offsets, tokens[-1]))
-            unknown = [at for at, i in enumerate(row) if i == tokenizer.unk_token_id]
-            unknown = [at for at in unknown if text[slice(*offsets[at])] != tokenizer.unk_token]
+            unknown = [at for at, i in enumerate(row) if i == unk_id and text[slice(*offsets[at])] != unk]
             spelled.append(Spelled(text, offsets, tuple(unknown)))
         else:
             names, numbers = names_of(tokenizer, row, ())
