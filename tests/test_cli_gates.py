@@ -80,7 +80,7 @@ def test_exit_codes_and_files(analyze, plan, tmp_path) -> None:
 
 
 def test_a_gate_without_a_score_fails_and_the_others_are_written(analyze, plan, tmp_path) -> None:
-    """Of another class's tokens alone the drop has another name, which only the run knows."""
+    """With another class's tokens alone the drop has another name, which only the run knows."""
     other, out, there = {"position": {"data": None, "replacement": "other"}}, tmp_path / "out", "accuracy >= 50 %"
     file = plan()
     other["position"]["data"] = yaml.safe_load(file.read_text())["analyses"][0]["evaluate"]["data"]

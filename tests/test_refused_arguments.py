@@ -1,4 +1,4 @@
-"""What is no model and no file is refused in one line by every verb and function that takes one, in Python."""
+"""Refusals, in one line, of objects that are no model and no file, by every verb and function that takes one."""
 
 from __future__ import annotations
 

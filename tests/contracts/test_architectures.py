@@ -135,7 +135,7 @@ def test_padding_changes_nothing(model):
 
 
 def test_logits_are_the_models_own(model):
-    """Of one text as the model runs by itself, and of a padded batch without its cache."""
+    """The text as the model runs by itself, and a padded batch without its cache."""
     without = {} if model.is_classifier else {"use_cache": False}
     for texts in (TEXTS[:1], TEXTS):
         batch = model.encode(ids=texts)

@@ -168,7 +168,7 @@ def head_by_hand(model: Model, batch, roads: Roads, part: Part, edge: Edge, chan
 
 
 def written_by_head(model: Model, batch, part: Part, head: int) -> torch.Tensor:
-    """What the columns of one head in the mixer's last linear map make of the head's values."""
+    """The head's values through its columns in the mixer's last linear map."""
     read: dict[str, torch.Tensor] = {}
     with observe(before=[(part.last, lambda _, args, kwargs: read.update(u=args[0]))]):
         model.run(batch)

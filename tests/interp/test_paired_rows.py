@@ -78,7 +78,7 @@ def test_differences_are_named_from_a_tenth_of_the_scale_on_three_on_each_side()
 
 
 def test_a_special_token_is_named_where_a_row_names_it() -> None:
-    """What an attention reads may be special: the largest difference, dark in the picture, is then told too."""
+    """A token that attention reads may be special: the largest difference, dark in the picture, is then told too."""
     words, other = (0, 1, None), row([0.0, 0.5, 0.0])
     found = [
         both(

@@ -83,7 +83,7 @@ class PairGrids:
         self.pairs, self.model, self.partners = pairs, pairs.model, partners
         turned = [{other: own for own, other in each.items()} for each in partners]
         self.sources = turned if direction == "denoise" else partners
-        """By pair, the position of the source's value by that of the run that is patched."""
+        """Positions, by pair, of the source's value by that of the run that is patched."""
         self.direction = direction
         both = (pairs.corrupted, pairs.clean)
         self.into, self.source = both if direction == "denoise" else both[::-1]
