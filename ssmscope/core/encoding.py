@@ -209,7 +209,6 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
     tokens: list[tuple[str, ...]] = []
     words: list[tuple[int | None, ...]] = []
     spelled: list[Spelled] = []
-    unk_id, unk = tokenizer.unk_token_id, tokenizer.unk_token  # Each is looked up in many steps.
     for number, text in enumerate(texts):
         which = f"text {number}" if len(texts) > 1 else "the text"
         if not text.strip():
@@ -222,6 +221,7 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
         encoded = tokenize(tokenizer, text, named=which, return_special_tokens_mask=True, **fast)
         row, special = encoded["input_ids"], encoded["special_tokens_mask"]
         check_tokens(len(row), max_tokens, which)
+        unk_id, unk = tokenizer.unk_token_id, tokenizer.unk_token  # Each is looked up in many steps.
         content = [i for i, s in zip(row, special) if not s or i == unk_id]
         if not content:
             raise InputError(f"{which} has no token that this model's tokenizer knows")
