@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 from transformers.activations import ACT2FN
 
 from ssmscope.core.affine import innermost
 from ssmscope.core.forms import Form
+from ssmscope.core.growth import GrowthLimit, gates_at_most_one
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import parts
 from ssmscope.ops import DeltaRecurrence
@@ -107,6 +108,11 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
         beta=parts.at_least_float32(projected.beta),
     )
     return LayerTrace(u, (recurrence,), mask=mask, z=projected.z, **around)
+
+
+def growth_limit(mixer: nn.Module, layer: LayerTrace, recurrence: DeltaRecurrence) -> GrowthLimit:
+    """Return the limit of the rule's transitions α (I − β k kᵀ), at most 1 since α ≤ 1, ‖k‖ ≤ 1 and 0 ≤ β ≤ 2."""
+    return gates_at_most_one(recurrence)
 
 
 def _log_decay(rates: Any, step: Tensor, rate: Tensor) -> Tensor:

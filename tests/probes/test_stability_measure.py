@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from examples import random_example
+from examples import EXAMPLES, random_example
 from handmade import HEADS, STATE, drawn_layer, steps_of
+from loud import loud
 
 from ssmscope import ops
 from ssmscope.core.mixers import mixers
@@ -239,6 +240,16 @@ class TestLimits:
         rwkv = dataclasses.replace(layer, extras={"log_weight": torch.zeros(1), "decay": decay})
         found = limits(mixers(random_example("rwkv"))[0], rwkv)
         assert found.bare.tolist() == [0.5, 0.25] and found.bounded_by == "gates are at most 1" and not found.mixes
+        # The gated delta rule, whose transitions at every token are at most 1.
+        for name in EXAMPLES.keys() & {"qwen3_next", "kimi_linear", "olmo_hybrid-negative-eigenvalues"}:
+            model = Model(loud(random_example(name)))
+            layer_of = model.trace(ids=[[3, 9, 4, 1, 7, 5]]).layers[0]
+            found, (rule,) = limits(model.mixers[0], layer_of), layer_of.recurrences
+            key = rule.b.repeat_interleave(rule.shape[2] // rule.b.shape[2], dim=2)
+            step = rule.beta[..., None, None] * key.unsqueeze(-1) * key.unsqueeze(-2)
+            kept = rule.log_a.exp().unsqueeze(-1) * (torch.eye(step.shape[-1]) - step)
+            assert found.possible.tolist() == [0.0] * rule.shape[2] and found.mixes
+            assert torch.linalg.matrix_norm(kept, 2).max() <= 1 + 1e-5
         found = limits(mixers(random_example("rwkv7"))[0], layer)
         assert (found.abscissa, found.possible, found.bounded_by) == (None, None, "no bound is known")
 
