@@ -12,7 +12,7 @@ import pytest
 from refusals import refusal as refused_by
 
 from ssmscope.api.inputs import (
-    DEFAULT_MAX_TOKENS,
+    MAX_TOKENS,
     MODEL_KINDS,
     TEXTS,
     Data,
@@ -120,9 +120,7 @@ def test_options_of_each_kind_of_input() -> None:
     ]
     assert list(Data(series=True).options) == ["data", "split", "series", "max_tokens"]
     assert list(Examples().options) == ["data", "split", "series", "length", "max_tokens"]
-    assert (
-        Texts().options["max_tokens"].default == DEFAULT_MAX_TOKENS and Texts(most=7).options["max_tokens"].default == 7
-    )
+    assert Texts().options["max_tokens"].default == MAX_TOKENS and Texts(most=7).options["max_tokens"].default == 7
     assert Examples().options["length"].range == Range(1, MAX_TOKENS_PER_ROW)
     assert Examples().options["length"].default == 256 and Texts().options["max_tokens"].range == Range(1)
     helps = [each.options["data"].help for each in (Data(), Data("examples"), Examples(), Texts(data=print))]

@@ -38,7 +38,7 @@ MODEL_KINDS: Mapping[str, str] = {
 TEXT_MODELS = (TEXT_CLASSIFIER, LANGUAGE_MODEL)
 TEXTS = ("text", "file", "ids", "image", "series", "chat")
 """Options that give texts."""
-DEFAULT_MAX_TOKENS = 16384
+MAX_TOKENS = 16384
 """Maximum length of a text in tokens, unless `max_tokens` is given."""
 
 
@@ -114,7 +114,7 @@ def _options(
     split: Split = None,
     relevant: Annotated[str | None, "Column of DATA that marks tokens (default: rationale).", Metavar("COLUMN")] = None,
     length: Annotated[int, "Tokens per row of a language model's text.", Range(1, MAX_TOKENS_PER_ROW)] = 256,
-    max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = DEFAULT_MAX_TOKENS,
+    max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = MAX_TOKENS,
 ) -> None: ...
 
 
@@ -150,7 +150,7 @@ class Texts(Input):
 
     needed: bool = True
     instead: str | None = None
-    most: int = DEFAULT_MAX_TOKENS
+    most: int = MAX_TOKENS
     data: Callable[..., None] | None = None
     marks: bool = False
     pairs: bool = False
@@ -341,7 +341,7 @@ class Data(Named):
         most = (options if self.leaves_out else values)["max_tokens"]
         if most is None or not self.leaves_out:
             for each in models:
-                check_fits(each, found, DEFAULT_MAX_TOKENS if most is None else most)
+                check_fits(each, found, MAX_TOKENS if most is None else most)
         return found
 
 
@@ -425,7 +425,7 @@ def known_data(model: Model) -> tuple[str, ...]:
 
 
 def load_examples(
-    model: Model, data: Any, split: str | None, length: int, prefer: Sequence[str] = (), *, max_tokens: int = 16384
+    model: Model, data: Any, split: str | None, length: int, prefer: Sequence[str] = (), *, max_tokens: int = MAX_TOKENS
 ) -> ExampleData:
     """Load text in rows of `length` tokens for a language model, or labelled examples for a classifier, of at most
     `max_tokens` tokens. `data` is a known name, a file or a table; `split` is by default the first of `prefer` that a

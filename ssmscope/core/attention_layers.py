@@ -33,7 +33,7 @@ from ssmscope.core.chosen_keys import (
 from ssmscope.core.intercept import observe, override_forward, twin
 from ssmscope.core.interface import Runs
 from ssmscope.core.known_models import readable_types
-from ssmscope.core.mixers import arguments, is_bidirectional, mixers
+from ssmscope.core.mixers import arguments, is_bidirectional, mixers, numbers_in
 from ssmscope.core.ngrams import is_ngram_part, looked_up
 from ssmscope.core.trace import Earlier, LayerState, alone
 from ssmscope.errors import InputError
@@ -129,7 +129,7 @@ def attention_layers(module: nn.Module) -> dict[str, nn.Module]:
 
 def attention_numbers(module: nn.Module) -> tuple[int, ...]:
     """Return the numbers of `attention_layers` in the model's list of layers."""
-    return tuple(int(next(part for part in name.split(".") if part.isdigit())) for name in attention_layers(module))
+    return numbers_in(attention_layers(module))
 
 
 def keeps_caches(module: Any) -> bool:

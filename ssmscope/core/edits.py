@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -41,6 +41,7 @@ from ssmscope.core.mixers import (
     fast_scan,
     layer_numbers,
     mixers,
+    numbers_in,
     state_after,
     terms_of,
 )
@@ -158,7 +159,7 @@ def edited(model: Any, edits: Edit | Sequence[Edit]) -> Iterator[None]:
     outputs = {place: block_parts(module, place) for place in BLOCK_PLACES if place in {edit.place for edit in every}}
     numbers, attending = layer_numbers(module), attention_numbers(module) if attention else ()
     for edit in every:
-        own = part_numbers(outputs[edit.place]) if edit.place in outputs else numbers
+        own = numbers_in(outputs[edit.place]) if edit.place in outputs else numbers
         known = attending if edit in attention else own
         absent = [layer for layer in edit.layers or () if layer not in known]
         if absent:
@@ -234,12 +235,6 @@ def block_parts(module: nn.Module, place: Place) -> dict[str, nn.Module]:
     return found
 
 
-def part_numbers(names: Iterable[str]) -> tuple[int, ...]:
-    """Return the number, in the model's list of layers, of each of `block_parts`; 0, 1, … if a layer has several."""
-    found = tuple(int(next(part for part in name.split(".") if part.isdigit())) for name in names)
-    return found if len({*found}) == len(found) else tuple(range(len(found)))
-
-
 def in_words(numbers: Sequence[int]) -> str:
     """Return the numbers of a model's layers, for messages."""
     return f"0 to {len(numbers) - 1}" if [*numbers] == [*range(len(numbers))] else ", ".join(map(str, numbers))
@@ -262,7 +257,7 @@ def _of_outputs(edits: Sequence[Edit], parts: Mapping[Place, Mapping[str, nn.Mod
     found = [
         (part, partial(changed, [edit for edit in edits if edit.place == place and edit.acts_in(number)], number))
         for place, own in parts.items()
-        for number, part in zip(part_numbers(own), own.values())
+        for number, part in zip(numbers_in(own), own.values())
     ]
     return [(part, change) for part, change in found if change.args[0]]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import replace
@@ -159,11 +159,15 @@ def mixers(module: nn.Module) -> list[nn.Module]:
 def layer_numbers(module: nn.Module) -> tuple[int, ...]:
     """Return the numbers of the mixers' layers in a model's list of layers, which in a hybrid has other layers too; 0,
     1, … if several are in one block or there are several lists."""
-    found = mixers(module)
     names = {id(part): name for name, part in module.named_modules()}
-    within = [[int(part) for part in names[id(mixer)].split(".") if part.isdigit()] for mixer in found]
+    return numbers_in([names[id(mixer)] for mixer in mixers(module)])
+
+
+def numbers_in(names: Collection[str]) -> tuple[int, ...]:
+    """Return the number in a list of layers that each name of a part has; 0, 1, … if some have none, or the same."""
+    within = [[int(part) for part in name.split(".") if part.isdigit()] for name in names]
     numbers = tuple(each[0] for each in within if each)
-    return numbers if len({*numbers}) == len(found) else tuple(range(len(found)))
+    return numbers if len({*numbers}) == len(names) else tuple(range(len(names)))
 
 
 def is_bidirectional(module: nn.Module) -> bool:

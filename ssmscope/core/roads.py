@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope.core.attention_layers import attention_modules
-from ssmscope.core.edits import Edit, Site, block_parts, blocks_of, edited, part_numbers
+from ssmscope.core.edits import Edit, Site, block_parts, blocks_of, edited
 from ssmscope.core.encoding import Batch
 from ssmscope.core.intercept import observe, override_forward
-from ssmscope.core.mixers import entered, terms_of
+from ssmscope.core.mixers import entered, numbers_in, terms_of
 from ssmscope.core.model import Model
 from ssmscope.core.road_terms import TAP, heads_of, roads_of, with_road, with_taps
 from ssmscope.core.trace import LayerTrace
@@ -323,7 +323,7 @@ class Roads:
 
 
 def _numbered(parts: Mapping[str, nn.Module]) -> Iterable[tuple[int, nn.Module]]:
-    return zip(part_numbers(parts), parts.values())
+    return zip(numbers_in(parts), parts.values())
 
 
 def _number(part: Part) -> int:

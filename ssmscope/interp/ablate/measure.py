@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ssmscope.api.inputs import one_text
 from ssmscope.api.sharding.parts import Columns, over
-from ssmscope.core.edits import Edit, Place, Site, block_parts, blocks_of, part_numbers
+from ssmscope.core.edits import Edit, Place, Site, block_parts, blocks_of
 from ssmscope.core.encoding import Batch
 from ssmscope.core.lasting_edits import while_writing
+from ssmscope.core.mixers import numbers_in
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.ablate.result import Ablation, Unit
@@ -119,7 +120,7 @@ def units_of(model: Model, batch: Batch, part: Part) -> list[Unit]:
         return [Unit(layer, head=head) for layer, count in sorted(heads.items()) for head in range(count)]
     if part.what in OUTSIDE:
         parts = [*block_parts(model.module, OUTSIDE[part.what])]
-        names = dict(zip(part_numbers(parts), parts))
+        names = dict(zip(numbers_in(parts), parts))
         return [Unit(number, called=_in_block(part.what, names[number])) for number, _ in sorted(kept)]
     if part.what != "recurrence":
         return [Unit(layer) for layer in sorted({layer for layer, _ in kept})]

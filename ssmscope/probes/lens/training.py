@@ -41,7 +41,7 @@ PROGRESS = ("step", "epoch", "place", "loss_sum", "best", "history")
 PLAN = Path("checkpoint", "plan.json")
 """File with the plan of a fit that has started."""
 SHORT_SECONDS = 120.0
-"""Time of a fit that is offered in place of a longer one."""
+"""Time, in seconds, of a fit that is offered in place of a longer one."""
 MAX_CHOOSING_TOKENS = 16_384
 """Maximum number of held-out tokens that choose the step; the others give the numbers."""
 
