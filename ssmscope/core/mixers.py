@@ -45,8 +45,8 @@ class LayerAdapter(Protocol):
     largest possible growth without Δ and A (`core.growth`); `theorem_parameters(mixer)`, what the generalisation bound
     reads; `HAS_RECURRENT_STATE`, False for layers that keep no state, such as short convolutions; `BIDIRECTIONAL`, True
     for layers that read later tokens too, or a function that tells whether a mixer does; `RECORDABLE_TRAINING`, the
-    model types whose training step never waits for a GPU nor sends it numbers; and `NO_FEED_FORWARD` and
-    `NO_RELEVANCE`, names of classes in a block that are none, or have no rule of LRP.
+    model types whose training step never waits for a GPU nor sends it numbers; `BLOCK_PARTS`, the other parts of its
+    blocks (`core.blocks`); and `SOFT_CAP`, the field of its configuration with a soft cap of logits.
     """
 
     def compute_terms(

@@ -17,6 +17,7 @@ x_t, in Ling 3.0 W x_t. Attention, experts and hyper-connections are run by the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from torch.nn.functional import silu, softplus
 from transformers.activations import ACT2FN
 
 from ssmscope.core.affine import innermost
+from ssmscope.core.blocks import ATTENTION, CONSTANT, EXPERTS, GATED, LATENT_ATTENTION, UNREAD, parts_named
 from ssmscope.core.forms import Form
 from ssmscope.core.growth import GrowthLimit, gates_at_most_one
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -84,7 +86,19 @@ def _named(mixer: Any) -> tuple[str, str]:
     return ("o_norm", "o_proj") if hasattr(mixer, "o_norm") else ("norm", "out_proj")
 
 
-NO_FEED_FORWARD = NO_RELEVANCE = ("Qwen4ExpTextGatedResidual",)
+_SHARED = replace(EXPERTS, frozen=("gate", "shared_expert_gate"))
+_FED = {"MLP": GATED, "Experts": GATED}
+BLOCK_PARTS = {
+    **parts_named("Qwen3Next", Attention=ATTENTION, RotaryEmbedding=CONSTANT, **_FED, SparseMoeBlock=_SHARED),
+    **parts_named("Qwen3_5", Attention=ATTENTION, TextRotaryEmbedding=CONSTANT, **_FED),
+    **parts_named("Qwen3_5Moe", Attention=ATTENTION, TextRotaryEmbedding=CONSTANT, **_FED, SparseMoeBlock=_SHARED),
+    **parts_named("Qwen4ExpText", Attention=ATTENTION, **_FED, SparseMoeBlock=_SHARED, GatedResidual=UNREAD),
+    **parts_named("LaraMini", Attention=ATTENTION, RotaryEmbedding=CONSTANT, **_FED, SparseMoeBlock=EXPERTS),
+    **parts_named("OlmoHybrid", Attention=ATTENTION, RotaryEmbedding=CONSTANT, **_FED),
+    **parts_named("KimiLinear", Attention=LATENT_ATTENTION, **_FED, MoE=EXPERTS),
+    **parts_named("BailingHybrid", RotaryEmbedding=CONSTANT, **_FED, MoE=EXPERTS),
+    "BailingHybridAttention": replace(LATENT_ATTENTION, frozen=(*LATENT_ATTENTION.frozen, "g_proj")),
+}
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
 from ssmscope import ops
+from ssmscope.core.blocks import CONSTANT
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import parts
@@ -140,6 +141,9 @@ class SlotState(LayerState):
     """State from which a GSA layer continues, with the slots' `keys` (batch, heads · slots, 1, key size)."""
 
     keys: Tensor
+
+
+BLOCK_PARTS = {"LowerBounds": CONSTANT}
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

@@ -9,6 +9,7 @@ layers are run by the model itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from einops import einsum, rearrange
@@ -16,11 +17,18 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 
+from ssmscope.core.blocks import ATTENTION, EXPERTS, GATED, parts_named
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.core.weights import prepared
 from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
+
+_ROUTED = replace(EXPERTS, frozen=("router",))
+BLOCK_PARTS = {
+    **parts_named("Jamba", Attention=ATTENTION, MLP=GATED, Experts=GATED, SparseMoeBlock=_ROUTED),
+    **parts_named("Zamba", Attention=ATTENTION, MLP=GATED),
+}
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

@@ -14,12 +14,14 @@ than on a GPU, or than release 5 and we give them.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from ssmscope.core.blocks import AS_IS, ATTENTION, CONSTANT, EXPERTS, FEED_FORWARD, GATED, parts_named
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.core.weights import prepared
@@ -27,6 +29,16 @@ from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 
 RECORDABLE_TRAINING = ("mamba2",)
+_ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
+_GRANITE = replace(GATED, act="activation", out="output_linear")
+BLOCK_PARTS = {
+    **parts_named("Bamba", Attention=ATTENTION, RotaryEmbedding=CONSTANT, MLP=GATED),
+    **parts_named("GraniteMoeHybrid", Attention=ATTENTION, RotaryEmbedding=CONSTANT, MLP=_GRANITE),
+    **parts_named("GraniteMoeHybrid", MoE=replace(_GRANITE, frozen=("router",)), Experts=GATED, ParallelExperts=AS_IS),
+    **parts_named("NemotronH", Attention=ATTENTION, MLP=FEED_FORWARD, Experts=FEED_FORWARD, MoE=EXPERTS),
+    **parts_named("Zamba2", RotaryEmbedding=CONSTANT, MLP=GATED),
+    "Zamba2Attention": replace(ATTENTION, frozen=(*ATTENTION.frozen, *_ADAPTERS)),
+}
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

@@ -71,7 +71,7 @@ def test_soft_caps_are_frozen_factors(field):
         given = x.clone().requires_grad_()
         plain, capped = weight @ x, module(x).logits.detach()
         factor = torch.where(plain == 0, 1.0, capped / plain)
-        with freeze_soft_caps(module):
+        with freeze_soft_caps(module, [field]):
             found = module(given).logits
         torch.testing.assert_close(found.detach(), capped)
         for at in range(2):
@@ -79,7 +79,7 @@ def test_soft_caps_are_frozen_factors(field):
             torch.testing.assert_close(gradient, factor[at] * weight[at])
         assert not module.lm_head._forward_hooks
     for uncapped in (Capped(), Capped(**{field: None}), nn.Linear(3, 2)):
-        with freeze_soft_caps(uncapped):
+        with freeze_soft_caps(uncapped, [field]):
             (gradient,) = torch.autograd.grad(Capped.forward(module, given).logits[0], given)
             torch.testing.assert_close(gradient, weight[0] * (1 - (plain[0] / 2).tanh() ** 2))
 

@@ -20,7 +20,7 @@ constants,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -45,8 +45,10 @@ from ssmscope.core.affine import (
     norm_terms,
     norm_weight,
     offset,
+    rounding,
 )
 from ssmscope.core.batching import by_length, tokens_at_once
+from ssmscope.core.blocks import UNREAD, BlockPart, Linearize, block_part, declared_parts
 from ssmscope.core.intercept import evaluating, is_own, override_forward, twin, unhooked
 from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal, is_elementwise
 from ssmscope.core.mixers import adapter_for, as_returned, check_parts, entered, is_readable, linearize, mixers
@@ -54,16 +56,9 @@ from ssmscope.core.model import Model
 from ssmscope.core.take_trace import few_tokens
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.scored_text import Scores
-from ssmscope.interp.methods.lrp_blocks import (
-    freeze_soft_caps,
-    gated,
-    is_family_block,
-    part_handlers,
-    runs_its_parts,
-)
+from ssmscope.interp.methods.lrp_blocks import freeze_soft_caps, gated, part_handlers, runs_its_parts
 from ssmscope.interp.objective import Objective, backward_bytes, kept_bytes_per_token
 from ssmscope.interp.objective import objective as asked_of
-from ssmscope.layers import mambavision
 from ssmscope.layers.feed_forward import ExpertRouter, FeedForward
 from ssmscope.layers.parts import at_least_float32, rms_factor
 from ssmscope.layers.rotary_attention import RotaryAttention, softmax_attention
@@ -84,19 +79,14 @@ PASSING_MODULES = (
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
 )
 """Modules without parts that are linear, or that no relevance passes through."""
-LIBRARIES = ("transformers", "ssmscope")
-"""Packages whose modules with parts only add and pass on what these give, but for those that a family declares; of
-others' modules the sum of relevance tells."""
 MAX_SUM_ERROR = 1e-3
-"""Largest error of the sum of relevance in a user's own modules, relative to the sum of absolute terms."""
+"""Largest error of the sum of relevance, relative to the sum of absolute terms: modules with parts have to add and pass
+on what these give, but for those that a family declares."""
 
 
 def check_lrp(model: Model) -> None:
-    """Raise InputError if a model has a module without a rule, or a non-linear forward pass of the user's own."""
-    with relevance_rules(model.module, torch.ones(1, dtype=torch.float32)):
-        pass
-    if is_foreign(model.module):
-        lrp(asked_of(model, few_tokens(model, 8)))
+    """Raise InputError if a model has a module without a rule, or a forward pass that is not linear."""
+    lrp(asked_of(model, few_tokens(model, 8)))
 
 
 def lrp(objective: Objective, *, half: bool = True) -> Scores:
@@ -118,13 +108,12 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
             longest = objective.lengths[texts[-1]]
             value[texts] = objective(embeddings[texts, :longest], texts).to(value)
     missing = (scores.flatten(1).sum(1) + constants - value).abs()
-    if is_foreign(objective.model.module):
-        missed = missing / (scores.flatten(1).abs().sum(1) + constants.abs() + value.abs())
-        if bool((missed > MAX_SUM_ERROR).any()):
-            raise InputError(
-                f"the relevance of tokens and constants misses the logits of {objective.model.name} by "
-                f"{float(missed.max()):.1%} of what is added: {_not_linear(objective.model.module)}"
-            )
+    missed = missing / (scores.flatten(1).abs().sum(1) + constants.abs() + value.abs())
+    if bool((missed > max(MAX_SUM_ERROR, rounding(embeddings))).any()):
+        raise InputError(
+            f"the relevance of tokens and constants misses the logits of {objective.model.name} by "
+            f"{float(missed.max()):.1%} of what is added: {_not_linear(objective.model.module)}"
+        )
     delta = missing / value.abs().clamp(min=torch.finfo(value.dtype).tiny)
     return Scores(scores, delta=delta, converged=delta <= MAX_DELTA)
 
@@ -293,25 +282,26 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InputError("lrp needs every weight of a layer in memory, and some are offloaded: load the whole model")
     attention = [part for part in module.modules() if isinstance(part, RotaryAttention)]
-    last = [part for part in module.modules() if isinstance(part, mambavision.LastMixing)]
     before = [module.embed] if isinstance(module, SSMForSequenceClassification) and hasattr(module, "embed") else []
-    read = {id(part) for part in (*found, *attention, *last, *before, module.get_input_embeddings())}
-    others = [each for part in _blocks(module, read) for each in part_handlers(part, half)]
+    read = {id(part) for part in (*found, *attention, *before, module.get_input_embeddings())}
+    families, declared = dict.fromkeys(map(adapter_for, found)), declared_parts(module)
+    parts = [*_declared(module, declared, read)]
+    others = [each for part, rule in parts for each in part_handlers(part, rule, half)]
+    maps = [(part, rule.linearize) for part, rule in parts if rule.linearize is not None]
+    others += [(part, partial(_through_linearized, part, linearize, one, half)) for part, linearize in maps]
     handled = read | {id(part) for part, handler in others if not runs_its_parts(handler)}
-    refused = {name for adapter in map(adapter_for, found) for name in getattr(adapter, "NO_RELEVANCE", ())}
-    rules = dict(_rules(module, handled, refused, one, half))
+    rules = dict(_rules(module, handled, declared, one, half))
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
     handlers += [(part, partial(through_attention, part, one)) for part in attention]
-    handlers += [(part, partial(_through_last_mixing, part, one, half)) for part in last]
     handlers += [(part, lambda below, x, rule=rule: rule(x)) for part, rule in rules.items()]
     handlers += [(part, partial(_over_rule, handler, rules.get(part))) for part, handler in others]
     with ExitStack() as around:
-        for adapter in dict.fromkeys(map(adapter_for, found)):
+        for adapter in families:
             if hasattr(adapter, "reading"):
                 around.enter_context(adapter.reading(module))
         # The rules themselves include these modules' hooks.
         around.enter_context(unhooked(part for part in rules if not isinstance(part, FeedForward)))
-        around.enter_context(freeze_soft_caps(module))
+        around.enter_context(freeze_soft_caps(module, [getattr(each, "SOFT_CAP", "") for each in families]))
         around.enter_context(override_forward(handlers, kept=True))  # `fast_scan` leaves the mixers alone.
         yield
 
@@ -321,13 +311,15 @@ def _over_rule(handler: Callable[..., Any], rule: Any, below: Callable[..., Any]
     return handler(below if rule is None else rule, *args, **kwargs)
 
 
-def _blocks(module: nn.Module, read: set[int]) -> Iterator[nn.Module]:
-    """Yield other libraries' blocks and parts of blocks outside those in `read`."""
+def _declared(
+    module: nn.Module, declared: Mapping[str, BlockPart], read: set[int]
+) -> Iterator[tuple[nn.Module, BlockPart]]:
+    """Yield the parts that have a declared rule, with it, outside those in `read`."""
     if id(module) not in read:
-        if is_family_block(module):
-            yield module
+        if (rule := block_part(module, declared)) is not None:
+            yield module, rule
         for part in module.children():
-            yield from _blocks(part, read)
+            yield from _declared(part, declared, read)
 
 
 def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., Any]:
@@ -344,25 +336,15 @@ def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., A
     return forward
 
 
-def _through_last_mixing(part: nn.Module, one: Tensor, half: bool, below: Any, u: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Compute the output of a mixer of MambaVision's stage 4, which is part of the head. Raise InputError if hooks are
-    on it or its parts."""
+def _through_linearized(
+    part: nn.Module, linearize: Linearize, one: Tensor, half: bool, below: Any, u: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    """Compute the output of a part that its family reads as a linear map. Raise InputError if hooks are on it."""
     if (parts := changed_parts(part)) or not is_own(part, below):
         raise InputError(f"{described(part, parts)} may make it compute something other than its terms: remove them")
     with torch.no_grad():
-        layer = mambavision.linearized(part, mambavision.compute_terms(part, u.detach()))
+        layer = linearize(part, u.detach())
     return through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
-
-
-def is_foreign(module: nn.Module) -> bool:
-    """Return True if a model's own forward pass, or that of a part with parts, is no library's."""
-    if isinstance(module, OwnModel):
-        return True
-    return any(
-        next(part.children(), None) is not None and _forward_home(part).partition(".")[0] not in LIBRARIES
-        for part in module.modules()
-        if not (is_linear(part) or isinstance(part, nn.Sequential | nn.ModuleList | nn.ModuleDict))
-    )
 
 
 def _not_linear(module: nn.Module) -> str:
@@ -385,17 +367,11 @@ def _not_linear(module: nn.Module) -> str:
     return "its own forward pass is not linear; lrp reads heads that are made of linear layers, norms and activations"
 
 
-def _forward_home(module: nn.Module) -> str:
-    """Return the Python module that defines the forward pass of a module's class."""
-    kind = type_before_parametrizations(module)
-    return next((base for base in kind.__mro__ if "forward" in vars(base)), kind).__module__
-
-
 def _rules(
-    module: nn.Module, read: set[int], refused: Set[str], one: Tensor, half: bool, name: str = ""
+    module: nn.Module, read: set[int], declared: Mapping[str, BlockPart], one: Tensor, half: bool, name: str = ""
 ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
     """Return the parts that have a rule, with it, outside those in `read`; of modules with parts these have rules.
-    Raise InputError for a part without a rule, by its `name`, and for one of a class in `refused`."""
+    Raise InputError for a part without a rule, by its `name`, and for one that is `declared` as `UNREAD`."""
     if id(module) in read:
         return []
     kind, what = type_before_parametrizations(module), f"lrp's {type(module).__name__}"
@@ -416,12 +392,11 @@ def _rules(
         return [(module, lambda x: twin(module)(x.detach()))]
     if issubclass(kind, FeedForward):
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
-    parts = dict(module.named_children())
-    library = _forward_home(module).startswith(("transformers.models.", "ssmscope."))
-    if kind.__name__ in refused or not (parts or library or isinstance(module, PASSING_MODULES)):
-        if kind.__name__ not in refused and is_elementwise(module):
+    parts, declaration = dict(module.named_children()), block_part(module, declared)
+    if declaration is UNREAD or not (parts or declaration or isinstance(module, PASSING_MODULES)):
+        if declaration is None and is_elementwise(module):
             return [(module, partial(through_activation, twin(module), one=one))]
-        if kind.__name__ not in refused and (rule := _rule_of_vectors(module, one)) is not None:
+        if declaration is None and (rule := _rule_of_vectors(module, one)) is not None:
             return [(module, rule)]
         where = f" ({name.removeprefix('module.')})" if name else ""
         raise InputError(
@@ -429,7 +404,7 @@ def _rules(
             "activations, convolutions of maps, and modules that add and pass on what such parts give"
         )
     for child, part in parts.items():
-        rules += _rules(part, read, refused, one, half, f"{name}.{child}" if name else child)
+        rules += _rules(part, read, declared, one, half, f"{name}.{child}" if name else child)
     return rules
 
 
