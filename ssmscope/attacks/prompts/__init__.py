@@ -77,10 +77,10 @@ def check_prompts(
     sharded=True,
     scores={"prompts.clean": SHARE, "prompts.drop[ATTACK]": DROP},
     dimensions=(
-        Dimension("Clean prompts", r"prompts\.clean", "accuracy", 1),
-        Dimension("Prompts, 3 suffixes", r"prompts\.drop\[stresstest\]", "drop of accuracy", 8),
-        Dimension("Prompts, 50 suffixes", r"prompts\.drop\[checklist\]", "drop of accuracy", 9),
-        Dimension("Prompts, a search", r"prompts\.drop\[deepwordbug\]", "drop of accuracy", 10),
+        Dimension("Clean prompts", r"prompts\.clean", "accuracy"),
+        Dimension("Prompts, 3 suffixes", r"prompts\.drop\[stresstest\]", "drop of accuracy"),
+        Dimension("Prompts, 50 suffixes", r"prompts\.drop\[checklist\]", "drop of accuracy"),
+        Dimension("Prompts, a search", r"prompts\.drop\[deepwordbug\]", "drop of accuracy"),
     ),
 )
 def prompt_attack(
