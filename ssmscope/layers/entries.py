@@ -41,6 +41,8 @@ _OF_TRANSFORMERS: Mapping[str, tuple[str, ...]] = {
     "xlstm": ("xlstm.xLSTMLayer",),
 }
 """Layers of transformers by the module that reads them, each as its family and class."""
+_TEXT_TYPES = {f"{name}_text": name for name in ("glm5_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp")}
+"""Model types of their language models, which transformers names by the whole model's folder."""
 _LAYERS: Mapping[str, str] = {
     "comba.CombaMixer": "comba",
     "delta.DeltaMixer": "delta",
@@ -99,5 +101,6 @@ ENTRIES: Mapping[str, Mapping[str, str]] = {
     }
     | {_HERE + layer: _HERE + adapter for layer, adapter in _LAYERS.items()}
     | {layer: f"{_HERE}packages:{name}" for layer, name in _OF_PACKAGES.items()},
+    "ssmscope.text_types": _TEXT_TYPES,
     "ssmscope.models": {kind: _HERE + module for kind, module in _MODELS.items()},
 }
