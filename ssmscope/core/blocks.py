@@ -47,19 +47,21 @@ AS_IS = BlockPart()
 CONSTANT = BlockPart(frozen=("",))
 """Part whose output does not depend on the input, as rotations of positions."""
 ATTENTION = BlockPart(frozen=("q_proj", "k_proj"))
-LATENT_ATTENTION = BlockPart(frozen=("q_proj", "q_b_proj"), latent=True)
+LATENT = BlockPart(frozen=("q_proj", "q_b_proj"), latent=True)
 FEED_FORWARD = BlockPart(feed_forward=True)
 GATED = replace(FEED_FORWARD, gated=True)
 EXPERTS = BlockPart(frozen=("gate",), feed_forward=True)
 """Experts with their router."""
-
 UNREAD = BlockPart()
 """Part that relevance cannot pass through: it is refused."""
+_USUAL = {"Attention": ATTENTION, "RotaryEmbedding": CONSTANT, "MLP": GATED, "Experts": GATED}
+_USUAL |= dict.fromkeys(("MoE", "SparseMoeBlock"), EXPERTS)
 
 
-def parts_named(prefix: str, /, **parts: BlockPart) -> dict[str, BlockPart]:
-    """Return parts whose classes all have names that begin with `prefix`, by the rest of the names."""
-    return {prefix + rest: part for rest, part in parts.items()}
+def of_hybrids(*names: str, **parts: BlockPart) -> dict[str, BlockPart]:
+    """Return the parts of hybrids by the names of their classes, each a hybrid's name and a part's: `parts`, and what
+    most hybrids of transformers have."""
+    return {name + kind: part for name in names for kind, part in (_USUAL | parts).items()}
 
 
 def declared_parts(module: nn.Module) -> Mapping[str, BlockPart]:

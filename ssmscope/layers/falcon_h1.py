@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ssmscope.core.blocks import ATTENTION, CONSTANT, GATED, parts_named
+from ssmscope.core.blocks import of_hybrids
 from ssmscope.core.forms import norm_of
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import mamba2, parts
 
-BLOCK_PARTS = parts_named("FalconH1", Attention=ATTENTION, RotaryEmbedding=CONSTANT, MLP=GATED)
+BLOCK_PARTS = of_hybrids("FalconH1")
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

@@ -27,7 +27,7 @@ from torch.nn.functional import silu, softplus
 from transformers.activations import ACT2FN
 
 from ssmscope.core.affine import innermost
-from ssmscope.core.blocks import ATTENTION, CONSTANT, EXPERTS, GATED, LATENT_ATTENTION, UNREAD, parts_named
+from ssmscope.core.blocks import CONSTANT, EXPERTS, LATENT, UNREAD, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.growth import GrowthLimit, gates_at_most_one
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -87,17 +87,13 @@ def _named(mixer: Any) -> tuple[str, str]:
 
 
 _SHARED = replace(EXPERTS, frozen=("gate", "shared_expert_gate"))
-_FED = {"MLP": GATED, "Experts": GATED}
 BLOCK_PARTS = {
-    **parts_named("Qwen3Next", Attention=ATTENTION, RotaryEmbedding=CONSTANT, **_FED, SparseMoeBlock=_SHARED),
-    **parts_named("Qwen3_5", Attention=ATTENTION, TextRotaryEmbedding=CONSTANT, **_FED),
-    **parts_named("Qwen3_5Moe", Attention=ATTENTION, TextRotaryEmbedding=CONSTANT, **_FED, SparseMoeBlock=_SHARED),
-    **parts_named("Qwen4ExpText", Attention=ATTENTION, **_FED, SparseMoeBlock=_SHARED, GatedResidual=UNREAD),
-    **parts_named("LaraMini", Attention=ATTENTION, RotaryEmbedding=CONSTANT, **_FED, SparseMoeBlock=EXPERTS),
-    **parts_named("OlmoHybrid", Attention=ATTENTION, RotaryEmbedding=CONSTANT, **_FED),
-    **parts_named("KimiLinear", Attention=LATENT_ATTENTION, **_FED, MoE=EXPERTS),
-    **parts_named("BailingHybrid", RotaryEmbedding=CONSTANT, **_FED, MoE=EXPERTS),
-    "BailingHybridAttention": replace(LATENT_ATTENTION, frozen=(*LATENT_ATTENTION.frozen, "g_proj")),
+    **of_hybrids("Qwen3Next", SparseMoeBlock=_SHARED),
+    **of_hybrids("Qwen3_5", "Qwen3_5Moe", TextRotaryEmbedding=CONSTANT, SparseMoeBlock=_SHARED),
+    **of_hybrids("Qwen4ExpText", SparseMoeBlock=_SHARED, GatedResidual=UNREAD),
+    **of_hybrids("LaraMini", "OlmoHybrid"),
+    **of_hybrids("KimiLinear", Attention=LATENT),
+    **of_hybrids("BailingHybrid", Attention=replace(LATENT, frozen=(*LATENT.frozen, "g_proj"))),
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssmscope.core.blocks import ATTENTION, CONSTANT, EXPERTS, GATED, parts_named
+from ssmscope.core.blocks import ATTENTION, GATED, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import parts
@@ -24,14 +24,9 @@ from ssmscope.ops import Recurrence
 from ssmscope.ops.recurrence import smallest_exponent
 
 HAS_RECURRENT_STATE = False
-_WRITTEN_OUT = replace(GATED, product=("w1", "w3"), out="w2")
-BLOCK_PARTS = {
-    **parts_named("Lfm2", Attention=ATTENTION, RotaryEmbedding=CONSTANT, MLP=_WRITTEN_OUT),
-    **parts_named("Lfm2Moe", Attention=ATTENTION, RotaryEmbedding=CONSTANT, MLP=_WRITTEN_OUT),
-    **parts_named("Lfm2Moe", Experts=GATED, SparseMoeBlock=EXPERTS),
-    **parts_named("Lfm3", RotaryEmbedding=CONSTANT, MLP=_WRITTEN_OUT),
-    "Lfm3Attention": replace(ATTENTION, frozen=(*ATTENTION.frozen, "g_proj")),
-}
+_MLP = replace(GATED, product=("w1", "w3"), out="w2")
+_GATED_ATTENTION = replace(ATTENTION, frozen=(*ATTENTION.frozen, "g_proj"))
+BLOCK_PARTS = of_hybrids("Lfm2", "Lfm2Moe", MLP=_MLP) | of_hybrids("Lfm3", MLP=_MLP, Attention=_GATED_ATTENTION)
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

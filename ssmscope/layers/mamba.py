@@ -17,18 +17,14 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 
-from ssmscope.core.blocks import ATTENTION, EXPERTS, GATED, parts_named
+from ssmscope.core.blocks import EXPERTS, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.core.weights import prepared
 from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 
-_ROUTED = replace(EXPERTS, frozen=("router",))
-BLOCK_PARTS = {
-    **parts_named("Jamba", Attention=ATTENTION, MLP=GATED, Experts=GATED, SparseMoeBlock=_ROUTED),
-    **parts_named("Zamba", Attention=ATTENTION, MLP=GATED),
-}
+BLOCK_PARTS = of_hybrids("Jamba", SparseMoeBlock=replace(EXPERTS, frozen=("router",))) | of_hybrids("Zamba")
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

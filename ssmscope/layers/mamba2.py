@@ -21,7 +21,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ssmscope.core.blocks import AS_IS, ATTENTION, CONSTANT, EXPERTS, FEED_FORWARD, GATED, parts_named
+from ssmscope.core.blocks import AS_IS, ATTENTION, FEED_FORWARD, GATED, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.core.weights import prepared
@@ -29,15 +29,13 @@ from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 
 RECORDABLE_TRAINING = ("mamba2",)
-_ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
 _GRANITE = replace(GATED, act="activation", out="output_linear")
+_ADAPTED = replace(ATTENTION, frozen=(*ATTENTION.frozen, "linear_q_adapter_list", "linear_k_adapter_list"))
 BLOCK_PARTS = {
-    **parts_named("Bamba", Attention=ATTENTION, RotaryEmbedding=CONSTANT, MLP=GATED),
-    **parts_named("GraniteMoeHybrid", Attention=ATTENTION, RotaryEmbedding=CONSTANT, MLP=_GRANITE),
-    **parts_named("GraniteMoeHybrid", MoE=replace(_GRANITE, frozen=("router",)), Experts=GATED, ParallelExperts=AS_IS),
-    **parts_named("NemotronH", Attention=ATTENTION, MLP=FEED_FORWARD, Experts=FEED_FORWARD, MoE=EXPERTS),
-    **parts_named("Zamba2", RotaryEmbedding=CONSTANT, MLP=GATED),
-    "Zamba2Attention": replace(ATTENTION, frozen=(*ATTENTION.frozen, *_ADAPTERS)),
+    **of_hybrids("Bamba"),
+    **of_hybrids("GraniteMoeHybrid", MLP=_GRANITE, MoE=replace(_GRANITE, frozen=("router",)), ParallelExperts=AS_IS),
+    **of_hybrids("NemotronH", MLP=FEED_FORWARD, Experts=FEED_FORWARD),
+    **of_hybrids("Zamba2", Attention=_ADAPTED),
 }
 
 

@@ -13,17 +13,13 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ssmscope.core.blocks import ATTENTION, CONSTANT, EXPERTS, GATED, parts_named
+from ssmscope.core.blocks import CONSTANT, GATED, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 
-BLOCK_PARTS = {
-    **parts_named("MiniMax", Attention=ATTENTION, RotaryEmbedding=CONSTANT, SparseMoeBlock=EXPERTS),
-    **parts_named("MiniMax", Experts=GATED, BlockSparseTop2MLP=replace(GATED, out="w2")),
-    "PartialRotation": CONSTANT,
-}
+BLOCK_PARTS = of_hybrids("MiniMax", BlockSparseTop2MLP=replace(GATED, out="w2")) | {"PartialRotation": CONSTANT}
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

@@ -17,15 +17,14 @@ from torch.nn.functional import softplus
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
 
 from ssmscope.core.affine import depthwise
-from ssmscope.core.blocks import ATTENTION, CONSTANT, GATED, parts_named
+from ssmscope.core.blocks import ATTENTION, GATED, of_hybrids
 from ssmscope.core.forms import Form, named
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 
 SOFT_CAP = "logits_soft_cap"
-BLOCK_PARTS = parts_named("RecurrentGemma", Attention=ATTENTION, SdpaAttention=ATTENTION, Mlp=GATED)
-BLOCK_PARTS |= {"RecurrentGemmaRotaryEmbedding": CONSTANT}
+BLOCK_PARTS = of_hybrids("RecurrentGemma", SdpaAttention=ATTENTION, Mlp=GATED)
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

@@ -16,10 +16,10 @@ from ssmscope.core.blocks import (
     EXPERTS,
     FEED_FORWARD,
     GATED,
-    LATENT_ATTENTION,
+    LATENT,
     BlockPart,
     block_part,
-    parts_named,
+    of_hybrids,
 )
 from ssmscope.core.intercept import override_forward
 from ssmscope.errors import InputError
@@ -164,14 +164,14 @@ def test_of_latent_attention_only_what_becomes_keys_is_frozen():
             return torch.cat([self.kv_b_proj(latent[..., :2]), latent[..., 2:]], dim=-1)
 
     module, x = Latent(), X.clone().requires_grad_()
-    found, slope = slopes(module, True, LATENT_ATTENTION)
+    found, slope = slopes(module, True, LATENT)
     torch.testing.assert_close(found, module(X).detach())
     frozen = [0, 4, 8, 9, 10, 11]  # of each head the first of four, and the part that is rotated
     kept = torch.tensor([at not in frozen for at in range(12)])
     y = module(x)
     torch.testing.assert_close(slope, expected(torch.where(kept, y, y.detach()), x))
     with pytest.raises(InputError, match="lrp has no rule for a Latent with biases before its keys and values"):
-        part_handlers(Latent(bias=True), LATENT_ATTENTION, True)
+        part_handlers(Latent(bias=True), LATENT, True)
 
 
 def test_outputs_of_every_kind_are_mapped():
@@ -186,7 +186,7 @@ def test_outputs_of_every_kind_are_mapped():
 
 
 def test_parts_are_known_by_the_nearest_class_that_is_declared():
-    declared = parts_named("Own", Attention=ATTENTION, SparseAttention=EXPERTS)
+    declared = of_hybrids("Own", SparseAttention=EXPERTS)
     attention = type("OwnAttention", (nn.Module,), {})
     sparse = type("OwnSparseAttention", (attention,), {})
     assert block_part(type("Faster", (attention,), {})(), declared) is ATTENTION
