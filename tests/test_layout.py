@@ -194,7 +194,7 @@ def test_transformers_is_not_imported_below_architectures(name: str) -> None:
 
 QUICK = [
     *("__init__", "cli", "core.batching", "core.known_models", "core.text_files", "data", "data.text", "errors"),
-    "zoo.training",
+    *("attacks.recipes", "zoo.training"),
     *(name for name in MODULES if name.startswith("api.") and not name.startswith(("api.sharding.", "api.checkpoint"))),
     *(name for name in MODULES if name.startswith("cli.")),
     *(

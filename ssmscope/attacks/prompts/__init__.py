@@ -6,6 +6,7 @@ PDR = 1 − accuracy(attacked prompt) / accuracy(clean prompt).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,13 +29,7 @@ from ssmscope.api.options import (
     Scoring,
     Seed,
 )
-from ssmscope.attacks.names import (
-    FROM_PROMPTBENCH,
-    PROMPTBENCH,
-    SEMANTIC,
-    check_asked,
-    on_prompts,
-)
+from ssmscope.attacks.names import ATTACKS, FROM_PROMPTBENCH, PROMPTBENCH, SEMANTIC, check_asked, on_prompts
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,9 +73,11 @@ def check_prompts(
     scores={"prompts.clean": SHARE, "prompts.drop[ATTACK]": DROP},
     dimensions=(
         Dimension("Clean prompts", r"prompts\.clean", "accuracy"),
-        Dimension("Prompts, 3 suffixes", r"prompts\.drop\[stresstest\]", "drop of accuracy"),
-        Dimension("Prompts, 50 suffixes", r"prompts\.drop\[checklist\]", "drop of accuracy"),
-        Dimension("Prompts, a search", r"prompts\.drop\[deepwordbug\]", "drop of accuracy"),
+        *(
+            Dimension(f"Prompts, {ATTACKS[name].row}", rf"prompts\.drop\[{re.escape(name)}\]", "drop of accuracy")
+            for name in on_prompts()
+            if ATTACKS[name].row
+        ),
     ),
 )
 def prompt_attack(
