@@ -13,6 +13,7 @@ import torch
 from examples import EXAMPLES, FEW, HALVES, TEXTS, random_example, relative
 from exhaustive import in_turns
 from loud import TrueFloat64, doubled, loud
+from small_models import language_model
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
 
@@ -454,6 +455,19 @@ def test_a_forward_pass_of_the_users_own_is_read_if_it_is_linear():
         for ask in (lambda: lrp(of), lambda: check_lrp(model)):
             with pytest.raises(InputError, match="its own forward pass is not linear"):
                 ask()
+
+
+def test_a_lower_precision_is_allowed_its_rounding():
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=97, hidden_size=64, num_heads=4, head_dim=32, state_size=8, n_groups=1)
+    module = language_model("mamba2", **sizes, num_hidden_layers=48).to(torch.bfloat16).eval()
+    model = Model(module)
+    batch = model.encode(ids=torch.randint(0, 97, (2, 64)).tolist())
+    of = objective(model, batch, target=7)
+    assert (lrp(of).delta > 2e-3).any()  # The limit in float32 is 1e-3 of more than the value.
+    module.backbone.norm_f = Same(module.backbone.norm_f, lambda y: y.softmax(-1))
+    with pytest.raises(InputError, match="its own forward pass is not linear"):
+        lrp(objective(model, batch, target=7))
 
 
 def test_a_model_of_another_class_is_read_by_its_parts():

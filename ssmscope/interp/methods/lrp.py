@@ -81,7 +81,7 @@ PASSING_MODULES = (
 """Modules without parts that are linear, or that no relevance passes through."""
 MAX_SUM_ERROR = 1e-3
 """Largest error of the sum of relevance, relative to the sum of absolute terms: modules with parts have to add and pass
-on what these give, but for those that a family declares."""
+on what these give, but for those that a family declares. In a lower precision 8 × its rounding, if that is more."""
 
 
 def check_lrp(model: Model) -> None:
@@ -109,7 +109,7 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
             value[texts] = objective(embeddings[texts, :longest], texts).to(value)
     missing = (scores.flatten(1).sum(1) + constants - value).abs()
     missed = missing / (scores.flatten(1).abs().sum(1) + constants.abs() + value.abs())
-    if bool((missed > max(MAX_SUM_ERROR, rounding(embeddings))).any()):
+    if bool((missed > max(MAX_SUM_ERROR, 8 * rounding(embeddings))).any()):
         raise InputError(
             f"the relevance of tokens and constants misses the logits of {objective.model.name} by "
             f"{float(missed.max()):.1%} of what is added: {_not_linear(objective.model.module)}"
