@@ -23,7 +23,8 @@ HOW_TO = {
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages of the how-tos, written from their pages outside the checkout and installed into `site`."""
+    """The packages of the how-tos, written from their pages, and those of tests/outside, outside the checkout and
+    installed into `site`."""
     root = tmp_path_factory.mktemp("outside")
     for name, page in HOW_TO.items():
         assert "pyproject.toml" in blocks(page, root / name)
@@ -67,7 +68,9 @@ def test_what_is_outside_is_found_everywhere(packages: Path) -> None:
     kept = {path.suffix for path in (packages / "out").glob("results/*/remaining.*")}
     assert kept == {".json", ".csv", ".png", ".html"}
     page = "import verbs; print(verbs.page('order', verbs.verbs()['order']))"
-    assert "--orders N" in run(packages, f"import sys; sys.path.insert(0, {str(DOCS)!r}); {page}")
+    page += "; from ssmscope.api.dimensions import dimensions; print(*dimensions())"
+    printed = run(packages, f"import sys; sys.path.insert(0, {str(DOCS)!r}); {page}")
+    assert "--orders N" in printed and "heading='Prompts, politeness'" in printed
 
 
 BLOCK = """
@@ -96,6 +99,10 @@ print("feeds", *block_parts(model.module, "feed-forward"))
 """
 
 
+PARTS = ("product",), ("product", "narrow")
+"""Feed-forward parts that are declared, and those that are found by what they consist of."""
+
+
 def test_a_block_is_read_as_its_family_declares_it(packages: Path) -> None:
     """Relevance is conserved through a product that is refused without the declaration, which also says which parts are
     feed-forward."""
@@ -105,10 +112,6 @@ def test_a_block_is_read_as_its_family_declares_it(packages: Path) -> None:
     assert re.search(r"misses the logits of \S+ by \d+\.\d% .* is not linear", *found["refused"])
     feeds = [[f"backbone.layers.{number}.{part}" for number in (0, 1) for part in parts] for parts in PARTS]
     assert [line.split() for line in found["feeds"]] == feeds
-
-
-PARTS = ("product",), ("product", "narrow")
-"""Feed-forward parts that are declared, and those that are found by what they consist of."""
 
 
 def test_the_how_tos_count_their_lines() -> None:

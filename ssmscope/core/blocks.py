@@ -13,9 +13,6 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import adapter_for, mixers
 
-Linearize = Callable[[Any, Tensor], LinearizedLayer]
-"""Function from a part and its input (batch, length, width) to its linear map."""
-
 
 @dataclass(frozen=True)
 class BlockPart:
@@ -29,7 +26,7 @@ class BlockPart:
         product: the layers of g and h, where the activation may be a function; SiLU by default.
         latent: True for latent attention, of which what becomes keys is a constant.
         feed_forward: True for a feed-forward part, or experts with their router.
-        linearize: the part as a linear map of its input, all else frozen, if the family reads it so.
+        linearize: function from the part and its input (batch, length, width) to its linear map, if it is read so.
     """
 
     frozen: tuple[str, ...] = ()
@@ -39,7 +36,7 @@ class BlockPart:
     product: tuple[str, ...] = ()
     latent: bool = False
     feed_forward: bool = False
-    linearize: Linearize | None = None
+    linearize: Callable[[Any, Tensor], LinearizedLayer] | None = None
 
 
 AS_IS = BlockPart()
@@ -50,8 +47,7 @@ ATTENTION = BlockPart(frozen=("q_proj", "k_proj"))
 LATENT = BlockPart(frozen=("q_proj", "q_b_proj"), latent=True)
 FEED_FORWARD = BlockPart(feed_forward=True)
 GATED = replace(FEED_FORWARD, gated=True)
-EXPERTS = BlockPart(frozen=("gate",), feed_forward=True)
-"""Experts with their router."""
+EXPERTS = replace(FEED_FORWARD, frozen=("gate",))
 UNREAD = BlockPart()
 """Part that relevance cannot pass through: it is refused."""
 _USUAL = {"Attention": ATTENTION, "RotaryEmbedding": CONSTANT, "MLP": GATED, "Experts": GATED}

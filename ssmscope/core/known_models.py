@@ -44,7 +44,7 @@ def data_set_of(data: Mapping[str, Any]) -> str | None:
 
 
 def of_transformers() -> dict[str, str]:
-    """Return the folder of each family of transformers that has readable layers, by its model type."""
+    """Return the folder of each readable family of transformers, of any release, by its model type."""
     folders = (name.split(".")[2] for name in LAYERS if name.startswith(_TRANSFORMERS))
     others = {folder: kind for kind, folder in TEXT_TYPES.places.items()}
     return {others.get(folder, folder): folder for folder in folders}
@@ -56,11 +56,6 @@ def import_family(kind: str) -> None:
     for name in LAYERS:
         if name.startswith(f"{_TRANSFORMERS}{folder}."):
             LAYERS[name]
-
-
-def known_families() -> frozenset[str]:
-    """Return the model types of transformers with readable layers, those that the installed release lacks too."""
-    return frozenset(of_transformers())
 
 
 @cache

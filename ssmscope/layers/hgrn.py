@@ -143,9 +143,6 @@ class SlotState(LayerState):
     keys: Tensor
 
 
-BLOCK_PARTS = {"LowerBounds": CONSTANT}
-
-
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms. A GSA layer's `extras` have the slots' `keys` after the last position."""
     mask = parts.as_mask(mask)
@@ -157,6 +154,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (recurrence,), mask=mask, z=z, extras=extras)
 
 
+BLOCK_PARTS = {"LowerBounds": CONSTANT}
 FORM = Form(
     values="i_proj",
     activation=lambda mixer, _: None if isinstance(mixer, HGRN2Mixer) else silu,

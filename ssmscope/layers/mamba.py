@@ -24,8 +24,6 @@ from ssmscope.core.weights import prepared
 from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 
-BLOCK_PARTS = of_hybrids("Jamba", SparseMoeBlock=replace(EXPERTS, frozen=("router",))) | of_hybrids("Zamba")
-
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms (Mamba, Algorithm 2)."""
@@ -86,6 +84,7 @@ def _head_terms(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rearrange(delta, "b t h p -> b t (h p)"), B, C
 
 
+BLOCK_PARTS = of_hybrids("Jamba", SparseMoeBlock=replace(EXPERTS, frozen=("router",))) | of_hybrids("Zamba")
 FORM = Form(
     values=lambda mixer, _: ("in_proj", _rows(mixer)[0]),
     convolution=lambda mixer, layer: parts.convolution(mixer, layer.conv_input),

@@ -290,14 +290,10 @@ class LastAttending(RotaryAttention):
     """Attention of stage 4."""
 
 
-class LastWidening(FeedForward):
-    """Feed-forward part of stage 4."""
-
-
 class LastBlock(MambaVisionBlock):
     """Block of stage 4."""
 
-    kinds = (LastMixing, LastAttending, LastWidening)
+    kinds = (LastMixing, LastAttending, FeedForward)
 
 
 class ConvolutionBlock(nn.Module):

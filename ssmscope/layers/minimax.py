@@ -19,8 +19,6 @@ from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 
-BLOCK_PARTS = of_hybrids("MiniMax", BlockSparseTop2MLP=replace(GATED, out="w2")) | {"PartialRotation": CONSTANT}
-
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms."""
@@ -44,6 +42,7 @@ def _values(mixer: Any) -> Tensor:
     return places[:, 2 * mixer.head_dim :].flatten()
 
 
+BLOCK_PARTS = of_hybrids("MiniMax", BlockSparseTop2MLP=replace(GATED, out="w2")) | {"PartialRotation": CONSTANT}
 FORM = Form(
     values=lambda mixer, _: ("qkv_proj", _values(mixer)),
     activation="act_fn",

@@ -23,9 +23,6 @@ from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 
-SOFT_CAP = "logits_soft_cap"
-BLOCK_PARTS = of_hybrids("RecurrentGemma", SdpaAttention=ATTENTION, Mlp=GATED)
-
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """Return the layer's terms."""
@@ -54,6 +51,8 @@ def _gate(mixer: Any, x: Tensor, name: str) -> Tensor:
     return torch.sigmoid(rearrange(made, "b t h q -> b t (h q)"))
 
 
+SOFT_CAP = "logits_soft_cap"
+BLOCK_PARTS = of_hybrids("RecurrentGemma", SdpaAttention=ATTENTION, Mlp=GATED)
 FORM = Form(values="linear_x", convolution="conv_1d", gate="linear_y", gate_activation="act_fn", out="linear_out")
 
 

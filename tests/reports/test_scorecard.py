@@ -51,6 +51,15 @@ def test_rows_stand_in_the_order_of_the_report_and_those_of_an_analysis_as_it_de
     assert [row.name for row in card.rows] == [given[0], *words, "noise.drop", "accuracy"]
 
 
+def test_attacks_on_prompts_have_the_rows_that_they_declare():
+    from ssmscope.attacks.prompts import prompt_attack
+
+    found = {each.heading: each.pattern for each in prompt_attack.analysis.dimensions}
+    suffixes = ("3 suffixes", "stresstest"), ("50 suffixes", "checklist"), ("a search", "deepwordbug")
+    expected = {f"Prompts, {heading}": rf"prompts\.drop\[{name}\]" for heading, name in suffixes}
+    assert found.items() >= expected.items() and "Prompts, textbugger" not in found
+
+
 def test_fewer_than_three_dimensions_are_no_card():
     every = [score(name, "a", 0.5) for name in NAMES]
     assert scorecard(every[:2]) is None and scorecard(every[:3]) is not None

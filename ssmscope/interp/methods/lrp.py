@@ -48,7 +48,7 @@ from ssmscope.core.affine import (
     rounding,
 )
 from ssmscope.core.batching import by_length, tokens_at_once
-from ssmscope.core.blocks import UNREAD, BlockPart, Linearize, block_part, declared_parts
+from ssmscope.core.blocks import UNREAD, BlockPart, block_part, declared_parts
 from ssmscope.core.intercept import evaluating, is_own, override_forward, twin, unhooked
 from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal, is_elementwise
 from ssmscope.core.mixers import adapter_for, as_returned, check_parts, entered, is_readable, linearize, mixers
@@ -283,12 +283,12 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
         raise InputError("lrp needs every weight of a layer in memory, and some are offloaded: load the whole model")
     attention = [part for part in module.modules() if isinstance(part, RotaryAttention)]
     before = [module.embed] if isinstance(module, SSMForSequenceClassification) and hasattr(module, "embed") else []
-    read = {id(part) for part in (*found, *attention, *before, module.get_input_embeddings())}
+    whole = (*found, *attention, *before, module.get_input_embeddings())
+    read = {id(own) for part in whole if part is not None for own in part.modules()}
     families, declared = dict.fromkeys(map(adapter_for, found)), declared_parts(module)
-    parts = [*_declared(module, declared, read)]
+    parts = [(part, rule) for part in module.modules() if id(part) not in read and (rule := block_part(part, declared))]
     others = [each for part, rule in parts for each in part_handlers(part, rule, half)]
-    maps = [(part, rule.linearize) for part, rule in parts if rule.linearize is not None]
-    others += [(part, partial(_through_linearized, part, linearize, one, half)) for part, linearize in maps]
+    others += [(part, partial(_through_linearized, part, rule, one, half)) for part, rule in parts if rule.linearize]
     handled = read | {id(part) for part, handler in others if not runs_its_parts(handler)}
     rules = dict(_rules(module, handled, declared, one, half))
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
@@ -311,17 +311,6 @@ def _over_rule(handler: Callable[..., Any], rule: Any, below: Callable[..., Any]
     return handler(below if rule is None else rule, *args, **kwargs)
 
 
-def _declared(
-    module: nn.Module, declared: Mapping[str, BlockPart], read: set[int]
-) -> Iterator[tuple[nn.Module, BlockPart]]:
-    """Yield the parts that have a declared rule, with it, outside those in `read`."""
-    if id(module) not in read:
-        if (rule := block_part(module, declared)) is not None:
-            yield module, rule
-        for part in module.children():
-            yield from _declared(part, declared, read)
-
-
 def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., Any]:
     adapter = adapter_for(mixer)
 
@@ -337,13 +326,14 @@ def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., A
 
 
 def _through_linearized(
-    part: nn.Module, linearize: Linearize, one: Tensor, half: bool, below: Any, u: Tensor, *_: Any, **__: Any
+    part: nn.Module, rule: BlockPart, one: Tensor, half: bool, below: Any, u: Tensor, *_: Any, **__: Any
 ) -> Tensor:
     """Compute the output of a part that its family reads as a linear map. Raise InputError if hooks are on it."""
+    assert rule.linearize is not None
     if (parts := changed_parts(part)) or not is_own(part, below):
         raise InputError(f"{described(part, parts)} may make it compute something other than its terms: remove them")
     with torch.no_grad():
-        layer = linearize(part, u.detach())
+        layer = rule.linearize(part, u.detach())
     return through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
 
 

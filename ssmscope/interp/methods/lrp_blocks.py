@@ -1,5 +1,4 @@
-"""Relevance through attention, feed-forward parts and experts, which families declare (`core.blocks`) and run as they
-are.
+"""Relevance through attention, feed-forward parts and experts, as families declare them (`core.blocks`).
 
     attention: softmax(q kᵀ) is frozen, and the output is linear in v (XAI for Transformers, Ali et al. 2022); in
         latent attention the part that becomes keys is frozen,
