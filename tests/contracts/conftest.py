@@ -30,7 +30,7 @@ OUTSIDE = {
     if not type(made.models[name]).__module__.startswith(("ssmscope.", "transformers."))
 }
 """Models of installed packages."""
-IN_FULL = (FULL if ALL else FULL - OURS if CONTRACTS else FULL & OURS) | OUTSIDE
+IN_FULL = (FULL if ALL else FULL - OURS if CONTRACTS else (FULL & OURS) | ({*EXAMPLES} - OURS - FULL - VARIANTS)) | OUTSIDE
 """Every contract is tried on them: installed packages', ours on release 4 of transformers, the others on release
 5. All others are read as one of them is: each is tried on a fifth of the contracts, and each contract on a fifth of
 them; with SSMSCOPE_EXHAUSTIVE=all on all."""
