@@ -1,7 +1,5 @@
 """Attention maps of made-up texts, drawn at random."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

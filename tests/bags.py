@@ -1,7 +1,5 @@
 """Classifiers whose output is known in closed form: a function of the sum of their words' weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Command lines: a random model that they name, and how every one of them is refused that must be."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings and fixtures of all tests: one thread, no colour, no network, and the way to the real data."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import io

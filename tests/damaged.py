@@ -1,7 +1,5 @@
 """Small saved models of every layout, and the ways in which their files can be damaged."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

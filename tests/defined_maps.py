@@ -1,7 +1,5 @@
 """Random recurrences of every kind, and their attention matrices by the definition, channel by channel, in float64."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -3,8 +3,6 @@
 With SSMSCOPE_RECORD=1 the tests record what they see instead; read the difference before it is committed.
 """
 
-from __future__ import annotations
-
 import difflib
 import io
 import os

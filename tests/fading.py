@@ -1,8 +1,6 @@
 """Models that forget at a known rate: one selective SSM whose output is a sum of its words' weights, each decayed by
 the tokens read since."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

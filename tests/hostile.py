@@ -1,7 +1,5 @@
 """Files that somebody might hand to a verb by mistake or by malice: one of each kind that a reader meets."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Random models in which the scan matters, and true float64 for code that casts to float32."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode

@@ -1,7 +1,5 @@
 """Small tokenizers of the kinds that models come with, and texts of whose characters some make several tokens."""
 
-from __future__ import annotations
-
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 

@@ -1,7 +1,5 @@
 """Layers of one's own step by step, as slow references: their memories, runs with edges cut, and relevance."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Orders, ranks, verdicts and recorded texts stay as they are; numbers are then co
 the noise.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

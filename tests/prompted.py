@@ -1,7 +1,5 @@
 """A tiny random language model for attacks on prompts, and sentences that it mostly labels as they are labelled."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reports to show: real results of the shipped models on a few texts, and heatmaps made up for what texts can hold."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable, Sequence

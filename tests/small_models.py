@@ -4,8 +4,6 @@ A function for each architecture returns its models by name, seeded by the calle
 among them is a contract.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from importlib.util import find_spec

@@ -3,8 +3,6 @@
 A stand-in holds nothing that the kind's class lacks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Layers and networks that people write themselves: read as exactly as those of libraries, or refused in a line."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -1,7 +1,5 @@
 """Linear maps, convolutions, norms and embeddings read from their modules' outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 

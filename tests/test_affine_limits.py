@@ -1,7 +1,5 @@
 """Linear maps, convolutions and norms that are almost what they say, and how far from it they may be."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from linear_layers import EXACT, Bent, Scaled, conv, linear

@@ -1,7 +1,5 @@
 """Layers of softmax attention in hybrids: the keys that are read and kept, and the models that can continue."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Measures of several texts are the same whether the texts run together or one by one."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A call's run: loaded models and read inputs, the function's arguments, and the written files."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

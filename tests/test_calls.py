@@ -1,7 +1,5 @@
 """Declared analyses and their calls: checks, the function's arguments, and the typed command."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Chats are spelled out by the tokenizer's template, with one begin token."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -3,8 +3,6 @@
 `analyze` with the verbs that look into a model: answers, files and refusals.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`analyze lens` and `analyze snr` as their users meet them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

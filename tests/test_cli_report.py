@@ -1,7 +1,5 @@
 """`analyze report` as its users meet it: the page, skipped and failed jobs, and refusals."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable

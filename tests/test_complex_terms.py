@@ -1,7 +1,5 @@
 """Complex recurrences of one's own, against loops over the tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

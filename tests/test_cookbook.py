@@ -1,7 +1,5 @@
 """The recipes of the cookbook do what they say."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Modules of one's own on a GPU: read as in float64 on a CPU, with inputs from anywhere, or refused in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The shipped models: small, complete, and as accurate as their cards say."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

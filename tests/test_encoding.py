@@ -1,7 +1,5 @@
 """Batches of texts, ids and pixels: the place of every token and number, and the refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hashes of weights, settings and configurations: by their definition, and told apart where anything differs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Forms: the output and the linear map of a plain torch layer that is declared, against its own loop over positions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The forward pass of a module, the hooks that run, and the mode of its parts."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from dataclasses import replace

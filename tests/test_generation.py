@@ -1,7 +1,5 @@
 """Generation: how tokens are chosen, what ends a text, and edits that act while it is."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -4,8 +4,6 @@ answer is an answer, or one line, exit code 2 and nothing written.
 `SSMSCOPE_HOSTILE_PART=1` hands every file to every verb.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

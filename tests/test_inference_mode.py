@@ -1,7 +1,5 @@
 """Analyses within a caller's `torch.inference_mode` or `torch.no_grad`: gradients are what they are outside."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Inputs of analyses: combinations, how texts and data are read, and refusals without a model."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Installing reads package indexes, so this runs where it is asked for: `make test
 `make test-install PYTHONS="python3.10 python3.12"`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """A model in memory is shared: threads, nested runs, other people's forward passes, errors, modes."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Batches of a data set with stored parts: their order, repeated measurements, and progress."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Labels of data and classes of a model that has no names for them, in Python and on the command line.
 """
 
-from __future__ import annotations
-
 import copy
 import html
 import json

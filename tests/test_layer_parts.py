@@ -1,7 +1,5 @@
 """Parts of layers, traces, edits and heads, by hand: states joined, edges cut, options described."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Work that would run for months or fill the memory is refused first, with an estimate and the limit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

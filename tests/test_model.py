@@ -1,7 +1,5 @@
 """Model and encoding: inputs, refusals, and records."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """The notebooks run from first to last cell with the installed package alone, and show what their texts describe."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

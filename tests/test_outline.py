@@ -1,7 +1,5 @@
 """Outlines of records: exact first values, a few lines, folded and escaped trees of bounded size."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from html import escape

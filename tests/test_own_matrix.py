@@ -1,7 +1,5 @@
 """Every layer of others' code that is read, under every question: equal to slow references that run step by step."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Networks of one's own that do more around their layers, and adapters that say less than these compute."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

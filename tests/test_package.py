@@ -1,7 +1,5 @@
 """The package as it is installed: quick to import, known to transformers, complete in a wheel."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import inspect

@@ -1,7 +1,5 @@
 """Layers of mamba_ssm, mambapy, xlstm and minGRU-pytorch in networks of one's own, without a word about them."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from typing import Any

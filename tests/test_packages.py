@@ -1,7 +1,5 @@
 """The page of other packages: what it says is called can be called, is named by the verbs, and is run by its tests."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Python takes data as the command line does: by name, path, table or list, in every verb that reads some."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

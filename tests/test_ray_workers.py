@@ -1,7 +1,5 @@
 """Ray's part in measuring batches, with a Ray that only records what it is asked."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -4,8 +4,6 @@ Every other test asserts what is right; this one notices what changes. Where a c
 `python tools/record_outputs.py record tests/recorded --small` records anew what the difference then shows.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

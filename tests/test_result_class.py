@@ -1,7 +1,5 @@
 """Common parts of results: their verdicts, pictures and pages, and the modules that define them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace

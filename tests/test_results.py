@@ -1,7 +1,5 @@
 """Results: exact round trips through JSON, safe pages, saving that leaves all files or none."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import dataclasses

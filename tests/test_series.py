@@ -1,7 +1,5 @@
 """Modules that read numbers: series as input, an answer at one position, and which step and channel decides it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Series from files and tables, on the command line and in Python, and models that a user's code makes."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

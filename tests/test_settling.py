@@ -1,7 +1,5 @@
 """Sets of files that a killed process left at every step of their publication, settled in this process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Analyses over data sets in batches: the same digits through workers, in any order, and after a run was killed."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Files as text and JSON, and the limits on sizes: up to the bounds, and the messages beyond them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

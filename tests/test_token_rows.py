@@ -1,7 +1,5 @@
 """Texts with coloured tokens have the same colours and marks in a terminal, on a page and in a picture."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 

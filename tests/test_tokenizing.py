@@ -1,7 +1,5 @@
 """Tokens as characters of a text, over many tokenizers; and failures of a tokenizer."""
 
-from __future__ import annotations
-
 import functools
 import re
 import time

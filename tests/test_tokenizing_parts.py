@@ -1,7 +1,5 @@
 """Tokens, words and failures of tokenizers, case by case and by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

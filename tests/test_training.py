@@ -1,7 +1,5 @@
 """Training of classifiers: accuracy, resuming, files, and refusals."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

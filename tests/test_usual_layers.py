@@ -1,8 +1,6 @@
 """Layers that people copy into networks of their own, read by the names of their parts: S4D, LRU, Mamba both ways, and
 VMamba's over images; and modules whose positions are other than they seem, which are refused."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path

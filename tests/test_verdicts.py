@@ -1,7 +1,5 @@
 """The rules of verdicts on comparisons: their rates of error, and slow references."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

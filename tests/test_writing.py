@@ -1,7 +1,5 @@
 """Sets of files are of one generation whenever the process dies, and a directory is one run's at a time."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing

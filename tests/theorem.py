@@ -1,7 +1,5 @@
 """A small model of the generalisation theorem, its norms once more in numpy, and sums as exact fractions."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Folders of adapters: logits are those of peft's own model, or the adapter is refused in one line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of our hybrids' softmax attention: what is allowed, to its bounds, and which keys a query reads."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Our backbones and models as functions of their arguments: ids or embeddings, hidden states, tuples, new weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Baleen: gates, divergences, the expected layer, conversion, the loss."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from bases import ADAPTERS, IDS, MAMBA2, MASK, base_model

@@ -1,7 +1,5 @@
 """Baleen's options: soft samples and their expectation, sums over positions, a prior per head, an annealed prior."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from bases import ADAPTERS, IDS, MASK, base_model

@@ -1,7 +1,5 @@
 """The classifier: any backbone, the last real position, transformers' save and load."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

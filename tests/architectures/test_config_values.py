@@ -1,7 +1,5 @@
 """Values and words of configurations: what is allowed, to its bounds, and the messages for the rest."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

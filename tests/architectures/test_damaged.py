@@ -1,7 +1,5 @@
 """Damaged models are refused in one line; files whose damage has no consequence are loaded as they are."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

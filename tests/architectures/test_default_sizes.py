@@ -1,7 +1,5 @@
 """Fields of our own configurations that are not given have the documented values."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from examples import random_example

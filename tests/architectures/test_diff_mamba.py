@@ -1,7 +1,5 @@
 """Differential Mamba: the subtraction, λ, the hybrid, Diff-S6, sizes, training, saving, generation."""
 
-from __future__ import annotations
-
 import copy
 import math
 

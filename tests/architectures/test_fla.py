@@ -1,7 +1,5 @@
 """Checkpoints of flash-linear-attention give the logits of its layers' definitions, written out step by step."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

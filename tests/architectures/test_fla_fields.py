@@ -1,7 +1,5 @@
 """Fields of flash-linear-attention's configurations: by default and given, as fields of the model that is built."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints of flash-linear-attention's RWKV-7 give the logits of the paper's equations, written out step by step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

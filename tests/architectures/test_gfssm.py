@@ -1,7 +1,5 @@
 """GFSSM: the layer against its definition, the base model at Q = 1, and turns; contracts try all else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from bases import ADAPTERS, BASES, MAMBA, MAMBA2, base_model, check_base_weights

@@ -1,7 +1,5 @@
 """GroupMamba: the model against its definition in a loop, the base model at k = 1, and the memory of a forward pass."""
 
-from __future__ import annotations
-
 import copy
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Classifiers whose logits have no softmax: several labels, of which any may be right, and numbers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

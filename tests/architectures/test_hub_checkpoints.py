@@ -1,7 +1,5 @@
 """PLaMo 2, Ring-linear and MiniMax-M1 from their published layouts, against their published equations in steps."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Models whose state-space layers stand between others: the layers' names, and when architectures are imported."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 

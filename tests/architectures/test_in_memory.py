@@ -1,7 +1,5 @@
 """Models in memory: taken out of their wrappers, used as they are, and never changed."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

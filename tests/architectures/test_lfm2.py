@@ -1,7 +1,5 @@
 """LFM2, whose layers are short convolutions and attention: answered questions, and refused ones about its memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from bags import tokenizer

@@ -1,7 +1,5 @@
 """Loading: every layout, and everything that is not what it claims."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

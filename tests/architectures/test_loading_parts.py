@@ -1,7 +1,5 @@
 """Parts of loading: the layout of a directory, defaults of its fields, the place that a name leads to."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """mamba_ssm's Mamba-2 with attention and MLPs, from a directory and in memory, against a slow reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import packaged

@@ -1,7 +1,5 @@
 """Mamba-3: its scan and mamba_ssm's models of it against a slow reference, with the state as complex numbers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MambaVision: its published code's checkpoints, against a slow reference of the whole model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Multimodal models of transformers: in memory and from a directory they are their language models."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

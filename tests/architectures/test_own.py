@@ -1,7 +1,5 @@
 """Models of one's own: any module around a backbone, and a backbone alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

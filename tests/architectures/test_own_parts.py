@@ -1,7 +1,5 @@
 """Parts of a user's own model: the embedding that reads the ids, the head, and the arguments it takes."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Quantised directories: read as the model with the weights that codes and scales stand for, or refused in one line."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Damaged quantised directories: the right weights or one line, whatever tensor or field is not as it was."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """RWKV-4: the blocks against the paper's sums, keys of any size, and transformers' rescaling around them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from examples import own_output, relative

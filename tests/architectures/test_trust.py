@@ -1,7 +1,5 @@
 """No code of a checkpoint runs, and nobody is asked whether it may."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import json

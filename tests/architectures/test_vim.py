@@ -1,7 +1,5 @@
 """Vision Mamba: its published code's checkpoints, against a slow reference that reads an image patch by patch."""
 
-from __future__ import annotations
-
 import argparse
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files of weights: those that are read, their contents, and the refusals of the rest."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

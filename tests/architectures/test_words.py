@@ -1,7 +1,5 @@
 """A word in a model's JSON files that is not known is refused before a library reads it; families' own are known."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The mLSTM of xLSTM is the library's in states; that it is in outputs is a contract."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from examples import TEXTS, random_example, relative

@@ -4,8 +4,6 @@ and views that stay readable and safe.
 Steps of the effect of a change: aligned tokens of long texts, shares of a row, and the tolerance of equality.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """HotFlip: its first-order estimates against differences, its search against all flips, and the texts it writes."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

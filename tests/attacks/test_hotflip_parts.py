@@ -1,7 +1,5 @@
 """HotFlip's parts by hand: the candidates that a search keeps, and the words that may be replaced and inserted."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The insertion sweep on models that forget at a known rate, against slow references, and as its users meet it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

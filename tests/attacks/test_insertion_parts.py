@@ -1,7 +1,5 @@
 """Numbers of an insertion sweep against loops, its counts and its notes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

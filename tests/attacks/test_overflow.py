@@ -3,8 +3,6 @@
 Fillers as they are found, repeated and cut, and the notes and half-lengths of hand-made curves.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The parts of attacks: imported without a trace, protecting the right words, and each as its paper defines it."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import math

@@ -1,8 +1,6 @@
 """Hidden-state poisoning: planted triggers are found, its objective is the survival by brute force, and its detectors
 are counted by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Goals of triggers, proposals and searches against loops over texts, triggers and places."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Places of triggers in texts by hand, and numbers of the memory against whole runs of one text each."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

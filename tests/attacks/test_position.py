@@ -1,7 +1,5 @@
 """The position-bias attack against a slow reference, on planted pixels, and as its users meet it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Steps of the position-bias attack before and after its runs: batches, donors, default regions, notes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Inputs of attacks on prompts: classifiers, known data, and options."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Our attacks on prompts compared with PromptBench's own code, on the same model, prompt and examples."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Attacks on prompts against a slow reference, by hand, through kills, and as their users meet them."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

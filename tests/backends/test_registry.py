@@ -1,7 +1,5 @@
 """The registry: a call uses an implementation that serves its terms, and torch, with right numbers, elsewhere."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

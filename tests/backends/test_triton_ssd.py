@@ -1,7 +1,5 @@
 """Mamba-2's scan by Triton kernels against the recurrence in float64: on a GPU, or in Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from backends.interpreted import DEVICE, needs_triton

@@ -1,7 +1,5 @@
 """A model of every architecture: the `small_models`, among which every readable model type is."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Contract of every architecture. It is tried on the `small_models`, among which every readable model type is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace

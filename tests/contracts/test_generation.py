@@ -1,7 +1,5 @@
 """A model of every architecture writes from its states what it would write if it read the whole text."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

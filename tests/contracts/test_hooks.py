@@ -3,8 +3,6 @@
 Every part of every architecture gets hooks; a refusal names the part.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Contracts of models that are ours, which transformers' models meet too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

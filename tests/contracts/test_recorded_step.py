@@ -1,7 +1,5 @@
 """Steps of a model that writes, on tensors that stay where they are: recorded on a GPU, compiled, or neither."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from contextvars import copy_context

@@ -1,7 +1,5 @@
 """Edges by road in every architecture: a run with one summand of one entrance replaced, against runs made by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

@@ -1,7 +1,5 @@
 """The tokenizer of prompts: it loses nothing but case, appends nothing, and keeps label words whole."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import AutoTokenizer
 

@@ -1,7 +1,5 @@
 """Folders of ERASER, written by hand in each of its shapes: texts, classes and the exact spans of their evidence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Data sets on the hub, for which folders stand that `datasets` reads in the same way, in whole and streamed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Tasks as prompts: what every row holds, which prompts are kept out of training, and what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Random ListOps expressions against the process that they stand for, a slow evaluator, and the authors' files."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from collections import Counter

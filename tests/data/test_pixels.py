@@ -1,7 +1,5 @@
 """Images as pixels: their order, their sources, and what is refused."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """The task prompts fit their data sets."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ The labels of a file are names, or indices: all of them, and which is decided on
 Documents: every character is asked for once, and bits per character of a model that is known in closed form.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

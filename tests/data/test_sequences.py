@@ -1,7 +1,5 @@
 """Majority and ListOps; the published checkpoints' accuracies on them are in tests/architectures/test_load.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from refusals import refuses

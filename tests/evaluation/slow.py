@@ -1,7 +1,5 @@
 """Small language models that read words, and slow references of what the evaluator gives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scores: forked as unforked, as slow loops over texts and classes, and as its users meet them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

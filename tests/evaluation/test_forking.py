@@ -1,7 +1,5 @@
 """Places where runs fork, on trees made by hand; and pieces of random trees, which are their rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

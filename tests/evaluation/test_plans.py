@@ -1,8 +1,6 @@
 """Plans of runs: what runs together and at what cost, where chunks begin, which rows are tried, and what a cached score
 depends on: each against a slow count or numbers made by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The cache: nothing is run twice, a killed run goes on to the same bits, and no other file is taken for one."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """Templates, texts as tokens, and the words that stand for classes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from refusals import refuses

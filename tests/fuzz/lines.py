@@ -1,7 +1,5 @@
 """Command lines of every verb, drawn from its own parameters: plausible ones, ones with one flaw, and wild ones."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ verb (`make fuzz`), `SSMSCOPE_FUZZ_PARTS=10` into how many tests they are divide
 the few of an ordinary run are always the same.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections import Counter

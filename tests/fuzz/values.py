@@ -1,7 +1,5 @@
 """Values that a command line is fuzzed with: allowed ones, and forbidden ones."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

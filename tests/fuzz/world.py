@@ -1,7 +1,5 @@
 """Files that a fuzzed command line can name: very small models of every sort, data files, a lens, a plan."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Ablation against weights that are set to zero and runs of its own, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 
@@ -73,10 +71,7 @@ WEIGHTS = {
         Unit(1, 0),
         lambda mixer: zero(*rows_of(mixer.conv1d, slice(0, mixer.intermediate_size))),
     ),
-    ("mamba", "convolution"): (
-        Unit(1),
-        lambda mixer: zero(*rows_of(mixer.in_proj, slice(0, mixer.intermediate_size))),
-    ),
+    ("mamba", "convolution"): (Unit(1), lambda mixer: zero(*rows_of(mixer.in_proj, slice(0, mixer.intermediate_size)))),
     ("mamba", "gate"): (Unit(1), lambda mixer: zero(*rows_of(mixer.in_proj, slice(mixer.intermediate_size, None)))),
 }
 

@@ -1,7 +1,5 @@
 """Implicit attention of models: maps, rollout and attention × gradient against the layers themselves."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

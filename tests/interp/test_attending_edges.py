@@ -1,7 +1,5 @@
 """Implicit attention at the ends of its ranges: lengths, cells, rows, spans, heads, states before a text, refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

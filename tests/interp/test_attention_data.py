@@ -1,7 +1,5 @@
 """Share of implicit attention on the marked tokens of a data set: the sums of single maps, even shares, refusals."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """captum's attributions through the adapter: against our own, all subsets, whatever the batch; and its metrics."""
 
-from __future__ import annotations
-
 import warnings
 from itertools import combinations
 from math import comb

@@ -1,7 +1,5 @@
 """captum's measures of explanations: against their formulas and captum called by hand, and as columns of fidelity."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

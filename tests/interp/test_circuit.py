@@ -1,7 +1,5 @@
 """Circuits of compiled models are found, by values that a gradient or a run by hand confirms."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

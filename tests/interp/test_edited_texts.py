@@ -1,7 +1,5 @@
 """Texts written under edits, by hand, and their likelihood under the unedited model from one run of each whole text."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from examples import random_example

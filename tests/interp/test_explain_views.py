@@ -1,7 +1,5 @@
 """Explanations: tables, round trips, and views that stay readable and safe at any size."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Fidelity AUC: closed forms on bags of words, a slow reference on a state-space model, planted truths."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 
@@ -15,13 +13,7 @@ import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.fidelity import fidelity_auc
-from ssmscope.interp.fidelity.measure import (
-    SHARES,
-    counts,
-    ranking,
-    replacement_vector,
-    run_hidden,
-)
+from ssmscope.interp.fidelity.measure import SHARES, counts, ranking, replacement_vector, run_hidden
 from ssmscope.interp.fidelity.measures import MEASURES
 from ssmscope.interp.fidelity.result import Fidelity
 from ssmscope.interp.objective import objective

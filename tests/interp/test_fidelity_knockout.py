@@ -1,7 +1,5 @@
 """Fidelity's correlation with the effects of knocking tokens out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Fidelity on data with rationales: plausibility is measured too, the same as alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sums of fidelity, text by text and over texts, of made-up numbers that are all distinct."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any

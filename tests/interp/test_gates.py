@@ -1,7 +1,5 @@
 """Selectivity of gates: the share of heads whose Δ, or 1 − a, varies over tokens, by hand and in its users."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

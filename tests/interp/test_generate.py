@@ -1,7 +1,5 @@
 """Written tokens and their sources: survival and scores of every written token are those of its prefix alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from examples import EXAMPLES, random_example

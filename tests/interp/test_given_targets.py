@@ -1,7 +1,5 @@
 """Answers that are given: continuations token by token, and fidelity and plausibility of a language model's target."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scores of sentences, lines and spans are the sums of their tokens' scores."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

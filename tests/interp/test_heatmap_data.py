@@ -1,7 +1,5 @@
 """The heatmap over a data set: sums that stream against loops over the heatmaps of single texts, and its views."""
 
-from __future__ import annotations
-
 import math
 import re
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Heatmaps of texts at the ends of their ranges: tokens judged, merged, followed, compared and refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any

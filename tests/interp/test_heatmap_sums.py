@@ -1,7 +1,5 @@
 """Sums of a heatmap over a data set, and its averages of tokens, against loops over made-up numbers."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

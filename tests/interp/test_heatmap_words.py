@@ -1,7 +1,5 @@
 """Words of heatmaps: punctuation, special and unknown tokens, half-lives of short texts, chance, and long texts."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """Integrated Gradients of a sum of cubes, whose quadratures are known, and methods by their names and options."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The selection heatmap of images: maps next to the pixels, from Python and from the command line."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Integrated Gradients: converged scores are right token by token; baselines; and reports of the cost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

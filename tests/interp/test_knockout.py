@@ -1,7 +1,5 @@
 """Knockout by windows, parts and heads: cut edges, refusals, and the finding where the answer is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

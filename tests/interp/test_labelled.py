@@ -1,7 +1,5 @@
 """Labelled examples and baselines in numbers that can be checked by hand, and every refusal of theirs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace

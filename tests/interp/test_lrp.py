@@ -1,7 +1,5 @@
 """Relevance is conserved, and it is that of networks written out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Methods of explanation: by hand, against slow references and captum, whatever the batch, on every shipped model."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

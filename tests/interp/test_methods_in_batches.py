@@ -1,7 +1,5 @@
 """Methods of explanation in batches of a few tokens, and heatmaps of data whose answers and scores are known."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

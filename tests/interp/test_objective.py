@@ -1,7 +1,5 @@
 """The objective: f of embeddings equals the model's own output, for every kind of target."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Comparison of two models: by token, by word where their tokenizers differ, and on the command line."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ablation and steering of pairs: shares of the answer, by runs made by hand and by patching."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

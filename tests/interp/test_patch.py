@@ -1,7 +1,5 @@
 """Activation patching: every cell is a run of its own, both ends are the two runs, and refusals."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Patching over pairs: every cell is the mean of the cells of single calls."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

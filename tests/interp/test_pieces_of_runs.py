@@ -1,7 +1,5 @@
 """Patching, knockout, ablation and steering in pieces, at chosen places, and at the ends of their ranges."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -201,10 +199,7 @@ def test_roads_and_parts_by_layer_number(models):
     assert cutting.roads_of(models["mamba2"]) == {0: ([0], []), 1: ([1], [])}
     batch = {name: model.encode(ids=[CLEAN]) for name, model in models.items()}
     assert cutting.parts_of(models["bamba"], batch["bamba"]) == {0: ("states",), 1: ("attention",), 2: ("states",)}
-    assert cutting.parts_of(models["mamba2"], batch["mamba2"]) == {
-        0: ("one recurrence",),
-        1: ("one recurrence",),
-    }
+    assert cutting.parts_of(models["mamba2"], batch["mamba2"]) == {0: ("one recurrence",), 1: ("one recurrence",)}
     assert list(cutting.parts_of(models["groupmamba"], batch["groupmamba"]))[0] == 0
     assert cutting.parts_of(models["groupmamba"], batch["groupmamba"])[0] == ("one recurrence",)
     assert not cutting.others_have_attention(models["bamba"]) and not cutting.others_have_attention(models["mamba2"])

@@ -1,7 +1,5 @@
 """Agreement with human rationales: by hand, against scikit-learn, and from a file to its tokens."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

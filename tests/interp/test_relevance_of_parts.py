@@ -1,7 +1,5 @@
 """Rules of relevance for parts of other libraries' blocks, on parts made by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,14 +9,7 @@ from transformers.models.mamba.modeling_mamba import MambaRMSNorm
 from ssmscope.core.affine import is_norm
 from ssmscope.core.intercept import override_forward
 from ssmscope.errors import InputError
-from ssmscope.interp.methods.lrp_blocks import (
-    _mapped,
-    gated,
-    halved,
-    is_family_block,
-    part_handlers,
-    runs_its_parts,
-)
+from ssmscope.interp.methods.lrp_blocks import _mapped, gated, halved, is_family_block, part_handlers, runs_its_parts
 
 draw = torch.Generator().manual_seed(0)
 X = torch.randn(5, 3, generator=draw, dtype=torch.float64)

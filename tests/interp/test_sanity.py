@@ -1,7 +1,5 @@
 """Cascading randomisation: the order of randomised parts, the unchanged model, and the methods that notice."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -82,13 +80,7 @@ class TestParts:
         assert list(parts_of(classifier, [0])) == ["head", "norm", "layer 0"]
         assert list(parts_of(classifier, [0, 1])) == ["head", "norm", "layer 1", "layer 0"]
 
-    @pytest.mark.parametrize(
-        ("layers", "says"),
-        [
-            ([2], "there is no layer 2"),
-            ([0, 0], "name each once"),
-        ],
-    )
+    @pytest.mark.parametrize(("layers", "says"), [([2], "there is no layer 2"), ([0, 0], "name each once")])
     def test_refuses_layers(self, classifier, layers, says):
         with pytest.raises(InputError, match=says):
             parts_of(classifier, layers)

@@ -1,7 +1,5 @@
 """The heatmap: survival of a real model, Baleen's Eq. 10 against a slow loop, words that stand out, and safe views."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

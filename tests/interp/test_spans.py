@@ -1,7 +1,5 @@
 """Spans of a text: words and positions, and the refusals of each form."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

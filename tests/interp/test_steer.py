@@ -1,7 +1,5 @@
 """Steering: the direction by hand, strengths that undo one another, plain runs, random directions, and refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -15,14 +13,7 @@ from ssmscope.core.edits import edited, recorded
 from ssmscope.core.model import Model
 from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
-from ssmscope.interp.steer.measure import (
-    draw_like,
-    held_out_examples,
-    mean_difference,
-    norm,
-    steering_edit,
-    summarise,
-)
+from ssmscope.interp.steer.measure import draw_like, held_out_examples, mean_difference, norm, steering_edit, summarise
 
 TOWARD, AWAY, TEXTS = [[5, 17, 3], [9, 22, 1, 4]], [[60, 2, 7]], [[7, 8, 9, 2, 40], [30, 2, 7]]
 NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "rwkv", "gated-deltanet", "bamba")

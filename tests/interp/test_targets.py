@@ -1,7 +1,5 @@
 """Targets of explanation as a user names them, and reports of their cost, in numbers checked by hand."""
 
-from __future__ import annotations
-
 import copy
 import zlib
 from contextlib import contextmanager
@@ -27,14 +25,7 @@ from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.interp import objective as module
 from ssmscope.interp.explain import views
 from ssmscope.interp.methods import lrp as propagating
-from ssmscope.interp.objective import (
-    Meter,
-    duration,
-    objective,
-    target_warning,
-    text_generator,
-    tokens_that_fit,
-)
+from ssmscope.interp.objective import Meter, duration, objective, target_warning, text_generator, tokens_that_fit
 
 
 @pytest.fixture(scope="module")

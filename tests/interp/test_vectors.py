@@ -1,7 +1,5 @@
 """Control vectors: what a file gives back, and models that are steered by a bias."""
 
-from __future__ import annotations
-
 import json
 import math
 

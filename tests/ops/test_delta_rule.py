@@ -1,7 +1,5 @@
 """The delta rule, which removes the keys that it writes, and the generalised one: scan, matrices and survival."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from examples import relative

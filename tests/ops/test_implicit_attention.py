@@ -1,7 +1,5 @@
 """Implicit attention matrices against the definition, channel by channel, in float64; and float32 against float64."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

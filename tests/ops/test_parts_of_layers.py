@@ -1,7 +1,5 @@
 """Parts of recurrences and layers: some positions of an order, one text of a batch, groups of heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Recurrences: the fast scans against the definition, identities, gradients."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -122,12 +120,7 @@ def test_expected_decay_is_the_mean_over_exponential_steps():
     steps = torch.distributions.Exponential(1 / mean).sample((400_000,)).double()
     one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     r = Recurrence(
-        x=one,
-        b=one,
-        c=one,
-        delta=torch.full((1, 1, 1), mean).double(),
-        A=torch.tensor([[A]]).double(),
-        expected=True,
+        x=one, b=one, c=one, delta=torch.full((1, 1, 1), mean).double(), A=torch.tensor([[A]]).double(), expected=True
     )
     samples = (steps * A).exp()
     error = 5 * samples.std() / samples.numel() ** 0.5

@@ -1,7 +1,5 @@
 """Attention maps of every kind and with everything around them on a few tokens, whole and in small pieces."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

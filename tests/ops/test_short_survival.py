@@ -1,7 +1,5 @@
 """Survival where little is left, exactly half, or nothing, against runs that write at one position alone."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Terms of recurrences: refusals, parts of them, and the smallest quantities."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The bound's terms over batches of layers made by hand, its formulas with every term of its own, and its lengths."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -133,10 +131,7 @@ def test_every_number_of_a_bound():
     assert note == "the covers of Lemma D.3 require m ≥ d, here 3 and 4"
 
 
-@pytest.mark.parametrize(
-    ("length", "inputs"),
-    [(1, 2), (2, 2), (3, 3), (512, 512), (600, 512), (None, 512)],
-)
+@pytest.mark.parametrize(("length", "inputs"), [(1, 2), (2, 2), (3, 3), (512, 512), (600, 512), (None, 512)])
 def test_random_inputs_are_as_long_as_the_bounds_texts_within_limits(monkeypatch, length, inputs):
     monkeypatch.setattr(measure, "measure_terms", lambda model, batch: (LAYER_TERMS,))
     found = generalization_bound(Model(loud(random_example("mamba"))), length=length, seed=3, lengths=[4, 6])

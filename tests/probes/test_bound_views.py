@@ -1,7 +1,5 @@
 """The generalisation bound as its users meet it: its terms, files and views."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Many checkpoints at once: each row as its own run has it, files that are none, and the table's views."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

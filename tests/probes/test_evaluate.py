@@ -1,7 +1,5 @@
 """Benchmarks of lm-evaluation-harness: its own tasks on local files, scored as in its own run through transformers."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -112,11 +110,7 @@ def test_shots_and_limit_change_what_is_asked(model, data):
 
 def test_the_harness_knows_our_model_by_name(model, data, index):
     found = lm_eval.simple_evaluate(
-        "ssmscope",
-        model_args={"pretrained": model},
-        tasks=[str(data / "own.yaml")],
-        limit=2,
-        task_manager=index,
+        "ssmscope", model_args={"pretrained": model}, tasks=[str(data / "own.yaml")], limit=2, task_manager=index
     )
     assert found["results"]["own_text"]["word_perplexity,none"] > 1
 

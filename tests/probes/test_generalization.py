@@ -1,7 +1,5 @@
 """The generalisation bound: sums against exact rationals, capacity against plain numbers, published checkpoints."""
 
-from __future__ import annotations
-
 import json
 import math
 from fractions import Fraction

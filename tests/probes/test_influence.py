@@ -1,7 +1,5 @@
 """Influence: Jacobian blocks against autograd's, their decay and context against closed forms and the slow way."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace

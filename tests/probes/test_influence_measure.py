@@ -1,7 +1,5 @@
 """Products that are computed together, norms and their errors from sums made by hand, and notes."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace

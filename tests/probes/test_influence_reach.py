@@ -1,7 +1,5 @@
 """The reach of an output where its numbers are at a limit: on norms by distance that are made by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Similarity of tokens: every measure at every place against whole matrices and the model's own forward pass."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Influence of every architecture: options and refusals, its table, terminal view, figure and files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

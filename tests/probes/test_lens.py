@@ -1,7 +1,5 @@
 """Lenses: the unembedding of every architecture, the residual stream, tuned-lens's own files, and refusals."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

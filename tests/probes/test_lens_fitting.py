@@ -1,7 +1,5 @@
 """The loop of a fit with its steps written down, several steps against a plain loop, and the rows that it reads."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

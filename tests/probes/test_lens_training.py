@@ -1,7 +1,5 @@
 """Fitting a tuned lens: the divergence and its gradient, the loop, a kill in its middle, and its gain."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Windows that run together, positions of a curve, and files that are rows of documents."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

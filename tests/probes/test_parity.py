@@ -1,7 +1,5 @@
 """Parity: faults put into one layer are found there and named; runs that only round otherwise are not."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

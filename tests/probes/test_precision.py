@@ -1,7 +1,5 @@
 """Rounded states against slow loops with tensors of the real dtypes."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Retrieval against one question at a time, on models that know their answers, and as its users meet it."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,8 +1,6 @@
 """Needle probabilities by layer: the prompts of any tokenizer, readings against slow ones and closed forms, intervals
 and paired differences, and refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Readings of single positions from log-probabilities made by hand, and where a word begins after a prompt."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Stability: every architecture against a slow reference, closed forms, and verdicts."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -21,12 +19,7 @@ from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.stability import stability
-from ssmscope.probes.stability.measure import (
-    DEFAULT_LENGTH,
-    behaviour_of,
-    inputs_of,
-    step_gains,
-)
+from ssmscope.probes.stability.measure import DEFAULT_LENGTH, behaviour_of, inputs_of, step_gains
 from ssmscope.probes.stability.result import QUANTILES
 from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 

@@ -1,7 +1,5 @@
 """Stability of layers made by hand, a step at a time: gains, norms, limits and their consequences."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """States as files: after any token they are those of a run that ended there, and runs continue from them."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The loss by position against plain forward passes, closed forms and slow loops, and as its users meet it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

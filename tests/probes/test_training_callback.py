@@ -1,7 +1,5 @@
 """Health of the states during training, against what stability and the traces say."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers by layer: numbers compared with tuned-lens's own, the layers at which answers settle, and the views."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -3,8 +3,6 @@
 Needs anywidget; what is tried in a browser needs playwright and Debian's chromium.
 """
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import json

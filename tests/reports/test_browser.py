@@ -3,8 +3,6 @@
 Needs playwright and Debian's chromium.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 

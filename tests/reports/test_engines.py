@@ -1,7 +1,5 @@
 """Engines: the same results wherever jobs run, and none lost with a worker or a node."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

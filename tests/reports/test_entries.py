@@ -1,7 +1,5 @@
 """Entries of a report: how they are stored, grouped, summed up and written, on hand-made ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import zlib

@@ -1,7 +1,5 @@
 """The files of a report: one table of everything that reads back, tables for papers, figures."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

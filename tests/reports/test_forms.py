@@ -1,8 +1,6 @@
 """Controls of the live page and its small texts: words and defaults of options, signed changes, layers below their
 average."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Annotated, Literal

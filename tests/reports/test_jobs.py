@@ -1,7 +1,5 @@
 """Keys of jobs: they hold every option and every byte that is read, for every verb and option there is."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

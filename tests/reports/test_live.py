@@ -1,7 +1,5 @@
 """Typed texts as pieces of a page: the numbers are those of the analyses, texts stay texts, refusals are one line."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import re

@@ -1,7 +1,5 @@
 """The page of a report in its parts: its contents, texts that stay texts, and the data of its scripts."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib

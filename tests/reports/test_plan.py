@@ -1,7 +1,5 @@
 """Plans: their calls, and one clear sentence for every fault."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Places of faults in a plan, and the combination of its values, variables and defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

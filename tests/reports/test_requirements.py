@@ -3,8 +3,6 @@
 Files of gates: JSON, JUnit and Markdown, read back by their own parsers.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

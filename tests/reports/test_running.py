@@ -1,7 +1,5 @@
 """Running plans: nothing is lost, nothing runs twice, and failures leave the rest alone."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """The served page as a hostile client meets it: only its own calls, from itself, of the right types and sizes."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

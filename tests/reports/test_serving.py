@@ -1,7 +1,5 @@
 """Address of a page, and its server's answers to one request after the other."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

@@ -1,7 +1,5 @@
 """Sources that a plan may name: readable data, models and files, recognised without loading any of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

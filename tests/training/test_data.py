@@ -1,7 +1,5 @@
 """Examples that a run trains on, chooses by and tests on."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run of training or of a lens that the disk stops, that is refused, or that another process is already doing."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing

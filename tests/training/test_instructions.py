@@ -1,7 +1,5 @@
 """Models that answer prompts with label words: their loss, their scores, and the whole way from data to answers."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

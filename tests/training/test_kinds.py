@@ -1,7 +1,5 @@
 """Every kind of data, from the call to a working directory: accuracy, files and output."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

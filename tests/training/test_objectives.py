@@ -1,7 +1,5 @@
 """Losses, scores, batches, each against what it should be by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Everything that views show of hand-made heatmaps, and of pairs of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Everything that views show of hand-made changes of texts, interventions and measures of explanations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

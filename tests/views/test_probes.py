@@ -1,7 +1,5 @@
 """Everything that views show of hand-made probes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -61,12 +59,7 @@ def reach(place: str, seed: int, of: Decay = FALLS, **more: Any) -> Reach:
         **dict(place=place, exact=False, pairs=np.arange(9, 2, -1), log_norm=made.ends(distances, low=-3)),
         **dict(norm=made.ends(distances), share=made.ends(distances), quantiles=spread(distances, 5, seed=seed)),
         **dict(error=np.array([NAN, 0.05, 0.125, 0.75, 0.57, NAN, 0.6]), noisy=spread(distances, seed=seed + 1)),
-        **dict(
-            within=within,
-            decay=of,
-            context=np.array(context),
-            held=np.array(held),
-        ),
+        **dict(within=within, decay=of, context=np.array(context), held=np.array(held)),
     )
     return Reach(**{**given, **more})
 

@@ -1,7 +1,5 @@
 """The whole page of a report of hand-made results, and its data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

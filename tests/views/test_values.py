@@ -1,7 +1,5 @@
 """Numbers, tokens and names as they are written, at and around the values where their form changes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
