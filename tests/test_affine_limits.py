@@ -3,7 +3,7 @@
 import pytest
 import torch
 from linear_layers import EXACT, Bent, Scaled, conv, linear
-from refusals import refusal
+from refusals import refusal, refuses
 from torch import Tensor, nn
 from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
 
@@ -24,7 +24,6 @@ from ssmscope.core.affine import (
     same_outcome,
     stored_weights,
 )
-from ssmscope.errors import InputError
 
 
 def test_a_constant_with_some_zeros_is_kept():
@@ -46,8 +45,7 @@ def test_a_constant_with_some_zeros_is_kept():
 
 def test_a_bend_at_zero_is_seen_without_a_bias():
     module = linear(Bent, bias=False)
-    with pytest.raises(InputError, match="no linear map of its input"):
-        offset(module)
+    refuses("no linear map of its input", offset, module)
 
 
 @pytest.mark.parametrize("read", [offset, linear_map, matrix])
@@ -56,8 +54,7 @@ def test_a_constant_that_differs_between_positions_or_rows_is_seen(read):
     for more in (by_place, by_row):
         module = linear()
         module.register_forward_hook(lambda module, args, y, more=more: y + more(y))
-        with pytest.raises(InputError, match="no linear map of every position"):
-            read(module)
+        refuses("no linear map of every position", read, module)
 
 
 def test_a_layer_declares_both_its_widths():
@@ -68,8 +65,7 @@ def test_a_layer_declares_both_its_widths():
             return x
 
     assert is_linear(linear()) and not is_linear(Half()) and not is_linear(nn.Identity())
-    with pytest.raises(InputError, match="give it in_features"):
-        offset(Half())
+    refuses("give it in_features", offset, Half())
 
 
 def test_a_plain_module_is_one_of_the_kinds_without_hooks_or_another_forward():
@@ -137,8 +133,7 @@ def test_a_convolution_of_any_padding_is_read(padding):
 def test_what_has_another_shape_is_no_convolution_of_every_channel(change):
     module = conv(2, False)
     module.register_forward_hook(lambda module, args, y: change(y))
-    with pytest.raises(InputError, match="is no convolution of every channel, and cannot be read"):
-        depthwise(module, 6, 4)
+    refuses("is no convolution of every channel, and cannot be read", depthwise, module, 6, 4)
 
 
 def test_a_convolution_that_is_hooked_agrees_with_its_weight_in_any_form():
@@ -186,8 +181,7 @@ def test_a_norm_of_groups_says_how_many_they_are_or_how_large(named):
     found = norm_terms(module, GroupNorm)
     torch.testing.assert_close(found.weight, 3 * module.weight, rtol=1e-5, atol=1e-6)
     assert found.eps == 1e-2 and found.bias is None
-    with pytest.raises(InputError, match="is no GroupNorm"):
-        norm_terms(bare, GroupNorm)
+    refuses("is no GroupNorm", norm_terms, bare, GroupNorm)
 
 
 def test_a_norm_without_an_epsilon_has_that_of_its_dtype():
@@ -210,8 +204,7 @@ def test_a_norm_that_cannot_be_tried_is_described_by_its_class_unless_that_was_c
     for module in (plain, hooked):
         assert norm_terms(module, Gated) == (module.weight, None, 1e-3)
     for module, kind in ((other, Gated), (hooked, nn.LayerNorm)):
-        with pytest.raises(InputError, match="cannot be read by calling it"):
-            norm_terms(module, kind)
+        refuses("cannot be read by calling it", norm_terms, module, kind)
 
 
 @pytest.mark.parametrize("tail", [False, True])
@@ -329,8 +322,7 @@ def test_adapters_and_parametrised_weights_have_no_stored_form():
     plain = nn.Sequential(linear())
     assert stored_weights(plain).keys() == {"0.weight", "0.bias"}
     nn.utils.parametrizations.weight_norm(plain[0])
-    with pytest.raises(InputError, match=r"Sequential has PEFT adapters or parametrised weights \(0\.parametrizations"):
-        stored_weights(plain)
+    refuses(r"Sequential has PEFT adapters or parametrised weights \(0\.parametrizations", stored_weights, plain)
 
 
 def test_two_runs_that_differ_are_the_same_outcome_only_if_no_hook_makes_them_differ():

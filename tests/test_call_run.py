@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import pandas as pd
 import pytest
+from refusals import refuses
 
 import ssmscope.loading.load as loading
 from ssmscope.api import analyses as registry
@@ -19,7 +20,6 @@ from ssmscope.api.results import Result
 from ssmscope.api.sharding import parts
 from ssmscope.api.signatures import options_of
 from ssmscope.core import progress
-from ssmscope.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,7 @@ class TestOutput:
         call.run(tmp_path / "b")
         names = ["own-thing.csv", "own-thing.html", "own-thing.json", "own-thing.png"]
         assert sorted(file.name for file in (tmp_path / "b").iterdir()) == names
-        with pytest.raises(InputError, match="unknown format 'cvs'"):
-            call.run(tmp_path / "c", ["cvs"])
+        refuses("unknown format 'cvs'", call.run, tmp_path / "c", ["cvs"])
         assert not (tmp_path / "c").exists()
 
     def test_several_results_are_named_by_their_kinds(self, received, tmp_path) -> None:
@@ -179,13 +178,11 @@ class TestOutput:
     def test_a_verb_that_writes_its_own_files(self, received, tmp_path) -> None:
         declared(received, writes=True)
         call = Call.of("own thing", ["m"], {})
-        with pytest.raises(InputError, match="own thing writes its own files; give out=…, the directory for them"):
-            call.run()
+        refuses("own thing writes its own files; give out=…, the directory for them", call.run)
         call.run(tmp_path)
         assert received[-1][4] == tmp_path and list(tmp_path.iterdir()) == []
         (tmp_path / "file").write_text("")
-        with pytest.raises(InputError, match="is a file; give a directory"):
-            call.run(tmp_path / "file")
+        refuses("is a file; give a directory", call.run, tmp_path / "file")
 
     @pytest.mark.parametrize("shown", [True, False])
     def test_progress_is_told_unless_it_is_not_wanted(self, received, monkeypatch, shown) -> None:

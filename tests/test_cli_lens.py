@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from loud import loud
+from refusals import refuses
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 pytest.importorskip("tuned_lens")
@@ -120,8 +121,7 @@ class TestFit:
 
     def test_of_a_call_without_a_directory(self, folder):
         call = Call.of("lens fit", [str(folder / "mamba2")], {"data": str(folder / "text.txt")})
-        with pytest.raises(InputError, match="lens fit writes its own files; give out=…, the directory for them"):
-            call.run()
+        refuses("lens fit writes its own files; give out=…, the directory for them", call.run)
 
     def test_figures_that_could_not_be_written_are_added(self, folder, tmp_path, monkeypatch):
         given = {"steps": 12, "batch_tokens": 300, "look_every": 4, "length": 24, "held_out": 0.3}
@@ -132,8 +132,7 @@ class TestFit:
 
         with monkeypatch.context() as disk:
             disk.setattr("ssmscope.api.results.publish", full)
-            with pytest.raises(InputError, match="the lens is whole and stays, and the same command adds its figures"):
-                call.run(tmp_path / "lens")
+            refuses("the lens is whole and stays, and the same command adds its figures", call.run, tmp_path / "lens")
         assert {path.name for path in (tmp_path / "lens").iterdir()} == {"config.json", "params.pt", "lens.json"}
         record = (tmp_path / "lens" / "lens.json").read_bytes()
         (found,) = call.run(tmp_path / "lens")
@@ -148,8 +147,7 @@ class TestSNR:
             ("snr", {"lens": [None]}, "lens is None; allowed are logit or a directory, or several"),
             ("lens show", {"text": "a", "lens": 3}, "lens is 3; allowed is a directory"),
         ):
-            with pytest.raises(InputError, match=says):
-                Call.of(name, [str(folder / "mamba")], option)
+            refuses(says, Call.of, name, [str(folder / "mamba")], option)
 
     def test_words_are_those_of_the_views_and_tasks(self):
         from ssmscope.probes.lens.result import STATISTICS

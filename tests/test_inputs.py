@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from refusals import refusal as refused_by
+from refusals import refuses
 
 from ssmscope.api.inputs import (
     MAX_TOKENS,
@@ -140,8 +141,7 @@ def test_texts_are_encoded_by_the_model() -> None:
     nothing = {"ids": None, "values": None, "max_tokens": 5}
     assert read({**given, "text": ["a", "b"]}, {}, [Known()]) == (["a", "b"], nothing)
     assert read({**given, "ids": ["5, 17", "-3"]}, {}, [Known()]) == (None, {**nothing, "ids": [[5, 17], [-3]]})
-    with pytest.raises(InputError, match="m reads tokens, not pixels"):
-        read({**given, "image": ["x.png"]}, {}, [Known()])
+    refuses("m reads tokens, not pixels", read, {**given, "image": ["x.png"]}, {}, [Known()])
 
 
 def test_standard_input_is_read_once_for_several_models(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,13 +157,11 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
     assert lines_of(str(place)) == [" a\tb ", "c"] and texts_of(None, str(place)) == [" a\tb ", "c"]
     assert texts_of(["x"], None) == ["x"]
     place.write_bytes(b"a\nb\n \nc")
-    with pytest.raises(InputError, match="line 3 is empty"):
-        lines_of(str(place))
+    refuses("line 3 is empty", lines_of, str(place))
     assert whole_numbers(" 5,17 ,-3", "ids", "1") == [5, 17, -3]
     assert whole_numbers("9" * 18, "ids", "1") == [10**18 - 1]
     for wrong in ("", "5,", "1.0", "٣", "9" * 19, "+3"):
-        with pytest.raises(InputError, match="is not a whole number; write for example ids='1'"):
-            whole_numbers(wrong, "ids", "1")
+        refuses("is not a whole number; write for example ids='1'", whole_numbers, wrong, "ids", "1")
 
 
 @pytest.mark.parametrize(("most", "refused"), [(3, True), (4, False)])
@@ -174,8 +172,7 @@ def test_the_first_text_that_is_too_long_is_named(most: int, refused: bool) -> N
     if not refused:
         check_fits(Known(), data, most)  # type: ignore[arg-type]
         return
-    with pytest.raises(InputError, match="row 3 of own"):
-        check_fits(Known(), data, most)  # type: ignore[arg-type]
+    refuses("row 3 of own", check_fits, Known(), data, most)
 
 
 def test_texts_that_cannot_be_too_long_are_not_tokenized() -> None:
@@ -211,8 +208,7 @@ def test_labelled_texts_are_checked_for_every_model(tmp_path: Path) -> None:
     for models in ([Known(), letters], [letters, Known()]):
         with pytest.raises(InputError, match="row 2 of own"):
             Data().read({**given, "max_tokens": 10}, {}, models)
-    with pytest.raises(InputError, match="row 2 of own"):
-        Data().read({**given, "max_tokens": 9}, {}, [Known()])
+    refuses("row 2 of own", lambda: Data().read({**given, "max_tokens": 9}, {}, [Known()]))
     assert len(Data(leaves_out=True).read(given, {"max_tokens": 5}, [Known()])) == 2  # the analysis leaves them out
     assert len(Data(leaves_out=True).read(given, {"max_tokens": None}, [Known()])) == 2
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 
 from ssmscope.core.batching import MAX_ITEMS_HELD, MAX_TOKENS_READ, refuse_above, refuse_held, refuse_reading
 from ssmscope.errors import InputError
@@ -102,8 +103,7 @@ def test_what_is_within_the_limits_is_not() -> None:
     refuse_above(5, a=5, b=None)
     refuse_held(MAX_ITEMS_HELD, "it", "ask for less")
     refuse_reading(MAX_TOKENS_READ, "it", "ask for less")
-    with pytest.raises(InputError, match="b is 6; allowed are up to 5"):
-        refuse_above(5, a=5, b=6)
+    refuses("b is 6; allowed are up to 5", refuse_above, 5, a=5, b=6)
     with pytest.raises(
         InputError, match="it would make 134,217,729 tokens; allowed are up to 134,217,728: ask for less"
     ):

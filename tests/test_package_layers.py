@@ -9,6 +9,7 @@ import pytest
 import torch
 from loud import loud
 from own_layers import Mamba2
+from refusals import refuses
 from torch import Tensor, nn
 
 import ssmscope
@@ -138,5 +139,4 @@ def test_a_part_beside_the_recurrence_is_refused() -> None:
         def forward(self, u: Tensor) -> Tensor:
             return u
 
-    with pytest.raises(InputError, match="a part beside its recurrence"):
-        ssmscope.load(Network(Wider).eval())
+    refuses("a part beside its recurrence", ssmscope.load, Network(Wider).eval())

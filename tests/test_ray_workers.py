@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refuses
 
 from ssmscope.api.sharding import parts, workers
 from ssmscope.api.sharding.workers import Setting, check_engine, connected, finished, lacking, on_engine
@@ -202,8 +203,7 @@ class TestConnected:
 
         monkeypatch.setattr(workers.socket, "create_connection", refuse)
         if tried:
-            with pytest.raises(InputError, match=rf"no Ray cluster answers there \(refused by {tried[-1][0]}\)$"):
-                workers._check_listens(address)
+            refuses(rf"no Ray cluster answers there \(refused by {tried[-1][0]}\)$", workers._check_listens, address)
         else:
             workers._check_listens(address)
         assert asked == tried

@@ -10,11 +10,11 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from refusals import refuses
 
 import ssmscope
 from ssmscope.cli import run
 from ssmscope.data.series import read_series
-from ssmscope.errors import InputError
 from ssmscope.loading.code import is_import_string
 from ssmscope.loading.load import locate
 from ssmscope.render.series import draw_series, svg
@@ -118,8 +118,7 @@ def test_series_may_have_several_lengths(given: Given) -> None:
         assert all(np.array_equal(one, other) for one, other in zip(found, own))
     model = ssmscope.load("network.py:model")
     assert model.encode(read_series(table).values).lengths == [9, 4]
-    with pytest.raises(InputError, match="have 4 to 9 steps; data need one length"):
-        ssmscope.labelled_series(table, [0, 1])
+    refuses("have 4 to 9 steps; data need one length", ssmscope.labelled_series, table, [0, 1])
     np.save("one.npy", values[0].astype(np.float32))
     (one,) = read_series("one.npy").values
     assert one.dtype == np.float32 and np.array_equal(one, values[0].astype(np.float32))
@@ -225,8 +224,7 @@ def test_code_runs_only_where_it_is_named(given: Given) -> None:
     assert not any(map(is_import_string, ["demo/x", "owner/name", "C:\\models\\x", "network.py", "a b:c", ":x"]))
     Path("a:b").mkdir()
     assert not is_import_string("a:b")
-    with pytest.raises(InputError, match="is Python code"):
-        locate("network.py:model")
+    refuses("is Python code", locate, "network.py:model")
     model = ssmscope.load("network.py:model", dtype="float64", labels=["a", "b"])
     assert model.labels == ["a", "b"] and model.source["dtype"] == "float64" and model.name == "network.py:model"
     assert ssmscope.load("network.py:model").labels == ["low", "high"]

@@ -17,6 +17,7 @@ import pytest
 import torch
 from exhaustive import ALL
 from planned import tiny_model
+from refusals import refuses
 
 import ssmscope
 from ssmscope.api import analyses as registry
@@ -189,8 +190,7 @@ class TestRefusals:
         own = load(MODEL, dtype="float32")
         with torch.no_grad():
             next(own.module.parameters()).mul_(2)
-        with pytest.raises(InputError, match="is not what demo/sst2-mamba2 holds"):
-            unpacked(packed(own, len), 1)
+        refuses("is not what demo/sst2-mamba2 holds", unpacked, packed(own, len), 1)
         with pytest.raises(TypeError, match="Linear is not part"):
             packed(model, torch.nn.Linear(1, 1).forward)
 
@@ -235,8 +235,7 @@ def test_ray_loses_nothing_with_a_worker(model, tmp_path, monkeypatch) -> None:
     batches = [[row] for row in range(len(TEXTS))]
     with on_engine(engine="ray", workers=2, gpus_per_worker=1):
         found = list(parts.over(model, batches, measure))
-        with pytest.raises(InputError, match="^row 99 is damaged$"):
-            list(parts.over(model, [[99], [0]], measure))
+        refuses("^row 99 is damaged$", list, parts.over(model, [[99], [0]], measure))
     assert died.exists() and not ray.is_initialized()
     assert [batch for batch, _ in found] == batches
     assert os.getpid() not in {int(part["process"]) for _, part in found}

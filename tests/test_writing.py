@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from refusals import refusal
+from refusals import refusal, refuses
 from warm import PLAIN, Warm
 
 from ssmscope.api import writing
@@ -228,8 +228,7 @@ def test_a_full_disk_leaves_nothing_of_a_set(tmp_path, monkeypatch) -> None:
         return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(InputError, match="No space left on device; make room"):
-        publish(tmp_path / "new" / "folder", "a", NEW)
+    refuses("No space left on device; make room", publish, tmp_path / "new" / "folder", "a", NEW)
     assert not list(tmp_path.iterdir())
 
 
@@ -262,8 +261,7 @@ def test_the_disks_error_is_told_where_a_writer_hides_it(tmp_path) -> None:
         finally:
             stream.stream.close()
 
-    with pytest.raises(InputError, match="No space left on device; make room"):
-        write_atomically(tmp_path / "file", hides)
+    refuses("No space left on device; make room", write_atomically, tmp_path / "file", hides)
     assert not list(tmp_path.iterdir())
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refused, refuses
 
-from ssmscope.errors import InputError
 from ssmscope.layers.gated_delta import UNIT_EPSILON
 from ssmscope.loading.fla_checkpoints import MODEL_TYPES, TYPE_DEFAULTS, _as_mamba_ssm, is_fla, plan_fla
 from ssmscope.loading.stored import Contents, Stored
@@ -173,8 +172,7 @@ def test_what_is_refused(fields: dict[str, Any], said: str) -> None:
     ],
 )
 def test_what_does_not_divide(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        built(**fields)
+    refuses(said, built, **fields)
 
 
 def translated(kind: str, given: dict[str, Any], **fields: Any) -> dict[str, torch.Tensor]:

@@ -11,11 +11,11 @@ from by_hand import attended, below, convolved, scanned, turned
 from examples import relative
 from loud import TrueFloat64
 from packaged import written
+from refusals import refuses
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 import ssmscope
-from ssmscope.errors import InputError
 
 IDS = [5, 17, 3, 9, 22, 1, 40, 8]
 VOCABULARY, WIDTH, INNER, EPS, HEADS, KEY_HEADS, HEAD = 48, 24, 20, 1e-6, 4, 2, 6
@@ -319,5 +319,4 @@ def test_slopes_of_heads_that_are_no_power_of_two():
     ],
 )
 def test_what_cannot_be_read_is_named(kind, change, words, tmp_path):
-    with pytest.raises(InputError, match=words):
-        ssmscope.load(written(tmp_path, {**CONFIGS[kind], **change}, stored(kind)))
+    refuses(words, ssmscope.load, written(tmp_path, {**CONFIGS[kind], **change}, stored(kind)))

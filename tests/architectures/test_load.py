@@ -167,9 +167,7 @@ def test_why_the_hub_gave_nothing(monkeypatch):
             raise error
 
         monkeypatch.setattr("ssmscope.loading.load.snapshot_download", snapshot_download)
-        with pytest.raises(InputError) as raised:
-            ssmscope.load("somebody/some-mamba")
-        return str(raised.value)
+        return refused(ssmscope.load, "somebody/some-mamba")
 
     answered = OSError("404")
     answered.response = object()  # as errors of the hub's library have one where the hub answered

@@ -8,12 +8,12 @@ import torch
 from by_hand import attended, convolved, normed, scanned, turned
 from examples import random_example
 from packaged import IDS, WIDTH, check_logits, in_memory
+from refusals import refuses
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 import ssmscope
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 
 STATE, HEAD, TAPS = 6, 8, 4
 INNER = 2 * WIDTH
@@ -114,8 +114,7 @@ def test_logits_are_the_references(kind, tmp_path):
 )
 def test_what_cannot_be_read_is_named(change, words):
     config = {"d_model": WIDTH, "n_layer": 3, "ssm_cfg": SSM, **OTHER_OPTIONS}
-    with pytest.raises(InputError, match=words):
-        ssmscope.load(in_memory({**config, **change}, stored(config)))
+    refuses(words, ssmscope.load, in_memory({**config, **change}, stored(config)))
 
 
 def test_a_knockout_says_that_attentions_convolution_is_not_cut():

@@ -14,6 +14,7 @@ import torch
 from drawn import drawn, labels, outside, overlapping
 from examples import random_example
 from fading import fading
+from refusals import refuses
 
 import ssmscope
 from ssmscope.attacks.effect import attack_effect
@@ -217,13 +218,10 @@ class TestOptions:
         ],
     )
     def test_what_is_refused(self, options, says):
-        with pytest.raises(InputError, match=says) as caught:
-            attack_effect(fading(WEIGHTS), **{"clean": "good", "corrupted": "bad", **options})
-        assert "\n" not in str(caught.value)
+        refuses(says, attack_effect, fading(WEIGHTS), **{"clean": "good", "corrupted": "bad", **options})
 
     def test_ids_that_the_model_does_not_have(self):
-        with pytest.raises(InputError, match="id 99, outside the model's vocabulary"):
-            of_ids(fading(WEIGHTS), [3], [99])
+        refuses("id 99, outside the model's vocabulary", of_ids, fading(WEIGHTS), [3], [99])
 
     def test_a_model_without_a_tokenizer(self):
         with pytest.raises(InputError, match="has no tokenizer to read texts with; give one, load"):
@@ -233,8 +231,7 @@ class TestOptions:
         model = fading(WEIGHTS)
         with torch.no_grad():
             model.module.ssm.A[0, 0] = torch.nan
-        with pytest.raises(InputError, match="not finite"):
-            attack_effect(model, clean="good", corrupted="bad")
+        refuses("not finite", attack_effect, model, clean="good", corrupted="bad")
 
     def test_no_hook_is_left(self):
         model = random_model("mamba2")

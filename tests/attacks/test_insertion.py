@@ -9,6 +9,7 @@ import pytest
 import torch
 from bags import LABELS
 from fading import fading, log_odds
+from refusals import refuses
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
 
 import ssmscope
@@ -249,8 +250,7 @@ class TestLanguageModels:
 
     def test_what_a_language_model_needs(self, model):
         data = text_data("d", "all", ["one two", "three"], [1, 0], ("no", "yes"))
-        with pytest.raises(InputError, match="is a language model: give template=…, which asks for the class"):
-            insertion_sweep(model, data)
+        refuses("is a language model: give template=…, which asks for the class", insertion_sweep, model, data)
         with pytest.raises(InputError, match="give words=…, what it says for no, yes, in this order"):
             insertion_sweep(model, data, template="{content}:")
         with pytest.raises(InputError, match="words are a; d has 2 classes, no, yes: give one for each, in this order"):
@@ -278,26 +278,20 @@ class TestOptions:
         ],
     )
     def test_what_is_refused(self, options, says):
-        with pytest.raises(InputError, match=says) as caught:
-            insertion_sweep(fading(WEIGHTS), reviews(), **options)
-        assert "\n" not in str(caught.value)
+        refuses(says, insertion_sweep, fading(WEIGHTS), reviews(), **options)
 
     def test_data_of_another_kind(self):
         model, data = fading(WEIGHTS), reviews()
-        with pytest.raises(InputError, match=r"data is \[1\]: give the name of a data set"):
-            insertion_sweep(model, [1])
-        with pytest.raises(InputError, match=r"reviews \(test\) has no example"):
-            insertion_sweep(model, data.take([]))
-        with pytest.raises(InputError, match="has no tokenizer"):
-            insertion_sweep(dataclasses.replace(model, tokenizer=None), data)
+        refuses(r"data is \[1\]: give the name of a data set", insertion_sweep, model, [1])
+        refuses(r"reviews \(test\) has no example", insertion_sweep, model, data.take([]))
+        refuses("has no tokenizer", insertion_sweep, dataclasses.replace(model, tokenizer=None), data)
         with pytest.raises(InputError, match="has the classes cat, dog; fading tells apart bad, good"):
             insertion_sweep(model, dataclasses.replace(data, label_names=("cat", "dog")))
         backbone = Mamba2Config(
             vocab_size=1, hidden_size=8, num_heads=2, head_dim=8, n_groups=1, state_size=4, num_hidden_layers=1
         )
         pixels = SSMForSequenceClassification(SSMClassifierConfig(backbone, channels=1))
-        with pytest.raises(InputError, match="reads pixels, but reviews holds texts"):
-            insertion_sweep(ssmscope.Model(pixels), data)
+        refuses("reads pixels, but reviews holds texts", insertion_sweep, ssmscope.Model(pixels), data)
 
     def test_a_cache_and_a_limit_change_no_number(self, tmp_path):
         model, data = fading(WEIGHTS, decay=0.2), reviews()

@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 from fading import fading
+from refusals import refuses
 
 import ssmscope
 from ssmscope.attacks.noise.typos import NEIGHBOURS, typed, with_typos
 from ssmscope.data.text import text_data
-from ssmscope.errors import InputError
 
 TEXT = "The quick brown fox jumps over the lazy dog, and 12 others too. " * 40
 DATA = text_data("own", "all", ["awful film so long", "fine film so short"] * 20, [1, 0] * 20, ("bad", "good"))
@@ -106,5 +106,4 @@ def test_a_text_has_the_same_errors_in_every_sample():
 
 
 def test_a_rate_given_twice_is_refused():
-    with pytest.raises(InputError, match=r"rates names 0\.1 twice"):
-        ssmscope.noise(fading({"fine": 1.0}), DATA, rates=[0.1, 0.1])
+    refuses(r"rates names 0\.1 twice", ssmscope.noise, fading({"fine": 1.0}), DATA, rates=[0.1, 0.1])

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 from warm import TRANSFORMERS
 
 if importlib.util.find_spec("textattack") is None:
@@ -26,7 +27,6 @@ from ssmscope.attacks import names, offline, resources
 from ssmscope.attacks.names import ATTACKS
 from ssmscope.attacks.offline import FUNCTION_WORDS, stopwords, textattack
 from ssmscope.attacks.recipes import attack_of, protect, recipe
-from ssmscope.errors import InputError
 
 textattack()
 
@@ -91,10 +91,8 @@ class TestImport:
     def test_without_the_package(self, monkeypatch):
         monkeypatch.delitem(sys.modules, "textattack")
         monkeypatch.setattr(offline.importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(InputError, match=r"need the package textattack, .*pip install '\.\[attacks\]'"):
-            textattack()
-        with pytest.raises(InputError, match="textattack"):
-            recipe("deepwordbug", flavour="prompt")
+        refuses(r"need the package textattack, .*pip install '\.\[attacks\]'", textattack)
+        refuses("textattack", recipe, "deepwordbug", flavour="prompt")
         assert recipe("stresstest", flavour="prompt").suffixes  # needs no search
 
     def test_beside_libraries_with_which_it_does_not_work(self, monkeypatch):
@@ -103,10 +101,7 @@ class TestImport:
 
         monkeypatch.delitem(sys.modules, "textattack")
         monkeypatch.setattr(offline, "_import_without_installing", fail)
-        with pytest.raises(
-            InputError, match=r"cannot be imported \(cannot import name 'Gone' .*pip install '\.\[attacks"
-        ):
-            textattack()
+        refuses(r"cannot be imported \(cannot import name 'Gone' .*pip install '\.\[attacks", textattack)
 
 
 class TestStopwords:
@@ -207,9 +202,7 @@ class TestRecipes:
         ],
     )
     def test_what_is_refused(self, given, says):
-        with pytest.raises(InputError, match=says) as caught:
-            recipe(given[0], flavour=given[1])
-        assert "\n" not in str(caught.value)
+        refuses(says, recipe, given[0], flavour=given[1])
 
     def test_deepwordbug_is_textattacks(self, monkeypatch):
         import nltk
@@ -278,8 +271,7 @@ class TestSwaps:
         import nltk
 
         monkeypatch.setattr(nltk.data, "path", [])
-        with pytest.raises(InputError, match="give synonyms=…, a .json or .csv file, or install NLTK's wordnet"):
-            recipe("pwws", flavour="words")
+        refuses("give synonyms=…, a .json or .csv file, or install NLTK's wordnet", recipe, "pwws", flavour="words")
 
 
 WORDS = "good great fine bad awful film".split()
@@ -350,12 +342,9 @@ class TestMaskedWords:
 
         BertModel.from_pretrained(bert).save_pretrained(tmp_path)
         AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-        with pytest.raises(InputError, match="masked_lm .* is not a masked language model: it has no weights for cls"):
-            resources.MaskedLM(tmp_path)
+        refuses("masked_lm .* is not a masked language model: it has no weights for cls", resources.MaskedLM, tmp_path)
         for load, option in ((resources.MaskedLM, "masked_lm"), (resources.Encoder, "encoder")):
-            with pytest.raises(InputError, match=f"{option} .*nowhere.* could not be loaded") as caught:
-                load(tmp_path / "nowhere")
-            assert "\n" not in str(caught.value)
+            refuses(f"{option} .*nowhere.* could not be loaded", load, tmp_path / "nowhere")
 
 
 class TestEncoder:

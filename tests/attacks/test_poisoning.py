@@ -10,6 +10,7 @@ import torch
 from bags import LABELS
 from examples import random_example
 from fading import fading
+from refusals import refuses
 from sklearn.metrics import roc_auc_score
 
 from ssmscope.attacks.curves import questions
@@ -271,9 +272,7 @@ class TestRefusals:
         ],
     )
     def test_one_line(self, erasing, data, options, message):
-        with pytest.raises(InputError, match=message) as error:
-            state_poisoning(erasing, data, **{**QUICK, **options})
-        assert "\n" not in str(error.value)
+        refuses(message, state_poisoning, erasing, data, **{**QUICK, **options})
 
     def test_no_tokens_left(self, erasing, data, tmp_path):
         (tmp_path / "words.txt").write_text("unheard\nof\n")
@@ -301,5 +300,4 @@ def test_what_is_asked_is_checked_before_anything_is_loaded(change, said):
     asked = {"objective": "forget", "target": None, "span": None, "length": 4, **change}
     if said is None:
         return check_poison(**asked)
-    with pytest.raises(InputError, match=said):
-        check_poison(**asked)
+    refuses(said, check_poison, **asked)

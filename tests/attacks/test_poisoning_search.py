@@ -9,6 +9,7 @@ import pytest
 import torch
 from bags import LABELS
 from fading import fading
+from refusals import refuses
 
 import ssmscope.attacks.poisoning.measure as measuring
 import ssmscope.attacks.poisoning.search as searching
@@ -342,8 +343,7 @@ class TestModels:
         for other in (classes, language):
             with pytest.raises(InputError, match="fading has other classes than fading; give a model of the same task"):
                 other_models(model, [fading(WEIGHTS), other])
-        with pytest.raises(InputError, match="bare has another tokenizer than fading"):
-            other_models(model, [Model(model.module, None, "bare")])
+        refuses("bare has another tokenizer than fading", other_models, model, [Model(model.module, None, "bare")])
         assert other_models(model, [dataclasses.replace(model, name="same")])[0].name == "same"
         assert other_models(model, ()) == []
 

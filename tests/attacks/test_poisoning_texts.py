@@ -9,6 +9,7 @@ import torch
 from bags import tokenizer
 from examples import random_example
 from fading import fading
+from refusals import refuses
 from tokenizers import Tokenizer, decoders
 from tokenizers import models as token_models
 from tokenizers.normalizers import Replace
@@ -30,7 +31,6 @@ from ssmscope.attacks.poisoning.memory import (
 )
 from ssmscope.core import batching
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.zoo.documents import byte_tokenizer
 
 WORDS = "a good film fine bad Is it ? zap".split()
@@ -68,8 +68,7 @@ class TestSlots:
             (2, 1, ids("Is it film"), ids("? [CLS]"), [True] * 3),
         ]
         assert [slot.row for slot in slots_of(model, given, "zap", 0.1, None)] == [1]
-        with pytest.raises(InputError, match="no text has a word before the trigger"):
-            slots_of(model, given, "zap", 0.0, None)
+        refuses("no text has a word before the trigger", slots_of, model, given, "zap", 0.0, None)
 
     @pytest.mark.parametrize(
         ("content", "span", "place", "inside"),
@@ -93,8 +92,7 @@ class TestSlots:
         model = dataclasses.replace(model, tokenizer=PreTrainedTokenizerFast(tokenizer_object=words.backend_tokenizer))
         given = asked(content, "film" if inside else "a", before="a it ", after=" bad")
         if inside is None:
-            with pytest.raises(InputError, match="before the trigger; give another span"):
-                slots_of(model, given, "zap", place, span)
+            refuses("before the trigger; give another span", slots_of, model, given, "zap", place, span)
             return
         first = slots_of(model, given, "zap", place, span)[0]
         assert (first.row, "".join(str(int(each)) for each in first.span)) == (0, "00" + inside)
@@ -105,8 +103,7 @@ class TestSlots:
         (slot,) = slots_of(letters, asked("ab c", before="d", after="!"), "x", 0.5, None)
         assert (bytes(slot.before), bytes(slot.after), slot.words) == (b"dab ", b" c!", 1)
         assert slot.span.tolist() == [True] * 4
-        with pytest.raises(InputError, match="no text has a word"):
-            slots_of(letters, asked("ab c"), "xy", 0.5, None)  # two tokens of one word
+        refuses("no text has a word", slots_of, letters, asked("ab c"), "xy", 0.5, None)  # two tokens of one word
         (slot,) = slots_of(letters, asked("ab cd"), "x", 1.0, "b c")
         assert slot.span.tolist() == [False, True, True, True, False, False]
 
@@ -152,8 +149,7 @@ class TestVocabulary:
 
     def test_a_slow_tokenizer_has_no_offsets(self, cased):
         slow = dataclasses.replace(cased, tokenizer=SimpleNamespace(is_fast=False), name="slow")
-        with pytest.raises(InputError, match="slow has a slow tokenizer: give a fast one"):
-            Vocabulary.of(slow)
+        refuses("slow has a slow tokenizer: give a fast one", Vocabulary.of, slow)
 
 
 class TestMemory:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from bags import tokenizer
 from fading import fading
+from refusals import refuses
 
 from ssmscope.attacks.position import measure as module
 from ssmscope.attacks.position import position_bias
@@ -59,14 +60,12 @@ class TestTokens:
         data = SequenceData("bits", "test", ids, np.array([0, 1, 0]), names, ("bad", "good"))
         assert Tokens(model, data, "zeros", 0).lengths.tolist() == [3, 3, 3]
         ids[1, 0] = 7
-        with pytest.raises(InputError, match="bits has token id 7, outside the model's 0…6"):
-            Tokens(model, data, "zeros", 0)
+        refuses("bits has token id 7, outside the model's 0…6", Tokens, model, data, "zeros", 0)
 
     def test_a_text_without_a_token(self) -> None:
         model = fading(dict.fromkeys(WORDS, 0.0))
         data = text_data("own", "all", ["good film", "  ", "bad"], [0, 1, 0], ("bad", "good"))
-        with pytest.raises(InputError, match="example 1 of own has no token of its own"):
-            Tokens(model, data, "noise", 0)
+        refuses("example 1 of own has no token of its own", Tokens, model, data, "noise", 0)
         assert model.tokenizer("a")["input_ids"] == tokenizer(WORDS)("a")["input_ids"] == [6, 2]
 
     def test_noise_is_told(self) -> None:
@@ -203,14 +202,11 @@ class TestRegions:
         ],
     )
     def test_refusals(self, options: dict[str, Any], said: str) -> None:
-        with pytest.raises(InputError, match=said):
-            check_places(**{"regions": None, "window": None, "stride": None, **options})
+        refuses(said, check_places, **{"regions": None, "window": None, "stride": None, **options})
 
     def test_what_is_allowed(self) -> None:
         check_places(regions=" 0:2 ,0.5%:99.5%", window="2.5%", stride="100%", other=1)
         assert regions_of([(0, 2), "50%:100%"], 2) == (Region(0, 2), Region(50, 100, True))
         for given, length in (("0:3", 2), ([(0, 1), (1, 3)], 2)):
-            with pytest.raises(InputError, match="is empty or not within 0 to 2, the tokens of the longest sequence"):
-                regions_of(given, length)
-        with pytest.raises(InputError, match="window 9 is longer than the longest sequence, of 8 tokens"):
-            windows_of(9, None, 8)
+            refuses("is empty or not within 0 to 2, the tokens of the longest sequence", regions_of, given, length)
+        refuses("window 9 is longer than the longest sequence, of 8 tokens", windows_of, 9, None, 8)

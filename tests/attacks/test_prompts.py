@@ -23,6 +23,7 @@ from prompted import (
     needs_textattack,
     reader,
 )
+from refusals import refuses
 from tiny_bert import save_bert
 
 import ssmscope
@@ -367,21 +368,16 @@ class TestSemantic:
 
     def test_without_promptbench(self, monkeypatch):
         monkeypatch.setattr(prompt_search.importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(InputError, match="need that package, which is not installed; give a file"):
-            rewritten("promptbench", "sst2")
+        refuses("need that package, which is not installed; give a file", rewritten, "promptbench", "sst2")
 
     def test_broken_files(self, model, data, tmp_path):
-        with pytest.raises(InputError, match="semantic is 'prompbench'; allowed are .*did you mean 'promptbench'"):
-            rewritten("prompbench", "sst2")
+        refuses("semantic is 'prompbench'; allowed are .*did you mean 'promptbench'", rewritten, "prompbench", "sst2")
         (tmp_path / "empty.txt").write_text("\n \n")
-        with pytest.raises(InputError, match="holds no prompt; give one a line"):
-            rewritten(tmp_path / "empty.txt", "sst2")
+        refuses("holds no prompt; give one a line", rewritten, tmp_path / "empty.txt", "sst2")
         (tmp_path / "latin.txt").write_bytes(b"caf\xe9 {content}")
-        with pytest.raises(InputError, match="is not UTF-8 text"):
-            rewritten(tmp_path / "latin.txt", "sst2")
+        refuses("is not UTF-8 text", rewritten, tmp_path / "latin.txt", "sst2")
         (tmp_path / "none.txt").write_text("Positive or negative?")
-        with pytest.raises(InputError, match="has no {content}"):
-            attack(model, data, semantic=tmp_path / "none.txt")
+        refuses("has no {content}", attack, model, data, semantic=tmp_path / "none.txt")
 
 
 @needs_textattack

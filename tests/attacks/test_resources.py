@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 from ssmscope.attacks import resources
 from ssmscope.attacks.resources import Encoder, MaskedLM, Read, _max_length, load_synonyms, load_vectors
@@ -50,8 +51,7 @@ class TestVectors:
     )
     def test_arrays_of_other_kinds(self, tmp_path: Path, words: Any, vectors: np.ndarray, said: str) -> None:
         np.savez(tmp_path / "v.npz", words=np.array(words), vectors=vectors)
-        with pytest.raises(InputError, match=said):
-            load_vectors(tmp_path / "v.npz")
+        refuses(said, load_vectors, tmp_path / "v.npz")
 
     def test_an_archive_has_a_limit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         np.savez_compressed(tmp_path / "v.npz", words=np.array(["a", "b"]), vectors=np.zeros((2, 500)))
@@ -60,8 +60,7 @@ class TestVectors:
         assert load_vectors(tmp_path / "v.npz").unit.shape == (2, 500)
         resources._load_vectors.cache_clear()
         monkeypatch.setattr(resources, "MAX_UNZIPPED_BYTES", held - 1)
-        with pytest.raises(InputError, match="holds 8,264 bytes; allowed are up to 8,263"):
-            load_vectors(tmp_path / "v.npz")
+        refuses("holds 8,264 bytes; allowed are up to 8,263", load_vectors, tmp_path / "v.npz")
 
 
 class TestSynonyms:
@@ -91,10 +90,8 @@ class TestSynonyms:
     )
     def test_other_contents(self, tmp_path: Path, name: str, content: str) -> None:
         (tmp_path / name).write_text(content)
-        with pytest.raises(InputError, match="is not a file of synonyms; allowed are a .json file"):
-            load_synonyms(tmp_path / name)
-        with pytest.raises(InputError, match="is not a file of synonyms"):
-            load_synonyms(tmp_path)
+        refuses("is not a file of synonyms; allowed are a .json file", load_synonyms, tmp_path / name)
+        refuses("is not a file of synonyms", load_synonyms, tmp_path)
 
 
 class Words:
@@ -190,8 +187,7 @@ class TestMaskedLM:
 
     def test_a_slow_tokenizer_has_no_offsets(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(resources, "_load", lambda *_: (Module(), SimpleNamespace(is_fast=False)))
-        with pytest.raises(InputError, match="masked_lm 'own' has a tokenizer without offsets"):
-            MaskedLM("own")
+        refuses("masked_lm 'own' has a tokenizer without offsets", MaskedLM, "own")
 
 
 def test_weights_of_the_older_form_are_fetched_where_there_are_no_others(tmp_path: Path, monkeypatch) -> None:
@@ -207,9 +203,6 @@ def test_weights_of_the_older_form_are_fetched_where_there_are_no_others(tmp_pat
     monkeypatch.setattr(resources, "fetched", fetched)
     monkeypatch.setattr(resources, "read_tokenizer", refuse)
     for _ in range(2):
-        with pytest.raises(
-            InputError, match=r"^encoder 'own' could not be loaded \(no tokenizer\); give the directory or"
-        ):
-            Encoder("own")
+        refuses(r"^encoder 'own' could not be loaded \(no tokenizer\); give the directory or", Encoder, "own")
         (tmp_path / "model.safetensors").write_bytes(b"")
     assert asked == [("*.safetensors",), ("*.bin",), ("*.safetensors",)]

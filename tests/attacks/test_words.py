@@ -16,6 +16,7 @@ from bags import bag
 from bags import texts as toy
 from exhaustive import ALL
 from loud import TrueFloat64, loud
+from refusals import refuses
 from tokenizers import Tokenizer
 from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Whitespace
@@ -262,8 +263,7 @@ class TestLanguageModel:
                 assert p == pytest.approx(float(both[example.label]), abs=1e-5)
 
     def test_words_are_needed_and_one_for_each_class(self, speaker):
-        with pytest.raises(InputError, match="is a language model: give the word that it says for each class"):
-            word_attack(speaker, said(speaker))
+        refuses("is a language model: give the word that it says for each class", word_attack, speaker, said(speaker))
         with pytest.raises(
             InputError, match="words are bad, good, fine; spoken has 2 classes, no, yes: give one for each"
         ):
@@ -355,24 +355,18 @@ class TestOptions:
         ],
     )
     def test_what_is_refused(self, model, options, says):
-        with pytest.raises(InputError, match=says) as caught:
-            word_attack(model, reviews(), **options)
-        assert "\n" not in str(caught.value)
+        refuses(says, word_attack, model, reviews(), **options)
 
     def test_data_of_another_kind(self, model):
-        with pytest.raises(InputError, match="the data has no column 'label'; its columns are text"):
-            word_attack(model, ["a film"])
-        with pytest.raises(InputError, match="has no example"):
-            word_attack(model, reviews().take([]))
+        refuses("the data has no column 'label'; its columns are text", word_attack, model, ["a film"])
+        refuses("has no example", word_attack, model, reviews().take([]))
         other = text_data("animals", "all", ["a cat"], [0], ("cat", "dog"))
-        with pytest.raises(InputError, match="animals has the classes cat, dog; .* tells apart negative, positive"):
-            word_attack(model, other)
+        refuses("animals has the classes cat, dog; .* tells apart negative, positive", word_attack, model, other)
 
     @needs_textattack
     def test_what_an_attack_lacks_is_said_before_the_model_runs(self, model, monkeypatch):
         waves = asked(monkeypatch)
-        with pytest.raises(InputError, match="textfooler .* give embeddings"):
-            word_attack(model, reviews(), recipe="textfooler")
+        refuses("textfooler .* give embeddings", word_attack, model, reviews(), recipe="textfooler")
         assert waves == []
 
     @pytest.mark.parametrize("recipe", [pytest.param("deepwordbug", marks=needs_textattack), "hotflip"])

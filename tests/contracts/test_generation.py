@@ -10,6 +10,7 @@ import torch
 from examples import TEXTS, relative
 from exhaustive import half
 from loud import TrueFloat64, doubled
+from refusals import refuses
 from transformers import Mamba2ForCausalLM
 from transformers.models.rwkv.modeling_rwkv import RwkvBlock
 
@@ -19,7 +20,6 @@ from ssmscope.core.lasting_edits import while_writing
 from ssmscope.core.mixers import memory_of
 from ssmscope.core.model import Model
 from ssmscope.core.trace import mapped
-from ssmscope.errors import InputError
 from ssmscope.layers.parts import BY_WEIGHT
 
 STEPS = 3
@@ -107,8 +107,7 @@ def writer(model) -> Model:
     model.module.generation_config.eos_token_id = None
     model.config.eos_token_id = None
     if not model.continues:
-        with pytest.raises(InputError, match="cannot continue from its states, which writing needs"):
-            model.generate(ids=TEXTS)
+        refuses("cannot continue from its states, which writing needs", model.generate, ids=TEXTS)
         pytest.skip("its layers keep no state that a run continues from")
     return model
 

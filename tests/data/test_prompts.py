@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 
 from ssmscope.data import prompts
 from ssmscope.data.prompts import CONTENT, PAIRS, TASK_PROMPTS, content_of, prompts_of
@@ -69,8 +70,7 @@ def test_pairs_are_shown_with_their_names():
 
 
 def test_data_without_prompts():
-    with pytest.raises(InputError, match="no task prompts for 'sst'; give templates and words, .*did you mean 'sst2'"):
-        prompts_of("sst")
+    refuses("no task prompts for 'sst'; give templates and words, .*did you mean 'sst2'", prompts_of, "sst")
 
 
 def test_importing_it_is_quick():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
+from refusals import refuses
 from torch.nn.functional import cross_entropy
 
 import ssmscope
@@ -171,8 +172,7 @@ def test_classes_of_texts_of_other_lengths():
     ],
 )
 def test_refused(models, name, options, says):
-    with pytest.raises(InputError, match=says):
-        ssmscope.ablate(models[name], **{"data": DATA, **options})
+    refuses(says, ssmscope.ablate, models[name], **{"data": DATA, **options})
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,7 @@ def test_means_of_parts_outside_are_put_in(models):
     put = Edit("mean", "feed-forward", lambda y, site: kept[1].mean((0, 1), keepdim=True).expand_as(y), layers=(1,))
     result = ssmscope.ablate(model, DATA, what="feed-forward", by="mean", steps=1)
     assert result.harm(1).value == pytest.approx((losses(model, put) - losses(model)).mean(), rel=1e-3, abs=1e-5)
-    with pytest.raises(InputError, match="no layer 7; the model has the layers 0 to"):
-        losses(model, Edit("far", "feed-forward", keep, layers=(7,)))
+    refuses("no layer 7; the model has the layers 0 to", losses, model, Edit("far", "feed-forward", keep, layers=(7,)))
 
 
 def test_models_without_such_parts_are_refused(models):

@@ -8,6 +8,7 @@ import torch
 from examples import EXAMPLES, random_example
 from exhaustive import few
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope import explain
@@ -212,8 +213,7 @@ def test_pixels_are_attended_to():
     ],
 )
 def test_what_cannot_be_is_refused(demo, options, message):
-    with pytest.raises(InputError, match=message):
-        implicit_attention(demo.trace("A fine film."), **options)
+    refuses(message, implicit_attention, demo.trace("A fine film."), **options)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,7 @@ def test_what_cannot_be_is_refused(demo, options, message):
     [({"target": "negativ"}, "did you mean 'negative'"), ({"target": 2}, "no target 2"), ({"heads": "abs"}, "no sum")],
 )
 def test_targets_that_cannot_be_are_refused(demo, options, message):
-    with pytest.raises(InputError, match=message):
-        implicit_attention(demo, demo.encode("A fine film."), **options, gradient=True)
+    refuses(message, implicit_attention, demo, demo.encode("A fine film."), **options, gradient=True)
 
 
 def test_a_trace_without_inputs_is_refused(demo):

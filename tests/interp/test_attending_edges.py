@@ -5,6 +5,7 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
+from refusals import refuses
 
 from ssmscope.core.attention_layers import attention_numbers
 from ssmscope.core.model import Model
@@ -120,8 +121,7 @@ def test_names_of_heads_and_groups_of_channels():
     ],
 )
 def test_refused(models, options, line):
-    with pytest.raises(InputError, match=line):
-        only(models["mamba2"], **options)
+    refuses(line, only, models["mamba2"], **options)
 
 
 def test_what_is_allowed_at_the_ends(models):
@@ -181,8 +181,7 @@ def test_layers_are_split_into_both_kinds():
         (),
     )
     assert split_layers([3, 2, 1], [0, 2], [1, 3, 2]) == ((2,), (3, 2, 1))
-    with pytest.raises(InputError, match="there is no layer 4"):
-        split_layers([4], [0, 2], [1])
+    refuses("there is no layer 4", split_layers, [4], [0, 2], [1])
 
 
 def test_weights_of_attention_layers_are_means_over_heads(models):

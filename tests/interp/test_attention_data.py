@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 import ssmscope
 from ssmscope.api.results import Result
-from ssmscope.errors import InputError
 
 FILM, CLOCK = "A gripping film, with a long and tedious middle.", "The clock is slow."
 ROWS = [
@@ -77,5 +77,4 @@ def test_all_formats_and_another_column(model, file, tmp_path):
 def test_what_cannot_be_is_refused(model, file, options, message):
     given = {"relevant": "needle", **options}
     given |= {"data": file} if given.get("data") == "rows" else {}
-    with pytest.raises(InputError, match=message):
-        ssmscope.attention(model, **{name: value for name, value in given.items() if value is not None})
+    refuses(message, ssmscope.attention, model, **{name: value for name, value in given.items() if value is not None})

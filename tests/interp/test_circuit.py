@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 import ssmscope
 from ssmscope.core.model import Model
@@ -151,10 +152,8 @@ def test_pairs_are_refused_in_one_line(model: Model, tmp_path) -> None:
         ({"clean": [1, 7, 1], "corrupted": [1, 8, 1], "target": 3, "contrast": 3}, "both texts have the answer"),
         ({"clean": [1, 2]}, "has no corrupted"),
     ):
-        with pytest.raises(InputError, match=said):
-            ssmscope.circuit(model, data=[row])
-    with pytest.raises(InputError, match="unknown pairs 'recal'.*did you mean 'recall'"):
-        ssmscope.circuit(model, data="recal")
+        refuses(said, ssmscope.circuit, model, data=[row])
+    refuses("unknown pairs 'recal'.*did you mean 'recall'", ssmscope.circuit, model, data="recal")
 
 
 def test_spans_of_pairs_are_the_other_columns(tmp_path) -> None:

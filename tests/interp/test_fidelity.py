@@ -8,6 +8,7 @@ import pytest
 import torch
 from bags import bag, by_position, by_word, texts
 from faithful import WORDS, lines, random_scores, reader
+from refusals import refuses
 
 import ssmscope
 from ssmscope.errors import InputError
@@ -203,8 +204,6 @@ def test_refuses_texts_that_cannot_be_read_and_other_models():
     model = bag(dict.fromkeys(WORDS, 0.1))
     with pytest.raises(InputError, match="row 2 of toy .test.: the text has only characters"):
         fidelity_auc(model, texts("a b", "z"), methods={"own": by_position})
-    with pytest.raises(InputError, match="has no tokenizer"):
-        fidelity_auc(ssmscope.Model(model.module), texts("a b"), methods={"own": by_position})
+    refuses("has no tokenizer", fidelity_auc, ssmscope.Model(model.module), texts("a b"), methods={"own": by_position})
     broken = bag(dict.fromkeys(WORDS, 0.1), link=lambda total: total / 0)
-    with pytest.raises(InputError, match="the logits of bag are not finite"):
-        fidelity_auc(broken, texts("a b"), methods={"own": by_position})
+    refuses("the logits of bag are not finite", fidelity_auc, broken, texts("a b"), methods={"own": by_position})

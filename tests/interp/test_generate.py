@@ -5,6 +5,7 @@ import pytest
 from examples import EXAMPLES, random_example
 from exhaustive import few
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope.api.results import Result
@@ -110,13 +111,11 @@ def test_a_shipped_model_ends_and_stops():
     ],
 )
 def test_refused(models, options, says):
-    with pytest.raises(InputError, match=says):
-        ssmscope.generate(models["mamba"], models["mamba"].encode(ids=PROMPTS), **options)
+    refuses(says, ssmscope.generate, models["mamba"], models["mamba"].encode(ids=PROMPTS), **options)
 
 
 def test_models_that_do_not_write_are_refused():
-    with pytest.raises(InputError, match="is a classifier and writes nothing"):
-        ssmscope.generate(ssmscope.load("demo/sst2-mamba2"), "A film.")
+    refuses("is a classifier and writes nothing", ssmscope.generate, ssmscope.load("demo/sst2-mamba2"), "A film.")
 
 
 def test_hidden_windows_longer_than_a_text(models):

@@ -6,13 +6,13 @@ import torch
 from examples import random_example, relative
 from loud import loud
 from planned import tiny_model
+from refusals import refuses
 
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.core.cuts import cut_attention, cut_convolution, cut_edges
 from ssmscope.core.edits import edited
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.interp.knockout.result import Cut
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60], [7, 8, 9, 2, 40]]
@@ -188,5 +188,4 @@ def model(tmp_path_factory):
     ],
 )
 def test_refused(models, options, says):
-    with pytest.raises(InputError, match=says):
-        ssmscope.knockout(models["mamba"], models["mamba"].encode(ids=IDS[0]), **options)
+    refuses(says, ssmscope.knockout, models["mamba"], models["mamba"].encode(ids=IDS[0]), **options)

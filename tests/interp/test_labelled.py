@@ -11,6 +11,7 @@ import torch
 from bags import bag, texts
 from examples import random_example
 from faithful import reader
+from refusals import refuses
 
 import ssmscope
 from ssmscope.core.encoding import Batch
@@ -45,8 +46,7 @@ def test_classifiers_of_texts_alone(images):
         (dataclasses.replace(model, tokenizer=None), texts("a"), "no tokenizer"),
         (model, dataclasses.replace(texts("a"), texts=(), labels=()), r"toy \(test\) has no example"),
     ):
-        with pytest.raises(InputError, match=line):
-            check_classifier(given, data, "it")
+        refuses(line, check_classifier, given, data, "it")
 
 
 def test_texts_are_read_with_their_sizes_and_marked_tokens():
@@ -60,8 +60,7 @@ def test_texts_are_read_with_their_sizes_and_marked_tokens():
     assert (lengths, sizes, masks) == ([3], [2], [None])
     slow = bag({"a": 0.5, "b": 1.0})
     object.__setattr__(slow, "tokenizer", SimpleNamespace(is_fast=False))
-    with pytest.raises(InputError, match="the tokenizer of bag does not say which characters"):
-        marked_tokens(slow, "a b", ((0, 1),))
+    refuses("the tokenizer of bag does not say which characters", marked_tokens, slow, "a b", ((0, 1),))
     assert marked_tokens(slow, "a b", None) is None
 
     class Odd:
@@ -76,8 +75,7 @@ def test_texts_are_read_with_their_sizes_and_marked_tokens():
     assert marked_tokens(slow, "<s> a b c", ((0, 9),)).tolist() == [False, True, True]
     assert marked_tokens(slow, "<s> a b c", ((5, 7),)).tolist() == [False, False, True]
     assert marked_tokens(slow, "<s> a b c", ((0, 3),)) is None
-    with pytest.raises(InputError, match=r"row 2 of toy \(test\): the text is empty"):
-        read_texts(model, texts("a", " "))
+    refuses(r"row 2 of toy \(test\): the text is empty", read_texts, model, texts("a", " "))
 
 
 def test_a_methods_scores_are_those_of_ordinary_tokens():
@@ -105,16 +103,13 @@ def test_labels_are_matched_by_name_or_by_number():
     other = text_data("d", "all", ["a", "b", "c"], [2, 1, 0], ("u", "v", "w"))
     two = text_data("d", "all", ["a", "b"], [1, 0], ("u", "v"))
     assert class_ids(model, some).tolist() == [2, 0, 2] and class_ids(unnamed, other).tolist() == [2, 1, 0]
-    with pytest.raises(
-        InputError, match="d has the classes .*; .* tells apart .*: give data of these; if u, v, w mean the same"
-    ):
-        class_ids(model, other)
+    refuses(
+        "d has the classes .*; .* tells apart .*: give data of these; if u, v, w mean the same", class_ids, model, other
+    )
     for data in (two, some, dataclasses.replace(other, label_column="label")):
-        with pytest.raises(InputError, match=r"d has the classes .*; .* tells apart LABEL_0, .*: say which is which"):
-            class_ids(unnamed, data)
+        refuses(r"d has the classes .*; .* tells apart LABEL_0, .*: say which is which", class_ids, unnamed, data)
     assert word_ids(other, ["bad", "fair", "good"]).tolist() == [2, 1, 0]
-    with pytest.raises(InputError, match=r"words are x, y; d has 3 classes, u, v, w: give one for each, in this order"):
-        word_ids(other, ["x", "y"])
+    refuses(r"words are x, y; d has 3 classes, u, v, w: give one for each, in this order", word_ids, other, ["x", "y"])
 
 
 def test_measures_are_means_over_what_is_asked():
@@ -162,15 +157,13 @@ def test_examples_of_every_kind_fit_their_models(images):
         (model, dataclasses.replace(sequences, labels=np.array([3, 0])), r"s \(all\) has the class 3, and names of 3"),
         (model, dataclasses.replace(sequences, labels=np.array([0, -1])), r"s \(all\) has the class -1, and names"),
     ):
-        with pytest.raises(InputError, match=line):
-            scored_examples(given, data)
+        refuses(line, scored_examples, given, data)
 
 
 def test_heads_and_intervals(monkeypatch):
     model: Any = SimpleNamespace(name="mine")
     check_heads(model, 256, "leave it")
-    with pytest.raises(InputError, match="the 257 heads of mine are single channels; leave it"):
-        check_heads(model, 257, "leave it")
+    refuses("the 257 heads of mine are single channels; leave it", check_heads, model, 257, "leave it")
     columns = np.random.default_rng(0).random((5, 3, 2))
     found = means_with_intervals(columns, 0)
     assert found.shape == (3, 2, 3) and found[..., 0] == pytest.approx(columns.mean(0))
@@ -252,8 +245,7 @@ def test_baselines_by_name():
         (goal, True, "unknown baseline True"),
         (without, "pad", "unknown baseline 'pad'; allowed are 'neutral', 'scaled-mean', 'mean', 'zero', a token's id"),
     ):
-        with pytest.raises(InputError, match=line):
-            baseline_embeddings(found, given)
+        refuses(line, baseline_embeddings, found, given)
 
 
 def test_greys_of_images(images):
@@ -265,8 +257,7 @@ def test_greys_of_images(images):
         expected = images.module.embed(torch.full((3,), grey)).detach()
         torch.testing.assert_close(baseline_embeddings(goal, given)[0, 3], expected)
     for given in (1.01, -0.01, "grey", "meam"):
-        with pytest.raises(InputError, match=f"unknown baseline {given!r} for the pixels of .*a grey from 0 to 1"):
-            baseline_embeddings(goal, given)
+        refuses(f"unknown baseline {given!r} for the pixels of .*a grey from 0 to 1", baseline_embeddings, goal, given)
     assert baseline_embeddings(goal, "zero").abs().max() == 0 and baseline_name(goal, "zero") == "a zero embedding"
     small = baseline_embeddings(goal, "zero") + 0.001
     typical = goal.embeddings().square().mean(-1).sqrt().median().item()

@@ -11,6 +11,7 @@ import torch
 from examples import EXAMPLES, FEW, HALVES, TEXTS, random_example, relative
 from exhaustive import in_turns
 from loud import TrueFloat64, doubled, loud
+from refusals import refuses
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
 
@@ -18,7 +19,6 @@ import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.interp.methods.lrp import check_lrp, lrp, propagated, relevance_rules, through_activation
 from ssmscope.interp.methods.lrp_blocks import freeze_soft_caps
 from ssmscope.interp.objective import Objective, objective
@@ -398,8 +398,7 @@ def test_a_part_without_a_rule_is_refused(part, why):
     of = objective(model, model.encode(ids=TEXTS), target=5)
     before = state(model.module)
     for method in (lrp, propagated):
-        with pytest.raises(InputError, match=why):
-            method(of)
+        refuses(why, method, of)
     assert state(model.module) == before
 
 
@@ -450,8 +449,7 @@ def test_a_forward_pass_of_the_users_own_is_read_if_it_is_linear():
         assert torch.equal(found.scores, expected.scores) and found.converged.all()
         model.module.backbone.norm_f = Same(own, lambda y: y.softmax(-1)).double()
         for ask in (lambda: lrp(of), lambda: check_lrp(model)):
-            with pytest.raises(InputError, match="its own forward pass is not linear"):
-                ask()
+            refuses("its own forward pass is not linear", ask)
 
 
 def test_a_model_of_another_class_is_read_by_its_parts():
@@ -471,8 +469,7 @@ def test_an_activation_that_is_no_factor_is_refused():
     for mixer in model.mixers:
         mixer.act, mixer.activation = nn.Sigmoid(), "sigmoid"
     before = state(model.module)
-    with pytest.raises(InputError, match="not 0 at 0"):
-        lrp(objective(model, model.encode(ids=TEXTS), target=5))
+    refuses("not 0 at 0", lrp, objective(model, model.encode(ids=TEXTS), target=5))
     assert state(model.module) == before
 
 

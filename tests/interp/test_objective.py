@@ -8,6 +8,7 @@ import pytest
 import torch
 from examples import TEXTS, random_example
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope import ops
@@ -15,7 +16,6 @@ from ssmscope.core import batching
 from ssmscope.core.intercept import observe
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.interp import objective as module
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.objective import last_logits, objective
@@ -102,8 +102,7 @@ def test_pixels():
     torch.testing.assert_close(grey[0, -1], found.embeddings()[0, -1])  # the class token stays
     torch.testing.assert_close(baseline_embeddings(found, 0.25)[0, 3], own(torch.full((3,), 0.25)).detach())
     torch.testing.assert_close(baseline_embeddings(found, "0.25"), baseline_embeddings(found, 0.25))
-    with pytest.raises(InputError, match="a grey from 0 to 1"):
-        baseline_embeddings(found, 2)
+    refuses("a grey from 0 to 1", baseline_embeddings, found, 2)
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "rwkv"])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 import ssmscope
 from ssmscope.core.edits import recorded, replaced
@@ -103,5 +104,4 @@ def test_options_of_one_text_are_refused_with_pairs(model) -> None:
         ({"clean": "a", "corrupted": "b", "sites": ["state"]}, "are for pairs"),
         ({"data": ROWS, "sites": ["attention"]}, "have no attention"),
     ):
-        with pytest.raises(InputError, match=said):
-            ssmscope.patch(model, **options)
+        refuses(said, ssmscope.patch, model, **options)

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from bags import LABELS
+from refusals import refuses
 
 from ssmscope.data.text import load_text, text_data
 from ssmscope.errors import InputError
@@ -140,8 +141,7 @@ class TestResult:
         ],
     )
     def test_refuses(self, options, says):
-        with pytest.raises(InputError, match=re.escape(says)):
-            plausibility_of(**({"explained": SCORES, "rationales": MARKED} | options))
+        refuses(re.escape(says), plausibility_of, **{"explained": SCORES, "rationales": MARKED} | options)
 
 
 TEXT = "  a gripping film , a joy "

@@ -9,6 +9,7 @@ import torch
 from bags import by_position
 from examples import HALVES, TEXTS, random_example
 from loud import loud
+from refusals import refuses
 from seen import render
 
 from ssmscope.core.model import Model
@@ -82,8 +83,7 @@ class TestParts:
 
     @pytest.mark.parametrize(("layers", "says"), [([2], "there is no layer 2"), ([0, 0], "name each once")])
     def test_refuses_layers(self, classifier, layers, says):
-        with pytest.raises(InputError, match=says):
-            parts_of(classifier, layers)
+        refuses(says, parts_of, classifier, layers)
 
 
 class TestRandomise:

@@ -6,6 +6,7 @@ import torch
 from examples import random_example, relative
 from exhaustive import in_turns
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope.api.results import Result
@@ -107,8 +108,7 @@ def test_random_directions_have_the_norm():
 def test_refused(models, options, says):
     model = models["mamba"]
     batch = model.encode(ids=options.pop("texts", TEXTS))
-    with pytest.raises(InputError, match=says):
-        ssmscope.steer(model, batch, **{"toward": TOWARD, "away": AWAY, **options})
+    refuses(says, ssmscope.steer, model, batch, **{"toward": TOWARD, "away": AWAY, **options})
 
 
 def test_the_layer_in_the_middle_and_texts_of_two_tokens(models):

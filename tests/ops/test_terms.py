@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from defined_maps import FORMS, draw
+from refusals import refuses
 
 from ssmscope import ops
-from ssmscope.errors import InputError
 from ssmscope.ops import DeltaRecurrence, Recurrence, scans, terms
 from ssmscope.ops.recurrence import along, check_one_way, smallest_exponent, straight
 from ssmscope.ops.terms import GateAndTaps
@@ -127,8 +127,7 @@ def test_orders():
     assert torch.equal(along(order, lambda u: u.cumsum(1), t), expected)
     check_one_way([r, r], "this")
     for pair in ([r, ordered], [ordered, r]):
-        with pytest.raises(InputError, match="both ways, and this needs a layer"):
-            check_one_way(pair, "this")
+        refuses("both ways, and this needs a layer", check_one_way, pair, "this")
 
 
 def test_ranges_of_heads():

@@ -9,12 +9,12 @@ import torch
 from examples import TEXTS, random_example
 from handmade import HEADS, STATE, WIDTH, drawn_layer, steps_of
 from loud import loud
+from refusals import refuses
 from theorem import make
 
 from ssmscope import ops
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
-from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound, measure
 from ssmscope.probes.bound.measure import curve_lengths, measure_terms
 from ssmscope.probes.bound.terms import LayerTerms, norms_of, theorem_model
@@ -89,8 +89,7 @@ def test_the_steps_of_a_delta_rule_are_its_betas(monkeypatch):
 def test_terms_that_are_not_finite_are_refused(monkeypatch, term):
     trace = drawn_layer(5, None)
     getattr(trace.recurrences[0], term)[1, 2] = math.inf
-    with pytest.raises(InputError, match="the terms of layer 1 are not finite on these inputs"):
-        visits(monkeypatch, [[drawn_layer(6, None), trace]])
+    refuses("the terms of layer 1 are not finite on these inputs", visits, monkeypatch, [[drawn_layer(6, None), trace]])
 
 
 LAYER_TERMS = LayerTerms(

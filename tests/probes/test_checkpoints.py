@@ -7,10 +7,10 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.checkpoints import measure, stability_table
 from ssmscope.probes.checkpoints.measure import expand_directories
@@ -72,12 +72,9 @@ class TestTable:
         assert frame.vacuous.tolist()[:2] == [True, True] and frame.states.tolist()[0] == 3
 
     def test_all_bad_is_refused(self, sweep):
-        with pytest.raises(InputError, match=r"none of the 2 checkpoints can be read: .*notes.pth"):
-            stability_table([sweep[2], "no/such.pth"])
-        with pytest.raises(InputError, match=r"the checkpoint cannot be read: .*notes.pth"):
-            stability_table(sweep[2])
-        with pytest.raises(InputError, match="no checkpoint was given"):
-            stability_table([])
+        refuses(r"none of the 2 checkpoints can be read: .*notes.pth", stability_table, [sweep[2], "no/such.pth"])
+        refuses(r"the checkpoint cannot be read: .*notes.pth", stability_table, sweep[2])
+        refuses("no checkpoint was given", stability_table, [])
 
     def test_lengths_of_their_own(self, sweep):
         good = [path for path in sweep if path.name != "notes.pth"]
@@ -102,8 +99,7 @@ class TestTable:
             (dict(examples=0), "examples is 0"),
             (dict(lengths=[]), "lengths is empty"),
         ):
-            with pytest.raises(InputError, match=says):
-                stability_table(good, **options)
+            refuses(says, stability_table, good, **options)
 
     def test_an_option_out_of_range_is_no_bad_file(self, sweep):
         refused = (
@@ -112,8 +108,7 @@ class TestTable:
             (dict(seed=-1), "^seed is -1"),
         )
         for options, says in refused:
-            with pytest.raises(InputError, match=says):
-                stability_table(sweep, length=5, examples=10, **options)
+            refuses(says, stability_table, sweep, length=5, examples=10, **options)
 
     def test_models_of_other_kinds(self, sweep):
         found = stability_table([example("mamba2"), sweep[0]], length=20)
@@ -149,8 +144,7 @@ class TestDirectories:
         assert expand_directories([one, model, tmp_path, "demo/x", other]) == [one, model, *inside, "demo/x", other]
 
     def test_without_any_are_told_as_they_are(self, tmp_path):
-        with pytest.raises(InputError, match="the checkpoint cannot be read"):
-            stability_table(tmp_path)
+        refuses("the checkpoint cannot be read", stability_table, tmp_path)
 
 
 @pytest.mark.parametrize(("length", "drawn"), [(None, 512), (1, 2), (2, 2), (30, 30), (512, 512), (700, 512)])

@@ -11,13 +11,13 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
+from refusals import refuses
 from theorem import exact_sums, log_fraction, make, numbers
 
 import ssmscope
 from ssmscope import ops
 from ssmscope.api.results import Result
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.measure import curve_lengths
@@ -56,8 +56,7 @@ class TestSums:
     def test_a_length_for_which_whole_numbers_have_no_64_bits_is_refused(self):
         assert len(curve_lengths(None, 10**15)) > 30 and curve_lengths([5, 10**15], 3).tolist() == [5, 10**15]
         for lengths, length in ((None, 10**18), ([1, 10**15 + 1], 5)):
-            with pytest.raises(InputError, match="allowed are lengths up to 1,000,000,000,000,000"):
-                curve_lengths(lengths, length)
+            refuses("allowed are lengths up to 1,000,000,000,000,000", curve_lengths, lengths, length)
 
     def test_long_texts_do_not_overflow(self):
         """At ρ = 6/5 the sums are 5 (ρᵀ − 1) and 30 + (5T − 30) ρᵀ."""
@@ -288,8 +287,7 @@ class TestClasses:
         model = make()
         model.module.get_parameter(parameter).data.view(-1)[-1] = math.inf
         parts = theorem_model(model)
-        with pytest.raises(InputError, match=f"^{name} of the selective SSM has numbers that are not finite"):
-            norms_of(parts, 0)
+        refuses(f"^{name} of the selective SSM has numbers that are not finite", norms_of, parts, 0)
 
 
 class TestOracles:

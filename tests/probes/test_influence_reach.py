@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from handmade import NOISE, halving, reach
+from refusals import refuses
 
-from ssmscope.errors import InputError
 from ssmscope.probes.influence import reach as reaching
 from ssmscope.probes.influence.reach import SHARES, noise_of
 
@@ -111,13 +111,10 @@ class TestContext:
         found = reach(halving(9))
         assert found.recent(np.int64(1)).value == 256 / 511 and found.recent(9).value == found.recent(90).value == 1
         for quantile in (-0.01, 1.01, math.nan):
-            with pytest.raises(InputError, match="allowed are 0.5, 0.9, 0.95, and quantiles from 0 to 1"):
-                found.effective_context(0.9, quantile)
-        with pytest.raises(InputError, match="share 0.8, quantile 0.5"):
-            found.not_reached(0.8)
+            refuses("allowed are 0.5, 0.9, 0.95, and quantiles from 0 to 1", found.effective_context, 0.9, quantile)
+        refuses("share 0.8, quantile 0.5", found.not_reached, 0.8)
         for tokens in (True, 1.5, "two", 0):
-            with pytest.raises(InputError, match=f"tokens is {tokens!r}; allowed is a whole number from 1 on"):
-                found.recent(tokens)
+            refuses(f"tokens is {tokens!r}; allowed is a whole number from 1 on", found.recent, tokens)
 
 
 def test_noise_is_where_a_float_loses_digits():

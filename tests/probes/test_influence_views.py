@@ -5,6 +5,7 @@ import pytest
 import torch
 from examples import HALVES, TEXTS, random_example
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope.core import batching
@@ -130,25 +131,18 @@ class TestOptions:
         ],
     )
     def test_what_is_refused(self, model, options, says):
-        with pytest.raises(InputError, match=says) as caught:
-            influence(model, model.encode(ids=TEXTS), **options)
-        assert "\n" not in str(caught.value)
+        refuses(says, influence, model, model.encode(ids=TEXTS), **options)
 
     def test_what_does_not_fit_the_model(self, model):
         pixels = ssmscope.load("demo/cifar10-mamba")
         for of_model, batch in ((model, pixels.encode(values=np.zeros((1, 4, 3)))), (pixels, model.encode(ids=TEXTS))):
-            with pytest.raises(InputError, match="give it a batch of its own encode"):
-                influence(of_model, batch)
-        with pytest.raises(InputError, match="give either texts"):
-            influence(model)
-        with pytest.raises(InputError, match="from 2 on: the last is the class token"):
-            influence(pixels, length=1)
+            refuses("give it a batch of its own encode", influence, of_model, batch)
+        refuses("give either texts", influence, model)
+        refuses("from 2 on: the last is the class token", influence, pixels, length=1)
         with pytest.raises(InputError, match="is a classifier, with logits at the last position only"):
             influence(pixels, length=9, of="logits", positions="all")
-        with pytest.raises(InputError, match="has no tokenizer"):
-            influence(model, "some text")
-        with pytest.raises(InputError, match="given without its model"):
-            influence(model.trace(ids=TEXTS))
+        refuses("has no tokenizer", influence, model, "some text")
+        refuses("given without its model", influence, model.trace(ids=TEXTS))
 
     def test_a_damaged_model_is_refused(self):
         damaged = example("mamba")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from examples import HALVES, TEXTS, random_example, relative
 from loud import loud
+from refusals import refuses
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 pytest.importorskip("tuned_lens")
@@ -120,8 +121,7 @@ class TestUnembedding:
             return output
 
         model.module.backbone.register_forward_hook(bounded)
-        with pytest.raises(InputError, match="small: its final norm and head do not give its own logits"):
-            SSMUnembed(model)
+        refuses("small: its final norm and head do not give its own logits", SSMUnembed, model)
 
     @pytest.mark.parametrize(("share", "refused"), [(3e-4, False), (4e-4, True)])
     def test_how_far_logits_may_be_off(self, share, refused):
@@ -138,8 +138,7 @@ class TestUnembedding:
 
         model.module.register_forward_hook(off)
         if refused:
-            with pytest.raises(InputError, match=r"do not give its own logits \(off by 4.0e-04\); a lens cannot read"):
-                SSMUnembed(model)
+            refuses(r"do not give its own logits \(off by 4.0e-04\); a lens cannot read", SSMUnembed, model)
         else:
             assert torch.equal(SSMUnembed(model).unembedding.weight, model.module.lm_head.weight)
 
@@ -169,8 +168,7 @@ class TestUnembedding:
         backbone = model.module.backbone
         backbone.second = torch.nn.Identity()
         handle = backbone.norm_f.register_forward_hook(lambda module, inputs, output: backbone.second(output))
-        with pytest.raises(InputError, match="after the last block of small run Identity, Mamba2RMSNorm; a lens"):
-            SSMUnembed(model)
+        refuses("after the last block of small run Identity, Mamba2RMSNorm; a lens", SSMUnembed, model)
         handle.remove()
         assert final_norm_of(model) is backbone.norm_f
         # What runs before the last block is not a final norm, and a list without layers is not a stack.
@@ -178,8 +176,7 @@ class TestUnembedding:
         backbone.side = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
         assert final_norm_of(model) is backbone.norm_f and stream_blocks(model) == list(backbone.layers)
         backbone.more = copy.deepcopy(backbone.layers)
-        with pytest.raises(InputError, match="small has 2 lists of layers"):
-            stream_blocks(model)
+        refuses("small has 2 lists of layers", stream_blocks, model)
 
 
 class TestStream:
@@ -311,9 +308,7 @@ class TestFiles:
             (small(width=8), "a lens for a model of width 16; that of small is 8"),
             (small(seed=1), r"was fitted to another model \(small, \?\) than small \(float32\), with other weights"),
         ):
-            with pytest.raises(InputError, match=says) as caught:
-                load_lens(path, other)
-            assert "\n" not in str(caught.value)
+            refuses(says, load_lens, path, other)
         with pytest.raises(InputError, match="the logit lens belongs to another model than small; fit one"):
             check_lens(logit_lens(model), small(seed=1))
 
@@ -324,21 +319,16 @@ class TestFiles:
         whole = (path / "params.pt").read_bytes()
         for content in (b"", whole[: len(whole) // 2], b"not a file of torch"):
             (path / "params.pt").write_bytes(content)
-            with pytest.raises(InputError, match="params.pt is damaged") as caught:
-                load_lens(path, model)
-            assert "\n" not in str(caught.value)
+            refuses("params.pt is damaged", load_lens, path, model)
         torch.save([1, 2], path / "params.pt")
-        with pytest.raises(InputError, match="params.pt is damaged"):
-            load_lens(path, model)
+        refuses("params.pt is damaged", load_lens, path, model)
         torch.save({"0.weight": torch.zeros(16, 16)}, path / "params.pt")
-        with pytest.raises(InputError, match="params.pt is damaged"):
-            load_lens(path, model)
+        refuses("params.pt is damaged", load_lens, path, model)
         (path / "params.pt").write_bytes(whole)
         config = json.loads((path / "config.json").read_text())
         for content, says in (("{", "is not JSON"), ("[]", "is not a JSON object")):
             (path / "config.json").write_text(content)
-            with pytest.raises(InputError, match=says):
-                load_lens(path, model)
+            refuses(says, load_lens, path, model)
         (path / "config.json").write_text(json.dumps(config))
         load_lens(path, model)
         shutil.rmtree(path)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from differential import PAPER_PROMPT
 from loud import loud
+from refusals import refused
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
@@ -255,9 +256,7 @@ class TestOptions:
         ],
     )
     def test_refuses(self, options, said):
-        with pytest.raises(InputError) as refused:
-            retrieval(speaker(), **{**QUIET, "examples": 3, "lengths": [0], **options})
-        assert said in str(refused.value)
+        assert said in refused(retrieval, speaker(), **{**QUIET, "examples": 3, "lengths": [0], **options})
 
     def test_refuses_models_that_cannot_answer(self):
         model = speaker()
@@ -268,9 +267,7 @@ class TestOptions:
             (Model(model.module, word_tokenizer(["other words"]), "m"), "the tokenizer does not know"),
             (Model(model.module, symbol_tokenizer(["a", "b"]), "m"), "is not a symbol of this tokenizer"),
         ):
-            with pytest.raises(InputError) as refused:
-                retrieval(models, lengths=[0], examples=2, **QUIET)
-            assert message in str(refused.value)
+            assert message in refused(retrieval, models, lengths=[0], examples=2, **QUIET)
         texts = questions("qa1", length=0, examples=5).texts
         longer = word_tokenizer([" ".join(f"w{i}" for i in range(model.vocabulary))] * 500 + [*texts])
         with pytest.raises(InputError, match="outside the vocabulary"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from differential import PAPER_PROMPT
 from loud import loud
+from refusals import refuses
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 pytest.importorskip("tuned_lens")
@@ -124,8 +125,7 @@ class TestPrompts:
         ],
     )
     def test_what_is_refused(self, model, data, says):
-        with pytest.raises(InputError, match=says):
-            needle_snr(model, questions=data)
+        refuses(says, needle_snr, model, questions=data)
 
     def test_models_that_cannot_read_them(self, model):
         with pytest.raises(InputError, match="small0 has no tokenizer to read questions with; give one, load"):
@@ -134,8 +134,7 @@ class TestPrompts:
         labels = SSMForSequenceClassification(SSMClassifierConfig(backbone, num_labels=2))
         with pytest.raises(InputError, match="is a classifier; a needle is a token that a language model predicts"):
             needle_snr(Model(labels, WORDS), **QUICK)
-        with pytest.raises(InputError, match="is not a symbol of this tokenizer"):
-            needle_snr(small(tokenizer=symbol_tokenizer(["a", "b"])), **QUICK)
+        refuses("is not a symbol of this tokenizer", needle_snr, small(tokenizer=symbol_tokenizer(["a", "b"])), **QUICK)
         with pytest.raises(InputError, match="'attic' and its distractor 'alcove' begin with the same token"):
             needle_snr(small(tokenizer=BYTES), questions=own(where("attic", ("alcove",))))
 
@@ -263,8 +262,7 @@ class TestNeedleSNR:
         lens.tuned.save(saved)
         again = needle_snr(model, lens=saved, **QUICK)
         assert again.curve() == mine and again.models[0].lens == f"tuned lens {saved}"
-        with pytest.raises(InputError, match="the tuned lens random belongs to another model than small1"):
-            needle_snr(small(1), lens=lens, **QUICK)
+        refuses("the tuned lens random belongs to another model than small1", needle_snr, small(1), lens=lens, **QUICK)
         with pytest.raises(InputError, match="1 lenses were given for 2 models; give one for each"):
             needle_snr([model, small(1)], lens=lens, **QUICK)
 
@@ -317,10 +315,8 @@ class TestNeedleSNR:
         ],
     )
     def test_what_is_refused(self, model, options, says):
-        with pytest.raises(InputError, match=says.replace("{", r"\{")):
-            needle_snr(model, **options)
-        with pytest.raises(InputError, match="no model was given"):
-            needle_snr([])
+        refuses(says.replace("{", r"\{"), needle_snr, model, **options)
+        refuses("no model was given", needle_snr, [])
 
 
 def test_places_are_told_apart_by_their_first_byte():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from examples import HALVES, TEXTS, random_example
 from loud import loud
+from refusals import refuses
 from torch import nn
 from torch.nn.functional import softplus
 
@@ -16,7 +17,6 @@ from ssmscope import ops
 from ssmscope.api.results import Result
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.stability import stability
 from ssmscope.probes.stability.measure import DEFAULT_LENGTH, behaviour_of, inputs_of, step_gains
@@ -257,8 +257,7 @@ class TestBehaviour:
         model = example("mamba2")
         with torch.no_grad():
             model.mixers[1].in_proj.weight.fill_(math.nan)
-        with pytest.raises(InputError, match="the decays of layer 1 are not finite"):
-            stability(model, length=5)
+        refuses("the decays of layer 1 are not finite", stability, model, length=5)
         assert not any("forward" in vars(mixer) for mixer in model.mixers)
 
 
@@ -307,17 +306,13 @@ class TestInputs:
         ],
     )
     def test_refuses(self, options, says):
-        with pytest.raises(InputError, match=says):
-            stability(example("mamba"), **options)
+        refuses(says, stability, example("mamba"), **options)
 
     def test_refuses_texts_that_keep_nothing(self):
         model = example("mamba")
-        with pytest.raises(InputError, match="text 1 has one token"):
-            stability(model, model.encode(ids=[[1, 2], [3]]))
-        with pytest.raises(InputError, match="both texts and length 9 were given"):
-            stability(model, model.encode(ids=[1, 2]), length=9)
-        with pytest.raises(InputError, match="given without its model"):
-            stability(model.trace(ids=[1, 2]))
+        refuses("text 1 has one token", stability, model, model.encode(ids=[[1, 2], [3]]))
+        refuses("both texts and length 9 were given", stability, model, model.encode(ids=[1, 2]), length=9)
+        refuses("given without its model", stability, model.trace(ids=[1, 2]))
 
 
 def test_published_checkpoints(oracle):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from examples import HALVES, random_example
 from loud import loud
+from refusals import refused, refuses
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
@@ -80,8 +81,7 @@ class TestLosses:
         expected = slow_losses(model, windows)
         assert window_losses(model, windows, piece=7) == pytest.approx(expected, abs=1e-3)
         monkeypatch.setattr(long_rows, "try_resuming", lambda model, rows: (True, 0))
-        with pytest.raises(InputError, match="cannot continue from its states"):
-            window_losses(model, windows, piece=7)
+        refuses("cannot continue from its states", window_losses, model, windows, piece=7)
 
     def test_batches_and_slices_of_logits_change_nothing_and_bound_memory(self, monkeypatch):
         model = speaker()
@@ -237,9 +237,7 @@ class TestRefusals:
         ],
     )
     def test_refuses(self, options, said):
-        with pytest.raises(InputError) as refused:
-            token_loss(speaker(), **{"data": [text(50)], "length": 10, **QUIET, **options})
-        assert said in str(refused.value)
+        assert said in refused(token_loss, speaker(), **{"data": [text(50)], "length": 10, **QUIET, **options})
 
     def test_models(self):
         model = speaker()
@@ -250,9 +248,7 @@ class TestRefusals:
             (Model(model.module, word_tokenizer([" ".join([*WORDS, *"xyz"])]), "m"), "outside the vocabulary"),
             (Model(model.module, symbol_tokenizer(["a"]), "m"), "is not a symbol"),
         ):
-            with pytest.raises(InputError) as refused:
-                token_loss(models, data=[text(50) + " x y z"], length=10, **QUIET)
-            assert said in str(refused.value)
+            assert said in refused(token_loss, models, data=[text(50) + " x y z"], length=10, **QUIET)
 
     def test_a_loss_that_is_not_finite(self):
         model = speaker()

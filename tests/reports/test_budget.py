@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refused, refuses
 
 from ssmscope.errors import InputError
 from ssmscope.reports.budget import (
@@ -106,8 +107,7 @@ def test_times(text, seconds):
 
 @pytest.mark.parametrize("text", ["10", "0s", "-5m", "5 days", "m", "1e9h"])
 def test_a_time_is_refused(text):
-    with pytest.raises(InputError, match="give a time such as 90s, 10m or 1.5h"):
-        read_budget(text)
+    refuses("give a time such as 90s, 10m or 1.5h", read_budget, text)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,7 @@ def test_a_time_is_refused(text):
 )
 def test_a_size_is_refused(size, told):
     text = f"models: [demo/sst2-mamba2]\nanalyses:\n  - position: {{data: sst2}}\n    size: {size}\n"
-    with pytest.raises(InputError) as refused:
-        read_plan(text)
-    assert told in str(refused.value)
+    assert told in refused(read_plan, text)
 
 
 def test_a_budget_without_a_size_is_refused():

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from planned import planned
+from refusals import refused, refuses
 from reported import PROVENANCE, entry
 
 from ssmscope.api.results import Result
@@ -197,8 +198,7 @@ def test_what_becomes_of_a_job_in_its_store(tmp_path: Path, monkeypatch: pytest.
         "t",
     ]
     assert store.entry(one, {"error": "now"}).error == "now" and store.entry(one, {"error": "now"}).state == FAILED
-    with pytest.raises(InputError, match="loss ended without a result"):
-        store.finish(one, {})
+    refuses("loss ended without a result", store.finish, one, {})
     made(("x", 1)).save(work, "b", ["json"])
     made(("y", 2)).save(work, "a", ["json"])
     (work / "notes.json").write_text("{}")
@@ -397,25 +397,20 @@ def test_a_plan_is_read_as_plain_values() -> None:
     ],
 )
 def test_what_no_plan_can_hold_is_told_with_its_line(text: str, said: str) -> None:
-    with pytest.raises(InputError) as caught:
-        read_yaml(text)
-    assert str(caught.value).startswith(said)
+    assert refused(read_yaml, text).startswith(said)
 
 
 def test_the_limits_of_a_plan_are_reached_and_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_yaml("[" * 20 + "a" + "]" * 20) == eval("[" * 20 + "'a'" + "]" * 20)
     assert read_yaml("{a: " * 20 + "b" + "}" * 20) == eval("{'a': " * 20 + "'b'" + "}" * 20)
-    with pytest.raises(InputError, match="nested in more than 20"):
-        read_yaml("{a: " * 21 + "b" + "}" * 21)
+    refuses("nested in more than 20", read_yaml, "{a: " * 21 + "b" + "}" * 21)
     monkeypatch.setattr(plain_yaml, "MAX_NODES", 5)
     assert read_yaml("a: &x [1, 2]\nb: 5\n") == {"a": ["1", "2"], "b": "5"}
     assert read_yaml("a: &x [1]\nb: *x\n") == {"a": ["1"], "b": ["1"]}
-    with pytest.raises(InputError, match="more than 5 values, aliases counted"):
-        read_yaml("a: &x [1, 2]\nb: *x\n")
+    refuses("more than 5 values, aliases counted", read_yaml, "a: &x [1, 2]\nb: *x\n")
     monkeypatch.setattr(plain_yaml, "MAX_CHARACTERS", 5)
     assert read_yaml("a: 12") == {"a": "12"}
-    with pytest.raises(InputError, match="the plan has 6 characters; at most 5 are allowed"):
-        read_yaml("a: 123")
+    refuses("the plan has 6 characters; at most 5 are allowed", read_yaml, "a: 123")
 
 
 @pytest.mark.parametrize(
@@ -441,9 +436,7 @@ def test_the_limits_of_a_plan_are_reached_and_not_passed(monkeypatch: pytest.Mon
     ],
 )
 def test_what_is_wrong_with_an_analysis_is_told_with_its_place(analyses: Any, said: str) -> None:
-    with pytest.raises(InputError) as caught:
-        planned({"variables": {"d": None}, "models": ["m", "n"], "analyses": analyses})
-    assert str(caught.value).startswith(said)
+    assert refused(planned, {"variables": {"d": None}, "models": ["m", "n"], "analyses": analyses}).startswith(said)
 
 
 def test_resources_may_be_fractions_below_one_and_whole_numbers_above() -> None:

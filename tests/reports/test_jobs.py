@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from planned import MINIMAL, jobs_of, planned, tiny_model
+from refusals import refuses
 
 from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import MODEL_KINDS
-from ssmscope.errors import InputError
 from ssmscope.reports.keys import Fingerprints, key_of
 from ssmscope.reports.sources import kind_of
 from ssmscope.reports.store import RECORD, JobStore, _results
@@ -149,8 +149,7 @@ def test_data_that_a_card_names_is_a_data_set_and_no_file(tmp_path):
     secret.write_text("a good film\n")
     for name in (str(secret), "../secret.txt", "secret.txt"):
         (model / "training.json").write_text(json.dumps({"data": {"train": {"name": name}}}))
-        with pytest.raises(InputError, match="no data; give data"):
-            jobs_of({"models": [str(model)], "analyses": [{"ablate": {}}]})
+        refuses("no data; give data", jobs_of, {"models": [str(model)], "analyses": [{"ablate": {}}]})
     (model / "training.json").write_text(json.dumps({"data": {"train": {"name": "wikitext2"}}}))
     (job,) = jobs_of({"models": [str(model)], "analyses": [{"ablate": {}}]}).every
     assert job.options["data"] == "wikitext2"

@@ -6,12 +6,12 @@ import re
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 import ssmscope
 from ssmscope import cli
 from ssmscope.api.analyses import analysis_of
 from ssmscope.attacks.effect import attack_effect
-from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.loading.load import load
@@ -241,10 +241,8 @@ class TestRefusals:
             ([load("demo/cifar10-mamba")], "reads pixels"),
             ([dataclasses.replace(models[0], tokenizer=None)], "has no tokenizer"),
         ):
-            with pytest.raises(InputError, match=line):
-                Live(given)
-        with pytest.raises(InputError, match="--max-tokens is 0"):
-            Live(models, max_tokens=0)
+            refuses(line, Live, given)
+        refuses("--max-tokens is 0", Live, models, max_tokens=0)
 
 
 @pytest.mark.parametrize("number", [CLASSIFIER, LANGUAGE])

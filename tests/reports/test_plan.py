@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from planned import MINIMAL, planned
+from refusals import refused
 
 import ssmscope.loading.load
 from ssmscope import cli
@@ -36,10 +37,7 @@ def options(line: PlannedCall) -> dict[str, Any]:
 
 
 def refusal(document: Any, **options: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        planned(document, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refused(planned, document, **options)
 
 
 class TestLines:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from planned import TEXT, jobs_of, numbers, run, tables, tiny_model, unpainted
+from refusals import refuses
 
 import ssmscope
 import ssmscope.loading.load
@@ -149,8 +150,7 @@ class TestKinds:
             jobs_of({"models": both, "analyses": [{"stability": {}, "for": "pixel-classifier"}]})
 
     def test_a_model_that_does_not_exist(self) -> None:
-        with pytest.raises(InputError, match="did you mean 'demo/sst2-mamba"):
-            jobs_of({"models": ["demo/sst2-mambo"], "analyses": ["stability"]})
+        refuses("did you mean 'demo/sst2-mamba", jobs_of, {"models": ["demo/sst2-mambo"], "analyses": ["stability"]})
 
 
 @pytest.mark.usefixtures("no_page")
@@ -244,8 +244,7 @@ class TestRunning:
 class TestTheLock:
     def test_a_directory_is_one_runs_at_a_time(self, models, tmp_path) -> None:
         with locked(tmp_path):
-            with pytest.raises(InputError, match=rf"in use by process {os.getpid()};"):
-                run(plan(models[:1]), tmp_path)
+            refuses(rf"in use by process {os.getpid()};", run, plan(models[:1]), tmp_path)
         assert not (tmp_path / "results").exists()
         with locked(tmp_path):
             pass
