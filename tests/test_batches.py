@@ -18,9 +18,7 @@ from ssmscope.probes.stability.measure import record_layers
 NAMES = ["mamba", "rwkv", "gated-deltanet", "diff-mamba"]
 
 
-@pytest.fixture(params=NAMES)
-def model(request: pytest.FixtureRequest) -> Model:
-    return Model(loud(random_example(request.param)), name=request.param)
+model = pytest.fixture(params=NAMES)(lambda request: Model(loud(random_example(request.param)), name=request.param))
 
 
 @pytest.fixture

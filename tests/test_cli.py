@@ -26,9 +26,7 @@ from ssmscope.cli.command import command_of
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture
-def refusal(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
-    return refused(analyze, tmp_path)
+refusal = pytest.fixture(lambda analyze, tmp_path: refused(analyze, tmp_path))
 
 
 def process(*arguments: str | bytes, **options: typing.Any) -> subprocess.CompletedProcess[str]:

@@ -72,9 +72,7 @@ class TestLoss:
         assert "classifier" in refusal("loss", "demo/sst2-mamba2", "--data", prose)
 
 
-@pytest.fixture
-def refusal(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
-    return refused(analyze, tmp_path)
+refusal = pytest.fixture(lambda analyze, tmp_path: refused(analyze, tmp_path))
 
 
 class TestHeatmap:

@@ -30,9 +30,7 @@ def plan(model: str, tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
+out = pytest.fixture(lambda tmp_path: tmp_path / "out")
 
 
 @pytest.fixture

@@ -174,9 +174,7 @@ def array(found: Any) -> np.ndarray:
     return np.asarray(found.detach().cpu().double() if isinstance(found, Tensor) else found, dtype=np.float64)
 
 
-@pytest.fixture(scope="module")
-def known() -> dict[str, dict[str, list[np.ndarray]]]:
-    return {}
+known = pytest.fixture(scope="module")(lambda: {})
 
 
 def gathered(case: Case, model: ssmscope.Model, given: Any) -> dict[str, list[np.ndarray]]:

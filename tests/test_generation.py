@@ -28,9 +28,7 @@ TEXTS = ["the film is good", "a film", "it is a dull and long story of nothing"]
 IDS = [[5, 17, 3, 9], [7, 8], [90, 1, 2, 3, 4, 5, 11]]
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return language_model()
+model = pytest.fixture(scope="module")(lambda: language_model())
 
 
 @pytest.fixture

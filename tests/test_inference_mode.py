@@ -41,9 +41,7 @@ OUTPUTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def module():
-    return loud(random_example("jamba"))
+module = pytest.fixture(scope="module")(lambda: loud(random_example("jamba")))
 
 
 @pytest.mark.parametrize(

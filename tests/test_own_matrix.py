@@ -125,9 +125,7 @@ class Case:
         self.best = self.own.argmax(1)
 
 
-@pytest.fixture(scope="module")
-def cases() -> dict[str, Case]:
-    return {}
+cases = pytest.fixture(scope="module")(lambda: {})
 
 
 @pytest.fixture(params=LAYERS)

@@ -28,9 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {
 VERBS = ("ablate", "evaluate", "fidelity", "insertion", "noise", "overflow", "position", "words")
 
 
-@pytest.fixture(scope="module")
-def model() -> ssmscope.Model:
-    return ssmscope.load("demo/sst2-mamba2")
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 
 @pytest.fixture(scope="module")

@@ -29,9 +29,7 @@ def refused(call: Callable[[], Any]) -> str:
     return said
 
 
-@pytest.fixture(scope="module")
-def model() -> ssmscope.Model:
-    return ssmscope.Model(loud(random_example("mamba2")).eval(), name="small")
+model = pytest.fixture(scope="module")(lambda: ssmscope.Model(loud(random_example("mamba2")).eval(), name="small"))
 
 
 @pytest.mark.parametrize("verb", [name for name, each in analyses().items() if each.loads])

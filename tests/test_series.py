@@ -42,9 +42,7 @@ def adapted() -> None:
     ssmscope.adapt(Unit, terms=unit_terms, form=ssmscope.Form(values="candidate", out=None))
 
 
-@pytest.fixture
-def series() -> Tensor:
-    return torch.randn(2, 11, 3, generator=torch.Generator().manual_seed(0))
+series = pytest.fixture(lambda: torch.randn(2, 11, 3, generator=torch.Generator().manual_seed(0)))
 
 
 def network(kind: type[Network] = Network, outputs: int = 4) -> Network:

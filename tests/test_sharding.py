@@ -51,9 +51,7 @@ ANALYSES: dict[str, Callable[[Model], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return load(MODEL, dtype="float32")
+model = pytest.fixture(scope="module")(lambda: load(MODEL, dtype="float32"))
 
 
 @pytest.fixture(autouse=True)

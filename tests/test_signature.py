@@ -41,9 +41,7 @@ def function(
 ) -> None: ...
 
 
-@pytest.fixture
-def of_python() -> dict[str, Option]:
-    return options_of(function)
+of_python = pytest.fixture(lambda: options_of(function))
 
 
 def a_result() -> object:
@@ -135,9 +133,7 @@ def of_every_kind(
     """
 
 
-@pytest.fixture
-def every() -> dict[str, Option]:
-    return options_of(of_every_kind)
+every = pytest.fixture(lambda: options_of(of_every_kind))
 
 
 FROM_0 = "allowed are mean, all or a whole number from 0 on, or several"

@@ -121,9 +121,7 @@ class TestSpans:
         refuses("names no tokens", positions_of, slice(5, 5), batch)
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return language_model("byte fallback")
+model = pytest.fixture(scope="module")(lambda: language_model("byte fallback"))
 
 
 class TestAnalyses:

@@ -68,9 +68,7 @@ def made(make: Callable[[int], nn.Module], **options: bool) -> Network:
     return loud(Network(make, **options)).double().eval()
 
 
-@pytest.fixture
-def series() -> Tensor:
-    return torch.randn(2, 11, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+series = pytest.fixture(lambda: torch.randn(2, 11, 3, generator=torch.Generator().manual_seed(0), dtype=F64))
 
 
 def package(name: str, kind: str, **fields: int) -> Callable[[int], nn.Module]:
@@ -216,9 +214,7 @@ class Images(nn.Module):
         return self.head(x.mean((1, 2)))
 
 
-@pytest.fixture
-def images() -> Tensor:
-    return torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(0), dtype=F64)
+images = pytest.fixture(lambda: torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(0), dtype=F64))
 
 
 def image_model(stages: int = 1, **options: str) -> tuple[Images, ssmscope.Model]:

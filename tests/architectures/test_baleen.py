@@ -12,10 +12,7 @@ from ssmscope.layers import mamba, mamba2
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.zoo import baleen
 
-
-@pytest.fixture(params=list(ADAPTERS))
-def base(request):
-    return base_model(request.param)
+base = pytest.fixture(params=list(ADAPTERS))(lambda request: base_model(request.param))
 
 
 def test_gate_logit_at_both_ends():

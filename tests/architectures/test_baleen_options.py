@@ -12,10 +12,7 @@ from ssmscope.zoo import baleen
 from ssmscope.zoo.baleen import mean_log_gate
 from ssmscope.zoo.training.fitting import prior_in
 
-
-@pytest.fixture(params=list(ADAPTERS))
-def base(request):
-    return base_model(request.param)
+base = pytest.fixture(params=list(ADAPTERS))(lambda request: base_model(request.param))
 
 
 def divergence(model, seed=0, mask=MASK):

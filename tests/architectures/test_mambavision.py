@@ -61,9 +61,7 @@ def pixels() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3), dtype=np.uint8)
 
 
-@pytest.fixture(scope="module")
-def batch(model, pixels):
-    return model.encode(values=pixels.reshape(2, -1, 3))
+batch = pytest.fixture(scope="module")(lambda model, pixels: model.encode(values=pixels.reshape(2, -1, 3)))
 
 
 @pytest.mark.parametrize("scaled", [True, False], ids=["with γ", "without γ"])

@@ -12,10 +12,7 @@ from ssmscope.interp.objective import objective
 from ssmscope.layers import xlstm
 from ssmscope.layers.parts import BY_WEIGHT
 
-
-@pytest.fixture
-def module():
-    return doubled(loud(random_example("xlstm")))
+module = pytest.fixture(lambda: doubled(loud(random_example("xlstm"))))
 
 
 def test_states_are_the_librarys_without_their_stabilizer(module):

@@ -318,9 +318,7 @@ class TestVectors:
         assert resources.load_vectors(path).words == ("c",)
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory) -> Path:
-    return save_bert(tmp_path_factory.mktemp("bert"))
+bert = pytest.fixture(scope="module")(lambda tmp_path_factory: save_bert(tmp_path_factory.mktemp("bert")))
 
 
 class TestMaskedWords:

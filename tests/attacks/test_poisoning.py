@@ -29,7 +29,7 @@ from ssmscope.attacks.poisoning.memory import (
     suspicion,
     threshold,
 )
-from ssmscope.attacks.poisoning.result import FOUND, StatePoisoning
+from ssmscope.attacks.poisoning.result import FOUND
 from ssmscope.attacks.poisoning.search import Goal, Guided, search
 from ssmscope.core.bootstrap import resampled_sums
 from ssmscope.core.model import Model
@@ -52,9 +52,7 @@ def reviews(n: int = 24, words: int = 6) -> TextData:
     return text_data("reviews", "test", texts, labels, LABELS)
 
 
-@pytest.fixture(scope="module")
-def data() -> TextData:
-    return reviews()
+data = pytest.fixture(scope="module")(lambda: reviews())
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +61,7 @@ def erasing() -> Model:
     return fading(WEIGHTS, decay=0.1, steps={"zap": 40.0}, ending=0.05)
 
 
-@pytest.fixture(scope="module")
-def found(erasing, data) -> StatePoisoning:
-    return state_poisoning(erasing, data, **QUICK)
+found = pytest.fixture(scope="module")(lambda erasing, data: state_poisoning(erasing, data, **QUICK))
 
 
 def goal_of(model: Model, data: TextData, *, length: int = 1, objective: str = "forget", **options) -> Goal:

@@ -52,9 +52,7 @@ def model() -> Model:
     return fading(WEIGHTS, decay=0.2, steps={"zap": 8.0, "a": 2.0, "bad": 0.5}, ending=0.4)
 
 
-@pytest.fixture(scope="module")
-def data() -> TextData:
-    return text_data("reviews", "test", TEXTS, LABELLED, LABELS)
+data = pytest.fixture(scope="module")(lambda: text_data("reviews", "test", TEXTS, LABELLED, LABELS))
 
 
 def test_the_best_is_better_by_more_than_the_rounding_of_an_output():

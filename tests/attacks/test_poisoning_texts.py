@@ -41,9 +41,7 @@ SLOTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return fading(dict.fromkeys(WORDS, 0.0))
+model = pytest.fixture(scope="module")(lambda: fading(dict.fromkeys(WORDS, 0.0)))
 
 
 def asked(*contents: str, before: str = "", after: str = "") -> SimpleNamespace:

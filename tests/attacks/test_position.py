@@ -80,9 +80,7 @@ def planted() -> ssmscope.Model:
     return ssmscope.load(module.eval())
 
 
-@pytest.fixture(scope="module")
-def test_images() -> PixelData:
-    return images(200, seed=2)
+test_images = pytest.fixture(scope="module")(lambda: images(200, seed=2))
 
 
 class TestPlanted:

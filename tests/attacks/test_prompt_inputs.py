@@ -18,22 +18,14 @@ from prompted import (
 )
 from refusals import refuses
 
-import ssmscope
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.data.prompts import TASK_PROMPTS, content_of
 from ssmscope.data.text import PAIR_SEPARATOR, text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
 
-
-@pytest.fixture(scope="module")
-def model() -> ssmscope.Model:
-    return language_model()
-
-
-@pytest.fixture(scope="module")
-def data(model):
-    return labelled(model)
+model = pytest.fixture(scope="module")(lambda: language_model())
+data = pytest.fixture(scope="module")(lambda model: labelled(model))
 
 
 class TestClassifier:

@@ -34,9 +34,7 @@ ENDS_IN_A_MARK = "Say what this sentence is, positive or negative.\nSentence: {c
 KEPT = [*WORDS, *(f"{word}'" for word in WORDS), "content"]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return language_model()
+model = pytest.fixture(scope="module")(lambda: language_model())
 
 
 @pytest.fixture(scope="module")

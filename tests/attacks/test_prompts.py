@@ -26,7 +26,6 @@ from prompted import (
 from refusals import refuses
 from tiny_bert import save_bert
 
-import ssmscope
 from ssmscope.attacks.names import ATTACKS, Recipe
 from ssmscope.attacks.prompts import search as prompt_search
 from ssmscope.attacks.prompts.result import measured
@@ -36,15 +35,8 @@ from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
 
-
-@pytest.fixture(scope="module")
-def model() -> ssmscope.Model:
-    return language_model()
-
-
-@pytest.fixture(scope="module")
-def data(model):
-    return labelled(model)
+model = pytest.fixture(scope="module")(lambda: language_model())
+data = pytest.fixture(scope="module")(lambda model: labelled(model))
 
 
 @pytest.fixture(scope="module")

@@ -64,9 +64,7 @@ def reviews(*rows: int):
     return text_data("reviews", "all", [text for text, _ in chosen], [label for _, label in chosen], SENTIMENT)
 
 
-@pytest.fixture(scope="module")
-def model() -> ssmscope.Model:
-    return ssmscope.load("demo/sst2-mamba2")
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 
 @pytest.fixture(scope="module")

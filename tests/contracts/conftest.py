@@ -45,14 +45,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("module", [name for name in EXAMPLES if name in chosen], indirect=True)
 
 
-@pytest.fixture
-def module(request):
-    return loud(random_example(request.param))
+module = pytest.fixture(lambda request: loud(random_example(request.param)))
 
 
-@pytest.fixture
-def model(module) -> Model:
-    return Model(module)
+model = pytest.fixture(lambda module: Model(module))
 
 
 @pytest.fixture(autouse=True)

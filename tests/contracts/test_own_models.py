@@ -29,9 +29,7 @@ def pads(model) -> bool:
     return not getattr(model.config, "use_bias", False)
 
 
-@pytest.fixture(params=LANGUAGE)
-def language(request):
-    return loud(random_example(request.param))
+language = pytest.fixture(params=LANGUAGE)(lambda request: loud(random_example(request.param)))
 
 
 WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "drawn": {"do_sample": True}, "beams": {"num_beams": 3}}

@@ -22,9 +22,7 @@ ODD_TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_byte_pairs(TEXTS * 5, vocabulary=340)
+tokenizer = pytest.fixture(scope="module")(lambda: train_byte_pairs(TEXTS * 5, vocabulary=340))
 
 
 @pytest.mark.parametrize("text", [*TEXTS, *ODD_TEXTS])

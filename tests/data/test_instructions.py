@@ -27,9 +27,7 @@ from ssmscope.zoo.tokenizers import train_byte_pairs
 PARTS = ("train", "validation", "test", "unseen")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_mixture(tmp_path_factory.mktemp("data"))
+folder = pytest.fixture(scope="module")(lambda tmp_path_factory: write_mixture(tmp_path_factory.mktemp("data")))
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +35,7 @@ def here(folder, monkeypatch):
     monkeypatch.setenv("SSMSCOPE_DATA", str(folder))
 
 
-@pytest.fixture
-def parts():
-    return load_mixture()
+parts = pytest.fixture(lambda: load_mixture())
 
 
 class TestRows:

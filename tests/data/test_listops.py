@@ -91,9 +91,7 @@ def grown(draw, most):
         return None
 
 
-@pytest.fixture(scope="module")
-def hundred():
-    return listops_expressions(100, examples=1000, seed=4)
+hundred = pytest.fixture(scope="module")(lambda: listops_expressions(100, examples=1000, seed=4))
 
 
 def test_labels_are_the_values(hundred):

@@ -68,9 +68,7 @@ def labelled(suffix: str) -> dict[str, bytes]:
 CASES = [(suffix, name) for suffix in FINE for name in labelled(suffix) if name not in FINE[suffix]]
 
 
-@pytest.fixture(scope="module")
-def kinds() -> dict[str, dict[str, bytes]]:
-    return {suffix: labelled(suffix) for suffix in FINE}
+kinds = pytest.fixture(scope="module")(lambda: {suffix: labelled(suffix) for suffix in FINE})
 
 
 def told_shortly(read, path: Path) -> None:
@@ -292,9 +290,7 @@ def test_whole_numbers_are_sorted_by_value_and_always_alike() -> None:
 TEXTS = ["It was a café — naïve, “good”.\n\nThe end.", "Zoë 日本語 ran ran ran\n", "a"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_byte_pairs(TEXTS, vocabulary=280, lowercase=False)
+tokenizer = pytest.fixture(scope="module")(lambda: train_byte_pairs(TEXTS, vocabulary=280, lowercase=False))
 
 
 def test_the_characters_of_a_text_are_those_of_its_tokens(tokenizer):

@@ -18,9 +18,7 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(TEXTS * 3, vocabulary=90)
+tokenizer = pytest.fixture(scope="module")(lambda: train_tokenizer(TEXTS * 3, vocabulary=90))
 
 
 def data_of(texts):

@@ -36,9 +36,7 @@ FUZZED = settings(
 )
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return build(tmp_path_factory.mktemp("world"))
+world = pytest.fixture(scope="module")(lambda tmp_path_factory: build(tmp_path_factory.mktemp("world")))
 
 
 @pytest.fixture(autouse=True)

@@ -27,9 +27,7 @@ def example(name: str) -> Model:
     return Model(loud(random_example(name)))
 
 
-@pytest.fixture(scope="module")
-def demo() -> Model:
-    return ssmscope.load("demo/sst2-baleen-e")
+demo = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-baleen-e"))
 
 
 def close(a, b, tolerance: float = 1e-5) -> None:

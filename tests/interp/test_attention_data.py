@@ -17,9 +17,7 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return ssmscope.load("demo/babi-diff-mamba", dtype="float32")
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/babi-diff-mamba", dtype="float32"))
 
 
 @pytest.fixture

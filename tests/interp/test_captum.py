@@ -23,14 +23,8 @@ from ssmscope.interp.objective import objective
 TEXTS = ["Gripping, but long.", "A tedious and lifeless script."]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return ssmscope.load("demo/sst2-mamba2")
-
-
-@pytest.fixture(scope="module")
-def explained(model):
-    return objective(model, model.encode(TEXTS))
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
+explained = pytest.fixture(scope="module")(lambda model: objective(model, model.encode(TEXTS)))
 
 
 def test_fixed_steps_are_captums(explained):

@@ -18,14 +18,8 @@ from ssmscope.interp.objective import objective
 TEXTS = ["a good film with music", "bad but great acting", "dull"]
 
 
-@pytest.fixture(scope="module")
-def model() -> ssmscope.Model:
-    return reader()
-
-
-@pytest.fixture(scope="module")
-def goal(model):
-    return objective(model, model.encode(TEXTS))
+model = pytest.fixture(scope="module")(lambda: reader())
+goal = pytest.fixture(scope="module")(lambda model: objective(model, model.encode(TEXTS)))
 
 
 def ordinary(goal, text: int) -> list[int]:

@@ -17,9 +17,7 @@ from ssmscope.zoo.compiled import compiled, pairs_of
 TRUE = {Edge(*edge) for edge in compiled("recall", "mamba2", decoy=True).edges}
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return ssmscope.load(compiled("recall", "mamba2", decoy=True).module)
+model = pytest.fixture(scope="module")(lambda: ssmscope.load(compiled("recall", "mamba2", decoy=True).module))
 
 
 @pytest.mark.parametrize("method", ["exact", "integrated"])

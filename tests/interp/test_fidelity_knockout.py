@@ -16,10 +16,7 @@ from ssmscope.interp.fidelity.measure import knockout_effects
 from ssmscope.interp.fidelity.measures import MEASURES
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
-
-@pytest.fixture(scope="module")
-def demo():
-    return ssmscope.load("demo/sst2-mamba2")
+demo = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 
 def effects_as_scores(model, goal, layer) -> Scores:

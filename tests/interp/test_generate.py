@@ -16,9 +16,7 @@ NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "rwkv", "gated-deltanet"
 PROMPTS = [[5, 17, 3, 9, 22], [7, 8, 9]]
 
 
-@pytest.fixture(scope="module")
-def models():
-    return {name: Model(loud(random_example(name)), name=name) for name in NAMES}
+models = pytest.fixture(scope="module")(lambda: {name: Model(loud(random_example(name)), name=name) for name in NAMES})
 
 
 @pytest.mark.parametrize("name", few(NAMES, "mamba2", "bamba"))

@@ -9,9 +9,7 @@ import ssmscope
 TEXT = "A dull start. But what an ending!\nGo and see it"
 
 
-@pytest.fixture(scope="module")
-def model():
-    return ssmscope.load("demo/sst2-mamba2")
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 
 @pytest.mark.parametrize(

@@ -31,14 +31,8 @@ def made_up(texts=30, seed=0):
     )
 
 
-@pytest.fixture(scope="module")
-def model():
-    return Model(random_example("mamba2"), tokenizer(WORDS), name="model")
-
-
-@pytest.fixture(scope="module")
-def result(model):
-    return selection_heatmap(model, made_up())
+model = pytest.fixture(scope="module")(lambda: Model(random_example("mamba2"), tokenizer(WORDS), name="model"))
+result = pytest.fixture(scope="module")(lambda model: selection_heatmap(model, made_up()))
 
 
 def occurrences(model, data, score="survival"):

@@ -147,9 +147,7 @@ def test_refused(from_zero, options, line):
     refuses(line, ig, Cubes([1.0]), **options)
 
 
-@pytest.fixture(scope="module")
-def plain() -> Model:
-    return Model(loud(random_example("mamba2")), name="plain")
+plain = pytest.fixture(scope="module")(lambda: Model(loud(random_example("mamba2")), name="plain"))
 
 
 def test_methods_are_found_by_name_and_bound_with_their_options():

@@ -31,9 +31,7 @@ def pixels() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (2, HEIGHT * WIDTH, 3)).astype(np.uint8)
 
 
-@pytest.fixture
-def heatmap(model, pixels):
-    return ssmscope.heatmap(model.trace(values=pixels), top=3)
+heatmap = pytest.fixture(lambda model, pixels: ssmscope.heatmap(model.trace(values=pixels), top=3))
 
 
 def pictures(figure):

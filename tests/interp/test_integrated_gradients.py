@@ -9,7 +9,6 @@ import torch
 from refusals import refuses
 
 import ssmscope
-from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain import explain
@@ -21,14 +20,8 @@ from ssmscope.interp.objective import objective
 TEXTS = ["A gripping film.", "Dull, and far too long.", "There is no pleasure in watching a child suffer."]
 
 
-@pytest.fixture(scope="module")
-def demo() -> Model:
-    return ssmscope.load("demo/snli-baleen-b")
-
-
-@pytest.fixture(scope="module")
-def found(demo):
-    return objective(demo, demo.encode(TEXTS))
+demo = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/snli-baleen-b"))
+found = pytest.fixture(scope="module")(lambda demo: objective(demo, demo.encode(TEXTS)))
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,7 @@ from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.labelled import check_classifier, class_ids, marked_tokens, read_texts, token_scores, word_ids
 from ssmscope.interp.scoring import ScoredExamples, check_heads, means_with_intervals, scored_examples
 
-
-@pytest.fixture(scope="module")
-def images() -> Model:
-    return ssmscope.load("demo/cifar10-mamba")
+images = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/cifar10-mamba"))
 
 
 PIXELS = PixelData("p", "all", np.full((2, 6, 3), 9, dtype=np.uint8), np.array([1, 0]), ("x", "y"), (2, 3))

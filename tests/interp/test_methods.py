@@ -164,9 +164,7 @@ def test_integrated_gradients_are_complete(name, target):
     close(result.delta, missed, 0.05 if missed.max() > 1e-3 else 1)
 
 
-@pytest.fixture(scope="module")
-def mamba() -> Model:
-    return example("mamba")
+mamba = pytest.fixture(scope="module")(lambda: example("mamba"))
 
 
 def test_smoothgrad_is_the_mean_over_noisy_copies(mamba):

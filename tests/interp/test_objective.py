@@ -27,14 +27,8 @@ def example(name: str = "mamba") -> Model:
     return Model(loud(random_example(name)))
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return example()
-
-
-@pytest.fixture(scope="module")
-def demo() -> Model:
-    return ssmscope.load("demo/sst2-mamba2")
+model = pytest.fixture(scope="module")(lambda: example())
+demo = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 
 SENTENCES = ["A gripping, beautifully acted film.", "Dull.", "A mess."]

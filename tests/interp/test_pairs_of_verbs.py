@@ -20,9 +20,7 @@ TEXT = "Clara walked to the {} . Where is Clara ?"
 ROWS = [{"clean": TEXT.format(a), "corrupted": TEXT.format(b)} for a, b in PLACES]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return ssmscope.load("demo/babi-mamba2")
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/babi-mamba2"))
 
 
 def test_ablation_by_the_corrupted_text_is_patching_with_noise(model) -> None:

@@ -25,9 +25,7 @@ MODELS = ("mamba2", "diff-mamba", "rwkv", "bamba")
 PATCH = dict(answer=3, contrast=8)
 
 
-@pytest.fixture(scope="module")
-def models():
-    return {name: Model(loud(random_example(name)), name=name) for name in NAMES}
+models = pytest.fixture(scope="module")(lambda: {name: Model(loud(random_example(name)), name=name) for name in NAMES})
 
 
 def difference(model, ids, edits=()) -> float:

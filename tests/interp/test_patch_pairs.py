@@ -15,9 +15,7 @@ TEXT = "Clara walked to the {} . Where is Clara ?"
 ROWS = [{"clean": TEXT.format(a), "corrupted": TEXT.format(b), "place": a} for a, b in PLACES]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return ssmscope.load("demo/babi-mamba2")
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/babi-mamba2"))
 
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])

@@ -44,9 +44,7 @@ def make_trace(texts, *, words=None, layers=3, seed=0, answers=None):
     )
 
 
-@pytest.fixture
-def trace():
-    return make_trace([sentence(9), sentence(5)])
+trace = pytest.fixture(lambda: make_trace([sentence(9), sentence(5)]))
 
 
 def eq_10(trace, **options):
@@ -56,9 +54,7 @@ def eq_10(trace, **options):
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1]]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return Model(random_example("mamba2"))
+model = pytest.fixture(scope="module")(lambda: Model(random_example("mamba2")))
 
 
 class TestSurvival:

@@ -22,9 +22,7 @@ IDS = np.random.default_rng(0).integers(1, 60, (3, 8))
 DATA = TokenData("drawn", "all", IDS, np.roll(IDS, -1, axis=1), tuple(map(str, range(97))))
 
 
-@pytest.fixture(scope="module")
-def models():
-    return {name: Model(loud(random_example(name)), name=name) for name in NAMES}
+models = pytest.fixture(scope="module")(lambda: {name: Model(loud(random_example(name)), name=name) for name in NAMES})
 
 
 def probability(model, ids, answer, edits=()) -> float:

@@ -14,7 +14,6 @@ from ssmscope.core.model import Model
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.checkpoints import measure, stability_table
 from ssmscope.probes.checkpoints.measure import expand_directories
-from ssmscope.probes.checkpoints.result import StabilityTable
 from ssmscope.probes.stability import stability
 
 
@@ -39,9 +38,7 @@ def sweep(tmp_path_factory):
     return [*paths[:2], folder / "notes.pth", *paths[2:]]
 
 
-@pytest.fixture(scope="module")
-def table(sweep) -> StabilityTable:
-    return stability_table(sweep, length=30, examples=1000)
+table = pytest.fixture(scope="module")(lambda sweep: stability_table(sweep, length=30, examples=1000))
 
 
 class TestTable:

@@ -29,9 +29,7 @@ from ssmscope.probes.influence.measure import (
 LONG, SHORT = [3, 1, 4, 1], [5, 9]
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return Model(loud(random_example("mamba")), name="mamba")
+model = pytest.fixture(scope="module")(lambda: Model(loud(random_example("mamba")), name="mamba"))
 
 
 def runs_of(model, monkeypatch, ids, positions, probes, chunk) -> list[list[bool]]:

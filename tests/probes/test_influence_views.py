@@ -20,9 +20,7 @@ def example(name: str) -> Model:
     return Model(loud(random_example(name)), name=name)
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return example("mamba2")
+model = pytest.fixture(scope="module")(lambda: example("mamba2"))
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +28,7 @@ def found(model) -> Influence:
     return influence(model, model.encode(ids=TEXTS), at="layers", positions="all")
 
 
-@pytest.fixture(scope="module")
-def output() -> Influence:
-    return influence(example("mamba"), length=24, sequences=3)
+output = pytest.fixture(scope="module")(lambda: influence(example("mamba"), length=24, sequences=3))
 
 
 class TestEveryModel:

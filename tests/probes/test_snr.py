@@ -24,7 +24,6 @@ from ssmscope.probes.lens.lenses import LOGIT, logit_lens  # noqa: E402
 from ssmscope.probes.snr import needle_snr  # noqa: E402
 from ssmscope.probes.snr.measure import METRICS, interpolation, measure  # noqa: E402
 from ssmscope.probes.snr.reading import ALL, NO_TOKEN, Needles, lens_notes, prompts_of, unknown_notes  # noqa: E402  # noqa: E402
-from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
 from ssmscope.render.table import Cell, with_interval  # noqa
 from ssmscope.zoo.documents import byte_tokenizer, symbol_tokenizer, word_tokenizer  # noqa: E402
 from ssmscope.zoo.tokenizers import train_tokenizer  # noqa: E402
@@ -66,14 +65,8 @@ def where(answer: str = "attic", distractors: tuple = ("cellar",)) -> tuple:
     return (context, QUESTION, answer, distractors)
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return small()
-
-
-@pytest.fixture(scope="module")
-def result() -> NeedleSNR:
-    return needle_snr([small(0), small(1)], lengths=[0, 40], examples=8)
+model = pytest.fixture(scope="module")(lambda: small())
+result = pytest.fixture(scope="module")(lambda: needle_snr([small(0), small(1)], lengths=[0, 40], examples=8))
 
 
 class TestPrompts:

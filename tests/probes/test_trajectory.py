@@ -23,8 +23,7 @@ from ssmscope.probes.lens import trajectory  # noqa: E402
 from ssmscope.probes.lens.lenses import chosen_states, logit_lens  # noqa: E402
 from ssmscope.probes.lens.result import (  # noqa: E402
     STATISTICS,
-    LensedText,
-    Trajectory,  # noqa: E402
+    LensedText,  # noqa: E402
 )
 from ssmscope.zoo.documents import word_tokenizer  # noqa: E402
 
@@ -66,14 +65,8 @@ def tuned(model: Model):
     return dataclasses.replace(lens, name="runs/lens")
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return language()
-
-
-@pytest.fixture(scope="module")
-def result(model) -> Trajectory:
-    return trajectory(model, LINES, lens=tuned(model))
+model = pytest.fixture(scope="module")(lambda: language())
+result = pytest.fixture(scope="module")(lambda model: trajectory(model, LINES, lens=tuned(model)))
 
 
 def theirs_of(model: Model, line: str):

@@ -75,9 +75,7 @@ def test_a_refusal_is_one_line_of_text() -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def live() -> Live:
-    return Live([load("demo/sst2-mamba2")], max_tokens=30)
+live = pytest.fixture(scope="module")(lambda: Live([load("demo/sst2-mamba2")], max_tokens=30))
 
 
 @pytest.mark.parametrize(("most", "rows"), [(1, 1), (2, 3), (8, 3)])

@@ -27,14 +27,8 @@ HOSTILE = "<script>alert(1)</script> \"'> <img src=x onerror=alert(1)> </style> 
 CLASSIFIER, LANGUAGE = 0, 1
 
 
-@pytest.fixture(scope="module")
-def models():
-    return [load("demo/sst2-mamba2"), load("demo/instruct-mamba2")]
-
-
-@pytest.fixture(scope="module")
-def live(models):
-    return Live(models, max_tokens=60)
+models = pytest.fixture(scope="module")(lambda: [load("demo/sst2-mamba2"), load("demo/instruct-mamba2")])
+live = pytest.fixture(scope="module")(lambda models: Live(models, max_tokens=60))
 
 
 def spans(piece: str) -> list[str]:

@@ -79,14 +79,8 @@ class Page(HTMLParser):
         return [one for one in found if "variant" in one]
 
 
-@pytest.fixture(scope="module")
-def html() -> str:
-    return reported.rendered()
-
-
-@pytest.fixture(scope="module")
-def page(html) -> Page:
-    return Page(html)
+html = pytest.fixture(scope="module")(lambda: reported.rendered())
+page = pytest.fixture(scope="module")(lambda html: Page(html))
 
 
 class TestStructure:

@@ -66,9 +66,7 @@ def parts(folder):
         return load_mixture()
 
 
-@pytest.fixture
-def small(trained):
-    return ssmscope.load(trained / "base")
+small = pytest.fixture(lambda trained: ssmscope.load(trained / "base"))
 
 
 def answers(parts, tokenizer, **options) -> Answers:
