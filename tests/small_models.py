@@ -39,7 +39,6 @@ def small_models(make: Callable[[], dict[str, nn.Module]]) -> Callable[[], dict[
 for each in entry_points(group="ssmscope.examples"):
     SMALL_MODELS[each.name] = each.load()
 
-
 CONVOLUTION_SIZES: dict[str, Any] = dict(
     **dict(vocab_size=97, hidden_size=24, intermediate_size=32, num_hidden_layers=3, conv_bias=True),
     **dict(num_attention_heads=2, num_key_value_heads=1, block_auto_adjust_ff_dim=False, initializer_range=0.2),

@@ -16,8 +16,6 @@ from ssmscope.probes.bound.measure import measure_terms
 from ssmscope.probes.stability.measure import record_layers
 
 NAMES = ["mamba", "rwkv", "gated-deltanet", "diff-mamba"]
-
-
 model = pytest.fixture(params=NAMES)(lambda request: Model(loud(random_example(request.param)), name=request.param))
 
 

@@ -24,8 +24,6 @@ from ssmscope.api.signatures import options_of
 from ssmscope.cli.command import command_of
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
 refusal = pytest.fixture(lambda analyze, tmp_path: refused(analyze, tmp_path))
 
 

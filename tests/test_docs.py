@@ -18,8 +18,6 @@ from ssmscope.api import analyses as registry
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-
-
 hook = pytest.fixture(scope="module")(lambda: loaded("verbs"))
 reference = pytest.fixture(scope="module")(lambda: loaded("reference"))
 

@@ -26,8 +26,6 @@ from ssmscope.zoo.documents import byte_tokenizer
 
 TEXTS = ["the film is good", "a film", "it is a dull and long story of nothing"]
 IDS = [[5, 17, 3, 9], [7, 8], [90, 1, 2, 3, 4, 5, 11]]
-
-
 model = pytest.fixture(scope="module")(lambda: language_model())
 
 
@@ -259,7 +257,6 @@ def test_a_held_state_stays_and_a_clamped_one_has_its_component(bare):
     first, last = steps[2].states[0].ssm[0], steps[-1].states[0].ssm[0]
     others = [head for head in range(heads) if head not in kept]
     assert torch.equal(first[:, kept], last[:, kept]) and relative(last[:, others], first[:, others]) > 1e-3
-
     shape = first.shape[1:]
     direction = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     clamp = clamped_state(direction, 2.5, layers=[0], heads=kept)

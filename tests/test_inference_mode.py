@@ -39,8 +39,6 @@ OUTPUTS = {
         .select_dtypes("number")
     ),
 }
-
-
 module = pytest.fixture(scope="module")(lambda: loud(random_example("jamba")))
 
 

@@ -51,7 +51,6 @@ SHOWN = {
 }
 """The cells that end in a result, and its class."""
 
-
 MAX_BYTES = 1_500_000
 """Largest size of all notebooks together."""
 

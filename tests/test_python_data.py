@@ -26,8 +26,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "words": dict(budget=1),
 }
 VERBS = ("ablate", "evaluate", "fidelity", "insertion", "noise", "overflow", "position", "words")
-
-
 model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 

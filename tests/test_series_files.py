@@ -242,7 +242,6 @@ def test_a_series_is_drawn_above_its_map_on_the_same_steps(given: Given) -> None
     shades = colours_of_row(found.token_rows().texts[0].rows[0])
     assert strip.get_array().shape[:2] == (1, 9) and strip.get_extent()[:2] == [-0.5, 8.5]
     np.testing.assert_allclose(strip.get_array()[0], [to_rgb(shade) for shade in shades])
-
     page = found.to_html()
     first, second = re.findall(r'<svg class="series" viewBox="0 0 (\d+) 100".*?</svg>', page)
     assert (first, second) == ("9", "4")

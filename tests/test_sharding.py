@@ -49,8 +49,6 @@ ANALYSES: dict[str, Callable[[Model], Any]] = {
     "loss": lambda _: ssmscope.loss(load("demo/instruct-mamba2"), data=list(TEXTS), length=3, progress=False),
     "insertion": lambda model: ssmscope.insertion(model, DATA),
 }
-
-
 model = pytest.fixture(scope="module")(lambda: load(MODEL, dtype="float32"))
 
 

@@ -135,7 +135,6 @@ def of_every_kind(
 
 every = pytest.fixture(lambda: options_of(of_every_kind))
 
-
 FROM_0 = "allowed are mean, all or a whole number from 0 on, or several"
 FROM_2_TO_9 = "allowed are first, last, mid or a whole number from 2 to 9, or several"
 

@@ -232,7 +232,6 @@ def test_a_killed_run_goes_on_and_ends_with_the_weights_of_an_unbroken_one(revie
         "validation": str(reviews["validation"]),
         "batch_size": 12,
     }
-
     broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
     arguments = ["baleen-b", str(reviews["train"])]
     said = killed_training(*arguments, broken, options)

@@ -36,11 +36,9 @@ def test_the_gates_gradient_is_the_soft_gates():
     batch, length, heads, state = 2, 9, 3, 4
     x, b, c = (torch.randn(batch, length, heads, n).double() for n in (1, state, state))
     log_keep = -torch.rand(batch, length, heads, state).double().requires_grad_()
-
     torch.manual_seed(5)
     log_gates = baleen.sample_log_gates(log_keep, tau=0.5)
     ours = ops.scan(ops.Recurrence(x=x, b=b, c=c, log_a=log_gates)).y.square().sum()
-
     torch.manual_seed(5)
     uniform = torch.rand_like(log_keep).clamp(1e-7, 1 - 1e-7)
     soft = torch.sigmoid((torch.logit(log_keep.exp()) + uniform.log() - (-uniform).log1p()) / 0.5)

@@ -19,7 +19,6 @@ WIDTH = 80
 SWIGLU = 216
 """8/3 of the width, 213.3, rounded up to a multiple of 8."""
 
-
 FAMILIES = (HGRNConfig, HGRN2Config, GSAConfig, GLAConfig, DeltaNetConfig, RetNetConfig, RWKV7Config)
 
 

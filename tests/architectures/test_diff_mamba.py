@@ -84,13 +84,11 @@ def test_forms_of_lambda(scope):
     with torch.no_grad():
         mixer.lambda_bar.copy_(torch.linspace(-1, 1.2, 16))
     assert mixer.current_lambda().item() == pytest.approx(1 / (1 + math.exp(-1.6)) + 0.2, abs=1e-6)
-
     (mixer,) = mixers(language_model(num_hidden_layers=1, scope=scope, lambda_form="scalar"))
     assert mixer.lambda_bar.shape == (1,)
     with torch.no_grad():
         mixer.lambda_bar.fill_(-0.7)
     assert mixer.current_lambda().item() == pytest.approx(1 / (1 + math.exp(0.7)) + 0.2, abs=1e-6)
-
     (mixer,) = mixers(language_model(num_hidden_layers=1, scope=scope, lambda_form="exponential"))
     q1, k1, q2, k2 = (getattr(mixer, f"lambda_{n}") for n in ("q1", "k1", "q2", "k2"))
     assert {t.shape for t in (q1, k1, q2, k2)} == {(4,)} and all(0 < t.std() < 0.5 for t in (q1, k1, q2, k2))

@@ -43,7 +43,6 @@ RWKV7 = dict(
     norm_first=True, unit_epsilon=UNIT_EPSILON,
 )  # fmt: skip
 
-
 SHALLOW = ("gated_deltanet", "gated_deltaproduct", "comba")
 
 

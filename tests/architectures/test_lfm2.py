@@ -15,8 +15,6 @@ from ssmscope.errors import InputError, Unanswerable
 from ssmscope.probes.lens.lenses import SSMUnembed, hidden_states
 
 IDS = [5, 17, 3, 9, 22, 1, 4]
-
-
 model = pytest.fixture(scope="module")(lambda: Model(loud(random_example("lfm2")), name="short"))
 
 

@@ -118,7 +118,6 @@ def test_a_multimodal_model_is_its_language_model(make, kind, tmp_path):
     for row, ids in enumerate(TEXTS):
         with torch.no_grad():
             assert relative(logits[row], module(input_ids=torch.tensor([ids])).logits[0, -1]) < 1e-5
-
     if module.config.model_type not in transformers.CONFIG_MAPPING:
         return  # Transformers 4.57 does not know LFM2-VL by the name that it writes.
     module.save_pretrained(tmp_path)

@@ -126,7 +126,6 @@ def test_generation_that_names_what_is_not_known(tmp_path):
 FILES = ("tokenizer_file", "vocab_file", "merges_file", "spm_file")
 OUTSIDE = ("/etc/passwd", "../other/tokenizer.json", "vocab.txt")
 
-
 NAMED = [
     *(((name,), value) for name in FILES for value in OUTSIDE),
     (("fast_tokenizer_files",), ["../tokenizer.4.0.0.json"]),

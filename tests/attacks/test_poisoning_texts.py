@@ -39,8 +39,6 @@ SLOTS = [
     Slot(0, 5, BEFORE, AFTER, np.array([False, True, True, False, True])),
     Slot(1, 2, (8, 4), (6,), np.array([True, False])),
 ]
-
-
 model = pytest.fixture(scope="module")(lambda: fading(dict.fromkeys(WORDS, 0.0)))
 
 

@@ -32,8 +32,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ENDS_IN_A_WORD = "Decide whether the sentence, this one, is 'positive' or 'negative': {content} My answer"
 ENDS_IN_A_MARK = "Say what this sentence is, positive or negative.\nSentence: {content}\nAnswer:"
 KEPT = [*WORDS, *(f"{word}'" for word in WORDS), "content"]
-
-
 model = pytest.fixture(scope="module")(lambda: language_model())
 
 

@@ -46,8 +46,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 module = pytest.fixture(lambda request: loud(random_example(request.param)))
-
-
 model = pytest.fixture(lambda module: Model(module))
 
 

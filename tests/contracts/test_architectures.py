@@ -189,7 +189,6 @@ def test_hybrids_continue_with_their_keys_and_values(module):
             expected = model.run(model.encode(ids=[text])).logits[0, -len(LAST[last]) :]
             assert relative(third.logits[row, : len(LAST[last])], expected) < 1e-10
         assert all(torch.equal(a, b) for a, b in zip(before, (t for s in kept for t in (s.keys, s.values, s.places))))
-
         alone = joined([model.run(model.encode(ids=[ids])).states for ids in PREFIXES])
         again = model.run(model.encode(ids=NEXT), alone).logits
         assert relative(again[0], second.logits[1]) < 1e-10 and relative(again[1, :2], second.logits[3, :2]) < 1e-10

@@ -31,7 +31,6 @@ def pads(model) -> bool:
 
 language = pytest.fixture(params=LANGUAGE)(lambda request: loud(random_example(request.param)))
 
-
 WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "drawn": {"do_sample": True}, "beams": {"num_beams": 3}}
 
 

@@ -20,8 +20,6 @@ ODD_TEXTS = [
     "[END] [UNK] [PAD]",
     "\n",
 ]
-
-
 tokenizer = pytest.fixture(scope="module")(lambda: train_byte_pairs(TEXTS * 5, vocabulary=340))
 
 

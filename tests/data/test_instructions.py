@@ -25,8 +25,6 @@ from ssmscope.zoo.instructions import (
 from ssmscope.zoo.tokenizers import train_byte_pairs
 
 PARTS = ("train", "validation", "test", "unseen")
-
-
 folder = pytest.fixture(scope="module")(lambda tmp_path_factory: write_mixture(tmp_path_factory.mktemp("data")))
 
 

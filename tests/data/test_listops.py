@@ -221,7 +221,6 @@ def test_training_reads_the_file_or_draws(tmp_path, monkeypatch):
     expected = listops_expressions(20, examples=12, seed=5)
     assert [parts[split].fingerprint for split in ("train", "test")] == [data.fingerprint for data in expected]
     assert len(tokenizer) == len(LISTOPS)
-
     for split, text, label in (("train", "( ( [MAX 4 ) 7 ) ]", 7), ("test", "( ( [MIN 4 ) 7 ) ]", 4)):
         write_rows(tmp_path / "listops" / f"T20_12_{split}.parquet", [{"text": text, "label": label}])
     monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))

@@ -66,8 +66,6 @@ def labelled(suffix: str) -> dict[str, bytes]:
 
 
 CASES = [(suffix, name) for suffix in FINE for name in labelled(suffix) if name not in FINE[suffix]]
-
-
 kinds = pytest.fixture(scope="module")(lambda: {suffix: labelled(suffix) for suffix in FINE})
 
 
@@ -288,8 +286,6 @@ def test_whole_numbers_are_sorted_by_value_and_always_alike() -> None:
 
 
 TEXTS = ["It was a café — naïve, “good”.\n\nThe end.", "Zoë 日本語 ran ran ran\n", "a"]
-
-
 tokenizer = pytest.fixture(scope="module")(lambda: train_byte_pairs(TEXTS, vocabulary=280, lowercase=False))
 
 

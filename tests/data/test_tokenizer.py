@@ -16,8 +16,6 @@ TEXTS = [
     "you 've seen better films, and worse stories!!",
     "a story of moving films | and films of moving stories",
 ]
-
-
 tokenizer = pytest.fixture(scope="module")(lambda: train_tokenizer(TEXTS * 3, vocabulary=90))
 
 

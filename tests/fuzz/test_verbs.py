@@ -34,8 +34,6 @@ FUZZED = settings(
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate, Phase.shrink] if "SSMSCOPE_FUZZ" in os.environ else [Phase.generate],
 )
-
-
 world = pytest.fixture(scope="module")(lambda tmp_path_factory: build(tmp_path_factory.mktemp("world")))
 
 

@@ -15,8 +15,6 @@ ROWS = [
     {"text": "Nothing is marked here.", "label": "b", "needle": None},
     {"text": CLOCK, "label": "b", "needle": [0, 1, 0, 0]},
 ]
-
-
 model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/babi-diff-mamba", dtype="float32"))
 
 

@@ -21,8 +21,6 @@ from ssmscope.interp.methods.from_captum import attributed
 from ssmscope.interp.objective import objective
 
 TEXTS = ["Gripping, but long.", "A tedious and lifeless script."]
-
-
 model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 explained = pytest.fixture(scope="module")(lambda model: objective(model, model.encode(TEXTS)))
 

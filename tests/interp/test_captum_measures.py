@@ -16,8 +16,6 @@ from ssmscope.interp.methods import METHODS, bind_method
 from ssmscope.interp.objective import objective
 
 TEXTS = ["a good film with music", "bad but great acting", "dull"]
-
-
 model = pytest.fixture(scope="module")(lambda: reader())
 goal = pytest.fixture(scope="module")(lambda model: objective(model, model.encode(TEXTS)))
 

@@ -15,8 +15,6 @@ from ssmscope.interp.pairs import encode_pairs, shares
 from ssmscope.zoo.compiled import compiled, pairs_of
 
 TRUE = {Edge(*edge) for edge in compiled("recall", "mamba2", decoy=True).edges}
-
-
 model = pytest.fixture(scope="module")(lambda: ssmscope.load(compiled("recall", "mamba2", decoy=True).module))
 
 

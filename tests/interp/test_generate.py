@@ -14,8 +14,6 @@ from ssmscope.errors import InputError
 
 NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "rwkv", "gated-deltanet", "bamba")
 PROMPTS = [[5, 17, 3, 9, 22], [7, 8, 9]]
-
-
 models = pytest.fixture(scope="module")(lambda: {name: Model(loud(random_example(name)), name=name) for name in NAMES})
 
 

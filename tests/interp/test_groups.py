@@ -7,8 +7,6 @@ from refusals import refuses
 import ssmscope
 
 TEXT = "A dull start. But what an ending!\nGo and see it"
-
-
 model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 

@@ -18,8 +18,6 @@ from ssmscope.interp.methods.integrated import ig
 from ssmscope.interp.objective import objective
 
 TEXTS = ["A gripping film.", "Dull, and far too long.", "There is no pleasure in watching a child suffer."]
-
-
 demo = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/snli-baleen-b"))
 found = pytest.fixture(scope="module")(lambda demo: objective(demo, demo.encode(TEXTS)))
 

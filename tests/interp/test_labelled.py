@@ -28,7 +28,6 @@ from ssmscope.interp.scoring import ScoredExamples, check_heads, means_with_inte
 
 images = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/cifar10-mamba"))
 
-
 PIXELS = PixelData("p", "all", np.full((2, 6, 3), 9, dtype=np.uint8), np.array([1, 0]), ("x", "y"), (2, 3))
 ROWS = np.array([[5, 3, 9, 2], [1, 7, 7, 4]])
 

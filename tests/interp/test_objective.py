@@ -30,7 +30,6 @@ def example(name: str = "mamba") -> Model:
 model = pytest.fixture(scope="module")(lambda: example())
 demo = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
-
 SENTENCES = ["A gripping, beautifully acted film.", "Dull.", "A mess."]
 
 

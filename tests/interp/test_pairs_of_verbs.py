@@ -18,8 +18,6 @@ from ssmscope.zoo.compiled import compiled, pairs_of
 PLACES = [("attic", "library"), ("kitchen", "cellar"), ("pantry", "stable"), ("bakery", "attic")]
 TEXT = "Clara walked to the {} . Where is Clara ?"
 ROWS = [{"clean": TEXT.format(a), "corrupted": TEXT.format(b)} for a, b in PLACES]
-
-
 model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/babi-mamba2"))
 
 

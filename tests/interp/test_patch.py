@@ -23,8 +23,6 @@ FIRST, LAST = 2, 7
 NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "gfssm", "rwkv", "retnet", "gated-deltanet", "bamba")
 MODELS = ("mamba2", "diff-mamba", "rwkv", "bamba")
 PATCH = dict(answer=3, contrast=8)
-
-
 models = pytest.fixture(scope="module")(lambda: {name: Model(loud(random_example(name)), name=name) for name in NAMES})
 
 

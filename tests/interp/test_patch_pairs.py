@@ -13,8 +13,6 @@ from ssmscope.zoo.compiled import compiled, pairs_of
 PLACES = [("attic", "library"), ("kitchen", "office")]
 TEXT = "Clara walked to the {} . Where is Clara ?"
 ROWS = [{"clean": TEXT.format(a), "corrupted": TEXT.format(b), "place": a} for a, b in PLACES]
-
-
 model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/babi-mamba2"))
 
 

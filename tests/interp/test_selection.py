@@ -52,8 +52,6 @@ def eq_10(trace, **options):
 
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1]]
-
-
 model = pytest.fixture(scope="module")(lambda: Model(random_example("mamba2")))
 
 

@@ -20,8 +20,6 @@ TOWARD, AWAY, TEXTS = [[5, 17, 3], [9, 22, 1, 4]], [[60, 2, 7]], [[7, 8, 9, 2, 4
 NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "rwkv", "gated-deltanet", "bamba")
 IDS = np.random.default_rng(0).integers(1, 60, (3, 8))
 DATA = TokenData("drawn", "all", IDS, np.roll(IDS, -1, axis=1), tuple(map(str, range(97))))
-
-
 models = pytest.fixture(scope="module")(lambda: {name: Model(loud(random_example(name)), name=name) for name in NAMES})
 
 

@@ -27,8 +27,6 @@ from ssmscope.probes.influence.measure import (
 )
 
 LONG, SHORT = [3, 1, 4, 1], [5, 9]
-
-
 model = pytest.fixture(scope="module")(lambda: Model(loud(random_example("mamba")), name="mamba"))
 
 

@@ -239,7 +239,6 @@ class TestContinuing:
         arguments = [str(tmp_path / "model"), json.dumps(data), str(broken), json.dumps(given)]
         step = killed(SCRIPT, arguments, state, lambda saved: saved["step"] >= 25)["step"]
         assert 25 <= step < 60 and not (broken / "lens.json").exists()
-
         model = ssmscope.load(tmp_path / "model")
         for ask in (lambda: load_lens(broken, model), lambda: ssmscope.load(broken)):
             refuses("broken is unfinished: .* the same command continues it$", ask)

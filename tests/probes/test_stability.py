@@ -155,7 +155,6 @@ class TestClosedForms:
             assert found.tolist() == pytest.approx(top.tolist(), rel=1e-6)
         assert one.growth.value == pytest.approx(-0.01 * step, rel=1e-6)
         assert one.growth.low == pytest.approx(one.growth.high) and one.spectral_abscissa == pytest.approx(-0.01)
-
         result = stability(model, model.encode(ids=[4] * 20), positions=[0, 7, 19])
         ssm_layer, u = model.module.ssm, model.module.embedding.weight[4].double()
         written = step * torch.outer(u, ssm_layer.W_B.double() @ u)

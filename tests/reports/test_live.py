@@ -25,8 +25,6 @@ TEXT = "A gripping film , beautifully acted ."
 EDITED = "A boring film , beautifully acted ."
 HOSTILE = "<script>alert(1)</script> \"'> <img src=x onerror=alert(1)> </style> &amp; ${1+1} film"
 CLASSIFIER, LANGUAGE = 0, 1
-
-
 models = pytest.fixture(scope="module")(lambda: [load("demo/sst2-mamba2"), load("demo/instruct-mamba2")])
 live = pytest.fixture(scope="module")(lambda models: Live(models, max_tokens=60))
 

@@ -35,7 +35,6 @@ NASTY = (
     "]]> \\u003c",
 )
 
-
 CHANGE = "retention, attention"
 """Change of a text as the report shows it, by token."""
 

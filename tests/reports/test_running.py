@@ -267,7 +267,6 @@ class TestKilled:
 
     def killed(self, start: Callable[[], object], after: float) -> int | None:
         """Run in a process of its own and kill it so many seconds later; how it ended."""
-
         process = multiprocessing.get_context("fork").Process(target=start)
         process.start()
         process.join(after)

@@ -87,7 +87,6 @@ def parities() -> Iterator[str]:
             for at, error in enumerate(errors)
         )
         yield headline(Stand("parity", file="a.safetensors", ran_in="float32", tensors=tensors, fault=fault))
-
     modes = tuple(
         Compared(f"logits of {mode}", error, 0.25, int(error > 0.25), 3, 0, 7, "the")
         for mode, error in (("one pass", 0.125), ("left padding, alone", 0.5), ("a prefix reused", 1.0))

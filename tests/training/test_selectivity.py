@@ -14,8 +14,6 @@ from ssmscope.zoo.baleen import exponential_kl, prior_of
 from ssmscope.zoo.training.card import Selectivity, model_card
 
 TEXTS = ["A gripping film.", "Flat.", "The jokes fall flat, but the music is lovely and the cast is good."]
-
-
 model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-baleen-e"))
 
 
