@@ -220,17 +220,10 @@ def directions() -> Iterator[tuple[str, bytes]]:
 
 
 SYNONYMS = {
-    "deep": b"[" * DEEP,
-    "null": b"null",
-    "list": b'["good"]',
-    "numbers": b'{"good": [1, 2]}',
-    "word": b'{"good": "fine"}',
-    "surrogate": b'{"good": ["\\ud800"]}',
-    "surrogate-word": b'{"\\ud800": ["good"]}',
-    "digits": b'{"good": ' + b"9" * 5000 + b"}",
-    "nothing": b"{}",
-    "twice": b'{"good": ["fine"], "good": ["bad"]}',
-}
+    "deep": b"[" * DEEP, "null": b"null", "list": b'["good"]', "numbers": b'{"good": [1, 2]}',
+    "word": b'{"good": "fine"}', "surrogate": b'{"good": ["\\ud800"]}', "surrogate-word": b'{"\\ud800": ["good"]}',
+    "digits": b'{"good": ' + b"9" * 5000 + b"}", "nothing": b"{}", "twice": b'{"good": ["fine"], "good": ["bad"]}',
+}  # fmt: skip
 
 
 def databases(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -270,10 +263,6 @@ def folders(root: Path) -> dict[str, Path]:
         if not os.path.lexists(root / name):
             (root / name).symlink_to(root / ("loop" if name == "loop" else "nowhere"))
     return {
-        "directory": directory,
-        "dangling": root / "dangling",
-        "loop": root / "loop",
-        "absent": root / "absent",
-        "long": root / ("x" * 5000),
-        "below-a-file": Path(__file__) / "file",
-    }
+        "directory": directory, "dangling": root / "dangling", "loop": root / "loop", "absent": root / "absent",
+        "long": root / ("x" * 5000), "below-a-file": Path(__file__) / "file",
+    }  # fmt: skip

@@ -240,17 +240,8 @@ def ss2d(m: Any, u: Tensor, run: Run) -> Tensor:
 
 
 SLOW: dict[str, Callable[[Any, Tensor, Run], Tensor]] = {
-    "CopiedMamba": mamba,
-    "MambaBlock": mamba,
-    "S6": lambda m, u, run: mamba(m, u, run, biases=2),
-    "Mamba2": mamba2,
-    "BothWays": both,
-    "S4D": s4d,
-    "LRU": lru,
-    "S5": s5,
-    "Unit": unit,
-    "minGRU": min_gru,
-    "mLSTMLayer": mlstm,
+    "CopiedMamba": mamba, "MambaBlock": mamba, "S6": lambda m, u, run: mamba(m, u, run, biases=2), "Mamba2": mamba2,
+    "BothWays": both, "S4D": s4d, "LRU": lru, "S5": s5, "Unit": unit, "minGRU": min_gru, "mLSTMLayer": mlstm,
     "SS2D": ss2d,
-}
+}  # fmt: skip
 """Outputs of layers, by the names of their classes."""

@@ -43,14 +43,10 @@ def entry(
 ) -> ReportEntry:
     """Return an entry, finished unless `state` says otherwise."""
     given = dict(
-        command=f"analyze {verb} {' '.join(models)} --text 'it'\"'\"'s <fine>' --out out",
-        options={"limit": 4},
-        key=f"{abs(hash((verb, heading, models, str(more)))):016x}"[:16],
-        state=DONE,
-        seconds=1.25,
-        error=None,
+        command=f"analyze {verb} {' '.join(models)} --text 'it'\"'\"'s <fine>' --out out", options={"limit": 4},
+        key=f"{abs(hash((verb, heading, models, str(more)))):016x}"[:16], state=DONE, seconds=1.25, error=None,
         traceback=None,
-    )
+    )  # fmt: skip
     return ReportEntry(verb=verb, heading=heading or verb, models=tuple(models), results=results, **(given | more))
 
 

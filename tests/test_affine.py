@@ -32,13 +32,9 @@ def wrapped(bias: bool) -> dict[str, nn.Module]:
     with torch.no_grad():
         normed.weight_g.mul_(3)  # the weight itself is of the last forward
     return {
-        "subclass": linear(Scaled, bias),
-        "hook": hooked,
-        "hook before": before,
-        "own forward": own,
-        "parametrised": parametrised,
-        "weight norm": normed,
-    }
+        "subclass": linear(Scaled, bias), "hook": hooked, "hook before": before, "own forward": own,
+        "parametrised": parametrised, "weight norm": normed,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("bias", [True, False])

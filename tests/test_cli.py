@@ -69,17 +69,8 @@ class TestUsage:
     def test_the_help_begins_with_what_to_try_first(self, analyze: Answer) -> None:
         words = analyze("--help").words
         first = [
-            "heatmap",
-            "explain",
-            "fidelity",
-            "patch",
-            "knockout",
-            "generate",
-            "report",
-            "ablate",
-            "bound",
-            "words",
-        ]
+            "heatmap", "explain", "fidelity", "patch", "knockout", "generate", "report", "ablate", "bound", "words",
+        ]  # fmt: skip
         places = [words.index(f"│ {verb} ") for verb in (*first, "models", "push", "train")]
         assert places == sorted(places) and "Which explanation can be trusted?" in words
 
@@ -292,15 +283,8 @@ def test_a_shell_completes_verbs_options_and_models(line, words):
 class TestFormats:
     def test_what_is_asked_for_is_written_and_the_result_always(self, analyze, tmp_path):
         given = (
-            "stability",
-            "demo/sst2-mamba2",
-            "--length",
-            "9",
-            "--out",
-            str(tmp_path),
-            "--formats",
-            "svg,pdf,tex,md",
-        )
+            "stability", "demo/sst2-mamba2", "--length", "9", "--out", str(tmp_path), "--formats", "svg,pdf,tex,md",
+        )  # fmt: skip
         answer = analyze(*given)
         assert answer.code == 0
         written = {file.suffix: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}

@@ -23,18 +23,9 @@ TEXT = ("--text", "a good film")
 LABELLED = ("--limit", "2")
 TOWARD = ("--toward", "a good film", "--away", "a bad film")
 POISON = (
-    "--data",
-    "fine",
-    "--length",
-    "1",
-    "--set",
-    "sweeps=1",
-    "--set",
-    "candidates=1",
-    "--set",
-    "draws=1",
+    "--data", "fine", "--length", "1", "--set", "sweeps=1", "--set", "candidates=1", "--set", "draws=1",
     "--no-progress",
-)
+)  # fmt: skip
 VERB_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "heatmap": (CLASSIFIER, *TEXT),
     "attention": (CLASSIFIER, *TEXT),

@@ -124,11 +124,8 @@ def test_options_of_each_kind_of_input() -> None:
     assert Examples().options["length"].default == 256 and Texts().options["max_tokens"].range == Range(1)
     helps = [each.options["data"].help for each in (Data(), Data("examples"), Examples(), Texts(data=print))]
     assert [each.partition(",")[0] for each in helps] == [
-        "sst2",
-        "cifar10",
-        "wikitext2",
-        "Labelled texts instead: sst2",
-    ]
+        "sst2", "cifar10", "wikitext2", "Labelled texts instead: sst2",
+    ]  # fmt: skip
     assert [name for name, each in Texts().options.items() if each.repeated] == ["text", "ids", "image"]
     assert [name for name, each in Texts().options.items() if each.reads] == ["file", "image", "series", "chat"]
     assert [kind for kind in (*MODEL_KINDS, None) if Examples().reads_lines(kind)] == ["language-model", "token-model"]

@@ -90,14 +90,9 @@ def test_a_value_that_fits_no_type(hint: Any, written: Any, said: str) -> None:
 def test_what_is_written() -> None:
     given = (Own(2), Part(math.inf), np.array([[1, 2]], np.int8), np.float64(math.nan), {2: [np.int64(3)]}, True, "x")
     assert encode(given) == [
-        "number 2",
-        {"number": "inf", "more": 3},
-        {"dtype": "int8", "shape": [1, 2], "values": [[1, 2]]},
-        None,
-        {"2": [3]},
-        True,
-        "x",
-    ]
+        "number 2", {"number": "inf", "more": 3}, {"dtype": "int8", "shape": [1, 2], "values": [[1, 2]]}, None,
+        {"2": [3]}, True, "x",
+    ]  # fmt: skip
     for wrong in ({1}, Part, object()):
         with pytest.raises(TypeError, match=f"a result cannot hold a {type(wrong).__name__}"):
             encode(wrong)

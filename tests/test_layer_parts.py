@@ -281,13 +281,9 @@ def test_blocks_are_the_innermost_numbered_modules():
 def test_one_layer_that_remembers_or_reads_ahead_is_enough():
     vim, mamba, short = (mixers(random_example(name))[0] for name in ("vim", "mamba", "lfm2"))
     for parts, recurrent, both_ways in (
-        ([mamba, mamba], True, False),
-        ([mamba, vim], True, True),
-        ([vim, mamba], True, True),
-        ([short], False, False),
-        ([short, mamba], True, False),
-        ([mamba, short], True, False),
-    ):
+        ([mamba, mamba], True, False), ([mamba, vim], True, True), ([vim, mamba], True, True), ([short], False, False),
+        ([short, mamba], True, False), ([mamba, short], True, False),
+    ):  # fmt: skip
         module = nn.Sequential(*parts)
         assert memory_of(module) == {"has_recurrent_state": recurrent, "bidirectional": both_ways}
         assert is_bidirectional(module) is both_ways
@@ -325,11 +321,8 @@ def test_kinds_of_heads():
 def test_an_activation_over_its_argument():
     c = torch.tensor([-2.0, 0.0, 3.0, 1e-3])
     for act, at_zero in (
-        (torch.tanh, 1.0),
-        (nn.GELU(), 0.5),
-        (lambda t: 3 * t, 3.0),
-        (lambda t: t.relu() + 2 * t, 3.0),
-    ):
+        (torch.tanh, 1.0), (nn.GELU(), 0.5), (lambda t: 3 * t, 3.0), (lambda t: t.relu() + 2 * t, 3.0),
+    ):  # fmt: skip
         expected = torch.where(c == 0, at_zero, act(c) / torch.where(c == 0, 1, c))
         torch.testing.assert_close(as_diagonal(act, c), expected)
         leaf = c.clone().requires_grad_()

@@ -32,28 +32,19 @@ UNBOUNDED = [
     ("retrieval", (ASKED, "--tasks", "qa1"), "--lengths", HUGE, "would have the model read about 1,999,999,999,980"),
     ("retrieval", QUESTIONS, "--examples", "3000000", "would make 90,000,000 words; allowed are up to 16,777,216"),
     (
-        "retrieval",
-        (ASKED, "--examples", "2", "--tasks", "qa1"),
-        "--lengths",
-        "0,9999999",
+        "retrieval", (ASKED, "--examples", "2", "--tasks", "qa1"), "--lengths", "0,9999999",
         "2 contexts of 9,999,999 words would make",
     ),
     ("retrieval", QUESTIONS, "--examples", HUGE, "examples is"),
     ("stability", (CLASSIFIER,), "--length", HUGE, "length is"),
     (
-        "stability",
-        (CLASSIFIER,),
-        "--sequences",
-        HUGE,
+        "stability", (CLASSIFIER,), "--sequences", HUGE,
         "tokens; allowed are up to 4,194,304: ask for fewer or shorter ones",
     ),
     ("influence", (CLASSIFIER,), "--length", HUGE, "length is"),
     ("influence", (CLASSIFIER, "--length", "8"), "--sequences", HUGE, "tokens; allowed are up to 4,194,304"),
     (
-        "influence",
-        (CLASSIFIER, "--length", "8", "--no-exact"),
-        "--set",
-        f"probes={HUGE}",
+        "influence", (CLASSIFIER, "--length", "8", "--no-exact"), "--set", f"probes={HUGE}",
         "would have the model read about",
     ),
     ("lens fit", LENS, "--steps", HUGE, "steps is"),
@@ -73,7 +64,7 @@ UNBOUNDED = [
         for name in ("width", "layers", "state", "head_width", "expand", "batch_size")
     ),
     ("train", (*TRAIN, "--set", "layers=1000"), "--set", "width=8192", "parameters; allowed are up to 4,000,000,000"),
-]
+]  # fmt: skip
 """A verb, its other arguments, an option that asks for too much, and what is said."""
 
 

@@ -30,25 +30,18 @@ SHOWN = {
     },
     "are-explanations-faithful": {"explain": "Explanation", "fidelity": "Fidelity", "sanity": "SanityCheck"},
     "robustness-audit": {
-        "position": "PositionBias",
-        "insertion": "InsertionSweep",
-        "overflow": "StateOverflow",
-        "words": "WordAttack",
-        "prompts": "PromptAttack",
-        "effect": "AttackEffect",
+        "position": "PositionBias", "insertion": "InsertionSweep", "overflow": "StateOverflow", "words": "WordAttack",
+        "prompts": "PromptAttack", "effect": "AttackEffect",
     },
     "where-does-this-fact-come-from": {
-        "patch": "Patching",
-        "heads": "Patching",
-        "knockout": "Knockout",
-        "hybrid": "Knockout",
+        "patch": "Patching", "heads": "Patching", "knockout": "Knockout", "hybrid": "Knockout",
     },
     "circuits": {"exact": "Circuit", "ablated": "Ablation", "trained": "Circuit"},
     "while-it-writes": {"written": "Writing"},
     "a-published-model": {"fence": "SelectionHeatmap", "cut": "Knockout"},
     "is-it-the-same-model": {"wrong": "Parity"},
     "differential-and-plain": {"snr": "NeedleSNR", "retrieval": "Retrieval", "loss": "TokenLoss"},
-}
+}  # fmt: skip
 """The cells that end in a result, and its class."""
 
 MAX_BYTES = 1_500_000

@@ -57,11 +57,8 @@ class Network(nn.Module):
     def __init__(self, make: type[nn.Module] = Unit, shift: int = 0, twice: bool = False) -> None:
         super().__init__()
         self.tokens, self.other, self.layer, self.head = (
-            nn.Embedding(20, 8),
-            nn.Embedding(20, 8),
-            make(),
-            nn.Linear(8, 20),
-        )
+            nn.Embedding(20, 8), nn.Embedding(20, 8), make(), nn.Linear(8, 20),
+        )  # fmt: skip
         self.shift, self.twice = shift, twice
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -23,12 +23,9 @@ ROWS = [
 ]
 CALLED = sorted({name for row in ROWS for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", row[3])})
 ENGINES = {
-    "captum": "captum",
-    "lm_eval": "lm-evaluation-harness",
-    "promptbench": "PromptBench",
-    "textattack": "TextAttack",
+    "captum": "captum", "lm_eval": "lm-evaluation-harness", "promptbench": "PromptBench", "textattack": "TextAttack",
     "tuned_lens": "tuned-lens",
-}
+}  # fmt: skip
 """Packages that compute for an analysis, by module."""
 
 

@@ -181,17 +181,11 @@ class TestConnected:
     @pytest.mark.parametrize(
         ("address", "tried"),
         [
-            ("auto", []),
-            (":7", []),
-            ("host:x", []),
-            ("host:7", [("host", 7)]),
-            ("ray://host:7", [("host", 7)]),
-            ("[fe80::1]:7", [("fe80::1", 7)]),
-            ("localhost:7", [("localhost", 7), ("10.0.0.5", 7)]),
-            ("127.0.0.1:7", [("127.0.0.1", 7), ("10.0.0.5", 7)]),
-            ("[::1]:7", [("::1", 7), ("10.0.0.5", 7)]),
+            ("auto", []), (":7", []), ("host:x", []), ("host:7", [("host", 7)]), ("ray://host:7", [("host", 7)]),
+            ("[fe80::1]:7", [("fe80::1", 7)]), ("localhost:7", [("localhost", 7), ("10.0.0.5", 7)]),
+            ("127.0.0.1:7", [("127.0.0.1", 7), ("10.0.0.5", 7)]), ("[::1]:7", [("::1", 7), ("10.0.0.5", 7)]),
         ],
-    )
+    )  # fmt: skip
     def test_an_address_is_tried_first(self, monkeypatch: pytest.MonkeyPatch, address, tried) -> None:
         used(monkeypatch, Recorder())
         asked: list[tuple[str, int]] = []
@@ -259,15 +253,12 @@ class TestBatches:
             ({"cpus": 9, "gpus": 2}, "cuda", {"gpus_per_worker": 0.5}, {"num_gpus": 0.5}, 8),
             ({"cpus": 3, "gpus": 4}, "cuda", {"gpus_per_worker": 0.5}, {"num_gpus": 0.5}, 6),
             (
-                {"cpus": 9, "gpus": 1, "running": True},
-                "cuda",
-                {},
-                {"num_gpus": 1.0, "runtime_env": {"env_vars": {workers.OWN_GPU: "1"}}},
-                2,
+                {"cpus": 9, "gpus": 1, "running": True}, "cuda", {},
+                {"num_gpus": 1.0, "runtime_env": {"env_vars": {workers.OWN_GPU: "1"}}}, 2,
             ),
             ({"cpus": 9, "gpus": 1, "running": True}, "cpu", {}, {"num_gpus": 0.0}, 18),
         ],
-    )
+    )  # fmt: skip
     def test_are_tasks_of_a_cluster(self, monkeypatch, plain, cluster, device, options, needs, at_once) -> None:
         ray = used(monkeypatch, Recorder(**cluster))
         model: Any = SimpleNamespace(device=torch.device(device))

@@ -68,13 +68,9 @@ def provenance():
 def sample(provenance, cls=Sample, **changes):
     values = np.array([0.1, 1 / 3, np.nan, np.inf, -np.inf, 3.4e38, 1e-45], dtype=np.float32)
     fields = dict(
-        parts=(Part("<b>one</b>", values), Part("two", np.array([[True, False]]))),
-        mean=math.nan,
-        limit=math.inf,
-        pair=(3, "x"),
-        names={"a": (0.1, math.nan)},
-        choice=(1, 2),
-    )
+        parts=(Part("<b>one</b>", values), Part("two", np.array([[True, False]]))), mean=math.nan, limit=math.inf,
+        pair=(3, "x"), names={"a": (0.1, math.nan)}, choice=(1, 2),
+    )  # fmt: skip
     return cls(provenance=provenance, **{**fields, **changes})
 
 
@@ -404,17 +400,10 @@ class Union(Result, kind="test-union"):
 @pytest.mark.parametrize(
     ("value", "again"),
     [
-        ((3, 1), (3, 1)),
-        ({"a": math.inf}, {"a": math.inf}),
-        (2.5, 2.5),
-        (math.inf, math.inf),
-        (-math.inf, -math.inf),
-        ("infinite", "infinite"),
-        ("", ""),
-        (None, None),
-        (np.float32(0.5), 0.5),
+        ((3, 1), (3, 1)), ({"a": math.inf}, {"a": math.inf}), (2.5, 2.5), (math.inf, math.inf), (-math.inf, -math.inf),
+        ("infinite", "infinite"), ("", ""), (None, None), (np.float32(0.5), 0.5),
     ],
-)
+)  # fmt: skip
 def test_a_field_of_several_types_comes_back_as_what_it_was(provenance, value, again):
     part = Part("x", np.arange(3))
     found = Result.from_dict(json.loads(Union(provenance, value, part, [1.5, math.inf], {"b": [1]}).to_json()))

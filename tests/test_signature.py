@@ -50,13 +50,9 @@ def a_result() -> object:
 
 
 OBJECTS = [
-    ("lens", a_result()),
-    ("lenses", [a_result(), None, "a"]),
-    ("filler", ["The wind rests ."]),
-    ("filler", ("The wind rests .",)),
-    ("rows", [[1, 2], [3]]),
-    ("methods", {"mine": len}),
-]
+    ("lens", a_result()), ("lenses", [a_result(), None, "a"]), ("filler", ["The wind rests ."]),
+    ("filler", ("The wind rests .",)), ("rows", [[1, 2], [3]]), ("methods", {"mine": len}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), OBJECTS)
@@ -366,15 +362,10 @@ def test_types_that_an_option_leaves_to_python() -> None:
     rest = options_of(of_the_rest)
     kinds = {name: (each.kind, each.single, each.several) for name, each in rest.items()}
     assert kinds == {
-        "twice": (Path, Path, False),
-        "functions": (str, None, True),
-        "known": (str, str, False),
-        "lines": (str, str, False),
-        "ready": (str, str, False),
-        "pair": (str, None, True),
-        "number": (float, float, False),
-        "a_list": (str, str, False),
-    }
+        "twice": (Path, Path, False), "functions": (str, None, True), "known": (str, str, False),
+        "lines": (str, str, False), "ready": (str, str, False), "pair": (str, None, True),
+        "number": (float, float, False), "a_list": (str, str, False),
+    }  # fmt: skip
     assert (rest["number"].metavar, rest["a_list"].metavar, rest["known"].metavar) == ("X", "NAME", "TEXT")
     assert (rest["number"].help, rest["a_list"].help) == ("a number.", "names, or a name: of a file.")
     assert rest["functions"].accept({"a": len}) == {"a": len} and rest["pair"].accept([[1], "a"]) == [[1], "a"]

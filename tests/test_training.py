@@ -61,16 +61,9 @@ def trained(reviews, tmp_path_factory):
     """A Mamba-2 trained on the planted words, and its training record."""
     out = tmp_path_factory.mktemp("models") / "mamba2"
     train_model(
-        "mamba2",
-        reviews["train"],
-        out,
-        validation=reviews["validation"],
-        test=reviews["test"],
-        epochs=8,
-        learning_rate=1e-2,
-        **OPTIONS,
-        **GENTLE,
-    )
+        "mamba2", reviews["train"], out, validation=reviews["validation"], test=reviews["test"], epochs=8,
+        learning_rate=1e-2, **OPTIONS, **GENTLE,
+    )  # fmt: skip
     return out, json.loads((out / "training.json").read_text())
 
 
@@ -94,16 +87,9 @@ def sizes_of(architecture: str) -> dict:
 @pytest.mark.parametrize("architecture", few(ARCHITECTURES, "baleen-e", "diff-mamba", "selective"))
 def test_every_architecture_learns_planted_words(architecture, reviews, tmp_path):
     out = train_model(
-        architecture,
-        reviews["train"],
-        tmp_path / "out",
-        validation=reviews["validation"],
-        test=reviews["test"],
-        epochs=EPOCHS.get(architecture, 20),
-        learning_rate=1e-2,
-        **sizes_of(architecture),
-        **GENTLE,
-    )
+        architecture, reviews["train"], tmp_path / "out", validation=reviews["validation"], test=reviews["test"],
+        epochs=EPOCHS.get(architecture, 20), learning_rate=1e-2, **sizes_of(architecture), **GENTLE,
+    )  # fmt: skip
     record = json.loads((out / "training.json").read_text())
     assert record["test"]["accuracy"] >= 0.8
     assert record["backbone"] == BACKBONES[architecture]
@@ -115,13 +101,8 @@ def test_the_directory_is_complete_and_nothing_else(trained):
     out, _ = trained
     names = {path.name for path in out.iterdir()} - {"special_tokens_map.json"}
     assert names == {
-        "README.md",
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "training.json",
-    }
+        "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "training.json",
+    }  # fmt: skip
 
 
 def test_the_record_is_measured_on_the_stored_half_precision_weights(trained, reviews):
@@ -190,16 +171,9 @@ def test_the_callers_generators_are_left_as_they_were(reviews, tmp_path):
 def test_a_mamba2_becomes_a_baleen_without_new_parameters(architecture, trained, reviews, tmp_path):
     source, record = trained
     out = train_model(
-        architecture,
-        reviews["train"],
-        tmp_path / "o",
-        validation=reviews["validation"],
-        init_from=source,
-        epochs=1,
-        learning_rate=1e-9,
-        saved_as="float32",
-        progress=False,
-    )
+        architecture, reviews["train"], tmp_path / "o", validation=reviews["validation"], init_from=source, epochs=1,
+        learning_rate=1e-9, saved_as="float32", progress=False,
+    )  # fmt: skip
     converted = json.loads((out / "training.json").read_text())
     assert converted["parameters"] == record["parameters"]
     assert converted["backbone"] == "baleen-mamba2"
@@ -224,14 +198,9 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_written(trained, rev
 
 def test_a_killed_run_goes_on_and_ends_with_the_weights_of_an_unbroken_one(reviews, tmp_path, capfd):
     options = {
-        **{k: v for k, v in OPTIONS.items() if k != "progress"},
-        "epochs": 3,
-        "subword_dropout": 0.1,
-        "saved_as": "float32",
-        "checkpoint_minutes": 0.0,
-        "validation": str(reviews["validation"]),
-        "batch_size": 12,
-    }
+        **{k: v for k, v in OPTIONS.items() if k != "progress"}, "epochs": 3, "subword_dropout": 0.1,
+        "saved_as": "float32", "checkpoint_minutes": 0.0, "validation": str(reviews["validation"]), "batch_size": 12,
+    }  # fmt: skip
     broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
     arguments = ["baleen-b", str(reviews["train"])]
     said = killed_training(*arguments, broken, options)
@@ -249,17 +218,9 @@ def test_a_finished_run_is_left_as_it_is(trained, reviews, capsys):
     out, record = trained
     stamps = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     again = train_model(
-        "mamba2",
-        reviews["train"],
-        out,
-        validation=reviews["validation"],
-        test=reviews["test"],
-        epochs=8,
-        learning_rate=1e-2,
-        **{**OPTIONS, "progress": True},
-        **GENTLE,
-        device="cpu",
-    )
+        "mamba2", reviews["train"], out, validation=reviews["validation"], test=reviews["test"], epochs=8,
+        learning_rate=1e-2, **{**OPTIONS, "progress": True}, **GENTLE, device="cpu",
+    )  # fmt: skip
     assert again == out
     assert "finished: nothing to do" in capsys.readouterr().err
     assert stamps == {path.name: path.stat().st_mtime_ns for path in out.iterdir()}

@@ -184,12 +184,9 @@ def test_what_the_module_is_called_with(series: Tensor) -> None:
     torch.manual_seed(0)
     module = loud(Wants(CopiedMamba)).double().eval()
     model = ssmscope.load(
-        module,
-        inputs=lambda x: ({"x": x.movedim(1, 2)}, 0.5),
-        answer=lambda output: output["out"],
-        example=series,
+        module, inputs=lambda x: ({"x": x.movedim(1, 2)}, 0.5), answer=lambda output: output["out"], example=series,
         labels=list("abcd"),
-    )
+    )  # fmt: skip
     torch.testing.assert_close(model.logits(model.encode(series)), Network.forward(module, series * 0.5)[:, -1])
     by_name = lambda x: {"batch": {"x": x.movedim(1, 2)}, "scale": 0.5}  # noqa: E731
     again = ssmscope.load(module, inputs=by_name, answer=lambda output: output["out"], example=series)

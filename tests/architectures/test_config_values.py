@@ -14,34 +14,15 @@ from ssmscope.loading import fields
 INFINITY = math.inf
 RANGE = "[low, high] with 0 ≤ low < high"
 ALLOWED: list[tuple[str, Any, Any]] = [
-    ("time_step_limit", [0, 0.5], (0.0, 1.0)),
-    ("time_step_limit", [0.0, INFINITY], (0.0, 1.0)),
-    ("inner_time_step_limit", [0.5, 0.75], 5),
-    ("dt_limit", [0.5, 2], 5),
-    ("eos_token_id", "word", 5),
-    ("eos_token_id", -1, 5),
-    ("eos_token_ids", [1, 2], 5),
-    ("rank", "auto", 5),
-    ("rank", "auto", True),
-    ("flag", True, False),
-    ("flag", False, True),
-    ("flag", 1, False),
-    ("flag", 0, True),
-    ("size", 0, 5),
-    ("size", 0.5, 5),
-    ("size", 2**63 - 1, 5),
-    ("size", -3, -1),
-    ("size", -(2**62), -1),
-    ("spectral_abscissa", -0.5, 0.0),
-    ("layer_norm_epsilon", 0.1, 1e-5),
-    ("rms_norm_eps", 0.0, 1e-5),
-    ("epsilons", 0.5, 1e-5),
-    ("act", "gelu", "silu"),
-    ("act", "", "silu"),
-    ("layers", [5], []),
-    ("layers", [], (1, 2)),
+    ("time_step_limit", [0, 0.5], (0.0, 1.0)), ("time_step_limit", [0.0, INFINITY], (0.0, 1.0)),
+    ("inner_time_step_limit", [0.5, 0.75], 5), ("dt_limit", [0.5, 2], 5), ("eos_token_id", "word", 5),
+    ("eos_token_id", -1, 5), ("eos_token_ids", [1, 2], 5), ("rank", "auto", 5), ("rank", "auto", True),
+    ("flag", True, False), ("flag", False, True), ("flag", 1, False), ("flag", 0, True), ("size", 0, 5),
+    ("size", 0.5, 5), ("size", 2**63 - 1, 5), ("size", -3, -1), ("size", -(2**62), -1),
+    ("spectral_abscissa", -0.5, 0.0), ("layer_norm_epsilon", 0.1, 1e-5), ("rms_norm_eps", 0.0, 1e-5),
+    ("epsilons", 0.5, 1e-5), ("act", "gelu", "silu"), ("act", "", "silu"), ("layers", [5], []), ("layers", [], (1, 2)),
     ("anything", {"a": 5}, None),
-]
+]  # fmt: skip
 REFUSED: list[tuple[str, Any, Any, str]] = [
     *(
         ("time_step_limit", value, (0.0, 1.0), RANGE)

@@ -146,13 +146,8 @@ def test_sizes_of_a_mamba_3():
     assert [made(n_groups=groups).n_groups for groups in (1, 2, 3, 6)] == [1, 2, 3, 6]
     assert made(state_size=4).state_size == 4 and made(state_size=2, rope_fraction=1.0).state_size == 2
     for fields in (
-        {"head_dim": 0},
-        {"head_dim": -8},
-        {"head_dim": 96},
-        {"head_dim": 32},
-        {"n_groups": 0},
-        {"n_groups": 4},
-    ):
+        {"head_dim": 0}, {"head_dim": -8}, {"head_dim": 96}, {"head_dim": 32}, {"n_groups": 0}, {"n_groups": 4},
+    ):  # fmt: skip
         given = {"head_dim": 8, "n_groups": 1, **fields}
         assert refusal(made, **given) == (
             f"head_dim {given['head_dim']} must divide the 48 channels, and n_groups {given['n_groups']} the heads "

@@ -366,11 +366,8 @@ def test_a_tokenizer_is_read_without_code_or_network(tmp_path: Path, monkeypatch
 def test_errors_of_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokenizers library raises plain exceptions; others than these and damage are faults of the code."""
     for error, told in (
-        (Exception("odd"), True),
-        (ValueError("odd"), True),
-        (KeyError("odd"), True),
-        (SyntaxError("odd"), False),
-    ):
+        (Exception("odd"), True), (ValueError("odd"), True), (KeyError("odd"), True), (SyntaxError("odd"), False),
+    ):  # fmt: skip
 
         def read(where: Path, error: Exception = error, **options: Any) -> None:
             raise error

@@ -49,13 +49,10 @@ def with_code(path: Path, file: str, auto_map: dict[str, object], **more: object
 MODEL = {
     name: f"own.{kind}"
     for name, kind in (
-        ("AutoConfig", "Config"),
-        ("AutoModel", "LM"),
-        ("AutoModelForCausalLM", "LM"),
-        ("AutoModelForSequenceClassification", "LM"),
-        ("AutoModelForMaskedLM", "LM"),
+        ("AutoConfig", "Config"), ("AutoModel", "LM"), ("AutoModelForCausalLM", "LM"),
+        ("AutoModelForSequenceClassification", "LM"), ("AutoModelForMaskedLM", "LM"),
     )
-}
+}  # fmt: skip
 TOKENIZER = {"AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]}
 
 

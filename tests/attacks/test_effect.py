@@ -312,11 +312,8 @@ def test_what_counts_as_the_same_depends_on_the_dtype(monkeypatch: pytest.Monkey
     found = effect_of(model, batch, layers="all")
     assert seen == [same] * model.num_layers + [SAME]  # the head's input is in float32 at least
     assert found.pairs.tolist() == [[0, 0], [1, 1], [3, 3]] and found.clean.changed.tolist() == [
-        False,
-        False,
-        True,
-        False,
-    ]
+        False, False, True, False,
+    ]  # fmt: skip
     assert found.corrupted.changed.tolist() == [False, False, True, False, True]
     answers = [
         model.logits(model.encode(ids=[ids]))[0, -1].double().softmax(-1) for ids in ([5, 17, 3, 9], [5, 17, 4, 9, 8])

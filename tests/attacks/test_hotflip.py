@@ -232,13 +232,8 @@ class TestTexts:
         text = "The film isn't a well-made 3 act comedy , stuffy and really , really bad!"
         node = read(model, text, TEMPLATE, frozenset({"really", "the"}))
         assert [text[start:stop] for start, stop in node.places.values()] == [
-            "film",
-            "a",
-            "act",
-            "comedy",
-            "and",
-            "bad",
-        ]
+            "film", "a", "act", "comedy", "and", "bad",
+        ]  # fmt: skip
         ids = model.tokenizer(text)["input_ids"]
         for token, (start, stop) in node.places.items():
             assert model.tokenizer.decode([ids[token]]).strip() == text[start:stop]

@@ -147,11 +147,8 @@ class TestHardest:
 class TestTexts:
     def test_where_the_phrase_is_put(self):
         assert [inserted("one two\nthree", "x y", k) for k in range(4)] == [
-            "x y one two\nthree",
-            "one x y two\nthree",
-            "one two x y\nthree",
-            "one two\nthree x y",
-        ]
+            "x y one two\nthree", "one x y two\nthree", "one two x y\nthree", "one two\nthree x y",
+        ]  # fmt: skip
         assert inserted(" a ", "x", 0) == " x a " and inserted(" a ", "x", 1) == " a x "
 
     def test_all_places_are_one_wave(self, monkeypatch):

@@ -255,17 +255,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("filler", "is_path"),
     [
-        ("a b.txt", True),
-        ("A.TXT", True),
-        ("a.csv", True),
-        ("a/b", True),
-        ("a/b c", False),
-        ("a / b", False),
-        ("plain", False),
-        ("a.b", False),
-        ("there", True),
+        ("a b.txt", True), ("A.TXT", True), ("a.csv", True), ("a/b", True), ("a/b c", False), ("a / b", False),
+        ("plain", False), ("a.b", False), ("there", True),
     ],
-)
+)  # fmt: skip
 def test_a_filler_that_names_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filler: str, is_path: bool
 ) -> None:

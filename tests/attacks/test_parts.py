@@ -146,16 +146,10 @@ class TestProtect:
     @pytest.mark.parametrize(
         "written",
         [
-            "'positive'",
-            '"Positive"',
-            "POSITIVE",
-            "(positive).",
-            "positive/",
-            "`positive`",
-            "positive's",
+            "'positive'", '"Positive"', "POSITIVE", "(positive).", "positive/", "`positive`", "positive's",
             "non-positive",
         ],
-    )
+    )  # fmt: skip
     def test_labels_in_every_guise(self, written):
         text = f"Say {written} or 'negative': {{content}}"
         assert modifiable(text, ["positive", "negative"]) == ["Say", "or"]

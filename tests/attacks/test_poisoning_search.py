@@ -35,13 +35,8 @@ from ssmscope.errors import InputError
 
 WEIGHTS = {"good": 1.1, "bad": -1.3, "film": 0.25, "dull": -0.6, "fine": 0.45, "a": 0.1, "zap": 0.3}
 TEXTS = (
-    "good film fine",
-    "a dull dull bad film",
-    "fine a good",
-    "bad film a film",
-    "film good dull a",
-    "fine fine bad",
-)
+    "good film fine", "a dull dull bad film", "fine a good", "bad film a film", "film good dull a", "fine fine bad",
+)  # fmt: skip
 LABELLED = (1, 0, 1, 0, 1, 1)
 QUICK = dict(length=1, train=1, draws=3, candidates=6, beam=2, sweeps=2, progress=False)
 TRIGGERS = ((0, 5), (3, 3), (6, 1))

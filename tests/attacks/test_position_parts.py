@@ -33,14 +33,10 @@ class Stopped(Exception):
 @pytest.mark.parametrize(
     ("room", "size", "sizes"),
     [
-        (21, None, [1] * 5),
-        (41, None, [1] * 5),
-        (42, None, [2, 2, 1]),
-        (3, None, [1] * 5),
-        (3, 3, [3, 2]),
+        (21, None, [1] * 5), (41, None, [1] * 5), (42, None, [2, 2, 1]), (3, None, [1] * 5), (3, 3, [3, 2]),
         (999, None, [5]),
     ],
-)
+)  # fmt: skip
 def test_images_run_in_batches_of_so_many_pixels(monkeypatch, room, size, sizes) -> None:
     """A run has the class token too."""
     images = object.__new__(Pixels)

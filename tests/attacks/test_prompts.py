@@ -387,13 +387,9 @@ class TestResources:
         vectors = tmp_path / "vectors.txt"
         vectors.write_text("".join(f"{word} {a} {b}\n" for word, (a, b) in rows.items()))
         found = attack(
-            model,
-            data.take(range(8)),
-            attacks=["textbugger", "textfooler", "bertattack"],
-            embeddings=vectors,
-            masked_lm=bert,
-            encoder=bert,
-        )
+            model, data.take(range(8)), attacks=["textbugger", "textfooler", "bertattack"], embeddings=vectors,
+            masked_lm=bert, encoder=bert,
+        )  # fmt: skip
         bugger, fooler, masked = found.attacks
         assert not bugger.left_out and not masked.left_out
         assert any("5 vectors" in part for part in fooler.ran)

@@ -66,11 +66,8 @@ class TestVectors:
 class TestSynonyms:
     def test_pairs_are_stripped_and_each_is_there_once(self, tmp_path: Path) -> None:
         listed = {
-            " Film ": [" movie", "picture ", "movie"],
-            "": ["x"],
-            "film": ["Movie", ""],
-            "word": ["synonym", "term"],
-        }
+            " Film ": [" movie", "picture ", "movie"], "": ["x"], "film": ["Movie", ""], "word": ["synonym", "term"],
+        }  # fmt: skip
         (tmp_path / "s.json").write_text(json.dumps(listed))
         lines = 'word,synonym\n\n Film , movie\nFILM,picture\n"a, b",c\n,x\ny,\nword,term\nfilm,movie\n'
         (tmp_path / "s.csv").write_text(lines)
@@ -80,14 +77,10 @@ class TestSynonyms:
     @pytest.mark.parametrize(
         ("name", "content"),
         [
-            ("s.json", '{"a": ["b"], "c": "d"}'),
-            ("s.json", '{"a": ["b\\ud800"]}'),
-            ("s.json", '{"a": [1]}'),
-            ("s.json", '{"a": ["b"]'),
-            ("s.csv", 'a,b\n"c,d\n'),
-            ("S.CSV", "a,b\n"),
+            ("s.json", '{"a": ["b"], "c": "d"}'), ("s.json", '{"a": ["b\\ud800"]}'), ("s.json", '{"a": [1]}'),
+            ("s.json", '{"a": ["b"]'), ("s.csv", 'a,b\n"c,d\n'), ("S.CSV", "a,b\n"),
         ],
-    )
+    )  # fmt: skip
     def test_other_contents(self, tmp_path: Path, name: str, content: str) -> None:
         (tmp_path / name).write_text(content)
         refuses("is not a file of synonyms; allowed are a .json file", load_synonyms, tmp_path / name)

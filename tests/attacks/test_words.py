@@ -279,13 +279,10 @@ class TestNumbers:
     EXAMPLES = (
         *(example("success", 20, 10, 1), example("success", 40, 8, 2), example("success", 30, 20, 5)),
         *(
-            example("failed", 50, 10, 9),
-            example("skipped", 1),
-            example("skipped", 1),
-            example("failed", 60),
+            example("failed", 50, 10, 9), example("skipped", 1), example("skipped", 1), example("failed", 60),
             example("skipped"),
         ),
-    )
+    )  # fmt: skip
 
     def test_totals(self):
         found = measure(self.EXAMPLES, seed=0)

@@ -317,12 +317,8 @@ def test_what_is_found_does_not_depend_on_the_default_dtype(model):
         with torch.no_grad():
             maps = [linearized.attention(level) for level in ("ssm", "block")]
         return [
-            trace.logits,
-            trace.retention,
-            trace.survival(),
-            linearized.matvec(linearized.u) + linearized.bias,
-            *maps,
-        ]
+            trace.logits, trace.retention, trace.survival(), linearized.matvec(linearized.u) + linearized.bias, *maps,
+        ]  # fmt: skip
 
     expected, before = found(), torch.get_default_dtype()
     for dtype in (torch.bfloat16, torch.float64):

@@ -282,16 +282,9 @@ def test_sentences_are_cut_at_their_ends():
         "no end here",
     ]
     assert sentences(lines) == (
-        "It costs 3 @.@ 5 cm .",
-        "H. gammarus , e.g. here , is large !",
-        '" Is it so ?',
-        "It is .",
-        "He paid 3.5 p.m. today.",
-        '"Why?" she asked.',
-        "12 men ran!",
-        "Dr. who knows?",
-        "no end here",
-    )
+        "It costs 3 @.@ 5 cm .", "H. gammarus , e.g. here , is large !", '" Is it so ?', "It is .",
+        "He paid 3.5 p.m. today.", '"Why?" she asked.', "12 men ran!", "Dr. who knows?", "no end here",
+    )  # fmt: skip
     refuses("no sentence in the 2 lines", sentences, ["= A =", ""])
 
 

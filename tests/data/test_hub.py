@@ -48,16 +48,8 @@ def test_ids_of_the_hub(tmp_path, monkeypatch):
     for name in ("owner/name", "owner/na-me.2", "owner/name:config"):
         assert is_hub_id(name)
     for name in (
-        "a/b",
-        "sst2",
-        "a/b/c",
-        "own/er.csv",
-        "/owner/name",
-        "~/films",
-        Path("owner/name"),
-        "owner/",
-        "own er/x",
-    ):
+        "a/b", "sst2", "a/b/c", "own/er.csv", "/owner/name", "~/films", Path("owner/name"), "owner/", "own er/x",
+    ):  # fmt: skip
         assert not is_hub_id(name)
 
 

@@ -102,15 +102,10 @@ def test_labels_are_the_values(hundred):
 @pytest.mark.parametrize(
     "text, value",
     [
-        ("[MED 1 4 ]", 2),
-        ("[MED 9 0 4 8 ]", 6),
-        ("[MED 7 1 5 ]", 5),
-        ("[SM 9 9 3 ]", 1),
-        ("( ( ( [MAX 4 ) ( ( ( [MIN 9 ) 7 ) ] ) ) ] )", 7),
-        ("[MIN 3 [SM 5 6 ] 8 ]", 1),
-        ("3", 3),
+        ("[MED 1 4 ]", 2), ("[MED 9 0 4 8 ]", 6), ("[MED 7 1 5 ]", 5), ("[SM 9 9 3 ]", 1),
+        ("( ( ( [MAX 4 ) ( ( ( [MIN 9 ) 7 ) ] ) ) ] )", 7), ("[MIN 3 [SM 5 6 ] 8 ]", 1), ("3", 3),
     ],
-)
+)  # fmt: skip
 def test_evaluate(text, value):
     assert evaluate(text) == value
 

@@ -248,14 +248,10 @@ def test_default_sizes_are_the_papers_and_every_option_is_documented(name):
 @pytest.mark.parametrize(
     ("name", "chance"),
     [
-        ("associative-recall", 1 / 8),
-        ("noisy-recall", 1 / 8),
-        ("fuzzy-recall", 1 / 8),
-        ("selective-copying", 1 / 14),
-        ("compression", 1 / 15),
-        ("memorization", 1 / 127),
+        ("associative-recall", 1 / 8), ("noisy-recall", 1 / 8), ("fuzzy-recall", 1 / 8), ("selective-copying", 1 / 14),
+        ("compression", 1 / 15), ("memorization", 1 / 127),
     ],
-)
+)  # fmt: skip
 def test_no_constant_answer_beats_chance(name, chance):
     _, test = by_default(name)
     asked = np.bincount(test.targets[test.targets != IGNORED], minlength=len(test.tokens)) / (test.targets >= 0).sum()

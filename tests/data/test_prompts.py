@@ -79,9 +79,5 @@ def test_importing_it_is_quick():
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in names} == {
-        "__future__",
-        "collections",
-        "dataclasses",
-        "types",
-        "ssmscope",
-    }
+        "__future__", "collections", "dataclasses", "types", "ssmscope",
+    }  # fmt: skip

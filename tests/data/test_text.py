@@ -259,17 +259,11 @@ def test_a_division_is_disjoint_complete_and_keeps_the_classes_shares():
 @pytest.mark.parametrize(
     ("name", "split", "size"),
     [
-        ("sst2", "train", 6920),
-        ("sst2", "validation", 872),
-        ("sst2", "test", 1821),
-        ("rotten_tomatoes", "train", 8530),
-        ("rotten_tomatoes", "validation", 1066),
-        ("imdb", "test", 25000),
-        ("snli", "test", 9824),
-        ("wnli", "train", 565),
-        ("wnli", "validation", 70),
+        ("sst2", "train", 6920), ("sst2", "validation", 872), ("sst2", "test", 1821),
+        ("rotten_tomatoes", "train", 8530), ("rotten_tomatoes", "validation", 1066), ("imdb", "test", 25000),
+        ("snli", "test", 9824), ("wnli", "train", 565), ("wnli", "validation", 70),
     ],
-)
+)  # fmt: skip
 def test_the_real_data_sets_have_their_known_sizes(real_data, name, split, size):
     real_data(name, split)
     data = load_text(name, split)

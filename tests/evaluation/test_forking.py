@@ -66,12 +66,9 @@ def test_levels_and_what_is_kept():
         )
     }
     assert found == {
-        (0, 10, 0, True, False, None),
-        (0, 1, 0, False, True, None),
-        (10, 18, 1, True, False, 10),
-        (10, 11, 1, False, True, 10),
-        (18, 19, 2, False, True, 18),
-    }
+        (0, 10, 0, True, False, None), (0, 1, 0, False, True, None), (10, 18, 1, True, False, 10),
+        (10, 11, 1, False, True, 10), (18, 19, 2, False, True, 18),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("apart, saved", [(1, 0), (3, 10), (8, 256)])

@@ -24,16 +24,9 @@ def rows_of(*rows: list[int]) -> Rows:
 
 # (start, stop, above, level, kept); a piece that is not kept ends a row
 PIECES = [
-    (0, 9, -1, 0, True),
-    (0, 4, -1, 0, True),
-    (9, 12, 0, 1, True),
-    (0, 7, -1, 0, False),
-    (0, 2, -1, 0, False),
-    (4, 9, 1, 1, False),
-    (12, 13, 2, 2, False),
-    (12, 14, 2, 2, False),
-    (9, 12, 0, 1, False),
-]
+    (0, 9, -1, 0, True), (0, 4, -1, 0, True), (9, 12, 0, 1, True), (0, 7, -1, 0, False), (0, 2, -1, 0, False),
+    (4, 9, 1, 1, False), (12, 13, 2, 2, False), (12, 14, 2, 2, False), (9, 12, 0, 1, False),
+]  # fmt: skip
 
 
 def pieces() -> Pieces:
@@ -279,15 +272,11 @@ def test_rows_that_are_tried_are_distinct(tried):
 @pytest.mark.parametrize(
     ("dtype", "off", "same"),
     [
-        (torch.float32, 0.9e-3, True),
-        (torch.float32, 1.1e-3, False),
-        (torch.float32, -1.1e-3, False),
-        (torch.bfloat16, 0.12, True),
-        (torch.bfloat16, 0.13, False),
-        (torch.float16, 0.015, True),
+        (torch.float32, 0.9e-3, True), (torch.float32, 1.1e-3, False), (torch.float32, -1.1e-3, False),
+        (torch.bfloat16, 0.12, True), (torch.bfloat16, 0.13, False), (torch.float16, 0.015, True),
         (torch.float16, 0.017, False),
     ],
-)
+)  # fmt: skip
 def test_how_far_a_run_in_two_parts_may_be_off(tried, dtype, off, same):
     assert tried([9, 12, 10], dtype, off)[0][0] is same
 
@@ -307,12 +296,8 @@ def test_what_a_cached_score_depends_on(monkeypatch):
     vocabulary = list(model.tokenizer.get_vocab().items())
     said = dict(words=["w1", "w2"], scoring="generated")
     every = [
-        key(words=WORDS),
-        key("w1 w3", words=WORDS),
-        key(words=WORDS, normalise=True),
-        key(words=PHRASES),
-        key(**said),
-    ]
+        key(words=WORDS), key("w1 w3", words=WORDS), key(words=WORDS, normalise=True), key(words=PHRASES), key(**said),
+    ]  # fmt: skip
     every += [key(**said, new_tokens=9), key(words=["w1", "w3"], scoring="generated")]
     again = [key(words=WORDS), key(**said)]
     monkeypatch.setattr(model.tokenizer, "get_vocab", lambda: dict(vocabulary[::-1]))

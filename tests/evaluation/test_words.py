@@ -171,17 +171,10 @@ def test_log_probabilities_are_at_least_of_float32(dtype):
 @pytest.mark.parametrize(
     "answer, label",
     [
-        ("Bad, I think, not good", 1),
-        ("GOOD", 0),
-        ("goodness, unbad", None),
-        ("not\n bad", 2),
-        ("is not bad", 2),
-        ("", None),
-        ("c++ or bad", 3),
-        ("cccc", None),
-        ("_bad bad2 bad-good", 1),
+        ("Bad, I think, not good", 1), ("GOOD", 0), ("goodness, unbad", None), ("not\n bad", 2), ("is not bad", 2),
+        ("", None), ("c++ or bad", 3), ("cccc", None), ("_bad bad2 bad-good", 1),
     ],
-)
+)  # fmt: skip
 def test_the_word_that_an_answer_names_first(answer, label):
     assert WordMatcher(["good", "bad", "not bad", "C++"])(answer) == label
 

@@ -55,13 +55,9 @@ def make(
 
 def shade(scores, method="ig", words=None):
     own = Attribution(
-        method,
-        np.array(scores, dtype=np.float32),
-        kind=kind_of(METHODS[method]),
-        delta=None,
-        steps=None,
+        method, np.array(scores, dtype=np.float32), kind=kind_of(METHODS[method]), delta=None, steps=None,
         converged=None,
-    )
+    )  # fmt: skip
     words = words if words is not None else tuple(range(len(scores)))
     text = ExplainedText(("a",) * len(scores), words, "x", 0.5, "x", 0.0, (own,))
     row = views._row(own, text, 0)
@@ -95,13 +91,9 @@ FLAT, VARIED = [0.9703, 0.9713, 0.9707, 0.5], [0.91, 0.97, 0.94, 0.5]  # the las
 )
 def test_noise_of_the_gates_has_neither_colours_nor_names(method, scores, flat):
     own = Attribution(
-        method,
-        np.array(scores, dtype=np.float32),
-        kind=kind_of(METHODS[method]),
-        delta=None,
-        steps=None,
+        method, np.array(scores, dtype=np.float32), kind=kind_of(METHODS[method]), delta=None, steps=None,
         converged=None,
-    )
+    )  # fmt: skip
     text = ExplainedText(("a", " b", " c", " d"), (0, 1, 2, None), "x", 0.5, "x", 0.0, (own,))
     result = Explanation({"model": "own"}, (text,), (method,), 2)
     (row,) = result.token_rows().texts[0].rows

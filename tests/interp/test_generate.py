@@ -119,10 +119,7 @@ def test_hidden_windows_longer_than_a_text(models):
     options = dict(explain=["occlusion"], option={"occlusion": {"window": 4}}, max_new_tokens=3)
     (text,) = ssmscope.generate(model, model.encode(ids=[PROMPTS[1]]), **options)
     alone = ssmscope.explain(
-        model,
-        model.encode(ids=[PROMPTS[1]]),
-        methods="occlusion",
-        option=options["option"],
+        model, model.encode(ids=[PROMPTS[1]]), methods="occlusion", option=options["option"],
         target=[[int(text.tokens[3])]],
-    )
+    )  # fmt: skip
     np.testing.assert_allclose(text.maps[1].values[0, :3], alone.attribution().scores, rtol=1e-3)

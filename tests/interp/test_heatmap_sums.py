@@ -292,13 +292,8 @@ def test_options_of_texts_and_of_data():
     check_reads(True, limit=3, **alone)
     check_reads(False, limit=None, **alone | {"merge": True, "at": 0})
     for name, value in {
-        "at": 0,
-        "heads": "all",
-        "through": True,
-        "contrast": "x",
-        "scale": "row",
-        "merge": True,
-    }.items():
+        "at": 0, "heads": "all", "through": True, "contrast": "x", "scale": "row", "merge": True,
+    }.items():  # fmt: skip
         with pytest.raises(InputError, match=f"{name}=… applies to single texts; leave it out with a data set"):
             check_reads(True, limit=None, **alone | {name: value})
     refuses("limit=… is the number of texts read from a data set", check_reads, False, limit=3, **alone)

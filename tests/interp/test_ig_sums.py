@@ -200,11 +200,8 @@ def test_what_a_gradient_or_a_memory_does_not_explain(plain, monkeypatch):
     kept, written = self_retention(goal).scores, self_write(goal).scores
     assert ((kept + written) == goal.batch.mask).all() and (kept[goal.batch.mask] > 0).all()
     for layer, line in (
-        (2, "no layer 2; allowed are 0 to 1"),
-        (-3, "no layer -3"),
-        (True, "no layer True"),
-        (0.0, "0.0"),
-    ):
+        (2, "no layer 2; allowed are 0 to 1"), (-3, "no layer -3"), (True, "no layer True"), (0.0, "0.0"),
+    ):  # fmt: skip
         with pytest.raises(InputError, match=line):
             bind_method("gradcam", {"layer": layer})(goal)
     scores = [bind_method("gradcam", {"layer": layer})(goal).scores for layer in (0, -2, np.int64(1), -1)]

@@ -215,15 +215,10 @@ def test_baselines_by_name():
     goal = explained(model, "a b c", "d")
     table = model.module.get_input_embeddings().weight.detach()
     for given, place, name in (
-        ("a", 3, "the token a"),
-        ("pad", 0, "the token [PAD]"),
-        ("[CLS]", 2, "the token [CLS]"),
-        ("cls", 2, "the token [CLS]"),
-        (4, 4, "the token b"),
-        ("12", 12, "the token j"),
-        (np.int64(12), 12, "the token j"),
-        (0, 0, "the token [PAD]"),
-    ):
+        ("a", 3, "the token a"), ("pad", 0, "the token [PAD]"), ("[CLS]", 2, "the token [CLS]"),
+        ("cls", 2, "the token [CLS]"), (4, 4, "the token b"), ("12", 12, "the token j"),
+        (np.int64(12), 12, "the token j"), (0, 0, "the token [PAD]"),
+    ):  # fmt: skip
         assert baseline_name(goal, given) == name
         torch.testing.assert_close(baseline_embeddings(goal, given)[1], table[place] * goal.batch.mask[1][:, None])
     assert baseline_name(goal, "mean") == "the mean embedding" and baseline_name(goal, "zero") == "a zero embedding"

@@ -247,13 +247,8 @@ def rwkv(model: nn.Module, x: Tensor) -> Tensor:
 
 
 BY_HAND: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
-    "mamba": mamba,
-    "mamba-with-biases": mamba,
-    "mamba2": mamba2,
-    "mamba2-one-group": mamba2,
-    "gla": gla,
-    "rwkv": rwkv,
-}
+    "mamba": mamba, "mamba-with-biases": mamba, "mamba2": mamba2, "mamba2-one-group": mamba2, "gla": gla, "rwkv": rwkv,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BY_HAND)

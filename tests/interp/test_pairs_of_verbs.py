@@ -85,12 +85,8 @@ def test_a_direction_of_one_half_steers_the_other(model, tmp_path) -> None:
 
 def test_pairs_may_be_steered_by_other_texts(model) -> None:
     options = {
-        "toward": ["Bob is here ."],
-        "away": ["Where is Bob ?"],
-        "layer": 2,
-        "strengths": [0.0, 1.0],
-        "random": 1,
-    }
+        "toward": ["Bob is here ."], "away": ["Where is Bob ?"], "layer": 2, "strengths": [0.0, 1.0], "random": 1,
+    }  # fmt: skip
     found = ssmscope.steer(model, data=ROWS[:1], **options)
     batch = model.encode(ROWS[0]["corrupted"])
     single = ssmscope.steer(model, batch, data=None, **options)

@@ -277,11 +277,8 @@ def test_a_meter_reports_what_takes_long_and_then_at_intervals(monkeypatch):
         "ig: 1,010 gradients after 20 s, 2 of 2 texts done",
     ]
     assert metered([8], 3, 900, ticks[:4]) == [
-        "",
-        "ig: the text takes 3 to 900 gradients, about 3 s to 15.0 min",
-        "",
-        "ig: 9 gradients after 10 s",
-    ]
+        "", "ig: the text takes 3 to 900 gradients, about 3 s to 15.0 min", "", "ig: 9 gradients after 10 s",
+    ]  # fmt: skip
     # Two seconds are not reported, and what has become slower is.
     assert metered([3, 5], 2, 9, [(0.25, 1, 2), (0.5, 1, 2), (1.5, 1, 2)]) == [
         "",

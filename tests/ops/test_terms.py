@@ -145,11 +145,8 @@ def test_gates_and_taps_that_do_not_fit():
         with pytest.raises(ValueError, match=f"{groups} groups do not divide 6 heads"):
             terms.gate_and_taps(x, groups, None, None)
     for name, wrong in (
-        ("left", (2, 5, 6, 2)),
-        ("left", (2, 5, 3, 3)),
-        ("taps", (2, 5, 4, 6, 2)),
-        ("taps", (2, 4, 4, 6, 3)),
-    ):
+        ("left", (2, 5, 6, 2)), ("left", (2, 5, 3, 3)), ("taps", (2, 5, 4, 6, 2)), ("taps", (2, 4, 4, 6, 3)),
+    ):  # fmt: skip
         given = {"left": None, "taps": None, name: zeros(*wrong)}
         with pytest.raises(ValueError, match=f"{name} .* does not fit x"):
             terms.gate_and_taps(x, 2, **given)

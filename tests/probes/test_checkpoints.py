@@ -83,11 +83,8 @@ class TestTable:
         without = stability_table(good[:1])
         assert without.model_name == "1 checkpoint" and found.model_name == "4 checkpoints"
         assert without.provenance["options"]["length"] is None and found.provenance["options"]["length"] == [
-            10,
-            20,
-            30,
-            40,
-        ]
+            10, 20, 30, 40,
+        ]  # fmt: skip
         assert math.isnan(without[0].log_capacity) and np.isfinite(without.curves).all()
         for options, says in (
             (dict(length=[10]), "1 lengths were given for 4 checkpoints"),

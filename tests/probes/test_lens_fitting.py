@@ -309,12 +309,8 @@ def numbered(count: int, length: int = 2) -> Rows:
 def test_held_out_rows_choose_and_measure_by_turns(monkeypatch):
     monkeypatch.setattr(training, "MAX_CHOOSING_TOKENS", 12)
     for count, length, chosen in (
-        (2, 2, [0]),
-        (9, 2, [0, 2, 4, 6, 8]),
-        (9, 4, [0, 2, 4]),
-        (9, 5, [0, 2]),
-        (5, 99, [0]),
-    ):
+        (2, 2, [0]), (9, 2, [0, 2, 4, 6, 8]), (9, 4, [0, 2, 4]), (9, 5, [0, 2]), (5, 99, [0]),
+    ):  # fmt: skip
         choosing, measured = split_held_out(numbered(count, length))
         assert [row[0] for row in choosing.ids] == chosen
         assert [row[0] for row in measured.ids] == sorted(set(range(count)) - set(chosen))

@@ -320,13 +320,10 @@ def test_places_are_told_apart_by_their_first_byte():
 @pytest.mark.parametrize(
     ("names", "noted"),
     [
-        (("tuned", "tuned"), ""),
-        (("logit", "logit"), ""),
-        (("tuned", "logit"), "B"),
-        (("logit", "tuned", "logit"), "A, C"),
-        (("logit",), ""),
+        (("tuned", "tuned"), ""), (("logit", "logit"), ""), (("tuned", "logit"), "B"),
+        (("logit", "tuned", "logit"), "A, C"), (("logit",), ""),
     ],
-)
+)  # fmt: skip
 def test_models_under_another_lens_than_the_rest_are_named(names, noted):
     lenses = [SimpleNamespace(name=LOGIT if name == "logit" else "tuned lens") for name in names]
     notes = lens_notes(lenses, ["A", "B", "C"][: len(names)])

@@ -127,13 +127,10 @@ def test_columns_are_in_the_order_of_the_metrics():
 @pytest.mark.parametrize(
     ("prompt", "text", "first"),
     [
-        ("attic", "attic cellar", 1),
-        ("attic ", "attic cellar", 1),
-        ("to a", "to a cellar", 2),
-        (" attic", " attic cellar", 1),
-        ("to\n", "to\ncellar", 1),
+        ("attic", "attic cellar", 1), ("attic ", "attic cellar", 1), ("to a", "to a cellar", 2),
+        (" attic", " attic cellar", 1), ("to\n", "to\ncellar", 1),
     ],
-)
+)  # fmt: skip
 def test_a_word_after_a_prompt_has_one_space_before_it(prompt, text, first):
     found = _Reader("m", word_tokenizer(["attic to a cellar"]))._encode(prompt, "cellar")
     assert (found.text, found.first, len(found.ids)) == (text, first, first + 1)

@@ -284,12 +284,8 @@ class TestInputs:
     def test_positions(self):
         model = example("mamba")
         for asked, expected in (
-            (1, [29]),
-            (2, [0, 29]),
-            (4, [0, 10, 19, 29]),
-            ([7, 3, 3], [3, 7]),
-            (99, list(range(30))),
-        ):
+            (1, [29]), (2, [0, 29]), (4, [0, 10, 19, 29]), ([7, 3, 3], [3, 7]), (99, list(range(30))),
+        ):  # fmt: skip
             assert stability(model, length=30, positions=asked).positions.tolist() == expected
 
     @pytest.mark.parametrize(

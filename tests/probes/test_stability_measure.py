@@ -305,14 +305,10 @@ def test_notes_name_quantiles_of_bare_weights():
 @pytest.mark.parametrize(
     ("log_gain", "said"),
     [
-        (19.5, "2.943e+08"),
-        (20.0, "e^20"),
-        (20.5, "e^20.5"),
-        (0.0006, "1.001"),
-        (0.0004, "e^0.0004"),
+        (19.5, "2.943e+08"), (20.0, "e^20"), (20.5, "e^20.5"), (0.0006, "1.001"), (0.0004, "e^0.0004"),
         (1000.0, "e^1e+03"),
     ],
-)
+)  # fmt: skip
 def test_limits_of_gains_in_words(log_gain, said):
     assert _gain(log_gain) == said
 

@@ -119,13 +119,8 @@ def test_the_origin_of_an_entry_names_each_result_where_it_has_several() -> None
     )
     (item,) = items(group)
     assert item.origin == (
-        ("key", "5"),
-        ("took", "1.2 s"),
-        ("option k", "none"),
-        ("model", "m"),
-        ("seed", "3"),
-        ("queries", "7 runs"),
-    )
+        ("key", "5"), ("took", "1.2 s"), ("option k", "none"), ("model", "m"), ("seed", "3"), ("queries", "7 runs"),
+    )  # fmt: skip
     several = entry("loss", made(("x", 1)), made(("counted", 1)), key="5", options={}, seconds=None)
     (item,) = items(groups(Report("", (several,), PROVENANCE))[0])
     names = [name for name, _ in item.origin]
@@ -144,13 +139,9 @@ def test_the_table_of_everything_keeps_the_types_of_columns_of_one_name() -> Non
     identity = ["verb", "heading", "model", "key", "options", "kind", "row"]
     assert list(found) == [*identity, "a", "of_kind", "a:text", "flag", "a:flag", "text"]
     assert {name: str(found[name].dtype) for name in found if name not in identity} == {
-        "a": "Int64",
-        "of_kind": "Float64",
-        "a:text": "string",
-        "flag": "boolean",
-        "a:flag": "boolean",
+        "a": "Int64", "of_kind": "Float64", "a:text": "string", "flag": "boolean", "a:flag": "boolean",
         "text": "string",
-    }
+    }  # fmt: skip
     assert found["row"].tolist() == [0, 1, 0, 1, 0] and found["key"].tolist() == list("11223")
     assert found["text"].dropna().tolist() == ["\\ud800"] and found["options"][0] == '{"limit": 4}'
     assert found["a"].dropna().tolist() == [1, 2] and found["a:text"].dropna().tolist() == ["x"]
@@ -192,11 +183,8 @@ def test_what_becomes_of_a_job_in_its_store(tmp_path: Path, monkeypatch: pytest.
     assert (store.entry(one).state, store.entry(one).error) == (MISSING, "unfinished")
     store.fail(one, {"state": LEFT_OUT, "error": "before", "seconds": 3.0, "traceback": "t"})
     assert [getattr(store.entry(one), name) for name in ("state", "error", "seconds", "traceback")] == [
-        LEFT_OUT,
-        "before",
-        3.0,
-        "t",
-    ]
+        LEFT_OUT, "before", 3.0, "t",
+    ]  # fmt: skip
     assert store.entry(one, {"error": "now"}).error == "now" and store.entry(one, {"error": "now"}).state == FAILED
     refuses("loss ended without a result", store.finish, one, {})
     made(("x", 1)).save(work, "b", ["json"])
@@ -304,12 +292,9 @@ def test_a_run_says_what_it_does_and_records_it(
         (FAILED, 4.0, "loss ended without a result"),
     ]
     assert capsys.readouterr().err.splitlines() == [
-        "4 jobs to run",
-        "[1/4] loss m: 1.2 s",
-        "[2/4] loss m: failed",
-        "[3/4] loss m: left out",
+        "4 jobs to run", "[1/4] loss m: 1.2 s", "[2/4] loss m: failed", "[3/4] loss m: left out",
         "[4/4] loss m: failed",
-    ]
+    ]  # fmt: skip
     assert (report.title, report.provenance["models"], report.provenance["plan"]) == (
         "T",
         {"m": {"files": "5"}},
@@ -317,12 +302,8 @@ def test_a_run_says_what_it_does_and_records_it(
     )
     record = json.loads((tmp_path / "results" / "one" / RECORD).read_text())
     assert {name: record[name] for name in ("verb", "models", "state", "seconds", "command")} == {
-        "verb": "loss",
-        "models": ["m"],
-        "state": DONE,
-        "seconds": 1.235,
-        "command": one.command,
-    }
+        "verb": "loss", "models": ["m"], "state": DONE, "seconds": 1.235, "command": one.command,
+    }  # fmt: skip
     assert "python" in record["versions"] and record["options"] == one.options
     running.run_plan(plan, Jobs((one, two), {}), tmp_path, engine=engine)
     assert asked[4:] == ["two"] and capsys.readouterr().err.splitlines()[0] == "1 job to run, 1 done already"
@@ -351,13 +332,8 @@ def test_failures_that_cannot_be_recorded_are_in_the_report(
 
 def test_jobs_run_once_each_model_by_model() -> None:
     made = [
-        job("a", ("m",)),
-        job("b", ("n",)),
-        job("c", ("m",)),
-        job("a", ("m",)),
-        job("d", ("m", "n")),
-        job("e", ("n",)),
-    ]
+        job("a", ("m",)), job("b", ("n",)), job("c", ("m",)), job("a", ("m",)), job("d", ("m", "n")), job("e", ("n",)),
+    ]  # fmt: skip
     assert [each.key for each in Jobs(tuple(made), {}).to_run()] == ["a", "c", "b", "e", "d"]
 
 

@@ -42,13 +42,9 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_control_has_the_words_and_the_default_of_its_option(own) -> None:
     assert {name: (choices(each), shown(each)) for name, each in form_options("own").items()} == {
-        "word": (("a", "b"), "b"),
-        "maybe": (("", "a", "b"), ""),
-        "words": ((), "b,a"),
-        "number": ((), "3"),
-        "numbers": ((), ""),
-        "flag": ((), True),
-    }
+        "word": (("a", "b"), "b"), "maybe": (("", "a", "b"), ""), "words": ((), "b,a"), "number": ((), "3"),
+        "numbers": ((), ""), "flag": ((), True),
+    }  # fmt: skip
 
 
 def test_values_of_a_form_are_those_of_the_options(own) -> None:

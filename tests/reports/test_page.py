@@ -23,17 +23,9 @@ from ssmscope.reports.requirements import read_requirement
 
 VOID = {"meta", "link", "img", "input", "br", "wbr", "hr"}
 NASTY = (
-    "<script>alert(1)</script>",
-    "</script><b>",
-    '" onmouseover="alert(1)',
-    "' \" & &amp; &lt;",
-    "<!-- not a comment",
-    "{{ 7 * 7 }} {% raw %}",
-    "שלום עולם",
-    "مرحبا",
-    "👩‍👩‍👧 emoji 🎉",
-    "]]> \\u003c",
-)
+    "<script>alert(1)</script>", "</script><b>", '" onmouseover="alert(1)', "' \" & &amp; &lt;", "<!-- not a comment",
+    "{{ 7 * 7 }} {% raw %}", "שלום עולם", "مرحبا", "👩‍👩‍👧 emoji 🎉", "]]> \\u003c",
+)  # fmt: skip
 
 CHANGE = "retention, attention"
 """Change of a text as the report shows it, by token."""
@@ -202,15 +194,8 @@ class TestTexts:
 
     def test_names_that_would_be_the_same_anchor(self):
         assert unique_names(["A b", "a  B", "", "%", "x" * 99, "a-b-2", "a_b", "שלום & co"]) == [
-            "a-b",
-            "a-b-2",
-            "analysis",
-            "analysis-2",
-            "x" * 50,
-            "a-b-2-2",
-            "a-b-3",
-            "שלום-co",
-        ]
+            "a-b", "a-b-2", "analysis", "analysis-2", "x" * 50, "a-b-2-2", "a-b-3", "שלום-co",
+        ]  # fmt: skip
         entries = [reported.entry("v", heading=name) for name in ("Summary", "_summary", "summary heading", "a", "a 1")]
         found = Page(render(reported.report(*entries)))
         ids = [attributes["id"] for _, attributes, _ in found.elements if "id" in attributes]

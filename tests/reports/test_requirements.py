@@ -96,13 +96,10 @@ class TestInAPlan:
     @pytest.mark.parametrize(
         ("given", "shown"),
         [
-            ([], "nothing"),
-            ([""], "nothing"),
-            ([None], "nothing"),
-            (["accuracy >= 0", None], "nothing"),
+            ([], "nothing"), ([""], "nothing"), ([None], "nothing"), (["accuracy >= 0", None], "nothing"),
             ({"a": "b"}, "{'a': 'b'}"),
         ],
-    )
+    )  # fmt: skip
     def test_refusals(self, given, shown):
         assert f"require has {shown}; give texts such as" in refused(planned, {**self.PLAN, "require": given})
 

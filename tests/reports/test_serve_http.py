@@ -170,15 +170,10 @@ def test_only_the_page_itself_may_call(headers, status):
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        ("192.168.0.7:7860", 200),
-        ("[fe80::1]:7860", 200),
-        ("localhost", 200),
-        ("lab7:7860", 200),
-        ("lab7.example.org", 200),
-        ("evil.example.org", 400),
-        ("192.168.0.7.example.org", 400),
+        ("192.168.0.7:7860", 200), ("[fe80::1]:7860", 200), ("localhost", 200), ("lab7:7860", 200),
+        ("lab7.example.org", 200), ("evil.example.org", 400), ("192.168.0.7.example.org", 400),
     ],
-)
+)  # fmt: skip
 def test_where_others_may_ask_no_name_of_another_host_stands_for_it(monkeypatch, host, status):
     monkeypatch.setattr(serving.socket, "gethostname", lambda: "lab7")
     monkeypatch.setattr(serving.socket, "getfqdn", lambda: "LAB7.example.org")
@@ -196,21 +191,11 @@ def test_what_is_no_call_is_one_line(body):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"number": 1},
-        {"number": -1},
-        {"number": True},
-        {"number": "0"},
-        {"text": None},
-        {"text": ["a"]},
-        {"layer": 0},
-        {"heatmap": []},
-        {"heatmap": {"contrast": "/etc/passwd"}},
-        {"heatmap": {"layers": "0"}},
-        {"heatmap": {"top": 3}},
-        {"heatmap": {"top": ["3"]}},
-        {"more": 1},
+        {"number": 1}, {"number": -1}, {"number": True}, {"number": "0"}, {"text": None}, {"text": ["a"]}, {"layer": 0},
+        {"heatmap": []}, {"heatmap": {"contrast": "/etc/passwd"}}, {"heatmap": {"layers": "0"}},
+        {"heatmap": {"top": 3}}, {"heatmap": {"top": ["3"]}}, {"more": 1},
     ],
-)
+)  # fmt: skip
 def test_values_of_other_types_are_refused(wrong):
     with pytest.raises(Refused) as refused:
         checked_call("answer", json.dumps({**arguments("answer"), **wrong}).encode(), 1)

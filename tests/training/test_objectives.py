@@ -32,32 +32,15 @@ from ssmscope.zoo.training.objectives import (
 
 CPU = torch.device("cpu")
 OPTIONS: dict[str, Any] = {
-    "kind": "tokens",
-    "seed": 0,
-    "batch_size": 4,
-    "precision": "fp32",
-    "embedding_dropout": 0.0,
-    "label_smoothing": 0.0,
-    "spread_penalty": 0.0,
-    "learning_rate": 1e-3,
-    "weight_decay": 0.1,
-}
+    "kind": "tokens", "seed": 0, "batch_size": 4, "precision": "fp32", "embedding_dropout": 0.0, "label_smoothing": 0.0,
+    "spread_penalty": 0.0, "learning_rate": 1e-3, "weight_decay": 0.1,
+}  # fmt: skip
 SIZES: dict[str, Any] = {
-    "hidden_size": 8,
-    "state_size": 4,
-    "num_hidden_layers": 2,
-    "head_dim": 4,
-    "num_heads": 4,
-    "n_groups": 1,
-}
+    "hidden_size": 8, "state_size": 4, "num_hidden_layers": 2, "head_dim": 4, "num_heads": 4, "n_groups": 1,
+}  # fmt: skip
 TOKENS: dict[str, Any] = {
-    "vocab_size": 5,
-    "expand": 2,
-    "chunk_size": 4,
-    "pad_token_id": 0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+    "vocab_size": 5, "expand": 2, "chunk_size": 4, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
 
 
 def language_model(**options) -> BaleenMamba2ForCausalLM:

@@ -234,12 +234,9 @@ def grids_of_words() -> Iterator[str]:
 
 def changes() -> Iterator[str]:
     for before, after in (
-        ("A fine film,\nno?", "A dull film\nyes?"),
-        ("don't stop <it>", "don’t stop (it) now"),
-        ("same", "same"),
-        ("", "new words"),
-        ("old words", ""),
-    ):
+        ("A fine film,\nno?", "A dull film\nyes?"), ("don't stop <it>", "don’t stop (it) now"), ("same", "same"),
+        ("", "new words"), ("old words", ""),
+    ):  # fmt: skip
         yield f"{worddiff.word_diff(before, after)}"
         yield printed([worddiff.rich_diff(before, after)]) + worddiff.html_diff(before, after)
 

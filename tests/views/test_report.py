@@ -139,12 +139,8 @@ def limits() -> Iterator[str]:
     parts = [each for group in groups(report)[::2] for each in page._parts(page.items(group))]
     rows = [(one, part.block) for one, part in parts if isinstance(part.block, TokenRows)]
     for limit in (
-        {"MAX_TOKENS_PER_TEXT": 3},
-        {"MAX_BYTES": size},
-        {"MAX_BYTES": size - 1},
-        {"MAX_BYTES": 2 * size},
-        *more,
-    ):
+        {"MAX_TOKENS_PER_TEXT": 3}, {"MAX_BYTES": size}, {"MAX_BYTES": size - 1}, {"MAX_BYTES": 2 * size}, *more,
+    ):  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             for name, most in {**sizes, **limit}.items():
                 patch.setattr(page, name, most)

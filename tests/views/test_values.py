@@ -70,11 +70,8 @@ def of_estimates() -> Iterator[str]:
         written = (table.with_interval(found), table.in_percent(found), table.in_percent(found, sign=False))
         shown = (table.in_percent(found, interval=False), table.as_share(value), numbers.brackets(found, 2))
         cells = (
-            table.value_cell(found),
-            table.value_cell(found, 1),
-            table.Cell(found, digits=None),
-            table.Cell(found, "t"),
-        )
+            table.value_cell(found), table.value_cell(found, 1), table.Cell(found, digits=None), table.Cell(found, "t"),
+        )  # fmt: skip
         more = (table.number_cell(value), table.short_cell(value), table.short_cell(value, "word"))
         yield " | ".join((*written, *shown, *(f"{cell.value}{cell.interval}" for cell in (*cells, *more))))
     for shares in ((0.0099, 0.001), (0.0099, 0.01), (-0.01, 0.0), ()):
@@ -171,11 +168,8 @@ def test_groups_of_tokens_and_their_scores() -> None:
             np.testing.assert_allclose(word_scores(scores, groups, summed=summed), expected)
     assert word_scores(scores, [], summed=True) is scores
     assert [is_punctuation(word) for word in ("", ",", ",a", " ", "°", "—", "½", "$ 5")] == [
-        True,
-        True,
-        False,
-        True,
-    ] + [*(False, True, False, False)]
+        True, True, False, True,
+    ] + [*(False, True, False, False)]  # fmt: skip
     selective = ([-1.0, -2.0, -4.0], [0.0, 0.0], [], [1.0, 1.05], [-1.0, -1.3])
     assert [is_selective(np.array(own)) for own in selective] == [True, False, False, False, True]
     found = [
