@@ -274,9 +274,9 @@ class TestAnswers:
             ):
                 logits = self.LOGITS.to(dtype)
                 logits[1, 2] = wrong
-                told = refused(model.checked, logits)
-                assert re.search(f"^the logits of {model.name} are not finite: .*, or overflows {advice}", told)
-                assert ("float16" in told) == (dtype == torch.float16)
+                said = f"^the logits of {model.name} are not finite: .*, or overflows {advice}"
+                refuses(said, model.checked, logits)
+                assert ("float16" in refused(model.checked, logits)) == (dtype == torch.float16)
 
 
 class TestRuns:

@@ -298,7 +298,10 @@ def test_rows_that_cannot_be_read(model):
     with pytest.raises(InputError, match=r"d \(all\) is empty; give at least 4"):
         rows_read(model, TokenData("d", "all", ids[:0], targets[:0], ("a",)))
     assert rows_read(model, [[19]]).ids == ((19,),)
-    for data, says in (([[1], [20]], "has token id 20, outside the model's 0…19"), ([[], [1]], None)):
+    for data, says in (
+        ([[1], [20]], "has token id 20, outside the model's 0…19"),
+        ([[], [1]], "text 0 is .*, no text"),
+    ):
         refuses(says, rows_read, model, data)
 
 
