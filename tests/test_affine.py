@@ -88,17 +88,14 @@ class Failing(nn.Linear):
         raise RuntimeError("no kernel\nfor this")
 
 
-@pytest.mark.parametrize(
-    "kind, why",
-    [
-        (Bent, "no linear map of its input"),
-        (Clipped, "no linear map of its input"),
-        (Mixing, "no linear map of every position"),
-        (Dropping, "no linear map"),
-        (Rounded, "no linear map of its input"),
-        (Failing, r"cannot be read by calling it \(no kernel\)"),
-    ],
-)
+@pytest.mark.parametrize("kind, why", [
+    (Bent, "no linear map of its input"),
+    (Clipped, "no linear map of its input"),
+    (Mixing, "no linear map of every position"),
+    (Dropping, "no linear map"),
+    (Rounded, "no linear map of its input"),
+    (Failing, r"cannot be read by calling it \(no kernel\)"),
+])  # fmt: skip
 @pytest.mark.parametrize("read", [linear_map, offset, matrix])
 def test_what_is_no_linear_map_is_refused(kind, why, read: Callable):
     module = linear(kind).float()

@@ -119,17 +119,13 @@ def test_a_convolution_of_any_padding_is_read(padding):
     torch.testing.assert_close(bias, 2 * module.bias, **EXACT)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda y: y[..., :-1],  # neither as long on both sides
-        lambda y: y[..., :2],  # shorter than its taps
-        lambda y: torch.cat([y, y], dim=1),
-        lambda y: torch.cat([y, y], dim=0),
-        lambda y: y[:, :5],
-    ],
-    ids=["odd", "short", "more channels", "more rows", "fewer channels"],
-)
+@pytest.mark.parametrize("change", [
+    lambda y: y[..., :-1],  # neither as long on both sides
+    lambda y: y[..., :2],  # shorter than its taps
+    lambda y: torch.cat([y, y], dim=1),
+    lambda y: torch.cat([y, y], dim=0),
+    lambda y: y[:, :5],
+], ids=["odd", "short", "more channels", "more rows", "fewer channels"])  # fmt: skip
 def test_what_has_another_shape_is_no_convolution_of_every_channel(change):
     module = conv(2, False)
     module.register_forward_hook(lambda module, args, y: change(y))

@@ -157,15 +157,12 @@ class Pieces:
         return SimpleNamespace(logits=self.expected + (0 if states is None else self.off), states=ids)
 
 
-@pytest.mark.parametrize(
-    ("expected", "allowed", "dtype"),
-    [
-        ([99.0, 100.0, 102.0, 99.0], 2e-3, torch.float32),  # of the largest distance from the mean
-        ([99.0, 100.0, 98.0, 103.0], 3e-3, torch.float64),
-        ([-50.0], 5e-2, torch.float32),  # of a single number, which is its own mean
-        ([0.0, 4.0, -4.0, 0.0], 4 * 16 * torch.finfo(torch.bfloat16).eps, torch.bfloat16),
-    ],
-)
+@pytest.mark.parametrize(("expected", "allowed", "dtype"), [
+    ([99.0, 100.0, 102.0, 99.0], 2e-3, torch.float32),  # of the largest distance from the mean
+    ([99.0, 100.0, 98.0, 103.0], 3e-3, torch.float64),
+    ([-50.0], 5e-2, torch.float32),  # of a single number, which is its own mean
+    ([0.0, 4.0, -4.0, 0.0], 4 * 16 * torch.finfo(torch.bfloat16).eps, torch.bfloat16),
+])  # fmt: skip
 def test_a_text_in_two_pieces_may_be_off_by_rounding(expected, allowed, dtype):
     for at in range(len(expected)):
         for share in (0.9, -0.9, 1.1, -1.1):

@@ -85,29 +85,26 @@ class TestHeatmap:
         found = json.loads(analyze("heatmap", untokenized, "--ids", "5,7, 3", "--ids", "2", "--json").out)
         assert [text["tokens"] for text in found["texts"]] == [["5", "7", "3"], ["2"]]
 
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["--text", ""], "empty"),
-            (["--text", " \t\n"], "empty"),
-            (["--text", "zebra quagga"], "does not know"),
-            (["--text", "🎬🍿"], "does not know"),
-            (["--text", "a \x1b[31mgood film"], "U+001B at position 2"),
-            (["--text", "a film", "--text", "bad\x00film"], "text 1 has the control character U+0000 at position 3"),
-            (["--text", "good film " * 10_000], "20,000 tokens, more than the limit of 16,384"),
-            (["--text", TEXT, "--max-tokens", "5"], "11 tokens, more than the limit of 5"),
-            (["--text", "a \udcff film"], "not valid UTF-8"),
-            (["--ids", "1,16"], "16, outside the model's vocabulary 0…15"),
-            (["--ids", "-1"], "-1, outside"),
-            (
-                ["--text", TEXT, "--score", "retain"],
-                "unknown score 'retain'; allowed are survival, readable, retention, write",
-            ),
-            (["--text", TEXT, "--device", "cud"], "cud"),
-            (["--text", TEXT, "--device", "cuda:99"], "cuda:99"),
-            (["--text", TEXT, "--dtype", "int8"], "choose one of auto, float32, float64, bfloat16, float16"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "says"), [
+        (["--text", ""], "empty"),
+        (["--text", " \t\n"], "empty"),
+        (["--text", "zebra quagga"], "does not know"),
+        (["--text", "🎬🍿"], "does not know"),
+        (["--text", "a \x1b[31mgood film"], "U+001B at position 2"),
+        (["--text", "a film", "--text", "bad\x00film"], "text 1 has the control character U+0000 at position 3"),
+        (["--text", "good film " * 10_000], "20,000 tokens, more than the limit of 16,384"),
+        (["--text", TEXT, "--max-tokens", "5"], "11 tokens, more than the limit of 5"),
+        (["--text", "a \udcff film"], "not valid UTF-8"),
+        (["--ids", "1,16"], "16, outside the model's vocabulary 0…15"),
+        (["--ids", "-1"], "-1, outside"),
+        (
+            ["--text", TEXT, "--score", "retain"],
+            "unknown score 'retain'; allowed are survival, readable, retention, write",
+        ),
+        (["--text", TEXT, "--device", "cud"], "cud"),
+        (["--text", TEXT, "--device", "cuda:99"], "cuda:99"),
+        (["--text", TEXT, "--dtype", "int8"], "choose one of auto, float32, float64, bfloat16, float16"),
+    ])  # fmt: skip
     def test_refuses(self, refusal: Callable[..., str], mamba: Path, arguments: list[str], says: str) -> None:
         assert says in refusal("heatmap", mamba, *arguments)
 

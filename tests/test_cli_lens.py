@@ -89,23 +89,20 @@ class TestFit:
         record = LensFit.load(tmp_path / "b" / "lens.json").provenance["data"]
         assert record["train"]["split"] == "test" and record["measured"]["name"] == "text"
 
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["mamba2"], "no data; give --data, one of wikitext2, books, or a file"),
-            (["mamba2", "--data", "wikitext"], "unknown text 'wikitext'; give wikitext2"),
-            (["bare", "--data", "text.txt"], "bare has no tokenizer to read"),
-            (
-                ["mamba2", "--data", "text.txt", "--set", "optimizer=sdg"],
-                "unknown optimizer 'sdg'; allowed are sgd, adam",
-            ),
-            (["mamba2", "--data", "text.txt", "--steps", "0"], "steps is 0; allowed is a whole number from 1"),
-            (["mamba2", "--data", "text.txt", "--set", "clip=x"], "clip is 'x'; allowed is a number above 0"),
-            (["mamba2", "--data", "text.txt", "--length", "0"], "length is 0; allowed is a whole number from 1 to"),
-            (["demo/sst2-mamba2", "--data", "text.txt"], "text.txt"),
-            (["mamba2", "--data", "text.txt", "--device", "gpu"], "gpu"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "says"), [
+        (["mamba2"], "no data; give --data, one of wikitext2, books, or a file"),
+        (["mamba2", "--data", "wikitext"], "unknown text 'wikitext'; give wikitext2"),
+        (["bare", "--data", "text.txt"], "bare has no tokenizer to read"),
+        (
+            ["mamba2", "--data", "text.txt", "--set", "optimizer=sdg"],
+            "unknown optimizer 'sdg'; allowed are sgd, adam",
+        ),
+        (["mamba2", "--data", "text.txt", "--steps", "0"], "steps is 0; allowed is a whole number from 1"),
+        (["mamba2", "--data", "text.txt", "--set", "clip=x"], "clip is 'x'; allowed is a number above 0"),
+        (["mamba2", "--data", "text.txt", "--length", "0"], "length is 0; allowed is a whole number from 1 to"),
+        (["demo/sst2-mamba2", "--data", "text.txt"], "text.txt"),
+        (["mamba2", "--data", "text.txt", "--device", "gpu"], "gpu"),
+    ])  # fmt: skip
     def test_refuses(self, analyze, folder, tmp_path, arguments, says):
         given = [folder / part if (folder / str(part)).exists() else part for part in arguments]
         answer = analyze("lens", "fit", *given, "--out", tmp_path / "lens")

@@ -39,17 +39,13 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return drawn.to(dtype)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(random(length, dtype=torch.uint8) for length in (1, 2, 3, 4, 5, 7)), random(11, dtype=torch.uint8)[1:],
-        random(12, dtype=torch.uint8)[1:9], random(3, 5).T, random(7, dtype=torch.bfloat16),
-        random(9, dtype=torch.float64), torch.tensor(-1.5), torch.tensor(-1, dtype=torch.int32), random(COLUMNS),
-        random(COLUMNS + 1), random(2 * COLUMNS + 5), random(4 * COLUMNS), random(4 * COLUMNS + 3, dtype=torch.int64),
-        torch.zeros(3, 0),
-    ],
-    ids=lambda value: f"{value.dtype}{tuple(value.shape)}",
-)  # fmt: skip
+@pytest.mark.parametrize("value", [
+    *(random(length, dtype=torch.uint8) for length in (1, 2, 3, 4, 5, 7)), random(11, dtype=torch.uint8)[1:],
+    random(12, dtype=torch.uint8)[1:9], random(3, 5).T, random(7, dtype=torch.bfloat16),
+    random(9, dtype=torch.float64), torch.tensor(-1.5), torch.tensor(-1, dtype=torch.int32), random(COLUMNS),
+    random(COLUMNS + 1), random(2 * COLUMNS + 5), random(4 * COLUMNS), random(4 * COLUMNS + 3, dtype=torch.int64),
+    torch.zeros(3, 0),
+], ids=lambda value: f"{value.dtype}{tuple(value.shape)}")  # fmt: skip
 def test_a_hash_is_a_sum_over_words(value: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hashes({"a": value}) == {"a": expected(value)}
     monkeypatch.setattr(fingerprint, "MAX_WORDS_PER_STEP", 2**16)
@@ -140,14 +136,11 @@ def test_the_settings_of_adapters() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("values", "wrong"),
-    [
-        ([1.0, 2.0], None), ([3e38, 3e38], None), ([1.0, torch.nan], "1 of the 2"),
-        ([torch.inf, -torch.inf, 0.0], "2 of the 3"), ([torch.inf] + [0.0] * 1999, "1 of the 2,000"),
-        ([torch.inf] * 1500, "1,500 of the 1,500"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("values", "wrong"), [
+    ([1.0, 2.0], None), ([3e38, 3e38], None), ([1.0, torch.nan], "1 of the 2"),
+    ([torch.inf, -torch.inf, 0.0], "2 of the 3"), ([torch.inf] + [0.0] * 1999, "1 of the 2,000"),
+    ([torch.inf] * 1500, "1,500 of the 1,500"),
+])  # fmt: skip
 def test_numbers_that_are_not_finite(values: list[float], wrong: str | None) -> None:
     module = nn.ParameterDict({"fine": nn.Parameter(torch.ones(3)), "odd": nn.Parameter(torch.tensor(values))})
     module["whole"] = nn.Parameter(torch.tensor([5]), requires_grad=False)

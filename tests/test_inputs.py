@@ -51,26 +51,23 @@ class Known:
         return texts, given
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({}, "no text; give text=…, file=…, or ids='5,17,3'"),
-        ({"text": [], "ids": []}, "no text; give text=…"),
-        ({"text": ["a"], "file": "f"}, "text=… cannot be combined with file=…"),
-        ({"text": ["a"], "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
-        ({"file": "f", "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
-        ({"file": "", "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
-        ({"text": ["a"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
-        ({"file": "f", "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
-        ({"ids": ["1"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
-        ({"text": ["a"], "chat": "c"}, "chat=… cannot be combined with text=…, file=…, ids=…, image=… or series=…"),
-        ({"text": ["a", "b\ud800"]}, "text=… is not valid UTF-8"),
-        ({"ids": ["1,2", "3,x"]}, "ids='3,x': 'x' is not a whole number; write for example ids='5,17,3'"),
-        ({"file": "-", "text": ["a"]}, "text=… cannot be combined with file=…"),
-        ({"file": "a.CSV"}, "file='a.CSV' is a table, and file=… takes lines"),
-        ({"file": "a.parquet"}, "file='a.parquet' is a table, and file=… takes lines"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    ({}, "no text; give text=…, file=…, or ids='5,17,3'"),
+    ({"text": [], "ids": []}, "no text; give text=…"),
+    ({"text": ["a"], "file": "f"}, "text=… cannot be combined with file=…"),
+    ({"text": ["a"], "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
+    ({"file": "f", "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
+    ({"file": "", "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
+    ({"text": ["a"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
+    ({"file": "f", "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
+    ({"ids": ["1"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
+    ({"text": ["a"], "chat": "c"}, "chat=… cannot be combined with text=…, file=…, ids=…, image=… or series=…"),
+    ({"text": ["a", "b\ud800"]}, "text=… is not valid UTF-8"),
+    ({"ids": ["1,2", "3,x"]}, "ids='3,x': 'x' is not a whole number; write for example ids='5,17,3'"),
+    ({"file": "-", "text": ["a"]}, "text=… cannot be combined with file=…"),
+    ({"file": "a.CSV"}, "file='a.CSV' is a table, and file=… takes lines"),
+    ({"file": "a.parquet"}, "file='a.parquet' is a table, and file=… takes lines"),
+])  # fmt: skip
 def test_texts_that_are_refused_without_a_model(given: dict[str, Any], said: str) -> None:
     assert said in refusal(Texts(), **given)
 

@@ -49,22 +49,19 @@ def test_whitespace_and_emoji_beside_words_are_fine(model):
     assert model.encode("good\tfilm\r\n😀").tokens[0] == ("good", "film", "😀", "[CLS]")
 
 
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        ([], "no text"),
-        ("", "the text is empty: give at least one word"),
-        ("  \n\t ", "the text is empty: give at least one word"),
-        (["a", ""], "text 1 is empty: give at least one word"),
-        (["film\x1b\x00"], "the text has the control character U+001B at position 4: remove it"),
-        ("a\x00b", "the text has the control character U+0000 at position 1"),
-        ("😀😀", "the text has only characters that this model's tokenizer does not know: '😀😀'"),
-        (["a", "zzz"], "text 1 has only characters that this model's tokenizer does not know: 'zzz'"),
-        ("z" * 50, f"the text has only characters that this model's tokenizer does not know: '{'z' * 40}'"),
-        ("film" + " " * 317, "the text has 321 characters, more than 320, the limit for 5 tokens: shorten or"),
-        (["a", "a a a a a"], "text 1 has 6 tokens, more than the limit of 5: shorten or split it, or raise max_tokens"),
-    ],
-)
+@pytest.mark.parametrize(("texts", "said"), [
+    ([], "no text"),
+    ("", "the text is empty: give at least one word"),
+    ("  \n\t ", "the text is empty: give at least one word"),
+    (["a", ""], "text 1 is empty: give at least one word"),
+    (["film\x1b\x00"], "the text has the control character U+001B at position 4: remove it"),
+    ("a\x00b", "the text has the control character U+0000 at position 1"),
+    ("😀😀", "the text has only characters that this model's tokenizer does not know: '😀😀'"),
+    (["a", "zzz"], "text 1 has only characters that this model's tokenizer does not know: 'zzz'"),
+    ("z" * 50, f"the text has only characters that this model's tokenizer does not know: '{'z' * 40}'"),
+    ("film" + " " * 317, "the text has 321 characters, more than 320, the limit for 5 tokens: shorten or"),
+    (["a", "a a a a a"], "text 1 has 6 tokens, more than the limit of 5: shorten or split it, or raise max_tokens"),
+])  # fmt: skip
 def test_what_is_said_of_a_text(model, texts, said):
     assert refused(model.encode, texts, max_tokens=5).startswith(said)
     assert model.encode("a a a a" + " " * 313, max_tokens=5).lengths == [5]

@@ -152,15 +152,12 @@ def test_an_adapter_that_fails_is_refused_in_a_line(name: str) -> None:
     assert said in refused(ssmscope.load, network())
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"layers": ["layer"]}, "layers is ['layer']; give the path of one part"),
-        ({"example": [[1, 2], [1]]}, "the example is a list that is no array"),
-        ({"example": torch.zeros(0, 4, dtype=torch.long)}, "the example has no row"),
-        ({"head": "tokens"}, "head='tokens' is a Embedding; give the path of the linear layer"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ({"layers": ["layer"]}, "layers is ['layer']; give the path of one part"),
+    ({"example": [[1, 2], [1]]}, "the example is a list that is no array"),
+    ({"example": torch.zeros(0, 4, dtype=torch.long)}, "the example has no row"),
+    ({"head": "tokens"}, "head='tokens' is a Embedding; give the path of the linear layer"),
+])  # fmt: skip
 def test_what_names_no_part_or_example_is_refused(options: dict[str, Any], said: str) -> None:
     assert said in refused(ssmscope.load, network(), **options)
 

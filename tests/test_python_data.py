@@ -86,18 +86,15 @@ def test_a_heatmap_reads_labelled_texts_and_texts(model: ssmscope.Model, path: P
         pd.testing.assert_frame_equal(ssmscope.explain(model, **given, methods=("gradxinput",)).to_frame(), alone)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (dict(data=[("a",)]), r"data is \[\('a',\)\]: give the name of a data set, a file's path, a DataFrame or"),
-        (dict(data=5), "data is 5: give the name of a data set"),
-        (dict(data=[]), "the data hold no rows"),
-        (dict(data="nothing"), "unknown data 'nothing'; give one of"),
-        (dict(data=ROWS, split="test"), "split 'test' was asked for, but a table has none"),
-        (dict(data=text_data("t", "all", ["a"], [0], ["x", "y"]), split="test"), "split is for data that are named"),
-        (dict(data=ROWS, max_tokens=2), "row 1 of given has 5 tokens"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    (dict(data=[("a",)]), r"data is \[\('a',\)\]: give the name of a data set, a file's path, a DataFrame or"),
+    (dict(data=5), "data is 5: give the name of a data set"),
+    (dict(data=[]), "the data hold no rows"),
+    (dict(data="nothing"), "unknown data 'nothing'; give one of"),
+    (dict(data=ROWS, split="test"), "split 'test' was asked for, but a table has none"),
+    (dict(data=text_data("t", "all", ["a"], [0], ["x", "y"]), split="test"), "split is for data that are named"),
+    (dict(data=ROWS, max_tokens=2), "row 1 of given has 5 tokens"),
+])  # fmt: skip
 def test_what_is_no_data_is_refused(given: dict[str, Any], said: str, model: ssmscope.Model) -> None:
     refuses(said, ssmscope.evaluate, model, **given)
 
@@ -143,16 +140,13 @@ def test_lines_of_a_language_model(tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(ssmscope.ablate(model, given, length=8).to_frame(), expected.to_frame())
 
 
-@pytest.mark.parametrize(
-    ("python", "typed"),
-    [
-        ("give it without through=… and from_=…", "give it without --through and --from"),
-        ("give heads='mean', or pool=0", "give --heads mean, or --pool 0"),
-        ("gradient=True cannot go with skip=False", "--gradient cannot go with --no-skip"),
-        ("give images, model.encode(values=…), (or file='a b.txt')", "give images, --image, (or --file a b.txt)"),
-        ("such as ig.baseline=…, ids=… (5)", "such as ig.baseline=…, --ids (5)"),
-    ],
-)
+@pytest.mark.parametrize(("python", "typed"), [
+    ("give it without through=… and from_=…", "give it without --through and --from"),
+    ("give heads='mean', or pool=0", "give --heads mean, or --pool 0"),
+    ("gradient=True cannot go with skip=False", "--gradient cannot go with --no-skip"),
+    ("give images, model.encode(values=…), (or file='a b.txt')", "give images, --image, (or --file a b.txt)"),
+    ("such as ig.baseline=…, ids=… (5)", "such as ig.baseline=…, --ids (5)"),
+])  # fmt: skip
 def test_messages_name_options_as_each_side_writes_them(python: str, typed: str) -> None:
     assert as_typed(python) == typed
 

@@ -276,21 +276,18 @@ def test_every_kind_is_read_from_the_module_that_defines_it():
     TRANSFORMERS.run(code).check_returncode()
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"dtype": "U500000000", "shape": [1], "values": [""]},
-        {"dtype": "U50000", "shape": [999], "values": ["a"] * 999},
-        {"dtype": "U3", "shape": [1], "values": [7]},
-        {"dtype": "int64", "shape": [0, 10**30], "values": []},
-        {"dtype": "int64", "shape": [1], "values": [10**30]},
-        {"dtype": "float64", "shape": [1], "values": [10**400]},
-        {"dtype": ["i4", "i4"], "shape": [1], "values": [7]},
-        {"dtype": {"names": ["a"], "formats": ["i4"]}, "shape": [1], "values": [7]},
-        {"dtype": None, "shape": [1], "values": [7]},
-        {"dtype": "(9999999,)i4", "shape": [1], "values": [7]},
-    ],
-)
+@pytest.mark.parametrize("values", [
+    {"dtype": "U500000000", "shape": [1], "values": [""]},
+    {"dtype": "U50000", "shape": [999], "values": ["a"] * 999},
+    {"dtype": "U3", "shape": [1], "values": [7]},
+    {"dtype": "int64", "shape": [0, 10**30], "values": []},
+    {"dtype": "int64", "shape": [1], "values": [10**30]},
+    {"dtype": "float64", "shape": [1], "values": [10**400]},
+    {"dtype": ["i4", "i4"], "shape": [1], "values": [7]},
+    {"dtype": {"names": ["a"], "formats": ["i4"]}, "shape": [1], "values": [7]},
+    {"dtype": None, "shape": [1], "values": [7]},
+    {"dtype": "(9999999,)i4", "shape": [1], "values": [7]},
+])  # fmt: skip
 def test_arrays_that_ask_for_all_memory_or_are_none_are_refused(provenance, values):
     document = json.loads(sample(provenance).to_json())
     document["parts"][0]["values"] = values
@@ -359,25 +356,22 @@ def test_arrays_of_texts_say_their_width_in_characters(provenance):
     assert Result.from_dict(document).parts[0].values.dtype == np.dtype("U3")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"shape": [-12_000]}, "expected the sizes of an array, not [-12000]"),
-        ({"shape": [-1, -12_000]}, "expected the sizes of an array, not [-1, -12000]"),
-        ({"shape": [True, 12_000]}, "expected the sizes of an array, not [True, 12000]"),
-        ({"shape": 12_000}, "expected the sizes of an array, not 12000"),
-        ({"shape": [11_999]}, "expected 47996 bytes for an array of shape [11999], not more"),
-        ({"shape": [12_001]}, "expected 48004 bytes for an array of shape [12001], not only 48000"),
-        ({"zlib": 7}, "expected compressed numbers, not 7"),
-        ({"zlib": packed(COMPRESSED) + "\n"}, "Only base64 data is allowed"),
-        ({"zlib": packed(COMPRESSED[:-1])}, "cut off, or followed by something else"),
-        ({"zlib": packed(COMPRESSED + b"more")}, "cut off, or followed by something else"),
-        ({"zlib": packed(b"no zlib" * 100)}, "damaged compressed numbers: "),
-        ({"shape": [10**8]}, f"{len(COMPRESSED)} compressed bytes cannot be read as an array of shape"),
-        ({"dtype": "U4"}, "expected a compressed array of numbers, not of U4"),
-        ({"dtype": "object"}, "expected the name of a dtype of numbers or text, not 'object'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"shape": [-12_000]}, "expected the sizes of an array, not [-12000]"),
+    ({"shape": [-1, -12_000]}, "expected the sizes of an array, not [-1, -12000]"),
+    ({"shape": [True, 12_000]}, "expected the sizes of an array, not [True, 12000]"),
+    ({"shape": 12_000}, "expected the sizes of an array, not 12000"),
+    ({"shape": [11_999]}, "expected 47996 bytes for an array of shape [11999], not more"),
+    ({"shape": [12_001]}, "expected 48004 bytes for an array of shape [12001], not only 48000"),
+    ({"zlib": 7}, "expected compressed numbers, not 7"),
+    ({"zlib": packed(COMPRESSED) + "\n"}, "Only base64 data is allowed"),
+    ({"zlib": packed(COMPRESSED[:-1])}, "cut off, or followed by something else"),
+    ({"zlib": packed(COMPRESSED + b"more")}, "cut off, or followed by something else"),
+    ({"zlib": packed(b"no zlib" * 100)}, "damaged compressed numbers: "),
+    ({"shape": [10**8]}, f"{len(COMPRESSED)} compressed bytes cannot be read as an array of shape"),
+    ({"dtype": "U4"}, "expected a compressed array of numbers, not of U4"),
+    ({"dtype": "object"}, "expected the name of a dtype of numbers or text, not 'object'"),
+])  # fmt: skip
 def test_a_damaged_array_is_told_by_what_is_wrong_with_it(provenance, change, said):
     document = sample(provenance).to_dict()
     document["parts"][0]["values"] = {"dtype": "float32", "shape": [12_000], "zlib": packed(COMPRESSED), **change}
@@ -397,13 +391,10 @@ class Union(Result, kind="test-union"):
         return pd.DataFrame({"a": [1]})
 
 
-@pytest.mark.parametrize(
-    ("value", "again"),
-    [
-        ((3, 1), (3, 1)), ({"a": math.inf}, {"a": math.inf}), (2.5, 2.5), (math.inf, math.inf), (-math.inf, -math.inf),
-        ("infinite", "infinite"), ("", ""), (None, None), (np.float32(0.5), 0.5),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "again"), [
+    ((3, 1), (3, 1)), ({"a": math.inf}, {"a": math.inf}), (2.5, 2.5), (math.inf, math.inf), (-math.inf, -math.inf),
+    ("infinite", "infinite"), ("", ""), (None, None), (np.float32(0.5), 0.5),
+])  # fmt: skip
 def test_a_field_of_several_types_comes_back_as_what_it_was(provenance, value, again):
     part = Part("x", np.arange(3))
     found = Result.from_dict(json.loads(Union(provenance, value, part, [1.5, math.inf], {"b": [1]}).to_json()))
@@ -412,19 +403,16 @@ def test_a_field_of_several_types_comes_back_as_what_it_was(provenance, value, a
     assert Result.from_dict(Union(provenance, None, "name", []).to_dict()).part == "name"
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"mean": "x"}, "could not convert"),
-        ({"pair": [1]}, "expected 2 values, not 1"),
-        ({"pair": ["x", 1]}, "expected int, not 'x'"),
-        ({"parts": [3]}, "expected the fields of Part, not 3"),
-        ({"parts": [{"name": "x"}]}, "Part lacks values"),
-        ({"parts": [{"name": "x", "values": 3, "b": 1, "a": 2}]}, "Part has no a, b"),
-        ({"names": 3}, "expected Mapping, not 3"),
-        ({"note": 3}, "expected str, not 3"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"mean": "x"}, "could not convert"),
+    ({"pair": [1]}, "expected 2 values, not 1"),
+    ({"pair": ["x", 1]}, "expected int, not 'x'"),
+    ({"parts": [3]}, "expected the fields of Part, not 3"),
+    ({"parts": [{"name": "x"}]}, "Part lacks values"),
+    ({"parts": [{"name": "x", "values": 3, "b": 1, "a": 2}]}, "Part has no a, b"),
+    ({"names": 3}, "expected Mapping, not 3"),
+    ({"note": 3}, "expected str, not 3"),
+])  # fmt: skip
 def test_a_wrong_field_is_told_with_its_type(provenance, changed, said):
     with pytest.raises(InputError) as raised:
         Result.from_dict({**sample(provenance).to_dict(), **changed})

@@ -210,36 +210,30 @@ def test_what_reads_the_memory_of_series(series: Tensor, tmp_path) -> None:
     assert type(heatmap).load(tmp_path / "heatmap.json")[0].tokens[0] == "step 0"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "has no embedding of token ids"),
-        ({"inputs": "floats"}, "the example is nothing; for floats give"),
-        ({"inputs": "series", "example": torch.randn(1, 5, 3)}, "inputs is 'series'; give one of tokens, floats"),
-        ({"example": torch.randn(1, 5, 3)}, "gives logits at every position"),
-        ({"example": torch.randn(1, 5, 3), "answer": "next"}, "gives logits at every position"),
-        ({"example": torch.randn(1, 5, 3), "at": 5}, "at is 5; give the number of a position in the example"),
-        ({"example": torch.randn(1, 5, 3), "at": True}, "at is True"),
-        ({"example": torch.randn(1, 5, 2), "at": 0}, "cannot be run on numbers"),
-        ({"example": torch.randn(5, 3), "at": 0}, r"the example is \(5, 3\)"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ({}, "has no embedding of token ids"),
+    ({"inputs": "floats"}, "the example is nothing; for floats give"),
+    ({"inputs": "series", "example": torch.randn(1, 5, 3)}, "inputs is 'series'; give one of tokens, floats"),
+    ({"example": torch.randn(1, 5, 3)}, "gives logits at every position"),
+    ({"example": torch.randn(1, 5, 3), "answer": "next"}, "gives logits at every position"),
+    ({"example": torch.randn(1, 5, 3), "at": 5}, "at is 5; give the number of a position in the example"),
+    ({"example": torch.randn(1, 5, 3), "at": True}, "at is True"),
+    ({"example": torch.randn(1, 5, 2), "at": 0}, "cannot be run on numbers"),
+    ({"example": torch.randn(5, 3), "at": 0}, r"the example is \(5, 3\)"),
+])  # fmt: skip
 def test_what_does_not_fit_is_said(options: dict, said: str) -> None:
     refuses(said, ssmscope.load, network(), **options)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("a text", "reads series of 3 channels"),
-        ([1, 2, 3], "series 0 is"),
-        (torch.randn(4, 2), r"series 0 is \(4, 2\)"),
-        ([[[1.0, 2.0, float("inf")]]], "not finite"),
-        ([], "give numbers"),
-        ([["a", "b", "c"]], "give numbers"),
-        (torch.zeros(1, 0, 3), r"series 0 is \(0, 3\)"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    ("a text", "reads series of 3 channels"),
+    ([1, 2, 3], "series 0 is"),
+    (torch.randn(4, 2), r"series 0 is \(4, 2\)"),
+    ([[[1.0, 2.0, float("inf")]]], "not finite"),
+    ([], "give numbers"),
+    ([["a", "b", "c"]], "give numbers"),
+    (torch.zeros(1, 0, 3), r"series 0 is \(0, 3\)"),
+])  # fmt: skip
 def test_other_inputs_are_refused(series: Tensor, given, said: str) -> None:
     model = ssmscope.load(network(), at=-1, example=series)
     refuses(said, model.encode, given)
@@ -366,17 +360,14 @@ def test_patched_steps_are_the_modules_own(series: Tensor, at: int | None) -> No
         assert state.values[-1, 3, 1] == pytest.approx(expected.item(), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("values", "labels", "names", "said"),
-    [
-        (torch.randn(3, 5), [0, 1, 0], None, r"the series are \(3, 5\)"),
-        (np.zeros((3, 5, 2), dtype=int), [0, 1, 0], None, "int64; give floats"),
-        (torch.full((3, 5, 2), float("nan")), [0, 1, 0], None, "not finite"),
-        (torch.randn(3, 5, 2), [0, 1], None, "2 labels for 3 series"),
-        (torch.randn(3, 5, 2), [0, 1, 2], ["no", "yes"], "the label 2 is none of the classes no, yes"),
-        (torch.randn(3, 5, 2), ["no", "yes", "maybe"], ["no", "yes"], "the label 'maybe' is none"),
-    ],
-)
+@pytest.mark.parametrize(("values", "labels", "names", "said"), [
+    (torch.randn(3, 5), [0, 1, 0], None, r"the series are \(3, 5\)"),
+    (np.zeros((3, 5, 2), dtype=int), [0, 1, 0], None, "int64; give floats"),
+    (torch.full((3, 5, 2), float("nan")), [0, 1, 0], None, "not finite"),
+    (torch.randn(3, 5, 2), [0, 1], None, "2 labels for 3 series"),
+    (torch.randn(3, 5, 2), [0, 1, 2], ["no", "yes"], "the label 2 is none of the classes no, yes"),
+    (torch.randn(3, 5, 2), ["no", "yes", "maybe"], ["no", "yes"], "the label 'maybe' is none"),
+])  # fmt: skip
 def test_labelled_series_that_do_not_fit_are_refused(values, labels, names, said: str) -> None:
     refuses(said, ssmscope.labelled_series, values, labels, names)
     assert ssmscope.labelled_series(torch.randn(2, 5, 2), ["b", "a"]).labels.tolist() == [1, 0]

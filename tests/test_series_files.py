@@ -152,29 +152,26 @@ def test_the_command_line_answers_as_python_does(given: Given, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["values"] == json.loads(found.to_json())["values"]
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "said"),
-    [
-        ("network.py:model", ["--series", "absent.npy"], "there is no file absent.npy"),
-        ("network.py:model", ["--series", "network.py"], "is no file of series; its name must end in .npy, .npz"),
-        ("network.py:model", ["--series", "flat.npy"], r"are (9,) float64; give numbers (length, channels)"),
-        ("network.py:model", ["--series", "narrow.npy"], "series 0 is (9, 2); the model reads (length, 3)"),
-        ("network.py:model", ["--series", "objects.npy"], "could not be read as npy"),
-        ("network.py:model", ["--series", "damaged.npz"], "could not be read as npz"),
-        ("network.py:model", ["--series", "several.npz"], "holds the arrays a, b; call that of the series"),
-        ("network.py:model", ["--series", "words.csv"], "has 'x' in the column 'v', which is read as a channel"),
-        ("network.py:model", ["--series", "mixed.csv"], "another label than the earlier steps of series a"),
-        ("network.py:model", ["--series", "ragged.jsonl"], "give a list of numbers at each step"),
-        ("network.py:model", ["--series", "narrow.npy", "--ids", "1"], "--series cannot be combined with"),
-        ("network.py:model", ["--text", "hello"], "reads series of 3 channels: give --series"),
-        ("network.py:fails", ["--series", "narrow.npy"], "failed with ValueError: no weights (line"),
-        ("network.py:number", ["--series", "narrow.npy"], "gives a int; it has to give a torch module"),
-        ("network.py:modle", ["--series", "narrow.npy"], "has no 'modle'"),
-        ("absent.py:model", ["--series", "narrow.npy"], "there is no file absent.py"),
-        ("absent_package:model", ["--series", "narrow.npy"], "No module named 'absent_package'"),
-        ("demo/sst2-mamba2", ["--series", "narrow.npy"], "reads tokens, not series of numbers"),
-    ],
-)
+@pytest.mark.parametrize(("model", "options", "said"), [
+    ("network.py:model", ["--series", "absent.npy"], "there is no file absent.npy"),
+    ("network.py:model", ["--series", "network.py"], "is no file of series; its name must end in .npy, .npz"),
+    ("network.py:model", ["--series", "flat.npy"], r"are (9,) float64; give numbers (length, channels)"),
+    ("network.py:model", ["--series", "narrow.npy"], "series 0 is (9, 2); the model reads (length, 3)"),
+    ("network.py:model", ["--series", "objects.npy"], "could not be read as npy"),
+    ("network.py:model", ["--series", "damaged.npz"], "could not be read as npz"),
+    ("network.py:model", ["--series", "several.npz"], "holds the arrays a, b; call that of the series"),
+    ("network.py:model", ["--series", "words.csv"], "has 'x' in the column 'v', which is read as a channel"),
+    ("network.py:model", ["--series", "mixed.csv"], "another label than the earlier steps of series a"),
+    ("network.py:model", ["--series", "ragged.jsonl"], "give a list of numbers at each step"),
+    ("network.py:model", ["--series", "narrow.npy", "--ids", "1"], "--series cannot be combined with"),
+    ("network.py:model", ["--text", "hello"], "reads series of 3 channels: give --series"),
+    ("network.py:fails", ["--series", "narrow.npy"], "failed with ValueError: no weights (line"),
+    ("network.py:number", ["--series", "narrow.npy"], "gives a int; it has to give a torch module"),
+    ("network.py:modle", ["--series", "narrow.npy"], "has no 'modle'"),
+    ("absent.py:model", ["--series", "narrow.npy"], "there is no file absent.py"),
+    ("absent_package:model", ["--series", "narrow.npy"], "No module named 'absent_package'"),
+    ("demo/sst2-mamba2", ["--series", "narrow.npy"], "reads tokens, not series of numbers"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused_in_one_line(
     given: Given, capsys: pytest.CaptureFixture[str], model: str, options: list[str], said: str
 ) -> None:

@@ -190,16 +190,13 @@ class TestRefusals:
         with pytest.raises(TypeError, match="Linear is not part"):
             packed(model, torch.nn.Linear(1, 1).forward)
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            (["fidelity", MODEL, "--workers", "2"], "--workers needs --engine ray"),
-            (["fidelity", MODEL, "--engine", "ray", "--workers", "2", "--address", "a:1"], "give one"),
-            (["heatmap", MODEL, "--text", "a film", "--engine", "ray"], "--engine ray needs --data"),
-            (["explain", MODEL, "--text", "a film", "--engine", "ray"], "no option --engine"),
-            (["report", "quick", "--out", "x", "--by-batch"], "--by-batch needs --engine ray"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "message"), [
+        (["fidelity", MODEL, "--workers", "2"], "--workers needs --engine ray"),
+        (["fidelity", MODEL, "--engine", "ray", "--workers", "2", "--address", "a:1"], "give one"),
+        (["heatmap", MODEL, "--text", "a film", "--engine", "ray"], "--engine ray needs --data"),
+        (["explain", MODEL, "--text", "a film", "--engine", "ray"], "no option --engine"),
+        (["report", "quick", "--out", "x", "--by-batch"], "--by-batch needs --engine ray"),
+    ])  # fmt: skip
     def test_of_options(self, arguments, message, refusal) -> None:
         assert message in refusal(*arguments)
 

@@ -77,19 +77,15 @@ def test_what_can_be_typed_is_read_alike(of_python: dict[str, Option]) -> None:
             getattr(of_python["answer"], read)(True)
 
 
-@pytest.mark.parametrize(
-    ("given", "whole", "said", "inside", "outside"),
-    [
-        (Range(1), True, "a whole number from 1 on", [1, 2], [0]),
-        (Range(0, 1), False, "a number from 0 to 1", [0, 0.5, 1], [-0.1, 1.1]),
-        (Range(0, 1, strict=True), False, "a number above 0 and below 1", [0.5], [0, 1]),
-        (Range(0, strict=True), False, "a number above 0", [0.1, 1e9], [0, -1]),
-        (Range(high=5, strict=True), True, "a whole number below 5", [4, -9], [5]),
-        (Range(2, 10_000), True, "a whole number from 2 to 10,000", [2, 10_000], [1, 10_001]),
-        (Range(), False, "a number", [-1e9, 1e9], []),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("given", "whole", "said", "inside", "outside"), [
+    (Range(1), True, "a whole number from 1 on", [1, 2], [0]),
+    (Range(0, 1), False, "a number from 0 to 1", [0, 0.5, 1], [-0.1, 1.1]),
+    (Range(0, 1, strict=True), False, "a number above 0 and below 1", [0.5], [0, 1]),
+    (Range(0, strict=True), False, "a number above 0", [0.1, 1e9], [0, -1]),
+    (Range(high=5, strict=True), True, "a whole number below 5", [4, -9], [5]),
+    (Range(2, 10_000), True, "a whole number from 2 to 10,000", [2, 10_000], [1, 10_001]),
+    (Range(), False, "a number", [-1e9, 1e9], []),
+], ids=str)  # fmt: skip
 def test_a_range_says_what_it_allows(given: Range, whole: bool, said: str, inside: list, outside: list) -> None:
     assert given.describe(whole) == said
     assert all(value in given for value in inside) and not any(value in given for value in outside)
@@ -135,27 +131,24 @@ FROM_0 = "allowed are mean, all or a whole number from 0 on, or several"
 FROM_2_TO_9 = "allowed are first, last, mid or a whole number from 2 to 9, or several"
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "several", "single", "metavar", "flags", "allowed"),
-    [
-        ("words", None, False, None, "a|b|c", ("--words",), "allowed are a, b or c"),
-        ("layers", int, True, None, "mean|all|N,…", ("--layers",), FROM_0),
-        ("steps", int, True, None, "NAME,…", ("--steps",), FROM_2_TO_9),
-        ("rate", float, False, float, "X", ("--rate",), "allowed is a number above 0 and below 1"),
-        ("rates", float, True, float, "X,…", ("--rates",), "allowed are a number, or several"),
-        ("flag", bool, False, bool, "", ("--flag", "--no-flag"), "allowed is true or false"),
-        ("from_", str, False, str, "SPAN", ("--from",), "allowed is a text"),
-        ("texts", str, True, None, "TEXT", ("--texts",), "allowed are a text, or several"),
-        ("file", Path, False, Path, "FILE", ("--file",), "allowed is a file"),
-        ("lens", Path, False, Path, "FILE", ("--lens",), "allowed is a directory"),
-        ("model", str, False, str, "TEXT", ("--model",), "allowed is a text"),
-        ("goal", str, False, str, "NAME", ("--goal",), None),
-        ("goals", str, True, None, "NAME,…", ("--goals",), None),
-        ("option", None, False, None, "METHOD.NAME=VALUE", ("--option",), None),
-        ("documented", int, False, int, "N", ("--documented",), "allowed is a whole number"),
-        ("named", str, False, str, "NAME", ("--named",), "allowed is a text"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind", "several", "single", "metavar", "flags", "allowed"), [
+    ("words", None, False, None, "a|b|c", ("--words",), "allowed are a, b or c"),
+    ("layers", int, True, None, "mean|all|N,…", ("--layers",), FROM_0),
+    ("steps", int, True, None, "NAME,…", ("--steps",), FROM_2_TO_9),
+    ("rate", float, False, float, "X", ("--rate",), "allowed is a number above 0 and below 1"),
+    ("rates", float, True, float, "X,…", ("--rates",), "allowed are a number, or several"),
+    ("flag", bool, False, bool, "", ("--flag", "--no-flag"), "allowed is true or false"),
+    ("from_", str, False, str, "SPAN", ("--from",), "allowed is a text"),
+    ("texts", str, True, None, "TEXT", ("--texts",), "allowed are a text, or several"),
+    ("file", Path, False, Path, "FILE", ("--file",), "allowed is a file"),
+    ("lens", Path, False, Path, "FILE", ("--lens",), "allowed is a directory"),
+    ("model", str, False, str, "TEXT", ("--model",), "allowed is a text"),
+    ("goal", str, False, str, "NAME", ("--goal",), None),
+    ("goals", str, True, None, "NAME,…", ("--goals",), None),
+    ("option", None, False, None, "METHOD.NAME=VALUE", ("--option",), None),
+    ("documented", int, False, int, "N", ("--documented",), "allowed is a whole number"),
+    ("named", str, False, str, "NAME", ("--named",), "allowed is a text"),
+])  # fmt: skip
 def test_what_a_signature_says_of_an_option(
     every: dict[str, Option], name, kind, several, single, metavar, flags, allowed
 ) -> None:
@@ -183,38 +176,35 @@ def test_helps_marks_and_defaults_are_each_options_own(every: dict[str, Option])
     assert every["goal"].one_of.words() == [*known, "most"] and every["goal"].allowed.endswith(f"{known[-1]}, most")
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "read"),
-    [
-        ("words", "b", "b"),
-        ("words", None, None),
-        ("layers", "all", "all"),
-        ("layers", "3", [3]),
-        ("layers", " 3, 0 ", [3, 0]),
-        ("goals", "float32, float64", ["float32", "float64"]),
-        ("layers", (3, 0), [3, 0]),
-        ("steps", "first,5,last", ["first", 5, "last"]),
-        ("rate", "0.25", 0.25),
-        ("rates", "0.25", 0.25),
-        ("rates", 0.25, 0.25),
-        ("rates", [0.25], [0.25]),
-        ("rates", "0.25,0.5", [0.25, 0.5]),
-        ("flag", "true", True),
-        ("flag", "false", False),
-        ("flag", False, False),
-        ("texts", "a, b", ["a, b"]),
-        ("texts", ["a, b", "c"], ["a, b", "c"]),
-        ("file", "a/b", Path("a/b")),
-        ("model", Path("a/b"), "a/b"),
-        ("goal", "most", "most"),
-        ("goals", "float32,float64", ["float32", "float64"]),
-        ("option", "ig.max-steps = 3", {"ig": {"max_steps": 3}}),
-        ("option", "ig.a.b=x", {"ig": {"a.b": "x"}}),
-        ("option", ["ig.a=true", "lrp.a=0.5", "ig.b=x=y"], {"ig": {"a": True, "b": "x=y"}, "lrp": {"a": 0.5}}),
-        ("option", {"ig": {"a": [1]}}, {"ig": {"a": [1]}}),
-        ("documented", " -7 ", -7),
-    ],
-)
+@pytest.mark.parametrize(("name", "given", "read"), [
+    ("words", "b", "b"),
+    ("words", None, None),
+    ("layers", "all", "all"),
+    ("layers", "3", [3]),
+    ("layers", " 3, 0 ", [3, 0]),
+    ("goals", "float32, float64", ["float32", "float64"]),
+    ("layers", (3, 0), [3, 0]),
+    ("steps", "first,5,last", ["first", 5, "last"]),
+    ("rate", "0.25", 0.25),
+    ("rates", "0.25", 0.25),
+    ("rates", 0.25, 0.25),
+    ("rates", [0.25], [0.25]),
+    ("rates", "0.25,0.5", [0.25, 0.5]),
+    ("flag", "true", True),
+    ("flag", "false", False),
+    ("flag", False, False),
+    ("texts", "a, b", ["a, b"]),
+    ("texts", ["a, b", "c"], ["a, b", "c"]),
+    ("file", "a/b", Path("a/b")),
+    ("model", Path("a/b"), "a/b"),
+    ("goal", "most", "most"),
+    ("goals", "float32,float64", ["float32", "float64"]),
+    ("option", "ig.max-steps = 3", {"ig": {"max_steps": 3}}),
+    ("option", "ig.a.b=x", {"ig": {"a.b": "x"}}),
+    ("option", ["ig.a=true", "lrp.a=0.5", "ig.b=x=y"], {"ig": {"a": True, "b": "x=y"}, "lrp": {"a": 0.5}}),
+    ("option", {"ig": {"a": [1]}}, {"ig": {"a": [1]}}),
+    ("documented", " -7 ", -7),
+])  # fmt: skip
 def test_values_have_the_options_type(every: dict[str, Option], name: str, given: object, read: object) -> None:
     found = every[name].read(given)
     assert found == read and type(found) is type(read)
@@ -222,66 +212,60 @@ def test_values_have_the_options_type(every: dict[str, Option], name: str, given
         assert list(map(type, found)) == list(map(type, read))
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "said"),
-    [
-        ("words", "ba", "unknown words 'ba'; allowed are a, b, c"),
-        ("layers", "men", "a whole number from 0 on, or several; did you mean 'mean'?"),
-        ("layers", [0, -1], "layers is -1; allowed are"),
-        ("layers", [], "layers is empty; allowed are"),
-        ("layers", None, "layers is not given; allowed are"),
-        ("layers", 1.5, "layers is 1.5; allowed are"),
-        ("steps", [2, 10], "steps is 10; allowed are"),
-        ("steps", [1], "steps is 1; allowed are"),
-        ("rate", "nan", "rate is 'nan'; allowed is"),
-        ("rate", 1, "rate is 1.0; allowed is"),
-        ("rate", "half", "rate is 'half'; allowed is"),
-        ("rate", True, "rate is True; allowed is"),
-        ("flag", 1, "flag is 1; write true or false"),
-        ("flag", "yes", "flag is 'yes'; write true or false"),
-        ("from_", None, "from_ is not given; allowed is a text"),
-        ("rates", "0.1,x", "rates is 'x'; allowed are a number, or several"),
-        ("texts", [3], "texts is 3; allowed are a text, or several"),
-        ("file", 3, "file is 3; allowed is a file"),
-        ("goal", "mst", "unknown goal 'mst'; allowed are"),
-        ("steps", "frist", "allowed are first, last, mid or a whole number"),
-        ("goals", ["float3"], "unknown among goals: 'float3'; allowed are"),
-        ("goals", ["most"], "unknown among goals: 'most'; allowed are"),
-        ("option", "ig.steps", "option 'ig.steps': write METHOD.NAME=VALUE"),
-        ("option", "ig=3", "option 'ig=3': write METHOD.NAME=VALUE"),
-        ("option", ".steps=3", "option '.steps=3': write METHOD.NAME=VALUE"),
-        ("option", "ig.=3", "option 'ig.=3': write METHOD.NAME=VALUE"),
-        ("option", {"ig": 3}, "give a mapping of methods to their options"),
-        ("documented", "1234567890123456789", "documented is '1234567890123456789'; allowed is a whole number"),
-        ("documented", True, "documented is True; allowed is a whole number"),
-        ("documented", 2.0, "documented is 2.0; allowed is a whole number"),
-        ("documented", "", "documented is ''; allowed is a whole number"),
-    ],
-)
+@pytest.mark.parametrize(("name", "given", "said"), [
+    ("words", "ba", "unknown words 'ba'; allowed are a, b, c"),
+    ("layers", "men", "a whole number from 0 on, or several; did you mean 'mean'?"),
+    ("layers", [0, -1], "layers is -1; allowed are"),
+    ("layers", [], "layers is empty; allowed are"),
+    ("layers", None, "layers is not given; allowed are"),
+    ("layers", 1.5, "layers is 1.5; allowed are"),
+    ("steps", [2, 10], "steps is 10; allowed are"),
+    ("steps", [1], "steps is 1; allowed are"),
+    ("rate", "nan", "rate is 'nan'; allowed is"),
+    ("rate", 1, "rate is 1.0; allowed is"),
+    ("rate", "half", "rate is 'half'; allowed is"),
+    ("rate", True, "rate is True; allowed is"),
+    ("flag", 1, "flag is 1; write true or false"),
+    ("flag", "yes", "flag is 'yes'; write true or false"),
+    ("from_", None, "from_ is not given; allowed is a text"),
+    ("rates", "0.1,x", "rates is 'x'; allowed are a number, or several"),
+    ("texts", [3], "texts is 3; allowed are a text, or several"),
+    ("file", 3, "file is 3; allowed is a file"),
+    ("goal", "mst", "unknown goal 'mst'; allowed are"),
+    ("steps", "frist", "allowed are first, last, mid or a whole number"),
+    ("goals", ["float3"], "unknown among goals: 'float3'; allowed are"),
+    ("goals", ["most"], "unknown among goals: 'most'; allowed are"),
+    ("option", "ig.steps", "option 'ig.steps': write METHOD.NAME=VALUE"),
+    ("option", "ig=3", "option 'ig=3': write METHOD.NAME=VALUE"),
+    ("option", ".steps=3", "option '.steps=3': write METHOD.NAME=VALUE"),
+    ("option", "ig.=3", "option 'ig.=3': write METHOD.NAME=VALUE"),
+    ("option", {"ig": 3}, "give a mapping of methods to their options"),
+    ("documented", "1234567890123456789", "documented is '1234567890123456789'; allowed is a whole number"),
+    ("documented", True, "documented is True; allowed is a whole number"),
+    ("documented", 2.0, "documented is 2.0; allowed is a whole number"),
+    ("documented", "", "documented is ''; allowed is a whole number"),
+])  # fmt: skip
 def test_wrong_values_are_refused_with_what_is_allowed(
     every: dict[str, Option], name: str, given: object, said: str
 ) -> None:
     assert said in refused(lambda: every[name].read(given))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "typed"),
-    [
-        ("flag", True, ["--flag"]),
-        ("flag", False, ["--no-flag"]),
-        ("from_", "a b", ["--from", "a b"]),
-        ("layers", "mean", ["--layers", "mean"]),
-        ("layers", [3, 0], ["--layers", "3,0"]),
-        ("rates", (0.25,), ["--rates", "0.25"]),
-        ("texts", ["a, b", "c"], ["--texts", "a, b", "--texts", "c"]),
-        ("file", Path("a/b"), ["--file", "a/b"]),
-        (
-            "option",
-            {"ig": {"a": True, "b": 2}, "lrp": {"c": "x"}},
-            ["--option", "ig.a=true", "--option", "ig.b=2", "--option", "lrp.c=x"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "typed"), [
+    ("flag", True, ["--flag"]),
+    ("flag", False, ["--no-flag"]),
+    ("from_", "a b", ["--from", "a b"]),
+    ("layers", "mean", ["--layers", "mean"]),
+    ("layers", [3, 0], ["--layers", "3,0"]),
+    ("rates", (0.25,), ["--rates", "0.25"]),
+    ("texts", ["a, b", "c"], ["--texts", "a, b", "--texts", "c"]),
+    ("file", Path("a/b"), ["--file", "a/b"]),
+    (
+        "option",
+        {"ig": {"a": True, "b": 2}, "lrp": {"c": "x"}},
+        ["--option", "ig.a=true", "--option", "ig.b=2", "--option", "lrp.c=x"],
+    ),
+])  # fmt: skip
 def test_a_typed_value_is_read_as_it_was(every: dict[str, Option], name: str, value: object, typed: list[str]) -> None:
     option = every[name]
     assert option.typed(value) == typed
@@ -304,16 +288,13 @@ def no_union(*, one: Annotated[Callable[..., int], "A help."] = len) -> None: ..
 def number_first(*, one: Annotated[int, 3] = 3) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("declared", "said"),
-    [
-        (no_help, r"needs Annotated\[TYPE, HELP\]"),
-        (number_first, r"needs Annotated\[TYPE, HELP\]"),
-        (no_type, "has the types"),
-        (two_types, "has the types"),
-        (no_union, "has the types|cannot be"),
-    ],
-)
+@pytest.mark.parametrize(("declared", "said"), [
+    (no_help, r"needs Annotated\[TYPE, HELP\]"),
+    (number_first, r"needs Annotated\[TYPE, HELP\]"),
+    (no_type, "has the types"),
+    (two_types, "has the types"),
+    (no_union, "has the types|cannot be"),
+])  # fmt: skip
 def test_a_signature_that_no_option_can_have_is_refused(declared: Callable[..., None], said: str) -> None:
     with pytest.raises(TypeError, match=f"the option one {said}"):
         options_of(declared)

@@ -256,28 +256,25 @@ def test_a_damaged_checkpoint_is_refused(reviews, tmp_path, monkeypatch):
         train_model("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **OPTIONS)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "options", "message"),
-    [
-        ("mamba3", {}, "unknown architecture 'mamba3'; choose one of .*did you mean"),
-        ("mamba2", {"epochs": 0}, "epochs is 0; it must be at least 1"),
-        ("mamba2", {"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1"),
-        ("mamba2", {"learning_rate": float("nan")}, "learning_rate is nan; it must be above 0"),
-        ("mamba2", {"precision": "fp16"}, "precision is 'fp16'; choose one of fp32, tf32, bf16"),
-        ("mamba2", {"beta": 0.1}, "beta does not apply to mamba2"),
-        ("baleen-e", {"tau": 0.5}, "tau does not apply to baleen-e"),
-        ("baleen-b", {"kl": "true"}, "kl does not apply to baleen-b"),
-        ("baleen-b", {"prior": 1.5}, "prior is 1.5; for baleen-b"),
-        ("mamba2", {"base": "mamba"}, "base does not apply to mamba2"),
-        ("mamba", {"head_width": 8}, "head_width does not apply to mamba"),
-        ("mamba2", {"width": 20, "head_width": 16}, "head_width 16 does not divide"),
-        ("mamba2", {"device": "abacus"}, "device 'abacus' cannot be used here"),
-        ("mamba2", {"vocabulary": 10}, "a vocabulary of 10 is smaller"),
-        ("mamba2", {"split": "train"}, "split 'train' was asked for, but file"),
-        ("mamba2", {"test": "sst2"}, "sst2 .*"),
-        ("mamba2", {"init_from": "demo/absent"}, "demo/absent"),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "options", "message"), [
+    ("mamba3", {}, "unknown architecture 'mamba3'; choose one of .*did you mean"),
+    ("mamba2", {"epochs": 0}, "epochs is 0; it must be at least 1"),
+    ("mamba2", {"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1"),
+    ("mamba2", {"learning_rate": float("nan")}, "learning_rate is nan; it must be above 0"),
+    ("mamba2", {"precision": "fp16"}, "precision is 'fp16'; choose one of fp32, tf32, bf16"),
+    ("mamba2", {"beta": 0.1}, "beta does not apply to mamba2"),
+    ("baleen-e", {"tau": 0.5}, "tau does not apply to baleen-e"),
+    ("baleen-b", {"kl": "true"}, "kl does not apply to baleen-b"),
+    ("baleen-b", {"prior": 1.5}, "prior is 1.5; for baleen-b"),
+    ("mamba2", {"base": "mamba"}, "base does not apply to mamba2"),
+    ("mamba", {"head_width": 8}, "head_width does not apply to mamba"),
+    ("mamba2", {"width": 20, "head_width": 16}, "head_width 16 does not divide"),
+    ("mamba2", {"device": "abacus"}, "device 'abacus' cannot be used here"),
+    ("mamba2", {"vocabulary": 10}, "a vocabulary of 10 is smaller"),
+    ("mamba2", {"split": "train"}, "split 'train' was asked for, but file"),
+    ("mamba2", {"test": "sst2"}, "sst2 .*"),
+    ("mamba2", {"init_from": "demo/absent"}, "demo/absent"),
+])  # fmt: skip
 def test_impossible_options_are_refused_before_anything_is_written(
     architecture, options, message, reviews, tmp_path, monkeypatch
 ):

@@ -164,14 +164,11 @@ def test_a_pair_of_both_directions_is_one_layer(make: type[BothWays], series: Te
     assert gone[0].attributions[0].scores[9] == pytest.approx(lost.item(), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (Multiplied, "runs its layer layers.0.mamba_rev on the reversed input of layers.0.mamba_fwd, and layers.0"),
-        (Reversed, "hands the positions to its layer layers.0.inner in another order"),
-        (InPlace, "one writes into its input"),
-    ],
-)
+@pytest.mark.parametrize(("make", "said"), [
+    (Multiplied, "runs its layer layers.0.mamba_rev on the reversed input of layers.0.mamba_fwd, and layers.0"),
+    (Reversed, "hands the positions to its layer layers.0.inner in another order"),
+    (InPlace, "one writes into its input"),
+])  # fmt: skip
 def test_what_is_not_what_it_seems_is_refused(make: type[nn.Module], said: str, series: Tensor) -> None:
     refuses(said, ssmscope.load, made(make, normed=make is not InPlace), at=-1, example=series)
 

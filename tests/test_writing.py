@@ -315,18 +315,15 @@ class TestHeld:
 LONG = "x" * 256
 
 
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        ("file/new", "a file is where a directory is meant"),
-        ("file/deep/new", "Not a directory; a file is where a directory is meant"),
-        ("folder", "a directory or a device has that name; give another one"),
-        (f"{LONG}/new", "File name too long; give a shorter name"),
-        (LONG, "File name too long; give a shorter name"),
-        ("/proc/nope/new", "No such file or directory; give a place that can be written to"),
-        ("/dev/null", "a directory or a device has that name; give another one"),
-    ],
-)
+@pytest.mark.parametrize(("place", "said"), [
+    ("file/new", "a file is where a directory is meant"),
+    ("file/deep/new", "Not a directory; a file is where a directory is meant"),
+    ("folder", "a directory or a device has that name; give another one"),
+    (f"{LONG}/new", "File name too long; give a shorter name"),
+    (LONG, "File name too long; give a shorter name"),
+    ("/proc/nope/new", "No such file or directory; give a place that can be written to"),
+    ("/dev/null", "a directory or a device has that name; give another one"),
+])  # fmt: skip
 def test_why_a_file_cannot_be_written(tmp_path, place, said) -> None:
     if place.startswith("/") and not Path(place).parents[-2].exists():
         pytest.skip(f"needs {place}")

@@ -28,18 +28,15 @@ def sizes_of(config):
     return sizes if config is HGRNConfig else {**sizes, "num_heads": 4}
 
 
-@pytest.mark.parametrize(
-    ("config", "sizes"),
-    [
-        (HGRNConfig, {"intermediate_size": SWIGLU, "num_heads": 80, "forget_size": 80}),
-        (HGRN2Config, {"intermediate_size": SWIGLU, "num_heads": 4, "forget_size": 80}),
-        (GSAConfig, {"intermediate_size": SWIGLU}),
-        (GLAConfig, {"intermediate_size": SWIGLU, "key_size": 40, "value_size": 80}),
-        (DeltaNetConfig, {"intermediate_size": SWIGLU, "key_size": 60, "value_size": 120}),
-        (RetNetConfig, {"intermediate_size": 160, "key_size": 80, "value_size": 160}),
-        (RWKV7Config, {"intermediate_size": 320}),
-    ],
-)
+@pytest.mark.parametrize(("config", "sizes"), [
+    (HGRNConfig, {"intermediate_size": SWIGLU, "num_heads": 80, "forget_size": 80}),
+    (HGRN2Config, {"intermediate_size": SWIGLU, "num_heads": 4, "forget_size": 80}),
+    (GSAConfig, {"intermediate_size": SWIGLU}),
+    (GLAConfig, {"intermediate_size": SWIGLU, "key_size": 40, "value_size": 80}),
+    (DeltaNetConfig, {"intermediate_size": SWIGLU, "key_size": 60, "value_size": 120}),
+    (RetNetConfig, {"intermediate_size": 160, "key_size": 80, "value_size": 160}),
+    (RWKV7Config, {"intermediate_size": 320}),
+])  # fmt: skip
 def test_of_the_width(config, sizes):
     made = config(**sizes_of(config))
     assert {name: getattr(made, name) for name in sizes} == sizes

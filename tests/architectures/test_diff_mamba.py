@@ -170,18 +170,15 @@ def test_parameter_counts_of_the_370m_models(layers, millions):
     assert sum(p.numel() for p in model.parameters()) // 10**6 == millions
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"scope": "mixer"}, "scope 'mixer' is unknown"),
-        ({"lambda_form": "softmax"}, "lambda_form 'softmax' is unknown"),
-        ({"differential_layers": "hybird"}, "did you mean 'hybrid'"),
-        ({"differential_layers": [2]}, "from 0 to 1"),
-        ({"differential_layers": []}, "at least one layer"),
-        ({"lambda_form": "exponential", "lambda_std": 0.0}, "never moves"),
-        ({"hidden_size": 18, "num_heads": 4, "head_dim": 9}, "4 heads do not divide"),
-    ],
-)
+@pytest.mark.parametrize("options, words", [
+    ({"scope": "mixer"}, "scope 'mixer' is unknown"),
+    ({"lambda_form": "softmax"}, "lambda_form 'softmax' is unknown"),
+    ({"differential_layers": "hybird"}, "did you mean 'hybrid'"),
+    ({"differential_layers": [2]}, "from 0 to 1"),
+    ({"differential_layers": []}, "at least one layer"),
+    ({"lambda_form": "exponential", "lambda_std": 0.0}, "never moves"),
+    ({"hidden_size": 18, "num_heads": 4, "head_dim": 9}, "4 heads do not divide"),
+])  # fmt: skip
 def test_wrong_configurations(options, words):
     refuses(words, diff_mamba.DiffMambaConfig, **{**MAMBA2, **options})
 

@@ -107,15 +107,12 @@ def test_the_answer_of_a_regression_is_its_number(make):
         assert "“LABEL_0 = " in html and "p = " not in html
 
 
-@pytest.mark.parametrize(
-    "head, labels",
-    [
-        (SEVERAL, [[1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]]),
-        (NUMBER, [0.5, -2.0]),
-        (dict(num_labels=2, problem_type="regression"), [[0.5, 1.0], [-2.0, 3.0]]),
-        (dict(num_labels=3), [2, 0]),
-    ],
-)
+@pytest.mark.parametrize("head, labels", [
+    (SEVERAL, [[1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]]),
+    (NUMBER, [0.5, -2.0]),
+    (dict(num_labels=2, problem_type="regression"), [[0.5, 1.0], [-2.0, 3.0]]),
+    (dict(num_labels=3), [2, 0]),
+])  # fmt: skip
 def test_the_loss_is_that_of_transformers(head, labels):
     ids, given = torch.tensor([[5, 1, 17], [9, 4, 2]]), torch.tensor(labels)
     module = loud(of_ssmscope(**head))

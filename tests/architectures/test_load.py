@@ -32,17 +32,14 @@ def small(second: bool = False, **more):
     return loud(MambaForCausalLM(MambaConfig(**SIZES, state_size=4, time_step_rank=3, **more)))
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        lambda: small(),
-        lambda: small(conv_kernel=3, use_bias=True),
-        lambda: small(tie_word_embeddings=False),
-        lambda: small(second=True),
-        lambda: small(second=True, time_step_limit=(0.01, 0.3)),
-        lambda: small(second=True, tie_word_embeddings=False),
-    ],
-)
+@pytest.mark.parametrize("module", [
+    lambda: small(),
+    lambda: small(conv_kernel=3, use_bias=True),
+    lambda: small(tie_word_embeddings=False),
+    lambda: small(second=True),
+    lambda: small(second=True, time_step_limit=(0.01, 0.3)),
+    lambda: small(second=True, tie_word_embeddings=False),
+])  # fmt: skip
 @pytest.mark.parametrize("safetensors", [False, True])
 def test_mamba_ssm_layout_and_back(module, safetensors, tmp_path):
     module = module()
@@ -128,15 +125,12 @@ def test_a_pickle_with_code_is_not_run(tmp_path):
         assert not witness.exists()
 
 
-@pytest.mark.parametrize(
-    "name, words",
-    [
-        ("demo/nothing", "no demo is called"),
-        ("nothing", "no file or directory"),
-        ("./nothing/here", "no file or directory"),
-        ("nobody/nothing", "not a directory here, and the hub"),
-    ],
-)
+@pytest.mark.parametrize("name, words", [
+    ("demo/nothing", "no demo is called"),
+    ("nothing", "no file or directory"),
+    ("./nothing/here", "no file or directory"),
+    ("nobody/nothing", "not a directory here, and the hub"),
+])  # fmt: skip
 def test_unknown_names(name, words):
     with pytest.raises(InputError, match=words) as refused:
         ssmscope.load(name)
@@ -214,17 +208,14 @@ def test_projections_that_were_rescaled_as_they_were_initialised_are_read_as_sto
     assert found.fingerprint == ssmscope.load(module).fingerprint
 
 
-@pytest.mark.parametrize(
-    ("architectures", "head"),
-    [
-        ([], "CausalLM"),
-        (["MambaForCausalLM"], "CausalLM"),
-        (["MambaLMHeadModel"], "CausalLM"),
-        (["MambaModel"], ""),
-        (["MambaModel", "MambaForCausalLM"], "CausalLM"),
-        (["MambaModel", "SSMForSequenceClassification"], "SequenceClassification"),
-    ],
-)
+@pytest.mark.parametrize(("architectures", "head"), [
+    ([], "CausalLM"),
+    (["MambaForCausalLM"], "CausalLM"),
+    (["MambaLMHeadModel"], "CausalLM"),
+    (["MambaModel"], ""),
+    (["MambaModel", "MambaForCausalLM"], "CausalLM"),
+    (["MambaModel", "SSMForSequenceClassification"], "SequenceClassification"),
+])  # fmt: skip
 def test_the_class_that_reads_a_model_is_that_of_its_head(architectures, head):
     name = f"AutoModelFor{head}" if head else "AutoModel"
     assert _class_for(architectures, "m").__name__ == name

@@ -100,18 +100,15 @@ def test_logits_are_the_references(kind, tmp_path):
     check_logits(tmp_path, config, stored(config), mixer)
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"attn_cfg": {"num_heads": 4}}, "causal false: attention that looks ahead"),
-        ({"attn_cfg": {"num_heads": 5, "causal": True}}, "5 heads"),
-        ({"attn_cfg": [4]}, "attn_cfg is .4.; allowed is an object"),
-        ({"attn_layer_idx": [3]}, "attn_layer_idx has 3: give layers, from 0 to 2"),
-        ({"attn_layer_idx": 1}, "attn_layer_idx is 1; allowed is a list"),
-        ({"d_intermediate": 300}, "do not fit its configuration"),
-        ({"ssm_cfg": {}}, "has attention layers .* and MLPs .* with Mamba-1"),
-    ],
-)
+@pytest.mark.parametrize("change, words", [
+    ({"attn_cfg": {"num_heads": 4}}, "causal false: attention that looks ahead"),
+    ({"attn_cfg": {"num_heads": 5, "causal": True}}, "5 heads"),
+    ({"attn_cfg": [4]}, "attn_cfg is .4.; allowed is an object"),
+    ({"attn_layer_idx": [3]}, "attn_layer_idx has 3: give layers, from 0 to 2"),
+    ({"attn_layer_idx": 1}, "attn_layer_idx is 1; allowed is a list"),
+    ({"d_intermediate": 300}, "do not fit its configuration"),
+    ({"ssm_cfg": {}}, "has attention layers .* and MLPs .* with Mamba-1"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_named(change, words):
     config = {"d_model": WIDTH, "n_layer": 3, "ssm_cfg": SSM, **OTHER_OPTIONS}
     refuses(words, ssmscope.load, in_memory({**config, **change}, stored(config)))

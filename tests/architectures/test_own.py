@@ -192,14 +192,11 @@ class Normed(Activated):
         super().__init__(inner, lambda: nn.Softmax(-1))
 
 
-@pytest.mark.parametrize(
-    "make, said",
-    [
-        (Bent, r"its own forward pass is not linear; lrp reads heads that are made of linear layers"),
-        (Attending, r"its own forward pass is not linear"),
-        (Normed, r"lrp has no rule for Softmax \(act\.1\)"),
-    ],
-)
+@pytest.mark.parametrize("make, said", [
+    (Bent, r"its own forward pass is not linear; lrp reads heads that are made of linear layers"),
+    (Attending, r"its own forward pass is not linear"),
+    (Normed, r"lrp has no rule for Softmax \(act\.1\)"),
+])  # fmt: skip
 def test_relevance_is_refused_where_a_head_bends(make, said):
     model = ssmscope.load(loud(make(backbone())))
     refuses(said, explain, model, model.encode(ids=TEXTS), methods=("lrp",))

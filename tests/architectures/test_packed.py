@@ -33,25 +33,22 @@ def test_the_model_is_that_of_the_weights_that_codes_stand_for(tmp_path, name):
         assert relative(model.run(model.encode(ids=IDS)).logits, plain(torch.tensor([IDS])).logits) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"quant_method": "mxfp4"}, "are quantised (mxfp4), which is not read (bitsandbytes, gptq, awq, fp8,"),
-        ({"quant_method": 5}, "are quantised, which is not read"),
-        ({}, "are quantised, which is not read"),
-        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "(gptq with checkpoint_format 'marlin'), which is"),
-        ({"quant_method": "awq", "version": "gemv"}, "(awq with version 'gemv'), which is not"),
-        ({"quant_method": "awq", "bits": 3}, "(awq with bits 3), which is not"),
-        (
-            {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
-            "(compressed-tensors with format 'nvfp4-pack-quantized'), which is not",
-        ),
-        ({"quant_method": "fp8"}, "quantised by fp8, cannot be read (no layer has weight_scale_inv)"),
-        ({"quant_method": "compressed-tensors"}, "(b: config_groups is None; allowed is an object of groups with"),
-        (compressed("float-quantized", "channel", num_bits=8, type="float"), "cannot be read: a.weight has no scale"),
-        ({"quant_method": "gptq", "bits": 4}, "quantised by gptq, cannot be read (b: qzeros is missing): give the"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ({"quant_method": "mxfp4"}, "are quantised (mxfp4), which is not read (bitsandbytes, gptq, awq, fp8,"),
+    ({"quant_method": 5}, "are quantised, which is not read"),
+    ({}, "are quantised, which is not read"),
+    ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "(gptq with checkpoint_format 'marlin'), which is"),
+    ({"quant_method": "awq", "version": "gemv"}, "(awq with version 'gemv'), which is not"),
+    ({"quant_method": "awq", "bits": 3}, "(awq with bits 3), which is not"),
+    (
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+        "(compressed-tensors with format 'nvfp4-pack-quantized'), which is not",
+    ),
+    ({"quant_method": "fp8"}, "quantised by fp8, cannot be read (no layer has weight_scale_inv)"),
+    ({"quant_method": "compressed-tensors"}, "(b: config_groups is None; allowed is an object of groups with"),
+    (compressed("float-quantized", "channel", num_bits=8, type="float"), "cannot be read: a.weight has no scale"),
+    ({"quant_method": "gptq", "bits": 4}, "quantised by gptq, cannot be read (b: qzeros is missing): give the"),
+])  # fmt: skip
 def test_what_is_not_read_is_said(tmp_path, options, said):
     file = tmp_path / "model.safetensors"
     tensors = {"a.weight": torch.ones(2, 2).to(torch.float8_e4m3fn)}

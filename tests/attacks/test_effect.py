@@ -206,17 +206,14 @@ class TestAlignment:
 
 
 class TestOptions:
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(corrupted=[3, 4]), r"corrupted is \[3, 4\]; allowed is a text"),
-            (dict(clean=3), "clean is 3; allowed is a text"),
-            (dict(corrupted=" "), "corrupted is empty; give a text"),
-            (dict(layers="every"), "layers is 'every'; allowed are mean, all or a whole number from 0 on"),
-            (dict(layers=[1]), "there is no layer 1"),
-            (dict(top=0), "top is 0"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(corrupted=[3, 4]), r"corrupted is \[3, 4\]; allowed is a text"),
+        (dict(clean=3), "clean is 3; allowed is a text"),
+        (dict(corrupted=" "), "corrupted is empty; give a text"),
+        (dict(layers="every"), "layers is 'every'; allowed are mean, all or a whole number from 0 on"),
+        (dict(layers=[1]), "there is no layer 1"),
+        (dict(top=0), "top is 0"),
+    ])  # fmt: skip
     def test_what_is_refused(self, options, says):
         refuses(says, attack_effect, fading(WEIGHTS), **{"clean": "good", "corrupted": "bad", **options})
 
@@ -285,16 +282,13 @@ def test_tokens_that_are_frequent_in_long_texts_are_aligned_too() -> None:
     assert aligned([1, 2, 3], [3, 1, 2]).tolist() == [[0, 1], [1, 2]] and aligned([1], [2]).shape == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("weights", "sink", "shares", "state"),
-    [
-        ([1.0, -2.0, 0.0], None, [1 / 3, 2 / 3, 0], 0.0),
-        ([1.0, -2.0, 0.0], -5.0, [1 / 8, 2 / 8, 0], 5 / 8),
-        ([0.0, 0.0], -5.0, [0, 0], 1.0),
-        ([0.0, 0.0], None, [0, 0], 0.0),
-        ([0.0, 0.0], 0.0, [0, 0], 0.0),
-    ],
-)
+@pytest.mark.parametrize(("weights", "sink", "shares", "state"), [
+    ([1.0, -2.0, 0.0], None, [1 / 3, 2 / 3, 0], 0.0),
+    ([1.0, -2.0, 0.0], -5.0, [1 / 8, 2 / 8, 0], 5 / 8),
+    ([0.0, 0.0], -5.0, [0, 0], 1.0),
+    ([0.0, 0.0], None, [0, 0], 0.0),
+    ([0.0, 0.0], 0.0, [0, 0], 0.0),
+])  # fmt: skip
 def test_shares_of_the_last_row(weights: list[float], sink: float | None, shares: list[float], state: float) -> None:
     own = None if sink is None else np.array([sink], np.float32)
     found, before = _shares(np.array([weights], np.float32), own)

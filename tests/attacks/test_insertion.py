@@ -102,41 +102,35 @@ class TestHardest:
     def right(self, *lost: range, examples: int = 100) -> list[list[int]]:
         return [[1] * examples, *([int(at not in each) for at in range(examples)] for each in lost)]
 
-    @pytest.mark.parametrize(
-        ("lost", "places", "says"),
-        [
-            (
-                (20, 45, 30),
-                (1,),
-                "0.550 with “a $phrase” at its hardest place (50 %), 0.550 where the place may differ",
-            ),
-            (
-                (20, 45, 44),
-                (1, 2),
-                "0.550 with “a $phrase” at its hardest place (50 %, indistinguishable from 1 other), ",
-            ),
-            (
-                (20, 22, range(79, 100)),
-                (1, 2, 0),
-                "0.780 to 0.800 with “a $phrase”, at no place clearly lowest, 0.570 wh",
-            ),
-            ((20, 22, 21, 5), (1, 2, 0), "0.780 to 0.950 with “a $phrase”, at no place clearly lowest, 0.780 wh"),
-            ((20, 20), (0, 1), "0.800 with “a $phrase”, at no place clearly lowest, 0.800 where"),
-        ],
-    )
+    @pytest.mark.parametrize(("lost", "places", "says"), [
+        (
+            (20, 45, 30),
+            (1,),
+            "0.550 with “a $phrase” at its hardest place (50 %), 0.550 where the place may differ",
+        ),
+        (
+            (20, 45, 44),
+            (1, 2),
+            "0.550 with “a $phrase” at its hardest place (50 %, indistinguishable from 1 other), ",
+        ),
+        (
+            (20, 22, range(79, 100)),
+            (1, 2, 0),
+            "0.780 to 0.800 with “a $phrase”, at no place clearly lowest, 0.570 wh",
+        ),
+        ((20, 22, 21, 5), (1, 2, 0), "0.780 to 0.950 with “a $phrase”, at no place clearly lowest, 0.780 wh"),
+        ((20, 20), (0, 1), "0.800 with “a $phrase”, at no place clearly lowest, 0.800 where"),
+    ])  # fmt: skip
     def test_it_is_told_from_all_some_or_none(self, lost, places, says):
         result, found = swept(self.right(*(range(each) if isinstance(each, int) else each for each in lost)))
         assert found.hardest_places == places
         assert result.headline.startswith(f"Insertion sweep of runs/mine: accuracy 1.000 clean, {says}")
 
-    @pytest.mark.parametrize(
-        ("lowest", "says"),
-        [
-            ([0] * 10 + [1] * 60 + [2] * 30, "most often lowest at 50 %, for 0.600 [0."),
-            ([0] * 5 + [1] * 48 + [2] * 47, "most often lowest at 50 %, indistinguishable from 1 other, for 0.480 [0."),
-            ([0] * 32 + [1] * 34 + [2] * 34, "clearly more often than the others."),
-        ],
-    )
+    @pytest.mark.parametrize(("lowest", "says"), [
+        ([0] * 10 + [1] * 60 + [2] * 30, "most often lowest at 50 %, for 0.600 [0."),
+        ([0] * 5 + [1] * 48 + [2] * 47, "most often lowest at 50 %, indistinguishable from 1 other, for 0.480 [0."),
+        ([0] * 32 + [1] * 34 + [2] * 34, "clearly more often than the others."),
+    ])  # fmt: skip
     def test_where_log_odds_are_lowest(self, lowest, says):
         odds = [[1.0] * 100, *([0.5 - (place == each) for each in lowest] for place in range(3))]
         result, found = swept(self.right(range(20), range(45), range(30)), odds)
@@ -177,14 +171,11 @@ class TestTexts:
             0, abs=1e-6
         )  # −2 of one, +2 of the other
 
-    @pytest.mark.parametrize(
-        ("template", "outside"),
-        [
-            (" \n{content}\n", []),
-            (" {content} ?", ["after the template"]),
-            ("Is {content} \n", ["before the template"]),
-        ],
-    )
+    @pytest.mark.parametrize(("template", "outside"), [
+        (" \n{content}\n", []),
+        (" {content} ?", ["after the template"]),
+        ("Is {content} \n", ["before the template"]),
+    ])  # fmt: skip
     def test_white_space_of_a_template_is_no_place(self, template, outside):
         given = dict(insert="bad", places=[0.5], template=template, words=["bad", "good"])
         found = insertion_sweep(fading(WEIGHTS, language=True), reviews(), **given)
@@ -265,15 +256,12 @@ class TestMeasure:
 
 
 class TestOptions:
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(insert=[]), "insert is empty"),
-            (dict(places=1), "places is 1; allowed are a number of places from 2 on, or shares from 0 to 1"),
-            (dict(words=["a", "b"]), "is a classifier"),
-            (dict(template="film"), "has no {content}"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(insert=[]), "insert is empty"),
+        (dict(places=1), "places is 1; allowed are a number of places from 2 on, or shares from 0 to 1"),
+        (dict(words=["a", "b"]), "is a classifier"),
+        (dict(template="film"), "has no {content}"),
+    ])  # fmt: skip
     def test_what_is_refused(self, options, says):
         refuses(says, insertion_sweep, fading(WEIGHTS), reviews(), **options)
 

@@ -197,16 +197,13 @@ class TestMeasure:
 
 
 class TestOptions:
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(where="befor"), "unknown where 'befor'; allowed are after, before, both; did you mean 'before'"),
-            (dict(lengths=[0]), "lengths has only 0"),
-            (dict(filler=" "), "the filler is empty"),
-            (dict(filler=[1]), "filler is .1.; allowed is a text"),
-            (dict(template="no place"), "has no {content}"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(where="befor"), "unknown where 'befor'; allowed are after, before, both; did you mean 'before'"),
+        (dict(lengths=[0]), "lengths has only 0"),
+        (dict(filler=" "), "the filler is empty"),
+        (dict(filler=[1]), "filler is .1.; allowed is a text"),
+        (dict(template="no place"), "has no {content}"),
+    ])  # fmt: skip
     def test_what_is_refused(self, options, says):
         refuses(says, state_overflow, fading(WEIGHTS), reviews(), **options)
 
@@ -252,13 +249,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize(
-    ("filler", "is_path"),
-    [
-        ("a b.txt", True), ("A.TXT", True), ("a.csv", True), ("a/b", True), ("a/b c", False), ("a / b", False),
-        ("plain", False), ("a.b", False), ("there", True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("filler", "is_path"), [
+    ("a b.txt", True), ("A.TXT", True), ("a.csv", True), ("a/b", True), ("a/b c", False), ("a / b", False),
+    ("plain", False), ("a.b", False), ("there", True),
+])  # fmt: skip
 def test_a_filler_that_names_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filler: str, is_path: bool
 ) -> None:
@@ -272,16 +266,13 @@ def test_a_filler_that_names_a_file(
 
 
 class TestPieces:
-    @pytest.mark.parametrize(
-        ("given", "steps", "pieces"),
-        [
-            ("y y y x y x y y x x", (1, 2), ["y y y x y", "y y y x y x y y"]),
-            ("y y y x y x y y x x", (0, 2), ["y y y", "y y y x y x y y"]),
-            ("x y xx", (2, 3), ["x y x", "x y xx"]),
-            ("x y", (2, 4), ["x y x y", "x y x y x y x y"]),
-            ("x", (3, 5), ["x x x", "x x x x x"]),
-        ],
-    )
+    @pytest.mark.parametrize(("given", "steps", "pieces"), [
+        ("y y y x y x y y x x", (1, 2), ["y y y x y", "y y y x y x y y"]),
+        ("y y y x y x y y x x", (0, 2), ["y y y", "y y y x y x y y"]),
+        ("x y xx", (2, 3), ["x y x", "x y xx"]),
+        ("x y", (2, 4), ["x y x y", "x y x y x y x y"]),
+        ("x", (3, 5), ["x x x", "x x x x x"]),
+    ])  # fmt: skip
     def test_a_given_filler_is_repeated_and_cut(self, counted: list[str], given, steps, pieces) -> None:
         assert pieces_of(QUESTIONS, MODEL, given, steps, 0) == pieces
         assert all(text.startswith("B: x y") and text.endswith(" :A") for text in counted)

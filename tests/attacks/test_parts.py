@@ -143,13 +143,10 @@ class TestProtect:
     def test_every_occurrence_of_it(self):
         assert modifiable("{content} or {content} content", []) == ["or", "content"]
 
-    @pytest.mark.parametrize(
-        "written",
-        [
-            "'positive'", '"Positive"', "POSITIVE", "(positive).", "positive/", "`positive`", "positive's",
-            "non-positive",
-        ],
-    )  # fmt: skip
+    @pytest.mark.parametrize("written", [
+        "'positive'", '"Positive"', "POSITIVE", "(positive).", "positive/", "`positive`", "positive's",
+        "non-positive",
+    ])  # fmt: skip
     def test_labels_in_every_guise(self, written):
         text = f"Say {written} or 'negative': {{content}}"
         assert modifiable(text, ["positive", "negative"]) == ["Say", "or"]
@@ -185,16 +182,13 @@ class TestRecipes:
             found = recipe(name, flavour="prompt")
             assert found.suffixes == ATTACKS[name].suffixes and found.transformation is None and not found.left_out
 
-    @pytest.mark.parametrize(
-        ("given", "says"),
-        [
-            (
-                ("textfooler", "prompt"),
-                "textfooler swaps words for their neighbours, by word vectors: give embeddings=…",
-            ),
-            (("bertattack", "words"), "bertattack asks a masked language model for words: give masked_lm=…"),
-        ],
-    )
+    @pytest.mark.parametrize(("given", "says"), [
+        (
+            ("textfooler", "prompt"),
+            "textfooler swaps words for their neighbours, by word vectors: give embeddings=…",
+        ),
+        (("bertattack", "words"), "bertattack asks a masked language model for words: give masked_lm=…"),
+    ])  # fmt: skip
     def test_what_is_refused(self, given, says):
         refuses(says, recipe, given[0], flavour=given[1])
 

@@ -255,18 +255,15 @@ class TestTransfer:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"span": "absent"}, "no text has 'absent' before the trigger"),
-            ({"span": " "}, "span=… is empty"),
-            ({"place": 0.0}, "no text has a word before the trigger"),
-            ({"target": "good"}, "leave it out, or give objective='plant', not forget"),
-            ({"objective": "plant", "target": "goood"}, "there is no class 'goood'; allowed are bad, good.*good"),
-            ({"limit": 3}, "3 texts can be attacked; give at least four"),
-            ({"length": 0}, "length is 0"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "message"), [
+        ({"span": "absent"}, "no text has 'absent' before the trigger"),
+        ({"span": " "}, "span=… is empty"),
+        ({"place": 0.0}, "no text has a word before the trigger"),
+        ({"target": "good"}, "leave it out, or give objective='plant', not forget"),
+        ({"objective": "plant", "target": "goood"}, "there is no class 'goood'; allowed are bad, good.*good"),
+        ({"limit": 3}, "3 texts can be attacked; give at least four"),
+        ({"length": 0}, "length is 0"),
+    ])  # fmt: skip
     def test_one_line(self, erasing, data, options, message):
         refuses(message, state_poisoning, erasing, data, **{**QUICK, **options})
 
@@ -280,18 +277,15 @@ class TestRefusals:
             state_poisoning(erasing, data, transfer=[fading({**WEIGHTS, "more": 0.0})], **QUICK)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({}, None),
-        ({"objective": "plant", "target": "good"}, None),
-        ({"span": "film", "template": "Is {content} it", "words": ["bad", "good"]}, None),
-        ({"target": "good"}, "target=… is the class to plant; leave it out, or give objective='plant', not forget"),
-        ({"span": " "}, "span=… is empty; give words of the texts, or none for everything before the trigger"),
-        ({"template": "Is it"}, "content"),
-        ({"words": ["bad", " "]}, "the label word of class 1 is ' '; give every class a word"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({}, None),
+    ({"objective": "plant", "target": "good"}, None),
+    ({"span": "film", "template": "Is {content} it", "words": ["bad", "good"]}, None),
+    ({"target": "good"}, "target=… is the class to plant; leave it out, or give objective='plant', not forget"),
+    ({"span": " "}, "span=… is empty; give words of the texts, or none for everything before the trigger"),
+    ({"template": "Is it"}, "content"),
+    ({"words": ["bad", " "]}, "the label word of class 1 is ' '; give every class a word"),
+])  # fmt: skip
 def test_what_is_asked_is_checked_before_anything_is_loaded(change, said):
     asked = {"objective": "forget", "target": None, "span": None, "length": 4, **change}
     if said is None:

@@ -383,33 +383,27 @@ class TestOptions:
         unnamed = ssmscope.load(pixel_module(labels=("LABEL_0", "LABEL_1")))
         assert (class_ids(unnamed, other) == other.labels).all()
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (
-                dict(replacement="zeroes"),
-                "unknown replacement 'zeroes'; allowed are noise, zeros, mean, other; did you",
-            ),
-            (dict(regions="0:17"), "region 0:17 is empty or not within 0 to 16"),
-            (dict(limit=0), "limit is 0; allowed is a whole number from 1 on"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (
+            dict(replacement="zeroes"),
+            "unknown replacement 'zeroes'; allowed are noise, zeros, mean, other; did you",
+        ),
+        (dict(regions="0:17"), "region 0:17 is empty or not within 0 to 16"),
+        (dict(limit=0), "limit is 0; allowed is a whole number from 1 on"),
+    ])  # fmt: skip
     def test_what_is_refused(self, planted, test_images, options, says):
         refuses(says, position_bias, planted, test_images, **options)
 
-    @pytest.mark.parametrize(
-        ("model", "data", "says"),
-        [
-            (None, reviews(), "reads pixels, but reviews holds texts"),
-            (reader(), images(3, 0), "reads tokens, but planted holds images"),
-            (dataclasses.replace(reader(), tokenizer=None), reviews(), "has no tokenizer to read texts with; give one"),
-            (None, images(3, 0, channels=2), "planted has 2 channels a pixel, the model reads 1"),
-            (None, images(3, 0, shape=(2, 8)), "planted has images of 8 × 2 pixels, the model was trained on 4 × 4"),
-            (None, images(3, 0).take(np.arange(0)), r"planted \(test\) has no example"),
-            (LANGUAGE, reviews(), "is not a classifier"),
-            (None, [1], r"data is \[.*give the name of a data set"),
-        ],
-    )
+    @pytest.mark.parametrize(("model", "data", "says"), [
+        (None, reviews(), "reads pixels, but reviews holds texts"),
+        (reader(), images(3, 0), "reads tokens, but planted holds images"),
+        (dataclasses.replace(reader(), tokenizer=None), reviews(), "has no tokenizer to read texts with; give one"),
+        (None, images(3, 0, channels=2), "planted has 2 channels a pixel, the model reads 1"),
+        (None, images(3, 0, shape=(2, 8)), "planted has images of 8 × 2 pixels, the model was trained on 4 × 4"),
+        (None, images(3, 0).take(np.arange(0)), r"planted \(test\) has no example"),
+        (LANGUAGE, reviews(), "is not a classifier"),
+        (None, [1], r"data is \[.*give the name of a data set"),
+    ])  # fmt: skip
     def test_data_of_another_kind(self, planted, model, data, says):
         refuses(says, position_bias, model or planted, data)
 

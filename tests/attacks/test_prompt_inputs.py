@@ -85,25 +85,22 @@ class TestOptions:
         said = evaluator.answers(evaluator.scores([TEMPLATES[0].replace("{content}", text) for text in data.texts]))
         assert found.clean[0].value == pytest.approx(np.mean(said == data.labels))
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (
-                dict(attacks=["stresstest", "textbuger"]),
-                "unknown among attacks: 'textbuger'; allowed are .*did you mean 'textbugger'",
-            ),
-            (dict(attacks=["semantic"]), "the attack semantic needs rewritten prompts: give semantic=…"),
-            (
-                dict(as_promptbench=True, suffix="before"),
-                "as_promptbench=True places suffixes .*leave out suffix='before'",
-            ),
-            (dict(template=["Say {text}:"]), "has no {content}.* did you mean"),
-            (dict(template=["{content} {content}"]), "2 times"),
-            (dict(template=[TEMPLATES[0]] * 2), "is given twice"),
-            (dict(words=["negative"]), "words are negative; sentences has 2 classes, negative, positive"),
-            (dict(words=["positive", "positive"]), "positive"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (
+            dict(attacks=["stresstest", "textbuger"]),
+            "unknown among attacks: 'textbuger'; allowed are .*did you mean 'textbugger'",
+        ),
+        (dict(attacks=["semantic"]), "the attack semantic needs rewritten prompts: give semantic=…"),
+        (
+            dict(as_promptbench=True, suffix="before"),
+            "as_promptbench=True places suffixes .*leave out suffix='before'",
+        ),
+        (dict(template=["Say {text}:"]), "has no {content}.* did you mean"),
+        (dict(template=["{content} {content}"]), "2 times"),
+        (dict(template=[TEMPLATES[0]] * 2), "is given twice"),
+        (dict(words=["negative"]), "words are negative; sentences has 2 classes, negative, positive"),
+        (dict(words=["positive", "positive"]), "positive"),
+    ])  # fmt: skip
     def test_what_is_refused(self, model, data, options, says):
         refuses(says, attack, model, data, **{"attacks": ["stresstest"], **options})
 

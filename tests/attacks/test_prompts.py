@@ -139,15 +139,12 @@ class TestMeasured:
 
 
 class TestSuffixes:
-    @pytest.mark.parametrize(
-        ("template", "end", "before"),
-        [
-            ("Say: {content}\nAnswer:", "Say: {content}\nAnswer: x y", "Say: x y {content}\nAnswer:"),
-            ("{content} is good.", "{content} is good. x y", "x y {content} is good."),
-            ("Say:{content}", "Say:{content} x y", "Say: x y {content}"),
-            ("Say:\n{content}", "Say:\n{content} x y", "Say:\nx y {content}"),
-        ],
-    )
+    @pytest.mark.parametrize(("template", "end", "before"), [
+        ("Say: {content}\nAnswer:", "Say: {content}\nAnswer: x y", "Say: x y {content}\nAnswer:"),
+        ("{content} is good.", "{content} is good. x y", "x y {content} is good."),
+        ("Say:{content}", "Say:{content} x y", "Say: x y {content}"),
+        ("Say:\n{content}", "Say:\n{content} x y", "Say:\nx y {content}"),
+    ])  # fmt: skip
     def test_places(self, template, end, before):
         assert with_suffix(template, "x y", "end") == end
         assert with_suffix(template, " x y ", "end") == end.replace(" x", "  x")

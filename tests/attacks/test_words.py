@@ -331,24 +331,21 @@ class TestOptions:
         assert [vars(each) for each in found.examples] == [vars(each) for each in other.examples]
         assert found.labels == SENTIMENT
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(recipe="deepwordbgu"), "unknown recipe 'deepwordbgu'; allowed are .*; did you mean 'deepwordbug'"),
-            (dict(recipe="hotflip", beam=0), "beam is 0"),
-            (dict(recipe="hotflip", flips=0), "flips is 0"),
-            (dict(recipe="hotflip", candidates=1.5), "candidates is 1.5"),
-            (dict(beam=3), "beam=… is an option of hotflip; deepwordbug has none of that name: leave it out"),
-            (dict(stopwords=True), "stopwords=… is an option of hotflip"),
-            (dict(synonyms="table.json"), "synonyms=… is an option of pwws; deepwordbug"),
-            (
-                dict(recipe="pwws", encoder="folder"),
-                "encoder=… is an option of textbugger and textfooler and bertattack",
-            ),
-            (dict(template="a text"), "has no {content}"),
-            (dict(words=["bad", "good"]), "is a classifier, whose"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(recipe="deepwordbgu"), "unknown recipe 'deepwordbgu'; allowed are .*; did you mean 'deepwordbug'"),
+        (dict(recipe="hotflip", beam=0), "beam is 0"),
+        (dict(recipe="hotflip", flips=0), "flips is 0"),
+        (dict(recipe="hotflip", candidates=1.5), "candidates is 1.5"),
+        (dict(beam=3), "beam=… is an option of hotflip; deepwordbug has none of that name: leave it out"),
+        (dict(stopwords=True), "stopwords=… is an option of hotflip"),
+        (dict(synonyms="table.json"), "synonyms=… is an option of pwws; deepwordbug"),
+        (
+            dict(recipe="pwws", encoder="folder"),
+            "encoder=… is an option of textbugger and textfooler and bertattack",
+        ),
+        (dict(template="a text"), "has no {content}"),
+        (dict(words=["bad", "good"]), "is a classifier, whose"),
+    ])  # fmt: skip
     def test_what_is_refused(self, model, options, says):
         refuses(says, word_attack, model, reviews(), **options)
 

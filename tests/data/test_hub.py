@@ -79,13 +79,10 @@ def test_a_stream_reads_no_further(repository, monkeypatch):
     assert len(asked) < 10
 
 
-@pytest.mark.parametrize(
-    ("classes", "names"),
-    [
-        (None, ("neg", "pos")), (("pos", "neg"), None), (("negative", "positive"), None),
-        (("POSITIVE", "NEUTRAL", "NEGATIVE"), None), (("LABEL_0", "LABEL_1"), None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("classes", "names"), [
+    (None, ("neg", "pos")), (("pos", "neg"), None), (("negative", "positive"), None),
+    (("POSITIVE", "NEUTRAL", "NEGATIVE"), None), (("LABEL_0", "LABEL_1"), None),
+])  # fmt: skip
 def test_labels_are_the_models_classes_by_their_names(repository, classes, names):
     data = load_text(repository, label_names=classes)
     assert data.label_names == (names or classes) and data.split == "test"

@@ -109,17 +109,14 @@ class TestUnseenPrompts:
 
 
 class TestParts:
-    @pytest.mark.parametrize(
-        ("splits", "expected"),
-        [
-            (("train", "validation", "test"), ("train", "validation", "test")),
-            (("train", "validation"), ("train", None, "validation")),
-            (("train", "test"), ("train", None, "test")),
-            (("validation", "test"), ("validation", None, "test")),
-            (("train",), ("train", None, None)),
-            (("validation",), ("validation", None, None)),
-        ],
-    )
+    @pytest.mark.parametrize(("splits", "expected"), [
+        (("train", "validation", "test"), ("train", "validation", "test")),
+        (("train", "validation"), ("train", None, "validation")),
+        (("train", "test"), ("train", None, "test")),
+        (("validation", "test"), ("validation", None, "test")),
+        (("train",), ("train", None, None)),
+        (("validation",), ("validation", None, None)),
+    ])  # fmt: skip
     def test_the_roles_of_splits(self, splits, expected) -> None:
         assert roles("snli", splits) == expected
 
@@ -212,15 +209,12 @@ class TestChosenTasks:
         assert chosen_tasks("snli, sst2") == ("snli", "sst2")
         assert load_mixture("snli, sst2")["test"].sources == {"snli": "test", "sst2": "test"}
 
-    @pytest.mark.parametrize(
-        ("mixture", "says"),
-        [
-            ("sst2,snil", "'snil' is not a task of the mixture; choose from sst2, wnli, snli, .* did you mean 'snli'"),
-            ("imdb", "'imdb' is not a task of the mixture"),
-            ("", "'' is not a task of the mixture"),
-            ("sst2,wnli,sst2", "names a task twice"),
-        ],
-    )
+    @pytest.mark.parametrize(("mixture", "says"), [
+        ("sst2,snil", "'snil' is not a task of the mixture; choose from sst2, wnli, snli, .* did you mean 'snli'"),
+        ("imdb", "'imdb' is not a task of the mixture"),
+        ("", "'' is not a task of the mixture"),
+        ("sst2,wnli,sst2", "names a task twice"),
+    ])  # fmt: skip
     def test_others_are_refused(self, mixture, says) -> None:
         refuses(says, load_mixture, mixture)
 

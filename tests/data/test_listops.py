@@ -99,29 +99,23 @@ def test_labels_are_the_values(hundred):
         assert [slow(nested(text)) for text in texts_of(data)] == data.labels.tolist()
 
 
-@pytest.mark.parametrize(
-    "text, value",
-    [
-        ("[MED 1 4 ]", 2), ("[MED 9 0 4 8 ]", 6), ("[MED 7 1 5 ]", 5), ("[SM 9 9 3 ]", 1),
-        ("( ( ( [MAX 4 ) ( ( ( [MIN 9 ) 7 ) ] ) ) ] )", 7), ("[MIN 3 [SM 5 6 ] 8 ]", 1), ("3", 3),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, value", [
+    ("[MED 1 4 ]", 2), ("[MED 9 0 4 8 ]", 6), ("[MED 7 1 5 ]", 5), ("[SM 9 9 3 ]", 1),
+    ("( ( ( [MAX 4 ) ( ( ( [MIN 9 ) 7 ) ] ) ) ] )", 7), ("[MIN 3 [SM 5 6 ] 8 ]", 1), ("3", 3),
+])  # fmt: skip
 def test_evaluate(text, value):
     assert evaluate(text) == value
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("", "has 0 values"),
-        ("1 2", "has 2 values"),
-        ("[MAX 1 2", "has 1 unclosed brackets"),
-        ("[MAX ]", "']' has no place"),
-        ("1 ]", "']' has no place"),
-        ("[FIRST 1 2 ]", r"'\[FIRST' has no place"),
-        ("[MAX 10 2 ]", "'10' has no place"),
-    ],
-)
+@pytest.mark.parametrize("text, message", [
+    ("", "has 0 values"),
+    ("1 2", "has 2 values"),
+    ("[MAX 1 2", "has 1 unclosed brackets"),
+    ("[MAX ]", "']' has no place"),
+    ("1 ]", "']' has no place"),
+    ("[FIRST 1 2 ]", r"'\[FIRST' has no place"),
+    ("[MAX 10 2 ]", "'10' has no place"),
+])  # fmt: skip
 def test_evaluate_refuses(text, message):
     refuses(message, evaluate, text)
 
@@ -177,15 +171,12 @@ def test_long_ones():
     assert [slow(nested(text)) for text in texts_of(train)] == train.labels.tolist()
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(length=7), "length is 7; allowed is a whole number from 8 on"),
-        (dict(length=2001), "length is 2,001; allowed are up to 2,000"),
-        (dict(length=20, examples=0), "examples is 0"),
-        (dict(length=20, seed=-1), "seed is -1; allowed is a whole number from 0 on"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    (dict(length=7), "length is 7; allowed is a whole number from 8 on"),
+    (dict(length=2001), "length is 2,001; allowed are up to 2,000"),
+    (dict(length=20, examples=0), "examples is 0"),
+    (dict(length=20, seed=-1), "seed is -1; allowed is a whole number from 0 on"),
+])  # fmt: skip
 def test_refuses(options, message):
     refuses(message, listops_expressions, **options)
 

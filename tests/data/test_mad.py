@@ -95,19 +95,16 @@ def recalls_due(words):
     return due
 
 
-@pytest.mark.parametrize(
-    ("generator", "options"),
-    [
-        (associative_recall, {}),
-        (associative_recall, dict(length=4, vocabulary=4)),
-        (noisy_recall, {}),
-        (noisy_recall, dict(length=40, vocabulary=12, noise_vocabulary=2, noise=0.8)),
-        (fuzzy_recall, {}),
-        (fuzzy_recall, dict(length=12)),
-        (fuzzy_recall, dict(length=60, vocabulary=9, key_tokens=1, value_tokens=4)),
-        (fuzzy_recall, dict(length=200, vocabulary=11, key_tokens=5, value_tokens=2)),
-    ],
-)
+@pytest.mark.parametrize(("generator", "options"), [
+    (associative_recall, {}),
+    (associative_recall, dict(length=4, vocabulary=4)),
+    (noisy_recall, {}),
+    (noisy_recall, dict(length=40, vocabulary=12, noise_vocabulary=2, noise=0.8)),
+    (fuzzy_recall, {}),
+    (fuzzy_recall, dict(length=12)),
+    (fuzzy_recall, dict(length=60, vocabulary=9, key_tokens=1, value_tokens=4)),
+    (fuzzy_recall, dict(length=200, vocabulary=11, key_tokens=5, value_tokens=2)),
+])  # fmt: skip
 def test_recall_is_solved_by_a_dictionary_of_what_came_before(generator, options):
     for part in generator(**COUNTS, **options):
         correct, questions = score(part, recalled)
@@ -245,13 +242,10 @@ def test_default_sizes_are_the_papers_and_every_option_is_documented(name):
     assert {"train_examples", "test_examples", "seed"} < {o.name for o in options}
 
 
-@pytest.mark.parametrize(
-    ("name", "chance"),
-    [
-        ("associative-recall", 1 / 8), ("noisy-recall", 1 / 8), ("fuzzy-recall", 1 / 8), ("selective-copying", 1 / 14),
-        ("compression", 1 / 15), ("memorization", 1 / 127),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "chance"), [
+    ("associative-recall", 1 / 8), ("noisy-recall", 1 / 8), ("fuzzy-recall", 1 / 8), ("selective-copying", 1 / 14),
+    ("compression", 1 / 15), ("memorization", 1 / 127),
+])  # fmt: skip
 def test_no_constant_answer_beats_chance(name, chance):
     _, test = by_default(name)
     asked = np.bincount(test.targets[test.targets != IGNORED], minlength=len(test.tokens)) / (test.targets >= 0).sum()
@@ -328,55 +322,49 @@ def test_every_token_asks_for_the_next_one_in_training(name):
     assert test.fingerprint == plain[1].fingerprint
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("associative-recall", dict(length=2), "length is 2; allowed is a whole number from 4 on"),
-        ("associative-recall", dict(length=7), "length is 7; give an even number, e.g. 8"),
-        ("associative-recall", dict(vocabulary=2), "vocabulary is 2; give an even number of tokens, at least 4"),
-        ("associative-recall", dict(vocabulary=15), "vocabulary is 15; give an even number of tokens, at least 4"),
-        ("associative-recall", dict(train_examples=0), "train_examples is 0; allowed is a whole number from 1 on"),
-        ("associative-recall", dict(seed=-1), "seed is -1; allowed is a whole number from 0 on"),
-        ("noisy-recall", dict(vocabulary=16), "even number of tokens besides the 16 for noise, at least 20"),
-        ("noisy-recall", dict(vocabulary=33), "vocabulary is 33"),
-        ("noisy-recall", dict(noise_vocabulary=0), "noise_vocabulary is 0; allowed is a whole number from 1 on"),
-        ("noisy-recall", dict(noise=1.0), "noise is 1.0; a probability from 0 to below 1"),
-        ("noisy-recall", dict(noise=float("nan")), "noise is nan"),
-        ("fuzzy-recall", dict(length=11), "length is 11; allowed is a whole number from 12 on"),
-        ("fuzzy-recall", dict(key_tokens=0), "key_tokens is 0; allowed is a whole number from 1 on"),
-        ("fuzzy-recall", dict(value_tokens=0), "value_tokens is 0; allowed is a whole number from 1 on"),
-        ("fuzzy-recall", dict(vocabulary=6), "vocabulary is 6; allowed is a whole number from 7 on"),
-        ("fuzzy-recall", dict(vocabulary=9, value_tokens=5), "vocabulary is 9; allowed is a whole number from 10 on"),
-        ("mqar", dict(length=14), "length is 14; allowed is a whole number from 16 on"),
-        ("mqar", dict(vocabulary=6), "vocabulary is 6; allowed is a whole number from 8 on"),
-        ("mqar", dict(pairs=0), "pairs is 0; allowed is a whole number from 1 on"),
-        ("mqar", dict(power=0), "power is 0; a number above 0 is allowed"),
-        ("selective-copying", dict(length=32), "length is 32; allowed is a whole number from 33 on"),
-        ("selective-copying", dict(vocabulary=3), "vocabulary is 3; allowed is a whole number from 4 on"),
-        ("selective-copying", dict(copied=0), "copied is 0; allowed is a whole number from 1 on"),
-        ("compression", dict(length=1), "length is 1; allowed is a whole number from 2 on"),
-        ("compression", dict(vocabulary=2), "vocabulary is 2; allowed is a whole number from 3 on"),
-        ("memorization", dict(length=31), "length is 31; give an even number, e.g. 32"),
-        ("memorization", dict(vocabulary=4), "vocabulary is 4; allowed is a whole number from 5 on"),
-        ("memorization", dict(test_examples=0), "test_examples is 0; allowed is a whole number from 1 on"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "message"), [
+    ("associative-recall", dict(length=2), "length is 2; allowed is a whole number from 4 on"),
+    ("associative-recall", dict(length=7), "length is 7; give an even number, e.g. 8"),
+    ("associative-recall", dict(vocabulary=2), "vocabulary is 2; give an even number of tokens, at least 4"),
+    ("associative-recall", dict(vocabulary=15), "vocabulary is 15; give an even number of tokens, at least 4"),
+    ("associative-recall", dict(train_examples=0), "train_examples is 0; allowed is a whole number from 1 on"),
+    ("associative-recall", dict(seed=-1), "seed is -1; allowed is a whole number from 0 on"),
+    ("noisy-recall", dict(vocabulary=16), "even number of tokens besides the 16 for noise, at least 20"),
+    ("noisy-recall", dict(vocabulary=33), "vocabulary is 33"),
+    ("noisy-recall", dict(noise_vocabulary=0), "noise_vocabulary is 0; allowed is a whole number from 1 on"),
+    ("noisy-recall", dict(noise=1.0), "noise is 1.0; a probability from 0 to below 1"),
+    ("noisy-recall", dict(noise=float("nan")), "noise is nan"),
+    ("fuzzy-recall", dict(length=11), "length is 11; allowed is a whole number from 12 on"),
+    ("fuzzy-recall", dict(key_tokens=0), "key_tokens is 0; allowed is a whole number from 1 on"),
+    ("fuzzy-recall", dict(value_tokens=0), "value_tokens is 0; allowed is a whole number from 1 on"),
+    ("fuzzy-recall", dict(vocabulary=6), "vocabulary is 6; allowed is a whole number from 7 on"),
+    ("fuzzy-recall", dict(vocabulary=9, value_tokens=5), "vocabulary is 9; allowed is a whole number from 10 on"),
+    ("mqar", dict(length=14), "length is 14; allowed is a whole number from 16 on"),
+    ("mqar", dict(vocabulary=6), "vocabulary is 6; allowed is a whole number from 8 on"),
+    ("mqar", dict(pairs=0), "pairs is 0; allowed is a whole number from 1 on"),
+    ("mqar", dict(power=0), "power is 0; a number above 0 is allowed"),
+    ("selective-copying", dict(length=32), "length is 32; allowed is a whole number from 33 on"),
+    ("selective-copying", dict(vocabulary=3), "vocabulary is 3; allowed is a whole number from 4 on"),
+    ("selective-copying", dict(copied=0), "copied is 0; allowed is a whole number from 1 on"),
+    ("compression", dict(length=1), "length is 1; allowed is a whole number from 2 on"),
+    ("compression", dict(vocabulary=2), "vocabulary is 2; allowed is a whole number from 3 on"),
+    ("memorization", dict(length=31), "length is 31; give an even number, e.g. 32"),
+    ("memorization", dict(vocabulary=4), "vocabulary is 4; allowed is a whole number from 5 on"),
+    ("memorization", dict(test_examples=0), "test_examples is 0; allowed is a whole number from 1 on"),
+])  # fmt: skip
 def test_impossible_sizes_are_refused_in_one_line(name, options, message):
     refuses(re.escape(message), lambda: GENERATORS[name](**options))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("fuzzy-recall", dict(vocabulary=7, length=12)),
-        ("fuzzy-recall", dict(vocabulary=10, value_tokens=5, length=16)),
-        ("noisy-recall", dict(vocabulary=20, length=4, noise=0.99)),
-        ("mqar", dict(length=4, vocabulary=4, pairs=1)),
-        ("selective-copying", dict(length=33, vocabulary=4)),
-        ("compression", dict(length=2, vocabulary=3)),
-        ("memorization", dict(length=2, vocabulary=5)),
-    ],
-)
+@pytest.mark.parametrize(("name", "options"), [
+    ("fuzzy-recall", dict(vocabulary=7, length=12)),
+    ("fuzzy-recall", dict(vocabulary=10, value_tokens=5, length=16)),
+    ("noisy-recall", dict(vocabulary=20, length=4, noise=0.99)),
+    ("mqar", dict(length=4, vocabulary=4, pairs=1)),
+    ("selective-copying", dict(length=33, vocabulary=4)),
+    ("compression", dict(length=2, vocabulary=3)),
+    ("memorization", dict(length=2, vocabulary=5)),
+])  # fmt: skip
 def test_the_smallest_sizes_are_drawn(name, options):
     for part in GENERATORS[name](**COUNTS, **options):
         assert part.ids.shape[1] == options["length"] and (part.targets != IGNORED).any(1).all()

@@ -106,17 +106,14 @@ def test_paths_that_are_no_files_are_refused(tmp_path) -> None:
             told_shortly(read, path.with_name(f"{path.name}.csv"))
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.csv", "text,label\na film, which is bad,1\n", "row 1 of .* has 3 fields, its header 2; .*double quotes"),
-        ("a.tsv", "text\tlabel\na\tfilm\t1\n", "row 1 of .* has 3 fields, its header 2; put a text that holds a"),
-        ("a.csv", "text,label,text\nx,0,y\n", "the column 'text' twice"),
-        ("a.jsonl", '{"text": "a", "text": "b", "label": 0}\n', "line 1: it has 'text' twice"),
-        ("a.csv", f'text,label\n"{"x" * 140_000}",0\n', "field larger than field limit .*save it as jsonl"),
-        ("a.jsonl", '{"text": "a\\ud800", "label": 0}\n', r"line 1 has \\ud800, which is not a character"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.csv", "text,label\na film, which is bad,1\n", "row 1 of .* has 3 fields, its header 2; .*double quotes"),
+    ("a.tsv", "text\tlabel\na\tfilm\t1\n", "row 1 of .* has 3 fields, its header 2; put a text that holds a"),
+    ("a.csv", "text,label,text\nx,0,y\n", "the column 'text' twice"),
+    ("a.jsonl", '{"text": "a", "text": "b", "label": 0}\n', "line 1: it has 'text' twice"),
+    ("a.csv", f'text,label\n"{"x" * 140_000}",0\n', "field larger than field limit .*save it as jsonl"),
+    ("a.jsonl", '{"text": "a\\ud800", "label": 0}\n', r"line 1 has \\ud800, which is not a character"),
+])  # fmt: skip
 def test_it_is_said_what_to_do(tmp_path, name, content, message) -> None:
     (tmp_path / name).write_text(content)
     refuses(message, load_text, tmp_path / name)
@@ -175,16 +172,13 @@ def test_distractors_may_be_absent(tmp_path):
     assert tabs.examples[0].distractors == ("lamp", "cup") and tabs.examples[0].answer == "key"
 
 
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"answer": " "}, r"row 2 of .*mine.jsonl has an empty answer"),
-        ({"distractors": ["key"]}, "row 2 of .* has its answer 'key' among the distractors"),
-        ({"distractors": ["lamp", ""]}, r"row 2 of .* has the distractors \['lamp', ''\]; allowed is a list of words"),
-        ({"distractors": 5}, "has the distractors 5; allowed is a list of words"),
-        ({"distractors": '["lamp"'}, "allowed is a list of words"),
-    ],
-)
+@pytest.mark.parametrize(("row", "says"), [
+    ({"answer": " "}, r"row 2 of .*mine.jsonl has an empty answer"),
+    ({"distractors": ["key"]}, "row 2 of .* has its answer 'key' among the distractors"),
+    ({"distractors": ["lamp", ""]}, r"row 2 of .* has the distractors \['lamp', ''\]; allowed is a list of words"),
+    ({"distractors": 5}, "has the distractors 5; allowed is a list of words"),
+    ({"distractors": '["lamp"'}, "allowed is a list of words"),
+])  # fmt: skip
 def test_what_is_refused(tmp_path, row, says):
     refuses(says, load_questions, write_rows(tmp_path / "mine.jsonl", [ROWS[0], {**ROWS[1], **row}]))
 
@@ -201,33 +195,27 @@ STARS = ("1", "2", "3")
 SWAPPED = ("1", "0")
 
 
-@pytest.mark.parametrize(
-    ("labels", "names", "expected"),
-    [
-        (["negative", "positive"], ("negative", "positive"), [0, 1]),
-        (["0", "1"], ("negative", "positive"), [0, 1]),
-        (["1", "2", "3", "1"], STARS, [0, 1, 2, 0]),
-        (["3"], STARS, [2]),
-        (["0", "2", "1"], STARS, [0, 2, 1]),
-        (["0", "1"], ("0", "1"), [0, 1]),
-        (["1", "1"], ("0", "1", "two"), [1, 1]),
-    ],
-)
+@pytest.mark.parametrize(("labels", "names", "expected"), [
+    (["negative", "positive"], ("negative", "positive"), [0, 1]),
+    (["0", "1"], ("negative", "positive"), [0, 1]),
+    (["1", "2", "3", "1"], STARS, [0, 1, 2, 0]),
+    (["3"], STARS, [2]),
+    (["0", "2", "1"], STARS, [0, 2, 1]),
+    (["0", "1"], ("0", "1"), [0, 1]),
+    (["1", "1"], ("0", "1", "two"), [1, 1]),
+])  # fmt: skip
 def test_all_are_names_or_all_indices(labels, names, expected) -> None:
     assert class_ids(labels, names, "a.csv", "label") == expected
 
 
-@pytest.mark.parametrize(
-    ("labels", "names", "message"),
-    [
-        (["1", "2"], STARS, "'1' of a.csv is the name of one class and the index of another .*1, 2, 3.*label_name"),
-        (["0", "1"], SWAPPED, "'0' of a.csv is the name of one class and the index of another"),
-        (["0", "1", "3"], STARS, r"'3' \(row 3\), a class's name, and '0' \(row 1\), a class's index"),
-        (["positive", "1", "0"], ("negative", "positive"), r"'positive' \(row 1\), a class's name, and '1' \(row 2\)"),
-        (["1", "4"], STARS, "row 2 of a.csv has the label '4'; allowed are 1, 2, 3"),
-        (["01"], ("a", "b"), "row 1 of a.csv has the label '01'"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "names", "message"), [
+    (["1", "2"], STARS, "'1' of a.csv is the name of one class and the index of another .*1, 2, 3.*label_name"),
+    (["0", "1"], SWAPPED, "'0' of a.csv is the name of one class and the index of another"),
+    (["0", "1", "3"], STARS, r"'3' \(row 3\), a class's name, and '0' \(row 1\), a class's index"),
+    (["positive", "1", "0"], ("negative", "positive"), r"'positive' \(row 1\), a class's name, and '1' \(row 2\)"),
+    (["1", "4"], STARS, "row 2 of a.csv has the label '4'; allowed are 1, 2, 3"),
+    (["01"], ("a", "b"), "row 1 of a.csv has the label '01'"),
+])  # fmt: skip
 def test_what_is_ambiguous_or_unknown_is_refused(labels, names, message) -> None:
     refuses(message, class_ids, labels, names, "a.csv", "label")
 

@@ -93,15 +93,12 @@ def test_whole_numbers_may_have_a_fraction_in_any_file(tmp_path):
         load_text(write(tmp_path / "c.csv", [("x", "1.5")]), label_names=names)
 
 
-@pytest.mark.parametrize(
-    "value, said",
-    [
-        (["a film"], "the list ['a film']"),
-        ({"a": "film"}, "the struct {'a': 'film'}"),
-        (3.5, "the number 3.5"),
-        (True, "the value True"),
-    ],
-)
+@pytest.mark.parametrize("value, said", [
+    (["a film"], "the list ['a film']"),
+    ({"a": "film"}, "the struct {'a': 'film'}"),
+    (3.5, "the number 3.5"),
+    (True, "the value True"),
+])  # fmt: skip
 def test_what_is_no_text_is_called_by_its_kind(tmp_path, value, said):
     rows = [{"text": "a", "label": 0}, {"text": value, "label": 1}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -126,29 +123,26 @@ def test_labels_are_read_by_the_names_or_the_ids_of_a_model(tmp_path):
         load_text(write(tmp_path / "c.csv", [("x", "mixed")]), label_names=names)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("text,label\n", "holds no rows"),
-        ("", "holds no rows"),
-        ("sentence,label\nx,1\n", "no column 'text'; its columns are sentence, label: rename one to 'text'"),
-        ("Text,Label\nx,1\n", "no column 'text'; its columns are Text, Label: rename 'Text' to 'text'"),
-        ("text, label\nx,1\n", "no column 'label'; its columns are text, ' label': rename ' label' to 'label'"),
-        ("text\nx\n", "no column 'label'; its columns are text: add it"),
-        ("text;label\nx;1;2\n", "put a text that holds a semicolon in double quotes"),
-        ("text,class\nx,1\n", "no column 'label'; its columns are text, class"),
-        ("text,label\nx,1\n  ,0\n", "row 2 .* empty text"),
-        ("text,label\nx,1\ny,\n", "row 2 .* no label"),
-        ("text,label\nx,1\ny\n", "row 2 .* no label"),
-        ('text,label\n"x,1\n', "could not be read as csv"),
-        ('{"text": "x", "label": 1', "line 2"),
-        ("[1, 2]", "line 2 is not an object"),
-        ('{"text": "x", "label": null}', "no label"),
-        ('{"text": "x", "label": NaN}', "no label"),
-        ('{"text": 3, "label": 1}', "row 2 of .* has the number 3 as its text; give a text in quotes"),
-        ('{"label": 1}', "row 2 .* no column 'text'"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ("text,label\n", "holds no rows"),
+    ("", "holds no rows"),
+    ("sentence,label\nx,1\n", "no column 'text'; its columns are sentence, label: rename one to 'text'"),
+    ("Text,Label\nx,1\n", "no column 'text'; its columns are Text, Label: rename 'Text' to 'text'"),
+    ("text, label\nx,1\n", "no column 'label'; its columns are text, ' label': rename ' label' to 'label'"),
+    ("text\nx\n", "no column 'label'; its columns are text: add it"),
+    ("text;label\nx;1;2\n", "put a text that holds a semicolon in double quotes"),
+    ("text,class\nx,1\n", "no column 'label'; its columns are text, class"),
+    ("text,label\nx,1\n  ,0\n", "row 2 .* empty text"),
+    ("text,label\nx,1\ny,\n", "row 2 .* no label"),
+    ("text,label\nx,1\ny\n", "row 2 .* no label"),
+    ('text,label\n"x,1\n', "could not be read as csv"),
+    ('{"text": "x", "label": 1', "line 2"),
+    ("[1, 2]", "line 2 is not an object"),
+    ('{"text": "x", "label": null}', "no label"),
+    ('{"text": "x", "label": NaN}', "no label"),
+    ('{"text": 3, "label": 1}', "row 2 of .* has the number 3 as its text; give a text in quotes"),
+    ('{"label": 1}', "row 2 .* no column 'text'"),
+])  # fmt: skip
 def test_bad_tables_and_second_lines_of_json_are_refused(tmp_path, content, message):
     json_lines = content.startswith(("{", "["))
     path = tmp_path / ("a.jsonl" if json_lines else "a.csv")
@@ -256,14 +250,11 @@ def test_a_division_is_disjoint_complete_and_keeps_the_classes_shares():
     refuses("class 'b' of d has one example", data.take([0, 1, 39]).divide, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("name", "split", "size"),
-    [
-        ("sst2", "train", 6920), ("sst2", "validation", 872), ("sst2", "test", 1821),
-        ("rotten_tomatoes", "train", 8530), ("rotten_tomatoes", "validation", 1066), ("imdb", "test", 25000),
-        ("snli", "test", 9824), ("wnli", "train", 565), ("wnli", "validation", 70),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "split", "size"), [
+    ("sst2", "train", 6920), ("sst2", "validation", 872), ("sst2", "test", 1821),
+    ("rotten_tomatoes", "train", 8530), ("rotten_tomatoes", "validation", 1066), ("imdb", "test", 25000),
+    ("snli", "test", 9824), ("wnli", "train", 565), ("wnli", "validation", 70),
+])  # fmt: skip
 def test_the_real_data_sets_have_their_known_sizes(real_data, name, split, size):
     real_data(name, split)
     data = load_text(name, split)

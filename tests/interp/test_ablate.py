@@ -160,31 +160,25 @@ def test_classes_of_texts_of_other_lengths():
     assert found.mean("accuracy").value == (plain.argmax(-1) == torch.tensor([1, 0, 1])).double().mean()
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "says"),
-    [
-        ("retnet", {"what": "convolution"}, "the layers of retnet have no convolution; ablate another part"),
-        ("rwkv-deeper", {"what": "skip"}, "have no skip D x"),
-        ("mamba", {"data": DATA.take([0])}, "has one example"),
-        ("mamba", {"data": SequenceData("s", "all", IDS, IDS[:, 0], ("a",), ("b",))}, "give rows of text"),
-        ("mamba", {"what": "heads"}, "did you mean 'head'"),
-        ("mamba", {"data": dataclasses.replace(DATA, targets=UNASKED)}, "a row of drawn .all. asks for nothing"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "says"), [
+    ("retnet", {"what": "convolution"}, "the layers of retnet have no convolution; ablate another part"),
+    ("rwkv-deeper", {"what": "skip"}, "have no skip D x"),
+    ("mamba", {"data": DATA.take([0])}, "has one example"),
+    ("mamba", {"data": SequenceData("s", "all", IDS, IDS[:, 0], ("a",), ("b",))}, "give rows of text"),
+    ("mamba", {"what": "heads"}, "did you mean 'head'"),
+    ("mamba", {"data": dataclasses.replace(DATA, targets=UNASKED)}, "a row of drawn .all. asks for nothing"),
+])  # fmt: skip
 def test_refused(models, name, options, says):
     refuses(says, ssmscope.ablate, models[name], **{"data": DATA, **options})
 
 
-@pytest.mark.parametrize(
-    ("name", "what", "zeroed"),
-    [
-        ("bamba", "attention", "model.layers.1.self_attn.o_proj"),
-        ("bamba", "feed-forward", "model.layers.1.feed_forward.down_proj"),
-        ("granitemoehybrid", "feed-forward", "model.layers.1.shared_mlp.output_linear"),
-        ("granitemoehybrid", "feed-forward", "model.layers.1.block_sparse_moe."),  # the experts with their router
-        ("mamba2attn", "feed-forward", "backbone.layers.1.mlp.fc2"),
-    ],
-)
+@pytest.mark.parametrize(("name", "what", "zeroed"), [
+    ("bamba", "attention", "model.layers.1.self_attn.o_proj"),
+    ("bamba", "feed-forward", "model.layers.1.feed_forward.down_proj"),
+    ("granitemoehybrid", "feed-forward", "model.layers.1.shared_mlp.output_linear"),
+    ("granitemoehybrid", "feed-forward", "model.layers.1.block_sparse_moe."),  # the experts with their router
+    ("mamba2attn", "feed-forward", "backbone.layers.1.mlp.fc2"),
+])  # fmt: skip
 def test_a_part_outside_the_recurrences_is_its_output(models, name, what, zeroed):
     """Ablated to zero it is the model whose last projection there is zero, and only that part is named so."""
     model = models.get(name) or Model(loud(random_example(name)), name=name)

@@ -101,25 +101,22 @@ def test_names_of_heads_and_groups_of_channels():
     assert head_names(67, "all") == ["0–66"]
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"rows": [11]}, "text 0 has no row 11; allowed are positions below 11"),
-        ({"rows": [3, -12]}, "text 0 has no row -12"),
-        ({"span": "3:x"}, "text 0 has no '3:x'; give a piece of it, or token positions as 3:7"),
-        ({"span": "x:3"}, "text 0 has no 'x:3'"),
-        ({"span": "3:3"}, "the span 3:3 is not within the 11 tokens of text 0"),
-        ({"span": "8:12"}, "the span 8:12 is not within"),
-        *(
-            ({"gradient": True, name: value}, f"gradient=True cannot be combined with {said}$")
-            for name, value, said in (
-                ("parts", True, "parts=True"),
-                ("level", "ssm", "level='ssm'"),
-                ("skip", False, "skip=False"),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "line"), [
+    ({"rows": [11]}, "text 0 has no row 11; allowed are positions below 11"),
+    ({"rows": [3, -12]}, "text 0 has no row -12"),
+    ({"span": "3:x"}, "text 0 has no '3:x'; give a piece of it, or token positions as 3:7"),
+    ({"span": "x:3"}, "text 0 has no 'x:3'"),
+    ({"span": "3:3"}, "the span 3:3 is not within the 11 tokens of text 0"),
+    ({"span": "8:12"}, "the span 8:12 is not within"),
+    *(
+        ({"gradient": True, name: value}, f"gradient=True cannot be combined with {said}$")
+        for name, value, said in (
+            ("parts", True, "parts=True"),
+            ("level", "ssm", "level='ssm'"),
+            ("skip", False, "skip=False"),
+        )
+    ),
+])  # fmt: skip
 def test_refused(models, options, line):
     refuses(line, only, models["mamba2"], **options)
 

@@ -59,17 +59,14 @@ def test_all_formats_and_another_column(model, file, tmp_path):
     assert len(other.to_frame()) == 2 * len(found.maps) and other.figure() and "layer 5" in other.to_text()
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"text": "A film."}, "relevant=… needs data=…"),
-        ({"data": "rows", "span": "0:2"}, "those of a data set are marked in a column"),
-        ({"text": "A film.", "relevant": None, "limit": 3}, "limit=… is the number of texts"),
-        ({"data": "rows", "relevant": "nedle"}, "no column 'nedle'; it has text, label, needle, other.*'needle'"),
-        ({"data": "rows", "relevant": None}, "has marked tokens: give a file with a column 'rationale'"),
-        ({"data": "planted-position"}, "planted-position has no column 'needle'"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    ({"text": "A film."}, "relevant=… needs data=…"),
+    ({"data": "rows", "span": "0:2"}, "those of a data set are marked in a column"),
+    ({"text": "A film.", "relevant": None, "limit": 3}, "limit=… is the number of texts"),
+    ({"data": "rows", "relevant": "nedle"}, "no column 'nedle'; it has text, label, needle, other.*'needle'"),
+    ({"data": "rows", "relevant": None}, "has marked tokens: give a file with a column 'rationale'"),
+    ({"data": "planted-position"}, "planted-position has no column 'needle'"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(model, file, options, message):
     given = {"relevant": "needle", **options}
     given |= {"data": file} if given.get("data") == "rows" else {}

@@ -203,16 +203,13 @@ def test_options_are_captums(explained):
     torch.testing.assert_close(smooth.scores, plain.scores, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "says"),
-    [
-        ("captum:KernalShap", {}, "did you mean 'captum:KernelShap'"),
-        ("captum:LRP", {}, "there is no method 'captum:LRP'"),
-        ("captum:KernelShap", {"samples": 3}, "captum:KernelShap has no option 'samples'; allowed are n_samples"),
-        ("captum:NoiseTunnel", {"attribution": "Lime2"}, "NoiseTunnel's attribution is 'Lime2'"),
-        ("captum:IntegratedGradients", {"method": "simpson"}, "captum's IntegratedGradients refuses"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "says"), [
+    ("captum:KernalShap", {}, "did you mean 'captum:KernelShap'"),
+    ("captum:LRP", {}, "there is no method 'captum:LRP'"),
+    ("captum:KernelShap", {"samples": 3}, "captum:KernelShap has no option 'samples'; allowed are n_samples"),
+    ("captum:NoiseTunnel", {"attribution": "Lime2"}, "NoiseTunnel's attribution is 'Lime2'"),
+    ("captum:IntegratedGradients", {"method": "simpson"}, "captum's IntegratedGradients refuses"),
+])  # fmt: skip
 def test_what_is_refused(explained, name, options, says):
     refuses(says, lambda: bind_method(name, options)(explained))
 

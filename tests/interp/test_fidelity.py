@@ -171,27 +171,24 @@ class TestHiding:
         assert self.run(kept, "a b", [[1, 1]], mode="delete", replacement="b") == pytest.approx([0.25])
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"mode": "remove"}, "unknown mode 'remove'; allowed are replace, delete"),
-        ({"value": "logits"}, "did you mean 'logit'"),
-        ({"replacement": "maen"}, "did you mean 'mean'"),
-        ({"steps": 0}, "steps is 0; allowed is a whole number from 1 to 10,000"),
-        ({"random_rankings": 19}, "random_rankings is 19; allowed is a whole number from 20 to 100,000"),
-        ({"methods": []}, "methods is empty; allowed are ig, "),
-        ({"methods": {}}, "no method was given"),
-        ({"methods": ["random"]}, "no method was given but random, which is always there"),
-        ({"methods": {"random": by_position}}, "'random' is always there"),
-        (
-            {"methods": ["ig", "random"], "option": {"random": {"seed": 1}}},
-            "option is given for 'random', which is not among",
-        ),
-        ({"option": {"owm": {}}}, "option is given for 'owm', which is not among the methods; did you mean 'own'?"),
-        ({"methods": {"own": lambda goal: Scores(torch.zeros(1, 2))}}, "gives scores of shape (1, 2)"),
-        ({"methods": {"own": lambda goal: Scores(goal.batch.mask / 0.0)}}, "own are not finite"),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [
+    ({"mode": "remove"}, "unknown mode 'remove'; allowed are replace, delete"),
+    ({"value": "logits"}, "did you mean 'logit'"),
+    ({"replacement": "maen"}, "did you mean 'mean'"),
+    ({"steps": 0}, "steps is 0; allowed is a whole number from 1 to 10,000"),
+    ({"random_rankings": 19}, "random_rankings is 19; allowed is a whole number from 20 to 100,000"),
+    ({"methods": []}, "methods is empty; allowed are ig, "),
+    ({"methods": {}}, "no method was given"),
+    ({"methods": ["random"]}, "no method was given but random, which is always there"),
+    ({"methods": {"random": by_position}}, "'random' is always there"),
+    (
+        {"methods": ["ig", "random"], "option": {"random": {"seed": 1}}},
+        "option is given for 'random', which is not among",
+    ),
+    ({"option": {"owm": {}}}, "option is given for 'owm', which is not among the methods; did you mean 'own'?"),
+    ({"methods": {"own": lambda goal: Scores(torch.zeros(1, 2))}}, "gives scores of shape (1, 2)"),
+    ({"methods": {"own": lambda goal: Scores(goal.batch.mask / 0.0)}}, "own are not finite"),
+])  # fmt: skip
 def test_refuses(options, says):
     with pytest.raises(InputError, match=re.escape(says)) as raised:
         fidelity_auc(

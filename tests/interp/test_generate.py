@@ -96,16 +96,13 @@ def test_a_shipped_model_ends_and_stops():
     assert (text.text.strip(), text.ended_by, len(text.written)) == ("a great", "stop", 3)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"top_k": 3}, "top_k=… is for drawing tokens"),
-        ({"contrast": 3}, "contrast=… is for methods of explanation"),
-        ({"explain": ["survival", "nothing"]}, "unknown method 'nothing'|allowed"),
-        ({"explain": ["lrp"], "option": {"ig": {}}}, "not among the methods"),
-        ({"max_new_tokens": 0}, "max.new.tokens"),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [
+    ({"top_k": 3}, "top_k=… is for drawing tokens"),
+    ({"contrast": 3}, "contrast=… is for methods of explanation"),
+    ({"explain": ["survival", "nothing"]}, "unknown method 'nothing'|allowed"),
+    ({"explain": ["lrp"], "option": {"ig": {}}}, "not among the methods"),
+    ({"max_new_tokens": 0}, "max.new.tokens"),
+])  # fmt: skip
 def test_refused(models, options, says):
     refuses(says, ssmscope.generate, models["mamba"], models["mamba"].encode(ids=PROMPTS), **options)
 

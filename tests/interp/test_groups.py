@@ -10,14 +10,11 @@ TEXT = "A dull start. But what an ending!\nGo and see it"
 model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 
-@pytest.mark.parametrize(
-    ("by", "names"),
-    [
-        (["sentence"], ["A dull start.", "But what an ending!", "Go and see it"]),
-        (["line"], ["A dull start. But what an ending!", "Go and see it"]),
-        (["dull", "an ending"], ["…", "dull", "an ending"]),
-    ],
-)
+@pytest.mark.parametrize(("by", "names"), [
+    (["sentence"], ["A dull start.", "But what an ending!", "Go and see it"]),
+    (["line"], ["A dull start. But what an ending!", "Go and see it"]),
+    (["dull", "an ending"], ["…", "dull", "an ending"]),
+])  # fmt: skip
 def test_parts_have_the_sums_of_their_tokens(model, by, names):
     (plain,), (text,) = (ssmscope.explain(model, [TEXT], methods=["lrp", "gradxinput"], by=each) for each in (None, by))
     assert [token for token, word in zip(text.tokens, text.words) if word is not None] == names

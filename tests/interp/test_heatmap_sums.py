@@ -270,17 +270,14 @@ def test_survival_is_compared_as_the_logarithm_of_its_share_in_units_of_an_even_
     assert np.isnan(z[:, 0, 2:]).all() and np.isnan(z[:, 1, 4]).all()  # the special token, and padding
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"score": "write", "at": 0}, "at=… applies to survival only, not to write"),
-        ({"score": "write", "through": True, "half_lives": True}, "through=… applies to survival only"),
-        ({"through": True, "half_lives": True}, "half_lives=… concerns each layer's own writes"),
-        ({"contrast": "sst2", "at": 0}, "contrast=… compares whole layers at the end of texts"),
-        ({"contrast": "sst2", "through": True}, "contrast=… compares whole layers at the end of texts"),
-        ({"contrast": "sst2", "heads": "top"}, "contrast=… compares whole layers at the end of texts"),
-    ],
-)
+@pytest.mark.parametrize(("options", "line"), [
+    ({"score": "write", "at": 0}, "at=… applies to survival only, not to write"),
+    ({"score": "write", "through": True, "half_lives": True}, "through=… applies to survival only"),
+    ({"through": True, "half_lives": True}, "half_lives=… concerns each layer's own writes"),
+    ({"contrast": "sst2", "at": 0}, "contrast=… compares whole layers at the end of texts"),
+    ({"contrast": "sst2", "through": True}, "contrast=… compares whole layers at the end of texts"),
+    ({"contrast": "sst2", "heads": "top"}, "contrast=… compares whole layers at the end of texts"),
+])  # fmt: skip
 def test_options_that_contradict_each_other(options, line):
     given = dict(score="survival", at=None, contrast=None, through=False, half_lives=False, heads=None)
     check_heatmap(**given)

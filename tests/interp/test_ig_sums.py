@@ -133,16 +133,13 @@ def test_the_worst_pieces_are_halved_first_and_as_few_as_will_do():
     assert integrated._worst(alone, 0.01) == alone
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"steps": 0}, "steps is 0"),
-        ({"tolerance": -0.5}, "tolerance is -0.5"),
-        ({"cap": 0}, "cap is 0; allowed is a whole number from 1 on"),
-        ({"special": 0}, "special is 0; allowed is true or false"),
-        ({"steps": 3, "cap": 2}, "cap is 2, fewer gradients than the 3 steps of one quadrature; raise it"),
-    ],
-)
+@pytest.mark.parametrize(("options", "line"), [
+    ({"steps": 0}, "steps is 0"),
+    ({"tolerance": -0.5}, "tolerance is -0.5"),
+    ({"cap": 0}, "cap is 0; allowed is a whole number from 1 on"),
+    ({"special": 0}, "special is 0; allowed is true or false"),
+    ({"steps": 3, "cap": 2}, "cap is 2, fewer gradients than the 3 steps of one quadrature; raise it"),
+])  # fmt: skip
 def test_refused(from_zero, options, line):
     refuses(line, ig, Cubes([1.0]), **options)
 

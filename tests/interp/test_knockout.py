@@ -177,15 +177,12 @@ def model(tmp_path_factory):
     return ssmscope.load(tiny_model(tmp_path_factory.mktemp("tiny")))
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"from_": ["3"], "to": "1"}, "no edge leads from '3' back to '1'"),
-        ({"from_": ["1"], "window": 3}, "window is 3; mamba has 2 layers"),
-        ({"from_": ["1"], "by": "head", "roads": "both"}, "the convolution is cut in windows of layers; leave out by"),
-        ({"from_": ["1"], "by": "part"}, "have one recurrence each"),
-        ({"from_": ["1"], "answer": 97}, "there is no target 97"),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [
+    ({"from_": ["3"], "to": "1"}, "no edge leads from '3' back to '1'"),
+    ({"from_": ["1"], "window": 3}, "window is 3; mamba has 2 layers"),
+    ({"from_": ["1"], "by": "head", "roads": "both"}, "the convolution is cut in windows of layers; leave out by"),
+    ({"from_": ["1"], "by": "part"}, "have one recurrence each"),
+    ({"from_": ["1"], "answer": 97}, "there is no target 97"),
+])  # fmt: skip
 def test_refused(models, options, says):
     refuses(says, ssmscope.knockout, models["mamba"], models["mamba"].encode(ids=IDS[0]), **options)

@@ -378,15 +378,12 @@ class Doubled(nn.Linear):
 NO_RULE = r"lrp has no rule for (Softmax|GroupNorm) \(backbone.norm_f(\.1)?\), which may not be linear"
 
 
-@pytest.mark.parametrize(
-    "part, why",
-    [
-        (nn.Softmax(-1), NO_RULE),
-        (nn.Sequential(nn.Linear(24, 24), nn.Softmax(-1)), NO_RULE),
-        (Doubled(24, 24), "lrp's Doubled, a Doubled of .*, is no linear map"),
-        (nn.GroupNorm(1, 24), NO_RULE),
-    ],
-)
+@pytest.mark.parametrize("part, why", [
+    (nn.Softmax(-1), NO_RULE),
+    (nn.Sequential(nn.Linear(24, 24), nn.Softmax(-1)), NO_RULE),
+    (Doubled(24, 24), "lrp's Doubled, a Doubled of .*, is no linear map"),
+    (nn.GroupNorm(1, 24), NO_RULE),
+])  # fmt: skip
 def test_a_part_without_a_rule_is_refused(part, why):
     model = example("mamba")
     model.module.backbone.norm_f = part.double()

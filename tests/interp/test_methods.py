@@ -377,19 +377,16 @@ def test_functions_of_your_own_explain_too(mamba):
     np.testing.assert_allclose(own[0].attributions[0].scores, 4 * plain[0].attributions[0].scores)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"methods": "ig", "option": {"ig": {"step": 3}}}, "ig has no option 'step'.*did you mean 'steps'"),
-        ({"methods": "gradxinput", "option": {"gradxinput": {"layer": 1}}}, "it has none"),
-        ({"methods": "gradcam", "option": {"gradcam": {"layer": 9}}}, "no layer 9; allowed are 0 to 1"),
-        ({"methods": "ig", "option": {"ig": {"baseline": "pad"}}}, "unknown baseline 'pad'"),
-        ({"methods": "occlusion", "option": {"occlusion": {"window": 0}}}, "window is 0"),
-        ({"methods": "smoothgrad", "option": {"smoothgrad": {"noise": -1}}}, "noise is -1"),
-        ({"methods": "attention-rollout", "option": {"attention-rollout": {"residual": 2}}}, "residual is 2"),
-        ({"methods": "attention-gradient", "target": [[1, 2]]}, "not a continuation"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"methods": "ig", "option": {"ig": {"step": 3}}}, "ig has no option 'step'.*did you mean 'steps'"),
+    ({"methods": "gradxinput", "option": {"gradxinput": {"layer": 1}}}, "it has none"),
+    ({"methods": "gradcam", "option": {"gradcam": {"layer": 9}}}, "no layer 9; allowed are 0 to 1"),
+    ({"methods": "ig", "option": {"ig": {"baseline": "pad"}}}, "unknown baseline 'pad'"),
+    ({"methods": "occlusion", "option": {"occlusion": {"window": 0}}}, "window is 0"),
+    ({"methods": "smoothgrad", "option": {"smoothgrad": {"noise": -1}}}, "noise is -1"),
+    ({"methods": "attention-rollout", "option": {"attention-rollout": {"residual": 2}}}, "residual is 2"),
+    ({"methods": "attention-gradient", "target": [[1, 2]]}, "not a continuation"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(mamba, options, message):
     refuses(message, explain, mamba, mamba.encode(ids=TEXTS[:1]), **options)
 

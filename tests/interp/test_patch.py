@@ -90,20 +90,17 @@ def test_everything_patched_is_the_other_run(models):
         assert difference(model, CORRUPTED, put) == pytest.approx(difference(model, CLEAN), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "says"),
-    [
-        ("mamba", {"corrupted": CLEAN[:5]}, "one text is the beginning of the other"),
-        ("mamba", {"corrupted": CLEAN}, "have the same tokens"),
-        ("mamba", {"corrupted": [96 - i for i in CLEAN]}, "no token in common"),
-        ("mamba", {"answer": 5, "contrast": 5}, "answer and contrast are both"),
-        ("mamba", {"positions": "last"}, "after the last token no state is read"),
-        ("mamba", {"positions": "99"}, "has no positions 99"),
-        ("retnet", {"site": "convolution"}, "have no convolution"),
-        ("mamba", {"site": "heads"}, "did you mean 'head'"),
-        ("mamba", {"clean": "a b c"}, "is not a whole number"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "says"), [
+    ("mamba", {"corrupted": CLEAN[:5]}, "one text is the beginning of the other"),
+    ("mamba", {"corrupted": CLEAN}, "have the same tokens"),
+    ("mamba", {"corrupted": [96 - i for i in CLEAN]}, "no token in common"),
+    ("mamba", {"answer": 5, "contrast": 5}, "answer and contrast are both"),
+    ("mamba", {"positions": "last"}, "after the last token no state is read"),
+    ("mamba", {"positions": "99"}, "has no positions 99"),
+    ("retnet", {"site": "convolution"}, "have no convolution"),
+    ("mamba", {"site": "heads"}, "did you mean 'head'"),
+    ("mamba", {"clean": "a b c"}, "is not a whole number"),
+])  # fmt: skip
 def test_refused(models, name, options, says):
     refuses(says, ssmscope.patch, models[name], **{"clean": CLEAN, "corrupted": CORRUPTED, **PATCH, **options})
 

@@ -168,16 +168,13 @@ def test_a_run_starts_at_a_layer_with_the_edits_above(models):
     assert not partial_runs.can_start_at_layer(lonely, lonely.encode(ids=[CLEAN]))
 
 
-@pytest.mark.parametrize(
-    ("window", "ends"),
-    [
-        (1, [(0, 0), (2, 2), (3, 3), (7, 7), (9, 9)]),
-        (2, [(0, 2), (2, 3), (3, 7), (7, 9), (9, 9)]),
-        (3, [(0, 2), (0, 3), (2, 7), (3, 9), (7, 9)]),
-        (4, [(0, 3), (0, 7), (2, 9), (3, 9), (7, 9)]),
-        (5, [(0, 3), (0, 7), (0, 9), (2, 9), (3, 9)]),
-    ],
-)
+@pytest.mark.parametrize(("window", "ends"), [
+    (1, [(0, 0), (2, 2), (3, 3), (7, 7), (9, 9)]),
+    (2, [(0, 2), (2, 3), (3, 7), (7, 9), (9, 9)]),
+    (3, [(0, 2), (0, 3), (2, 7), (3, 9), (7, 9)]),
+    (4, [(0, 3), (0, 7), (2, 9), (3, 9), (7, 9)]),
+    (5, [(0, 3), (0, 7), (0, 9), (2, 9), (3, 9)]),
+])  # fmt: skip
 def test_windows_are_around_every_layer(window, ends, monkeypatch):
     monkeypatch.setattr(cutting, "roads_of", lambda _: {number: ([0], []) for number in (0, 2, 3, 7, 9)})
     monkeypatch.setattr(cutting, "parts_of", lambda *_: {0: ("a", "b"), 2: (), 3: ("b", "c"), 7: (), 9: ()})

@@ -196,16 +196,13 @@ class TestCascade:
         assert frame["texts"].tolist() == [3, *[2] * 5]
         assert np.isfinite(frame["correlation"]).all()
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            ({"layers": [7]}, "there is no layer 7"),
-            ({"layers": "al"}, "did you mean 'all'"),
-            ({"layers": [True]}, "layers is True; allowed are all or a whole number"),
-            ({"methods": ["gradixnput"]}, "did you mean 'gradxinput'"),
-            ({"methods": {"x": lambda goal: Scores(goal.batch.mask / 0.0)}}, "method x are not finite"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        ({"layers": [7]}, "there is no layer 7"),
+        ({"layers": "al"}, "did you mean 'all'"),
+        ({"layers": [True]}, "layers is True; allowed are all or a whole number"),
+        ({"methods": ["gradixnput"]}, "did you mean 'gradxinput'"),
+        ({"methods": {"x": lambda goal: Scores(goal.batch.mask / 0.0)}}, "method x are not finite"),
+    ])  # fmt: skip
     def test_refuses(self, classifier, options, says):
         with pytest.raises(InputError, match=re.escape(says)):
             cascading_randomisation(classifier, classifier.encode(ids=TEXTS), **({"methods": TOYS} | options))

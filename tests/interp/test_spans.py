@@ -25,37 +25,34 @@ FRENCH = Spelled(TEXT, OFFSETS)
 SHORT_TEXT = Spelled("a b", ((0, 1), (2, 3)))
 
 
-@pytest.mark.parametrize(
-    ("span", "places"),
-    [
-        ("café", None),  # twice, however its accent is written
-        ("Cafe\u0301 NOIR,", (1, 2, 3, 4)),
-        (" cafÉ ", None),
-        (" un   cafe\u0301 noirci ", (5, 6, 7, 8)),
-        ("noir", (3,)),  # and not the beginning of another word
-        ("noirci", (8,)),
-        ("noir, un", (3, 4, 5)),
-        ("last", (9,)),
-        (" last ", (9,)),
-        ("0", (0,)),
-        (" 9 ", (9,)),
-        ("-1", (9,)),
-        ("-10", (0,)),
-        ("2:5", (2, 3, 4)),
-        ("0:10", tuple(range(10))),
-        ("-3:-1", (7, 8)),
-        ("-10:2", (0, 1)),
-        ("3,7,9", (3, 7, 9)),
-        (" 7:9, 0 ,-1, 8", (0, 7, 8, 9)),
-        (4, (4,)),
-        (-2, (8,)),
-        (np.int64(3), (3,)),
-        (slice(7, None), (7, 8, 9)),
-        (slice(None, None, 4), (0, 4, 8)),
-        ([5, -9, 5, 2], (1, 2, 5)),
-        ((0, 9), (0, 9)),
-    ],
-)
+@pytest.mark.parametrize(("span", "places"), [
+    ("café", None),  # twice, however its accent is written
+    ("Cafe\u0301 NOIR,", (1, 2, 3, 4)),
+    (" cafÉ ", None),
+    (" un   cafe\u0301 noirci ", (5, 6, 7, 8)),
+    ("noir", (3,)),  # and not the beginning of another word
+    ("noirci", (8,)),
+    ("noir, un", (3, 4, 5)),
+    ("last", (9,)),
+    (" last ", (9,)),
+    ("0", (0,)),
+    (" 9 ", (9,)),
+    ("-1", (9,)),
+    ("-10", (0,)),
+    ("2:5", (2, 3, 4)),
+    ("0:10", tuple(range(10))),
+    ("-3:-1", (7, 8)),
+    ("-10:2", (0, 1)),
+    ("3,7,9", (3, 7, 9)),
+    (" 7:9, 0 ,-1, 8", (0, 7, 8, 9)),
+    (4, (4,)),
+    (-2, (8,)),
+    (np.int64(3), (3,)),
+    (slice(7, None), (7, 8, 9)),
+    (slice(None, None, 4), (0, 4, 8)),
+    ([5, -9, 5, 2], (1, 2, 5)),
+    ((0, 9), (0, 9)),
+])  # fmt: skip
 def test_positions(span, places):
     batch = batch_of(SHORT_TEXT, FRENCH)
     if places is None:
@@ -64,28 +61,25 @@ def test_positions(span, places):
         assert positions_of(span, batch, 1) == places
 
 
-@pytest.mark.parametrize(
-    ("span", "line"),
-    [
-        ("10", "text 2 has no positions 10; it has the tokens 0 to 9"),
-        ("-11", "text 2 has no positions -11; it has the tokens 0 to 9"),
-        ("3:3", "text 2 has no positions 3:3"),
-        ("5:11", "text 2 has no positions 5:11"),
-        ("3,12", "text 2 has no positions 12; it has the tokens 0 to 9"),
-        ("3,", "text 2 has no words '3,'; give words of it, positions such as 3, 3:5 or 3,7, or last"),
-        ("caf", "text 2 has no words 'caf'; give words of it, positions such as 3, 3:5 or 3,7, or last"),
-        ("oir", "text 2 has no words 'oir'"),
-        ("\t ", "a span is empty"),
-        (10, "text 2 has no position 10; it has the tokens 0 to 9"),
-        (-11, "text 2 has no position -11"),
-        ([0, 12, 11], "text 2 has no position 12"),
-        (True, "the span True names no tokens"),
-        (1.0, "the span 1.0 names no tokens"),
-        ([], r"the span \[\] names no tokens"),
-        ([1, "2"], "names no tokens; give words of the text, positions or last"),
-        (slice(10, None), "names no tokens"),
-    ],
-)
+@pytest.mark.parametrize(("span", "line"), [
+    ("10", "text 2 has no positions 10; it has the tokens 0 to 9"),
+    ("-11", "text 2 has no positions -11; it has the tokens 0 to 9"),
+    ("3:3", "text 2 has no positions 3:3"),
+    ("5:11", "text 2 has no positions 5:11"),
+    ("3,12", "text 2 has no positions 12; it has the tokens 0 to 9"),
+    ("3,", "text 2 has no words '3,'; give words of it, positions such as 3, 3:5 or 3,7, or last"),
+    ("caf", "text 2 has no words 'caf'; give words of it, positions such as 3, 3:5 or 3,7, or last"),
+    ("oir", "text 2 has no words 'oir'"),
+    ("\t ", "a span is empty"),
+    (10, "text 2 has no position 10; it has the tokens 0 to 9"),
+    (-11, "text 2 has no position -11"),
+    ([0, 12, 11], "text 2 has no position 12"),
+    (True, "the span True names no tokens"),
+    (1.0, "the span 1.0 names no tokens"),
+    ([], r"the span \[\] names no tokens"),
+    ([1, "2"], "names no tokens; give words of the text, positions or last"),
+    (slice(10, None), "names no tokens"),
+])  # fmt: skip
 def test_no_positions(span, line):
     refuses(line, positions_of, span, batch_of(SHORT_TEXT, FRENCH), 1)
     refuses(line.replace("text 2", "the text"), positions_of, span, batch_of(FRENCH))

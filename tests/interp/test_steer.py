@@ -91,16 +91,13 @@ def test_random_directions_have_the_norm():
     assert not torch.allclose(first[0], second[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"layer": 2}, "there is no layer 2; this model has the layers 0 to 1"),
-        ({"away": TOWARD}, "have the same mean there"),
-        ({"away": []}, "no text to steer to or from"),
-        ({"strengths": [1, 1.0]}, "strengths has a number twice: 1, 1"),
-        ({"site": "state", "texts": [[5]]}, "a text has one token"),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [
+    ({"layer": 2}, "there is no layer 2; this model has the layers 0 to 1"),
+    ({"away": TOWARD}, "have the same mean there"),
+    ({"away": []}, "no text to steer to or from"),
+    ({"strengths": [1, 1.0]}, "strengths has a number twice: 1, 1"),
+    ({"site": "state", "texts": [[5]]}, "a text has one token"),
+])  # fmt: skip
 def test_refused(models, options, says):
     model = models["mamba"]
     batch = model.encode(ids=options.pop("texts", TEXTS))

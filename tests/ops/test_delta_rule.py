@@ -42,18 +42,15 @@ def in_words(r: ops.DeltaRecurrence, H: torch.Tensor, text: int, head: int) -> t
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize(
-    ("length", "decays", "groups", "removals"),
-    [
-        *[(1, 4, 3, ()), (32, 1, 1, ()), (37, 4, 3, ()), (100, 4, 1, ()), (1, 1, 3, (2,)), (37, 4, 1, (3,))],
-        *(
-            (length, decays, groups, None)
-            for length in (1, 5, 31, 32, 33, 100)
-            for decays in (1, 4)
-            for groups in (1, 3)
-        ),
-    ],
-)
+@pytest.mark.parametrize(("length", "decays", "groups", "removals"), [
+    *[(1, 4, 3, ()), (32, 1, 1, ()), (37, 4, 3, ()), (100, 4, 1, ()), (1, 1, 3, (2,)), (37, 4, 1, (3,))],
+    *(
+        (length, decays, groups, None)
+        for length in (1, 5, 31, 32, 33, 100)
+        for decays in (1, 4)
+        for groups in (1, 3)
+    ),
+])  # fmt: skip
 def test_the_scan_is_the_rule_in_words(length, decays, groups, removals, monkeypatch):
     r, H = recurrence(length, decays, groups, removals)
     slow = ops.scan_reference(r, H)

@@ -276,13 +276,10 @@ class TestClasses:
         for changed in ({"mixers": model.mixers * 2}, {"channels": 3}, {"module": headless}):
             assert theorem_model(SimpleNamespace(**{**one, **changed})) is None
 
-    @pytest.mark.parametrize(
-        ("parameter", "name"),
-        [
-            ("ssm.A", "A"), ("ssm.W_B", "W_B"), ("ssm.W_C", "W_C"), ("ssm.q_delta", "q"), ("ssm.p_delta", "p"),
-            ("head.weight", "the head"), ("embedding.weight", "the embedding"),
-        ],
-    )  # fmt: skip
+    @pytest.mark.parametrize(("parameter", "name"), [
+        ("ssm.A", "A"), ("ssm.W_B", "W_B"), ("ssm.W_C", "W_C"), ("ssm.q_delta", "q"), ("ssm.p_delta", "p"),
+        ("head.weight", "the head"), ("embedding.weight", "the embedding"),
+    ])  # fmt: skip
     def test_one_number_that_is_not_finite(self, parameter, name):
         model = make()
         model.module.get_parameter(parameter).data.view(-1)[-1] = math.inf
@@ -291,14 +288,11 @@ class TestClasses:
 
 
 class TestOracles:
-    @pytest.mark.parametrize(
-        ("name", "length", "abscissa", "log_rho", "printed", "capacities"),
-        [
-            ("majority_T25_seed1.pth", 25, 0.214152202, 0.271, 0.0025, None),
-            ("imdb_T100_seed1.pth", 100, 0.205731139, None, None, (66.86, 70.55)),
-            ("listops_T100_seed3.pth", 100, -0.139018178, None, None, None),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "length", "abscissa", "log_rho", "printed", "capacities"), [
+        ("majority_T25_seed1.pth", 25, 0.214152202, 0.271, 0.0025, None),
+        ("imdb_T100_seed1.pth", 100, 0.205731139, None, None, (66.86, 70.55)),
+        ("listops_T100_seed3.pth", 100, -0.139018178, None, None, None),
+    ])  # fmt: skip
     def test_numbers(self, oracle, name, length, abscissa, log_rho, printed, capacities):
         found = generalization_bound(ssmscope.load(oracle(name)), length=length, examples=1000)
         assert found.vacuous and found.gap is not None and found.gap.bound == 1.0

@@ -53,17 +53,14 @@ def runs_of(model, monkeypatch, ids, positions, probes, chunk) -> list[list[bool
     return found
 
 
-@pytest.mark.parametrize(
-    ("chunk", "expected"),
-    [
-        (100, [[(8, 4), False]]),  # all 4 products of either text at once
-        (31, [[(6, 4), True, False]]),  # 31 // 8 = 3 copies
-        (16, [[(4, 4), True, False]]),
-        (8, [[(2, 4), True, True, True, False]]),
-        (7, [[(2, 2), False], [(1, 4), True, True, True, False]]),  # each alone; the short one with its 2 products
-        (1, [[(1, 2), True, False], [(1, 4), True, True, True, False]]),
-    ],
-)
+@pytest.mark.parametrize(("chunk", "expected"), [
+    (100, [[(8, 4), False]]),  # all 4 products of either text at once
+    (31, [[(6, 4), True, False]]),  # 31 // 8 = 3 copies
+    (16, [[(4, 4), True, False]]),
+    (8, [[(2, 4), True, True, True, False]]),
+    (7, [[(2, 2), False], [(1, 4), True, True, True, False]]),  # each alone; the short one with its 2 products
+    (1, [[(1, 2), True, False], [(1, 4), True, True, True, False]]),
+])  # fmt: skip
 def test_what_runs_together(model, monkeypatch, chunk, expected):
     """Two texts, of which one has two positions and the other one, with two probes each."""
     positions = [np.array([1, 3]), np.array([1])]

@@ -111,21 +111,18 @@ class TestOptions:
         assert not influence(model, batch).output.exact
         assert influence(model, batch, probes=24).output.exact
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(at="layer"), "unknown at 'layer'; allowed are output, layers; did you mean 'layers'"),
-            (dict(of="hiden"), "did you mean 'hidden'"),
-            (dict(positions="first"), "positions is 'first'; allowed are last, all or a whole number, or several"),
-            (dict(positions=[4]), "text 1 has no position 4: it has 3 tokens; allowed are -3 to 2"),
-            (dict(positions=[]), "positions is"),
-            (dict(exact="yes"), "exact is 'yes'"),
-            (dict(probes=1), "probes is 1; allowed is a whole number from 2 on"),
-            (dict(recent=0), "recent is 0"),
-            (dict(fit_from=-1), "fit_from is -1; allowed is a whole number from 0 on"),
-            (dict(length=4), "give either texts"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(at="layer"), "unknown at 'layer'; allowed are output, layers; did you mean 'layers'"),
+        (dict(of="hiden"), "did you mean 'hidden'"),
+        (dict(positions="first"), "positions is 'first'; allowed are last, all or a whole number, or several"),
+        (dict(positions=[4]), "text 1 has no position 4: it has 3 tokens; allowed are -3 to 2"),
+        (dict(positions=[]), "positions is"),
+        (dict(exact="yes"), "exact is 'yes'"),
+        (dict(probes=1), "probes is 1; allowed is a whole number from 2 on"),
+        (dict(recent=0), "recent is 0"),
+        (dict(fit_from=-1), "fit_from is -1; allowed is a whole number from 0 on"),
+        (dict(length=4), "give either texts"),
+    ])  # fmt: skip
     def test_what_is_refused(self, model, options, says):
         refuses(says, influence, model, model.encode(ids=TEXTS), **options)
 

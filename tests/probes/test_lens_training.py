@@ -287,21 +287,18 @@ class TestContinuing:
             fit_lens(language, chain(9, 9, 0), tmp_path / "notes.txt" / "lens", **QUICK)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (dict(optimizer="sgdd"), "unknown optimizer 'sgdd'; allowed are sgd, adam; did you mean 'sgd'?"),
-        (dict(positions="first"), "unknown positions 'first'; allowed are every, last"),
-        (dict(steps=0), "steps is 0; allowed is a whole number from 1"),
-        (dict(learning_rate=0), "learning_rate is 0.0; allowed is a number above 0 and below 1,000,000"),
-        (dict(weight_decay=-1), "weight_decay is -1.0; allowed is a number from 0"),
-        (dict(clip=float("nan")), "clip is nan; allowed is a number above 0"),
-        (dict(patience=0), "patience is 0"),
-        (dict(checkpoint_minutes=-1), "checkpoint_minutes is -1"),
-        (dict(held_out=1.0), "held_out is 1.0; allowed is a number above 0 and below 1"),
-        (dict(validation=[[1, 2]]), "has 1 row; held out must be at least 2"),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [
+    (dict(optimizer="sgdd"), "unknown optimizer 'sgdd'; allowed are sgd, adam; did you mean 'sgd'?"),
+    (dict(positions="first"), "unknown positions 'first'; allowed are every, last"),
+    (dict(steps=0), "steps is 0; allowed is a whole number from 1"),
+    (dict(learning_rate=0), "learning_rate is 0.0; allowed is a number above 0 and below 1,000,000"),
+    (dict(weight_decay=-1), "weight_decay is -1.0; allowed is a number from 0"),
+    (dict(clip=float("nan")), "clip is nan; allowed is a number above 0"),
+    (dict(patience=0), "patience is 0"),
+    (dict(checkpoint_minutes=-1), "checkpoint_minutes is -1"),
+    (dict(held_out=1.0), "held_out is 1.0; allowed is a number above 0 and below 1"),
+    (dict(validation=[[1, 2]]), "has 1 row; held out must be at least 2"),
+])  # fmt: skip
 def test_what_is_refused(language, tmp_path, options, says):
     assert says in refused(fit_lens, language, chain(9, 9, 0), tmp_path / "lens", **{**QUICK, **options})
     assert not (tmp_path / "lens").exists()

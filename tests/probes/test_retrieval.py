@@ -243,18 +243,15 @@ class TestOptions:
         assert (first.log_probability == again.log_probability).all()
         assert not (first.log_probability == other.log_probability).all()
 
-    @pytest.mark.parametrize(
-        "options, said",
-        [
-            (dict(tasks=["qa7"]), "unknown among tasks: 'qa7'; allowed are qa1, qa2, qa3, qa4, qa5, needle, "),
-            (dict(lengths=[0, -1]), "lengths is -1; allowed are a whole number from 0 on, or several"),
-            (dict(examples=0), "examples is 0; allowed is a whole number from 1 on"),
-            (dict(piece=0), "piece is 0"),
-            (dict(split="tests"), "unknown split 'tests'; allowed are test, validation, train; did you mean 'test'?"),
-            (dict(filler="wikitext3"), "did you mean 'wikitext2'?"),
-            (dict(template="{context}"), "must hold {context} and {question}"),
-        ],
-    )
+    @pytest.mark.parametrize("options, said", [
+        (dict(tasks=["qa7"]), "unknown among tasks: 'qa7'; allowed are qa1, qa2, qa3, qa4, qa5, needle, "),
+        (dict(lengths=[0, -1]), "lengths is -1; allowed are a whole number from 0 on, or several"),
+        (dict(examples=0), "examples is 0; allowed is a whole number from 1 on"),
+        (dict(piece=0), "piece is 0"),
+        (dict(split="tests"), "unknown split 'tests'; allowed are test, validation, train; did you mean 'test'?"),
+        (dict(filler="wikitext3"), "did you mean 'wikitext2'?"),
+        (dict(template="{context}"), "must hold {context} and {question}"),
+    ])  # fmt: skip
     def test_refuses(self, options, said):
         assert said in refused(retrieval, speaker(), **{**QUIET, "examples": 3, "lengths": [0], **options})
 

@@ -105,18 +105,15 @@ class TestPrompts:
             "17 % of the prompts' tokens are words that small0's tokenizer does not know" in one for one in notes
         )
 
-    @pytest.mark.parametrize(
-        ("data", "says"),
-        [
-            (own(where("zebra")), "does not know 'zebra', a word of a fact, question, answer"),
-            (own(where("attic", ("zebra",))), "does not know 'zebra'"),
-            (own(("Alma is here .", "Where is Zoe ?", "attic", ())), "does not know 'Zoe'"),
-            (
-                own(where("attic", ("attic",))),
-                "the answer 'attic' and its distractor 'attic' begin with the same token",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("data", "says"), [
+        (own(where("zebra")), "does not know 'zebra', a word of a fact, question, answer"),
+        (own(where("attic", ("zebra",))), "does not know 'zebra'"),
+        (own(("Alma is here .", "Where is Zoe ?", "attic", ())), "does not know 'Zoe'"),
+        (
+            own(where("attic", ("attic",))),
+            "the answer 'attic' and its distractor 'attic' begin with the same token",
+        ),
+    ])  # fmt: skip
     def test_what_is_refused(self, model, data, says):
         refuses(says, needle_snr, model, questions=data)
 
@@ -285,28 +282,25 @@ class TestNeedleSNR:
         assert "no question has distractors to compare the needle with" in bare.notes
         assert "candidates" not in str(bare) and len(bare.figure().axes) == 1
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(unit="letters"), "unknown unit 'letters'; allowed are words, tokens"),
-            (dict(examples=0), "examples is 0; allowed is a whole number from 1 to"),
-            (dict(tasks=["qa9"]), "unknown among tasks: 'qa9'; allowed are qa1, qa2, qa3, qa4, qa5"),
-            (dict(lengths=[40, -1]), "lengths is -1; allowed are a whole number from 0 to 131,072"),
-            (dict(lengths="4O"), "lengths is '4O'"),
-            (dict(questions=[own(where()), own(where(), name="all")]), "the name 'all' of a set of questions is taken"),
-            (dict(split="dev"), "unknown split 'dev'; allowed are test, validation, train"),
-            (dict(names=["a", "b"]), "2 names were given for 1 models"),
-            (dict(filler="no.txt"), "no.txt"),
-            (dict(template="{context}"), "must hold {context} and {question} once each"),
-            (dict(questions="no.csv"), "there is no file of questions no.csv"),
-            (dict(questions=[own(where()), own(where())]), "the name 'own' of a set of questions is taken"),
-            (
-                dict(questions=own(where()), tasks=["qa1"]),
-                "tasks=… applies to generated questions, but yours were given",
-            ),
-            (dict(questions=own(where()), lengths=40), "lengths=… applies to generated questions"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(unit="letters"), "unknown unit 'letters'; allowed are words, tokens"),
+        (dict(examples=0), "examples is 0; allowed is a whole number from 1 to"),
+        (dict(tasks=["qa9"]), "unknown among tasks: 'qa9'; allowed are qa1, qa2, qa3, qa4, qa5"),
+        (dict(lengths=[40, -1]), "lengths is -1; allowed are a whole number from 0 to 131,072"),
+        (dict(lengths="4O"), "lengths is '4O'"),
+        (dict(questions=[own(where()), own(where(), name="all")]), "the name 'all' of a set of questions is taken"),
+        (dict(split="dev"), "unknown split 'dev'; allowed are test, validation, train"),
+        (dict(names=["a", "b"]), "2 names were given for 1 models"),
+        (dict(filler="no.txt"), "no.txt"),
+        (dict(template="{context}"), "must hold {context} and {question} once each"),
+        (dict(questions="no.csv"), "there is no file of questions no.csv"),
+        (dict(questions=[own(where()), own(where())]), "the name 'own' of a set of questions is taken"),
+        (
+            dict(questions=own(where()), tasks=["qa1"]),
+            "tasks=… applies to generated questions, but yours were given",
+        ),
+        (dict(questions=own(where()), lengths=40), "lengths=… applies to generated questions"),
+    ])  # fmt: skip
     def test_what_is_refused(self, model, options, says):
         refuses(says.replace("{", r"\{"), needle_snr, model, **options)
         refuses("no model was given", needle_snr, [])
@@ -317,13 +311,10 @@ def test_places_are_told_apart_by_their_first_byte():
     assert len({place[0] for place in PLACES}) == len(PLACES)
 
 
-@pytest.mark.parametrize(
-    ("names", "noted"),
-    [
-        (("tuned", "tuned"), ""), (("logit", "logit"), ""), (("tuned", "logit"), "B"),
-        (("logit", "tuned", "logit"), "A, C"), (("logit",), ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("names", "noted"), [
+    (("tuned", "tuned"), ""), (("logit", "logit"), ""), (("tuned", "logit"), "B"),
+    (("logit", "tuned", "logit"), "A, C"), (("logit",), ""),
+])  # fmt: skip
 def test_models_under_another_lens_than_the_rest_are_named(names, noted):
     lenses = [SimpleNamespace(name=LOGIT if name == "logit" else "tuned lens") for name in names]
     notes = lens_notes(lenses, ["A", "B", "C"][: len(names)])

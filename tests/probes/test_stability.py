@@ -288,18 +288,15 @@ class TestInputs:
         ):  # fmt: skip
             assert stability(model, length=30, positions=asked).positions.tolist() == expected
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(length=1), "length is 1; allowed is a whole number from 2 on"),
-            (dict(length="nine"), "length is 'nine'"),
-            (dict(sequences=0), "sequences is 0"),
-            (dict(positions=0), "positions is 0"),
-            (dict(positions=[5, 30], length=30), r"positions is \[5, 30\]; allowed are 0 to 29"),
-            (dict(tolerance=-0.1), "tolerance is -0.1"),
-            (dict(texts="some words"), "no tokenizer"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(length=1), "length is 1; allowed is a whole number from 2 on"),
+        (dict(length="nine"), "length is 'nine'"),
+        (dict(sequences=0), "sequences is 0"),
+        (dict(positions=0), "positions is 0"),
+        (dict(positions=[5, 30], length=30), r"positions is \[5, 30\]; allowed are 0 to 29"),
+        (dict(tolerance=-0.1), "tolerance is -0.1"),
+        (dict(texts="some words"), "no tokenizer"),
+    ])  # fmt: skip
     def test_refuses(self, options, says):
         refuses(says, stability, example("mamba"), **options)
 
@@ -320,17 +317,14 @@ def test_published_checkpoints(oracle):
     assert stability(ssmscope.load(oracle("listops_T100_seed3.pth")), length=100).behaviour == "stable"
 
 
-@pytest.mark.parametrize(
-    ("largest", "possible", "growth", "never", "overflows", "said"),
-    [
-        ([-0.5, 0.7], [0.9], -1, 3, True, "unstable: a step multiplies a state by 2.014 on the inputs"),
-        ([-0.5, -1], [0.2, 0.05], -1, 3, True, "unstable: a step may multiply a state by 1.221"),
-        ([-0.5], [-0.1], -1, 3, True, "unstable: its states overflow on the inputs"),
-        ([-0.5], None, -1, 3, False, "marginal: 3 of 1,200 states keep half of what they hold beyond the 1,024 tokens"),
-        ([-0.5], [-0.1], -0.125, 0, False, "marginal: its slowest state changes by e^-0.12 a token"),
-        ([0.125], [0.125], -1, 0, False, "stable: every state forgets half within the 1,024 tokens of the longest te"),
-    ],
-)
+@pytest.mark.parametrize(("largest", "possible", "growth", "never", "overflows", "said"), [
+    ([-0.5, 0.7], [0.9], -1, 3, True, "unstable: a step multiplies a state by 2.014 on the inputs"),
+    ([-0.5, -1], [0.2, 0.05], -1, 3, True, "unstable: a step may multiply a state by 1.221"),
+    ([-0.5], [-0.1], -1, 3, True, "unstable: its states overflow on the inputs"),
+    ([-0.5], None, -1, 3, False, "marginal: 3 of 1,200 states keep half of what they hold beyond the 1,024 tokens"),
+    ([-0.5], [-0.1], -0.125, 0, False, "marginal: its slowest state changes by e^-0.12 a token"),
+    ([0.125], [0.125], -1, 0, False, "stable: every state forgets half within the 1,024 tokens of the longest te"),
+])  # fmt: skip
 def test_what_decides_a_layers_behaviour(largest, possible, growth, never, overflows, said):
     """The first that holds, of numbers above a tolerance of 1 / 8."""
     possible = None if possible is None else np.array(possible)

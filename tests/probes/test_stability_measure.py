@@ -201,14 +201,11 @@ class TestLimits:
         assert found.possible.tolist() == [0.0, math.inf, 0.0, 0.0] and not found.possible[:1].signbit().any()
         assert found.bounded_by == "steps Δ of any size"
 
-    @pytest.mark.parametrize(
-        ("low", "high", "how"),
-        [
-            (0, 1e6, "steps Δ from 0 to 1e+06"),
-            (0, 1.5e6, "steps Δ of any size"),
-            (0.125, 3e6, "steps Δ from 0.125 to 3e+06"),
-        ],
-    )
+    @pytest.mark.parametrize(("low", "high", "how"), [
+        (0, 1e6, "steps Δ from 0 to 1e+06"),
+        (0, 1.5e6, "steps Δ of any size"),
+        (0.125, 3e6, "steps Δ from 0.125 to 3e+06"),
+    ])  # fmt: skip
     def test_how_steps_are_bounded(self, low, high, how):
         assert limits(clamped(low, high), self.layer()).bounded_by == how
 
@@ -302,13 +299,10 @@ def test_notes_name_quantiles_of_bare_weights():
     assert said.endswith("half-lives of 4 tokens (median; 5 % to 95 %: 2 to 16)")
 
 
-@pytest.mark.parametrize(
-    ("log_gain", "said"),
-    [
-        (19.5, "2.943e+08"), (20.0, "e^20"), (20.5, "e^20.5"), (0.0006, "1.001"), (0.0004, "e^0.0004"),
-        (1000.0, "e^1e+03"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("log_gain", "said"), [
+    (19.5, "2.943e+08"), (20.0, "e^20"), (20.5, "e^20.5"), (0.0006, "1.001"), (0.0004, "e^0.0004"),
+    (1000.0, "e^1e+03"),
+])  # fmt: skip
 def test_limits_of_gains_in_words(log_gain, said):
     assert _gain(log_gain) == said
 

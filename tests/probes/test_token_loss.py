@@ -220,22 +220,19 @@ class TestWindows:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        "options, said",
-        [
-            (dict(length=0), "length is 0; allowed is a whole number from 1 on"),
-            (dict(limit=0), "limit is 0"),
-            (dict(smooth=10), "smooth is 10; allowed is an odd number"),
-            (dict(unit="bit"), "unknown unit 'bit'; allowed are nats, bits; did you mean 'bits'?"),
-            (dict(piece=-1), "piece is -1"),
-            (dict(length=100), "no document is long enough for a window of 100 tokens and one more"),
-            (dict(length=2**40), "no document is long enough for a window of 1,099,511,627,776 tokens"),
-            (dict(split="test"), "split 'test' has no meaning for texts"),
-            (dict(data=[]), "data holds no text"),
-            (dict(data=["a", 3]), "data holds no text, or something that is not a text"),
-            (dict(data="wikitext3"), "did you mean 'wikitext2'?"),
-        ],
-    )
+    @pytest.mark.parametrize("options, said", [
+        (dict(length=0), "length is 0; allowed is a whole number from 1 on"),
+        (dict(limit=0), "limit is 0"),
+        (dict(smooth=10), "smooth is 10; allowed is an odd number"),
+        (dict(unit="bit"), "unknown unit 'bit'; allowed are nats, bits; did you mean 'bits'?"),
+        (dict(piece=-1), "piece is -1"),
+        (dict(length=100), "no document is long enough for a window of 100 tokens and one more"),
+        (dict(length=2**40), "no document is long enough for a window of 1,099,511,627,776 tokens"),
+        (dict(split="test"), "split 'test' has no meaning for texts"),
+        (dict(data=[]), "data holds no text"),
+        (dict(data=["a", 3]), "data holds no text, or something that is not a text"),
+        (dict(data="wikitext3"), "did you mean 'wikitext2'?"),
+    ])  # fmt: skip
     def test_refuses(self, options, said):
         assert said in refused(token_loss, speaker(), **{"data": [text(50)], "length": 10, **QUIET, **options})
 

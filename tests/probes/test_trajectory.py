@@ -189,14 +189,11 @@ class TestNumbers:
         assert trajectory(model, LINES[0], lens=lens).positions == "last"
         assert trajectory(model, LINES[0], lens=lens, positions="every").positions == "every"
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(statistic="entrpy"), "unknown statistic 'entrpy'; allowed are .* did you mean 'entropy'?"),
-            (dict(positions="first"), "unknown positions 'first'; allowed are every, last"),
-            (dict(lens="nowhere"), "nowhere has no lens"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(statistic="entrpy"), "unknown statistic 'entrpy'; allowed are .* did you mean 'entropy'?"),
+        (dict(positions="first"), "unknown positions 'first'; allowed are every, last"),
+        (dict(lens="nowhere"), "nowhere has no lens"),
+    ])  # fmt: skip
     def test_what_is_refused(self, model, options, says):
         refuses(says, trajectory, model, LINES, **options)
 

@@ -110,17 +110,14 @@ def test_a_time_is_refused(text):
     refuses("give a time such as 90s, 10m or 1.5h", read_budget, text)
 
 
-@pytest.mark.parametrize(
-    ("size", "told"),
-    [
-        ("5", "give a mapping with option, runs, start"),
-        ("{option: limit}", "give a mapping with option, runs, start"),
-        ("{option: limit, runs: 1, more: 2}", "give a mapping with option, runs, start"),
-        ("{option: limits, runs: 1}", "which it does not have; did you mean 'limit'"),
-        ("{option: limit, runs: none}", "size has runs 'none'; give a number above 0"),
-        ("{option: limit, runs: 1, start: 0}", "size has start '0'; give a number above 0"),
-    ],
-)
+@pytest.mark.parametrize(("size", "told"), [
+    ("5", "give a mapping with option, runs, start"),
+    ("{option: limit}", "give a mapping with option, runs, start"),
+    ("{option: limit, runs: 1, more: 2}", "give a mapping with option, runs, start"),
+    ("{option: limits, runs: 1}", "which it does not have; did you mean 'limit'"),
+    ("{option: limit, runs: none}", "size has runs 'none'; give a number above 0"),
+    ("{option: limit, runs: 1, start: 0}", "size has start '0'; give a number above 0"),
+])  # fmt: skip
 def test_a_size_is_refused(size, told):
     text = f"models: [demo/sst2-mamba2]\nanalyses:\n  - position: {{data: sst2}}\n    size: {size}\n"
     assert told in refused(read_plan, text)

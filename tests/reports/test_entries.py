@@ -220,16 +220,13 @@ def test_what_becomes_of_a_job_in_its_store(tmp_path: Path, monkeypatch: pytest.
     assert [each.rows[0][0] for each in store.entry(one).results] == ["again"]
 
 
-@pytest.mark.parametrize(
-    ("error", "said", "unanswerable"),
-    [
-        (InputError("give \n  tokenizer=… too"), "give --tokenizer too", False),
-        (Unanswerable("no \n answer"), "no answer", True),
-        (ValueError("two \n\n lines"), "ValueError: two lines", False),
-        (KeyError(), "KeyError", False),
-        (SystemExit(3), "SystemExit: 3", False),
-    ],
-)
+@pytest.mark.parametrize(("error", "said", "unanswerable"), [
+    (InputError("give \n  tokenizer=… too"), "give --tokenizer too", False),
+    (Unanswerable("no \n answer"), "no answer", True),
+    (ValueError("two \n\n lines"), "ValueError: two lines", False),
+    (KeyError(), "KeyError", False),
+    (SystemExit(3), "SystemExit: 3", False),
+])  # fmt: skip
 def test_a_failure_is_one_line_and_its_traceback(
     tmp_path: Path, error: BaseException, said: str, unanswerable: bool
 ) -> None:
@@ -356,22 +353,19 @@ def test_a_plan_is_read_as_plain_values() -> None:
     assert read_yaml("") is None and read_yaml("# nothing\n") is None and read_yaml("a") == "a"
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("a: [\n", "the plan is not valid YAML in line 2: "),
-        ("a:\n- !!set {x}\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:set'; only plain values are allowed"),
-        ("a:\n- !!omap [x: 1]\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:omap'"),
-        ("a:\n- !own [x]\n", "line 2 of the plan has the tag '!own'"),
-        ("a:\n- !!binary eA==\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:binary'"),
-        ("a: 1\nb: 2\na: 3\n", "line 3 of the plan repeats the key 'a'; give it once"),
-        ("a: 1\n[b]: 2\n", "line 2 of the plan has a list or mapping as a key"),
-        ('a: "\\0"\n', "line 1 of the plan has a character that is not text"),
-        ('a: "\\uD800"\n', "line 1 of the plan has a character that is not text"),
-        ('"\\uDFFF": a\n', "line 1 of the plan has a character that is not text"),
-        ("[" * 21 + "a" + "]" * 21, "line 1 of the plan is nested in more than 20 lists and mappings"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("a: [\n", "the plan is not valid YAML in line 2: "),
+    ("a:\n- !!set {x}\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:set'; only plain values are allowed"),
+    ("a:\n- !!omap [x: 1]\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:omap'"),
+    ("a:\n- !own [x]\n", "line 2 of the plan has the tag '!own'"),
+    ("a:\n- !!binary eA==\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:binary'"),
+    ("a: 1\nb: 2\na: 3\n", "line 3 of the plan repeats the key 'a'; give it once"),
+    ("a: 1\n[b]: 2\n", "line 2 of the plan has a list or mapping as a key"),
+    ('a: "\\0"\n', "line 1 of the plan has a character that is not text"),
+    ('a: "\\uD800"\n', "line 1 of the plan has a character that is not text"),
+    ('"\\uDFFF": a\n', "line 1 of the plan has a character that is not text"),
+    ("[" * 21 + "a" + "]" * 21, "line 1 of the plan is nested in more than 20 lists and mappings"),
+])  # fmt: skip
 def test_what_no_plan_can_hold_is_told_with_its_line(text: str, said: str) -> None:
     assert refused(read_yaml, text).startswith(said)
 
@@ -389,28 +383,25 @@ def test_the_limits_of_a_plan_are_reached_and_not_passed(monkeypatch: pytest.Mon
     refuses("the plan has 6 characters; at most 5 are allowed", read_yaml, "a: 123")
 
 
-@pytest.mark.parametrize(
-    ("analyses", "said"),
-    [
-        (None, "analyses is nothing;"),
-        ("$d", "analyses is nothing;"),
-        ({"x": 1, "y": 2}, "analyses is a mapping with 'x, y';"),
-        (["loss", None], "analysis 2 is nothing;"),
-        ([{"loss": {}, "matrix": {"seed": None}}], "analysis 1 (loss), matrix: seed is nothing;"),
-        ([{"loss": {}, "resources": ["x"]}], "analysis 1 (loss): resources is ['x'];"),
-        ([{"loss": {}, "resources": {"cpus": True}}], "analysis 1 (loss): cpus is True;"),
-        ([{"loss": {}, "resources": {"cpus": "100001"}}], "analysis 1 (loss): cpus is '100001'; give a number of at"),
-        ([{"loss": {}, "resources": {"gpus": "1.5"}}], "analysis 1 (loss): gpus is '1.5'; above 1 only whole"),
-        ([{"loss": {}, "together": [1]}], "analysis 1 (loss): together is ['1'];"),
-        ([{"loss": {}, "name": " "}], "analysis 1 (loss): name is ' '; give a text"),
-        ([{"loss": {}, "for": [["a"]]}], "analysis 1 (loss): for is [['a']]; allowed are"),
-        (
-            [{"loss": {}, "models": ["m", "o"]}],
-            "analysis 1 (loss), models: no model of the plan is called 'o'; there are m, n",
-        ),
-        ([{"loss": {}, "models": "m", "overrides": {"n": {}}}], "analysis 1 (loss), overrides: 'n' is not among"),
-    ],
-)
+@pytest.mark.parametrize(("analyses", "said"), [
+    (None, "analyses is nothing;"),
+    ("$d", "analyses is nothing;"),
+    ({"x": 1, "y": 2}, "analyses is a mapping with 'x, y';"),
+    (["loss", None], "analysis 2 is nothing;"),
+    ([{"loss": {}, "matrix": {"seed": None}}], "analysis 1 (loss), matrix: seed is nothing;"),
+    ([{"loss": {}, "resources": ["x"]}], "analysis 1 (loss): resources is ['x'];"),
+    ([{"loss": {}, "resources": {"cpus": True}}], "analysis 1 (loss): cpus is True;"),
+    ([{"loss": {}, "resources": {"cpus": "100001"}}], "analysis 1 (loss): cpus is '100001'; give a number of at"),
+    ([{"loss": {}, "resources": {"gpus": "1.5"}}], "analysis 1 (loss): gpus is '1.5'; above 1 only whole"),
+    ([{"loss": {}, "together": [1]}], "analysis 1 (loss): together is ['1'];"),
+    ([{"loss": {}, "name": " "}], "analysis 1 (loss): name is ' '; give a text"),
+    ([{"loss": {}, "for": [["a"]]}], "analysis 1 (loss): for is [['a']]; allowed are"),
+    (
+        [{"loss": {}, "models": ["m", "o"]}],
+        "analysis 1 (loss), models: no model of the plan is called 'o'; there are m, n",
+    ),
+    ([{"loss": {}, "models": "m", "overrides": {"n": {}}}], "analysis 1 (loss), overrides: 'n' is not among"),
+])  # fmt: skip
 def test_what_is_wrong_with_an_analysis_is_told_with_its_place(analyses: Any, said: str) -> None:
     assert refused(planned, {"variables": {"d": None}, "models": ["m", "n"], "analyses": analyses}).startswith(said)
 

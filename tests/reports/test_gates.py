@@ -40,16 +40,13 @@ def states(texts, scores, baseline=()):
     return [gate.state for gate in decide(list(map(read_requirement, texts)), scores, baseline)]
 
 
-@pytest.mark.parametrize(
-    ("operator", "limit", "state"),
-    [
-        *[("<=", limit, state) for limit, state in [(0.3, "met"), (0.29, "undecided"), (0.1, "undecided")]],
-        *[("<=", limit, state) for limit, state in [(0.2, "undecided"), (0.0999, "missed")]],
-        *[(">=", limit, state) for limit, state in [(0.1, "met"), (0.11, "undecided"), (0.3, "undecided")]],
-        *[(">=", limit, state) for limit, state in [(0.31, "missed")]],
-        *[("<", 0.3, "undecided"), ("<", 0.1, "missed"), (">", 0.1, "undecided"), (">", 0.3, "missed")],
-    ],
-)
+@pytest.mark.parametrize(("operator", "limit", "state"), [
+    *[("<=", limit, state) for limit, state in [(0.3, "met"), (0.29, "undecided"), (0.1, "undecided")]],
+    *[("<=", limit, state) for limit, state in [(0.2, "undecided"), (0.0999, "missed")]],
+    *[(">=", limit, state) for limit, state in [(0.1, "met"), (0.11, "undecided"), (0.3, "undecided")]],
+    *[(">=", limit, state) for limit, state in [(0.31, "missed")]],
+    *[("<", 0.3, "undecided"), ("<", 0.1, "missed"), (">", 0.1, "undecided"), (">", 0.3, "missed")],
+])  # fmt: skip
 def test_bounds_decide(operator, limit, state):
     found = Estimate(0.2, 0.1, 0.3)
     assert state_of(found, operator, limit, with_bounds=True)[0] == state
@@ -219,41 +216,35 @@ class TestRefusals:
         with pytest.raises(InputError, match="neither side of accuracy is better; give limits with <= and >="):
             states(["accuracy no worse than b"], [score(0.5, better=""), score(0.5, "b", better="")])
 
-    @pytest.mark.parametrize(
-        ("text", "says"),
-        [
-            ("accuracy >= 0.5 for demo/b", "no model 'demo/b'; there are demo/a, demo/c; did you mean"),
-            ("accuracy no worse than demo/b", "no model 'demo/b'; there are demo/a, demo/c, baseline; did you mean"),
-            ("accuracy no worse than demo/a for demo/a", "compares demo/a with itself"),
-            (
-                "acuracy >= 0.5",
-                "has a score 'acuracy'; the scores are accuracy, cross-entropy; did you mean 'accuracy'?",
-            ),
-            ("accuracy >= 79", "accuracy is a share from 0 to 1: write 0.79 or 79 %"),
-            ("accuracy >= -3", "accuracy is a share from 0 to 1"),
-            ("accuracy >= 120 %", "accuracy is a share from 0 to 1"),
-            ("accuracy no worse than demo/a by 2", "the margin of accuracy is a share from 0 to 1: write 0.02 or 2 %"),
-            ("cross-entropy <= -1", "cross-entropy is a number of at least 0"),
-            ("cross-entropy <= 5 %", "cross-entropy is no share; give a number without %"),
-            ("cross-entropy no worse than baseline", "the baseline has no score 'cross-entropy'; it has accuracy"),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "says"), [
+        ("accuracy >= 0.5 for demo/b", "no model 'demo/b'; there are demo/a, demo/c; did you mean"),
+        ("accuracy no worse than demo/b", "no model 'demo/b'; there are demo/a, demo/c, baseline; did you mean"),
+        ("accuracy no worse than demo/a for demo/a", "compares demo/a with itself"),
+        (
+            "acuracy >= 0.5",
+            "has a score 'acuracy'; the scores are accuracy, cross-entropy; did you mean 'accuracy'?",
+        ),
+        ("accuracy >= 79", "accuracy is a share from 0 to 1: write 0.79 or 79 %"),
+        ("accuracy >= -3", "accuracy is a share from 0 to 1"),
+        ("accuracy >= 120 %", "accuracy is a share from 0 to 1"),
+        ("accuracy no worse than demo/a by 2", "the margin of accuracy is a share from 0 to 1: write 0.02 or 2 %"),
+        ("cross-entropy <= -1", "cross-entropy is a number of at least 0"),
+        ("cross-entropy <= 5 %", "cross-entropy is no share; give a number without %"),
+        ("cross-entropy no worse than baseline", "the baseline has no score 'cross-entropy'; it has accuracy"),
+    ])  # fmt: skip
     def test_before_anything_runs(self, text, says):
         said = refused(check, [read_requirement(text)], plan("demo/a", "demo/c"), [score(0.5)])
         assert says in said and said.startswith(f"require {text!r}")
 
-    @pytest.mark.parametrize(
-        ("text", "says"),
-        [
-            ("noise.drop <= 5 at 95 %", "noise.drop is a share of at most 1: write 0.05 or 5 %"),
-            ("noise.drop[10 %] <= 19.5", "noise.drop[10 %] is a share of at most 1: write 0.195 or 19.5 %"),
-            ("sanity[lrp] <= 50", "sanity[lrp] is a number from -1 to 1"),
-            ("fidelity >= 0.1", "has a score 'fidelity'; the scores are noise.drop, noise.drop[RATE %], "),
-            ("fidelity >= 0.1", "did you mean 'fidelity[lrp]' or 'fidelity[survival]'?"),
-            ("fidelity[lpr] >= 0.1", "did you mean 'fidelity[lrp]'"),
-            ("sanity <= 0.5", "did you mean 'sanity[lrp]'"),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "says"), [
+        ("noise.drop <= 5 at 95 %", "noise.drop is a share of at most 1: write 0.05 or 5 %"),
+        ("noise.drop[10 %] <= 19.5", "noise.drop[10 %] is a share of at most 1: write 0.195 or 19.5 %"),
+        ("sanity[lrp] <= 50", "sanity[lrp] is a number from -1 to 1"),
+        ("fidelity >= 0.1", "has a score 'fidelity'; the scores are noise.drop, noise.drop[RATE %], "),
+        ("fidelity >= 0.1", "did you mean 'fidelity[lrp]' or 'fidelity[survival]'?"),
+        ("fidelity[lpr] >= 0.1", "did you mean 'fidelity[lrp]'"),
+        ("sanity <= 0.5", "did you mean 'sanity[lrp]'"),
+    ])  # fmt: skip
     def test_names_and_limits_of_other_verbs(self, text, says):
         verbs = [{"noise": {"data": "sst2"}}, {"fidelity": {"data": "sst2", "methods": ["lrp", "survival"]}}]
         made = planned({"models": ["demo/a"], "analyses": [*verbs, {"sanity": {"text": "a film"}}]})

@@ -170,17 +170,14 @@ def test_a_record_that_names_files_elsewhere_is_of_no_finished_job(tmp_path, nam
         assert (store.record("0123456789abcdef") is not None) == done
 
 
-@pytest.mark.parametrize(
-    ("resources", "device", "asked"),
-    [
-        (None, None, (1, 0, None)),
-        (None, "cuda:1", (1, 1, None)),
-        ({"cpus": 3, "gpus": 0.5}, None, (3, 0.5, 3)),
-        ({"cpus": 4, "gpus": 0}, "cuda", (4, 0, 4)),
-        ({"cpus": 0.5}, None, (0.5, 0, 1)),
-        ({"cpus": 0, "gpus": 2}, None, (0, 2, 1)),
-    ],
-)
+@pytest.mark.parametrize(("resources", "device", "asked"), [
+    (None, None, (1, 0, None)),
+    (None, "cuda:1", (1, 1, None)),
+    ({"cpus": 3, "gpus": 0.5}, None, (3, 0.5, 3)),
+    ({"cpus": 4, "gpus": 0}, "cuda", (4, 0, 4)),
+    ({"cpus": 0.5}, None, (0.5, 0, 1)),
+    ({"cpus": 0, "gpus": 2}, None, (0, 2, 1)),
+])  # fmt: skip
 def test_a_job_asks_for_cores_and_gpus(tmp_path, resources, device, asked):
     """One core by default, a GPU where its model is on one, and threads only where its cores are given."""
     model = {"model": str(tiny_model(tmp_path / "m")), **({"device": device} if device else {})}
@@ -203,16 +200,13 @@ def test_results_in_a_folder_are_files_that_say_so_in_the_order_of_their_names(t
     assert [path.name for path in _results(tmp_path)] == ["a.json", "b.json", "c.json", "d.json", "j.json"]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "channels", "kinds"),
-    [
-        ("MambaForCausalLM", None, ("token-model", "language-model")),
-        (None, None, ("token-model", "language-model")),
-        ("SSMForSequenceClassification", None, ("token-classifier", "text-classifier")),
-        ("SSMForSequenceClassification", 3, ("pixel-classifier", "pixel-classifier")),
-        ("MambaForCausalLM", 3, ("token-model", "language-model")),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "channels", "kinds"), [
+    ("MambaForCausalLM", None, ("token-model", "language-model")),
+    (None, None, ("token-model", "language-model")),
+    ("SSMForSequenceClassification", None, ("token-classifier", "text-classifier")),
+    ("SSMForSequenceClassification", 3, ("pixel-classifier", "pixel-classifier")),
+    ("MambaForCausalLM", 3, ("token-model", "language-model")),
+])  # fmt: skip
 def test_a_model_is_of_the_kind_that_its_configuration_and_tokenizer_say(tmp_path, architecture, channels, kinds):
     config = {"architectures": [architecture] if architecture else None, "channels": channels}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -201,17 +201,14 @@ class TestEdits:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("text", "line"),
-        [
-            ("", "the text is empty: give at least one word"),
-            (" \n\t", "the text is empty: give at least one word"),
-            ("film " * 60, "the text has 61 tokens, more than the limit of 60"),
-            ("x" * (64 * 60 + 1), "the text has 3,841 characters, more than 3,840"),
-            ("a \x07 bell", "the text has the control character U+0007"),
-            ("half \ud83d", "the text has half of a character"),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "line"), [
+        ("", "the text is empty: give at least one word"),
+        (" \n\t", "the text is empty: give at least one word"),
+        ("film " * 60, "the text has 61 tokens, more than the limit of 60"),
+        ("x" * (64 * 60 + 1), "the text has 3,841 characters, more than 3,840"),
+        ("a \x07 bell", "the text has the control character U+0007"),
+        ("half \ud83d", "the text has half of a character"),
+    ])  # fmt: skip
     def test_a_text(self, live, text, line):
         answer = live.answer(CLASSIFIER, text)
         assert told(answer.prediction).startswith(line) and answer.given == ""
@@ -295,20 +292,17 @@ class TestForms:
 
 
 class TestVerb:
-    @pytest.mark.parametrize(
-        ("arguments", "line"),
-        [
-            (
-                ("demo/sst2-mamba2", "--host", "203.0.113.7"),
-                "cannot listen on 203.0.113.7: Cannot assign requested address; give another --host or --port",
-            ),
-            (
-                ("demo/sst2-mamba2", "--host", "\x80"),
-                "cannot listen on \\x80: encoding of hostname failed; give another --host or --port",
-            ),
-            (("demo/sst2-mamba2", "--max-tokens", "0"), "max_tokens is 0; allowed is a whole number from 1 on"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "line"), [
+        (
+            ("demo/sst2-mamba2", "--host", "203.0.113.7"),
+            "cannot listen on 203.0.113.7: Cannot assign requested address; give another --host or --port",
+        ),
+        (
+            ("demo/sst2-mamba2", "--host", "\x80"),
+            "cannot listen on \\x80: encoding of hostname failed; give another --host or --port",
+        ),
+        (("demo/sst2-mamba2", "--max-tokens", "0"), "max_tokens is 0; allowed is a whole number from 1 on"),
+    ])  # fmt: skip
     def test_refusals_are_one_line(self, capsys, arguments, line):
         assert cli.run(["serve", *arguments]) == 2
         out, err = capsys.readouterr()

@@ -48,23 +48,20 @@ def test_no_worse_than():
     assert (short.limit, short.reference, short.level, short.model) == (0.0, "runs/old one", None, None)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("position.drop", "write 'NAME <= NUMBER'"),
-        ("accuracy >= 0.8 at 0.95", "a level ends in %"),
-        ("accuracy == 0.8", "the comparisons are <=, >=, < and >"),
-        ("accuracy >= nan", "is not understood"),
-        ("accuracy >= 0.8 and more", "is not understood"),
-        (">= 0.8", "is not understood"),
-        ("accuracy >= 0.8 at 50 %", "above 50 % and below 100 %"),
-        ("accuracy >= 0.8 at 100 %", "above 50 % and below 100 %"),
-        ("accuracy >= 0.8 at 99.99999999999999 %", "the level is 99.99999999999999 %; give one above 50 % and below"),
-        ("accuracy >= 0.8 at 50.000000000000001 %", "above 50 % and below 100 %"),
-        ("accuracy no worse than baseline by -0.1", "the margin is -0.1; give a number of at least 0"),
-        ("accuracy >= " + "1" * 489, "501 characters; at most 500"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("position.drop", "write 'NAME <= NUMBER'"),
+    ("accuracy >= 0.8 at 0.95", "a level ends in %"),
+    ("accuracy == 0.8", "the comparisons are <=, >=, < and >"),
+    ("accuracy >= nan", "is not understood"),
+    ("accuracy >= 0.8 and more", "is not understood"),
+    (">= 0.8", "is not understood"),
+    ("accuracy >= 0.8 at 50 %", "above 50 % and below 100 %"),
+    ("accuracy >= 0.8 at 100 %", "above 50 % and below 100 %"),
+    ("accuracy >= 0.8 at 99.99999999999999 %", "the level is 99.99999999999999 %; give one above 50 % and below"),
+    ("accuracy >= 0.8 at 50.000000000000001 %", "above 50 % and below 100 %"),
+    ("accuracy no worse than baseline by -0.1", "the margin is -0.1; give a number of at least 0"),
+    ("accuracy >= " + "1" * 489, "501 characters; at most 500"),
+])  # fmt: skip
 def test_refusals(text, says):
     assert says in refused(read_requirement, text)
 
@@ -93,13 +90,10 @@ class TestInAPlan:
         assert planned(plan, variables={"gate": "accuracy >= 0.5"}).require == ("accuracy >= 0.5",)
         refuses("require needs a variable that is not set", planned, plan)
 
-    @pytest.mark.parametrize(
-        ("given", "shown"),
-        [
-            ([], "nothing"), ([""], "nothing"), ([None], "nothing"), (["accuracy >= 0", None], "nothing"),
-            ({"a": "b"}, "{'a': 'b'}"),
-        ],
-    )  # fmt: skip
+    @pytest.mark.parametrize(("given", "shown"), [
+        ([], "nothing"), ([""], "nothing"), ([None], "nothing"), (["accuracy >= 0", None], "nothing"),
+        ({"a": "b"}, "{'a': 'b'}"),
+    ])  # fmt: skip
     def test_refusals(self, given, shown):
         assert f"require has {shown}; give texts such as" in refused(planned, {**self.PLAN, "require": given})
 

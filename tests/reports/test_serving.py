@@ -58,15 +58,12 @@ class TestStart:
         assert made == [("127.0.0.1", port, hosts) for port in (7860, 7861, 7862, 7863)]
         assert url == "http://127.0.0.1:7864/"
 
-    @pytest.mark.parametrize(
-        ("host", "hosts", "shown"),
-        [
-            ("::1", {"localhost", "127.0.0.1", "[::1]", "::1"}, "[::1]"),
-            ("LOCALHOST", None, "LOCALHOST"),
-            ("127.0.0.9", {"localhost", "127.0.0.1", "[::1]", "127.0.0.9"}, "127.0.0.9"),
-            ("0.0.0.0", None, "0.0.0.0"),
-        ],
-    )
+    @pytest.mark.parametrize(("host", "hosts", "shown"), [
+        ("::1", {"localhost", "127.0.0.1", "[::1]", "::1"}, "[::1]"),
+        ("LOCALHOST", None, "LOCALHOST"),
+        ("127.0.0.9", {"localhost", "127.0.0.1", "[::1]", "127.0.0.9"}, "127.0.0.9"),
+        ("0.0.0.0", None, "0.0.0.0"),
+    ])  # fmt: skip
     def test_at_a_given_port(self, made, host, hosts, shown) -> None:
         assert start(Stub(), host=host, port=9000)[1] == f"http://{shown}:9001/"  # type: ignore[arg-type]
         assert made == [(host, 9000, hosts)]

@@ -274,29 +274,26 @@ def test_all_commands_that_led_to_a_model_are_told(tmp_path) -> None:
     assert commands_before("demo/instruct-mamba2")[0].startswith("analyze train mamba2 --data instruct --out")
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("mamba2 --data instruct --set mixture=sst3", "'sst3' is not a task of the mixture; .* did you mean 'sst2'"),
-        ("mamba2 --data instruct --split train", "split does not apply to instruct, a mixture of data sets"),
-        ("mamba2 --data instruct --test sst2", "test does not apply to instruct"),
-        ("mamba2 --data instruct --length 9", "length does not apply to instruct"),
-        ("mamba2 --data instruct --set max_length=9", "max_length does not apply to instruct"),
-        ("mamba2 --data instruct --set vocabulary=258", "vocabulary is 258; it must be at least 259"),
-        ("mamba2 --data instruct --set vocabulary=270", "'negative' of sst2 is not one token after prompt 1"),
-        ("mamba2 --data instruct --set prompt_weight=-1", "prompt_weight is -1.0; it must be 0 or more"),
-        ("mamba2 --data sst2 --set mixture=sst2", "mixture does not apply to sst2"),
-        ("mamba2 --data sst2 --set prompt_weight=1", "prompt_weight does not apply to sst2"),
-        ("mamba2 --data sst2 --set tied=true", "tied does not apply to sst2"),
-        ("selective --data instruct --set tied=true", "tied does not apply to selective"),
-        ("mamba2 --data instruct --init-from demo/sst2-mamba2", "is not one token after prompt 1|is a classifier"),
-        (
-            "mamba2 --data instruct --init-from base --set tied=true",
-            "tied cannot be chosen for mamba2 trained from base",
-        ),
-        ("mamba2 --data intruct", "unknown data 'intruct'; .* did you mean 'instruct'"),
-    ],
-)
+@pytest.mark.parametrize(("line", "says"), [
+    ("mamba2 --data instruct --set mixture=sst3", "'sst3' is not a task of the mixture; .* did you mean 'sst2'"),
+    ("mamba2 --data instruct --split train", "split does not apply to instruct, a mixture of data sets"),
+    ("mamba2 --data instruct --test sst2", "test does not apply to instruct"),
+    ("mamba2 --data instruct --length 9", "length does not apply to instruct"),
+    ("mamba2 --data instruct --set max_length=9", "max_length does not apply to instruct"),
+    ("mamba2 --data instruct --set vocabulary=258", "vocabulary is 258; it must be at least 259"),
+    ("mamba2 --data instruct --set vocabulary=270", "'negative' of sst2 is not one token after prompt 1"),
+    ("mamba2 --data instruct --set prompt_weight=-1", "prompt_weight is -1.0; it must be 0 or more"),
+    ("mamba2 --data sst2 --set mixture=sst2", "mixture does not apply to sst2"),
+    ("mamba2 --data sst2 --set prompt_weight=1", "prompt_weight does not apply to sst2"),
+    ("mamba2 --data sst2 --set tied=true", "tied does not apply to sst2"),
+    ("selective --data instruct --set tied=true", "tied does not apply to selective"),
+    ("mamba2 --data instruct --init-from demo/sst2-mamba2", "is not one token after prompt 1|is a classifier"),
+    (
+        "mamba2 --data instruct --init-from base --set tied=true",
+        "tied cannot be chosen for mamba2 trained from base",
+    ),
+    ("mamba2 --data intruct", "unknown data 'intruct'; .* did you mean 'instruct'"),
+])  # fmt: skip
 def test_what_is_refused(line, says, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.run(["train", *line.split(), "--no-progress"]) == 2
