@@ -79,10 +79,7 @@ class TestUsage:
         (["heatmap"], "missing argument 'MODEL…' (see analyze heatmap --help)"),
         (["influence"], "missing argument 'MODEL' (see analyze influence --help)"),
         (["sanity", "m", "--data", "d.csv"], "no option --data; did you mean '--file'? (see"),
-        (
-            ["heatmap", "m", "--text", "a", "--no-progress"],
-            "no option --no-progress: only verbs with a progress bar",
-        ),
+        (["heatmap", "m", "--text", "a", "--no-progress"], "no option --no-progress: only verbs with a progress bar"),
         (["heatmap", "m", "--txt", "a"], "no option --txt; did you mean '--text'"),
         (["effect", "m", "--before", "a"], "no option --before; did you mean '--clean'?"),
         (["patch", "m", "--counterfactual", "a"], "no option --counterfactual; did you mean '--corrupted'?"),

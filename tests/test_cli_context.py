@@ -97,10 +97,8 @@ class TestHeatmap:
         (["--text", "a \udcff film"], "not valid UTF-8"),
         (["--ids", "1,16"], "16, outside the model's vocabulary 0…15"),
         (["--ids", "-1"], "-1, outside"),
-        (
-            ["--text", TEXT, "--score", "retain"],
-            "unknown score 'retain'; allowed are survival, readable, retention, write",
-        ),
+        (["--text", TEXT, "--score", "retain"],
+         "unknown score 'retain'; allowed are survival, readable, retention, write"),
         (["--text", TEXT, "--device", "cud"], "cud"),
         (["--text", TEXT, "--device", "cuda:99"], "cuda:99"),
         (["--text", TEXT, "--dtype", "int8"], "choose one of auto, float32, float64, bfloat16, float16"),

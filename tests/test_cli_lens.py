@@ -93,10 +93,7 @@ class TestFit:
         (["mamba2"], "no data; give --data, one of wikitext2, books, or a file"),
         (["mamba2", "--data", "wikitext"], "unknown text 'wikitext'; give wikitext2"),
         (["bare", "--data", "text.txt"], "bare has no tokenizer to read"),
-        (
-            ["mamba2", "--data", "text.txt", "--set", "optimizer=sdg"],
-            "unknown optimizer 'sdg'; allowed are sgd, adam",
-        ),
+        (["mamba2", "--data", "text.txt", "--set", "optimizer=sdg"], "unknown optimizer 'sdg'; allowed are sgd, adam"),
         (["mamba2", "--data", "text.txt", "--steps", "0"], "steps is 0; allowed is a whole number from 1"),
         (["mamba2", "--data", "text.txt", "--set", "clip=x"], "clip is 'x'; allowed is a number above 0"),
         (["mamba2", "--data", "text.txt", "--length", "0"], "length is 0; allowed is a whole number from 1 to"),

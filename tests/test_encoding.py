@@ -198,11 +198,8 @@ class TestImages:
         (torch.zeros(1, 0, 2), {}, "pixels (1, 0, 2) were given; the model reads"),
         (torch.zeros(1, 1, 6, 2), {}, "pixels (1, 1, 6, 2) were given; the model reads"),
         (torch.zeros(6, 3), {"patch": (1, 1)}, "patches (1, 6, 3) were given; the model reads"),
-        (
-            torch.zeros(1, 2, 4, 4),
-            {"shape": (3, 4)},
-            "pixels (1, 2, 4, 4) were given; the model reads (images, 3, 4, 2) or (images, length, 2)",
-        ),
+        (torch.zeros(1, 2, 4, 4), {"shape": (3, 4)},
+         "pixels (1, 2, 4, 4) were given; the model reads (images, 3, 4, 2) or (images, length, 2)"),
         (torch.full((6, 2), 1.5), {"patch": (1, 1)}, "the pixels go from 1.5 to 1.5; give floats in 0…1, or uint8"),
         (torch.full((6, 2), -0.5), {"patch": (1, 1)}, "the pixels go from -0.5 to -0.5; give floats in 0…1"),
         (
@@ -211,11 +208,8 @@ class TestImages:
             "an image has 7 tokens, more than the limit of 6 (a token is a pixel, the last one the class token): "
             "raise max_tokens=…",
         ),
-        (
-            torch.zeros(6, 2),
-            {"max_tokens": 6, "patch": (1, 1)},
-            "an image has 7 tokens, more than the limit of 6 (a token is a patch",
-        ),
+        (torch.zeros(6, 2), {"max_tokens": 6, "patch": (1, 1)},
+         "an image has 7 tokens, more than the limit of 6 (a token is a patch"),
         (torch.arange(12.0).view(6, 2).log(), {}, "the pixels hold numbers that are not finite; give floats"),
     ])  # fmt: skip
     def test_what_is_refused(self, given: Any, options: dict[str, Any], said: str) -> None:

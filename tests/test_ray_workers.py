@@ -244,10 +244,8 @@ class TestBatches:
         ({"cpus": 9, "gpus": 2}, "cuda", {}, {"num_gpus": 1.0}, 4),
         ({"cpus": 9, "gpus": 2}, "cuda", {"gpus_per_worker": 0.5}, {"num_gpus": 0.5}, 8),
         ({"cpus": 3, "gpus": 4}, "cuda", {"gpus_per_worker": 0.5}, {"num_gpus": 0.5}, 6),
-        (
-            {"cpus": 9, "gpus": 1, "running": True}, "cuda", {},
-            {"num_gpus": 1.0, "runtime_env": {"env_vars": {workers.OWN_GPU: "1"}}}, 2,
-        ),
+        ({"cpus": 9, "gpus": 1, "running": True}, "cuda", {},
+         {"num_gpus": 1.0, "runtime_env": {"env_vars": {workers.OWN_GPU: "1"}}}, 2),
         ({"cpus": 9, "gpus": 1, "running": True}, "cpu", {}, {"num_gpus": 0.0}, 18),
     ])  # fmt: skip
     def test_are_tasks_of_a_cluster(self, monkeypatch, plain, cluster, device, options, needs, at_once) -> None:

@@ -29,14 +29,10 @@ def lying(directory: Path) -> dict[str, str]:
     (["a.csv", ".a.old/a.csv", ".a.old/a.json"], {"a.csv": "a.csv", "a.json": ".a.old/a.json"}),
     ([".a.old/a.json", ".a.old/a.csv", ".a.staged/a.csv"], {"a.json": ".a.old/a.json", "a.csv": ".a.old/a.csv"}),
     # The new set is valid.
-    (
-        ["a.csv", "a.json", "a.png", ".a.pending/a.csv", ".a.pending/a.json"],
-        {"a.csv": ".a.pending/a.csv", "a.json": ".a.pending/a.json", "a.png": "a.png"},
-    ),
-    (
-        ["a.json", ".a.old/a.csv", ".a.pending/a.csv", ".a.pending/a.json"],
-        {"a.csv": ".a.pending/a.csv", "a.json": ".a.pending/a.json"},
-    ),
+    (["a.csv", "a.json", "a.png", ".a.pending/a.csv", ".a.pending/a.json"],
+     {"a.csv": ".a.pending/a.csv", "a.json": ".a.pending/a.json", "a.png": "a.png"}),
+    (["a.json", ".a.old/a.csv", ".a.pending/a.csv", ".a.pending/a.json"],
+     {"a.csv": ".a.pending/a.csv", "a.json": ".a.pending/a.json"}),
     ([".a.pending/a.json", "a.csv", ".a.old/a.csv"], {"a.json": ".a.pending/a.json", "a.csv": "a.csv"}),
     # Other sets stay as they are.
     (

@@ -260,11 +260,8 @@ def test_wrong_values_are_refused_with_what_is_allowed(
     ("rates", (0.25,), ["--rates", "0.25"]),
     ("texts", ["a, b", "c"], ["--texts", "a, b", "--texts", "c"]),
     ("file", Path("a/b"), ["--file", "a/b"]),
-    (
-        "option",
-        {"ig": {"a": True, "b": 2}, "lrp": {"c": "x"}},
-        ["--option", "ig.a=true", "--option", "ig.b=2", "--option", "lrp.c=x"],
-    ),
+    ("option", {"ig": {"a": True, "b": 2}, "lrp": {"c": "x"}},
+     ["--option", "ig.a=true", "--option", "ig.b=2", "--option", "lrp.c=x"]),
 ])  # fmt: skip
 def test_a_typed_value_is_read_as_it_was(every: dict[str, Option], name: str, value: object, typed: list[str]) -> None:
     option = every[name]

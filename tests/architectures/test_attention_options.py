@@ -168,10 +168,7 @@ OPTIONS = (
     ({"num_heads_kv": 3}, "4 heads, which 3 heads of keys or a width of 24 do not fit"),
     ({"num_heads_kv": 8}, "4 heads, which 8 heads of keys or a width of 24 do not fit"),
     ({"num_heads": 5}, "5 heads, which 5 heads of keys or a width of 24 do not fit"),
-    (
-        {"num_heads": 5, "num_heads_kv": 2, "head_dim": 4},
-        "5 heads, which 2 heads of keys or a width of 24 do not fit",
-    ),
+    ({"num_heads": 5, "num_heads_kv": 2, "head_dim": 4}, "5 heads, which 2 heads of keys or a width of 24 do not fit"),
     ({"rotary_emb_dim": 3}, "rotary_emb_dim 3: give an even number of a head's dimensions"),
     ({"rotary_emb_dim": 8}, "rotary_emb_dim 8: give an even number of a head's dimensions"),
     ({"rotary_emb_dim": 6, "head_dim": 4}, "rotary_emb_dim 6: give an even number of a head's dimensions"),

@@ -212,10 +212,8 @@ LOGITS = torch.tensor([[0.5, -1.0, 2.0], [1.5, 0.25, -0.5]])
 
 @pytest.mark.parametrize(("problem", "outputs", "labels", "expected"), [
     (None, 3, [2, 0], -(LOGITS.log_softmax(-1)[0, 2] + LOGITS.log_softmax(-1)[1, 0]) / 2),
-    (
-        "multi_label_classification", 3, [[1, 0, 1], [0, 1, 0]],
-        -(LOGITS * torch.tensor([[1, -1, 1], [-1, 1, -1]])).sigmoid().log().mean(),
-    ),
+    ("multi_label_classification", 3, [[1, 0, 1], [0, 1, 0]],
+     -(LOGITS * torch.tensor([[1, -1, 1], [-1, 1, -1]])).sigmoid().log().mean()),
     ("regression", 3, [[1, 0, 2], [3, 0, 0]], (LOGITS - torch.tensor([[1, 0, 2], [3, 0, 0]])).square().mean()),
     ("regression", 1, [2, 3], torch.tensor(((0.5 - 2) ** 2 + (1.5 - 3) ** 2) / 2)),
 ])  # fmt: skip

@@ -141,12 +141,7 @@ def with_tensors(path: Path, change: Callable[[dict[str, Tensor]], dict[str, Ten
 
 
 @pytest.mark.parametrize("layout, field, value, words", [
-    (
-        "mamba",
-        ("num_hidden_layers",),
-        1,
-        r"no place for 1\d tensors, the first .*layers\.1\..*num_hidden_layers is 1",
-    ),
+    ("mamba", ("num_hidden_layers",), 1, r"no place for 1\d tensors, the first .*layers\.1\..*num_hidden_layers is 1"),
     ("mamba2", ("tie_word_embeddings",), True, "hold a head other than the embeddings"),
     ("classifier", ("backbone", "num_hidden_layers"), 1, r"no place for .*num_hidden_layers is 1"),
     ("classifier", ("backbone", "time_step_limit"), [1, 0], r"time_step_limit is \[1, 0\]"),

@@ -62,10 +62,8 @@ OUR_FIELDS = dict(
     ({"ssm_cfg": {"layer": "Mamba1", "dt_rank": "auto"}}, FIRST),
     ({**FIELDS, "ssm_cfg": {**SSM, "dt_rank": 5}}, {**FIRST, **OUR_FIELDS, "time_step_rank": 5}),
     ({"ssm_cfg": {"layer": "Mamba2"}}, SECOND),
-    (
-        {**FIELDS, "ssm_cfg": {**SSM, "layer": "Mamba2", "headdim": 16, "chunk_size": 9, "dt_limit": [1, 2]}},
-        {**SECOND, **OUR_FIELDS, "head_dim": 16, "num_heads": 16, "chunk_size": 9, "time_step_limit": (1.0, 2.0)},
-    ),
+    ({**FIELDS, "ssm_cfg": {**SSM, "layer": "Mamba2", "headdim": 16, "chunk_size": 9, "dt_limit": [1, 2]}},
+     {**SECOND, **OUR_FIELDS, "head_dim": 16, "num_heads": 16, "chunk_size": 9, "time_step_limit": (1.0, 2.0)}),
     *(
         (
             {"ssm_cfg": {"layer": "Mamba2"}, "d_intermediate": given},
@@ -73,10 +71,8 @@ OUR_FIELDS = dict(
         )
         for given, inner in ((1, 128), (128, 128), (129, 256))
     ),
-    (
-        {"ssm_cfg": {"layer": "Mamba3", "headdim": 32, "rope_fraction": 1.0, "A_floor": 0.5, "decay": "softplus"}},
-        dict(hidden_size=64, state_size=128, head_dim=32, decay="softplus", decay_floor=0.5, rope_fraction=1.0),
-    ),
+    ({"ssm_cfg": {"layer": "Mamba3", "headdim": 32, "rope_fraction": 1.0, "A_floor": 0.5, "decay": "softplus"}},
+     dict(hidden_size=64, state_size=128, head_dim=32, decay="softplus", decay_floor=0.5, rope_fraction=1.0)),
 ])  # fmt: skip
 def test_fields_of_mamba_ssm_by_default_and_given(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     plan = plan_mamba_ssm({"d_model": 64, "n_layer": 3, **fields}, HELD, "m")
@@ -100,10 +96,8 @@ def test_fields_of_mamba_ssm_by_default_and_given(fields: dict[str, Any], expect
     ({"ssm_cfg": {"layer": "Mamba3", "is_mimo": True}}, "several inputs and outputs per head (is_mimo)"),
     ({"rms_norm": False}, "LayerNorm (rms_norm false)"),
     ({"ssm_cfg": {"norm_before_gate": True}}, "a norm before the gate (norm_before_gate)"),
-    (
-        {"rms_norm": False, "ssm_cfg": {"layer": "Mamba2", "rmsnorm": False, "D_has_hdim": True}},
-        "LayerNorm (rms_norm false) and no gated norm (rmsnorm false) and a skip per channel (D_has_hdim)",
-    ),
+    ({"rms_norm": False, "ssm_cfg": {"layer": "Mamba2", "rmsnorm": False, "D_has_hdim": True}},
+     "LayerNorm (rms_norm false) and no gated norm (rmsnorm false) and a skip per channel (D_has_hdim)"),
 ])  # fmt: skip
 def test_parts_that_mamba_ssms_layout_may_not_have(fields: dict[str, Any], said: str) -> None:
     found = refusal(plan_mamba_ssm, {"d_model": 64, "n_layer": 3, **fields}, HELD, "m")
@@ -115,10 +109,7 @@ def test_parts_that_mamba_ssms_layout_may_not_have(fields: dict[str, Any], said:
     ({"ssm_cfg": {}, "attn_cfg": [1]}, "attn_cfg is [1]; allowed is an object"),
     ({"rms_norm": 2}, "rms_norm is 2; allowed is true or false"),
     ({"ssm_cfg": {"d_state": -1}}, "d_state is -1; allowed is no negative number"),
-    (
-        {"ssm_cfg": {"layer": "Mamba4"}},
-        "m has layers 'Mamba4'; Mamba1, Mamba2, Mamba3 can be read from this layout",
-    ),
+    ({"ssm_cfg": {"layer": "Mamba4"}}, "m has layers 'Mamba4'; Mamba1, Mamba2, Mamba3 can be read from this layout"),
 ])  # fmt: skip
 def test_fields_of_mamba_ssm_of_another_kind(fields: dict[str, Any], said: str) -> None:
     assert refused(plan_mamba_ssm, {"d_model": 64, "n_layer": 3, **fields}, HELD, "m").endswith(said)

@@ -40,10 +40,8 @@ def test_the_model_is_that_of_the_weights_that_codes_stand_for(tmp_path, name):
     ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "(gptq with checkpoint_format 'marlin'), which is"),
     ({"quant_method": "awq", "version": "gemv"}, "(awq with version 'gemv'), which is not"),
     ({"quant_method": "awq", "bits": 3}, "(awq with bits 3), which is not"),
-    (
-        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
-        "(compressed-tensors with format 'nvfp4-pack-quantized'), which is not",
-    ),
+    ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+     "(compressed-tensors with format 'nvfp4-pack-quantized'), which is not"),
     ({"quant_method": "fp8"}, "quantised by fp8, cannot be read (no layer has weight_scale_inv)"),
     ({"quant_method": "compressed-tensors"}, "(b: config_groups is None; allowed is an object of groups with"),
     (compressed("float-quantized", "channel", num_bits=8, type="float"), "cannot be read: a.weight has no scale"),

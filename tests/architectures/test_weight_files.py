@@ -59,10 +59,8 @@ def test_headers_of_safetensors(tmp_path: Path) -> None:
     ({5: ONE}, "holds no state dict: names with tensors were expected"),
     ([ONE], "holds no state dict: names with tensors were expected"),
     ({}, "holds no state dict: names with tensors were expected"),
-    (
-        {"one": ONE, "thin": ONE.to_sparse(), "two": TWO.to_sparse()},
-        "holds the sparse tensor thin; dense ones can be read",
-    ),
+    ({"one": ONE, "thin": ONE.to_sparse(), "two": TWO.to_sparse()},
+     "holds the sparse tensor thin; dense ones can be read"),
     ({"module.one": ONE, "one": ONE}, "holds one twice, the second time as one: save the model anew"),
     ({"one": ONE, "_orig_mod.one": ONE}, "holds one twice, the second time as _orig_mod.one: save the model anew"),
 ])  # fmt: skip
@@ -259,23 +257,15 @@ MISFIT = "the weights of m do not fit its configuration:"
     ({}, None),
     ({"inner.b.num_batches_tracked": Stored((), True)}, None),
     ({"inner.a.weight": None, "inner.a.bias": None}, f"{MISFIT} they lack 2 tensors, the first inner.a.bias"),
-    (
-        {"z": Stored((), True), "y": Stored((), True), "x": Stored((), True)},
-        f"{MISFIT} the model that it describes has no place for 3 tensors, the first x",
-    ),
-    (
-        {"inner.a.weight": Stored((3, 2), True), "inner.a.bias": Stored((5,), True)},
-        f"{MISFIT} inner.a.weight is 3 × 2, and the model's is 2 × 3",
-    ),
+    ({"z": Stored((), True), "y": Stored((), True), "x": Stored((), True)},
+     f"{MISFIT} the model that it describes has no place for 3 tensors, the first x"),
+    ({"inner.a.weight": Stored((3, 2), True), "inner.a.bias": Stored((5,), True)},
+     f"{MISFIT} inner.a.weight is 3 × 2, and the model's is 2 × 3"),
     ({"inner.a.bias": Stored((), True)}, f"{MISFIT} inner.a.bias is a single number, and the model's is 2"),
-    (
-        {"inner.b.num_batches_tracked": Stored((1,), False)},
-        f"{MISFIT} inner.b.num_batches_tracked is 1, and the model's is a single number",
-    ),
-    (
-        {"inner.a.bias": Stored((2,), False)},
-        "the weights of m are damaged: inner.a.bias holds no floating-point numbers",
-    ),
+    ({"inner.b.num_batches_tracked": Stored((1,), False)},
+     f"{MISFIT} inner.b.num_batches_tracked is 1, and the model's is a single number"),
+    ({"inner.a.bias": Stored((2,), False)},
+     "the weights of m are damaged: inner.a.bias holds no floating-point numbers"),
 ])  # fmt: skip
 def test_weights_that_do_not_fit(change: dict[str, Stored | None], said: str | None) -> None:
     held = {name: each for name, each in {**NAMED, **change}.items() if each is not None}

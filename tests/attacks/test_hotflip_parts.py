@@ -30,11 +30,8 @@ WORDS = "good bad film fine dull".split()
             *("a beam of 2", "at most 1 word"),
         ],
     ),
-    (
-        Limits(flips=2),
-        "",
-        ["the 3 best flips by the gradient", "words of one token for others", "greedy", "at most 2 words"],
-    ),
+    (Limits(flips=2), "",
+     ["the 3 best flips by the gradient", "words of one token for others", "greedy", "at most 2 words"]),
 ])  # fmt: skip
 def test_what_runs_is_told(limits: Limits, whose: str, said: list[str]) -> None:
     assert list(limits.described(whose)) == said

@@ -103,21 +103,9 @@ class TestHardest:
         return [[1] * examples, *([int(at not in each) for at in range(examples)] for each in lost)]
 
     @pytest.mark.parametrize(("lost", "places", "says"), [
-        (
-            (20, 45, 30),
-            (1,),
-            "0.550 with “a $phrase” at its hardest place (50 %), 0.550 where the place may differ",
-        ),
-        (
-            (20, 45, 44),
-            (1, 2),
-            "0.550 with “a $phrase” at its hardest place (50 %, indistinguishable from 1 other), ",
-        ),
-        (
-            (20, 22, range(79, 100)),
-            (1, 2, 0),
-            "0.780 to 0.800 with “a $phrase”, at no place clearly lowest, 0.570 wh",
-        ),
+        ((20, 45, 30), (1,), "0.550 with “a $phrase” at its hardest place (50 %), 0.550 where the place may differ"),
+        ((20, 45, 44), (1, 2), "0.550 with “a $phrase” at its hardest place (50 %, indistinguishable from 1 other), "),
+        ((20, 22, range(79, 100)), (1, 2, 0), "0.780 to 0.800 with “a $phrase”, at no place clearly lowest, 0.570 wh"),
         ((20, 22, 21, 5), (1, 2, 0), "0.780 to 0.950 with “a $phrase”, at no place clearly lowest, 0.780 wh"),
         ((20, 20), (0, 1), "0.800 with “a $phrase”, at no place clearly lowest, 0.800 where"),
     ])  # fmt: skip

@@ -183,10 +183,7 @@ class TestRecipes:
             assert found.suffixes == ATTACKS[name].suffixes and found.transformation is None and not found.left_out
 
     @pytest.mark.parametrize(("given", "says"), [
-        (
-            ("textfooler", "prompt"),
-            "textfooler swaps words for their neighbours, by word vectors: give embeddings=…",
-        ),
+        (("textfooler", "prompt"), "textfooler swaps words for their neighbours, by word vectors: give embeddings=…"),
         (("bertattack", "words"), "bertattack asks a masked language model for words: give masked_lm=…"),
     ])  # fmt: skip
     def test_what_is_refused(self, given, says):

@@ -384,10 +384,7 @@ class TestOptions:
         assert (class_ids(unnamed, other) == other.labels).all()
 
     @pytest.mark.parametrize(("options", "says"), [
-        (
-            dict(replacement="zeroes"),
-            "unknown replacement 'zeroes'; allowed are noise, zeros, mean, other; did you",
-        ),
+        (dict(replacement="zeroes"), "unknown replacement 'zeroes'; allowed are noise, zeros, mean, other; did you"),
         (dict(regions="0:17"), "region 0:17 is empty or not within 0 to 16"),
         (dict(limit=0), "limit is 0; allowed is a whole number from 1 on"),
     ])  # fmt: skip

@@ -86,15 +86,10 @@ class TestOptions:
         assert found.clean[0].value == pytest.approx(np.mean(said == data.labels))
 
     @pytest.mark.parametrize(("options", "says"), [
-        (
-            dict(attacks=["stresstest", "textbuger"]),
-            "unknown among attacks: 'textbuger'; allowed are .*did you mean 'textbugger'",
-        ),
+        (dict(attacks=["stresstest", "textbuger"]),
+         "unknown among attacks: 'textbuger'; allowed are .*did you mean 'textbugger'"),
         (dict(attacks=["semantic"]), "the attack semantic needs rewritten prompts: give semantic=…"),
-        (
-            dict(as_promptbench=True, suffix="before"),
-            "as_promptbench=True places suffixes .*leave out suffix='before'",
-        ),
+        (dict(as_promptbench=True, suffix="before"), "as_promptbench=True places suffixes .*leave out suffix='before'"),
         (dict(template=["Say {text}:"]), "has no {content}.* did you mean"),
         (dict(template=["{content} {content}"]), "2 times"),
         (dict(template=[TEMPLATES[0]] * 2), "is given twice"),

@@ -339,10 +339,7 @@ class TestOptions:
         (dict(beam=3), "beam=… is an option of hotflip; deepwordbug has none of that name: leave it out"),
         (dict(stopwords=True), "stopwords=… is an option of hotflip"),
         (dict(synonyms="table.json"), "synonyms=… is an option of pwws; deepwordbug"),
-        (
-            dict(recipe="pwws", encoder="folder"),
-            "encoder=… is an option of textbugger and textfooler and bertattack",
-        ),
+        (dict(recipe="pwws", encoder="folder"), "encoder=… is an option of textbugger and textfooler and bertattack"),
         (dict(template="a text"), "has no {content}"),
         (dict(words=["bad", "good"]), "is a classifier, whose"),
     ])  # fmt: skip

@@ -181,10 +181,8 @@ class TestHiding:
     ({"methods": {}}, "no method was given"),
     ({"methods": ["random"]}, "no method was given but random, which is always there"),
     ({"methods": {"random": by_position}}, "'random' is always there"),
-    (
-        {"methods": ["ig", "random"], "option": {"random": {"seed": 1}}},
-        "option is given for 'random', which is not among",
-    ),
+    ({"methods": ["ig", "random"], "option": {"random": {"seed": 1}}},
+     "option is given for 'random', which is not among"),
     ({"option": {"owm": {}}}, "option is given for 'owm', which is not among the methods; did you mean 'own'?"),
     ({"methods": {"own": lambda goal: Scores(torch.zeros(1, 2))}}, "gives scores of shape (1, 2)"),
     ({"methods": {"own": lambda goal: Scores(goal.batch.mask / 0.0)}}, "own are not finite"),

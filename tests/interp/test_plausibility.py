@@ -129,10 +129,7 @@ class TestResult:
         ({"top": 0}, "top is 0; allowed"),
         ({"top": 1.5}, "top is 1.5; allowed"),
         ({"explained": {}}, "no method was given"),
-        (
-            {"explained": {"x": [np.full(4, np.nan), SCORES["good"][1], SCORES["good"][2]]}},
-            "x gives text 0 are not 4",
-        ),
+        ({"explained": {"x": [np.full(4, np.nan), SCORES["good"][1], SCORES["good"][2]]}}, "x gives text 0 are not 4"),
     ])  # fmt: skip
     def test_refuses(self, options, says):
         refuses(re.escape(says), plausibility_of, **{"explained": SCORES, "rationales": MARKED} | options)

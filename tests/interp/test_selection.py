@@ -226,10 +226,8 @@ def test_padding_never_appears_and_damage_is_refused(trace):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"score": "retension"}, "allowed are survival, readable, retention, write, lift; did you mean 'retention'"),
-    (
-        {"layers": "al"},
-        "layers is 'al'; allowed are mean, all or a whole number from 0 on, or several; did you mean 'all'?",
-    ),
+    ({"layers": "al"},
+     "layers is 'al'; allowed are mean, all or a whole number from 0 on, or several; did you mean 'all'?"),
     ({"layers": [3]}, "no layer 3; this model has the layers 0 to 2"),
     ({"layers": [1, 1]}, "each once"),
 ])  # fmt: skip

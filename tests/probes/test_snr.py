@@ -109,10 +109,7 @@ class TestPrompts:
         (own(where("zebra")), "does not know 'zebra', a word of a fact, question, answer"),
         (own(where("attic", ("zebra",))), "does not know 'zebra'"),
         (own(("Alma is here .", "Where is Zoe ?", "attic", ())), "does not know 'Zoe'"),
-        (
-            own(where("attic", ("attic",))),
-            "the answer 'attic' and its distractor 'attic' begin with the same token",
-        ),
+        (own(where("attic", ("attic",))), "the answer 'attic' and its distractor 'attic' begin with the same token"),
     ])  # fmt: skip
     def test_what_is_refused(self, model, data, says):
         refuses(says, needle_snr, model, questions=data)
@@ -295,10 +292,7 @@ class TestNeedleSNR:
         (dict(template="{context}"), "must hold {context} and {question} once each"),
         (dict(questions="no.csv"), "there is no file of questions no.csv"),
         (dict(questions=[own(where()), own(where())]), "the name 'own' of a set of questions is taken"),
-        (
-            dict(questions=own(where()), tasks=["qa1"]),
-            "tasks=… applies to generated questions, but yours were given",
-        ),
+        (dict(questions=own(where()), tasks=["qa1"]), "tasks=… applies to generated questions, but yours were given"),
         (dict(questions=own(where()), lengths=40), "lengths=… applies to generated questions"),
     ])  # fmt: skip
     def test_what_is_refused(self, model, options, says):

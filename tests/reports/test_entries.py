@@ -396,10 +396,8 @@ def test_the_limits_of_a_plan_are_reached_and_not_passed(monkeypatch: pytest.Mon
     ([{"loss": {}, "together": [1]}], "analysis 1 (loss): together is ['1'];"),
     ([{"loss": {}, "name": " "}], "analysis 1 (loss): name is ' '; give a text"),
     ([{"loss": {}, "for": [["a"]]}], "analysis 1 (loss): for is [['a']]; allowed are"),
-    (
-        [{"loss": {}, "models": ["m", "o"]}],
-        "analysis 1 (loss), models: no model of the plan is called 'o'; there are m, n",
-    ),
+    ([{"loss": {}, "models": ["m", "o"]}],
+     "analysis 1 (loss), models: no model of the plan is called 'o'; there are m, n"),
     ([{"loss": {}, "models": "m", "overrides": {"n": {}}}], "analysis 1 (loss), overrides: 'n' is not among"),
 ])  # fmt: skip
 def test_what_is_wrong_with_an_analysis_is_told_with_its_place(analyses: Any, said: str) -> None:

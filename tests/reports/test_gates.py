@@ -220,10 +220,7 @@ class TestRefusals:
         ("accuracy >= 0.5 for demo/b", "no model 'demo/b'; there are demo/a, demo/c; did you mean"),
         ("accuracy no worse than demo/b", "no model 'demo/b'; there are demo/a, demo/c, baseline; did you mean"),
         ("accuracy no worse than demo/a for demo/a", "compares demo/a with itself"),
-        (
-            "acuracy >= 0.5",
-            "has a score 'acuracy'; the scores are accuracy, cross-entropy; did you mean 'accuracy'?",
-        ),
+        ("acuracy >= 0.5", "has a score 'acuracy'; the scores are accuracy, cross-entropy; did you mean 'accuracy'?"),
         ("accuracy >= 79", "accuracy is a share from 0 to 1: write 0.79 or 79 %"),
         ("accuracy >= -3", "accuracy is a share from 0 to 1"),
         ("accuracy >= 120 %", "accuracy is a share from 0 to 1"),

@@ -293,14 +293,10 @@ class TestForms:
 
 class TestVerb:
     @pytest.mark.parametrize(("arguments", "line"), [
-        (
-            ("demo/sst2-mamba2", "--host", "203.0.113.7"),
-            "cannot listen on 203.0.113.7: Cannot assign requested address; give another --host or --port",
-        ),
-        (
-            ("demo/sst2-mamba2", "--host", "\x80"),
-            "cannot listen on \\x80: encoding of hostname failed; give another --host or --port",
-        ),
+        (("demo/sst2-mamba2", "--host", "203.0.113.7"),
+         "cannot listen on 203.0.113.7: Cannot assign requested address; give another --host or --port"),
+        (("demo/sst2-mamba2", "--host", "\x80"),
+         "cannot listen on \\x80: encoding of hostname failed; give another --host or --port"),
         (("demo/sst2-mamba2", "--max-tokens", "0"), "max_tokens is 0; allowed is a whole number from 1 on"),
     ])  # fmt: skip
     def test_refusals_are_one_line(self, capsys, arguments, line):

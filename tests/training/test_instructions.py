@@ -288,10 +288,7 @@ def test_all_commands_that_led_to_a_model_are_told(tmp_path) -> None:
     ("mamba2 --data sst2 --set tied=true", "tied does not apply to sst2"),
     ("selective --data instruct --set tied=true", "tied does not apply to selective"),
     ("mamba2 --data instruct --init-from demo/sst2-mamba2", "is not one token after prompt 1|is a classifier"),
-    (
-        "mamba2 --data instruct --init-from base --set tied=true",
-        "tied cannot be chosen for mamba2 trained from base",
-    ),
+    ("mamba2 --data instruct --init-from base --set tied=true", "tied cannot be chosen for mamba2 trained from base"),
     ("mamba2 --data intruct", "unknown data 'intruct'; .* did you mean 'instruct'"),
 ])  # fmt: skip
 def test_what_is_refused(line, says, tmp_path, monkeypatch, capsys) -> None:

@@ -32,24 +32,12 @@ def settled(architecture: str, data: str, **given) -> dict:
 
 
 @pytest.mark.parametrize(("architecture", "own", "backbone", "config"), [
-    (
-        "diff-mamba",
-        f"{SIZES} --set layers=1 --set scope=s6 --set normalize=false --set lambda_form=scalar",
-        "diff-mamba",
-        {"scope": "s6", "normalize": False, "lambda_form": "scalar"},
-    ),
-    (
-        "groupmamba",
-        f"{SIZES} --set k=2 --set cross_attention=false",
-        "groupmamba-mamba2",
-        {"k": 2, "cross_attention": False},
-    ),
-    (
-        "gfssm",
-        f"{SIZES} --set layers=1 --set state_groups=2 --set fir_taps=3 --set prompt=false",
-        "gfssm",
-        {"fir_taps": 3, "prompt": False},
-    ),
+    ("diff-mamba", f"{SIZES} --set layers=1 --set scope=s6 --set normalize=false --set lambda_form=scalar",
+     "diff-mamba", {"scope": "s6", "normalize": False, "lambda_form": "scalar"}),
+    ("groupmamba", f"{SIZES} --set k=2 --set cross_attention=false", "groupmamba-mamba2",
+     {"k": 2, "cross_attention": False}),
+    ("gfssm", f"{SIZES} --set layers=1 --set state_groups=2 --set fir_taps=3 --set prompt=false", "gfssm",
+     {"fir_taps": 3, "prompt": False}),
     ("selective", "--set width=8 --set state=4", "selective-ssm", {"state_size": 4}),
 ])  # fmt: skip
 def test_the_command_line_trains_the_papers_architectures(architecture, own, backbone, config, capsys) -> None:
@@ -126,10 +114,7 @@ def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
     ("mmaba2 --data majority", "did you mean 'mamba2'"),
     ("selective --data digits", "the selective SSM reads tokens"),
     ("rwkv --data majority --set layers=1", "layers is 1; for this rwkv it must be at least 2"),
-    (
-        "groupmamba --data majority --set k=3 --set layers=2",
-        "layers is 2; for this groupmamba it must be at least 3",
-    ),
+    ("groupmamba --data majority --set k=3 --set layers=2", "layers is 2; for this groupmamba it must be at least 3"),
     ("mamba2 --data majority --examples 4 --set held_out=0.01", "held_out 0.01 of 4 examples leaves one of two"),
     ("mamba2 --data associative-recall --examples 3 --set held_out=0.9", "held_out 0.9 of 3 examples leaves one"),
     ("mamba2 --data majority --set share=0.0001", "a balanced share of 0.0001 needs 0 of class 'more zeros'"),
