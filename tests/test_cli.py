@@ -197,9 +197,7 @@ class TestTrain:
         assert "is a file" in refusal("train", "mamba", "--data", reviews, "--out", reviews)
         assert "learning" in refusal("train", "mamba", "--data", reviews, "--out", out, "--set", "learning_rate=-1")
 
-    def test_an_interruption_says_how_to_go_on(
-        self, analyze: Answer, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_interruption_says_how_to_go_on(self, analyze, reviews, tmp_path, monkeypatch) -> None:
         place = "ssmscope.zoo.training.verbs.train_model"
         monkeypatch.setattr(place, lambda *_, **__: signal.raise_signal(signal.SIGINT))
         answer = analyze("train", "mamba", *self.options(reviews, tmp_path / "model"))
@@ -225,9 +223,7 @@ class TestModels:
 
 
 class TestFaults:
-    def test_a_fault_of_ours_shows_its_traceback(
-        self, analyze: Answer, mamba: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_fault_of_ours_shows_its_traceback(self, analyze, mamba, monkeypatch) -> None:
         def fail(*args: object, **kwargs: object) -> None:
             raise RuntimeError("a fault")
 

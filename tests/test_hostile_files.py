@@ -5,9 +5,8 @@ answer is an answer, or one line, exit code 2 and nothing written.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import hostile
 import pytest
@@ -183,9 +182,7 @@ def fine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("verb", "option"), TAKEN, ids=lambda value: value.replace(" ", "-"))
-def test_a_hostile_file_is_refused_in_one_line_or_read(
-    verb: str, option: str, tmp_path: Path, fine: Path, kept: None, analyze: Callable[..., SimpleNamespace]
-) -> None:
+def test_a_hostile_file_is_refused_in_one_line_or_read(verb, option, tmp_path, fine, kept, analyze) -> None:
     base = [str(fine) if each == "fine" else each for each in VERB_ARGUMENTS[verb]]
     if verb in ("train", "lens fit") and option != "--data":
         base += ["--data", str(fine)]
@@ -228,9 +225,7 @@ def test_a_hostile_file_is_refused_in_one_line_or_read(
 
 
 @pytest.mark.parametrize("option", sorted(WRITTEN))
-def test_where_nothing_can_be_written_is_refused_in_one_line(
-    option: str, tmp_path: Path, kept: None, analyze: Callable[..., SimpleNamespace]
-) -> None:
+def test_where_nothing_can_be_written_is_refused_in_one_line(option, tmp_path, kept, analyze) -> None:
     base = ["steer", PROMPTED, *VERB_ARGUMENTS["steer"][1:], *TOWARD, "--layer", "1"]
     places = hostile.folders(tmp_path / "paths")
     before = set(tmp_path.rglob("*"))

@@ -151,9 +151,7 @@ def test_messages_name_options_as_each_side_writes_them(python: str, typed: str)
     assert as_typed(python) == typed
 
 
-def test_python_and_the_command_line_refuse_in_their_own_words(
-    model: ssmscope.Model, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_python_and_the_command_line_refuse_in_their_own_words(model, capsys) -> None:
     with pytest.raises(InputError, match="^half_lives=… concerns each layer's own writes; give it without through=…$"):
         ssmscope.heatmap(model, "a film", through=True, half_lives=True)
     assert run(["heatmap", "demo/sst2-mamba2", "--text", "a film", "--through", "--half-lives"]) == 2

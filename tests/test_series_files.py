@@ -172,9 +172,7 @@ def test_the_command_line_answers_as_python_does(given: Given, capsys: pytest.Ca
     ("absent_package:model", ["--series", "narrow.npy"], "No module named 'absent_package'"),
     ("demo/sst2-mamba2", ["--series", "narrow.npy"], "reads tokens, not series of numbers"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused_in_one_line(
-    given: Given, capsys: pytest.CaptureFixture[str], model: str, options: list[str], said: str
-) -> None:
+def test_what_does_not_fit_is_refused_in_one_line(given, capsys, model, options, said) -> None:
     _, values, _ = given
     np.save("flat.npy", values[0, :, 0])
     np.save("narrow.npy", values[0, :, :2])

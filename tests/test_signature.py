@@ -149,9 +149,7 @@ FROM_2_TO_9 = "allowed are first, last, mid or a whole number from 2 to 9, or se
     ("documented", int, False, int, "N", ("--documented",), "allowed is a whole number"),
     ("named", str, False, str, "NAME", ("--named",), "allowed is a text"),
 ])  # fmt: skip
-def test_what_a_signature_says_of_an_option(
-    every: dict[str, Option], name, kind, several, single, metavar, flags, allowed
-) -> None:
+def test_what_a_signature_says_of_an_option(every, name, kind, several, single, metavar, flags, allowed) -> None:
     option = every[name]
     assert (option.kind, option.several, option.single) == (kind, several, single)
     assert (option.metavar, option.flags) == (metavar, flags)
@@ -245,9 +243,7 @@ def test_values_have_the_options_type(every: dict[str, Option], name: str, given
     ("documented", 2.0, "documented is 2.0; allowed is a whole number"),
     ("documented", "", "documented is ''; allowed is a whole number"),
 ])  # fmt: skip
-def test_wrong_values_are_refused_with_what_is_allowed(
-    every: dict[str, Option], name: str, given: object, said: str
-) -> None:
+def test_wrong_values_are_refused_with_what_is_allowed(every, name, given, said) -> None:
     assert said in refused(lambda: every[name].read(given))
 
 

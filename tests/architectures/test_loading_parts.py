@@ -142,9 +142,7 @@ def test_how_a_differential_mamba_is_known(tmp_path: Path) -> None:
     (False, {}, True), (True, {}, False), (True, {"tie_word_embeddings": True}, True),
     (False, {"tie_word_embeddings": False}, True),
 ])  # fmt: skip
-def test_the_plan_of_a_differential_mamba(
-    number: int, with_parts: Any, layers: Any, head: bool, fields: Any, tied: bool
-) -> None:
+def test_the_plan_of_a_differential_mamba(number, with_parts, layers, head, fields, tied) -> None:
     names = [f"backbone.layers.{at}.mixer_1.D" for at in with_parts] + ["x.backbone.layers.7.mixer_1.D"]
     tensors = {name: torch.ones(2) for name in [*names, *(["lm_head.weight"] if head else [])]}
     tensors |= {"backbone.embedding.weight": torch.zeros(20, 16), "backbone.layers.0.mixer_2.mixer_1.D": torch.ones(2)}

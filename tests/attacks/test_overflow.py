@@ -5,7 +5,6 @@ Fillers as they are found, repeated and cut, and the notes and half-lengths of h
 
 import dataclasses
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -253,9 +252,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("a b.txt", True), ("A.TXT", True), ("a.csv", True), ("a/b", True), ("a/b c", False), ("a / b", False),
     ("plain", False), ("a.b", False), ("there", True),
 ])  # fmt: skip
-def test_a_filler_that_names_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filler: str, is_path: bool
-) -> None:
+def test_a_filler_that_names_a_file(tmp_path, monkeypatch, filler, is_path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").symlink_to("nowhere")
     if is_path:

@@ -119,9 +119,7 @@ class AdditiveRuns:
 
 @pytest.mark.parametrize("choose", ["threshold", "greedy"])
 @pytest.mark.parametrize("pairs, skewed", [(8, False), (16, True), (64, False)])
-def test_intervals_cover_the_faithfulness_of_circuits_chosen_from_the_same_pairs(
-    pairs: int, skewed: bool, choose: str
-) -> None:
+def test_intervals_cover_the_faithfulness_of_circuits_chosen_from_the_same_pairs(pairs, skewed, choose) -> None:
     """Faithfulness of a chosen circuit over all pairs that could be drawn lies in 95 % of its intervals."""
     mean = np.array([3.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.5, *[0.0] * 33])
     random, covered = np.random.default_rng(0), 0

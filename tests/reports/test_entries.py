@@ -227,9 +227,7 @@ def test_what_becomes_of_a_job_in_its_store(tmp_path: Path, monkeypatch: pytest.
     (KeyError(), "KeyError", False),
     (SystemExit(3), "SystemExit: 3", False),
 ])  # fmt: skip
-def test_a_failure_is_one_line_and_its_traceback(
-    tmp_path: Path, error: BaseException, said: str, unanswerable: bool
-) -> None:
+def test_a_failure_is_one_line_and_its_traceback(tmp_path, error, said, unanswerable) -> None:
     def fail(folder: Path) -> None:
         print("printed before")
         raise error
@@ -256,9 +254,7 @@ def test_a_job_has_its_threads_and_its_log(tmp_path: Path) -> None:
     assert (tmp_path / "working" / "k" / "job.log").read_text("utf-8") == "\\ud800 é\n"
 
 
-def test_a_run_says_what_it_does_and_records_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_what_it_does_and_records_it(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(running, "_write", lambda report, root: None)
     monkeypatch.setattr(Result, "_drawn", lambda self, suffix: b"a picture")
     one, two, three, four = (replace(job(name), key=name) for name in ("one", "two", "three", "four"))
@@ -308,9 +304,7 @@ def test_a_run_says_what_it_does_and_records_it(
     assert capsys.readouterr().err.splitlines() == ["0 jobs to run, 1 done already"]
 
 
-def test_failures_that_cannot_be_recorded_are_in_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failures_that_cannot_be_recorded_are_in_the_report(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(running, "_write", lambda report, root: None)
 
     def full(self: JobStore, job: Job, record: Any) -> None:

@@ -64,9 +64,7 @@ def test_files_of_data_end_as_their_kind_does() -> None:
     assert refusal("own.csv", None, PIXEL_CLASSIFIER).startswith("unknown data 'own.csv'")
 
 
-def test_files_of_data_are_read_beforehand_unless_they_are_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_data_are_read_beforehand_unless_they_are_large(tmp_path, monkeypatch) -> None:
     examples, lines, broken = (tmp_path / name for name in ("a.csv", "b.txt", "c.csv"))
     examples.write_text(EXAMPLES)
     lines.write_text(LINES)
