@@ -19,11 +19,9 @@ def fading(
     ending: float = 0.0,
     language: bool = False,
 ) -> Model:
-    """A model of these words whose log-odds of "good" over "bad" are `log_odds`.
-
-    A word's step is 1 unless `steps` has it. A classifier reads at the token [CLS], which has the weight `ending`; a
-    language model answers with the words "good" and "bad" at the end of the text.
-    """
+    """A model of these words whose log-odds of "good" over "bad" are `log_odds`. A word's step is 1 unless `steps` has
+    it. A classifier reads at the token [CLS], which has the weight `ending`; a language model answers with the words
+    "good" and "bad" at the end of the text."""
     names = list(weights)
     size = 3 + len(names)
     kind = SelectiveSSMForCausalLM if language else SelectiveSSMForSequenceClassification

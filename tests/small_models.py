@@ -1,8 +1,6 @@
-"""Small random models of every architecture, on which the contracts and analyses are tried.
-
-A function for each architecture returns its models by name, seeded by the caller. That every readable model type is
-among them is a contract.
-"""
+"""Small random models of every architecture, on which the contracts and analyses are tried. A function for each
+architecture returns its models by name, seeded by the caller. That every readable model type is among them is a
+contract."""
 
 from collections.abc import Callable
 from importlib.metadata import entry_points

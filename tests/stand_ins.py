@@ -1,7 +1,5 @@
-"""Stand-ins for results, whose numbers can be checked by eye, and a report's verdicts on them.
-
-A stand-in holds nothing that the kind's class lacks.
-"""
+"""Stand-ins for results, whose numbers can be checked by eye, and a report's verdicts on them. A stand-in holds nothing
+that the kind's class lacks."""
 
 import dataclasses
 import importlib

@@ -1,7 +1,5 @@
-"""`analyze retrieval` and `analyze loss`: options that reach the analyses, printed and written output.
-
-`analyze` with the verbs that look into a model: answers, files and refusals.
-"""
+"""`analyze retrieval` and `analyze loss`: options that reach the analyses, printed and written output. `analyze` with
+the verbs that look into a model: answers, files and refusals."""
 
 import json
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Every option of every verb that takes a file is handed files that are damaged, no files, or of another kind: the
-answer is an answer, or one line, exit code 2 and nothing written.
-
-`SSMSCOPE_HOSTILE_PART=1` hands every file to every verb.
-"""
+answer is an answer, or one line, exit code 2 and nothing written. `SSMSCOPE_HOSTILE_PART=1` hands every file to every
+verb."""
 
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
-"""Shipped models, the data in records of training, and the types of models that can be read.
-
-Labels of data and classes of a model that has no names for them, in Python and on the command line.
-"""
+"""Shipped models, the data in records of training, and the types of models that can be read. Labels of data and classes
+of a model that has no names for them, in Python and on the command line."""
 
 import copy
 import html

@@ -1,8 +1,6 @@
 """Effect of a change inside a model: closed forms on a model that forgets at a known rate, identities on every family,
-and views that stay readable and safe.
-
-Steps of the effect of a change: aligned tokens of long texts, shares of a row, and the tolerance of equality.
-"""
+and views that stay readable and safe. Steps of the effect of a change: aligned tokens of long texts, shares of a row,
+and the tolerance of equality."""
 
 import json
 import math

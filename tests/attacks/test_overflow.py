@@ -1,7 +1,5 @@
-"""State overflow on models that forget at a known rate, against slow references, and as its users meet it.
-
-Fillers as they are found, repeated and cut, and the notes and half-lengths of hand-made curves.
-"""
+"""State overflow on models that forget at a known rate, against slow references, and as its users meet it. Fillers as
+they are found, repeated and cut, and the notes and half-lengths of hand-made curves."""
 
 import dataclasses
 import math

@@ -1,7 +1,5 @@
-"""Models that somebody observes or changes: they give what their own forward pass gives, or a refusal.
-
-Every part of every architecture gets hooks; a refusal names the part.
-"""
+"""Models that somebody observes or changes: they give what their own forward pass gives, or a refusal. Every part of
+every architecture gets hooks; a refusal names the part."""
 
 import copy
 import re

@@ -1,9 +1,6 @@
-"""Files of rows: every fault is refused in one line, and nothing that is right.
-
-Questions of a user's own file, in every format, and what is refused.
-The labels of a file are names, or indices: all of them, and which is decided once.
-Documents: every character is asked for once, and bits per character of a model that is known in closed form.
-"""
+"""Files of rows: every fault is refused in one line, and nothing that is right. Questions of a user's own file, in
+every format, and what is refused. The labels of a file are names, or indices: all of them, and which is decided once.
+Documents: every character is asked for once, and bits per character of a model that is known in closed form."""
 
 import json
 import math

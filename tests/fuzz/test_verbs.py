@@ -1,9 +1,7 @@
-"""Whatever is typed after a verb, it answers or refuses in one line: never a traceback, never half a file.
-
-Each verb that is registered is fuzzed, a new one by being added. `SSMSCOPE_FUZZ=2000` sets the number of examples a
-verb (`make fuzz`), `SSMSCOPE_FUZZ_PARTS=10` into how many tests they are divided, so that workers share a slow verb;
-the few of an ordinary run are always the same.
-"""
+"""Whatever is typed after a verb, it answers or refuses in one line: never a traceback, never half a file. Each verb
+that is registered is fuzzed, a new one by being added. `SSMSCOPE_FUZZ=2000` sets the number of examples a verb (`make
+fuzz`), `SSMSCOPE_FUZZ_PARTS=10` into how many tests they are divided, so that workers share a slow verb; the few of an
+ordinary run are always the same."""
 
 import os
 import tempfile

@@ -1,7 +1,5 @@
-"""The notebook widget: traits hold the result's numbers, and its script colours tokens in a browser as pages do.
-
-Needs anywidget; what is tried in a browser needs playwright and Debian's chromium.
-"""
+"""The notebook widget: traits hold the result's numbers, and its script colours tokens in a browser as pages do. Needs
+anywidget; what is tried in a browser needs playwright and Debian's chromium."""
 
 import base64
 import importlib.util

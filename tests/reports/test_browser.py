@@ -1,7 +1,5 @@
 """The page of a report in a browser: the effects of pointing, choosing and keys, with nothing fetched and no errors.
-
-Needs playwright and Debian's chromium.
-"""
+Needs playwright and Debian's chromium."""
 
 import shutil
 from dataclasses import dataclass

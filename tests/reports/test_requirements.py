@@ -1,7 +1,5 @@
-"""Requirements as they are written: what each says, and what is refused.
-
-Files of gates: JSON, JUnit and Markdown, read back by their own parsers.
-"""
+"""Requirements as they are written: what each says, and what is refused. Files of gates: JSON, JUnit and Markdown, read
+back by their own parsers."""
 
 import json
 import math

@@ -1,7 +1,5 @@
-"""The served page in a browser, from typing a text to its answers, without contact to any other host.
-
-Needs playwright and Debian's chromium.
-"""
+"""The served page in a browser, from typing a text to its answers, without contact to any other host. Needs playwright
+and Debian's chromium."""
 
 import html
 import re
