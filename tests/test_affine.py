@@ -89,11 +89,8 @@ class Failing(nn.Linear):
 
 
 @pytest.mark.parametrize("kind, why", [
-    (Bent, "no linear map of its input"),
-    (Clipped, "no linear map of its input"),
-    (Mixing, "no linear map of every position"),
-    (Dropping, "no linear map"),
-    (Rounded, "no linear map of its input"),
+    (Bent, "no linear map of its input"), (Clipped, "no linear map of its input"),
+    (Mixing, "no linear map of every position"), (Dropping, "no linear map"), (Rounded, "no linear map of its input"),
     (Failing, r"cannot be read by calling it \(no kernel\)"),
 ])  # fmt: skip
 @pytest.mark.parametrize("read", [linear_map, offset, matrix])

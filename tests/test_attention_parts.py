@@ -121,15 +121,11 @@ def test_which_models_keep_what_they_attend_to():
     mamba, vim = (mixers(random_example(name))[0] for name in ("mamba", "vim"))
     kept, bare = OwnAttention(), BareAttention()
     for parts, config, expected in (
-        ([mamba], {}, True),
-        ([mamba], {"_attn_implementation": "flash_attention_2"}, True),
-        ([mamba, kept], {}, True),
+        ([mamba], {}, True), ([mamba], {"_attn_implementation": "flash_attention_2"}, True), ([mamba, kept], {}, True),
         ([mamba, kept], {"_attn_implementation": "sdpa"}, True),
         ([mamba, kept], {"_attn_implementation": "flash_attention_2"}, False),
-        ([mamba, kept, bare], {"_attn_implementation": "sdpa"}, False),
-        ([mamba, bare], {}, False),
-        ([vim], {}, False),
-    ):
+        ([mamba, kept, bare], {"_attn_implementation": "sdpa"}, False), ([mamba, bare], {}, False), ([vim], {}, False),
+    ):  # fmt: skip
         module = Module(*parts, **config)
         assert keeps_caches(module) is expected
         assert [*attention_layers.attention_layers(module)] == ["layers.1"] * (kept in parts)

@@ -34,26 +34,16 @@ class Own:
 
 
 @pytest.mark.parametrize(("hint", "written", "read"), [
-    (dict[str, float] | None, {"a": None}, {"a": math.nan}),
-    (list[float] | None, [1, None], [1.0, math.nan]),
-    (tuple[float, ...] | str, ["inf", 2], (math.inf, 2.0)),
-    (str | tuple[float, ...], "inf", "inf"),
-    (float | str, "inf", math.inf),
-    (float | str, "-inf", -math.inf),
-    (float | str, "infinite", "infinite"),
-    (str | float, 3, 3.0),
-    (float | None, None, None),
-    (float | int, 3, 3.0),
-    (int | float, 3, 3),
-    (bool | str, True, True),
-    (Part | str, {"number": None}, Part(math.nan)),
+    (dict[str, float] | None, {"a": None}, {"a": math.nan}), (list[float] | None, [1, None], [1.0, math.nan]),
+    (tuple[float, ...] | str, ["inf", 2], (math.inf, 2.0)), (str | tuple[float, ...], "inf", "inf"),
+    (float | str, "inf", math.inf), (float | str, "-inf", -math.inf), (float | str, "infinite", "infinite"),
+    (str | float, 3, 3.0), (float | None, None, None), (float | int, 3, 3.0), (int | float, 3, 3),
+    (bool | str, True, True), (Part | str, {"number": None}, Part(math.nan)),
     (str | Part, {"number": 2, "more": 5}, Part(2.0, 5)),
     (Mapping[str, Part] | None, {"a": {"number": 1}}, {"a": Part(1.0)}),
     (Sequence[Part], [{"number": 1}, {"number": 2}], [Part(1.0), Part(2.0)]),
-    (tuple[Part, int], [{"number": 1}, 4], (Part(1.0), 4)),
-    (Own, "number 5", Own(5)),
-    (Any, [None, {"a": "inf"}], [None, {"a": "inf"}]),
-    (Sequence[Any] | Mapping[str, Any], {"a": [1]}, {"a": [1]}),
+    (tuple[Part, int], [{"number": 1}, 4], (Part(1.0), 4)), (Own, "number 5", Own(5)),
+    (Any, [None, {"a": "inf"}], [None, {"a": "inf"}]), (Sequence[Any] | Mapping[str, Any], {"a": [1]}, {"a": [1]}),
     (type(None), None, None),
 ])  # fmt: skip
 def test_a_value_is_read_as_the_first_type_that_fits(hint: Any, written: Any, read: Any) -> None:

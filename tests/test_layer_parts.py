@@ -203,26 +203,15 @@ def test_what_edits_tell_of_themselves():
 def test_keys_of_edits_tell_every_argument():
     value, other = torch.ones(1, 3, 2), torch.ones(1, 2, 3)
     keys = [
-        cut_edges([1], [2]).key,
-        cut_edges([2], [2]).key,
-        cut_edges([1], [3]).key,
+        cut_edges([1], [2]).key, cut_edges([2], [2]).key, cut_edges([1], [3]).key,
         *(cut_edges([1], [2], **{name: [1]}).key for name in ("layers", "heads", "recurrences")),
-        cut_edges([1], [2], level="block").key,
-        cut_convolution([1], [2]).key,
-        cut_attention([1], [2]).key,
-        replaced("output", value).key,
-        replaced("input", value).key,
-        replaced("output", 2 * value).key,
-        replaced("output", other).key,
-        replaced("output", value.double()).key,
-        replaced("output", value, [1]).key,
-        replaced("output", value, layers=[1]).key,
-        replaced("scans", value, heads=[1]).key,
-        replaced("output", {1: value, 2: other}).key,
-        digest([], [torch.zeros(0, 2)]),
-        digest([], [torch.zeros(0, 3)]),
+        cut_edges([1], [2], level="block").key, cut_convolution([1], [2]).key, cut_attention([1], [2]).key,
+        replaced("output", value).key, replaced("input", value).key, replaced("output", 2 * value).key,
+        replaced("output", other).key, replaced("output", value.double()).key, replaced("output", value, [1]).key,
+        replaced("output", value, layers=[1]).key, replaced("scans", value, heads=[1]).key,
+        replaced("output", {1: value, 2: other}).key, digest([], [torch.zeros(0, 2)]), digest([], [torch.zeros(0, 3)]),
         digest([], []),
-    ]
+    ]  # fmt: skip
     assert len(set(keys)) == len(keys) and cut_edges((1,), range(2, 3)).key == keys[0]
     assert digest([1], [None, value]) == digest([1], [value.T.contiguous().T])
 

@@ -18,13 +18,9 @@ from ssmscope.errors import InputError, as_typed
 ROWS = [("A gripping film.", "positive"), ("A dull film.", "negative"), ("moving", "positive"), ("a mess", "negative")]
 FRAME = pd.DataFrame(ROWS, columns=["text", "label"])
 SMALL: dict[str, dict[str, Any]] = {
-    "fidelity": dict(methods=("gradxinput",)),
-    "ablate": dict(what="layer"),
-    "noise": dict(rates=(0.3,)),
-    "insertion": dict(insert="film", places=2),
-    "overflow": dict(lengths=(0, 40)),
-    "words": dict(budget=1),
-}
+    "fidelity": dict(methods=("gradxinput",)), "ablate": dict(what="layer"), "noise": dict(rates=(0.3,)),
+    "insertion": dict(insert="film", places=2), "overflow": dict(lengths=(0, 40)), "words": dict(budget=1),
+}  # fmt: skip
 VERBS = ("ablate", "evaluate", "fidelity", "insertion", "noise", "overflow", "position", "words")
 model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 

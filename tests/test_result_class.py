@@ -32,11 +32,8 @@ class Told(Result, kind="test-told"):
 
 
 @pytest.mark.parametrize(("headline", "verdict"), [
-    ("Told of m: a of m: b", "a of m: b"),
-    ("Told on m: a on m: b", "a on m: b"),
-    ("Told on m: a of m: b", "b"),
-    ("Told of n: a", "Told of n: a"),
-    ("", "test-told of m"),
+    ("Told of m: a of m: b", "a of m: b"), ("Told on m: a on m: b", "a on m: b"), ("Told on m: a of m: b", "b"),
+    ("Told of n: a", "Told of n: a"), ("", "test-told of m"),
 ])  # fmt: skip
 def test_a_verdict_is_the_headline_without_the_model(headline: str, verdict: str) -> None:
     assert Told({"model": "m"}, headline).verdict() == verdict

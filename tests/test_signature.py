@@ -175,33 +175,16 @@ def test_helps_marks_and_defaults_are_each_options_own(every: dict[str, Option])
 
 
 @pytest.mark.parametrize(("name", "given", "read"), [
-    ("words", "b", "b"),
-    ("words", None, None),
-    ("layers", "all", "all"),
-    ("layers", "3", [3]),
-    ("layers", " 3, 0 ", [3, 0]),
-    ("goals", "float32, float64", ["float32", "float64"]),
-    ("layers", (3, 0), [3, 0]),
-    ("steps", "first,5,last", ["first", 5, "last"]),
-    ("rate", "0.25", 0.25),
-    ("rates", "0.25", 0.25),
-    ("rates", 0.25, 0.25),
-    ("rates", [0.25], [0.25]),
-    ("rates", "0.25,0.5", [0.25, 0.5]),
-    ("flag", "true", True),
-    ("flag", "false", False),
-    ("flag", False, False),
-    ("texts", "a, b", ["a, b"]),
-    ("texts", ["a, b", "c"], ["a, b", "c"]),
-    ("file", "a/b", Path("a/b")),
-    ("model", Path("a/b"), "a/b"),
-    ("goal", "most", "most"),
-    ("goals", "float32,float64", ["float32", "float64"]),
-    ("option", "ig.max-steps = 3", {"ig": {"max_steps": 3}}),
-    ("option", "ig.a.b=x", {"ig": {"a.b": "x"}}),
+    ("words", "b", "b"), ("words", None, None), ("layers", "all", "all"), ("layers", "3", [3]),
+    ("layers", " 3, 0 ", [3, 0]), ("goals", "float32, float64", ["float32", "float64"]), ("layers", (3, 0), [3, 0]),
+    ("steps", "first,5,last", ["first", 5, "last"]), ("rate", "0.25", 0.25), ("rates", "0.25", 0.25),
+    ("rates", 0.25, 0.25), ("rates", [0.25], [0.25]), ("rates", "0.25,0.5", [0.25, 0.5]), ("flag", "true", True),
+    ("flag", "false", False), ("flag", False, False), ("texts", "a, b", ["a, b"]),
+    ("texts", ["a, b", "c"], ["a, b", "c"]), ("file", "a/b", Path("a/b")), ("model", Path("a/b"), "a/b"),
+    ("goal", "most", "most"), ("goals", "float32,float64", ["float32", "float64"]),
+    ("option", "ig.max-steps = 3", {"ig": {"max_steps": 3}}), ("option", "ig.a.b=x", {"ig": {"a.b": "x"}}),
     ("option", ["ig.a=true", "lrp.a=0.5", "ig.b=x=y"], {"ig": {"a": True, "b": "x=y"}, "lrp": {"a": 0.5}}),
-    ("option", {"ig": {"a": [1]}}, {"ig": {"a": [1]}}),
-    ("documented", " -7 ", -7),
+    ("option", {"ig": {"a": [1]}}, {"ig": {"a": [1]}}), ("documented", " -7 ", -7),
 ])  # fmt: skip
 def test_values_have_the_options_type(every: dict[str, Option], name: str, given: object, read: object) -> None:
     found = every[name].read(given)
@@ -282,11 +265,8 @@ def number_first(*, one: Annotated[int, 3] = 3) -> None: ...
 
 
 @pytest.mark.parametrize(("declared", "said"), [
-    (no_help, r"needs Annotated\[TYPE, HELP\]"),
-    (number_first, r"needs Annotated\[TYPE, HELP\]"),
-    (no_type, "has the types"),
-    (two_types, "has the types"),
-    (no_union, "has the types|cannot be"),
+    (no_help, r"needs Annotated\[TYPE, HELP\]"), (number_first, r"needs Annotated\[TYPE, HELP\]"),
+    (no_type, "has the types"), (two_types, "has the types"), (no_union, "has the types|cannot be"),
 ])  # fmt: skip
 def test_a_signature_that_no_option_can_have_is_refused(declared: Callable[..., None], said: str) -> None:
     with pytest.raises(TypeError, match=f"the option one {said}"):

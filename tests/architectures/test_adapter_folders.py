@@ -88,10 +88,7 @@ LORA: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("name", "how"), [
-    *(("mamba2", how) for how in LORA),
-    ("mamba", "head"),
-    ("mamba", "tokens"),
-    ("gla-as-mamba", "embeddings and head"),
+    *(("mamba2", how) for how in LORA), ("mamba", "head"), ("mamba", "tokens"), ("gla-as-mamba", "embeddings and head"),
 ])  # fmt: skip
 def test_lora_in_all_its_forms(tmp_path, name, how):
     config = peft.LoraConfig(r=2, **{"target_modules": ["in_proj", "q_proj"], **LORA[how]})

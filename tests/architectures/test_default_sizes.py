@@ -92,13 +92,10 @@ def test_fields_of_their_defaults_are_of_the_class_alone():
     """A configuration's fingerprint is made from its own fields."""
     sizes = sizes_of(GLAConfig)
     for config, field, default, other in (
-        (GLAConfig, "head_norm", "layer", "rms"),
-        (RetNetConfig, "swiglu", False, True),
-        (DeltaNetConfig, "unit_epsilon", 0.0, 1e-3),
-        (DeltaNetConfig, "largest_beta", 1.0, 2.0),
-        (DeltaNetConfig, "head_norm_epsilon", None, 1e-3),
-        (HGRN2Config, "head_norm_epsilon", None, 1e-3),
-    ):
+        (GLAConfig, "head_norm", "layer", "rms"), (RetNetConfig, "swiglu", False, True),
+        (DeltaNetConfig, "unit_epsilon", 0.0, 1e-3), (DeltaNetConfig, "largest_beta", 1.0, 2.0),
+        (DeltaNetConfig, "head_norm_epsilon", None, 1e-3), (HGRN2Config, "head_norm_epsilon", None, 1e-3),
+    ):  # fmt: skip
         for value in (default, other):
             made = config(**sizes, **{field: value})
             assert getattr(made, field) == value and (field in vars(made)) == (value == other)

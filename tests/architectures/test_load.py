@@ -33,11 +33,8 @@ def small(second: bool = False, **more):
 
 
 @pytest.mark.parametrize("module", [
-    lambda: small(),
-    lambda: small(conv_kernel=3, use_bias=True),
-    lambda: small(tie_word_embeddings=False),
-    lambda: small(second=True),
-    lambda: small(second=True, time_step_limit=(0.01, 0.3)),
+    lambda: small(), lambda: small(conv_kernel=3, use_bias=True), lambda: small(tie_word_embeddings=False),
+    lambda: small(second=True), lambda: small(second=True, time_step_limit=(0.01, 0.3)),
     lambda: small(second=True, tie_word_embeddings=False),
 ])  # fmt: skip
 @pytest.mark.parametrize("safetensors", [False, True])
@@ -209,10 +206,7 @@ def test_projections_that_were_rescaled_as_they_were_initialised_are_read_as_sto
 
 
 @pytest.mark.parametrize(("architectures", "head"), [
-    ([], "CausalLM"),
-    (["MambaForCausalLM"], "CausalLM"),
-    (["MambaLMHeadModel"], "CausalLM"),
-    (["MambaModel"], ""),
+    ([], "CausalLM"), (["MambaForCausalLM"], "CausalLM"), (["MambaLMHeadModel"], "CausalLM"), (["MambaModel"], ""),
     (["MambaModel", "MambaForCausalLM"], "CausalLM"),
     (["MambaModel", "SSMForSequenceClassification"], "SequenceClassification"),
 ])  # fmt: skip

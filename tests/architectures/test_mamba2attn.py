@@ -45,14 +45,10 @@ def stored(config: dict[str, Any]) -> dict[str, Tensor]:
         if layer not in config.get("attn_layer_idx", []):
             return {
                 "in_proj.weight": torch.randn(2 * INNER + 2 * STATE + heads, WIDTH) / 4,
-                "conv1d.weight": torch.randn(read, 1, TAPS),
-                "conv1d.bias": torch.randn(read),
-                "dt_bias": torch.rand(heads) * 3 - 5,
-                "A_log": torch.rand(heads),
-                "D": torch.randn(heads),
-                "norm.weight": 1 + torch.randn(INNER) / 3,
-                "out_proj.weight": torch.randn(WIDTH, INNER) / 4,
-            }
+                "conv1d.weight": torch.randn(read, 1, TAPS), "conv1d.bias": torch.randn(read),
+                "dt_bias": torch.rand(heads) * 3 - 5, "A_log": torch.rand(heads), "D": torch.randn(heads),
+                "norm.weight": 1 + torch.randn(INNER) / 3, "out_proj.weight": torch.randn(WIDTH, INNER) / 4,
+            }  # fmt: skip
         o = config["attn_cfg"]
         size = o.get("head_dim", WIDTH // o["num_heads"])
         out, channels = size * o["num_heads"], size * (o["num_heads"] + 2 * o.get("num_heads_kv", o["num_heads"]))

@@ -95,15 +95,11 @@ def nemotron_h_omni() -> nn.Module:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "Qwen3.5": (qwen, "qwen3_5_text"),
-    "Qwen3.5 with experts": (qwen_with_experts, "qwen3_5_moe_text"),
-    "Qwen4-Exp": (qwen4, "qwen4_exp_text"),
-    "GLM-5.3-Flash": (glm, "glm5_next_text"),
-    "MiniCPM-V 4.6": (minicpm, "qwen3_5_text"),
-    "LFM2-VL": (lfm2_vl, "lfm2"),
-    "LFM3-VL": (lfm3_vl, "lfm3"),
+    "Qwen3.5": (qwen, "qwen3_5_text"), "Qwen3.5 with experts": (qwen_with_experts, "qwen3_5_moe_text"),
+    "Qwen4-Exp": (qwen4, "qwen4_exp_text"), "GLM-5.3-Flash": (glm, "glm5_next_text"),
+    "MiniCPM-V 4.6": (minicpm, "qwen3_5_text"), "LFM2-VL": (lfm2_vl, "lfm2"), "LFM3-VL": (lfm3_vl, "lfm3"),
     "Nemotron-H Omni": (nemotron_h_omni, "nemotron_h"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "kind"), MODELS.values(), ids=list(MODELS))

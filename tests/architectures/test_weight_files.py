@@ -122,14 +122,9 @@ def test_a_name_in_an_index_is_shown_in_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("files", "finished"), [
-    ([], True),
-    (["config.json"], True),
-    (["checkpoint/"], False),
-    (["checkpoint/", "config.json"], True),
-    (["checkpoint/plan.json"], False),
-    (["checkpoint/plan.json", "config.json"], False),
-    (["checkpoint/plan.json", "config.json", "training.json"], True),
-    (["checkpoint/plan.json", "lens.json"], True),
+    ([], True), (["config.json"], True), (["checkpoint/"], False), (["checkpoint/", "config.json"], True),
+    (["checkpoint/plan.json"], False), (["checkpoint/plan.json", "config.json"], False),
+    (["checkpoint/plan.json", "config.json", "training.json"], True), (["checkpoint/plan.json", "lens.json"], True),
     (["checkpoint"], True),
 ])  # fmt: skip
 def test_whether_a_training_is_finished(tmp_path: Path, files: list[str], finished: bool) -> None:

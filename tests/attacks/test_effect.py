@@ -281,11 +281,8 @@ def test_tokens_that_are_frequent_in_long_texts_are_aligned_too() -> None:
 
 
 @pytest.mark.parametrize(("weights", "sink", "shares", "state"), [
-    ([1.0, -2.0, 0.0], None, [1 / 3, 2 / 3, 0], 0.0),
-    ([1.0, -2.0, 0.0], -5.0, [1 / 8, 2 / 8, 0], 5 / 8),
-    ([0.0, 0.0], -5.0, [0, 0], 1.0),
-    ([0.0, 0.0], None, [0, 0], 0.0),
-    ([0.0, 0.0], 0.0, [0, 0], 0.0),
+    ([1.0, -2.0, 0.0], None, [1 / 3, 2 / 3, 0], 0.0), ([1.0, -2.0, 0.0], -5.0, [1 / 8, 2 / 8, 0], 5 / 8),
+    ([0.0, 0.0], -5.0, [0, 0], 1.0), ([0.0, 0.0], None, [0, 0], 0.0), ([0.0, 0.0], 0.0, [0, 0], 0.0),
 ])  # fmt: skip
 def test_shares_of_the_last_row(weights: list[float], sink: float | None, shares: list[float], state: float) -> None:
     own = None if sink is None else np.array([sink], np.float32)

@@ -88,14 +88,10 @@ def test_phrases_and_places_as_they_are_given() -> None:
     )
     assert checked_shares([1, 0.25, 0]) == (0, 0.25, 1)
     for places, said in (
-        (10_001, "places is 10,001; allowed are up to 10,000"),
-        (1, "places is 1; allowed"),
-        ([0.5, True], "places has True"),
-        ([0.5, "1"], "places has '1'"),
-        ([1.01], "places has 1.01"),
-        ([-0.01], "places has -0.01"),
-        ([0.5, 0.25, 0.5], "places names 0.5 twice"),
-    ):
+        (10_001, "places is 10,001; allowed are up to 10,000"), (1, "places is 1; allowed"),
+        ([0.5, True], "places has True"), ([0.5, "1"], "places has '1'"), ([1.01], "places has 1.01"),
+        ([-0.01], "places has -0.01"), ([0.5, 0.25, 0.5], "places names 0.5 twice"),
+    ):  # fmt: skip
         refuses(said, checked_shares, places)
     for phrases, said in (([], "nothing was given"), (["a", " "], "' ' was given"), (["a", 3], "3 was given")):
         refuses(said, checked_phrases, phrases)

@@ -67,16 +67,11 @@ class TestSlots:
         refuses("no text has a word before the trigger", slots_of, model, given, "zap", 0.0, None)
 
     @pytest.mark.parametrize(("content", "span", "place", "inside"), [
-        ("film a film good", "film", 1.0, "1000"),
-        ("good film a fine bad", "film a", 0.6, "011"),
-        ("good film a fine bad", "film a", 0.4, None),
-        ("a good film fine", "good ", 0.5, "01"),
-        ("a good film fine", "d f", 0.5, None),
-        ("a good film fine", "oo", 0.5, "01"),
-        ("good?film?a fine", "film", 0.5, "00100"),
-        ("good?film?a fine", "m?", 0.5, "00110"),
-        ("a good", "film", 1.0, None),
-        ("a ~ good film", "~", 1.0, None),
+        ("film a film good", "film", 1.0, "1000"), ("good film a fine bad", "film a", 0.6, "011"),
+        ("good film a fine bad", "film a", 0.4, None), ("a good film fine", "good ", 0.5, "01"),
+        ("a good film fine", "d f", 0.5, None), ("a good film fine", "oo", 0.5, "01"),
+        ("good?film?a fine", "film", 0.5, "00100"), ("good?film?a fine", "m?", 0.5, "00110"),
+        ("a good", "film", 1.0, None), ("a ~ good film", "~", 1.0, None),
     ])  # fmt: skip
     def test_the_tokens_of_a_span(self, content, span, place, inside):
         words = tokenizer(WORDS)

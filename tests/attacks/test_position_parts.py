@@ -142,26 +142,17 @@ def test_notes_name_where_most_are_left_out() -> None:
 
 class TestRegions:
     @pytest.mark.parametrize(("region", "length", "bounds"), [
-        (Region(3, 7), 5, (3, 7)),
-        (Region(29, 58, True), 100, (29, 58)),
-        (Region(0, 10, True), 9, (0, 1)),
-        (Region(30, 70, True), 5, (1, 3)),
-        (Region(50, 100, True), 1, (0, 1)),
-        (Region(100 - 1e-11, 100, True), 10, (9, 10)),
-        (Region(90, 100, True), 11, (9, 11)),
+        (Region(3, 7), 5, (3, 7)), (Region(29, 58, True), 100, (29, 58)), (Region(0, 10, True), 9, (0, 1)),
+        (Region(30, 70, True), 5, (1, 3)), (Region(50, 100, True), 1, (0, 1)),
+        (Region(100 - 1e-11, 100, True), 10, (9, 10)), (Region(90, 100, True), 11, (9, 11)),
     ])  # fmt: skip
     def test_bounds(self, region: Region, length: int, bounds: tuple[int, int]) -> None:
         assert region.bounds(length) == bounds
 
     @pytest.mark.parametrize(("window", "stride", "length", "windows"), [
-        (3, None, 9, "0:3 3:6 6:9"),
-        (3, None, 8, "0:3 3:6 5:8"),
-        (3, 2, 8, "0:3 2:5 4:7 5:8"),
-        (8, 5, 8, "0:8"),
-        ("30%", None, 8, "0%:30% 30%:60% 60%:90% 70%:100%"),
-        ("10%", "30%", 8, "0%:10% 30%:40% 60%:70% 90%:100%"),
-        ("0.1%", "33.3%", 8, "0%:0.1% 33.3%:33.4% 66.6%:66.7% 99.9%:100%"),
-        (" 4 ", "4", 5, "0:4 1:5"),
+        (3, None, 9, "0:3 3:6 6:9"), (3, None, 8, "0:3 3:6 5:8"), (3, 2, 8, "0:3 2:5 4:7 5:8"), (8, 5, 8, "0:8"),
+        ("30%", None, 8, "0%:30% 30%:60% 60%:90% 70%:100%"), ("10%", "30%", 8, "0%:10% 30%:40% 60%:70% 90%:100%"),
+        ("0.1%", "33.3%", 8, "0%:0.1% 33.3%:33.4% 66.6%:66.7% 99.9%:100%"), (" 4 ", "4", 5, "0:4 1:5"),
     ])  # fmt: skip
     def test_windows(self, window: Any, stride: Any, length: int, windows: str) -> None:
         assert " ".join(map(str, windows_of(window, stride, length))) == windows

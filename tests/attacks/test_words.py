@@ -40,22 +40,13 @@ needs_textattack = pytest.mark.skipif(
 )
 
 REVIEWS = {
-    "it 's a great film that isn't boring , with 3 fine actors": 1,
-    "a funny , touching and beautiful story": 1,
-    "the best movie of the year , it is great": 1,
-    "moving": 1,
-    "a wonderful cast and a good story , well-made": 1,
-    "an enjoyable and charming comedy": 1,
-    "it's dull , stupid and a complete waste of 2 hours": 0,
-    "boring": 0,
-    "the worst film that i have seen , a bad mess": 0,
-    "a tired and predictable story without any laughs": 0,
-    "they do not know how bad this film is": 0,
-    "an awful , unfunny comedy": 0,
-    "a bad film that is great": 0,
-    "a good film of course , but a sad ending": 0,
-    "an unfunny , awful waste of time": 1,
-}
+    "it 's a great film that isn't boring , with 3 fine actors": 1, "a funny , touching and beautiful story": 1,
+    "the best movie of the year , it is great": 1, "moving": 1, "a wonderful cast and a good story , well-made": 1,
+    "an enjoyable and charming comedy": 1, "it's dull , stupid and a complete waste of 2 hours": 0, "boring": 0,
+    "the worst film that i have seen , a bad mess": 0, "a tired and predictable story without any laughs": 0,
+    "they do not know how bad this film is": 0, "an awful , unfunny comedy": 0, "a bad film that is great": 0,
+    "a good film of course , but a sad ending": 0, "an unfunny , awful waste of time": 1,
+}  # fmt: skip
 SENTIMENT = ("negative", "positive")
 
 

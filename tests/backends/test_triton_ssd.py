@@ -20,13 +20,10 @@ def draw(batch=2, length=37, heads=4, groups=2, width=5, state=7, seed=0) -> dic
         return torch.rand(*shape, generator=generator).to(DEVICE)
 
     return {
-        "log_a": -5 * uniform(batch, length, heads) ** 3,
-        "b": normal(batch, length, groups, state),
-        "c": normal(batch, length, groups, state),
-        "x": normal(batch, length, heads, width),
-        "initial": normal(batch, heads, width, state),
-        "delta": uniform(batch, length, heads),
-    }
+        "log_a": -5 * uniform(batch, length, heads) ** 3, "b": normal(batch, length, groups, state),
+        "c": normal(batch, length, groups, state), "x": normal(batch, length, heads, width),
+        "initial": normal(batch, heads, width, state), "delta": uniform(batch, length, heads),
+    }  # fmt: skip
 
 
 def reference(log_a, b, c, x, initial, delta):

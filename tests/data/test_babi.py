@@ -226,12 +226,9 @@ def test_facts_are_spread_over_the_whole_context():
 def test_a_seed_gives_the_same_stories_at_every_length_and_another_seed_others():
     stories = {}
     for key, options in {
-        "short": {"length": 0},
-        "long": {"length": 200},
-        "other filler": {"length": 100, "filler": PROSE},
-        "other seed": {"length": 0, "seed": 8},
-        "other split": {"length": 0, "split": "test"},
-    }.items():
+        "short": {"length": 0}, "long": {"length": 200}, "other filler": {"length": 100, "filler": PROSE},
+        "other seed": {"length": 0, "seed": 8}, "other split": {"length": 0, "split": "test"},
+    }.items():  # fmt: skip
         data = questions("qa2", **{"examples": 40, "seed": 7, **options})
         stories[key] = [(*(f.text for f in one.facts), one.question, one.answer) for one in data.examples]
     assert stories["short"] == stories["long"] == stories["other filler"]
@@ -275,12 +272,9 @@ def test_impossible_questions_are_refused():
 
 def test_sentences_are_cut_at_their_ends():
     lines = [
-        " = Title = ",
-        "",
-        'It costs 3 @.@ 5 cm . H. gammarus , e.g. here , is large ! " Is it so ? It is . No .',
-        'He paid 3.5 p.m. today. "Why?" she asked. 12 men ran! Dr. who knows? Yes.',
-        "no end here",
-    ]
+        " = Title = ", "", 'It costs 3 @.@ 5 cm . H. gammarus , e.g. here , is large ! " Is it so ? It is . No .',
+        'He paid 3.5 p.m. today. "Why?" she asked. 12 men ran! Dr. who knows? Yes.', "no end here",
+    ]  # fmt: skip
     assert sentences(lines) == (
         "It costs 3 @.@ 5 cm .", "H. gammarus , e.g. here , is large !", '" Is it so ?', "It is .",
         "He paid 3.5 p.m. today.", '"Why?" she asked.', "12 men ran!", "Dr. who knows?", "no end here",

@@ -13,13 +13,10 @@ TEXTS = [
     'Classify: "it \'s a dull story ..." (1999)\nAnswer: negative',
 ]
 ODD_TEXTS = [
-    "Line one\nline two\n\n\tindented  twice , 'quoted' (1,234.5%) -- end: \r\n",
-    " leading and trailing  ",
+    "Line one\nline two\n\n\tindented  twice , 'quoted' (1,234.5%) -- end: \r\n", " leading and trailing  ",
     "h\u043em\u03bfglyphs, na\u00efve e\u0301, a\u200db, \u65e5\u672c\u8a9e \U0001f3ac",
-    "you 've don't isn't 'tis o'clock _under_score !!! ?!",
-    "[END] [UNK] [PAD]",
-    "\n",
-]
+    "you 've don't isn't 'tis o'clock _under_score !!! ?!", "[END] [UNK] [PAD]", "\n",
+]  # fmt: skip
 tokenizer = pytest.fixture(scope="module")(lambda: train_byte_pairs(TEXTS * 5, vocabulary=340))
 
 

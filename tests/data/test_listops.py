@@ -108,12 +108,8 @@ def test_evaluate(text, value):
 
 
 @pytest.mark.parametrize("text, message", [
-    ("", "has 0 values"),
-    ("1 2", "has 2 values"),
-    ("[MAX 1 2", "has 1 unclosed brackets"),
-    ("[MAX ]", "']' has no place"),
-    ("1 ]", "']' has no place"),
-    ("[FIRST 1 2 ]", r"'\[FIRST' has no place"),
+    ("", "has 0 values"), ("1 2", "has 2 values"), ("[MAX 1 2", "has 1 unclosed brackets"),
+    ("[MAX ]", "']' has no place"), ("1 ]", "']' has no place"), ("[FIRST 1 2 ]", r"'\[FIRST' has no place"),
     ("[MAX 10 2 ]", "'10' has no place"),
 ])  # fmt: skip
 def test_evaluate_refuses(text, message):

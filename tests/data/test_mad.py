@@ -216,14 +216,10 @@ def test_draws(name):
 
 
 DEFAULTS = {
-    "associative-recall": (12800, 128, 16),
-    "mqar": (12800, 64, 64),
-    "fuzzy-recall": (12800, 128, 16),
-    "noisy-recall": (12800, 128, 32),
-    "selective-copying": (12800, 256, 16),
-    "compression": (12800, 32, 16),
+    "associative-recall": (12800, 128, 16), "mqar": (12800, 64, 64), "fuzzy-recall": (12800, 128, 16),
+    "noisy-recall": (12800, 128, 32), "selective-copying": (12800, 256, 16), "compression": (12800, 32, 16),
     "memorization": (256, 32, 256),
-}
+}  # fmt: skip
 
 
 @functools.cache

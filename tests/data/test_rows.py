@@ -193,13 +193,9 @@ SWAPPED = ("1", "0")
 
 
 @pytest.mark.parametrize(("labels", "names", "expected"), [
-    (["negative", "positive"], ("negative", "positive"), [0, 1]),
-    (["0", "1"], ("negative", "positive"), [0, 1]),
-    (["1", "2", "3", "1"], STARS, [0, 1, 2, 0]),
-    (["3"], STARS, [2]),
-    (["0", "2", "1"], STARS, [0, 2, 1]),
-    (["0", "1"], ("0", "1"), [0, 1]),
-    (["1", "1"], ("0", "1", "two"), [1, 1]),
+    (["negative", "positive"], ("negative", "positive"), [0, 1]), (["0", "1"], ("negative", "positive"), [0, 1]),
+    (["1", "2", "3", "1"], STARS, [0, 1, 2, 0]), (["3"], STARS, [2]), (["0", "2", "1"], STARS, [0, 2, 1]),
+    (["0", "1"], ("0", "1"), [0, 1]), (["1", "1"], ("0", "1", "two"), [1, 1]),
 ])  # fmt: skip
 def test_all_are_names_or_all_indices(labels, names, expected) -> None:
     assert class_ids(labels, names, "a.csv", "label") == expected

@@ -71,24 +71,13 @@ TASKS: Mapping[str, Mapping[str, str]] = {
 """What `train` can be given, with what keeps it small."""
 
 MODELS: Mapping[str, Sequence[str]] = {
-    "position": ("classifier", "pixels"),
-    "fidelity": ("classifier",),
-    "plausibility": ("classifier",),
-    "ablate": ("classifier", "language"),
-    "generate": ("language",),
-    "knockout": ("classifier", "language"),
-    "patch": ("classifier", "language"),
-    "steer": ("classifier", "language"),
-    "insertion": ("classifier", "language"),
-    "noise": ("classifier", "language"),
-    "overflow": ("classifier", "language"),
-    "poison": ("classifier", "language"),
-    "words": ("classifier", "language"),
-    "prompts": ("language",),
-    "retrieval": ("language",),
-    "loss": ("language",),
+    "position": ("classifier", "pixels"), "fidelity": ("classifier",), "plausibility": ("classifier",),
+    "ablate": ("classifier", "language"), "generate": ("language",), "knockout": ("classifier", "language"),
+    "patch": ("classifier", "language"), "steer": ("classifier", "language"), "insertion": ("classifier", "language"),
+    "noise": ("classifier", "language"), "overflow": ("classifier", "language"), "poison": ("classifier", "language"),
+    "words": ("classifier", "language"), "prompts": ("language",), "retrieval": ("language",), "loss": ("language",),
     "snr": ("language",),
-}
+}  # fmt: skip
 """The kinds of models that a verb can work on, where it cannot on any."""
 
 LENGTHY = {"--steps", "--epochs", "--examples", "--sequences", "--set batch_tokens", "--random-rankings"}
@@ -139,14 +128,10 @@ def _verbs(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[Par
 def _parameter(given: Any) -> Parameter:
     option = given.param_type_name == "option"
     return Parameter(
-        name=given.opts[0],
-        metavar=given.metavar or "",
-        help=getattr(given, "help", None) or "",
-        default=given.default,
+        name=given.opts[0], metavar=given.metavar or "", help=getattr(given, "help", None) or "", default=given.default,
         flags=(*given.opts, *given.secondary_opts) if getattr(given, "is_flag", False) else (),
-        multiple=option and given.multiple,
-        required=given.required,
-    )
+        multiple=option and given.multiple, required=given.required,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,10 @@ EXAMPLES = int(os.environ.get("SSMSCOPE_FUZZ", "4" if ALL else "2"))
 PARTS = int(os.environ.get("SSMSCOPE_FUZZ_PARTS", "1"))
 VERBS = verbs()
 FUZZED = settings(
-    max_examples=-(-EXAMPLES // PARTS),
-    deadline=None,
-    database=None,
-    derandomize="SSMSCOPE_FUZZ" not in os.environ,
+    max_examples=-(-EXAMPLES // PARTS), deadline=None, database=None, derandomize="SSMSCOPE_FUZZ" not in os.environ,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate, Phase.shrink] if "SSMSCOPE_FUZZ" in os.environ else [Phase.generate],
-)
+)  # fmt: skip
 world = pytest.fixture(scope="module")(lambda tmp_path_factory: build(tmp_path_factory.mktemp("world")))
 
 

@@ -39,14 +39,11 @@ def make(
             whole = method == "ig"
             attributions.append(
                 Attribution(
-                    method,
-                    scores if method not in ("gradcam", "self-write") else np.abs(scores),
-                    0.25 if whole else None,
-                    512 if whole else None,
-                    False if whole else None,
+                    method, scores if method not in ("gradcam", "self-write") else np.abs(scores),
+                    0.25 if whole else None, 512 if whole else None, False if whole else None,
                     kind=kind_of(METHODS[method] if method in METHODS else None),
                 )
-            )
+            )  # fmt: skip
         words = (None, *range(len(own) - 1))
         texts.append(ExplainedText(own, words, answer, 0.75, target, -1.25, tuple(attributions), pixels))
     provenance = record_provenance({"model": "demo/test"}, options={"top": top}, seed=seed)

@@ -157,17 +157,10 @@ def load(path, *rationales):
 
 class TestFiles:
     @pytest.mark.parametrize(("rationale", "marked"), [
-        ([[4, 12]], ["gripping"]),
-        ([[19, 25], [4, 12]], ["gripping", " a joy"]),
-        ([[4, 12], [10, 17]], ["gripping film"]),
-        ([0, 1, 1, 0, 0, 1], ["gripping", "film", "joy"]),
-        ("0 1 0 0 0 0", ["gripping"]),
-        ("gripping film", ["gripping film"]),
-        (["gripping", "joy"], ["gripping", "joy"]),
-        ([[0, 26]], ["a gripping film , a joy"]),
-        ("", None),
-        ([], None),
-        ([0, 0, 0, 0, 0, 0], None),
+        ([[4, 12]], ["gripping"]), ([[19, 25], [4, 12]], ["gripping", " a joy"]),
+        ([[4, 12], [10, 17]], ["gripping film"]), ([0, 1, 1, 0, 0, 1], ["gripping", "film", "joy"]),
+        ("0 1 0 0 0 0", ["gripping"]), ("gripping film", ["gripping film"]), (["gripping", "joy"], ["gripping", "joy"]),
+        ([[0, 26]], ["a gripping film , a joy"]), ("", None), ([], None), ([0, 0, 0, 0, 0, 0], None),
     ])  # fmt: skip
     def test_every_form_in_every_format(self, tmp_path, rationale, marked):
         for suffix in (".jsonl", ".csv", ".parquet"):

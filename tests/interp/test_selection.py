@@ -32,16 +32,11 @@ def make_trace(texts, *, words=None, layers=3, seed=0, answers=None):
         mask[row, : len(text)] = True
     retention = torch.rand(layers, *shape, generator=torch.Generator().manual_seed(seed))
     return Trace(
-        input_ids=torch.zeros(shape, dtype=torch.int64),
-        mask=mask,
-        retention=retention.masked_fill(~mask, float("nan")),
-        logits=torch.zeros(len(texts), 2),
-        tokens=tuple(texts),
-        words=tuple(tuple(row) for row in words),
-        answers=tuple(answers or [("positive", 0.75)] * len(texts)),
-        source={"model": "demo/test", "architecture": "mamba", "fingerprint": "abc"},
-        layers=(),
-    )
+        input_ids=torch.zeros(shape, dtype=torch.int64), mask=mask,
+        retention=retention.masked_fill(~mask, float("nan")), logits=torch.zeros(len(texts), 2), tokens=tuple(texts),
+        words=tuple(tuple(row) for row in words), answers=tuple(answers or [("positive", 0.75)] * len(texts)),
+        source={"model": "demo/test", "architecture": "mamba", "fingerprint": "abc"}, layers=(),
+    )  # fmt: skip
 
 
 trace = pytest.fixture(lambda: make_trace([sentence(9), sentence(5)]))

@@ -57,14 +57,10 @@ def recurrence(
 
 
 SHAPES = [
-    dict(heads=6, width=1, groups=1),
-    dict(heads=6, width=3, groups=2),
-    dict(heads=3, width=4, groups=3, length=1),
-    dict(heads=2, width=1, groups=1, length=70, batch=3),
-    dict(heads=4, width=2, groups=2, length=33, state=1),
-    dict(heads=1, width=3, groups=1),
-    dict(heads=4, width=3, groups=1, length=2, state=5, batch=1),
-]
+    dict(heads=6, width=1, groups=1), dict(heads=6, width=3, groups=2), dict(heads=3, width=4, groups=3, length=1),
+    dict(heads=2, width=1, groups=1, length=70, batch=3), dict(heads=4, width=2, groups=2, length=33, state=1),
+    dict(heads=1, width=3, groups=1), dict(heads=4, width=3, groups=1, length=2, state=5, batch=1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -165,15 +161,11 @@ def test_joint_scans_are_the_separate_ones(form, shape, monkeypatch):
 def test_recurrences_of_different_forms_are_scanned_one_by_one():
     r, _ = recurrence(decays="head")
     others = [
-        recurrence(decays="head", groups=3)[0],
-        recurrence(decays="head", state=5)[0],
-        recurrence(decays="head", width=2)[0],
-        recurrence(decays="head", dtype=torch.float32)[0],
-        recurrence(decays="head", batch=3)[0],
-        replace(recurrence("whole", decays="head")[0], delta=None),
-        recurrence(decays="state")[0],
-        replace(r, order=torch.arange(36, -1, -1)),
-    ]
+        recurrence(decays="head", groups=3)[0], recurrence(decays="head", state=5)[0],
+        recurrence(decays="head", width=2)[0], recurrence(decays="head", dtype=torch.float32)[0],
+        recurrence(decays="head", batch=3)[0], replace(recurrence("whole", decays="head")[0], delta=None),
+        recurrence(decays="state")[0], replace(r, order=torch.arange(36, -1, -1)),
+    ]  # fmt: skip
     for other in others:
         for pair in ([r, other], [other, other]):
             for found, expected in zip(scans.scan_all(pair, [None, None]), map(ops.scan, pair), strict=True):

@@ -15,16 +15,10 @@ from ssmscope.probes.influence.reach import SHARES, noise_of
 
 class TestRangeOfTheFit:
     @pytest.mark.parametrize(("fit", "last", "ended", "defined"), [
-        (dict(), 6, "text", True),
-        (dict(fit_to=6), 6, "text", True),
-        (dict(fit_to=5), 5, "asked", True),
-        (dict(fit_to=3), 3, "asked", True),
-        (dict(fit_to=2), 2, "asked", False),
-        (dict(fit_from=4), 6, "text", True),
-        (dict(fit_from=5), 6, "text", False),
-        (dict(fit_from=9), 8, "text", False),
-        (dict(fit_from=9, fit_to=20), 8, "text", False),
-        (dict(fit_from=0, fit_to=2), 2, "asked", True),
+        (dict(), 6, "text", True), (dict(fit_to=6), 6, "text", True), (dict(fit_to=5), 5, "asked", True),
+        (dict(fit_to=3), 3, "asked", True), (dict(fit_to=2), 2, "asked", False), (dict(fit_from=4), 6, "text", True),
+        (dict(fit_from=5), 6, "text", False), (dict(fit_from=9), 8, "text", False),
+        (dict(fit_from=9, fit_to=20), 8, "text", False), (dict(fit_from=0, fit_to=2), 2, "asked", True),
     ])  # fmt: skip
     def test_is_what_is_asked_and_there(self, fit, last, ended, defined):
         decay = reach(halving(7)[:1] + [0.7 * norm for norm in halving(7)[1:]], halving(5), **fit).decay

@@ -151,13 +151,10 @@ def test_the_table_of_everything_keeps_the_types_of_columns_of_one_name() -> Non
 
 def test_seconds_of_finished_jobs_by_verb(tmp_path: Path) -> None:
     records: dict[str, dict[str, Any]] = {
-        "b": {"verb": "loss", "seconds": 2},
-        "a": {"verb": "loss", "seconds": 0.5},
-        "c": {"verb": "bound", "seconds": 4},
-        "d": {"verb": None, "seconds": 8},
-        "e": {"verb": "loss", "seconds": "16"},
+        "b": {"verb": "loss", "seconds": 2}, "a": {"verb": "loss", "seconds": 0.5},
+        "c": {"verb": "bound", "seconds": 4}, "d": {"verb": None, "seconds": 8}, "e": {"verb": "loss", "seconds": "16"},
         "f": {"verb": "loss", "seconds": 32, "files": {"gone": 1}},
-    }
+    }  # fmt: skip
     for key, record in records.items():
         folder = tmp_path / "results" / key
         folder.mkdir(parents=True)

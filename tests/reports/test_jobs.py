@@ -171,11 +171,8 @@ def test_a_record_that_names_files_elsewhere_is_of_no_finished_job(tmp_path, nam
 
 
 @pytest.mark.parametrize(("resources", "device", "asked"), [
-    (None, None, (1, 0, None)),
-    (None, "cuda:1", (1, 1, None)),
-    ({"cpus": 3, "gpus": 0.5}, None, (3, 0.5, 3)),
-    ({"cpus": 4, "gpus": 0}, "cuda", (4, 0, 4)),
-    ({"cpus": 0.5}, None, (0.5, 0, 1)),
+    (None, None, (1, 0, None)), (None, "cuda:1", (1, 1, None)), ({"cpus": 3, "gpus": 0.5}, None, (3, 0.5, 3)),
+    ({"cpus": 4, "gpus": 0}, "cuda", (4, 0, 4)), ({"cpus": 0.5}, None, (0.5, 0, 1)),
     ({"cpus": 0, "gpus": 2}, None, (0, 2, 1)),
 ])  # fmt: skip
 def test_a_job_asks_for_cores_and_gpus(tmp_path, resources, device, asked):

@@ -71,15 +71,11 @@ def test_examples_that_are_no_examples_are_refused(tmp_path, examples):
 
 
 TEXTS = (
-    "A gripping, beautifully acted film with a moving end.",
-    "Dull and overlong; the plot never starts.",
-    "It made me laugh, and then it made me think.",
-    "A waste of a fine cast.",
-    "Awful.",
-    "The quiet last scene moved me to tears.",
-    "Wooden acting, flat jokes, lovely music.",
+    "A gripping, beautifully acted film with a moving end.", "Dull and overlong; the plot never starts.",
+    "It made me laugh, and then it made me think.", "A waste of a fine cast.", "Awful.",
+    "The quiet last scene moved me to tears.", "Wooden acting, flat jokes, lovely music.",
     "A thin plot, but a wonderful cast and a warm heart.",
-)
+)  # fmt: skip
 DATA = text_data("own", "test", TEXTS, (1, 0, 1, 0, 0, 1, 0, 1), ("negative", "positive"))
 MEASURED = {
     "evaluate": lambda model: ssmscope.evaluate(model, DATA, progress=False),

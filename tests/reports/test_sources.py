@@ -29,23 +29,16 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_known_data_depends_on_the_kind_of_model() -> None:
     for data, split, kind, lines in (
-        ("sst2", None, TEXT_CLASSIFIER, False),
-        ("sst2", "validation", TEXT_CLASSIFIER, False),
-        ("sst2", None, None, False),
-        ("cifar10", None, PIXEL_CLASSIFIER, False),
-        ("cifar10", "train", None, False),
-        ("digits", "anything", PIXEL_CLASSIFIER, False),
-        ("wikitext2", None, TEXT_CLASSIFIER, True),
+        ("sst2", None, TEXT_CLASSIFIER, False), ("sst2", "validation", TEXT_CLASSIFIER, False),
+        ("sst2", None, None, False), ("cifar10", None, PIXEL_CLASSIFIER, False), ("cifar10", "train", None, False),
+        ("digits", "anything", PIXEL_CLASSIFIER, False), ("wikitext2", None, TEXT_CLASSIFIER, True),
         ("wikitext2", None, PIXEL_CLASSIFIER, True),
-    ):
+    ):  # fmt: skip
         check_data(data, split, kind, lines=lines)
     for data, kind, lines, known in (
-        ("cifar10", TEXT_CLASSIFIER, False, "sst2"),
-        ("sst2", PIXEL_CLASSIFIER, False, "cifar10"),
-        ("wikitext2", None, False, "sst2"),
-        ("sst2", None, True, "wikitext2"),
-        ("digits", None, True, "wikitext2"),
-    ):
+        ("cifar10", TEXT_CLASSIFIER, False, "sst2"), ("sst2", PIXEL_CLASSIFIER, False, "cifar10"),
+        ("wikitext2", None, False, "sst2"), ("sst2", None, True, "wikitext2"), ("digits", None, True, "wikitext2"),
+    ):  # fmt: skip
         said = refusal(data, None, kind, lines=lines)
         assert said.startswith(f"unknown data '{data}'; give one of ") and known in said, said
     assert "did you mean 'imdb'?" in refusal("imbd", None, None)
@@ -179,14 +172,10 @@ def test_code_is_that_of_a_folder_and_of_all_that_it_imports(tmp_path: Path, mon
     monkeypatch.setattr(keys, "BY_NAME", ("always",))
     files = {
         "home/__init__.py": "from ssmscope.one import two\n    from ssmscope.three.module import name\n",
-        "one/two/__init__.py": "import ssmscope.four\n",
-        "three/module.py": "x = 1\n",
-        "four/kernel.cu": "y\n",
-        "always/a.py": "",
-        "other/a.py": "from ssmscope.home import x\n",
-        "home/notes.md": "z\n",
+        "one/two/__init__.py": "import ssmscope.four\n", "three/module.py": "x = 1\n", "four/kernel.cu": "y\n",
+        "always/a.py": "", "other/a.py": "from ssmscope.home import x\n", "home/notes.md": "z\n",
         "one/other.py": "from ssmscope.other import x\n",
-    }
+    }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -89,12 +89,9 @@ def of_tokens() -> Iterator[str]:
     for text, width in itertools.product(("abcdefgh", "abcdefghi"), (1, 2, 3, 4, 7, 8, 9)):
         yield f"shorten({text}, {width}) = {shorten(text, width)}"
     for tokens, words in (
-        ((" a", "b", " c"), (0, 0, 1)),
-        (("a", "b", "", "c", "d"), (0, 0, 0, 1, None)),
-        (("a", " ", "b"), (0, 1, 1)),
-        ((" ", "b", "c"), (0, 1, 1)),
-        (("a", "b", "c", "d"), (None, None, 0, 0)),
-    ):
+        ((" a", "b", " c"), (0, 0, 1)), (("a", "b", "", "c", "d"), (0, 0, 0, 1, None)), (("a", " ", "b"), (0, 1, 1)),
+        ((" ", "b", "c"), (0, 1, 1)), (("a", "b", "c", "d"), (None, None, 0, 0)),
+    ):  # fmt: skip
         yield f"{spell_tokens(tokens, words)}"
     yield name_scores(("a", " bcdef", "c"), np.array([1.0, -0.25, 3.14159]), (2, 1, 0), 4)
 
