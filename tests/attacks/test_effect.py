@@ -215,10 +215,8 @@ class TestOptions:
     def test_what_is_refused(self, options, says):
         refuses(says, attack_effect, fading(WEIGHTS), **{"clean": "good", "corrupted": "bad", **options})
 
-    def test_ids_that_the_model_does_not_have(self):
+    def test_ids_and_models_that_cannot_read_it(self):
         refuses("id 99, outside the model's vocabulary", of_ids, fading(WEIGHTS), [3], [99])
-
-    def test_a_model_without_a_tokenizer(self):
         with pytest.raises(InputError, match="has no tokenizer to read texts with; give one, load"):
             attack_effect(random_model("mamba"), clean="good", corrupted="bad")
 

@@ -133,14 +133,12 @@ def modifiable(text: str, words, placeholder="{content}") -> list[str]:
 
 
 class TestProtect:
-    def test_the_placeholder_itself(self):
+    def test_the_placeholder_itself_wherever_it_occurs(self):
         text = "Judge the content, which is content: {content} and content"
         assert modifiable(text, []) == "Judge the content which is content and content".split()
         assert modifiable("{content}", []) == []
         assert modifiable("content {content}content", []) == ["content", "content"]
         assert modifiable("the content", [], None) == ["the", "content"]
-
-    def test_every_occurrence_of_it(self):
         assert modifiable("{content} or {content} content", []) == ["or", "content"]
 
     @pytest.mark.parametrize("written", [
@@ -151,12 +149,10 @@ class TestProtect:
         text = f"Say {written} or 'negative': {{content}}"
         assert modifiable(text, ["positive", "negative"]) == ["Say", "or"]
 
-    def test_labels_of_several_words(self):
+    def test_labels_of_several_words_and_no_parts_of_words(self):
         for label in ("not_entailment", "not entailment", "not-entailment"):
             text = "Not_entailment, not entailment, 'not-entailment' or entailments? {content}"
             assert modifiable(text, [label]) == ["or", "entailments"]
-
-    def test_a_part_of_a_word_is_no_label(self):
         assert modifiable("incorrect uncorrected {content}", ["correct"]) == ["incorrect", "uncorrected"]
 
     def test_where_words_are(self):

@@ -54,11 +54,8 @@ def test_a_prompt_keeps_its_tokens_when_an_answer_follows(tokenizer) -> None:
             assert whole[:-1] == ids and tokenizer.decode(whole[-1:]) == f" {word}"
 
 
-def test_the_same_texts_give_the_same_tokenizer_every_time() -> None:
+def test_the_same_texts_give_the_same_tokenizer_every_time_and_so_does_its_file(tokenizer, tmp_path) -> None:
     assert len({train_byte_pairs(TEXTS, vocabulary=300).backend_tokenizer.to_str() for _ in range(5)}) == 1
-
-
-def test_a_saved_tokenizer_is_the_same(tokenizer, tmp_path) -> None:
     save_tokenizer(tokenizer, tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
     for text in (*TEXTS, *ODD_TEXTS):

@@ -248,7 +248,7 @@ def test_no_reading_depends_on_the_order_of_rows() -> None:
             ]
 
 
-def test_a_file_of_numbers_is_read_as_a_whole(tmp_path) -> None:
+def test_numbers_are_read_as_a_whole_and_sorted_by_value(tmp_path) -> None:
     path = tmp_path / "stars.csv"
     path.write_text("text,label\ndull,1\nfine,2\ngreat,3\n")
     assert load_text(path, label_names=STARS).labels == (0, 1, 2)
@@ -259,9 +259,6 @@ def test_a_file_of_numbers_is_read_as_a_whole(tmp_path) -> None:
     path.write_text("text,label_index\ndull,1\nfine,2\n")
     assert load_text(path, label_names=STARS).labels == (1, 2)
     assert load_text(path).label_names == ("1", "2")
-
-
-def test_whole_numbers_are_sorted_by_value_and_always_alike() -> None:
     assert sorted_names(["10", "9", "01", "1"]) == ("01", "1", "9", "10")
     assert sorted_names(["b", "10", "9"]) == ("10", "9", "b")
 

@@ -18,9 +18,6 @@ def test_majority():
     clean, same = majority(25, examples=4000, flipped=0.0, seed=3)
     assert (clean.labels == train.labels).all() and (same.ids == test.ids).all()
     assert (clean.labels == (clean.ids.sum(1) > 12.5)).all() and (train.ids <= clean.ids).all()
-
-
-def test_majority_is_drawn_by_its_seed():
     assert (majority(9, seed=1)[0].ids == majority(9, seed=1)[0].ids).all()
     assert not (majority(9, seed=1)[0].ids == majority(9, seed=2)[0].ids).all()
 

@@ -67,12 +67,9 @@ def test_special_tokens_and_padding(tokenizer):
     assert len(tokenizer) <= 90
 
 
-def test_the_same_texts_give_the_same_tokenizer_every_time():
+def test_a_tokenizer_is_the_same_every_time_and_saved_small(tokenizer, tmp_path):
     # The trainer's hash maps are seeded anew each time: with a `##` prefix five runs give five vocabularies.
     assert len({train_tokenizer(TEXTS, vocabulary=90).backend_tokenizer.to_str() for _ in range(5)}) == 1
-
-
-def test_a_saved_tokenizer_is_the_same_and_small(tokenizer, tmp_path):
     tokenizer(TEXTS, truncation=True, max_length=4, padding=True)  # leaves its settings in the tokenizer
     save_tokenizer(tokenizer, tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)

@@ -71,13 +71,11 @@ class TestParts:
         table = model.module.get_input_embeddings().weight
         assert any(tensor is table for tensor in parts["embeddings"].values())
 
-    def test_of_a_classifier(self, classifier):
+    def test_of_a_classifier_and_of_chosen_layers(self, classifier):
         parts = parts_of(classifier)
         assert list(parts) == ["head", "norm", "layer 1", "layer 0", "embeddings"]
         assert set(parts["head"]) == {"head.weight", "head.bias"}
         assert all("norm" in name for name in parts["norm"])
-
-    def test_chosen_layers(self, classifier):
         assert list(parts_of(classifier, [0])) == ["head", "norm", "layer 0"]
         assert list(parts_of(classifier, [0, 1])) == ["head", "norm", "layer 1", "layer 0"]
 

@@ -130,8 +130,6 @@ class TestNotes:
 
     def test_of_nothing_to_say(self):
         assert self.notes(reach(halving(9), halving(8))) == []
-
-    def test_of_one_text(self):
         assert self.notes(reach(halving(9)), texts=1) == [
             "one text: no number has an interval, and its tokens are centred on their own mean"
         ]

@@ -62,9 +62,6 @@ def test_the_sum_of_variances_is_smallest():
 def test_what_some_cannot_use_goes_to_the_others():
     assert shared_out(6000.0, [1.0, 4.0, 9.0], [100, 10**6, 10**6]) == [100, 590, 393]
     assert shared_out(1e9, [1.0, 4.0], [100, 50]) == [100, 50]
-
-
-def test_no_size_is_too_small_to_be_read():
     assert shared_out(-5.0, [1.0, 4.0], [100, 7]) == [24, 7]
 
 
@@ -90,12 +87,9 @@ def test_more_time_gives_larger_sizes_up_to_the_data(data):
     assert limits(plan_text(data, budget="40s")) == few
 
 
-def test_a_size_that_the_plan_gives_stays(data):
+def test_sizes_that_the_plan_gives_stay_and_all_without_a_budget(data):
     text = plan_text(data).replace(f"position: {{data: {data}}}", f"position: {{data: {data}, limit: 7}}")
     assert limits(text)[:2] == [7, 7]
-
-
-def test_without_a_budget_nothing_changes(data):
     plan = read_plan(plan_text(data).replace("budget: 40s", ""))
     assert with_budget(plan) is plan and estimate(plan) is None
 

@@ -137,12 +137,9 @@ def test_the_last_norms_are_those_of_the_bound(trained) -> None:
     assert len({round(value, 4) for value in expected.values()}) == 5
 
 
-def test_digits_are_learnt(trained) -> None:
+def test_digits_and_recall_are_learnt(trained) -> None:
     assert run_of(trained, "digits")[1]["test"]["accuracy"] > 0.5
-
-
-def test_recall_is_learnt(trained) -> None:
-    """There are four values: chance is a quarter."""
+    # There are four values: chance is a quarter.
     assert run_of(trained, "associative-recall")[1]["test"]["accuracy"] > 2 * 0.25
 
 
