@@ -46,8 +46,7 @@ def refused(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
             else (*arguments, "--out", out)
         )
         answer = analyze(*given)
-        assert answer.code == 2
-        assert answer.out == ""
+        assert answer.code == 2 and answer.out == ""
         assert answer.err.startswith("analyze: ") and answer.err.count("\n") == 1 and answer.err.endswith("\n")
         assert sorted(tmp_path.rglob("*")) == before
         return answer.err.removeprefix("analyze: ").rstrip("\n")

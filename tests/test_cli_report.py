@@ -57,8 +57,7 @@ def analyze(capsys: pytest.CaptureFixture[str]) -> Answer:
 
 def refusal(analyze: Answer, *arguments: object) -> str:
     answer = analyze(*arguments)
-    assert answer.code == 2 and answer.out == ""
-    assert answer.err.startswith("analyze: ") and answer.err.count("\n") == 1
+    assert answer.code == 2 and answer.out == "" and answer.err.startswith("analyze: ") and answer.err.count("\n") == 1
     return answer.err
 
 

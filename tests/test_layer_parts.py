@@ -263,8 +263,7 @@ def test_blocks_are_the_innermost_numbered_modules():
     one, two, three = (random_example("mamba").backbone.layers[0].mixer for _ in range(3))
     inner = nn.ModuleList([nn.ModuleList([nn.Identity(), Wrapped(inside=Wrapped(mixer=one))]), Wrapped(mixer=two)])
     module = Wrapped(layers=inner, last=Wrapped(mixer=three))
-    assert mixers(module) == [one, two, three]
-    assert blocks_of(module) == [inner[0][1], inner[1], three]
+    assert mixers(module) == [one, two, three] and blocks_of(module) == [inner[0][1], inner[1], three]
 
 
 def test_one_layer_that_remembers_or_reads_ahead_is_enough():

@@ -82,8 +82,7 @@ class TestSpans:
         for match in re.finditer(r"\S+", text):
             places = touching(name, text, *match.span())
             if text.count(match[0]) == 1:
-                assert positions_of(match[0], batch) == places
-                assert match[0] in words_at(places, batch)
+                assert positions_of(match[0], batch) == places and match[0] in words_at(places, batch)
             begin = text.index(match[0])
             found = find_piece(match[0], batch.spelled[0])
             first = touching(name, text, begin, begin + len(match[0]))

@@ -91,8 +91,7 @@ def test_every_architecture_learns_planted_words(architecture, reviews, tmp_path
         epochs=EPOCHS.get(architecture, 20), learning_rate=1e-2, **sizes_of(architecture), **GENTLE,
     )  # fmt: skip
     record = json.loads((out / "training.json").read_text())
-    assert record["test"]["accuracy"] >= 0.8
-    assert record["backbone"] == BACKBONES[architecture]
+    assert record["test"]["accuracy"] >= 0.8 and record["backbone"] == BACKBONES[architecture]
     model = ssmscope.load(out)
     assert model.trace("some scenes with a superb friends story").answers[0][0] == "good"
 
@@ -115,8 +114,7 @@ def test_the_record_is_measured_on_the_stored_half_precision_weights(trained, re
     right = sum(answer == model.labels[label] for answer, label in zip(answers, data.labels))
     test = record["test"]
     assert (test["correct"], test["examples"]) == (right, 60)
-    assert test["accuracy"] == right / 60
-    assert test["interval"] == list(wilson_interval(right, 60))
+    assert test["accuracy"] == right / 60 and test["interval"] == list(wilson_interval(right, 60))
 
 
 def test_the_card_tells_data_recipe_accuracy_and_command(trained, reviews):
@@ -141,8 +139,7 @@ def test_the_reading_position_of_a_cut_text_is_the_end_token(reviews, tmp_path):
     out = train_model("mamba2", long, tmp_path / "o", epochs=1, max_length=8, **OPTIONS)
     tokenizer = ssmscope.load(out).tokenizer
     ids = tokenizer("so " * 60, truncation=True)["input_ids"]
-    assert len(ids) == 8
-    assert ids[-1] == tokenizer.cls_token_id
+    assert len(ids) == 8 and ids[-1] == tokenizer.cls_token_id
 
 
 @pytest.mark.parametrize("saved_as", ["float16", "float32"])
@@ -175,8 +172,7 @@ def test_a_mamba2_becomes_a_baleen_without_new_parameters(architecture, trained,
         learning_rate=1e-9, saved_as="float32", progress=False,
     )  # fmt: skip
     converted = json.loads((out / "training.json").read_text())
-    assert converted["parameters"] == record["parameters"]
-    assert converted["backbone"] == "baleen-mamba2"
+    assert converted["parameters"] == record["parameters"] and converted["backbone"] == "baleen-mamba2"
     before, after = weights(source), weights(out)
     assert before.keys() == after.keys()
     for name in before:
@@ -302,10 +298,8 @@ def test_biases_norms_and_the_recurrences_own_parameters_do_not_decay():
 
 def test_the_learning_rate_rises_linearly_and_falls_as_half_a_cosine():
     shares = [schedule(step, 110, 10 / 110) for step in range(110)]
-    assert shares[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
-    assert shares[10] == pytest.approx(1.0)
-    assert shares[60] == pytest.approx(0.5)
-    assert shares[-1] < 1e-3
+    assert shares[:10] == pytest.approx([(i + 1) / 10 for i in range(10)]) and shares[10] == pytest.approx(1.0)
+    assert shares[60] == pytest.approx(0.5) and shares[-1] < 1e-3
     assert all(a > b for a, b in zip(shares[10:], shares[11:]))
 
 
@@ -315,7 +309,6 @@ def test_sst2_is_learnt(real_data, tmp_path):
     options = {"width": 32, "epochs": 1, "embedding_dropout": 0.2, "token_dropout": 0.1, "subword_dropout": 0.0}
     out = train_model("mamba2", "sst2", tmp_path / "o", learning_rate=1e-2, progress=False, **options)
     record = json.loads((out / "training.json").read_text())
-    assert record["data"]["train"]["examples"] == 6920
-    assert record["test"]["examples"] == 1821
+    assert record["data"]["train"]["examples"] == 6920 and record["test"]["examples"] == 1821
     assert record["test"]["accuracy"] > 0.6
     assert os.path.getsize(out / "model.safetensors") < 700_000

@@ -135,8 +135,7 @@ def test_words():
     def told(question: Question, one: list[float], other: list[float]) -> str:
         return verdicts({question: [(one, other)]})[0].words
 
-    assert told(q, same, same) == "equivalent within 0.5"
-    assert told(q, [x + 2 for x in same], same) == "different"
+    assert told(q, same, same) == "equivalent within 0.5" and told(q, [x + 2 for x in same], same) == "different"
     assert told(q, wide, same) == "the paper's effect is excluded"
     assert told(Question("q", 0.5), wide, same) == "undecided"
     assert told(q, same[:4], same) == "a case"

@@ -144,8 +144,7 @@ class TestPixels:
         with torch.no_grad():
             assert torch.equal(again.eval()(input_values=VALUES).logits, pixels(input_values=VALUES).logits)
         model = ssmscope.load(tmp_path)
-        assert model.channels == 2 and model.vocabulary == 1
-        assert model.fingerprint == ssmscope.load(pixels).fingerprint
+        assert model.channels == 2 and model.vocabulary == 1 and model.fingerprint == ssmscope.load(pixels).fingerprint
 
     def test_gradients_reach_the_pixels_and_the_class_token(self, pixels):
         values = VALUES.clone().requires_grad_()
@@ -153,8 +152,7 @@ class TestPixels:
             loss = pixels(input_values=values, labels=torch.tensor([0, 1, 2, 0])).loss
         loss.backward()
         assert (values.grad.abs().amax((0, 2)) > 0).all()
-        assert pixels.get_input_embeddings().weight.grad.abs().max() > 0
-        assert pixels.embed.weight.grad.abs().max() > 0
+        assert pixels.get_input_embeddings().weight.grad.abs().max() > 0 and pixels.embed.weight.grad.abs().max() > 0
 
     def test_refuses(self, pixels):
         refuses("reads pixels: give input_values", pixels, torch.zeros(1, 3, dtype=torch.long))

@@ -148,8 +148,7 @@ def test_diff_s6_subtracts_over_the_same_input():
 def test_hybrid_layout():
     model = language_model(num_hidden_layers=5, differential_layers="hybrid")
     assert [type(m) for m in mixers(model)] == [DiffMambaMixer, Mamba2Mixer] * 2 + [DiffMambaMixer]
-    assert list(lambdas(model)) == [0, 2, 4]
-    assert lambdas(model)[4] == pytest.approx(0.5 + lambda_init(4))
+    assert list(lambdas(model)) == [0, 2, 4] and lambdas(model)[4] == pytest.approx(0.5 + lambda_init(4))
     chosen = language_model(num_hidden_layers=3, differential_layers=[2])
     assert [type(m) for m in mixers(chosen)] == [Mamba2Mixer, Mamba2Mixer, DiffMambaMixer]
     assert mixers(model)[1].intermediate_size == 32

@@ -27,8 +27,7 @@ def model() -> Model:
 
 
 def test_layers_keep_the_models_numbers(model):
-    assert model.layer_numbers == (0, 2)
-    assert model.trace(ids=IDS).layer_numbers == (0, 2)
+    assert model.layer_numbers == (0, 2) and model.trace(ids=IDS).layer_numbers == (0, 2)
     assert Model(random_example("mamba")).layer_numbers == (0, 1)
 
 

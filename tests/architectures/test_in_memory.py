@@ -37,8 +37,7 @@ def logits(model: ssmscope.Model) -> torch.Tensor:
 def test_wrappers_are_taken_off(wrap, make):
     module = make()
     model = ssmscope.load(wrap(module))
-    assert model.module is module
-    assert model.is_classifier == (make is classifier)
+    assert model.module is module and model.is_classifier == (make is classifier)
     assert torch.equal(logits(model), logits(ssmscope.load(make())))
 
 

@@ -201,8 +201,7 @@ def test_projections_that_were_rescaled_as_they_were_initialised_are_read_as_sto
     found = ssmscope.load(tmp_path)
     for name, weight in module.state_dict().items():
         assert torch.equal(found.module.state_dict()[name], weight), name
-    assert found.config.rescale_prenorm_residual is True
-    assert found.fingerprint == ssmscope.load(module).fingerprint
+    assert found.config.rescale_prenorm_residual is True and found.fingerprint == ssmscope.load(module).fingerprint
 
 
 @pytest.mark.parametrize(("architectures", "head"), [

@@ -61,8 +61,7 @@ def test_what_is_not_read_is_said(tmp_path, options, said):
 def test_the_configuration_is_found_wherever_it_stands_and_left_out():
     options = {"quant_method": "gptq"}
     for fields in ({"quantization_config": options}, {"a": {"b": {"compression_config": options}}, "c": 1}):
-        assert quantisation_of(fields) == options
-        assert quantisation_of(without_quantisation(fields)) is None
+        assert quantisation_of(fields) == options and quantisation_of(without_quantisation(fields)) is None
     assert quantisation_of({"quantization_config": None, "compression_config": {}, "a": {"b": 1}}) is None
     assert quantisation_of({"quantization_config": "gptq"}) == {}
 

@@ -61,8 +61,7 @@ class TestClosedForm:
             steps = np.array([STEPS.get(word, 1.0) for word in [*words, "[CLS]"]])
             behind = steps[::-1].cumsum()[::-1] - steps
             weights = steps * np.exp(-DECAY * behind)
-            assert side.attention[0] == pytest.approx(weights / weights.sum(), abs=1e-6)
-            assert side.sink.tolist() == [0]
+            assert side.attention[0] == pytest.approx(weights / weights.sum(), abs=1e-6) and side.sink.tolist() == [0]
             assert side.text.scores[0] == pytest.approx(np.exp(-DECAY * steps), abs=1e-6)
         assert found.corrupted.changed.tolist() == [False, False, True, True, False, False]
         assert found.corrupted.on_changed[0] == pytest.approx(found.corrupted.attention[0, 2:4].sum())
@@ -183,8 +182,7 @@ class TestAlignment:
         found = attack_effect(fading(WEIGHTS), clean="good a bad b", corrupted="a bad film film b")
         assert found.clean.changed.tolist() == [True, False, False, False, False]
         assert found.corrupted.changed.tolist() == [False, False, True, True, False, False]
-        assert found.first_changed == 0
-        assert found.changed_name == "1 of 5 tokens removed, 2 of 6 tokens new"
+        assert found.first_changed == 0 and found.changed_name == "1 of 5 tokens removed, 2 of 6 tokens new"
 
     def test_of_texts_without_a_common_token(self):
         found = of_ids(random_model("mamba"), [1, 2], [3, 4, 5])

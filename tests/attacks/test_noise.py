@@ -71,13 +71,11 @@ def test_a_higher_rate_has_the_errors_of_a_lower_one():
         {at for at, (a, b) in enumerate(zip(words, with_typos(TEXT, rate, 3).split(" "))) if a != b}
         for rate in (0.02, 0.1)
     ]
-    assert changed[0] < changed[1]
-    assert len(changed[0]) == pytest.approx(0.02 * 49 * 40, rel=0.35)
+    assert changed[0] < changed[1] and len(changed[0]) == pytest.approx(0.02 * 49 * 40, rel=0.35)
 
 
 def test_keys_have_their_neighbours():
-    assert set(NEIGHBOURS["g"]) == set("tyfhvb")
-    assert set(NEIGHBOURS["q"]) == set("wa")
+    assert set(NEIGHBOURS["g"]) == set("tyfhvb") and set(NEIGHBOURS["q"]) == set("wa")
     assert all(key in NEIGHBOURS[other] for key, near in NEIGHBOURS.items() for other in near)
 
 
@@ -92,8 +90,7 @@ def test_accuracy_falls_where_the_word_that_decides_is_hit():
         expected = word in typed.split() or row == 1
         assert result.right[2, row] == expected
     lost = 1 - result.right[2].mean()
-    assert result.levels[1].drop.value == pytest.approx(lost)
-    assert result.average_drop.value == pytest.approx(lost / 2)
+    assert result.levels[1].drop.value == pytest.approx(lost) and result.average_drop.value == pytest.approx(lost / 2)
 
 
 def test_a_text_has_the_same_errors_in_every_sample():

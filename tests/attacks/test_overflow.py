@@ -65,8 +65,7 @@ class TestClosedForm:
             odds = np.array([expected(text.split(), point.tokens) for text in data.texts])
             answers = (odds > 0).astype(int)
             odds = np.where(np.array(data.labels) == 1, odds, -odds)
-            assert point.added == point.tokens
-            assert point.log_odds.value == pytest.approx(odds.mean(), abs=1e-4)
+            assert point.added == point.tokens and point.log_odds.value == pytest.approx(odds.mean(), abs=1e-4)
             assert point.accuracy.value == (odds > 0).mean()
             assert point.drop.value == pytest.approx(1 - point.accuracy.value)
             shares = [(answers == 0).mean(), (answers == 1).mean()]

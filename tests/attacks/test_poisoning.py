@@ -199,8 +199,7 @@ class TestDetectors:
     def test_a_word_that_erases_is_seen(self, found):
         token = found.detectors.index("token")
         own = found.victims[0]
-        assert own.attack(FOUND).alarms[token].auroc.value == 1
-        assert own.attack(FOUND).alarms[token].caught.value == 1
+        assert own.attack(FOUND).alarms[token].auroc.value == 1 and own.attack(FOUND).alarms[token].caught.value == 1
         assert own.false_alarms[token].value < 0.5
 
     def test_the_adaptive_search_gives_up_what_is_seen(self, erasing, data):

@@ -297,8 +297,7 @@ def test_gradients_are_the_slope_of_the_logits(module):
 def test_save_and_load_in_transformers_layout(model, tmp_path):
     model.module.save_pretrained(tmp_path)
     again = ssmscope.load(tmp_path)
-    assert type(again.module) is type(model.module)
-    assert again.fingerprint == model.fingerprint
+    assert type(again.module) is type(model.module) and again.fingerprint == model.fingerprint
     batch = model.encode(ids=TEXTS)
     torch.testing.assert_close(again.trace(batch).logits, model.trace(batch).logits)
 

@@ -149,8 +149,7 @@ def test_the_supporting_facts_alone_give_the_answer_and_none_of_them_can_be_spar
 def test_answers_are_balanced_and_have_distractors(task):
     kind = STORIES[task]
     data = questions(task, length=0, examples=20 * len(kind.answers))
-    assert data.candidates == kind.answers
-    assert Counter(data.answers) == dict.fromkeys(kind.answers, 20)
+    assert data.candidates == kind.answers and Counter(data.answers) == dict.fromkeys(kind.answers, 20)
     for one in data.examples:
         names = next(names for names in NAMES.values() if one.answer in names)
         mentioned = [word for word in re.findall(r"\w+", one.context) if word in names]
@@ -251,8 +250,7 @@ def test_splits_share_no_story_under_any_seeds(task):
         }
         for split in SPLITS
     }
-    assert not stories["train"] & stories["validation"]
-    assert not stories["train"] & stories["test"]
+    assert not stories["train"] & stories["validation"] and not stories["train"] & stories["test"]
     assert not stories["validation"] & stories["test"]
 
 
@@ -287,8 +285,7 @@ def test_filler_never_names_the_world():
     assert without_world(given) == ["Attics are cold ."]
     for spaced in (True, False):
         made = generated(np.random.default_rng(0), 5000, spaced)
-        assert without_world(made) == made
-        assert len(set(made)) > 4000
+        assert without_world(made) == made and len(set(made)) > 4000
         assert all(text.endswith(" ." if spaced else ".") and text[0].isupper() for text in made)
 
 

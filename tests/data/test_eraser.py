@@ -119,8 +119,7 @@ def test_a_premise_stands_before_its_hypothesis(tmp_path: Path) -> None:
     names = ("entailment", "neutral", "contradiction")
     data = load_text(write(tmp_path / "esnli", documents, one_file=True, test=rows), label_names=names)
     assert data.texts == (*["A man runs fast . ||| A man sleeps ."] * 2, *["Two dogs . ||| Cats ."] * 2)
-    assert data.labels == (2, 2, 1, 1)
-    assert data.rationales == (((6, 15), (28, 34)), ((28, 34),), None, None)
+    assert data.labels == (2, 2, 1, 1) and data.rationales == (((6, 15), (28, 34)), ((28, 34),), None, None)
     assert marked(data)[0] == ["runs fast", "sleeps"]
 
 
@@ -128,8 +127,7 @@ def test_documents_of_a_row_follow_each_other(tmp_path: Path) -> None:
     documents = {"one": "a b c\n", "two": "d e f"}
     rows = [row("x", "y", [evidence("two", 0, 2)], [evidence("one", 2, 3)], query="g"), row("z", "n", docids=["one"])]
     data = load_text(write(tmp_path / "several", documents, test=rows))
-    assert data.texts == ("d e f\na b c ||| g", "a b c")
-    assert data.rationales == (((0, 3), (10, 11)), None)
+    assert data.texts == ("d e f\na b c ||| g", "a b c") and data.rationales == (((0, 3), (10, 11)), None)
 
 
 @pytest.mark.parametrize(("given", "said"), [

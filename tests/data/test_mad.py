@@ -126,8 +126,7 @@ def test_mqar_asks_every_key_once_and_nothing_else(options):
             assert len(known) == len(set(known.values())) == pairs
             assert {kind(word) for word in known} == {"k"} and {kind(word) for word in known.values()} == {"v"}
             due = [known.get(word) if at >= 2 * pairs else None for at, word in enumerate(words)]
-            assert targets == due and sorted(filter(None, due)) == sorted(known.values())
-            assert not any(targets[1::2])
+            assert targets == due and sorted(filter(None, due)) == sorted(known.values()) and not any(targets[1::2])
 
 
 def test_mqars_keys_come_again_by_a_power_law():
@@ -204,8 +203,7 @@ def test_draws(name):
     )
     for part in (train, test):
         assert isinstance(part, TokenData) and part.ids.dtype == part.targets.dtype == np.int64
-        assert part.ids.shape == part.targets.shape
-        assert part.ids.min() >= 0 and part.ids.max() < len(part.tokens)
+        assert part.ids.shape == part.targets.shape and part.ids.min() >= 0 and part.ids.max() < len(part.tokens)
         assert set(np.unique(part.targets)) <= {IGNORED, *range(len(part.tokens))}
     again, other = generator(**COUNTS), generator(**COUNTS, seed=1)
     assert [part.fingerprint for part in again] == [train.fingerprint, test.fingerprint]
@@ -247,16 +245,14 @@ def test_no_constant_answer_beats_chance(name, chance):
     asked = np.bincount(test.targets[test.targets != IGNORED], minlength=len(test.tokens)) / (test.targets >= 0).sum()
     likely = asked[asked > 0]
     # sequences, not questions, are independent: a value once drawn is asked again and again
-    assert len(likely) == round(1 / chance)
-    assert abs(likely - chance).max() < 5 * np.sqrt(chance / len(test))
+    assert len(likely) == round(1 / chance) and abs(likely - chance).max() < 5 * np.sqrt(chance / len(test))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2, 0.8])
 def test_noise_takes_its_share_of_the_pairs(noise):
     train, _ = noisy_recall(length=60, noise=noise, train_examples=3000)
     noisy = (train.ids >= 16).reshape(3000, 30, 2)
-    assert (noisy[..., 0] == noisy[..., 1]).all() and not noisy[:, -1].any()
-    assert not noisy[:, :-1].all(1).any()
+    assert (noisy[..., 0] == noisy[..., 1]).all() and not noisy[:, -1].any() and not noisy[:, :-1].all(1).any()
     share = noisy[:, :-1, 0].mean()
     assert abs(share - noise * 28 / 29) < 5 * np.sqrt(0.25 / 3000 / 29)
     if noise:

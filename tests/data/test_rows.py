@@ -257,8 +257,7 @@ def test_numbers_are_read_as_a_whole_and_sorted_by_value(tmp_path) -> None:
     path.write_text("text,label\ndull,1\nfine,2\n")
     refuses("rename the column to label_name or to label_index", load_text, path, label_names=STARS)
     path.write_text("text,label_index\ndull,1\nfine,2\n")
-    assert load_text(path, label_names=STARS).labels == (1, 2)
-    assert load_text(path).label_names == ("1", "2")
+    assert load_text(path, label_names=STARS).labels == (1, 2) and load_text(path).label_names == ("1", "2")
     assert sorted_names(["10", "9", "01", "1"]) == ("01", "1", "9", "10")
     assert sorted_names(["b", "10", "9"]) == ("10", "9", "b")
 

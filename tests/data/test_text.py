@@ -39,8 +39,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_every_format_gives_the_same_data(tmp_path, suffix):
     data = load_text(write(tmp_path / f"films{suffix}", ROWS))
-    assert data.texts == ("good film", "bad film", "a good day")
-    assert data.labels == (1, 0, 1)
+    assert data.texts == ("good film", "bad film", "a good day") and data.labels == (1, 0, 1)
     assert data.label_names == ("neg", "pos")
     assert (data.name, data.split) == ("films", "all")
     assert data.fingerprint == text_data("other", "x", data.texts, data.labels, data.label_names).fingerprint
@@ -110,8 +109,7 @@ def test_what_is_no_text_is_called_by_its_kind(tmp_path, value, said):
 
 def test_whole_numbers_are_sorted_by_value_and_need_not_start_at_0(tmp_path):
     data = load_text(write(tmp_path / "a.parquet", [("x", 10.0), ("y", 9.0), ("z", 10.0)]))
-    assert data.label_names == ("9", "10")
-    assert data.labels == (1, 0, 1)
+    assert data.label_names == ("9", "10") and data.labels == (1, 0, 1)
 
 
 def test_labels_are_read_by_the_names_or_the_ids_of_a_model(tmp_path):
@@ -175,8 +173,7 @@ def test_known_names_are_read_from_the_data_folder(folder):
 def test_pairs_are_joined_and_rows_without_a_gold_label_left_out(folder):
     data = load_text("snli")
     assert data.texts == (f"a man runs{PAIR_SEPARATOR}a man moves", f"a man runs{PAIR_SEPARATOR}he sleeps")
-    assert data.labels == (0, 2)
-    assert data.label_names == ("entailment", "neutral", "contradiction")
+    assert data.labels == (0, 2) and data.label_names == ("entailment", "neutral", "contradiction")
 
 
 def test_a_known_data_set_without_labels_is_refused(folder):
@@ -208,8 +205,7 @@ def test_without_a_folder_known_names_come_from_the_hub(hub):
     assert load_text("sst2", "validation").texts == ("fine",)
     hub.answer = [{"sentence1": "a", "sentence2": "b", "label": 1, "idx": 0}]
     wnli = load_text("wnli")
-    assert wnli.texts == (f"a{PAIR_SEPARATOR}b",)
-    assert wnli.label_names == ("not_entailment", "entailment")
+    assert wnli.texts == (f"a{PAIR_SEPARATOR}b",) and wnli.label_names == ("not_entailment", "entailment")
     assert hub.calls == [("SetFit/sst2", None, "validation"), ("nyu-mll/glue", "wnli", "validation")]
 
 
@@ -229,8 +225,7 @@ def test_a_hub_out_of_reach_is_an_input_error(hub, monkeypatch):
 def test_a_sample_is_seeded_and_keeps_the_order():
     data = text_data("d", "all", [str(i) for i in range(50)], [i % 2 for i in range(50)], ["a", "b"])
     sample = data.sample(10, seed=3)
-    assert sample == data.sample(10, seed=3)
-    assert sample.texts != data.sample(10, seed=4).texts
+    assert sample == data.sample(10, seed=3) and sample.texts != data.sample(10, seed=4).texts
     assert list(sample.texts) == sorted(sample.texts, key=int)
     assert data.sample(50) is data
     refuses("n is 0; allowed is a whole number from 1 on", data.sample, 0)
@@ -258,8 +253,7 @@ def test_a_division_is_disjoint_complete_and_keeps_the_classes_shares():
 def test_the_real_data_sets_have_their_known_sizes(real_data, name, split, size):
     real_data(name, split)
     data = load_text(name, split)
-    assert len(data) == size
-    assert set(data.labels) == set(range(len(SOURCES[name].labels)))
+    assert len(data) == size and set(data.labels) == set(range(len(SOURCES[name].labels)))
 
 
 @pytest.mark.parametrize("separator", ";\t")

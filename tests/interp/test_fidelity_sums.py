@@ -138,8 +138,7 @@ def test_what_is_said_of_the_texts(monkeypatch):
         "noted",
     )
     bare = summary(found, monkeypatch, total=4, long=0, share=None, notes=[])
-    assert bare.notes == () and bare.marked is None
-    assert bare.measures[4:] == ("sufficiency", "knockout", "knockout-3")
+    assert bare.notes == () and bare.marked is None and bare.measures[4:] == ("sufficiency", "knockout", "knockout-3")
     np.testing.assert_array_equal(bare.values[1], found["values"][:, 1][:, [0, 1, 2, 3, 4, 8, 9]])
 
 

@@ -72,8 +72,7 @@ def test_heads_and_parts_are_cut_alone(models):
     result = ssmscope.knockout(model, model.encode(ids=IDS[0]), from_=["2"], by="head", level="ssm", answer=3)
     at = result.cuts.index(Cut(1, 1, head=4))
     expected = probability(model, IDS[0], 3, cut_edges([2], [7], layers=[1], heads=[4]))
-    assert result.probabilities[0, 0, at] == pytest.approx(expected, rel=1e-4)
-    assert len(result.cuts) == 1 + 2 * 6
+    assert result.probabilities[0, 0, at] == pytest.approx(expected, rel=1e-4) and len(result.cuts) == 1 + 2 * 6
     # A layer with one recurrence is one part: no layer is left out.
     hybrid = {"kept": [0], "subtracted": [0], "one recurrence": [1]}
     grouped = {"one recurrence": [0], "own": [1, 2], "1 before": [1, 2]}

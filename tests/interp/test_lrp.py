@@ -279,8 +279,7 @@ def test_of_a_probability_it_is_that_of_the_logits_by_its_gradient():
         (gradient,) = torch.autograd.grad(z.softmax(-1)[:, 0].sum(), z)
         expected = sum(gradient[:, c, None] * lrp(each).scores for c, each in enumerate(logits))
         found = lrp(replace(of, probability=True))
-        assert relative(found.scores, expected) < 1e-9
-        assert found.delta is None and found.converged is None
+        assert relative(found.scores, expected) < 1e-9 and found.delta is None and found.converged is None
 
 
 @pytest.mark.parametrize("name", ["mamba2", "rwkv"])
@@ -295,8 +294,7 @@ def test_of_a_continuation_it_is_that_of_its_tokens_log_probabilities(name):
                 z = values(logits).requires_grad_()
                 (gradient,) = torch.autograd.grad(z.log_softmax(-1)[token], z)
                 expected += gradient @ lrp(logits).scores[:, : len(prompt)]
-        assert relative(found.scores[0], expected) < 1e-8
-        assert found.delta is None
+        assert relative(found.scores[0], expected) < 1e-8 and found.delta is None
 
 
 @pytest.mark.parametrize("name", HALVES[0])

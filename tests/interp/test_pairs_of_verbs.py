@@ -29,8 +29,7 @@ def test_ablation_by_the_corrupted_text_is_patching_with_noise(model) -> None:
     assert layers == [0, 1, 2, 3, 4, 5]
     changes = changes[..., 0]
     found = ssmscope.ablate(model, ROWS, what="layer", by="resample")
-    assert found.metric == "share" and found.measures == ("share",)
-    assert found.plain == pytest.approx(1, abs=1e-6)
+    assert found.metric == "share" and found.measures == ("share",) and found.plain == pytest.approx(1, abs=1e-6)
     expected = changes.sum(0) / (grids.other - grids.base).sum()
     assert expected.max() > 0.5
     assert found.harms[:, 0, 0] == pytest.approx(expected, abs=1e-5)

@@ -60,8 +60,7 @@ class TestSurvival:
             for row, text in enumerate(result):
                 np.testing.assert_allclose(text.scores, expected[:, row, : len(text)], atol=1e-5)
                 np.testing.assert_allclose(text.mean, text.scores.mean(0), atol=1e-6)
-                assert text.scores.sum(1) == pytest.approx(1, abs=1e-5)
-                assert text.half_lives is None
+                assert text.scores.sum(1) == pytest.approx(1, abs=1e-5) and text.half_lives is None
 
     def test_half_lives_are_the_layers_own(self, model):
         trace = model.trace(ids=IDS)

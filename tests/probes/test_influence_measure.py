@@ -92,8 +92,7 @@ def test_squares_do_not_underflow():
     gradient = torch.tensor([[[3e-30, -4e-30], [0.0, 0.0], [3e25, 4e25]], [[-2.0, 1.0], [0.5, 0.0], [-1.0, -2.0]]])
     expected = [[25e-60, 0, 25e50], [5, 0.25, 5]]
     np.testing.assert_allclose(_squares(gradient), expected, rtol=1e-6)
-    assert _squares(gradient[1:].bfloat16()).tolist() == [[5, 0.25, 5]]
-    assert _squares(gradient).dtype == np.float64
+    assert _squares(gradient[1:].bfloat16()).tolist() == [[5, 0.25, 5]] and _squares(gradient).dtype == np.float64
 
 
 def test_errors_are_those_of_a_mean():

@@ -35,8 +35,7 @@ class TestRangeOfTheFit:
 
     def test_a_norm_at_the_noise_is_none(self):
         found = reach([1, 0.5, NOISE, NOISE * 0.99])
-        assert found.noisy.tolist() == [0, 0, 0, 1]
-        assert found.log_norm[2:, 0].tolist() == [math.log(NOISE)] * 2
+        assert found.noisy.tolist() == [0, 0, 0, 1] and found.log_norm[2:, 0].tolist() == [math.log(NOISE)] * 2
         assert reach([8, 4, 2, 8 * NOISE, 7 * NOISE]).noisy.tolist() == [0, 0, 0, 0, 1]
 
     def test_ends_where_no_text_with_influence_goes_on(self):

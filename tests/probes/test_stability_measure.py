@@ -269,8 +269,7 @@ def judged(found: Recorded, longest: int = 8, overflows: bool = False):
 def test_a_layer_is_what_its_half_lives_say():
     found = judged(recorded([[1.0, 8.0, 2.0], [5.0, 4.0, 3.0]]))
     assert (found.layer, found.part, found.parts, found.states, found.heads) == (3, 1, 2, 3, 2)
-    assert found.never == 0 and found.behaviour == "stable"
-    assert found.half_life.tolist() == pytest.approx([2, 4])
+    assert found.never == 0 and found.behaviour == "stable" and found.half_life.tolist() == pytest.approx([2, 4])
     assert found.quantiles == pytest.approx((1, 2, 3, 5, 8))
     assert found.mean.tolist() == pytest.approx([-math.log(2) / 8, -math.log(2) / 5])
     assert found.growth.value == -0.375 and found.largest.tolist() == pytest.approx([-0.2, -0.1])

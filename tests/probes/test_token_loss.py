@@ -131,8 +131,7 @@ class TestNumbers:
             total += float(nn.functional.cross_entropy(logits, torch.tensor(window[1:])))
         (one,) = found.summaries
         assert one.mean.value == pytest.approx(total / len(windows), rel=1e-5)
-        assert found.losses.mean() == pytest.approx(one.mean.value, rel=1e-6)
-        assert found.bins == ((0, 128), (128, 140))
+        assert found.losses.mean() == pytest.approx(one.mean.value, rel=1e-6) and found.bins == ((0, 128), (128, 140))
         assert (128 * one.bins[0].value + 12 * one.bins[1].value) / 140 == pytest.approx(one.mean.value)
         expected = slow_losses(model, np.array(windows)).mean(0)
         assert found.losses[0] == pytest.approx(expected, rel=1e-4)

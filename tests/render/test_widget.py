@@ -143,8 +143,7 @@ def test_a_chosen_layer_colours_the_tokens_and_tells_python(heatmap, shown) -> N
     ]
     assert shades(page) == wanted[0] != wanted[2]
     page.get_by_label("layer 1").check(force=True)
-    assert shades(page) == wanted[2]
-    assert page.evaluate("saved.at(-1)") == [0, "layer 1", "", []]
+    assert shades(page) == wanted[2] and page.evaluate("saved.at(-1)") == [0, "layer 1", "", []]
     page.locator("section:not([hidden]) [data-i='1']").click()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")

@@ -312,8 +312,7 @@ class TestPage:
 
     def test_without_scripts(self, opened):
         page = opened("real", java_script_enabled=False)
-        assert page.locator(".heat noscript").first.is_visible()
-        assert page.locator("button.copy").first.is_hidden()
+        assert page.locator(".heat noscript").first.is_visible() and page.locator("button.copy").first.is_hidden()
         assert page.locator("img.figure").count() > 4
 
 

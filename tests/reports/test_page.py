@@ -182,8 +182,7 @@ class TestTexts:
         assert unsplit(f"at {b}") in [unsplit(text) for _, text in found.all("pre")]
         assert any(unsplit(text).startswith(unsplit(a)) for _, text in found.all("h2"))
         (island,) = found.islands()
-        assert island["model"] == b
-        assert island["texts"][0]["answer"] == visible(a)
+        assert island["model"] == b and island["texts"][0]["answer"] == visible(a)
         assert island["texts"][0]["tokens"] == [token for _, token in spell_tokens(heatmap[0].tokens, heatmap[0].words)]
 
     def test_a_lone_surrogate_can_be_written(self):

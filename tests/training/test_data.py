@@ -160,8 +160,7 @@ class TestLanguage:
         assert len(tokenizer) == 256
         assert bytes(found["train"].ids[0].tolist()) == b"a b b c c c\n"
         assert bytes(found["train"].targets[0].tolist()) == b" b b c c c\na"
-        assert bytes(found["validation"].ids[0].tolist()) == b"c a z\nc a z\n"
-        assert found["test"] is None
+        assert bytes(found["validation"].ids[0].tolist()) == b"c a z\nc a z\n" and found["test"] is None
 
     def test_every_token_is_asked_once(self, files) -> None:
         found, _ = parts(files["train"], unit="byte", length=7, held_out=0.25)

@@ -143,8 +143,7 @@ def test_hidden_tokens_are_of_the_prompt(small, parts, embedding_dropout) -> Non
     hidden = given == small.tokenizer.unk_token_id
     assert torch.equal(given[~hidden], whole[~hidden])
     of_prompt = torch.arange(whole.shape[1]) < (whole != small.tokenizer.pad_token_id).sum(1, keepdim=True) - 1
-    assert not hidden[~of_prompt].any()
-    assert hidden[of_prompt].float().mean().item() == pytest.approx(0.3, abs=0.08)
+    assert not hidden[~of_prompt].any() and hidden[of_prompt].float().mean().item() == pytest.approx(0.3, abs=0.08)
     words = [parts["train"].answers[row] for row in rows]
     last = (whole != small.tokenizer.pad_token_id).sum(1) - 1
     assert [small.tokenizer.decode([i]) for i in given[torch.arange(len(rows)), last]] == [f" {word}" for word in words]

@@ -122,8 +122,7 @@ def test_what_is_written(trained, name) -> None:
 
 def test_majority_is_learnt_by_the_selective_ssm(trained) -> None:
     _, record = run_of(trained, "majority")
-    assert record["validation"] is None and record["train"]["examples"] == 300
-    assert record["test"]["accuracy"] > 0.75
+    assert record["validation"] is None and record["train"]["examples"] == 300 and record["test"]["accuracy"] > 0.75
     assert all(-1 < entry["spectral_abscissa"] < 1 for entry in record["history"])
     assert len({entry["spectral_abscissa"] for entry in record["history"]}) > 1
 
