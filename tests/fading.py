@@ -12,13 +12,9 @@ from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM, 
 
 
 def fading(
-    weights: Mapping[str, float],
-    *,
-    decay: float = 0.0,
-    steps: Mapping[str, float] | None = None,
-    ending: float = 0.0,
+    weights: Mapping[str, float], *, decay: float = 0.0, steps: Mapping[str, float] | None = None, ending: float = 0.0,
     language: bool = False,
-) -> Model:
+) -> Model:  # fmt: skip
     """A model of these words whose log-odds of "good" over "bad" are `log_odds`. A word's step is 1 unless `steps` has
     it. A classifier reads at the token [CLS], which has the weight `ending`; a language model answers with the words
     "good" and "bad" at the end of the text."""
@@ -56,13 +52,9 @@ STEP = math.log(math.expm1(1))
 
 
 def log_odds(
-    words: Sequence[str],
-    weights: Mapping[str, float],
-    *,
-    decay: float = 0.0,
-    steps: Mapping[str, float] | None = None,
+    words: Sequence[str], weights: Mapping[str, float], *, decay: float = 0.0, steps: Mapping[str, float] | None = None,
     ending: float | None = 0.0,
-) -> float:
+) -> float:  # fmt: skip
     """Return the log-odds of "good" after these words: each word's step · weight, decayed by e^(−decay · step) of every
     word after it, the last one [CLS] unless `ending` is None."""
     total = 0.0

@@ -83,16 +83,9 @@ class Run:
         self.backwards = False
 
     def scan(
-        self,
-        x: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        D: Tensor | float = 0.0,
-        order: Sequence[int] | None = None,
-        source: Tensor | None = None,
-        share: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
+        self, x: Tensor, a: Tensor, b: Tensor, c: Tensor, D: Tensor | float = 0.0, order: Sequence[int] | None = None,
+        source: Tensor | None = None, share: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         length, D = x.shape[1], torch.as_tensor(D)
         a, b, c = (self.hold(t.expand(*x.shape[:3], -1)) for t in (a, b, c))
         if self.backwards:

@@ -151,14 +151,9 @@ def without_pictures(report: Report, but: int = 0) -> str:
 
 
 def heatmap(
-    texts: Sequence[Sequence[str]],
-    *,
-    model: str = "made/up",
-    layers: int = 2,
-    answer: str = "positive",
-    score: str = "retention",
-    seed: int = 0,
-) -> SelectionHeatmap:
+    texts: Sequence[Sequence[str]], *, model: str = "made/up", layers: int = 2, answer: str = "positive",
+    score: str = "retention", seed: int = 0,
+) -> SelectionHeatmap:  # fmt: skip
     """A heatmap of any tokens, its scores drawn."""
     random = np.random.default_rng(seed)
     made = []

@@ -81,14 +81,11 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def declared(received: list[Any], results: Any = None, **declaration: Any) -> None:
     @analysis("own thing", **declaration)
     def function(
-        model: Any,
-        given: Any = None,
-        *,
-        size: Annotated[int, "A size.", Range(1)] = 5,
+        model: Any, given: Any = None, *, size: Annotated[int, "A size.", Range(1)] = 5,
         cache: Annotated[str | Path | None, "A cache.", NO_EFFECT] = None,
         progress: Annotated[bool, "A bar.", NO_EFFECT] = True,
         out: Annotated[str | Path | None, "A place.", NO_EFFECT] = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         names = [
             each if isinstance(each, str) else each.name for each in (model if isinstance(model, list) else [model])
         ]

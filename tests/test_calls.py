@@ -28,15 +28,11 @@ def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
     def declared(name: str = "own thing", **declaration: Any) -> Callable[..., Any]:
         @analysis(name, **declaration)
         def function(
-            model: Any,
-            given: Any = "nothing",
-            *,
-            size: Annotated[int, "A size.", Range(1)] = 5,
+            model: Any, given: Any = "nothing", *, size: Annotated[int, "A size.", Range(1)] = 5,
             from_: Annotated[str | None, "A text."] = None,
             place: Annotated[str | None, "A known name, or a file.", Reads("data")] = None,
-            seed: Annotated[int, "Random seed."] = 3,
-            fast: Annotated[bool, "Faster.", NO_EFFECT] = False,
-        ) -> Any:
+            seed: Annotated[int, "Random seed."] = 3, fast: Annotated[bool, "Faster.", NO_EFFECT] = False,
+        ) -> Any:  # fmt: skip
             return (
                 model,
                 given,

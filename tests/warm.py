@@ -77,16 +77,9 @@ class Process:
     stdin = None
 
     def __init__(
-        self,
-        warm: Warm,
-        code: str,
-        arguments: list[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | str | None = None,
-        stdout: TextIO | int = 1,
-        stderr: TextIO | int = 2,
-    ) -> None:
+        self, warm: Warm, code: str, arguments: list[str], *, env: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None, stdout: TextIO | int = 1, stderr: TextIO | int = 2,
+    ) -> None:  # fmt: skip
         self.returncode: int | None = None
         self.stdout = self.stderr = None
         self._read, status = os.pipe()

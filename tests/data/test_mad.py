@@ -12,17 +12,7 @@ from refusals import refuses
 
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import did_you_mean
-from ssmscope.zoo.mad import (
-    GENERATORS,
-    CompressionData,
-    associative_recall,
-    compression,
-    fuzzy_recall,
-    memorization,
-    mqar,
-    noisy_recall,
-    selective_copying,
-)
+from ssmscope.zoo import mad
 
 COUNTS = dict(train_examples=60, test_examples=40)
 
@@ -96,14 +86,14 @@ def recalls_due(words):
 
 
 @pytest.mark.parametrize(("generator", "options"), [
-    (associative_recall, {}),
-    (associative_recall, dict(length=4, vocabulary=4)),
-    (noisy_recall, {}),
-    (noisy_recall, dict(length=40, vocabulary=12, noise_vocabulary=2, noise=0.8)),
-    (fuzzy_recall, {}),
-    (fuzzy_recall, dict(length=12)),
-    (fuzzy_recall, dict(length=60, vocabulary=9, key_tokens=1, value_tokens=4)),
-    (fuzzy_recall, dict(length=200, vocabulary=11, key_tokens=5, value_tokens=2)),
+    (mad.associative_recall, {}),
+    (mad.associative_recall, dict(length=4, vocabulary=4)),
+    (mad.noisy_recall, {}),
+    (mad.noisy_recall, dict(length=40, vocabulary=12, noise_vocabulary=2, noise=0.8)),
+    (mad.fuzzy_recall, {}),
+    (mad.fuzzy_recall, dict(length=12)),
+    (mad.fuzzy_recall, dict(length=60, vocabulary=9, key_tokens=1, value_tokens=4)),
+    (mad.fuzzy_recall, dict(length=200, vocabulary=11, key_tokens=5, value_tokens=2)),
 ])  # fmt: skip
 def test_recall_is_solved_by_a_dictionary_of_what_came_before(generator, options):
     for part in generator(**COUNTS, **options):
@@ -119,7 +109,7 @@ def test_recall_is_solved_by_a_dictionary_of_what_came_before(generator, options
                          vocabulary=8192), dict(length=8, pairs=1, vocabulary=4)])  # fmt: skip
 def test_mqar_asks_every_key_once_and_nothing_else(options):
     pairs = options.get("pairs", 4)
-    for part in mqar(train_examples=20, test_examples=10, **options):
+    for part in mad.mqar(train_examples=20, test_examples=10, **options):
         assert len(part.tokens) == options.get("vocabulary", 64) and part.ids.shape[1] == options.get("length", 64)
         for words, targets in sequences(part):
             known = dict(zip(words[0 : 2 * pairs : 2], words[1 : 2 * pairs : 2]))
@@ -132,11 +122,11 @@ def test_mqar_asks_every_key_once_and_nothing_else(options):
 def test_mqars_keys_come_again_by_a_power_law():
     """One pair: the p-th place has the probability p^(power − 1) / their sum. Two: the second pair's, of the rest."""
     for power in (0.01, 1.0):
-        train, _ = mqar(length=22, pairs=1, vocabulary=8, power=power, train_examples=3000)
+        train, _ = mad.mqar(length=22, pairs=1, vocabulary=8, power=power, train_examples=3000)
         weights = np.arange(1, 11) ** (power - 1)
         share = (train.targets[:, 2::2] != IGNORED).mean(0)
         assert abs(share - weights / weights.sum()).max() < 5 * np.sqrt(0.25 / 3000)
-    train, _ = mqar(length=10, pairs=2, vocabulary=8, train_examples=3000)
+    train, _ = mad.mqar(length=10, pairs=2, vocabulary=8, train_examples=3000)
     first, second, third = chance = np.arange(1, 4) ** -0.99 / (np.arange(1, 4) ** -0.99).sum()
     taken = (train.ids[:, 4::2] == train.ids[:, 2, None]) & (train.targets[:, 4::2] != IGNORED)
     exact = [
@@ -150,7 +140,7 @@ def test_mqars_keys_come_again_by_a_power_law():
 
 def test_selective_copying_is_solved_in_order():
     for options in ({}, dict(length=9, vocabulary=4, copied=4), dict(length=60, vocabulary=30, copied=5)):
-        for part in selective_copying(**COUNTS, **options):
+        for part in mad.selective_copying(**COUNTS, **options):
             asked = options.get("copied", 16)
             assert score(part, copied) == (1.0, len(part) * asked)
             assert ((part.targets != IGNORED).nonzero()[1].reshape(-1, asked) >= part.ids.shape[1] - asked).all()
@@ -160,13 +150,13 @@ def test_selective_copying_is_solved_in_order():
 
 
 def test_the_places_to_copy_from_are_uniform():
-    train, _ = selective_copying(length=21, copied=4, train_examples=8000)
+    train, _ = mad.selective_copying(length=21, copied=4, train_examples=8000)
     found = (train.ids[:, :16] < 14).mean(0)
     assert abs(found - 4 / 16).max() < 5 * np.sqrt(0.25 * 0.75 / 8000)
 
 
 def test_memorization_is_solved_by_the_dictionary_of_the_training_set():
-    train, test = memorization()
+    train, test = mad.memorization()
     dictionary = {}
     for words, targets in sequences(train):
         for key, insert, nothing, value in zip(words[0::2], words[1::2], targets[0::2], targets[1::2]):
@@ -181,21 +171,21 @@ def test_the_dictionary_is_of_the_seed_alone():
     def pairs(data):
         return set(zip(data.ids[:, 0::2].ravel(), data.targets[:, 1::2].ravel()))
 
-    whole, few, other = memorization(), memorization(train_examples=3, length=8), memorization(seed=1)
+    whole, few, other = mad.memorization(), mad.memorization(train_examples=3, length=8), mad.memorization(seed=1)
     assert pairs(few[0]) < pairs(whole[0]) and not pairs(other[0]) <= pairs(whole[0])
 
 
 def test_compression_asks_for_every_token_but_the_last():
-    for part in compression(length=7, vocabulary=5, **COUNTS):
-        assert isinstance(part, CompressionData)
+    for part in mad.compression(length=7, vocabulary=5, **COUNTS):
+        assert isinstance(part, mad.CompressionData)
         for words, targets in sequences(part):
             assert words == [*targets[:-1], "compress"] and targets[-1] is None
             assert {kind(word) for word in words[:-1]} == {"t"}
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", mad.GENERATORS)
 def test_draws(name):
-    generator = GENERATORS[name]
+    generator = mad.GENERATORS[name]
     train, test = generator(**COUNTS)
     assert (len(train), len(test)) == (60, 40) and (train.split, test.split) == ("train", "test")
     assert (
@@ -222,17 +212,17 @@ DEFAULTS = {
 
 @functools.cache
 def by_default(name):
-    return GENERATORS[name]()
+    return mad.GENERATORS[name]()
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", mad.GENERATORS)
 def test_default_sizes_are_the_papers_and_every_option_is_documented(name):
     train, test = by_default(name)
     assert (*train.ids.shape, len(train.tokens)) == DEFAULTS[name] and len(test) == 1280
-    options = inspect.signature(GENERATORS[name]).parameters.values()
+    options = inspect.signature(mad.GENERATORS[name]).parameters.values()
     assert all(o.kind is o.KEYWORD_ONLY and isinstance(o.default, int | float) for o in options)
     plain = ("length", "vocabulary", "train_examples", "test_examples", "seed", "every_token")
-    assert all(f"`{o.name}`" in inspect.getdoc(GENERATORS[name]) for o in options if o.name not in plain)
+    assert all(f"`{o.name}`" in inspect.getdoc(mad.GENERATORS[name]) for o in options if o.name not in plain)
     assert {"train_examples", "test_examples", "seed"} < {o.name for o in options}
 
 
@@ -250,7 +240,7 @@ def test_no_constant_answer_beats_chance(name, chance):
 
 @pytest.mark.parametrize("noise", [0.0, 0.2, 0.8])
 def test_noise_takes_its_share_of_the_pairs(noise):
-    train, _ = noisy_recall(length=60, noise=noise, train_examples=3000)
+    train, _ = mad.noisy_recall(length=60, noise=noise, train_examples=3000)
     noisy = (train.ids >= 16).reshape(3000, 30, 2)
     assert (noisy[..., 0] == noisy[..., 1]).all() and not noisy[:, -1].any() and not noisy[:, :-1].all(1).any()
     share = noisy[:, :-1, 0].mean()
@@ -263,21 +253,21 @@ def test_noise_takes_its_share_of_the_pairs(noise):
 
 
 def test_recall_without_noise_is_associative_recall():
-    plain, _ = associative_recall(vocabulary=16, **COUNTS)
-    noiseless, _ = noisy_recall(vocabulary=21, noise_vocabulary=5, noise=0.0, **COUNTS)
+    plain, _ = mad.associative_recall(vocabulary=16, **COUNTS)
+    noiseless, _ = mad.noisy_recall(vocabulary=21, noise_vocabulary=5, noise=0.0, **COUNTS)
     assert (plain.ids == noiseless.ids).all() and (plain.targets == noiseless.targets).all()
 
 
 def test_the_last_key_is_any_of_those_that_came():
     """Three pairs before it: keys a a b ask for a and b alike, as distinct keys are drawn, not pairs."""
-    train, _ = associative_recall(length=8, vocabulary=8, train_examples=20000)
+    train, _ = mad.associative_recall(length=8, vocabulary=8, train_examples=20000)
     key = train.ids[:, 0::2]
     rows = key[(key[:, 0] == key[:, 1]) & (key[:, 1] != key[:, 2])]
     assert len(rows) > 2000 and abs((rows[:, 3] == rows[:, 2]).mean() - 0.5) < 5 * np.sqrt(0.25 / len(rows))
 
 
 def test_fuzzy_runs_are_distinct_and_of_every_length():
-    train, test = fuzzy_recall(train_examples=400, test_examples=400)
+    train, test = mad.fuzzy_recall(train_examples=400, test_examples=400)
     counts = {}
     for part in (train, test):
         for words, _ in sequences(part):
@@ -296,7 +286,7 @@ def test_fuzzy_runs_are_distinct_and_of_every_length():
 
 
 def test_fuzzy_runs_are_uniform_over_all_orders():
-    train, _ = fuzzy_recall(length=12, vocabulary=8, key_tokens=3, value_tokens=3, train_examples=20000)
+    train, _ = mad.fuzzy_recall(length=12, vocabulary=8, key_tokens=3, value_tokens=3, train_examples=20000)
     firsts = [runs([train.tokens[i] for i in ids])[0] for ids in train.ids.tolist()]
     three = [run for run in firsts if len(run) == 3]
     orders, counts = np.unique(three, axis=0, return_counts=True)
@@ -305,8 +295,8 @@ def test_fuzzy_runs_are_uniform_over_all_orders():
 
 @pytest.mark.parametrize("name", ["associative-recall", "fuzzy-recall", "noisy-recall"])
 def test_every_token_asks_for_the_next_one_in_training(name):
-    plain = GENERATORS[name](**COUNTS)
-    train, test = GENERATORS[name](**COUNTS, every_token=True)
+    plain = mad.GENERATORS[name](**COUNTS)
+    train, test = mad.GENERATORS[name](**COUNTS, every_token=True)
     assert (train.ids == plain[0].ids).all() and (train.targets[:, :-1] == train.ids[:, 1:]).all()
     assert (train.targets[:, -1] == IGNORED).all()
     asked = plain[0].targets != IGNORED
@@ -345,7 +335,7 @@ def test_every_token_asks_for_the_next_one_in_training(name):
     ("memorization", dict(test_examples=0), "test_examples is 0; allowed is a whole number from 1 on"),
 ])  # fmt: skip
 def test_impossible_sizes_are_refused_in_one_line(name, options, message):
-    refuses(re.escape(message), lambda: GENERATORS[name](**options))
+    refuses(re.escape(message), lambda: mad.GENERATORS[name](**options))
 
 
 @pytest.mark.parametrize(("name", "options"), [
@@ -358,9 +348,9 @@ def test_impossible_sizes_are_refused_in_one_line(name, options, message):
     ("memorization", dict(length=2, vocabulary=5)),
 ])  # fmt: skip
 def test_the_smallest_sizes_are_drawn(name, options):
-    for part in GENERATORS[name](**COUNTS, **options):
+    for part in mad.GENERATORS[name](**COUNTS, **options):
         assert part.ids.shape[1] == options["length"] and (part.targets != IGNORED).any(1).all()
 
 
 def test_the_other_spelling_finds_its_task():
-    assert "'memorization'" in did_you_mean("memorisation", GENERATORS)
+    assert "'memorization'" in did_you_mean("memorisation", mad.GENERATORS)

@@ -13,19 +13,10 @@ FORMS = ["factors", "factors-expected", "whole"]
 
 
 def recurrence(
-    form: str = "factors",
-    *,
-    batch: int = 2,
-    length: int = 37,
-    heads: int = 6,
-    width: int = 3,
-    state: int = 4,
-    groups: int = 2,
-    decays: str = "state",
-    dtype: torch.dtype = torch.float64,
-    seed: int = 0,
+    form: str = "factors", *, batch: int = 2, length: int = 37, heads: int = 6, width: int = 3, state: int = 4,
+    groups: int = 2, decays: str = "state", dtype: torch.dtype = torch.float64, seed: int = 0,
     requires_grad: bool = False,
-) -> tuple[Recurrence, dict[str, torch.Tensor]]:
+) -> tuple[Recurrence, dict[str, torch.Tensor]]:  # fmt: skip
     g = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
