@@ -145,14 +145,11 @@ def test_dashes_of_windows_read_as_latin_1_are_no_control_characters(model):
     assert len(model.trace("a good \x97 film").tokens[0]) >= 4
 
 
-def test_trace_without_inputs_has_no_layers(model):
+def test_layers_are_a_sequence_and_none_without_inputs(model):
     trace = model.trace("a good film", keep_inputs=False)
     assert trace.retention.shape == (2, 1, 4) and len(trace) == 1
     with pytest.raises(ValueError, match="keep_inputs"):
         trace.layers[0]
-
-
-def test_layers_are_a_sequence(model):
     layers = model.trace("a good film").layers
     assert len(layers) == 2 and len(list(layers)) == 2 and len(layers[:1]) == 1
     assert torch.equal(layers[-1].u, layers[1].u)

@@ -100,10 +100,8 @@ class TestSpans:
         refuses("has no words", positions_of, span, batch_of("bytes", text))
         assert positions_of(text.split()[0], batch_of("bytes", text))
 
-    def test_of_scripts_without_spaces(self):
+    def test_of_scripts_without_spaces_and_what_the_tokenizer_passes_over(self):
         assert positions_of("电影", batch_of("bytes", "这部电影很好")) == tuple(range(6, 12))
-
-    def test_what_the_tokenizer_passes_over(self):
         tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, " ": 2}, []))
         tokenizer.normalizer = normalizers.Replace("😀", "")
         batch = encode_texts(["a 😀 b"], PreTrainedTokenizerFast(tokenizer_object=tokenizer), 9)

@@ -357,12 +357,10 @@ class TestNotes:
         both = OverflowCurve("before", points, lost), OverflowCurve("after", points[:2], lost)
         assert self.noted(*both) == ["with filler before the text, accuracy is above half again at 1,024 tokens"]
 
-    def test_of_the_filler(self) -> None:
+    def test_of_the_filler_and_of_tokens_that_merge(self) -> None:
         assert self.noted(longest="a zebra b b b b b b") == ["the tokenizer does not know 12 % of the filler's tokens"]
         repeated = "the filler is shorter than the longest length and is repeated"
         assert self.noted(given="a") == [repeated] and self.noted(given="a b") == []
-
-    def test_of_tokens_that_merge(self) -> None:
         first = OverflowCurve("after", (point(0, 0.9), point(8, 0.9, 8.0049), point(16, 0.9, 15.99)), None)
         second = OverflowCurve("before", (point(4, 0.9, 4.25), point(32, 0.9, 32.1)), None)
         said = "filler of {} tokens adds {} on average {} the texts, because token boundaries do not match or adjacent "

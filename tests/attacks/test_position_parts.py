@@ -46,7 +46,7 @@ def test_images_run_in_batches_of_so_many_pixels(monkeypatch, room, size, sizes)
 
 
 class TestTokens:
-    def test_an_id_without_an_embedding(self) -> None:
+    def test_ids_without_an_embedding_and_texts_without_a_token(self) -> None:
         model = fading(dict.fromkeys(WORDS, 0.0))
         ids = np.array([[1, 2, 3], [6, 0, 4], [5, 1, 2]])
         names = tuple(map(str, range(9)))
@@ -54,8 +54,6 @@ class TestTokens:
         assert Tokens(model, data, "zeros", 0).lengths.tolist() == [3, 3, 3]
         ids[1, 0] = 7
         refuses("bits has token id 7, outside the model's 0…6", Tokens, model, data, "zeros", 0)
-
-    def test_a_text_without_a_token(self) -> None:
         model = fading(dict.fromkeys(WORDS, 0.0))
         data = text_data("own", "all", ["good film", "  ", "bad"], [0, 1, 0], ("bad", "good"))
         refuses("example 1 of own has no token of its own", Tokens, model, data, "noise", 0)

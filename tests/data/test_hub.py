@@ -91,13 +91,10 @@ def test_labels_are_the_models_classes_by_their_names(repository, classes, names
     assert shown == expected or [data.labels, data.label_names[0]] == [(1, 0, 1, 0), "LABEL_0"]
 
 
-def test_other_classes_are_refused(repository):
+def test_other_classes_and_what_the_hub_does_not_have(repository):
     said = refusal(load_text, repository, label_names=("good", "bad")) or ""
     assert said == "row 1 of them/films (test) has the label 'pos'; allowed are good, bad"
     assert refusal(load_text, repository, label_names=("LABEL_0", "LABEL_1", "LABEL_2")) is not None
-
-
-def test_what_the_hub_does_not_have(repository):
     said = refusal(load_text, repository, "unknown") or ""
     assert said.startswith("them/films could not be read from the hub (") and said.endswith("a split of it, or a file")
     assert "\n" not in said

@@ -166,12 +166,10 @@ class TestParts:
 
 
 class TestDrawn:
-    def test_is_one_prompt_of_every_example(self, parts) -> None:
+    def test_is_one_prompt_of_every_example_anew_for_every_seed_and_epoch(self, parts) -> None:
         data = parts["train"]
         rows = data.drawn(0, 0)
         assert [data.examples[row] for row in rows] == list(range(len(data.first)))
-
-    def test_is_drawn_anew_for_every_seed_and_epoch(self, parts) -> None:
         data = parts["train"]
         draws = [data.drawn(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
         assert data.drawn(0, 1) == draws[1]

@@ -220,9 +220,6 @@ def test_the_column_says_what_labels_are() -> None:
     refuses("label '0'; allowed are 1, 2, 3", class_ids, ["0"], STARS, "a.csv", "label_name")
     assert label_column({"text": "", "label_name": ""}) == "label_name"
     assert label_column({"label_name": "", "label": ""}) == label_column({}) == "label"
-
-
-def test_the_labels_of_a_like_file_are_names_where_they_can_be() -> None:
     assert class_ids(["1", "2"], STARS, "a.csv", "label", as_written=True) == [0, 1]
     assert class_ids(["0", "2"], STARS, "a.csv", "label", as_written=True) == [0, 2]
 

@@ -57,13 +57,10 @@ def test_the_fingerprint_follows_texts_labels_and_their_order(tmp_path):
     assert len(prints) == 5
 
 
-def test_csv_fields_may_hold_commas_quotes_and_line_ends(tmp_path):
+def test_fields_may_hold_commas_quotes_and_line_ends_in_csv_and_tsv(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('label,text\n1,"good, ""very"" good\nindeed"\n0,bad\n', encoding="utf-8-sig")
     assert load_text(path).texts == ('good, "very" good\nindeed', "bad")
-
-
-def test_tsv_as_pandas_writes_it(tmp_path):
     texts = ['he said "so it goes"', "a\ttab", "two\n\nlines", "plain", '"whole"', "it's"]
     frame = pd.DataFrame({"text": texts, "label": [0, 1, 0, 1, 0, 1]})
     frame.to_csv(tmp_path / "a.tsv", sep="\t", index=False)

@@ -41,13 +41,11 @@ def refusal(document: Any, **options: Any) -> str:
 
 
 class TestLines:
-    def test_options_are_typed_as_on_the_command_line(self) -> None:
+    def test_options_and_flags_are_typed_as_on_the_command_line(self) -> None:
         given = {"text": ["-5 stars", "b, c"], "max-tokens": 9, "layers": [0, 1], "merge": True}
         assert lines({"heatmap": given}) == [
             ("heatmap", "m", "--text", "-5 stars", "--text", "b, c", "--max-tokens", "9", "--layers", "0,1", "--merge")
         ]
-
-    def test_a_flag_and_its_negation(self) -> None:
         assert lines({"attention": {"text": "a", "skip": False}})[0][-1] == "--no-skip"
         assert lines({"influence": {"text": "a", "exact": True}})[0][-1] == "--exact"
         assert lines({"influence": {"text": "a", "exact": False}})[0][-1] == "--no-exact"

@@ -18,7 +18,7 @@ from ssmscope.reports.gates import Gate
 from ssmscope.reports.requirements import Requirement, read_requirement, read_requirements
 
 
-def test_a_limit():
+def test_limits_in_numbers_and_in_percent():
     text = "position.drop <= 0.2"
     assert read_requirement(text) == Requirement(text, "position.drop", "<=", 0.2, None, None, None)
     full = read_requirement(" words.success[deepwordbug, 500 queries]≥-1.5e-2   at 97.5 %  for runs/my model ")
@@ -28,9 +28,6 @@ def test_a_limit():
     region = read_requirement("position.drop[0%:10%] < −.5")
     assert (region.name, region.operator, region.limit) == ("position.drop[0%:10%]", "<", -0.5)
     assert read_requirement("loss > 3 at 90%").level == 0.9 and read_requirement("loss > 3 at 99.9 %").level == 0.999
-
-
-def test_a_limit_in_percent():
     found = read_requirement("noise.drop[10 %] <= 5.7 % at 95 % for demo/sst2-mamba2")
     assert (found.name, found.limit, found.percent, found.level) == ("noise.drop[10 %]", 0.057, True, 0.95)
     margin = read_requirement("accuracy no worse than baseline by 1%")

@@ -165,12 +165,10 @@ class TestInformation:
 
 
 class TestSpread:
-    def test_of_two_answers(self) -> None:
+    def test_of_several_answers_is_the_mean_over_them(self) -> None:
         probability = torch.tensor([0.2, 0.4, 0.9])
         found = objectives.spread(torch.stack([1 - probability, probability], 1).log())
         assert found.item() == pytest.approx(math.sqrt((0.3**2 + 0.1**2 + 0.4**2) / 2))
-
-    def test_of_three_answers_is_the_mean_over_them(self) -> None:
         probabilities = torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]])
         deviations = [0.4 / math.sqrt(2), 0.0, 0.4 / math.sqrt(2)]
         assert objectives.spread(probabilities.log()).item() == pytest.approx(sum(deviations) / 3, abs=1e-6)
