@@ -1,5 +1,6 @@
 """Plans: their calls, and one clear sentence for every fault."""
 
+import functools
 import importlib
 import itertools
 from pathlib import Path
@@ -36,8 +37,7 @@ def options(line: PlannedCall) -> dict[str, Any]:
     return json_options(line.call)
 
 
-def refusal(document: Any, **options: Any) -> str:
-    return refused(planned, document, **options)
+refusal = functools.partial(refused, planned)
 
 
 class TestLines:

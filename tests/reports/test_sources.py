@@ -1,12 +1,13 @@
 """Sources that a plan may name: readable data, models and files, recognised without loading any of them."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from planned import planned
-from refusals import refuses
+from refusals import refused, refuses
 
 from ssmscope.api.inputs import PIXEL_CLASSIFIER, TEXT_CLASSIFIER
 from ssmscope.errors import InputError
@@ -16,10 +17,7 @@ from ssmscope.reports.sources import check_data, check_files, check_model
 EXAMPLES, LINES = "text,label\na film,yes\n", "a film\nanother\n"
 
 
-def refusal(*given: Any, **more: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        check_data(*given, **more)
-    return str(caught.value)
+refusal = functools.partial(refused, check_data)
 
 
 @pytest.fixture(autouse=True)
