@@ -157,9 +157,9 @@ def test_the_default_data_of_a_model_that_names_none_is_asked_for(tmp_path: Path
     place.mkdir()
     (place / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
     (place / "tokenizer.json").write_text("{}")
-    for model, refused in ((str(place), True), ("somebody/some-model", False)):
+    for model, lacking in ((str(place), True), ("somebody/some-model", False)):
         plan = planned({"models": [model], "analyses": [{"insertion": {}}]})
-        if refused:
+        if lacking:
             refuses(r"analysis 1 \(insertion\): no data; give data, one of", sources.check_sources, plan)
         else:
             sources.check_sources(plan)  # known only when it is downloaded
@@ -210,11 +210,11 @@ def test_code_is_that_of_a_folder_and_of_all_that_it_imports(tmp_path: Path, mon
 def test_pairs_are_read_as_pairs(tmp_path: Path) -> None:
     """Their columns are clean and corrupted, as on the command line, and not text and label."""
     file = tmp_path / "pairs.csv"
-    for text, refused in (("clean,corrupted\na b,a c\n", None), (EXAMPLES, "has no clean; pairs have the columns")):
+    for text, said in (("clean,corrupted\na b,a c\n", None), (EXAMPLES, "has no clean; pairs have the columns")):
         file.write_text(text)
         for verb in ("patch", "circuit"):
             plan = planned({"models": ["demo/sst2-mamba2"], "analyses": [{verb: {"data": str(file)}}]})
-            if refused is None:
+            if said is None:
                 sources.check_sources(plan)
                 continue
-            refuses(refused, sources.check_sources, plan)
+            refuses(said, sources.check_sources, plan)
