@@ -192,10 +192,27 @@ def docs_table(gpu: bool = False) -> list[str]:
     head = ("", "texts", "ssmscope", "transformers", "ssmscope, writing alone", "transformers, writing alone")
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for line in map(json.loads, RESULTS.open()):
-        if line.get("prompt", FIGURE_PROMPT) < FIGURE_PROMPT and ("NVIDIA" in line["device"]) == gpu:
+        if line.get("prompt", FIGURE_PROMPT) < FIGURE_PROMPT and ("NVIDIA" in line["device"]) == gpu and not peer(line):
             pairs = [(line.get(name), what) for what in ("whole", "writing") for name in ("ssmscope", "transformers")]
             both = [rate_of(found, what) for found, what in pairs]
             rows.append(f"| {line['shape']} | {line['rows']} | {' | '.join(both)} |")
+    return rows
+
+
+def peer(line: dict[str, Any]) -> bool:
+    return "mamba_ssm" in line
+
+
+def peer_table() -> list[str]:
+    """Return the rows of a page's table: tokens a second of whole calls beside mamba_ssm's, by how many are written."""
+    names, found = ("ssmscope", "compiled", "mamba_ssm"), dict[str, list[dict[str, Any]]]()
+    for line in filter(peer, map(json.loads, RESULTS.open())):
+        found.setdefault(f"{line['shape']}, {line['dtype']}, {line['rows']}", []).append(line)
+    new = "; ".join(str(line["new"]) for line in next(iter(found.values())))
+    rows = [f"| {new} tokens | ssmscope | `compile=True` | mamba_ssm |", "|---" * 4 + "|"]
+    for what, lines in found.items():
+        cells = ("; ".join(rate_of(line[name], "whole") for line in lines) for name in names)
+        rows.append(f"| {what} | {' | '.join(cells)} |")
     return rows
 
 
