@@ -16,7 +16,6 @@ from ssmscope.reports.sources import check_data, check_files, check_model
 
 EXAMPLES, LINES = "text,label\na film,yes\n", "a film\nanother\n"
 
-
 refusal = functools.partial(refused, check_data)
 
 
