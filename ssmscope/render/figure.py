@@ -398,7 +398,7 @@ def colour_bar(axes: Any, colours: ScalarMappable, name: str, *, below: bool = F
     bar = figure.colorbar(colours, **place, **options)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=SOFT, labelsize=font_manager.FontProperties(size="small").get_size_in_points(), length=2)
-    bar.set_label(name)
+    bar.set_label(name, loc="left" if below else None)
     return bar
 
 

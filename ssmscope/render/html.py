@@ -19,8 +19,8 @@ from ssmscope.render.tokens import unbroken, visible
 
 POINTS_PER_INCH = 96
 """Points of CSS in an inch of a figure."""
-MIN_SCALE = 0.8
-"""Smallest scale of a figure, whose letters have 9 or 8 typographic points."""
+MIN_SCALE, MAX_LEAST_WIDTH = 0.9, 960
+"""Smallest scale of a figure, and points that even the widest may shrink to."""
 
 
 def fragment(blocks: Iterable[Block]) -> str:
@@ -76,7 +76,7 @@ def image_html(picture: Picture) -> Markup:
     source = Markup(data_uri(figure, vector=picture.vector))
     kind, width = "figure photo" if picture.photo else "figure", figure.get_figwidth() * POINTS_PER_INCH
     image = Markup('<img class="{}" width="{:.0f}" style="min-width: {:.0f}px" alt="{}" src="{}">')
-    image = image.format(kind, width, MIN_SCALE * width, visible(picture.alt), source)
+    image = image.format(kind, width, min(MIN_SCALE * width, MAX_LEAST_WIDTH), visible(picture.alt), source)
     if picture.photo:
         dark = '<picture><source media="screen and (prefers-color-scheme: dark)" srcset="{}">{}</picture>'
         image = Markup(dark).format(Markup(dark_data_uri(figure)), image)

@@ -76,8 +76,8 @@ def shorten(text: str, width: int) -> str:
 
 
 def unbroken(text: str) -> str:
-    """Allow no line break before a percent sign, at an equals sign, in an interval, or in a short item of a list."""
-    tied = re.sub(r"(?<=\d) (?=%)|(?<=\w) (?== )|(?<= =) |(?<=\d,) (?=[−\d.]+\])", NO_BREAK, text)
+    """Allow no line break before a unit, at an equals sign, within an interval, or within a short item of a list."""
+    tied = re.sub(r"(?<=\d) (?=%|s\b)|(?<=\w) (?== )|(?<= =) |(?<=\d,) (?=[−\d.]+\])", NO_BREAK, text)
     first, *others = tied.split(" · ")
     items = [each.replace(" ", NO_BREAK) if len(each) <= MAX_TIED else each for each in (first, *others)]
     return f"{NO_BREAK}· ".join(items) if others else tied
