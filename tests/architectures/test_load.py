@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 
 import pandas as pd
 import pytest
 import torch
-import transformers
 from loud import loud
 from refusals import refused, refuses
 from saving import write_mamba_ssm
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
 import ssmscope
 from ssmscope.core.known_models import demos
@@ -21,7 +22,8 @@ from ssmscope.loading.pretrained import _class_for
 from ssmscope.zoo.sequences import listops, majority
 
 IDS = [[5, 1, 17, 3, 9, 22, 4], [7, 8, 9]]
-GROUPS = 2 if int(transformers.__version__.split(".")[0]) >= 5 else 1  # see test_groups_before_transformers_5
+# See test_groups_normed_together.
+GROUPS = 2 if "group_size" in inspect.signature(MambaRMSNormGated).parameters else 1
 SIZES = dict(vocab_size=48, hidden_size=16, num_hidden_layers=2, expand=2)
 
 
@@ -60,14 +62,14 @@ def test_mamba_ssm_layout_and_back(module, safetensors, tmp_path):
     torch.testing.assert_close(again.logits(batch)[:1], own, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.skipif(GROUPS > 1, reason="transformers 5 norms every group by itself, as mamba_ssm does")
-def test_groups_before_transformers_5(tmp_path):
-    """In transformers 4 the gated norm takes all channels together, and the logits would not be mamba_ssm's."""
+@pytest.mark.skipif(GROUPS > 1, reason="this transformers norms every group by itself, as mamba_ssm does")
+def test_groups_normed_together(tmp_path):
+    """Before transformers 5.23 the gated norm takes all channels together, and the logits would not be mamba_ssm's."""
     write_mamba_ssm(small(second=True), tmp_path)
     file = tmp_path / "config.json"
     fields = json.loads(file.read_text())
     file.write_text(json.dumps({**fields, "ssm_cfg": {**fields["ssm_cfg"], "ngroups": 2}}))
-    refuses("2 groups of heads.*install transformers 5", ssmscope.load, tmp_path)
+    refuses("2 groups of heads.*install transformers 5.23", ssmscope.load, tmp_path)
 
 
 def log_odds(model, rows):

@@ -136,8 +136,8 @@ def test_a_written_token_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> 
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of steps that are taken at once, in place on a CPU too."""
     seen: list[int] = []
-    real = StepInPlace.ahead
-    monkeypatch.setattr(StepInPlace, "ahead", lambda step, count, draws: seen.append(count) or real(step, count, draws))
+    real = StepInPlace.take
+    monkeypatch.setattr(StepInPlace, "take", lambda step, count, draws: seen.append(count) or real(step, count, draws))
     monkeypatch.setattr(generation, "RECORDING_DEVICES", ("cuda", "cpu"))
     return seen
 
