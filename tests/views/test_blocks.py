@@ -64,6 +64,9 @@ def blocks_in_order() -> Iterator[str]:
         yield from tags(
             html.fragment([*every, folded, replace(folded, vector=False), CUSTOM, Custom(script="other()")])
         )
+        yield from tags(
+            html.fragment([numbers(), Prose("More on it.", "definition"), silent, Prose("Of all.", "definition")])
+        )
         yield f"{html.styles_of([*every, *every])} {html.scripts_of([CUSTOM, Custom(script='other()'), CUSTOM])}"
         yield from tags(html.block_html(Prose("of level 4", "heading"), level=4))
     yield from tags(html.page("A <title>", "<p>body</p>", [("a & b", "c\nd"), ("e", "f")]))
