@@ -44,8 +44,5 @@ def _values(mixer: Any) -> Tensor:
 
 BLOCK_PARTS = of_hybrids("MiniMax", BlockSparseTop2MLP=replace(GATED, out="w2")) | {"PartialRotation": CONSTANT}
 FORM = Form(
-    values=lambda mixer, _: ("qkv_proj", _values(mixer)),
-    activation="act_fn",
-    norm="norm",
-    gate_activation="sigmoid",
+    values=lambda mixer, _: ("qkv_proj", _values(mixer)), activation="act_fn", norm="norm", gate_activation="sigmoid"
 )

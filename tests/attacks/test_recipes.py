@@ -1,7 +1,5 @@
 """Parts that every recipe runs and leaves out, in words and in objects, with all resources and with none."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json
