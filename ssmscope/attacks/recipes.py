@@ -107,13 +107,15 @@ def greedy(resources: Resources, importance: str) -> Any:
     return textattack().search_methods.GreedyWordSwapWIR(wir_method=importance)
 
 
-RANDOM_STRINGS = """
+RANDOM_STRINGS = tuple(
+    """
     d6ZQ3u0GBQ vTAjHynoIG OB4KVJzIft LkF0FZxMZ4 iia2yL9Uzm CuVpbbkC4c w52rwgo0Av Vq3aBzuZcD hXLpw3bbiw RcRneWo6Iv
     S6oUV5E54P xikCjkMydH MQnugHcaoy Q47Jmd4lMV 9vGXgnbWB8 IhuBIhoPGc 5yWbBXztUY AMsRIKZniY EAB4KP2NVY 9Q3S1F94fE
     b74X5IVXQY SFPCqpiClT bhrRSokrfa YHQiDfFhw4 BWmsLx8xOA PDCGfz6DL9 yh912BU8T0 ofOQXLxiW4 Cev0s49fbe rzu98kF2KF
     zexKUTWJYG 5XeflW1ZJc is77sOXAu8 XStsD2pUzu fwhUZUQzXW Pbl3tYuoRo MSAddJ4D2a mzjVogkRhM Kw6nrs57gH ItGDrrA1Sc
     KjPJJ2a7RB mOJ9nEwT4f ofw9fEkN5R njCuciQJpB 6a4Yn3RGVc SvAp8RlOFn g0vBZf3tQC zq0DcZ5dnI lf8wBa2yEm lWJoGGRdjv
-"""
+""".split()
+)
 
 STRESSES = (" and true is true ", " and false is not true ", " and true is true " * 5)
 """Suffixes that mean nothing for the task (Naik et al. 2018), of PromptBench 0.0.4; it has 50 `RANDOM_STRINGS` too
@@ -229,10 +231,7 @@ def pwws(resources: Resources, prompt: bool) -> Recipe:
 
 
 @attack(
-    prompts=False,
-    suffixes=tuple(RANDOM_STRINGS.split()),
-    about="50 random strings of 10 characters, all tried",
-    row="50 suffixes",
+    prompts=False, row="50 suffixes", suffixes=RANDOM_STRINGS, about="50 random strings of 10 characters, all tried"
 )
 def checklist(resources: Resources, prompt: bool) -> Recipe:
     """Build CheckList (Ribeiro et al. 2020)."""

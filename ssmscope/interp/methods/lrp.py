@@ -33,20 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from ssmscope.core.affine import (
-    NormTerms,
-    changed_parts,
-    described,
-    innermost,
-    is_linear,
-    is_norm,
-    is_plain,
-    norm_constants,
-    norm_terms,
-    norm_weight,
-    offset,
-    rounding,
-)
+from ssmscope.core import affine
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.blocks import UNREAD, BlockPart, block_part, declared_parts
 from ssmscope.core.intercept import evaluating, is_own, override_forward, twin, unhooked
@@ -109,7 +96,7 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
             value[texts] = objective(embeddings[texts, :longest], texts).to(value)
     missing = (scores.flatten(1).sum(1) + constants - value).abs()
     missed = missing / (scores.flatten(1).abs().sum(1) + constants.abs() + value.abs())
-    if bool((missed > max(MAX_SUM_ERROR, 8 * rounding(embeddings))).any()):
+    if bool((missed > max(MAX_SUM_ERROR, 8 * affine.rounding(embeddings))).any()):
         raise InputError(
             f"the relevance of tokens and constants misses the logits of {objective.model.name} by "
             f"{float(missed.max()):.1%} of what is added: {_not_linear(objective.model.module)}"
@@ -205,7 +192,7 @@ def _read(path: Path, u: Tensor, biased: bool) -> Tensor:
     return path.read(path.input_map.values(path.input_map.enter(u, biased), biased), biased)
 
 
-def through_norm(norm: NormTerms, x: Tensor, one: Tensor, *, centred: bool) -> Tensor:
+def through_norm(norm: affine.NormTerms, x: Tensor, one: Tensor, *, centred: bool) -> Tensor:
     """Apply a norm with its scale frozen (XAI for Transformers), its bias multiplied by `one`: by the root mean square
     or, `centred`, a layer norm."""
     wide = at_least_float32(x)
@@ -330,8 +317,9 @@ def _through_linearized(
 ) -> Tensor:
     """Compute the output of a part that its family reads as a linear map. Raise InputError if hooks are on it."""
     assert rule.linearize is not None
-    if (parts := changed_parts(part)) or not is_own(part, below):
-        raise InputError(f"{described(part, parts)} may make it compute something other than its terms: remove them")
+    if (parts := affine.changed_parts(part)) or not is_own(part, below):
+        said = affine.described(part, parts)
+        raise InputError(f"{said} may make it compute something other than its terms: remove them")
     with torch.no_grad():
         layer = rule.linearize(part, u.detach())
     return through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
@@ -366,17 +354,17 @@ def _rules(
         return []
     kind, what = type_before_parametrizations(module), f"lrp's {type(module).__name__}"
     rules: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
-    if is_linear(module):
+    if affine.is_linear(module):
         layer = twin(module)
-        constant = offset(layer, what)
+        constant = affine.offset(layer, what)
         return [(module, lambda x: through_affine(layer, constant, x, one))]
     if isinstance(module, nn.Embedding):  # Of positions, which are constants.
         return [(module, lambda x: _rest_map(one, y := twin(module)(x)) * y)]
-    if is_plain(module, AFFINE_MODULES):
+    if affine.is_plain(module, AFFINE_MODULES):
         return [(module, partial(through_map, twin(module), one=one))]
-    inner = innermost(module)
-    if isinstance(inner, nn.LayerNorm) or is_norm(inner):
-        terms = norm_terms(twin(module), nn.RMSNorm, what)
+    inner = affine.innermost(module)
+    if isinstance(inner, nn.LayerNorm) or affine.is_norm(inner):
+        terms = affine.norm_terms(twin(module), nn.RMSNorm, what)
         return [(module, partial(through_norm, terms, one=one, centred=isinstance(inner, nn.LayerNorm)))]
     if issubclass(kind, ExpertRouter):
         return [(module, lambda x: twin(module)(x.detach()))]
@@ -402,9 +390,10 @@ def _rule_of_vectors(module: nn.Module, one: Tensor) -> Callable[[Tensor], Tenso
     """Return the rule of a module that holds nothing but vectors, by what it computes: a norm's or an affine map's;
     None for another."""
     layer = twin(module)
-    if norm_weight(layer) is not None:
+    if affine.norm_weight(layer) is not None:
         with suppress(InputError):
-            return partial(through_norm, norm_terms(layer, nn.RMSNorm), one=one, centred=norm_constants(layer)[1])
+            centred = affine.norm_constants(layer)[1]
+            return partial(through_norm, affine.norm_terms(layer, nn.RMSNorm), one=one, centred=centred)
         with suppress(InputError):
-            return partial(through_affine, layer, offset(layer), one=one)
+            return partial(through_affine, layer, affine.offset(layer), one=one)
     return None
