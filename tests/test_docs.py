@@ -18,16 +18,8 @@ from ssmscope.api import analyses as registry
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-
-
-@pytest.fixture(scope="module")
-def hook() -> ModuleType:
-    return loaded("verbs")
-
-
-@pytest.fixture(scope="module")
-def reference() -> ModuleType:
-    return loaded("reference")
+hook = pytest.fixture(scope="module")(lambda: loaded("verbs"))
+reference = pytest.fixture(scope="module")(lambda: loaded("reference"))
 
 
 def loaded(name: str) -> ModuleType:

@@ -374,11 +374,7 @@ class Writer:
         self.compiles = max_new_tokens >= COMPILE_FROM if compile is None else compile
 
     def stream(
-        self,
-        batch: Batch,
-        draws: Sequence[np.random.Generator] | None = None,
-        states: Earlier = None,
-        at_once: int = 1,
+        self, batch: Batch, draws: Sequence[np.random.Generator] | None = None, states: Earlier = None, at_once: int = 1
     ) -> Iterator[Step]:
         """Return an iterator over the steps in which the texts of a batch, after `states`, are continued together."""
         check_writes(self.model, batch, self.max_new_tokens)

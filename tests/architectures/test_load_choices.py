@@ -1,7 +1,5 @@
 """Choices that loading makes by itself: dtypes, where a model is kept, and that no code of a directory is run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
