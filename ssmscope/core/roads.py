@@ -14,7 +14,7 @@ linear map takes, as it is in that run, after the norm.
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -105,8 +105,9 @@ class Roads:
         self.model, self.blocks, self._taps, self._heads = model, _stack(model), taps, heads
         read = zip(model.layer_numbers, model.mixers)
         named: dict[str, nn.Module] = {f"mixer {n}": mixer for n, mixer in read}
-        named |= {f"attention {n}": part for n, part in _numbered(attention_modules(model.module))}
-        named |= {f"feed-forward {n}": part for n, part in _numbered(block_parts(model.module, "feed-forward"))}
+        attention, inner = attention_modules(model.module), block_parts(model.module, "feed-forward")
+        kinds = {"attention": attention, "feed-forward": inner}
+        named |= {f"{kind} {n}": part for kind, own in kinds.items() for n, part in zip(numbers_in(own), own.values())}
         inside = {id(part): number for number, block in enumerate(self.blocks) for part in block.modules()}
         lost = [name for name, part in named.items() if id(part) not in inside]
         if lost:
@@ -245,11 +246,10 @@ class Roads:
         whole: dict[str, Tensor] = {}
         for name, change in moved.items():
             whole[_whole(name)] = whole.get(_whole(name), 0) + change
-        moved = whole
         own = {each.name: each.module for each in self.parts if each.block == part.block and each.name in self._raw}
-        for name, change in moved.items():
+        for name, change in whole.items():
             stream = stream + change if name not in own else stream
-        forced = [(module, partial(_given, _moved(self._raw[name], moved.get(name)))) for name, module in own.items()]
+        forced = [(module, partial(_given, _moved(self._raw[name], whole.get(name)))) for name, module in own.items()]
         args, kwargs = ((stream, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": stream})
         self._busy = True
         try:
@@ -291,7 +291,7 @@ class Roads:
                     roads[part.name] = tuple(PROJECTIONS) if split else ("",)
             known = (Part(p.name, p.module, p.block, roads[p.name], *heads.get(p.name, ())) for p in self.parts)
             self.parts = sorted(known, key=lambda p: order[p.name])
-            self._mixers = {_number(part): part for part in self.parts if part.name.startswith("mixer")}
+            self._mixers = {int(p.name.split()[1]): p for p in self.parts if p.name.startswith("mixer")}
             self._check_sums(batch)
             self._reads = {part.name: self._senders(part) for part in self.parts}
 
@@ -326,14 +326,6 @@ class Roads:
             found.append(each.name)
         self._raw = raw
         return found
-
-
-def _numbered(parts: Mapping[str, nn.Module]) -> Iterable[tuple[int, nn.Module]]:
-    return zip(numbers_in(parts), parts.values())
-
-
-def _number(part: Part) -> int:
-    return int(part.name.rpartition(" ")[2])
 
 
 def _whole(node: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from examples import EXAMPLES, random_example, relative
+from examples import EXAMPLES, random_example
 from exhaustive import few
 from loud import loud
 from safetensors.torch import save_file
@@ -59,7 +59,8 @@ def of_terms(change: Callable[[Any], Any]) -> Callable[[Model, int], Dump]:
 
 
 def run(model: Model, *edits: Edit) -> Dump:
-    return recorded_run(model, model.encode(ids=TEXTS), ROWS, PARTS, edits)
+    parts = PARTS[: 3 if getattr(model.config, "hc_mult", 1) == 1 else 2]  # Blocks of several streams have no input.
+    return recorded_run(model, model.encode(ids=TEXTS), ROWS, parts, edits)
 
 
 def unmasked(model: Model, layer: int) -> Dump:
@@ -107,13 +108,14 @@ def test_faults_are_found_and_named(name: str) -> None:
     if not model.continues:
         pytest.skip("keeps no states")
     batch, clean = model.encode(ids=TEXTS), run(model)
+    scale = {name: 1e-5 * (1 + float(value.abs().max())) for name, value in clean.items()}
     for fault, (inject, said) in FAULTS.items():
         layer = random.randrange(model.num_layers)
         try:
             dump = inject(model, layer)
         except ValueError:  # A family that compares its recurrences cannot have every fault.
             continue
-        if max(relative(value.double(), clean[tensor].double() + 1e-9) for tensor, value in dump.items()) < 1e-5:
+        if all(torch.allclose(value, clean[tensor], rtol=0, atol=scale[tensor]) for tensor, value in dump.items()):
             continue
         found, named = compared(model, batch, ROWS, dump, torch.float32)
         first = next(each for each in found if each.over)
@@ -130,6 +132,8 @@ def test_another_order_of_the_same_sums_is_no_fault(name: str, dtype: torch.dtyp
     model = Model(loud(random_example(name)))
     if not model.continues:
         pytest.skip("keeps no states")
+    if dtype == torch.bfloat16 and name in ("glm5_next", "kimi_linear"):
+        pytest.skip("rounding changes which experts read a token")
     other = replace(model, module=copy.deepcopy(model.module).to(dtype))
     for dump in (in_pieces(other, 0, lambda s: s), run(other)):
         found, named = compared(model, model.encode(ids=TEXTS), ROWS, dump, dtype)
