@@ -107,7 +107,7 @@ def test_faults_are_found_and_named(name: str) -> None:
     if not model.continues:
         pytest.skip("keeps no states")
     batch, clean = model.encode(ids=TEXTS), run(model)
-    scale = {name: 1e-5 * (1 + float(value.abs().max())) for name, value in clean.items()}
+    scale = {name: 1e-5 * (1 + max(value.abs().flatten().tolist(), default=0)) for name, value in clean.items()}
     for fault, (inject, said) in FAULTS.items():
         layer = random.randrange(model.num_layers)
         try:
@@ -129,11 +129,11 @@ def test_faults_are_found_and_named(name: str) -> None:
 @pytest.mark.parametrize("name", few(EXAMPLES, "mamba2", "jamba", "retnet"))
 def test_another_order_of_the_same_sums_is_no_fault(name: str, dtype: torch.dtype) -> None:
     model = Model(loud(random_example(name)))
-    if not model.continues:
-        pytest.skip("keeps no states")
+    other = replace(model, module=copy.deepcopy(model.module).to(dtype))
+    if not other.continues:
+        pytest.skip("keeps no states, or rounds them too much for a run in two pieces")
     if dtype == torch.bfloat16 and name in ("glm5_next", "kimi_linear"):
         pytest.skip("rounding changes which experts read a token")
-    other = replace(model, module=copy.deepcopy(model.module).to(dtype))
     for dump in (in_pieces(other, 0, lambda s: s), run(other)):
         found, named = compared(model, model.encode(ids=TEXTS), ROWS, dump, dtype)
         assert named == "" and max(each.times for each in found) <= 1
