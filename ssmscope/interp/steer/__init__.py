@@ -120,7 +120,8 @@ def steer(
     Measured are the answer's probability on the texts, and what the direction costs on held-out data: a classifier's
     accuracy and loss, a language model's loss of the next token. They are compared with random directions
     (Gaussian, each scaled to the same norm); both have a mean with a 95 % bootstrap interval over texts or examples,
-    paired: a direction that does no more than random ones of its size steers nothing.
+    paired: a direction that does no more than random ones of its size steers nothing. A classifier's accuracy with the
+    direction has Wilson's interval.
 
     With pairs of a clean and a corrupted text (see `patch`) the corrupted texts are steered, towards the clean ones
     unless other texts or a vector are given. Measured is the share of the way to the clean run, of the difference of
@@ -152,7 +153,6 @@ def steer(
     from ssmscope.interp.edited_texts import EditedText, edited_texts
     from ssmscope.interp.pairs import ScoredPairs
     from ssmscope.interp.scoring import (
-        MEASURES,
         answer_ids,
         means_with_intervals,
         probability_and_logit,
@@ -228,9 +228,12 @@ def steer(
     found = np.empty((1 + random, len(strengths), len(every)))
     for direction, rows in tried:
         found[..., rows] = runs_of(direction).answers(batch.rows(rows), partial(asked, rows))
-    costs = np.empty((1 + random, len(strengths), 0, len(MEASURES)))
+    costs = np.empty((3, len(strengths), 0, 3))
     if held_out is not None:
-        costs = runs_of(known.direction).costs(scored_examples(model, held_out))
+        examples = scored_examples(model, held_out)
+        values = runs_of(known.direction).costs(examples)
+        costs = measure.summarise(values, seed)
+        costs[0] = examples.levels(values[0].transpose(1, 0, 2), seed)
     options = call_options(site=site, layer=layer, strengths=list(strengths))
     return Steering(
         provenance=record_provenance(model.source, options=options, seed=seed, data=held_out),
@@ -242,7 +245,7 @@ def steer(
         direction=tuple(part.double().cpu().numpy() for part in known.direction),
         probability=measure.summarise(found[..., None], seed, means)[..., 0, :],
         by_direction=found.mean(-1) / whole,
-        costs=measure.summarise(costs, seed) if costs.size else np.empty((3, len(strengths), 0, 3)),
+        costs=costs,
         classifies=model.is_classifier,
         written=written,
         measure="probability" if pairs is None else "share",

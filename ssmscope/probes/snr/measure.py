@@ -115,9 +115,15 @@ def measure(
     curves = []
     for one, mean in zip(read, means):
         layers = mean.shape[1] - 1
+        shares = {"leads": len(one), "beats": int((~np.isnan(one.distractor[:, 0])).sum())}
         ratios = ratio(mean[..., -1], mean[..., place["distractor"]])
         found = [
-            LayerSNR(i, i / layers, ratio=estimate(ratios[:, i]), **dict(zip(METRICS, map(estimate, mean[:, i].T))))
+            LayerSNR(
+                i,
+                i / layers,
+                ratio=estimate(ratios[:, i]),
+                **{name: estimate(mean[:, i, at], of=shares.get(name)) for name, at in place.items()},
+            )
             for i in range(layers + 1)
         ]
         sizes = one.choices[one.choices > 1]
