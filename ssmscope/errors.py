@@ -51,14 +51,15 @@ class Unanswerable(InputError):
 
 
 SAME_MEANING = (
-    "clean before original reference source",
-    "corrupted after attacked counterfactual edited perturbed",
+    "clean before original reference source good",
+    "corrupted after bad attacked counterfactual edited perturbed",
     "out output output-dir save-to directory folder",
     "data dataset corpus file train-file input-file",
     "text prompt sentence input inputs",
     "limit samples n max-examples max-samples num-samples",
     "methods method attribution attributions attributor algorithm",
     "target class label attributed token",
+    "label sentiment category rating",
     "contrast foil versus against",
     "continuation completion generated response answer-text forced",
     "max-new-tokens new-tokens num-tokens tokens",

@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 
 from ssmscope.api.analyses import ANALYSES, analysis_of
 from ssmscope.api.dimensions import Dimension
-from ssmscope.api.inputs import MODEL_KINDS, TEXTS, Input, Named, is_named
+from ssmscope.api.inputs import COLUMNS, MODEL_KINDS, TEXTS, Input, Named, is_named
 from ssmscope.api.limits import Limits
-from ssmscope.api.options import Option, asked, noted, plain
+from ssmscope.api.options import TABLES, Option, asked, noted, plain
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
 from ssmscope.core.known_models import DTYPES
+from ssmscope.data.columns import reading
 from ssmscope.data.labels import data_notes
 from ssmscope.errors import InputError, check_model, did_you_mean
 
@@ -111,8 +112,9 @@ class Analysis:
 
     @property
     def inputs(self) -> Mapping[str, Option]:
-        """Options that name the input."""
-        return {} if self.reads is None else self.reads.options
+        """Options that name the input, and its columns."""
+        tables = any(each.reads is not None and each.reads.kind in TABLES for each in self.options.values())
+        return {**({} if self.reads is None else self.reads.options), **(COLUMNS if tables or self.reads else {})}
 
     def check_models(self, args: Sequence[Any], given: Mapping[str, Any]) -> None:
         """Raise InputError for models in a call that are not loaded, if the function's first parameter says `Model`; a
@@ -206,6 +208,10 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
     def declare(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            with reading(cast(Any, kwargs.pop("columns", None)), needed=True):
+                return answered(*args, **kwargs)
+
+        def answered(*args: P.args, **kwargs: P.kwargs) -> R:
             alone = _is_trace(args[0]) if len(args) == 1 else False  # A trace holds its model's answers.
             if not alone:
                 declared.check_models(args, kwargs)
@@ -347,9 +353,10 @@ class Call:
             raise InputError(f"dtype {self.dtype!r:.80} is unknown: choose one of auto, {', '.join(DTYPES)}")
         if declared.dtype is not None and self.dtype not in ("auto", declared.dtype, "float64"):
             raise InputError(f"{self.name} needs {declared.dtype}, or float64; leave dtype {self.dtype} out")
-        if declared.reads is not None:
-            declared.reads.check(self.inputs, self.options)
-        declared.checked(self.options, len(self.models))
+        with reading(self.inputs.get("columns")):
+            if declared.reads is not None:
+                declared.reads.check(self.inputs, self.options)
+            declared.checked(self.options, len(self.models))
 
     def run(self, out: Path | None = None, formats: Sequence[str] | None = None) -> tuple[Result, ...]:
         """Load the models, run the analysis and return its results.
@@ -378,7 +385,8 @@ class Call:
         groups = [[model] for model in loaded] if declared.pair is not None else [loaded]
         calls: list[list[Any]] = [[group if declared.several else group[0]] for group in groups]
         options = dict(self.options)
-        with pulse(self.name, bool(options.get("progress", True))):
+        columns = self.inputs.get("columns")
+        with reading(columns, needed=True), pulse(self.name, bool(options.get("progress", True))):
             if declared.reads is not None:
                 inputs = declared.reads.once(self.inputs) if len(calls) > 1 else self.inputs
                 for arguments, group in zip(calls, groups):

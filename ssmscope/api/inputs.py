@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.api.options import REPEATED, Metavar, Option, Range, Reads
+from ssmscope.api.options import REPEATED, Columns, Metavar, Option, Range, Reads
 from ssmscope.api.series import SERIES_HELP, encoded_series, labelled_series_of, reads_series
 from ssmscope.api.signatures import options_of
 from ssmscope.api.typed import lines_of, texts_of, whole_numbers
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW
 from ssmscope.core.chat import is_chat, read_chats
+from ssmscope.data.columns import refuse_columns
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ MODEL_KINDS: Mapping[str, str] = {
 TEXT_MODELS = (TEXT_CLASSIFIER, LANGUAGE_MODEL)
 TEXTS = ("text", "file", "ids", "image", "series", "chat")
 """Options that give texts."""
+ANY_TEXT = f"{', '.join(f'{name}=…' for name in TEXTS[:-1])} or {TEXTS[-1]}=…"
 MAX_TOKENS = 16384
 """Maximum length of a text in tokens, unless `max_tokens` is given."""
 
@@ -113,6 +115,7 @@ def _options(
     data: Annotated[str | None, DATA_HELP.format("sst2, imdb"), Reads("data"), Metavar("DATA")] = None,
     split: Split = None,
     relevant: Annotated[str | None, "Column of DATA that marks tokens (default: rationale).", Metavar("COLUMN")] = None,
+    columns: Columns = None,
     length: Annotated[int, "Tokens per row of a language model's text.", Range(1, MAX_TOKENS_PER_ROW)] = 256,
     max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = MAX_TOKENS,
 ) -> None: ...
@@ -122,6 +125,9 @@ def _chosen(*names: str, **helps: str) -> dict[str, Option]:
     """Return some of the options of inputs, with other help texts where these are given."""
     known = options_of(_options)
     return {name: replace(known[name], help=helps.get(name, known[name].help)) for name in names}
+
+
+COLUMNS = _chosen("columns")
 
 
 def _id_rows(ids: Any) -> list[list[int]]:
@@ -171,15 +177,9 @@ class Texts(Input):
             return
         given, drawn = self._any(values), self._drawn(options)
         if given and drawn:
-            texts = ", ".join(f"{name}=…" for name in TEXTS[:-1])
-            raise InputError(
-                f"{self.instead}=… asks for random sequences; it cannot be combined with {texts} or {TEXTS[-1]}=…"
-            )
+            raise InputError(f"{self.instead}=… asks for random sequences; it cannot be combined with {ANY_TEXT}")
         if self.needed and self.instead is not None and not given and not drawn:
-            raise InputError(
-                "no text; give text=…, file=…, ids=…, image=…, series=… or chat=…, "
-                f"or {self.instead}=… for random sequences"
-            )
+            raise InputError(f"no text; give {ANY_TEXT}, or {self.instead}=… for random sequences")
         if given or (self.needed and not drawn and not self._has_pairs(options)):
             # Standard input can be read only once, when the analysis runs.
             later = values["file"] == "-" and not values["text"]
@@ -203,8 +203,7 @@ class Texts(Input):
         """Return True if labelled texts are asked for; refuse texts as well, or a split without data."""
         given = self.data is not None and values["data"] is not None
         if given and self._any(values):
-            names = ", ".join(f"{name}=…" for name in TEXTS[:-1])
-            raise InputError(f"data=… cannot be combined with {names} or {TEXTS[-1]}=…; give one of them")
+            raise InputError(f"data=… cannot be combined with {ANY_TEXT}; give one of them")
         unused = next((name for name in ("split", "relevant") if values.get(name) is not None), None)
         if self.data is not None and not given and unused is not None:
             raise InputError(f"{unused}=… needs data=…; give that too")
@@ -385,6 +384,7 @@ def data_name(given: Any, model: Model, known: Collection[str], else_: str) -> A
     from ssmscope.loading.load import trained_on
 
     name = given if given is not None else trained_on(model.name)
+    refuse_columns(given, known)
     if name is None or (given is None and name not in known):
         raise InputError(f"no data; give data=…, one of {', '.join(known)}, or {else_}")
     return name

@@ -81,6 +81,10 @@ class Reads:
     besides: tuple[str, ...] = ()
 
 
+TABLES = ("data", "lines", "pairs")
+"""Kinds of what is read that have columns."""
+
+
 @dataclass(frozen=True)
 class Metavar:
     """Placeholder of the value in the help, where the type alone does not say it."""
@@ -372,6 +376,11 @@ Cache = Annotated[
     str | Path | None,
     "A file that stores the model's answers so that a killed run continues; by default next to the results.",
     NO_EFFECT,
+]
+Columns = Annotated[
+    Mapping[str, str] | Sequence[str] | None,
+    "Columns to read of a file or table, such as text=sentence,label=sentiment.",
+    Metavar("NAME=COLUMN,…"),
 ]
 Template = Annotated[str | None, "A prompt that contains {content}, for a language model."]
 LabelWords = Annotated[
