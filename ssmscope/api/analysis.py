@@ -36,7 +36,7 @@ from ssmscope.api.writing import check_writable
 from ssmscope.core.known_models import DTYPES
 from ssmscope.data.columns import reading
 from ssmscope.data.labels import data_notes
-from ssmscope.errors import InputError, check_model, did_you_mean
+from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from ssmscope.api.results import Result
@@ -116,17 +116,24 @@ class Analysis:
         tables = any(each.reads is not None and each.reads.kind in TABLES for each in self.options.values())
         return {**({} if self.reads is None else self.reads.options), **(COLUMNS if tables or self.reads else {})}
 
-    def check_models(self, args: Sequence[Any], given: Mapping[str, Any]) -> None:
-        """Raise InputError for models in a call that are not loaded, if the function's first parameter says `Model`; a
-        trace stands for its model, None, if it says that too."""
+    def with_models(self, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, ...]:
+        """Return a call's positional arguments with its models loaded, as on a command line, if the function's first
+        parameter says `Model`; a trace stands for its model, None, if it says that too. Raise InputError as `load`."""
         first = next(iter(inspect.signature(self.function).parameters.values()))
-        models, wanted = args[0] if args else given.get(first.name), str(first.annotation)
+        models: Any = args[0] if args else given.get(first.name)
+        wanted = str(first.annotation)
         traced = models is None and "None" in wanted and any(map(_is_trace, (*args, *given.values())))
         if traced or not wanted.startswith("Model"):
-            return
-        many = (self.several or self.pair is not None) and isinstance(models, Sequence) and not isinstance(models, str)
-        for each in cast("Sequence[Any]", models if many else [models]):
-            check_model(each, self.name)
+            return args
+        from ssmscope.core.model import Model
+        from ssmscope.loading.load import load
+
+        many = (self.several or self.pair is not None) and isinstance(models, list | tuple)
+        listed = models if many else [models]
+        found = [each if isinstance(each, Model) else load(each, dtype=self.dtype) for each in listed]
+        if not args:
+            given.pop(first.name, None)
+        return (found if many else found[0], *args[1:])
 
     def taken(self, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, ...]:
         """Return a call's positional arguments with its input read, where Python gives what the command line takes: the
@@ -214,7 +221,7 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
         def answered(*args: P.args, **kwargs: P.kwargs) -> R:
             alone = _is_trace(args[0]) if len(args) == 1 else False  # A trace holds its model's answers.
             if not alone:
-                declared.check_models(args, kwargs)
+                args = declared.with_models(args, kwargs)  # type: ignore[assignment]
             if args and not alone and "at" in kwargs and not has_at:
                 args = (_asked_at(args[0], kwargs.pop("at")), *args[1:])  # type: ignore[assignment]
             # Several models or steps may read an iterator, which can be read only once.

@@ -331,5 +331,5 @@ def test_what_is_recorded_of_a_heatmap_of_data():
     assert selection_heatmap(model, short).examples == () and selection_heatmap(model, short).picked == ()
     with pytest.raises(InputError, match="labelled texts need a model with a tokenizer"):
         selection_heatmap(Model(random_example("mamba2")), short)
-    with pytest.raises(InputError, match="^NoneType was given to heatmap as its model"):
+    with pytest.raises(InputError, match="^NoneType was given as a model; give"):
         selection_heatmap(None, short)
