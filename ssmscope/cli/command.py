@@ -220,6 +220,8 @@ def verb(analysis: Analysis) -> Callable[..., None]:
             model = shlex.quote(call.models[0])
             then = analysis.then.format(model=model, out=shlex.quote(str(out)))
             print(f"\nSaved in {out}" + f"; try: {then}" * bool(then))
+        if any(each.failed for each in results):
+            raise typer.Exit(1)
 
     shared = inspect.signature(_common, eval_str=True).parameters
     several, model = analysis.max_models > 1, "models" if analysis.several else "pair"

@@ -79,7 +79,7 @@ class Own(nn.Module):
         (lambda: language_model().to("meta"), "not in memory .*meta device"),
         (lambda: 5, "int was given as a model; give"),
         (lambda: None, "NoneType was given as a model; give"),
-        (lambda: ["demo/sst2-mamba2"], "a list was given"),
+        (lambda: ["demo/sst2-mamba2"], "list was given as a model"),
     ],
 )
 def test_what_is_no_model(given, words):

@@ -43,7 +43,7 @@ def parity(
     seed: Seed = 0,
 ) -> Parity:
     """Compare what another runtime dumped with this model: the first token, layer and tensor that differ, by how much
-    against what rounding allows, and the likely fault.
+    against what rounding allows, and the likely fault. The exit code is 1 if any differs.
 
     The file has the layout of `analyze states --save`: tokens, and any of states, logits and layers. The model runs the
     same tokens, in float32 or more. The error of a row (a text's token) is the rms of its difference / rms of the
