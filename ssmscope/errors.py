@@ -171,6 +171,12 @@ def check_model(given: Any, what: str) -> None:
         raise InputError(f"{said}; give one that ssmscope.load returns")
 
 
+def refuse_unused(where: str, **given: bool) -> None:
+    """Raise InputError for the first of these options that is given, where it has no effect."""
+    if (name := next((name for name, is_given in given.items() if is_given), None)) is not None:
+        raise InputError(f"{name}=… has no effect {where}; leave it out")
+
+
 def check_path(given: Any, what: str) -> str:
     """Return a path as text. Raise InputError for anything else, given as `what`."""
     if not isinstance(given, str | os.PathLike):

@@ -117,7 +117,8 @@ def show(heads: Sequence[str], rows: Iterable[Sequence[Any]], *notes: str, title
     from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*(Column(head, no_wrap=head != "command") for head in heads), box=None, pad_edge=False)
+    columns = (Column(head, no_wrap=head not in ("command", "models")) for head in heads)
+    table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*map(Text, row))
     for each in ([Text(title, style="bold")] if title else []) + [table, *map(Text, notes)]:

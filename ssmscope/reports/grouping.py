@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ssmscope.api.analyses import analysis_of
 from ssmscope.api.results import Result
 from ssmscope.render.table import Table
 from ssmscope.render.tokens import shorten, visible
@@ -19,6 +21,8 @@ MAX_NAME_CHARACTERS = 50
 """Maximum length of a name for anchors and files; file systems allow 255 bytes."""
 MAX_VERDICT_CHARACTERS = 240
 """Maximum length of a verdict."""
+MAX_MODELS_TOLD = 3
+"""Number of models whose findings are said first."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,22 @@ def verdict(found: LabelledResult, model: str) -> str:
     """Return the result's verdict on one of its entry's models, given by its shown name."""
     shown = found.entry.models
     return shorten(visible(found.result.verdict(shown.index(model) if model in shown else 0)), MAX_VERDICT_CHARACTERS)
+
+
+def findings(report: Report) -> list[str]:
+    """Return what a report found about its first models: the verdict of one analysis of each room, that to try first or
+    else that with the first row on a scorecard, in the order of the plan."""
+    told = []
+    for model in model_names(report)[:MAX_MODELS_TOLD]:
+        own = [one for group in groups(report) for one in group.results() if model in one.entry.models]
+        best: dict[str, tuple[float, float, int]] = {}
+        for at, of in enumerate(analysis_of(one.entry.verb) for one in own):
+            rank = of.first or math.inf, min((each.row for each in of.dimensions), default=math.inf), at
+            room = of.module.rpartition(".")[0]
+            best[room] = min(best.get(room, rank), rank)
+        chosen = [own[at] for at in sorted(at for *_, at in best.values())]
+        told += [f"{one.entry.heading}: {model}: {verdict(one, model)}" for one in chosen]
+    return told
 
 
 def comparison(group: Group, kind: str) -> Table:

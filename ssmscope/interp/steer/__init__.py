@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
 from ssmscope.api.options import NO_EFFECT, REPEATED, Limit, Metavar, Range, Reads, Seed, TokensWritten, chosen_layers
-from ssmscope.errors import InputError
+from ssmscope.core.batching import HELD_OUT_LENGTH
+from ssmscope.errors import InputError, refuse_unused
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -35,8 +36,10 @@ def check_steer(*, strengths: Sequence[float], vector: Any, layer: Any, site: st
     if site == "state" and layer is not None and not isinstance(layer, int) and len(layer) > 1:
         raise InputError("a state is one layer's; give one layer, or site='residual'")
     texts = [name for name in ("toward", "away") if given[name]]
-    if vector is not None and (texts or layer is not None):
-        raise InputError(f"the vector's file has its direction and layer; leave {(*texts, 'layer')[0]}=… out")
+    if vector is not None:
+        own = {**dict.fromkeys(texts, True), "layer": layer is not None, "site": site != "residual"}
+        refuse_unused("with vector=…, whose file has it", **own, method=given["method"] != "mean")
+    refuse_unused("without export=…", export_strength=given["export"] is None and given["export_strength"] != 1)
     if vector is None and len(texts) < 2 and (texts or not pairs):
         raise InputError("no text to steer to or from; give toward=… and away=…, or vector=…")
     if len(set(strengths)) < len(strengths):
@@ -90,7 +93,7 @@ def steer(
         Metavar("DATA"),
     ] = None,
     split: Annotated[str | None, "Split of a known data set; default the test split.", Metavar("NAME")] = None,
-    length: Annotated[int, "Tokens per row of a language model's text.", Range(2, 2**17)] = 128,
+    length: Annotated[int, "Tokens per row of a language model's text.", Range(2, 2**17)] = HELD_OUT_LENGTH,
     limit: Limit = 200,
     random: Annotated[int, "Number of random directions of the same norm.", Range(1, 1000)] = 5,
     generate: TokensWritten = None,

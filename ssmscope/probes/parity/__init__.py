@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.options import Metavar, Reads, Seed
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, refuse_unused
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -21,6 +21,7 @@ def check_files(*, states: object, logits: object, layers: object, self_: bool, 
         raise InputError("no file; give what the other runtime dumped, states=…, logits=… or layers=…, or self_=…")
     if given and self_:
         raise InputError("self_=… compares the model's own library; leave the files out")
+    refuse_unused("with self_=…", ran_in=self_ and options["ran_in"] != "auto")
 
 
 @analysis("parity", question="Does another runtime compute the same model?", check=check_files)
