@@ -29,7 +29,7 @@ from ssmscope.api.analyses import ANALYSES, analysis_of
 from ssmscope.api.dimensions import Dimension
 from ssmscope.api.inputs import COLUMNS, MODEL_KINDS, TEXTS, Input, Named, is_named
 from ssmscope.api.limits import Limits
-from ssmscope.api.options import TABLES, Option, asked, noted, plain
+from ssmscope.api.options import Option, asked, noted, plain
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
@@ -113,8 +113,9 @@ class Analysis:
     @property
     def inputs(self) -> Mapping[str, Option]:
         """Options that name the input, and its columns."""
-        tables = any(each.reads is not None and each.reads.kind in TABLES for each in self.options.values())
-        return {**({} if self.reads is None else self.reads.options), **(COLUMNS if tables or self.reads else {})}
+        kinds = {each.reads.kind for each in self.options.values() if each.reads is not None}
+        tables = COLUMNS if self.reads is not None or kinds & {"data", "lines", "pairs"} else {}
+        return {**({} if self.reads is None else self.reads.options), **tables}
 
     def with_models(self, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, ...]:
         """Return a call's positional arguments with its models loaded, as on a command line, if the function's first

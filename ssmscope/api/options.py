@@ -81,10 +81,6 @@ class Reads:
     besides: tuple[str, ...] = ()
 
 
-TABLES = ("data", "lines", "pairs")
-"""Kinds of what is read that have columns."""
-
-
 @dataclass(frozen=True)
 class Metavar:
     """Placeholder of the value in the help, where the type alone does not say it."""

@@ -17,23 +17,20 @@ _given: ContextVar[tuple[Mapping[str, str], list[Any]]] = ContextVar("columns", 
 
 
 @contextmanager
-def reading(columns: Mapping[str, str] | Sequence[str] | None, *, needed: bool = False) -> Iterator[None]:
+def reading(columns: Any, *, needed: bool = False) -> Iterator[None]:
     """Read `columns`, {"text": "sentence"} or "text=sentence", in place of `NAMES` within the context; None changes
     nothing. Raise InputError for other names, and at the end if they are `needed` and nothing was read."""
-    if columns is None:
-        yield
-        return
-    listed = columns.split(",") if isinstance(columns, str) else columns
-    if not isinstance(listed, Mapping):
-        listed = dict(str(each).partition("=")[::2] for each in (listed if isinstance(listed, list) else [listed]))
-    for name, column in listed.items():
+    if not isinstance(columns, Mapping | None):
+        listed = columns if isinstance(columns, list) else str(columns).split(",")
+        columns = dict(str(each).partition("=")[::2] for each in listed)
+    for name, column in (columns or {}).items():
         if name not in NAMES or not (isinstance(column, str) and column):
             allowed = f"allowed are {', '.join(NAMES)}, each with the name of a column"
             raise InputError(f"columns=… has {f'{name}={column}':.60}; {allowed}{did_you_mean(str(name), NAMES)}")
-    token = _given.set((listed, []))
+    token = _given.set(_given.get() if columns is None else (columns, []))
     try:
         yield
-        if needed and not _given.get()[1]:
+        if needed and columns and not _given.get()[1]:
             raise InputError("columns=… is for a file or a table, and none was read; leave it out")
     finally:
         _given.reset(token)
@@ -45,31 +42,20 @@ def refuse_columns(data: Any, known: Collection[str]) -> None:
         raise InputError(f"{data} has columns of its own; leave columns=… out")
 
 
-def column_of(name: str) -> str:
-    """Return the column that is read under a name."""
-    return _given.get()[0].get(name, name)
-
-
 def renamed(rows: Sequence[Mapping[str, Any]], place: Any) -> Sequence[Mapping[str, Any]]:
     """Return rows with the columns that are given under their names. Raise InputError if no row has one of them."""
     given, read = _given.get()
-    for column in given.values():
-        if not any(column in row for row in rows):
-            raise absent(column, rows[0], place)
     read.append(place)
-    if not given:
-        return rows
+    if absent := [column for column in given.values() if not any(column in row for row in rows)]:
+        refuse_absent(absent[0], rows[0], place)
     other = {*given, *given.values()}
-    return [
-        {name: value for name, value in row.items() if name not in other}
-        | {name: row[column] for name, column in given.items() if column in row}
-        for row in rows
-    ]
+    kept = [{name: row[name] for name in row if name not in other} for row in rows] if given else rows
+    return [{**own, **{name: row[given[name]] for name in given if given[name] in row}} for own, row in zip(kept, rows)]
 
 
-def absent(column: str, row: Mapping[str, Any], place: Any) -> InputError:
-    """Return the error of a column that rows lack, with those they have."""
+def refuse_absent(column: str, row: Mapping[str, Any], place: Any) -> None:
+    """Raise InputError for a column that rows lack, with those they have."""
     names = [str(name) for name in row if name]
-    return InputError(
-        f"{place} has no column {column!r:.60}; it has {', '.join(names):.300}{did_you_mean(column, names)}"
-    )
+    if column not in row:
+        near = did_you_mean(column, names)
+        raise InputError(f"{place} has no column {column!r:.60}; it has {', '.join(names):.300}{near}")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from ssmscope.data.columns import column_of
+from ssmscope.data.columns import renamed
 from ssmscope.data.rows import SUFFIXES, Row, first_line, numbered
 from ssmscope.errors import InputError
 
@@ -93,12 +93,12 @@ def check_reach(repository: str, kind: str = "dataset") -> None:
 def labelled_rows(data: str, split: str) -> tuple[list[Row], tuple[str, ...] | None]:
     """Return the rows of a data set by its id, and the names of its classes in their order, which are its labels; None
     if its labels have no names."""
-    rows, features = _rows_of(data, split)
-    column = column_of("label")
-    names = getattr((features or {}).get(column), "names", None)
-    if names:
-        rows = [{**row, column: _named(row.get(column), names)} for row in rows]
-    return numbered(rows, f"{data} ({split})"), tuple(names) if names else None
+    found, features = _rows_of(data, split)
+    rows = numbered(found, f"{data} ({split})")
+    names = getattr(renamed([features], data)[0].get("label"), "names", None) if features else None
+    for row in rows if names else ():
+        row["label"] = _named(row.get("label"), names)
+    return rows, tuple(names) if names else None
 
 
 def text_rows(data: str, split: str) -> list[Row]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ssmscope.data.columns import absent, reading
+from ssmscope.data.columns import reading, refuse_absent
 from ssmscope.data.eraser import eraser_rows, eraser_splits
 from ssmscope.data.hub import hub_rows, is_hub_id, labelled_rows, part_of
 from ssmscope.data.planted import SIZES, TASKS, planted
@@ -217,8 +217,8 @@ def load_text(
     else:
         path = checked_path(data, SOURCES, split)
         rows = read_rows(path)
-    if rationale != "rationale" and rationale not in rows[0]:
-        raise absent(rationale, rows[0], path)
+    if rationale != "rationale":
+        refuse_absent(rationale, rows[0], path)
     texts = [checked_text(row, "text") for row in rows]
     column = label_column(rows[0])
     raw = [checked_label(row, column) for row in rows]

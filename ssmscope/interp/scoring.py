@@ -75,9 +75,8 @@ class ScoredExamples:
     def levels(self, columns: np.ndarray, seed: int, rows: Sequence[int] | None = None) -> np.ndarray:
         """Return `means` of the measures themselves, not of changes: a classifier's accuracy has Wilson's interval."""
         found = self.means(columns, seed, rows)
-        if "accuracy" in self.measures and self.targets.ndim == 1:
-            at = self.measures.index("accuracy")
-            found[..., at, :] = shares(columns[..., at].sum(0), len(columns))
+        if self.measures == MEASURES and self.targets.ndim == 1:
+            found[..., 1, :] = shares(columns[..., 1].sum(0), len(columns))
         return found
 
     def donors(self, seed: int) -> tuple[Batch, np.ndarray]:

@@ -93,14 +93,13 @@ def findings(report: Report) -> list[str]:
     else that with the first row on a scorecard, in the order of the plan."""
     told = []
     for model in model_names(report)[:MAX_MODELS_TOLD]:
-        own = [one for group in groups(report) for one in group.results() if model in one.entry.models]
-        best: dict[str, tuple[float, float, int]] = {}
-        for at, of in enumerate(analysis_of(one.entry.verb) for one in own):
-            rank = of.first or math.inf, min((each.row for each in of.dimensions), default=math.inf), at
-            room = of.module.rpartition(".")[0]
-            best[room] = min(best.get(room, rank), rank)
-        chosen = [own[at] for at in sorted(at for *_, at in best.values())]
-        told += [f"{one.entry.heading}: {model}: {verdict(one, model)}" for one in chosen]
+        best: dict[str, tuple[tuple[float, float], LabelledResult]] = {}
+        for group, of in ((group, analysis_of(group.verb)) for group in groups(report)):
+            rank = of.first or math.inf, min((each.row for each in of.dimensions), default=math.inf)
+            for one in [one for one in group.results() if model in one.entry.models][:1]:
+                room = of.module.rpartition(".")[0]
+                best[room] = min(best.get(room, (rank, one)), (rank, one), key=lambda each: each[0])
+        told += [f"{one.entry.heading}: {model}: {verdict(one, model)}" for _, one in best.values()]
     return told
 
 

@@ -23,7 +23,7 @@ from ssmscope.attacks.poisoning.memory import (
 )
 from ssmscope.attacks.poisoning.result import FOUND, MATCHED, Alarm, Cost, Poisoned, Victim
 from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, search
-from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.core.bootstrap import estimate, ratio, resampled_sums, share
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import token_rows
@@ -157,11 +157,8 @@ def victim(
     right, survived = mean([clean.answers == labels]), mean([clean.survival])
     elsewhere = labels != target
 
-    def planted(own: Sequence[Seen], of: int) -> Estimate | None:
-        if target is None:
-            return None
-        rows = ratio(mean([(one.answers == target) & elsewhere for one in own]), mean([elsewhere]))
-        return estimate(rows, of=of * elsewhere.sum())
+    def planted(own: Sequence[Seen]) -> np.ndarray:
+        return ratio(mean([(one.answers == target) & elsewhere for one in own]), mean([elsewhere]))
 
     found, first = [], 1
     changed: dict[str, np.ndarray] = {}
@@ -188,7 +185,7 @@ def victim(
             kept=estimate(ratio(survival, survived)),
             accuracy=estimate(mean([one.answers == labels for one in own]), of=single * texts),
             flipped=estimate(changed[group.name], of=single * right[0] * texts),
-            planted=planted(own, single),
+            planted=None if target is None else estimate(planted(own), of=single * int(elsewhere.sum())),
             alarms=tuple(detected),
             right=np.mean([one.answers == labels for one in own], axis=0),
             survived=np.mean([one.survival for one in own], axis=0),
@@ -198,10 +195,10 @@ def victim(
         model=name,
         survival=estimate(survived),
         accuracy=estimate(right, of=texts),
-        planted=planted([clean], True),
+        planted=None if target is None else estimate(planted([clean]), of=int(elsewhere.sum())),
         thresholds=tuple(thresholds.values()),
         false_alarms=tuple(
-            estimate(mean([clean.suspicion[each] > limit]), of=texts) for each, limit in thresholds.items()
+            share(int((clean.suspicion[name] > most).sum()), texts) for name, most in thresholds.items()
         ),
         attacks=tuple(found),
         right=clean.answers == labels,

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 def check_circuit(*, method: str, steps: int, choose: str, threshold: float, until: float, **_: object) -> None:
     """Raise InputError for options of another method or choice."""
-    refuse_unused(f"with method {method}", steps=steps != 5 and method != "integrated")
     unused = {"threshold": threshold != 0.1} if choose == "greedy" else {"until": until != 0.9}
-    refuse_unused(f"with choose {choose}", **unused)
+    refuse_unused(f"with {method}, {choose}", steps=steps != 5 and method != "integrated", **unused)
 
 
 @analysis(

@@ -41,8 +41,8 @@ class Labelled(Examples):
         if options["tasks"] is not None and (values["data"] is not None or values["split"] is not None):
             raise InputError("tasks=… are texts of their own; give those or data=…")
         if options["tasks"] is not None:
-            refuse_unused("with tasks=…", series=values["series"] is not None)
-            self._refuse_sizes("with tasks=…", values, "max_tokens")
+            own = {"series": None, "max_tokens": self.sizes["max_tokens"].default}
+            refuse_unused("with tasks=…", **{name: values[name] != default for name, default in own.items()})
 
     def check_kind(self, kind: str | None, values: Mapping[str, Any]) -> None:
         if kind == LANGUAGE_MODEL and values.get("tasks") is None and values.get("data") is None:
