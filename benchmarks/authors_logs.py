@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import running
+import verdicts
 from experiments_authors import ARMS, CLASSES, EPOCHS, RESULTS, SMALL, STARTS
+from verdicts import Question
 
 LOGS = RESULTS.with_name("experiments-authors-logs.jsonl")
 """Numbers of the authors' own runs that the documentation shows."""
@@ -192,17 +194,25 @@ MEASURES: Mapping[str, Callable[[dict[str, Any]], float]] = {
 
 def spread_table() -> list[str]:
     """Return at how many T of Experiment 2 the mean of our runs in the arm authors lies within two of the authors'
-    standard deviations of their mean."""
-    rows = [f"| | {' | '.join(MEASURES)} |", "|---" * (len(MEASURES) + 1) + "|"]
+    standard deviations of their mean, and how many of these differences the verdict rules call different."""
+    rows = [f"| | {' | '.join(MEASURES)} | different |", "|---" * (len(MEASURES) + 2) + "|"]
+    cells: dict[tuple[str, str], dict[Question, verdicts.Arms]] = {}
     for task in CLASSES:
         theirs, ours = both("experiment2", task)
         ours = [one for one in ours if one["arm"] == "authors"]
-        lengths, cells = sorted({one["length"] for one in ours} & {one["length"] for one in theirs}), []
-        for value in MEASURES.values():
-            found = [[_values(runs, T, value) for runs in (theirs, ours)] for T in lengths]
-            near = [abs(np.mean(one) - np.mean(other)) <= 2 * np.std(one, ddof=1) for one, other in found]
-            cells.append(f"{sum(near)} of {len(lengths)}")
-        rows.append(f"| {task} | {' | '.join(cells)} |")
+        for T in sorted({one["length"] for one in ours} & {one["length"] for one in theirs}):
+            for name, value in MEASURES.items():
+                arms = _values(ours, T, value), _values(theirs, T, value)
+                cells.setdefault((task, name), {})[Question(f"{task}, {name}, T = {T}", 0)] = [arms]
+    found = verdicts.verdicts({question: arms for each in cells.values() for question, arms in each.items()})
+    differs = {each.question.name for each in found if each.words == "different"}
+    for task in CLASSES:
+        near, names = [], [question.name for name in MEASURES for question in cells[task, name]]
+        for name in MEASURES:
+            pairs = [arms[0] for arms in cells[task, name].values()]
+            close = [abs(np.mean(one) - np.mean(other)) <= 2 * np.std(other, ddof=1) for one, other in pairs]
+            near.append(f"{sum(close)} of {len(close)}")
+        rows.append(f"| {task} | {' | '.join(near)} | {len(differs & {*names})} of {len(names)} |")
     return rows
 
 

@@ -2,7 +2,8 @@
 
     python benchmarks/generation.py                                     # a CPU: mamba-130m's and mamba2-130m's shape
     python benchmarks/generation.py --device cuda --shapes falcon codestral --dtype bfloat16
-    python benchmarks/generation.py --device cuda --mamba-ssm           # and its own generation with a CUDA graph
+    python benchmarks/generation.py --device cuda --mamba-ssm --shapes mamba-130m mamba2-130m mamba2-2.7b --new 128 512
+                                                                        # and its own generation with a CUDA graph
     python benchmarks/generation.py --lengths 16384 --shapes baleen-e --layers 4 --json runs/lengths.jsonl
     python benchmarks/generation.py --device cuda --own mamba2 diff-mamba-hybrid diff-mamba --layers 48 --width 1024 \\
         --prompt 2048 --new 128 --batches 1 8 64                        # Differential Mamba, Figure 9
@@ -130,18 +131,19 @@ def rates(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             prompts = torch.randint(1, 1000, (rows, options.prompt), device=options.device)
             calls = ways(module, prompts, bool(options.own))
             warm = [torch.tensor(call(WARM_UP_TOKENS)) for call in calls.values()]
-            spent: dict[str, dict[int, list[float]]] = {name: {1: [], options.new: []} for name in calls}
+            same = [warm[0].eq(each).float().mean().item() for each in warm]
+            spent: dict[str, dict[int, list[float]]] = {name: {1: [], **{n: [] for n in options.new}} for name in calls}
             for _ in range(options.repeats):
                 for name, call in calls.items():
                     for new, each in spent[name].items():
                         each.append(seconds(lambda: call(new)))  # noqa: B023
-            line = {"shape": shape, "rows": rows, "prompt": options.prompt, "new": options.new}
-            for name, by_new in spent.items():
-                first, whole = (statistics.median(each) for each in by_new.values())
-                rate = {"whole": rows * options.new / whole, "writing": rows * (options.new - 1) / (whole - first)}
-                line[name] = {**rate, "first token": first, "seconds": list(by_new.values())}
-            same = [warm[0].eq(each).float().mean().item() for each in warm]
-            yield {**line, "same tokens": min(same)}
+            for new in options.new:
+                line = {"shape": shape, "rows": rows, "prompt": options.prompt, "new": new}
+                for name, by_new in spent.items():
+                    first, whole = (statistics.median(by_new[n]) for n in (1, new))
+                    rate = {"whole": rows * new / whole, "writing": rows * (new - 1) / (whole - first)}
+                    line[name] = {**rate, "first token": first, "seconds": [by_new[1], by_new[new]]}
+                yield {**line, "same tokens": min(same)}
         del module, calls
         if options.device == "cuda":
             torch.cuda.empty_cache()
@@ -190,10 +192,27 @@ def docs_table(gpu: bool = False) -> list[str]:
     head = ("", "texts", "ssmscope", "transformers", "ssmscope, writing alone", "transformers, writing alone")
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for line in map(json.loads, RESULTS.open()):
-        if line.get("prompt", FIGURE_PROMPT) < FIGURE_PROMPT and ("NVIDIA" in line["device"]) == gpu:
+        if line.get("prompt", FIGURE_PROMPT) < FIGURE_PROMPT and ("NVIDIA" in line["device"]) == gpu and not peer(line):
             pairs = [(line.get(name), what) for what in ("whole", "writing") for name in ("ssmscope", "transformers")]
             both = [rate_of(found, what) for found, what in pairs]
             rows.append(f"| {line['shape']} | {line['rows']} | {' | '.join(both)} |")
+    return rows
+
+
+def peer(line: dict[str, Any]) -> bool:
+    return "mamba_ssm" in line
+
+
+def peer_table() -> list[str]:
+    """Return the rows of a page's table: tokens a second of whole calls beside mamba_ssm's, by how many are written."""
+    names, found = ("ssmscope", "compiled", "mamba_ssm"), dict[str, list[dict[str, Any]]]()
+    for line in filter(peer, map(json.loads, RESULTS.open())):
+        found.setdefault(f"{line['shape']}, {line['dtype']}, {line['rows']}", []).append(line)
+    new = "; ".join(str(line["new"]) for line in next(iter(found.values())))
+    rows = [f"| {new} tokens | ssmscope | `compile=True` | mamba_ssm |", "|---" * 4 + "|"]
+    for what, lines in found.items():
+        cells = ("; ".join(rate_of(line[name], "whole") for line in lines) for name in names)
+        rows.append(f"| {what} | {' | '.join(cells)} |")
     return rows
 
 
@@ -218,7 +237,7 @@ def figure_table() -> list[str]:
 def shown(line: dict[str, Any]) -> str:
     if "length" in line:
         return f"| {line['shape']} | {line['length']:,} | {1000 * line['seconds a token']:.2f} |"
-    cells = [f"{line['shape']} | {line['rows']}"]
+    cells = [f"{line['shape']} | {line['rows']} | {line['new']}"]
     for name in NAMES:
         cells.append(f"{line[name]['whole']:.1f} | {line[name]['writing']:.1f}" if name in line else " | ")
     return f"| {' | '.join(cells)} | {line['same tokens']:.3f} |"
@@ -235,7 +254,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768, help="Width of own types.")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
     parser.add_argument("--prompt", type=int, default=16, help="Tokens of each prompt.")
-    parser.add_argument("--new", type=int, default=64, help="Tokens written after each prompt.")
+    parser.add_argument("--new", nargs="+", type=int, default=[64], help="Tokens written after each prompt.")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--lengths", type=int, help="Length up to which one text is written.")
     parser.add_argument("--json", type=Path, help="File to which every measurement is added as a line.")
@@ -245,7 +264,7 @@ def main() -> None:
         return draw(options.draw)
     torch.set_num_threads(THREADS)
     device = torch.cuda.get_device_name() if options.device == "cuda" else machine()
-    whole = ("rows", *(each for name in NAMES for each in (name, "writing alone")), "same tokens")
+    whole = ("rows", "new", *(each for name in NAMES for each in (name, "writing alone")), "same tokens")
     head = ("length", "ms a token") if options.lengths else whole
     print(f"{device}, {options.dtype}\n\n| shape | {' | '.join(head)} |\n|{'---|' * (len(head) + 1)}", flush=True)
     for line in (lengths if options.lengths else rates)(options):

@@ -31,11 +31,7 @@ import verdicts
 
 CIFAR = ("mamba2", "baleen-e", "baleen-b", "mamba", "gla", "rwkv")
 COMPARED = ("mamba2", "diff-mamba")
-QUESTIONED = {
-    "mamba2": "mamba2",
-    "hybrid": "diff-mamba --set differential_layers=hybrid",
-    "diff-mamba": "diff-mamba",
-}
+QUESTIONED = {"mamba2": "mamba2", "hybrid": "diff-mamba --set differential_layers=hybrid", "diff-mamba": "diff-mamba"}
 ABLATED = {
     "diff-s6": "diff-mamba --set scope=s6",
     "diff-mamba-hybrid": "diff-mamba --set differential_layers=hybrid",

@@ -27,6 +27,15 @@ def mamba2_130m() -> Any:
     return Mamba2ForCausalLM, Mamba2Config(**sizes, **special, vocab_size=1000)
 
 
+def mamba2_2_7b() -> Any:
+    """mamba2-2.7b."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    sizes = dict(hidden_size=2560, num_heads=80, head_dim=64, state_size=128, n_groups=1, num_hidden_layers=64)
+    special = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)
+    return Mamba2ForCausalLM, Mamba2Config(**sizes, **special, vocab_size=50288)
+
+
 def falcon() -> Any:
     """Falcon-Mamba-7B."""
     from transformers import FalconMambaConfig, FalconMambaForCausalLM
@@ -113,9 +122,9 @@ def qwen() -> Any:
 
 
 SHAPES: dict[str, Callable[[], Any]] = {
-    **{"mamba-130m": mamba_130m, "mamba2-130m": mamba2_130m, "790m": mamba_790m, "falcon": falcon},
-    **{"codestral": codestral, "bamba": bamba, "jamba": jamba, "nemotron": nemotron, "granite": granite},
-    **{"falcon-h1": falcon_h1, "qwen": qwen},
+    **{"mamba-130m": mamba_130m, "mamba2-130m": mamba2_130m, "mamba2-2.7b": mamba2_2_7b, "790m": mamba_790m},
+    **{"falcon": falcon, "codestral": codestral, "bamba": bamba, "jamba": jamba, "nemotron": nemotron},
+    **{"granite": granite, "falcon-h1": falcon_h1, "qwen": qwen},
 }
 
 

@@ -1,7 +1,5 @@
 """Attention maps of made-up texts, drawn at random."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -16,19 +14,11 @@ SENTENCE = (
 ).split()
 HOSTILE = (
     *(
-        "<script>alert('x')</script>",
-        "</script>",
-        "<!--",
-        ' "q" $x$',
-        "\n",
-        "\t",
-        "\x1b[31m",
-        " 電影",
-        "😀",
+        "<script>alert('x')</script>", "</script>", "<!--", ' "q" $x$', "\n", "\t", "\x1b[31m", " 電影", "😀",
         "\u202eevil",
     ),
     *("[bold]no", "&amp;", "antidisestablishmentarianism-and-more"),
-)
+)  # fmt: skip
 
 
 def words(length):

@@ -1,7 +1,5 @@
 """Classifiers whose output is known in closed form: a function of the sum of their words' weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -54,11 +52,9 @@ def tokenizer(words: Sequence[str], ending: bool = True) -> PreTrainedTokenizerF
 
 
 def bag(
-    weights: Mapping[str, float],
-    *,
-    link: Callable[[torch.Tensor], torch.Tensor] = lambda total: total,
+    weights: Mapping[str, float], *, link: Callable[[torch.Tensor], torch.Tensor] = lambda total: total,
     ending: float | None = 0.0,
-) -> Model:
+) -> Model:  # fmt: skip
     """A bag of these words; `ending` is the weight of the special token after every text."""
     table = [0.0, 0.0, ending or 0.0, *weights.values()]
     return Model(BagForSequenceClassification(table, link), tokenizer(list(weights), ending is not None), "bag")

@@ -1,7 +1,5 @@
 """Small Mambas and Mamba-2s, from which the papers' systems are made, and their inputs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

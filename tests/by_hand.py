@@ -1,7 +1,5 @@
 """Parts of layers written out token by token and head by head, for references of whole models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Command lines: a random model that they name, and how every one of them is refused that must be."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -48,8 +46,7 @@ def refused(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
             else (*arguments, "--out", out)
         )
         answer = analyze(*given)
-        assert answer.code == 2
-        assert answer.out == ""
+        assert answer.code == 2 and answer.out == ""
         assert answer.err.startswith("analyze: ") and answer.err.count("\n") == 1 and answer.err.endswith("\n")
         assert sorted(tmp_path.rglob("*")) == before
         return answer.err.removeprefix("analyze: ").rstrip("\n")

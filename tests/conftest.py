@@ -1,7 +1,5 @@
 """Settings and fixtures of all tests: one thread, no colour, no network, and the way to the real data."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import io
@@ -170,7 +168,6 @@ def untokenized(mamba: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def analyze(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Runs one command line in this process: `.code`, `.out`, `.err`, and the words of `.out`. Its progress is told
     after a minute only, so that `.err` is the same on a slow machine."""
-
     from ssmscope import cli
     from ssmscope.core import progress
 

@@ -1,7 +1,5 @@
 """Small saved models of every layout, and the ways in which their files can be damaged."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,26 +62,11 @@ def save(layout: str, path: Path) -> Path:
 DEEP = "<deep>"
 """Stands in for lists 50,000 deep, which json cannot write."""
 VALUES: dict[str, Any] = {
-    "null": None,
-    "word": "wide",
-    "empty": "",
-    "true": True,
-    "minus": -1,
-    "zero": 0,
-    "fraction": 0.3,
-    "huge": 10**7,
-    "astronomical": 10**18,
-    "unbounded": 10**40,
-    "nan": float("nan"),
-    "infinite": float("inf"),
-    "list": [],
-    "pair": [1, 0],
-    "numbers": [5],
-    "object": {},
-    "surrogate": "\ud800",
-    "nested": {"a": [{"b": [[[[{"c": {}}]]]]}]},
+    "null": None, "word": "wide", "empty": "", "true": True, "minus": -1, "zero": 0, "fraction": 0.3, "huge": 10**7,
+    "astronomical": 10**18, "unbounded": 10**40, "nan": float("nan"), "infinite": float("inf"), "list": [],
+    "pair": [1, 0], "numbers": [5], "object": {}, "surrogate": "\ud800", "nested": {"a": [{"b": [[[[{"c": {}}]]]]}]},
     "deep": DEEP,
-}
+}  # fmt: skip
 
 
 def fields(config: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -126,17 +109,10 @@ def damage_file(file: Path, how: str) -> None:
 
 
 CONTENTS = {
-    "empty": b"",
-    "null": b"null",
-    "number": b"5",
-    "word": b'"model"',
-    "list": b"[]",
-    "object": b"{}",
-    "brace": b"{",
+    "empty": b"", "null": b"null", "number": b"5", "word": b'"model"', "list": b"[]", "object": b"{}", "brace": b"{",
     "surrogate": b'{"model_type": "\\ud800", "model": "\\ud800", "unk_token": "\\ud800"}',
-    "invalid": b'{"model_type": "\xff\xfe"}',
-    "zeros": bytes(100),
-}
+    "invalid": b'{"model_type": "\xff\xfe"}', "zeros": bytes(100),
+}  # fmt: skip
 WAYS = (*CONTENTS, "half", "last", "missing", "directory", "unreadable", "endless", "deep")
 
 

@@ -1,7 +1,5 @@
 """Random recurrences of every kind, and their attention matrices by the definition, channel by channel, in float64."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch
@@ -11,14 +9,9 @@ from ssmscope import ops
 from ssmscope.ops import DeltaRecurrence, Recurrence
 
 FORMS = {
-    "mamba": (6, 1, 1, 3),
-    "mamba, two groups": (6, 1, 2, 3),
-    "mamba-2": (6, 4, 2, 5),
-    "linear attention": (6, 1, 6, 1),
-    "gla": (4, 3, 4, 5),
-    "delta": (4, 3, 2, 5),
-    "delta, a decay per state": (4, 3, 2, 5),
-}
+    "mamba": (6, 1, 1, 3), "mamba, two groups": (6, 1, 2, 3), "mamba-2": (6, 4, 2, 5), "linear attention": (6, 1, 6, 1),
+    "gla": (4, 3, 4, 5), "delta": (4, 3, 2, 5), "delta, a decay per state": (4, 3, 2, 5),
+}  # fmt: skip
 """Heads, width, groups of b and c, and state of each kind."""
 AROUND = ("nothing", "left", "taps", "both")
 

@@ -1,9 +1,5 @@
-"""Everything that the views of a result show, as text, and its comparison with tests/views/recorded.
-
-With SSMSCOPE_RECORD=1 the tests record what they see instead; read the difference before it is committed.
-"""
-
-from __future__ import annotations
+"""Everything that the views of a result show, as text, and its comparison with tests/views/recorded. With
+SSMSCOPE_RECORD=1 the tests record what they see instead; read the difference before it is committed."""
 
 import difflib
 import io

@@ -1,7 +1,5 @@
 """Numbers of Differential Mambas that several tests look at, and the paper's prompt."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Places of the texts of a figure: laid out as matplotlib draws it, but nothing is painted."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any

@@ -137,11 +137,8 @@ def matrices(path: Path, level: str, skip: bool = True) -> torch.Tensor:
         )
         each.append(
             ops.attention(
-                one,
-                groups=heads,
-                skip=skip,
-                left=None if left is None else left[..., p : p + 1],
+                one, groups=heads, skip=skip, left=None if left is None else left[..., p : p + 1],
                 taps=None if taps is None else taps[..., p : p + 1],
             )
-        )
+        )  # fmt: skip
     return torch.stack(each, dim=2).flatten(1, 2)

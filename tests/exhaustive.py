@@ -1,7 +1,5 @@
 """Cases that are all tried with SSMSCOPE_EXHAUSTIVE=all, and otherwise represented by a few."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterable

@@ -1,8 +1,6 @@
 """Models that forget at a known rate: one selective SSM whose output is a sum of its words' weights, each decayed by
 the tokens read since."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
@@ -14,18 +12,12 @@ from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM, 
 
 
 def fading(
-    weights: Mapping[str, float],
-    *,
-    decay: float = 0.0,
-    steps: Mapping[str, float] | None = None,
-    ending: float = 0.0,
+    weights: Mapping[str, float], *, decay: float = 0.0, steps: Mapping[str, float] | None = None, ending: float = 0.0,
     language: bool = False,
-) -> Model:
-    """A model of these words whose log-odds of "good" over "bad" are `log_odds`.
-
-    A word's step is 1 unless `steps` has it. A classifier reads at the token [CLS], which has the weight `ending`; a
-    language model answers with the words "good" and "bad" at the end of the text.
-    """
+) -> Model:  # fmt: skip
+    """A model of these words whose log-odds of "good" over "bad" are `log_odds`. A word's step is 1 unless `steps` has
+    it. A classifier reads at the token [CLS], which has the weight `ending`; a language model answers with the words
+    "good" and "bad" at the end of the text."""
     names = list(weights)
     size = 3 + len(names)
     kind = SelectiveSSMForCausalLM if language else SelectiveSSMForSequenceClassification
@@ -60,13 +52,9 @@ STEP = math.log(math.expm1(1))
 
 
 def log_odds(
-    words: Sequence[str],
-    weights: Mapping[str, float],
-    *,
-    decay: float = 0.0,
-    steps: Mapping[str, float] | None = None,
+    words: Sequence[str], weights: Mapping[str, float], *, decay: float = 0.0, steps: Mapping[str, float] | None = None,
     ending: float | None = 0.0,
-) -> float:
+) -> float:  # fmt: skip
     """Return the log-odds of "good" after these words: each word's step · weight, decayed by e^(−decay · step) of every
     word after it, the last one [CLS] unless `ending` is None."""
     total = 0.0

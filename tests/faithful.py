@@ -1,7 +1,5 @@
 """Models and methods for tests of fidelity: a random classifier, its words, and scores drawn at random."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from loud import loud

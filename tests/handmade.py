@@ -1,8 +1,6 @@
 """Layers whose terms are drawn: distinct numbers everywhere, and large ones where nothing may be read; and the reach of
 outputs whose norms are given by distance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files that somebody might hand to a verb by mistake or by malice: one of each kind that a reader meets."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -18,20 +16,14 @@ LABELLED = {"text": "a good film", "label": 0}
 ASKED = {"context": "Alma went to the attic .", "question": "Where is Alma ?", "answer": "attic"}
 
 NOT_TEXT = {
-    "empty": b"",
-    "blank": b" \n\n\t\n",
-    "bom": b"\xef\xbb\xbf",
-    "nul": b"a good\0film\na bad film\n",
-    "zeros": bytes(4096),
-    "latin": "a café\n".encode("latin-1") * 3,
-    "mixed": "a café\n".encode() + "a café\n".encode("latin-1"),
-    "surrogate-bytes": b"a good \xed\xa0\x80 film\n",
+    "empty": b"", "blank": b" \n\n\t\n", "bom": b"\xef\xbb\xbf", "nul": b"a good\0film\na bad film\n",
+    "zeros": bytes(4096), "latin": "a café\n".encode("latin-1") * 3,
+    "mixed": "a café\n".encode() + "a café\n".encode("latin-1"), "surrogate-bytes": b"a good \xed\xa0\x80 film\n",
     "utf16": "text,label\na good film,0\n".encode("utf-16"),
-    "utf16-be": b"\xfe\xff" + "a good film\n".encode("utf-16-be"),
-    "utf32": "a good film\n".encode("utf-32"),
+    "utf16-be": b"\xfe\xff" + "a good film\n".encode("utf-16-be"), "utf32": "a good film\n".encode("utf-32"),
     "pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}\x94.",
     "gzip": b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03",
-}
+}  # fmt: skip
 """Bytes that are not text in UTF-8, or hold none."""
 
 
@@ -142,20 +134,14 @@ def png(width: int, height: int, rows: bytes | None = None, depth: int = 8, colo
 def images() -> dict[str, bytes]:
     small = png(8, 8, (b"\0" + bytes(24)) * 8)
     return {
-        "text": b"no image at all",
-        "cut": small[:40],
-        "damaged": small[:45] + bytes(10) + small[55:],
-        "no-pixels": png(8, 8),
-        "bomb": png(60_000, 60_000, bytes(1000)),
-        "large": png(12_000, 12_000, bytes(1000)),
-        "zero": png(0, 0, b""),
-        "size": png(9, 7, (b"\0" + bytes(27)) * 7),
+        "text": b"no image at all", "cut": small[:40], "damaged": small[:45] + bytes(10) + small[55:],
+        "no-pixels": png(8, 8), "bomb": png(60_000, 60_000, bytes(1000)), "large": png(12_000, 12_000, bytes(1000)),
+        "zero": png(0, 0, b""), "size": png(9, 7, (b"\0" + bytes(27)) * 7),
         "deep-grey": png(8, 8, (b"\0" + bytes(16)) * 8, depth=16, colour=0),
         "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n",
-        "jpeg": b"\xff\xd8\xff\xe0\x00\x10JFIF\x00",
-        "gif": b"GIF89a" + bytes(10),
+        "jpeg": b"\xff\xd8\xff\xe0\x00\x10JFIF\x00", "gif": b"GIF89a" + bytes(10),
         "tiff": b"II*\x00\x08\x00\x00\x00\xff\xff" + bytes(30),
-    }
+    }  # fmt: skip
 
 
 def archives() -> Iterator[tuple[str, bytes]]:
@@ -222,17 +208,10 @@ def directions() -> Iterator[tuple[str, bytes]]:
 
 
 SYNONYMS = {
-    "deep": b"[" * DEEP,
-    "null": b"null",
-    "list": b'["good"]',
-    "numbers": b'{"good": [1, 2]}',
-    "word": b'{"good": "fine"}',
-    "surrogate": b'{"good": ["\\ud800"]}',
-    "surrogate-word": b'{"\\ud800": ["good"]}',
-    "digits": b'{"good": ' + b"9" * 5000 + b"}",
-    "nothing": b"{}",
-    "twice": b'{"good": ["fine"], "good": ["bad"]}',
-}
+    "deep": b"[" * DEEP, "null": b"null", "list": b'["good"]', "numbers": b'{"good": [1, 2]}',
+    "word": b'{"good": "fine"}', "surrogate": b'{"good": ["\\ud800"]}', "surrogate-word": b'{"\\ud800": ["good"]}',
+    "digits": b'{"good": ' + b"9" * 5000 + b"}", "nothing": b"{}", "twice": b'{"good": ["fine"], "good": ["bad"]}',
+}  # fmt: skip
 
 
 def databases(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -272,10 +251,6 @@ def folders(root: Path) -> dict[str, Path]:
         if not os.path.lexists(root / name):
             (root / name).symlink_to(root / ("loop" if name == "loop" else "nowhere"))
     return {
-        "directory": directory,
-        "dangling": root / "dangling",
-        "loop": root / "loop",
-        "absent": root / "absent",
-        "long": root / ("x" * 5000),
-        "below-a-file": Path(__file__) / "file",
-    }
+        "directory": directory, "dangling": root / "dangling", "loop": root / "loop", "absent": root / "absent",
+        "long": root / ("x" * 5000), "below-a-file": Path(__file__) / "file",
+    }  # fmt: skip

@@ -1,7 +1,5 @@
 """Runs that are killed at some point, as by a machine that goes down."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -1,7 +1,5 @@
 """Small linear layers and convolutions, and some that compute something other than their weights say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,17 +1,13 @@
 """Random models in which the scan matters, and true float64 for code that casts to float32."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 
 def loud(module: nn.Module, seed: int = 0) -> nn.Module:
-    """The model with projections scaled up, biases and weights of zero drawn, and steps of about 1.
-
-    As initialised, the scan adds so little to a layer's output that a wrong one would pass.
-    """
+    """The model with projections scaled up, biases and weights of zero drawn, and steps of about 1. As initialised, the
+    scan adds so little to a layer's output that a wrong one would pass."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():

@@ -1,7 +1,5 @@
 """Published form of a MambaVision: its weights by the names of its code, and a slow reference of the whole model."""
 
-from __future__ import annotations
-
 import json
 
 import torch

@@ -1,23 +1,14 @@
 """Small tokenizers of the kinds that models come with, and texts of whose characters some make several tokens."""
 
-from __future__ import annotations
-
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 CORPUS = ["Der Müller aß 10€ ok, the film movie gripping", "a film and a movie 10 ok the great film"] * 3
 TEXTS = [
-    "Der Müller aß 10€ ok",
-    "the  film \n x ",
-    " film\t\tmovie",
-    "a cafe\u0301 film, re\u0301sume\u0301 \ufb01x",
-    "ok 👩\u200d👩\u200d👧 film 👍🏽ok",
-    "电影 film 很好",
-    "the שלום עולם film",
-    "the film\r\na movie",
-    "फ़िल्म ok अच्छी",
+    "Der Müller aß 10€ ok", "the  film \n x ", " film\t\tmovie", "a cafe\u0301 film, re\u0301sume\u0301 \ufb01x",
+    "ok 👩\u200d👩\u200d👧 film 👍🏽ok", "电影 film 很好", "the שלום עולם film", "the film\r\na movie", "फ़िल्म ok अच्छी",
     "€€€ 10€",
-]
+]  # fmt: skip
 
 
 def _fast(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerFast:

@@ -1,7 +1,5 @@
 """Small data sets of the tasks of `instruct`, with a word in every text that gives the class away."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Layers as people write and copy them into networks of their own, most of which are read by the names of their
 parts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers of one's own step by step, as slow references: their memories, runs with edges cut, and relevance."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -85,16 +83,9 @@ class Run:
         self.backwards = False
 
     def scan(
-        self,
-        x: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        D: Tensor | float = 0.0,
-        order: Sequence[int] | None = None,
-        source: Tensor | None = None,
-        share: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
+        self, x: Tensor, a: Tensor, b: Tensor, c: Tensor, D: Tensor | float = 0.0, order: Sequence[int] | None = None,
+        source: Tensor | None = None, share: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         length, D = x.shape[1], torch.as_tensor(D)
         a, b, c = (self.hold(t.expand(*x.shape[:3], -1)) for t in (a, b, c))
         if self.backwards:
@@ -242,17 +233,8 @@ def ss2d(m: Any, u: Tensor, run: Run) -> Tensor:
 
 
 SLOW: dict[str, Callable[[Any, Tensor, Run], Tensor]] = {
-    "CopiedMamba": mamba,
-    "MambaBlock": mamba,
-    "S6": lambda m, u, run: mamba(m, u, run, biases=2),
-    "Mamba2": mamba2,
-    "BothWays": both,
-    "S4D": s4d,
-    "LRU": lru,
-    "S5": s5,
-    "Unit": unit,
-    "minGRU": min_gru,
-    "mLSTMLayer": mlstm,
+    "CopiedMamba": mamba, "MambaBlock": mamba, "S6": lambda m, u, run: mamba(m, u, run, biases=2), "Mamba2": mamba2,
+    "BothWays": both, "S4D": s4d, "LRU": lru, "S5": s5, "Unit": unit, "minGRU": min_gru, "mLSTMLayer": mlstm,
     "SS2D": ss2d,
-}
+}  # fmt: skip
 """Outputs of layers, by the names of their classes."""

@@ -1,7 +1,5 @@
 """Models as mamba_ssm stores and holds them, without the package."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

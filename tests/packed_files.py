@@ -1,7 +1,5 @@
 """Small directories as quantisers write them, with the weights that they stand for by slow loops."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

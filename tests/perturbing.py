@@ -1,10 +1,6 @@
 """Noise on every forward pass and gradient, as another processor's rounding, larger: `SSMSCOPE_PERTURB=SEED pytest …`.
-
 Orders, ranks, verdicts and recorded texts stay as they are; numbers are then compared with a tolerance that allows for
-the noise.
-"""
-
-from __future__ import annotations
+the noise."""
 
 import functools
 from collections.abc import Callable

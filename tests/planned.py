@@ -1,7 +1,5 @@
 """Helpers of the tests of plans: very small models in directories, and plans that run in this process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

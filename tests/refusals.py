@@ -1,7 +1,5 @@
 """The message with which a function refuses its input."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Reports to show: real results of the shipped models on a few texts, and heatmaps made up for what texts can hold."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -45,14 +43,10 @@ def entry(
 ) -> ReportEntry:
     """Return an entry, finished unless `state` says otherwise."""
     given = dict(
-        command=f"analyze {verb} {' '.join(models)} --text 'it'\"'\"'s <fine>' --out out",
-        options={"limit": 4},
-        key=f"{abs(hash((verb, heading, models, str(more)))):016x}"[:16],
-        state=DONE,
-        seconds=1.25,
-        error=None,
+        command=f"analyze {verb} {' '.join(models)} --text 'it'\"'\"'s <fine>' --out out", options={"limit": 4},
+        key=f"{abs(hash((verb, heading, models, str(more)))):016x}"[:16], state=DONE, seconds=1.25, error=None,
         traceback=None,
-    )
+    )  # fmt: skip
     return ReportEntry(verb=verb, heading=heading or verb, models=tuple(models), results=results, **(given | more))
 
 
@@ -157,14 +151,9 @@ def without_pictures(report: Report, but: int = 0) -> str:
 
 
 def heatmap(
-    texts: Sequence[Sequence[str]],
-    *,
-    model: str = "made/up",
-    layers: int = 2,
-    answer: str = "positive",
-    score: str = "retention",
-    seed: int = 0,
-) -> SelectionHeatmap:
+    texts: Sequence[Sequence[str]], *, model: str = "made/up", layers: int = 2, answer: str = "positive",
+    score: str = "retention", seed: int = 0,
+) -> SelectionHeatmap:  # fmt: skip
     """A heatmap of any tokens, its scores drawn."""
     random = np.random.default_rng(seed)
     made = []

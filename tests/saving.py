@@ -1,7 +1,5 @@
 """Models as files in the layouts of other libraries."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results as a terminal shows them, and the brightness of colours."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

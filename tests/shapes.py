@@ -1,8 +1,6 @@
-"""Checks the types and shapes in the annotations of chosen modules whenever one of their functions is called.
-
-What jaxtyping's own import hook does, at a fifth of its price: that binds the arguments by the signature at every call,
-and checks them twice. It was more than a quarter of what tests of small recurrences took.
-"""
+"""Checks the types and shapes in the annotations of chosen modules whenever one of their functions is called. What
+jaxtyping's own import hook does, at a fifth of its price: that binds the arguments by the signature at every call, and
+checks them twice. It was more than a quarter of what tests of small recurrences took."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""Small random models of every architecture, on which the contracts and analyses are tried.
-
-A function for each architecture returns its models by name, seeded by the caller. That every readable model type is
-among them is a contract.
-"""
-
-from __future__ import annotations
+"""Small random models of every architecture, on which the contracts and analyses are tried. A function for each
+architecture returns its models by name, seeded by the caller. That every readable model type is among them is a
+contract."""
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -40,7 +36,6 @@ def small_models(make: Callable[[], dict[str, nn.Module]]) -> Callable[[], dict[
 
 for each in entry_points(group="ssmscope.examples"):
     SMALL_MODELS[each.name] = each.load()
-
 
 CONVOLUTION_SIZES: dict[str, Any] = dict(
     **dict(vocab_size=97, hidden_size=24, intermediate_size=32, num_hidden_layers=3, conv_bias=True),
@@ -223,18 +218,13 @@ def linear_attention() -> dict[str, nn.Module]:
     return {
         "gla": language_model("ssm-gla", **small, tau=4.0, gate_rank=4),
         "gla-as-mamba": language_model(
-            "ssm-gla",
-            **small,
-            key_size=18,
-            value_size=36,
-            intermediate_size=0,
-            tie_word_embeddings=False,
+            "ssm-gla", **small, key_size=18, value_size=36, intermediate_size=0, tie_word_embeddings=False,
             head_norm="rms",
         ),
         "gla-hybrid": language_model("ssm-gla", **{**small, "num_hidden_layers": 3}, attention=[attention]),
         "retnet": language_model("ssm-retnet", **small),
         "retnet-unrotated": language_model("ssm-retnet", **small, rotary=False, intermediate_size=0),
-    }
+    }  # fmt: skip
 
 
 @small_models
@@ -417,16 +407,9 @@ def kimi_linear() -> dict[str, nn.Module]:
     experts = dict(mlp_layer_types=["dense", "sparse", "sparse"], moe_intermediate_size=16, num_experts_per_tok=2)
     tokens = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)
     module = language_model(
-        "kimi_linear",
-        **sizes,
-        **kinds,
-        **latent,
-        **experts,
-        **tokens,
-        linear_head_dim=6,
-        num_local_experts=4,
+        "kimi_linear", **sizes, **kinds, **latent, **experts, **tokens, linear_head_dim=6, num_local_experts=4,
         initializer_range=0.05,
-    )
+    )  # fmt: skip
     return {"kimi_linear": with_smaller_decays(module)}
 
 

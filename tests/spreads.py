@@ -1,7 +1,5 @@
 """Checks of how the numbers of a new weight are drawn."""
 
-from __future__ import annotations
-
 import pytest
 from torch import Tensor
 

@@ -1,9 +1,5 @@
-"""Stand-ins for results, whose numbers can be checked by eye, and a report's verdicts on them.
-
-A stand-in holds nothing that the kind's class lacks.
-"""
-
-from __future__ import annotations
+"""Stand-ins for results, whose numbers can be checked by eye, and a report's verdicts on them. A stand-in holds nothing
+that the kind's class lacks."""
 
 import dataclasses
 import importlib

@@ -1,8 +1,6 @@
 """Stands for what mamba_ssm imports and is not installed, so that its own classes can be built where there is no GPU.
-
 python stubbed.py DIRECTORY loads its language models in memory, as ssmscope reads them, and compares Mamba-1 and 2 with
-their own forward passes, in which the package's references in torch stand for its kernels.
-"""
+their own forward passes, in which the package's references in torch stand for its kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Layers and networks that people write themselves: read as exactly as those of libraries, or refused in a line."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from loud import loud
+from refusals import refuses
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import MambaConfig, MambaForCausalLM, PretrainedConfig, PreTrainedModel
@@ -371,15 +370,12 @@ WRONG: dict[str, tuple[type[nn.Module], dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_adapter_is_refused(what) -> None:
     kind, options, said = WRONG[what]
-    with pytest.raises(InputError, match=said) as caught:
-        testing.check_adapter(network(adapted(kind, **options)), [TEXT, TEXT[::-1]])
-    assert "\n" not in str(caught.value)
+    refuses(said, testing.check_adapter, network(adapted(kind, **options)), [TEXT, TEXT[::-1]])
 
 
 def test_differences_that_single_precision_hides_are_found() -> None:
     wrong = adapted(MinGRU, terms=gru_terms, output=lambda mixer, u, ys: ys[0] * (1 + 1e-6))
-    with pytest.raises(InputError, match="do not give its own output; the difference is 1.0e-06"):
-        ssmscope.load(network(wrong))
+    refuses("do not give its own output; the difference is 1.0e-06", ssmscope.load, network(wrong))
 
 
 class Noisy(MinGRU):
@@ -424,8 +420,7 @@ def test_layers_within_a_model_of_transformers_are_checked_too() -> None:
     output = lambda m, u, ys: ys[0]  # noqa: E731
     assert ssmscope.load(Library(adapted(MinGRU, terms=gru_terms, output=output)).eval()).num_layers == 1
     wrong = adapted(MinGRU, terms=lambda m, u: gru_terms(m, 1.01 * u), output=output)
-    with pytest.raises(InputError, match=r"layer \(MinGRU.*do not give its own output; the difference is"):
-        ssmscope.load(Library(wrong).eval())
+    refuses(r"layer \(MinGRU.*do not give its own output; the difference is", ssmscope.load, Library(wrong).eval())
 
 
 class Unpacking(Block):
@@ -465,8 +460,7 @@ def test_a_state_after_the_output_is_left_out_or_the_network_refused(uses: bool)
         model = ssmscope.load(module)
         torch.testing.assert_close(model.logits(model.encode(ids=[TEXT])), module(torch.tensor([TEXT])))
         return
-    with pytest.raises(InputError, match="cannot be run where its layers are read .* such as a state, is None there"):
-        ssmscope.load(module)
+    refuses("cannot be run where its layers are read .* such as a state, is None there", ssmscope.load, module)
 
 
 def test_modules_that_cannot_be_read_are_refused() -> None:
@@ -475,27 +469,20 @@ def test_modules_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(InputError, match=r"blocks\.0\.mixer 2 times for a text"):
         torch.manual_seed(0)
         ssmscope.load(Twice(MinGRU))
-    with pytest.raises(InputError, match=r"logits at every position.*answer="):
-        ssmscope.load(network(MinGRU, pooled=False))
+    refuses(r"logits at every position.*answer=", ssmscope.load, network(MinGRU, pooled=False))
     with pytest.raises(InputError, match="no part 'body', which embedding names; its parts are tokens"):
         ssmscope.load(network(MinGRU), embedding="body")
-    with pytest.raises(InputError, match="give output=…, a function, or form=…"):
-        ssmscope.adapt(MinGRU, terms=gru_terms)
-    with pytest.raises(InputError, match="one's own|of your own"):
-        ssmscope.load(Network(lambda width: nn.GRU(width, width)))
-    with pytest.raises(InputError, match="about a module in memory"):
-        ssmscope.load("demo/sst2-mamba2", head="head")
+    refuses("give output=…, a function, or form=…", ssmscope.adapt, MinGRU, terms=gru_terms)
+    refuses("one's own|of your own", ssmscope.load, Network(lambda width: nn.GRU(width, width)))
+    refuses("about a module in memory", ssmscope.load, "demo/sst2-mamba2", head="head")
 
 
 def test_what_is_not_declared_is_refused_where_it_is_asked_for() -> None:
     model = ssmscope.load(network(PlainMamba))
     said = "nothing says what stands around the recurrence of PlainMamba: adapt it with form=…"
-    with pytest.raises(InputError, match=said):
-        ssmscope.attention(model, ids=TEXT, level="block")
-    with pytest.raises(InputError, match=said):
-        ssmscope.explain(model, ids=TEXT, methods=["lrp"])
-    with pytest.raises(InputError, match=said):
-        ssmscope.knockout(model, ids=TEXT, from_=[1], to=[8], level="block")
+    refuses(said, ssmscope.attention, model, ids=TEXT, level="block")
+    refuses(said, ssmscope.explain, model, ids=TEXT, methods=["lrp"])
+    refuses(said, ssmscope.knockout, model, ids=TEXT, from_=[1], to=[8], level="block")
     trace = model.trace([TEXT])
     alpha = trace.linearized[0].attention("ssm")
     assert ssmscope.attention(model, ids=TEXT, level="ssm").level == "ssm" and math.isfinite(float(alpha.sum()))
@@ -519,12 +506,9 @@ def test_what_logits_are_called() -> None:
     assert asked("class").gives == "classes" and asked("labels").gives == "labels"
     assert asked("next", 30, False).gives == "next tokens"
     assert asked("number").gives == "numbers" and asked("number", 1).gives == "numbers"
-    with pytest.raises(InputError, match="gives logits of classes, for which 'next' is no name"):
-        asked("next")
-    with pytest.raises(InputError, match="give one of next, class, labels, number, position, or a function"):
-        asked("words")
-    with pytest.raises(InputError, match="at every position: leave at=… out"):
-        asked("position")
+    refuses("gives logits of classes, for which 'next' is no name", asked, "next")
+    refuses("give one of next, class, labels, number, position, or a function", asked, "words")
+    refuses("at every position: leave at=… out", asked, "position")
     at_each = ssmscope.load(network(MinGRU, outputs=4, pooled=False), answer="position", labels=[*"abcd"])
     rows = at_each.encode(ids=ROWS[:2])
     for place in (0, 3, -1):

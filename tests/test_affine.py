@@ -1,13 +1,12 @@
 """Linear maps, convolutions, norms and embeddings read from their modules' outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 from linear_layers import EXACT, Bent, Scaled, conv, linear
+from refusals import refuses
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
@@ -33,13 +32,9 @@ def wrapped(bias: bool) -> dict[str, nn.Module]:
     with torch.no_grad():
         normed.weight_g.mul_(3)  # the weight itself is of the last forward
     return {
-        "subclass": linear(Scaled, bias),
-        "hook": hooked,
-        "hook before": before,
-        "own forward": own,
-        "parametrised": parametrised,
-        "weight norm": normed,
-    }
+        "subclass": linear(Scaled, bias), "hook": hooked, "hook before": before, "own forward": own,
+        "parametrised": parametrised, "weight norm": normed,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -93,17 +88,11 @@ class Failing(nn.Linear):
         raise RuntimeError("no kernel\nfor this")
 
 
-@pytest.mark.parametrize(
-    "kind, why",
-    [
-        (Bent, "no linear map of its input"),
-        (Clipped, "no linear map of its input"),
-        (Mixing, "no linear map of every position"),
-        (Dropping, "no linear map"),
-        (Rounded, "no linear map of its input"),
-        (Failing, r"cannot be read by calling it \(no kernel\)"),
-    ],
-)
+@pytest.mark.parametrize("kind, why", [
+    (Bent, "no linear map of its input"), (Clipped, "no linear map of its input"),
+    (Mixing, "no linear map of every position"), (Dropping, "no linear map"), (Rounded, "no linear map of its input"),
+    (Failing, r"cannot be read by calling it \(no kernel\)"),
+])  # fmt: skip
 @pytest.mark.parametrize("read", [linear_map, offset, matrix])
 def test_what_is_no_linear_map_is_refused(kind, why, read: Callable):
     module = linear(kind).float()
@@ -119,10 +108,8 @@ def test_a_damaged_layer_is_called_damaged():
     module = linear(Scaled)
     with torch.no_grad():
         module.weight[0, 0] = torch.nan
-    with pytest.raises(InputError, match="not finite: the model is damaged"):
-        matrix(module)
-    with pytest.raises(InputError, match="no linear layer that can be read"):
-        matrix(nn.Sequential(linear()))
+    refuses("not finite: the model is damaged", matrix, module)
+    refuses("no linear layer that can be read", matrix, nn.Sequential(linear()))
 
 
 def test_whether_the_weight_says_all():
@@ -184,13 +171,11 @@ def test_a_norms_weight_is_what_it_multiplies_by(name):
     if plain.bias is not None:
         torch.testing.assert_close(found.bias, -2 * module.bias, rtol=1e-5, atol=1e-6)
     module.register_forward_hook(lambda module, args, y: y.tanh())
-    with pytest.raises(InputError, match=f"is no {type(module).__name__}"):
-        norm_terms(module, kind)
+    refuses(f"is no {type(module).__name__}", norm_terms, module, kind)
 
 
 def test_what_is_no_norm_is_refused():
-    with pytest.raises(InputError, match="no norm that can be read"):
-        norm_terms(nn.Identity(), nn.RMSNorm)
+    refuses("no norm that can be read", norm_terms, nn.Identity(), nn.RMSNorm)
 
 
 def test_the_embedding_table_is_what_the_embeddings_give():

@@ -1,7 +1,5 @@
 """Layers of softmax attention in hybrids: the keys that are read and kept, and the models that can continue."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -123,15 +121,11 @@ def test_which_models_keep_what_they_attend_to():
     mamba, vim = (mixers(random_example(name))[0] for name in ("mamba", "vim"))
     kept, bare = OwnAttention(), BareAttention()
     for parts, config, expected in (
-        ([mamba], {}, True),
-        ([mamba], {"_attn_implementation": "flash_attention_2"}, True),
-        ([mamba, kept], {}, True),
+        ([mamba], {}, True), ([mamba], {"_attn_implementation": "flash_attention_2"}, True), ([mamba, kept], {}, True),
         ([mamba, kept], {"_attn_implementation": "sdpa"}, True),
         ([mamba, kept], {"_attn_implementation": "flash_attention_2"}, False),
-        ([mamba, kept, bare], {"_attn_implementation": "sdpa"}, False),
-        ([mamba, bare], {}, False),
-        ([vim], {}, False),
-    ):
+        ([mamba, kept, bare], {"_attn_implementation": "sdpa"}, False), ([mamba, bare], {}, False), ([vim], {}, False),
+    ):  # fmt: skip
         module = Module(*parts, **config)
         assert keeps_caches(module) is expected
         assert [*attention_layers.attention_layers(module)] == ["layers.1"] * (kept in parts)
@@ -159,15 +153,12 @@ class Pieces:
         return SimpleNamespace(logits=self.expected + (0 if states is None else self.off), states=ids)
 
 
-@pytest.mark.parametrize(
-    ("expected", "allowed", "dtype"),
-    [
-        ([99.0, 100.0, 102.0, 99.0], 2e-3, torch.float32),  # of the largest distance from the mean
-        ([99.0, 100.0, 98.0, 103.0], 3e-3, torch.float64),
-        ([-50.0], 5e-2, torch.float32),  # of a single number, which is its own mean
-        ([0.0, 4.0, -4.0, 0.0], 4 * 16 * torch.finfo(torch.bfloat16).eps, torch.bfloat16),
-    ],
-)
+@pytest.mark.parametrize(("expected", "allowed", "dtype"), [
+    ([99.0, 100.0, 102.0, 99.0], 2e-3, torch.float32),  # of the largest distance from the mean
+    ([99.0, 100.0, 98.0, 103.0], 3e-3, torch.float64),
+    ([-50.0], 5e-2, torch.float32),  # of a single number, which is its own mean
+    ([0.0, 4.0, -4.0, 0.0], 4 * 16 * torch.finfo(torch.bfloat16).eps, torch.bfloat16),
+])  # fmt: skip
 def test_a_text_in_two_pieces_may_be_off_by_rounding(expected, allowed, dtype):
     for at in range(len(expected)):
         for share in (0.9, -0.9, 1.1, -1.1):

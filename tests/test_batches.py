@@ -1,7 +1,5 @@
 """Measures of several texts are the same whether the texts run together or one by one."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -18,11 +16,7 @@ from ssmscope.probes.bound.measure import measure_terms
 from ssmscope.probes.stability.measure import record_layers
 
 NAMES = ["mamba", "rwkv", "gated-deltanet", "diff-mamba"]
-
-
-@pytest.fixture(params=NAMES)
-def model(request: pytest.FixtureRequest) -> Model:
-    return Model(loud(random_example(request.param)), name=request.param)
+model = pytest.fixture(params=NAMES)(lambda request: Model(loud(random_example(request.param)), name=request.param))
 
 
 @pytest.fixture
@@ -56,8 +50,7 @@ def test_gains_of_states(model, alone):
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one.sums, other.sums, rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(one.largest, other.largest, rtol=1e-5, atol=1e-6)
-            assert one.steps == other.steps
-            assert sorted(one.growth) == pytest.approx(sorted(other.growth), rel=1e-5)
+            assert one.steps == other.steps and sorted(one.growth) == pytest.approx(sorted(other.growth), rel=1e-5)
 
 
 @pytest.mark.parametrize("verb", ["stability", "influence", "bound", "explain"])

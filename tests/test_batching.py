@@ -1,7 +1,5 @@
 """Texts that run together: every one once, with others of similar length, within the limits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The guide for people who come from other libraries: its code runs where these are installed, with equal numbers."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bootstrap intervals against every possible resample, and how often they cover the truth."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """A call's run: loaded models and read inputs, the function's arguments, and the written files."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from typing import Annotated, Any
 
 import pandas as pd
 import pytest
+from refusals import refuses
 
 import ssmscope.loading.load as loading
 from ssmscope.api import analyses as registry
@@ -21,7 +20,6 @@ from ssmscope.api.results import Result
 from ssmscope.api.sharding import parts
 from ssmscope.api.signatures import options_of
 from ssmscope.core import progress
-from ssmscope.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -83,14 +81,11 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def declared(received: list[Any], results: Any = None, **declaration: Any) -> None:
     @analysis("own thing", **declaration)
     def function(
-        model: Any,
-        given: Any = None,
-        *,
-        size: Annotated[int, "A size.", Range(1)] = 5,
+        model: Any, given: Any = None, *, size: Annotated[int, "A size.", Range(1)] = 5,
         cache: Annotated[str | Path | None, "A cache.", NO_EFFECT] = None,
         progress: Annotated[bool, "A bar.", NO_EFFECT] = True,
         out: Annotated[str | Path | None, "A place.", NO_EFFECT] = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         names = [
             each if isinstance(each, str) else each.name for each in (model if isinstance(model, list) else [model])
         ]
@@ -150,8 +145,7 @@ class TestOutput:
         call.run(tmp_path / "b")
         names = ["own-thing.csv", "own-thing.html", "own-thing.json", "own-thing.png"]
         assert sorted(file.name for file in (tmp_path / "b").iterdir()) == names
-        with pytest.raises(InputError, match="unknown format 'cvs'"):
-            call.run(tmp_path / "c", ["cvs"])
+        refuses("unknown format 'cvs'", call.run, tmp_path / "c", ["cvs"])
         assert not (tmp_path / "c").exists()
 
     def test_several_results_are_named_by_their_kinds(self, received, tmp_path) -> None:
@@ -181,13 +175,11 @@ class TestOutput:
     def test_a_verb_that_writes_its_own_files(self, received, tmp_path) -> None:
         declared(received, writes=True)
         call = Call.of("own thing", ["m"], {})
-        with pytest.raises(InputError, match="own thing writes its own files; give out=…, the directory for them"):
-            call.run()
+        refuses("own thing writes its own files; give out=…, the directory for them", call.run)
         call.run(tmp_path)
         assert received[-1][4] == tmp_path and list(tmp_path.iterdir()) == []
         (tmp_path / "file").write_text("")
-        with pytest.raises(InputError, match="is a file; give a directory"):
-            call.run(tmp_path / "file")
+        refuses("is a file; give a directory", call.run, tmp_path / "file")
 
     @pytest.mark.parametrize("shown", [True, False])
     def test_progress_is_told_unless_it_is_not_wanted(self, received, monkeypatch, shown) -> None:

@@ -1,17 +1,15 @@
 """Chats are spelled out by the tokenizer's template, with one begin token."""
 
-from __future__ import annotations
-
 import copy
 import json
 
 import pytest
+from refusals import refuses
 from tokenizers.processors import TemplateProcessing
 
 import ssmscope
 from ssmscope.api.inputs import TEXTS, Texts
 from ssmscope.core.chat import chat_ids, is_chat, read_chats
-from ssmscope.errors import InputError
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
@@ -64,11 +62,8 @@ def test_analyses_read_chats_in_python_and_from_files(model, tmp_path):
 
 def test_what_is_no_chat_is_refused(model, tmp_path):
     assert not any(map(is_chat, (["a"], "a", [5, 17], [("a", 1)], [{"text": "a", "label": 1}], [])))
-    with pytest.raises(InputError, match="without a chat template"):
-        ssmscope.load("demo/books-mamba2").encode(CHAT)
-    with pytest.raises(InputError, match="chat 0 holds something that is no message"):
-        model.encode([*CHAT, {"role": "user"}])
+    refuses("without a chat template", lambda: ssmscope.load("demo/books-mamba2").encode(CHAT))
+    refuses("chat 0 holds something that is no message", model.encode, [*CHAT, {"role": "user"}])
     for content, says in (("[1, 2]", "holds no chat"), ("a b", "is not JSON")):
         (tmp_path / "wrong.json").write_text(content)
-        with pytest.raises(InputError, match=says):
-            read_chats(str(tmp_path / "wrong.json"))
+        refuses(says, read_chats, str(tmp_path / "wrong.json"))

@@ -1,7 +1,5 @@
 """Attention whose indexer chooses the keys: what it is given of earlier tokens, and what a changed choice leaves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

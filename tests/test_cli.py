@@ -24,11 +24,7 @@ from ssmscope.api.signatures import options_of
 from ssmscope.cli.command import command_of
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture
-def refusal(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
-    return refused(analyze, tmp_path)
+refusal = pytest.fixture(lambda analyze, tmp_path: refused(analyze, tmp_path))
 
 
 def process(*arguments: str | bytes, **options: typing.Any) -> subprocess.CompletedProcess[str]:
@@ -73,55 +69,40 @@ class TestUsage:
     def test_the_help_begins_with_what_to_try_first(self, analyze: Answer) -> None:
         words = analyze("--help").words
         first = [
-            "heatmap",
-            "explain",
-            "fidelity",
-            "patch",
-            "knockout",
-            "generate",
-            "report",
-            "ablate",
-            "bound",
-            "words",
-        ]
+            "heatmap", "explain", "fidelity", "patch", "knockout", "generate", "report", "ablate", "bound", "words",
+        ]  # fmt: skip
         places = [words.index(f"│ {verb} ") for verb in (*first, "models", "push", "train")]
         assert places == sorted(places) and "Which explanation can be trusted?" in words
 
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["heatmpa", "x"], "did you mean 'heatmap'?"),
-            (["heatmap"], "missing argument 'MODEL…' (see analyze heatmap --help)"),
-            (["influence"], "missing argument 'MODEL' (see analyze influence --help)"),
-            (["sanity", "m", "--data", "d.csv"], "no option --data; did you mean '--file'? (see"),
-            (
-                ["heatmap", "m", "--text", "a", "--no-progress"],
-                "no option --no-progress: only verbs with a progress bar",
-            ),
-            (["heatmap", "m", "--txt", "a"], "no option --txt; did you mean '--text'"),
-            (["effect", "m", "--before", "a"], "no option --before; did you mean '--clean'?"),
-            (["patch", "m", "--counterfactual", "a"], "no option --counterfactual; did you mean '--corrupted'?"),
-            (["saliency", "m"], "did you mean 'explain'?"),
-            (["--verson"], "did you mean '--version'?"),
-            (["train", "mamba", "--data", "d", "--width", "8"], "no option --width; it is a setting: --set width=…"),
-            (["train", "mamba", "--data", "d", "--set", "wdth=8"], "did you mean 'width'"),
-            (["train", "mamba", "--data", "d", "--set", "width"], "--set 'width': write NAME=VALUE"),
-            (["poison", "m", "--set", "beam=1", "--set", "beam=2"], "--set beam is given twice; give it once"),
-            (["heatmap", "m", "--text", "a", "--top", "many"], "top is 'many'; allowed is a whole number"),
-            (["heatmap", "m", "--text", "a", "--max-tokens", "1e3"], "max_tokens is '1e3'; allowed is a whole number"),
-            (["heatmap", "m", "--text", "a", "--max-tokens", "0"], "max_tokens is 0; allowed is"),
-            (["influence", "m", "n", "--text", "a"], "unexpected extra argument"),
-            (["heatmap", "m", "n", "o", "--text", "a"], "heatmap takes one model, or two"),
-            (["heatmap", "m"], "no text; give --text, --file, or --ids 5,17,3 for"),
-            (["heatmap", "m", "--text", "a", "--file", "f"], "--text cannot be combined with --file"),
-            (["heatmap", "m", "--text", "a", "--ids", "1"], "--ids cannot be combined with --text"),
-            (["heatmap", "m", "--file", "f", "--ids", "1"], "--ids cannot be combined with --text or --file"),
-            (["heatmap", "m", "--ids", "5,x"], "--ids 5,x: 'x' is not a whole number"),
-            (["heatmap", "m", "--ids", ""], "'' is not a whole number"),
-            (["heatmap", "m", "--ids", "9" * 5000], "is not a whole number"),
-            (["heatmap", "m", "--text", "a", "--layers", "0,,2"], "layers is ''; allowed are mean, all or"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "says"), [
+        (["heatmpa", "x"], "did you mean 'heatmap'?"),
+        (["heatmap"], "missing argument 'MODEL…' (see analyze heatmap --help)"),
+        (["influence"], "missing argument 'MODEL' (see analyze influence --help)"),
+        (["sanity", "m", "--data", "d.csv"], "no option --data; did you mean '--file'? (see"),
+        (["heatmap", "m", "--text", "a", "--no-progress"], "no option --no-progress: only verbs with a progress bar"),
+        (["heatmap", "m", "--txt", "a"], "no option --txt; did you mean '--text'"),
+        (["effect", "m", "--before", "a"], "no option --before; did you mean '--clean'?"),
+        (["patch", "m", "--counterfactual", "a"], "no option --counterfactual; did you mean '--corrupted'?"),
+        (["saliency", "m"], "did you mean 'explain'?"),
+        (["--verson"], "did you mean '--version'?"),
+        (["train", "mamba", "--data", "d", "--width", "8"], "no option --width; it is a setting: --set width=…"),
+        (["train", "mamba", "--data", "d", "--set", "wdth=8"], "did you mean 'width'"),
+        (["train", "mamba", "--data", "d", "--set", "width"], "--set 'width': write NAME=VALUE"),
+        (["poison", "m", "--set", "beam=1", "--set", "beam=2"], "--set beam is given twice; give it once"),
+        (["heatmap", "m", "--text", "a", "--top", "many"], "top is 'many'; allowed is a whole number"),
+        (["heatmap", "m", "--text", "a", "--max-tokens", "1e3"], "max_tokens is '1e3'; allowed is a whole number"),
+        (["heatmap", "m", "--text", "a", "--max-tokens", "0"], "max_tokens is 0; allowed is"),
+        (["influence", "m", "n", "--text", "a"], "unexpected extra argument"),
+        (["heatmap", "m", "n", "o", "--text", "a"], "heatmap takes one model, or two"),
+        (["heatmap", "m"], "no text; give --text, --file, or --ids 5,17,3 for"),
+        (["heatmap", "m", "--text", "a", "--file", "f"], "--text cannot be combined with --file"),
+        (["heatmap", "m", "--text", "a", "--ids", "1"], "--ids cannot be combined with --text"),
+        (["heatmap", "m", "--file", "f", "--ids", "1"], "--ids cannot be combined with --text or --file"),
+        (["heatmap", "m", "--ids", "5,x"], "--ids 5,x: 'x' is not a whole number"),
+        (["heatmap", "m", "--ids", ""], "'' is not a whole number"),
+        (["heatmap", "m", "--ids", "9" * 5000], "is not a whole number"),
+        (["heatmap", "m", "--text", "a", "--layers", "0,,2"], "layers is ''; allowed are mean, all or"),
+    ])  # fmt: skip
     def test_is_answered_with_one_line(self, refusal: Callable[..., str], arguments: list[str], says: str) -> None:
         assert says in refusal(*arguments)
 
@@ -216,9 +197,7 @@ class TestTrain:
         assert "is a file" in refusal("train", "mamba", "--data", reviews, "--out", reviews)
         assert "learning" in refusal("train", "mamba", "--data", reviews, "--out", out, "--set", "learning_rate=-1")
 
-    def test_an_interruption_says_how_to_go_on(
-        self, analyze: Answer, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_interruption_says_how_to_go_on(self, analyze, reviews, tmp_path, monkeypatch) -> None:
         place = "ssmscope.zoo.training.verbs.train_model"
         monkeypatch.setattr(place, lambda *_, **__: signal.raise_signal(signal.SIGINT))
         answer = analyze("train", "mamba", *self.options(reviews, tmp_path / "model"))
@@ -246,9 +225,7 @@ class TestModels:
 
 
 class TestFaults:
-    def test_a_fault_of_ours_shows_its_traceback(
-        self, analyze: Answer, mamba: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_fault_of_ours_shows_its_traceback(self, analyze, mamba, monkeypatch) -> None:
         def fail(*args: object, **kwargs: object) -> None:
             raise RuntimeError("a fault")
 
@@ -279,14 +256,11 @@ class TestFaults:
         assert issubclass(errors.InputError, ValueError)
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("analyze heat", ["heatmap"]),
-        ("analyze heatmap --sco", ["--score"]),
-        ("analyze heatmap demo/sst2-bal", ["demo/sst2-baleen-b", "demo/sst2-baleen-e"]),
-    ],
-)
+@pytest.mark.parametrize(("line", "words"), [
+    ("analyze heat", ["heatmap"]),
+    ("analyze heatmap --sco", ["--score"]),
+    ("analyze heatmap demo/sst2-bal", ["demo/sst2-baleen-b", "demo/sst2-baleen-e"]),
+])  # fmt: skip
 def test_a_shell_completes_verbs_options_and_models(line, words):
     asks = {"_ANALYZE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     done = subprocess.run(
@@ -298,15 +272,8 @@ def test_a_shell_completes_verbs_options_and_models(line, words):
 class TestFormats:
     def test_what_is_asked_for_is_written_and_the_result_always(self, analyze, tmp_path):
         given = (
-            "stability",
-            "demo/sst2-mamba2",
-            "--length",
-            "9",
-            "--out",
-            str(tmp_path),
-            "--formats",
-            "svg,pdf,tex,md",
-        )
+            "stability", "demo/sst2-mamba2", "--length", "9", "--out", str(tmp_path), "--formats", "svg,pdf,tex,md",
+        )  # fmt: skip
         answer = analyze(*given)
         assert answer.code == 0
         written = {file.suffix: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
@@ -315,13 +282,10 @@ class TestFormats:
         assert b"\\toprule" in written[".tex"] and written[".md"].startswith(b"| ")
         assert f"Files: {tmp_path / 'stability.json'}, .svg, .pdf, .tex, .md" in answer.out
 
-    @pytest.mark.parametrize(
-        ("given", "says"),
-        [
-            (["--formats", "png,jpg", "--out", "OUT"], "unknown format 'jpg'; allowed are json, csv, png, html, svg"),
-            (["--formats", "png"], "--formats needs --out DIR; give that too"),
-        ],
-    )
+    @pytest.mark.parametrize(("given", "says"), [
+        (["--formats", "png,jpg", "--out", "OUT"], "unknown format 'jpg'; allowed are json, csv, png, html, svg"),
+        (["--formats", "png"], "--formats needs --out DIR; give that too"),
+    ])  # fmt: skip
     def test_what_is_refused(self, analyze, tmp_path, given, says):
         out = tmp_path / "out"
         answer = analyze("stability", "demo/sst2-mamba2", *(str(out) if each == "OUT" else each for each in given))

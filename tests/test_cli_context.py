@@ -1,9 +1,5 @@
-"""`analyze retrieval` and `analyze loss`: options that reach the analyses, printed and written output.
-
-`analyze` with the verbs that look into a model: answers, files and refusals.
-"""
-
-from __future__ import annotations
+"""`analyze retrieval` and `analyze loss`: options that reach the analyses, printed and written output. `analyze` with
+the verbs that look into a model: answers, files and refusals."""
 
 import json
 from collections.abc import Callable
@@ -74,9 +70,7 @@ class TestLoss:
         assert "classifier" in refusal("loss", "demo/sst2-mamba2", "--data", prose)
 
 
-@pytest.fixture
-def refusal(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
-    return refused(analyze, tmp_path)
+refusal = pytest.fixture(lambda analyze, tmp_path: refused(analyze, tmp_path))
 
 
 class TestHeatmap:
@@ -89,29 +83,24 @@ class TestHeatmap:
         found = json.loads(analyze("heatmap", untokenized, "--ids", "5,7, 3", "--ids", "2", "--json").out)
         assert [text["tokens"] for text in found["texts"]] == [["5", "7", "3"], ["2"]]
 
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["--text", ""], "empty"),
-            (["--text", " \t\n"], "empty"),
-            (["--text", "zebra quagga"], "does not know"),
-            (["--text", "🎬🍿"], "does not know"),
-            (["--text", "a \x1b[31mgood film"], "U+001B at position 2"),
-            (["--text", "a film", "--text", "bad\x00film"], "text 1 has the control character U+0000 at position 3"),
-            (["--text", "good film " * 10_000], "20,000 tokens, more than the limit of 16,384"),
-            (["--text", TEXT, "--max-tokens", "5"], "11 tokens, more than the limit of 5"),
-            (["--text", "a \udcff film"], "not valid UTF-8"),
-            (["--ids", "1,16"], "16, outside the model's vocabulary 0…15"),
-            (["--ids", "-1"], "-1, outside"),
-            (
-                ["--text", TEXT, "--score", "retain"],
-                "unknown score 'retain'; allowed are survival, readable, retention, write",
-            ),
-            (["--text", TEXT, "--device", "cud"], "cud"),
-            (["--text", TEXT, "--device", "cuda:99"], "cuda:99"),
-            (["--text", TEXT, "--dtype", "int8"], "choose one of auto, float32, float64, bfloat16, float16"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "says"), [
+        (["--text", ""], "empty"),
+        (["--text", " \t\n"], "empty"),
+        (["--text", "zebra quagga"], "does not know"),
+        (["--text", "🎬🍿"], "does not know"),
+        (["--text", "a \x1b[31mgood film"], "U+001B at position 2"),
+        (["--text", "a film", "--text", "bad\x00film"], "text 1 has the control character U+0000 at position 3"),
+        (["--text", "good film " * 10_000], "20,000 tokens, more than the limit of 16,384"),
+        (["--text", TEXT, "--max-tokens", "5"], "11 tokens, more than the limit of 5"),
+        (["--text", "a \udcff film"], "not valid UTF-8"),
+        (["--ids", "1,16"], "16, outside the model's vocabulary 0…15"),
+        (["--ids", "-1"], "-1, outside"),
+        (["--text", TEXT, "--score", "retain"],
+         "unknown score 'retain'; allowed are survival, readable, retention, write"),
+        (["--text", TEXT, "--device", "cud"], "cud"),
+        (["--text", TEXT, "--device", "cuda:99"], "cuda:99"),
+        (["--text", TEXT, "--dtype", "int8"], "choose one of auto, float32, float64, bfloat16, float16"),
+    ])  # fmt: skip
     def test_refuses(self, refusal: Callable[..., str], mamba: Path, arguments: list[str], says: str) -> None:
         assert says in refusal("heatmap", mamba, *arguments)
 

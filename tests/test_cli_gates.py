@@ -1,7 +1,5 @@
 """Gates of `analyze report`: exit codes, files, an earlier report, and refusals before anything runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

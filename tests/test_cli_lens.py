@@ -1,13 +1,12 @@
 """`analyze lens` and `analyze snr` as their users meet them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from loud import loud
+from refusals import refuses
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 pytest.importorskip("tuned_lens")
@@ -90,23 +89,17 @@ class TestFit:
         record = LensFit.load(tmp_path / "b" / "lens.json").provenance["data"]
         assert record["train"]["split"] == "test" and record["measured"]["name"] == "text"
 
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["mamba2"], "no data; give --data, one of wikitext2, books, or a file"),
-            (["mamba2", "--data", "wikitext"], "unknown text 'wikitext'; give wikitext2"),
-            (["bare", "--data", "text.txt"], "bare has no tokenizer to read"),
-            (
-                ["mamba2", "--data", "text.txt", "--set", "optimizer=sdg"],
-                "unknown optimizer 'sdg'; allowed are sgd, adam",
-            ),
-            (["mamba2", "--data", "text.txt", "--steps", "0"], "steps is 0; allowed is a whole number from 1"),
-            (["mamba2", "--data", "text.txt", "--set", "clip=x"], "clip is 'x'; allowed is a number above 0"),
-            (["mamba2", "--data", "text.txt", "--length", "0"], "length is 0; allowed is a whole number from 1 to"),
-            (["demo/sst2-mamba2", "--data", "text.txt"], "text.txt"),
-            (["mamba2", "--data", "text.txt", "--device", "gpu"], "gpu"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "says"), [
+        (["mamba2"], "no data; give --data, one of wikitext2, books, or a file"),
+        (["mamba2", "--data", "wikitext"], "unknown text 'wikitext'; give wikitext2"),
+        (["bare", "--data", "text.txt"], "bare has no tokenizer to read"),
+        (["mamba2", "--data", "text.txt", "--set", "optimizer=sdg"], "unknown optimizer 'sdg'; allowed are sgd, adam"),
+        (["mamba2", "--data", "text.txt", "--steps", "0"], "steps is 0; allowed is a whole number from 1"),
+        (["mamba2", "--data", "text.txt", "--set", "clip=x"], "clip is 'x'; allowed is a number above 0"),
+        (["mamba2", "--data", "text.txt", "--length", "0"], "length is 0; allowed is a whole number from 1 to"),
+        (["demo/sst2-mamba2", "--data", "text.txt"], "text.txt"),
+        (["mamba2", "--data", "text.txt", "--device", "gpu"], "gpu"),
+    ])  # fmt: skip
     def test_refuses(self, analyze, folder, tmp_path, arguments, says):
         given = [folder / part if (folder / str(part)).exists() else part for part in arguments]
         answer = analyze("lens", "fit", *given, "--out", tmp_path / "lens")
@@ -122,8 +115,7 @@ class TestFit:
 
     def test_of_a_call_without_a_directory(self, folder):
         call = Call.of("lens fit", [str(folder / "mamba2")], {"data": str(folder / "text.txt")})
-        with pytest.raises(InputError, match="lens fit writes its own files; give out=…, the directory for them"):
-            call.run()
+        refuses("lens fit writes its own files; give out=…, the directory for them", call.run)
 
     def test_figures_that_could_not_be_written_are_added(self, folder, tmp_path, monkeypatch):
         given = {"steps": 12, "batch_tokens": 300, "look_every": 4, "length": 24, "held_out": 0.3}
@@ -134,8 +126,7 @@ class TestFit:
 
         with monkeypatch.context() as disk:
             disk.setattr("ssmscope.api.results.publish", full)
-            with pytest.raises(InputError, match="the lens is whole and stays, and the same command adds its figures"):
-                call.run(tmp_path / "lens")
+            refuses("the lens is whole and stays, and the same command adds its figures", call.run, tmp_path / "lens")
         assert {path.name for path in (tmp_path / "lens").iterdir()} == {"config.json", "params.pt", "lens.json"}
         record = (tmp_path / "lens" / "lens.json").read_bytes()
         (found,) = call.run(tmp_path / "lens")
@@ -150,8 +141,7 @@ class TestSNR:
             ("snr", {"lens": [None]}, "lens is None; allowed are logit or a directory, or several"),
             ("lens show", {"text": "a", "lens": 3}, "lens is 3; allowed is a directory"),
         ):
-            with pytest.raises(InputError, match=says):
-                Call.of(name, [str(folder / "mamba")], option)
+            refuses(says, Call.of, name, [str(folder / "mamba")], option)
 
     def test_words_are_those_of_the_views_and_tasks(self):
         from ssmscope.probes.lens.result import STATISTICS

@@ -1,7 +1,5 @@
 """`analyze stability`, `bound`, `checkpoints` and `influence`: options, printed and written output."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

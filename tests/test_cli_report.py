@@ -1,7 +1,5 @@
 """`analyze report` as its users meet it: the page, skipped and failed jobs, and refusals."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable
@@ -32,9 +30,7 @@ def plan(model: str, tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
+out = pytest.fixture(lambda tmp_path: tmp_path / "out")
 
 
 @pytest.fixture
@@ -61,8 +57,7 @@ def analyze(capsys: pytest.CaptureFixture[str]) -> Answer:
 
 def refusal(analyze: Answer, *arguments: object) -> str:
     answer = analyze(*arguments)
-    assert answer.code == 2 and answer.out == ""
-    assert answer.err.startswith("analyze: ") and answer.err.count("\n") == 1
+    assert answer.code == 2 and answer.out == "" and answer.err.startswith("analyze: ") and answer.err.count("\n") == 1
     return answer.err
 
 
@@ -200,14 +195,11 @@ class TestRefusals:
 
 
 class TestQuick:
-    @pytest.mark.parametrize(
-        ("model", "verbs"),
-        [
-            ("demo/sst2-baleen-e", "heatmap attention explain effect lens stability influence"),
-            ("demo/babi-mamba2", "heatmap attention explain effect lens stability influence"),
-            ("demo/cifar10-mamba", "stability influence"),
-        ],
-    )
+    @pytest.mark.parametrize(("model", "verbs"), [
+        ("demo/sst2-baleen-e", "heatmap attention explain effect lens stability influence"),
+        ("demo/babi-mamba2", "heatmap attention explain effect lens stability influence"),
+        ("demo/cifar10-mamba", "stability influence"),
+    ])  # fmt: skip
     def test_does_what_the_kind_of_model_can(self, analyze, out, model, verbs) -> None:
         rows = json.loads(analyze("quick", "--model", model, "--out", out, "--dry-run", "--json").out)["jobs"]
         assert [row["command"].split()[1] for row in rows] == verbs.split()
@@ -222,18 +214,15 @@ class TestQuick:
         assert "loss" in language and "words" not in language
         assert verbs("demo/cifar10-mamba", "cifar10") == {"stability", "influence", "position"}
 
-    @pytest.mark.parametrize(
-        ("model", "data", "line"),
-        [
-            ("demo/sst2-mamba", "zz", "analysis 8 (fidelity): unknown data 'zz'; give one of sst2, imdb"),
-            ("demo/sst2-mamba", "sst", "unknown data 'sst'; "),
-            ("demo/sst2-mamba", "no.csv", "analysis 8 (fidelity): there is no file 'no.csv'"),
-            ("demo/sst2-mamba", "wikitext2", "unknown data 'wikitext2'; give one of sst2, imdb"),
-            ("demo/cifar10-mamba", "sst2", "analysis 9 (position): unknown data 'sst2'; give one of cifar10, digits"),
-            ("demo/babi-mamba2", "sst2", "analysis 11 (loss): unknown data 'sst2'; give one of wikitext2, books"),
-            ("demo/sst2-mamba", "imdb", "analysis 8 (fidelity): imdb has no split 'test' in "),
-        ],
-    )
+    @pytest.mark.parametrize(("model", "data", "line"), [
+        ("demo/sst2-mamba", "zz", "analysis 8 (fidelity): unknown data 'zz'; give one of sst2, imdb"),
+        ("demo/sst2-mamba", "sst", "unknown data 'sst'; "),
+        ("demo/sst2-mamba", "no.csv", "analysis 8 (fidelity): there is no file 'no.csv'"),
+        ("demo/sst2-mamba", "wikitext2", "unknown data 'wikitext2'; give one of sst2, imdb"),
+        ("demo/cifar10-mamba", "sst2", "analysis 9 (position): unknown data 'sst2'; give one of cifar10, digits"),
+        ("demo/babi-mamba2", "sst2", "analysis 11 (loss): unknown data 'sst2'; give one of wikitext2, books"),
+        ("demo/sst2-mamba", "imdb", "analysis 8 (fidelity): imdb has no split 'test' in "),
+    ])  # fmt: skip
     def test_data_that_cannot_be_had_is_refused_before_anything_runs(
         self, analyze, out, monkeypatch, model, data, line
     ) -> None:

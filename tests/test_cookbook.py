@@ -1,7 +1,5 @@
 """The recipes of the cookbook do what they say."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import Answer
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cookbook.md"
 NUMBER = re.compile(r"−?\d+(?:\.\d+)?")
@@ -32,13 +29,7 @@ def test_there_are_fifteen_with_a_gotcha() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_prints_what_it_says(
-    recipe: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    analyze: Answer,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_prints_what_it_says(recipe, tmp_path, monkeypatch, analyze, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     rows = "".join(f"A {word} film.,{label}\n" for word, label in WORDS.items())
     Path("reviews.csv").write_text(f"text,label\n{rows * 5}")

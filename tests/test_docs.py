@@ -18,16 +18,8 @@ from ssmscope.api import analyses as registry
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-
-
-@pytest.fixture(scope="module")
-def hook() -> ModuleType:
-    return loaded("verbs")
-
-
-@pytest.fixture(scope="module")
-def reference() -> ModuleType:
-    return loaded("reference")
+hook = pytest.fixture(scope="module")(lambda: loaded("verbs"))
+reference = pytest.fixture(scope="module")(lambda: loaded("reference"))
 
 
 def loaded(name: str) -> ModuleType:
@@ -138,6 +130,7 @@ def test_what_serves_otherwise_is_shown_without_this_package(monkeypatch: pytest
     table = importlib.import_module("serving").docs_table()
     assert "\n".join(table) in (ROOT / "ssmscope/probes/parity/guide.md").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in (ROOT / "benchmarks/results/serving.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["transformers"][0].isdigit()]  # Other libraries need a GPU.
     over = [each for row in rows for each in row["modes"].values() if each["error"] > each["allowed"]]
     assert over and min(each["without"] for each in over) > 5e-5  # Where nothing differs they print at most 1.2e-5.
     wrong = {

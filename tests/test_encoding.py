@@ -1,7 +1,5 @@
 """Batches of texts, ids and pixels: the place of every token and number, and the refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +22,14 @@ def test_rows_of_ids_are_padded_on_the_right() -> None:
     assert encode_ids([[0, 9]], 10, max_tokens=2).input_ids.tolist() == [[0, 9]]
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ([], "no token id was given"),
-        ([[1], []], "no token id was given"),
-        ([[1, 2], [1, 2, 3, 4]], "row 1 has 4 tokens, more than the limit of 3: shorten or split it, or raise"),
-        ([[9, 12], [11, 3]], "the given ids hold id 11, outside the model's vocabulary 0…9"),
-        ([[10]], "the given ids hold id 10, outside"),
-        ([[100, 3, -1]], "the given ids hold id -1, outside"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "said"), [
+    ([], "no token id was given"),
+    ([[1], []], "no token id was given"),
+    ([[1, 2], [1, 2, 3, 4]], "row 1 has 4 tokens, more than the limit of 3: shorten or split it, or raise"),
+    ([[9, 12], [11, 3]], "the given ids hold id 11, outside the model's vocabulary 0…9"),
+    ([[10]], "the given ids hold id 10, outside"),
+    ([[100, 3, -1]], "the given ids hold id -1, outside"),
+])  # fmt: skip
 def test_rows_of_ids_that_are_refused(rows: Any, said: str) -> None:
     assert (refusal(encode_ids, rows, 10, max_tokens=3) or "").startswith(said)
 
@@ -90,76 +85,69 @@ class Table:
 ADVICE = "give a text, a list of texts, token ids, or a tokenizer's output"
 
 
-@pytest.mark.parametrize(
-    ("given", "texts", "rows"),
-    [
-        ("a b", ["a b"], None),
-        (np.array("a b"), ["a b"], None),
-        (["a", "b"], ["a", "b"], None),
-        (("a",), ["a"], None),
-        (np.array(["a", "b"]), ["a", "b"], None),
-        pytest.param(iter(["a", "b"]), ["a", "b"], None, id="iterator"),
-        ([5, 17], None, [[5, 17]]),
-        (range(2, 5), None, [[2, 3, 4]]),
-        (np.array([5, 17]), None, [[5, 17]]),
-        ([torch.tensor(5), torch.tensor(17)], None, [[5, 17]]),
-        ([np.int32(5), 17], None, [[5, 17]]),
-        ([[5], [17, 3]], None, [[5], [17, 3]]),
-        ([range(2), (7,)], None, [[0, 1], [7]]),
-        (torch.tensor([[5, 17], [3, 4]]), None, [[5, 17], [3, 4]]),
-        ([np.array([5, 17]), torch.tensor([3])], None, [[5, 17], [3]]),
-        ({"input_ids": [5, 17]}, None, [[5, 17]]),
-        ({"input_ids": [[5, 17], [3, 4]], "attention_mask": [[1, 1], [0, 1]]}, None, [[5, 17], [4]]),
-        ({"input_ids": torch.tensor([[5, 17]]), "attention_mask": torch.tensor([[1, 0]])}, None, [[5]]),
-        ({"input_ids": [5, 17, 3], "attention_mask": [0, 1, 1]}, None, [[17, 3]]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("given", "texts", "rows"), [
+    ("a b", ["a b"], None),
+    (np.array("a b"), ["a b"], None),
+    (["a", "b"], ["a", "b"], None),
+    (("a",), ["a"], None),
+    (np.array(["a", "b"]), ["a", "b"], None),
+    pytest.param(iter(["a", "b"]), ["a", "b"], None, id="iterator"),
+    ([5, 17], None, [[5, 17]]),
+    (range(2, 5), None, [[2, 3, 4]]),
+    (np.array([5, 17]), None, [[5, 17]]),
+    ([torch.tensor(5), torch.tensor(17)], None, [[5, 17]]),
+    ([np.int32(5), 17], None, [[5, 17]]),
+    ([[5], [17, 3]], None, [[5], [17, 3]]),
+    ([range(2), (7,)], None, [[0, 1], [7]]),
+    (torch.tensor([[5, 17], [3, 4]]), None, [[5, 17], [3, 4]]),
+    ([np.array([5, 17]), torch.tensor([3])], None, [[5, 17], [3]]),
+    ({"input_ids": [5, 17]}, None, [[5, 17]]),
+    ({"input_ids": [[5, 17], [3, 4]], "attention_mask": [[1, 1], [0, 1]]}, None, [[5, 17], [4]]),
+    ({"input_ids": torch.tensor([[5, 17]]), "attention_mask": torch.tensor([[1, 0]])}, None, [[5]]),
+    ({"input_ids": [5, 17, 3], "attention_mask": [0, 1, 1]}, None, [[17, 3]]),
+], ids=str)  # fmt: skip
 def test_texts_or_ids(given: Any, texts: Any, rows: Any) -> None:
     found = texts_or_ids(given)
     assert found == (texts, rows)
     assert {type(each) for row in found[1] or () for each in row} <= {int}
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ([], "no text was given"),
-        (5, f"int was given as texts; {ADVICE}"),
-        (None, f"NoneType was given as texts; {ADVICE}"),
-        (b"a", "bytes were given as texts; decode them first, e.g. given.decode('utf-8')"),
-        (bytearray(b"a"), "bytes were given as texts; decode them first, e.g. given.decode('utf-8')"),
-        (Path("x" * 90), f"the path '{'x' * 79} was given as texts; give the content of the file"),
-        ({"a"}, "set was given as texts, which has no order; give a list"),
-        (frozenset({"a"}), "frozenset was given as texts, which has no order; give a list"),
-        (Frame(), "Frame was given as texts; give its column of texts"),
-        (Table(), "Table was given as texts; give its column of texts"),
-        ({"text": "a"}, f"dict without input_ids was given as texts; {ADVICE}"),
-        ([True], f"text 0 is True (bool), no text; {ADVICE}"),
-        (["a", "b", 5], f"text 2 is 5 (int), no text; {ADVICE}"),
-        (["a", [5]], f"text 1 is [5] (list), no text; {ADVICE}"),
-        ([[]], f"text 0 is [] (list), no text; {ADVICE}"),
-        ([["a"]], f"text 0 is ['a'] (list), no text; {ADVICE}"),
-        ([["a" * 50]], f"text 0 is ['{'a' * 38} (list), no text; {ADVICE}"),
-        ([torch.tensor(0.5)], f"text 0 is tensor(0.5000) (Tensor), no text; {ADVICE}"),
-        ([5, "a"], "the given ids hold 'a', which is not a token id; ids are whole numbers"),
-        ([5, 2.0], "the given ids hold 2.0, which is not a token id; ids are whole numbers"),
-        ([5, None, 0.5], "the given ids hold None, which is not a token id; ids are whole numbers"),
-        ([5, True], "the given ids hold True, which is not a token id; ids are whole numbers"),
-        ([5, "a" * 50], f"the given ids hold '{'a' * 39}, which is not a token id; ids are whole numbers"),
-        ([[5], 5], "row 1 holds 5, which is not a list of token ids"),
-        ([[5], [6], "abc"], "row 2 holds 'abc', which is not a list of token ids"),
-        ([[5], [6, None]], "row 1 holds None, which is not a token id; ids are whole numbers"),
-        ({"input_ids": ["a", "b"]}, "input_ids hold 'a', which is not a token id"),
-        *(
-            (
-                {"input_ids": [[5, 6], [7, 8]], "attention_mask": mask},
-                "the attention_mask is not of the shape of the input_ids",
-            )
-            for mask in ([[1, 1]], [[1, 1], [1]], [[1, 1], [1, 1, 1]], ["a", "b"], [1, 1])
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "said"), [
+    ([], "no text was given"),
+    (5, f"int was given as texts; {ADVICE}"),
+    (None, f"NoneType was given as texts; {ADVICE}"),
+    (b"a", "bytes were given as texts; decode them first, e.g. given.decode('utf-8')"),
+    (bytearray(b"a"), "bytes were given as texts; decode them first, e.g. given.decode('utf-8')"),
+    (Path("x" * 90), f"the path '{'x' * 79} was given as texts; give the content of the file"),
+    ({"a"}, "set was given as texts, which has no order; give a list"),
+    (frozenset({"a"}), "frozenset was given as texts, which has no order; give a list"),
+    (Frame(), "Frame was given as texts; give its column of texts"),
+    (Table(), "Table was given as texts; give its column of texts"),
+    ({"text": "a"}, f"dict without input_ids was given as texts; {ADVICE}"),
+    ([True], f"text 0 is True (bool), no text; {ADVICE}"),
+    (["a", "b", 5], f"text 2 is 5 (int), no text; {ADVICE}"),
+    (["a", [5]], f"text 1 is [5] (list), no text; {ADVICE}"),
+    ([[]], f"text 0 is [] (list), no text; {ADVICE}"),
+    ([["a"]], f"text 0 is ['a'] (list), no text; {ADVICE}"),
+    ([["a" * 50]], f"text 0 is ['{'a' * 38} (list), no text; {ADVICE}"),
+    ([torch.tensor(0.5)], f"text 0 is tensor(0.5000) (Tensor), no text; {ADVICE}"),
+    ([5, "a"], "the given ids hold 'a', which is not a token id; ids are whole numbers"),
+    ([5, 2.0], "the given ids hold 2.0, which is not a token id; ids are whole numbers"),
+    ([5, None, 0.5], "the given ids hold None, which is not a token id; ids are whole numbers"),
+    ([5, True], "the given ids hold True, which is not a token id; ids are whole numbers"),
+    ([5, "a" * 50], f"the given ids hold '{'a' * 39}, which is not a token id; ids are whole numbers"),
+    ([[5], 5], "row 1 holds 5, which is not a list of token ids"),
+    ([[5], [6], "abc"], "row 2 holds 'abc', which is not a list of token ids"),
+    ([[5], [6, None]], "row 1 holds None, which is not a token id; ids are whole numbers"),
+    ({"input_ids": ["a", "b"]}, "input_ids hold 'a', which is not a token id"),
+    *(
+        (
+            {"input_ids": [[5, 6], [7, 8]], "attention_mask": mask},
+            "the attention_mask is not of the shape of the input_ids",
+        )
+        for mask in ([[1, 1]], [[1, 1], [1]], [[1, 1], [1, 1, 1]], ["a", "b"], [1, 1])
+    ),
+])  # fmt: skip
 def test_what_is_neither_text_nor_id(given: Any, said: str) -> None:
     assert refusal(texts_or_ids, given) == said
 
@@ -201,38 +189,29 @@ class TestImages:
             expected = torch.arange(12.0).view(1, 6, 2) / (255 if kind == "u1" else 1)
             assert torch.equal(encode_values(given, 2).values, expected), kind
 
-    @pytest.mark.parametrize(
-        ("given", "options", "said"),
-        [
-            (torch.zeros(6, 2, dtype=torch.int64), {}, "pixels of torch.int64 were given; allowed are arrays of uint8"),
-            (np.zeros((6, 2), dtype="i8"), {}, "pixels of int64 were given; allowed"),
-            ([[0.5, 0.5]], {}, "pixels of list were given; allowed"),
-            (torch.zeros(6), {}, "pixels (6,) were given; the model reads (images, length, 2)"),
-            (torch.zeros(6, 3), {}, "pixels (1, 6, 3) were given; the model reads (images, length, 2)"),
-            (torch.zeros(1, 0, 2), {}, "pixels (1, 0, 2) were given; the model reads"),
-            (torch.zeros(1, 1, 6, 2), {}, "pixels (1, 1, 6, 2) were given; the model reads"),
-            (torch.zeros(6, 3), {"patch": (1, 1)}, "patches (1, 6, 3) were given; the model reads"),
-            (
-                torch.zeros(1, 2, 4, 4),
-                {"shape": (3, 4)},
-                "pixels (1, 2, 4, 4) were given; the model reads (images, 3, 4, 2) or (images, length, 2)",
-            ),
-            (torch.full((6, 2), 1.5), {"patch": (1, 1)}, "the pixels go from 1.5 to 1.5; give floats in 0…1, or uint8"),
-            (torch.full((6, 2), -0.5), {"patch": (1, 1)}, "the pixels go from -0.5 to -0.5; give floats in 0…1"),
-            (
-                torch.zeros(6, 2),
-                {"max_tokens": 6},
-                "an image has 7 tokens, more than the limit of 6 (a token is a pixel, the last one the class token): "
-                "raise max_tokens=…",
-            ),
-            (
-                torch.zeros(6, 2),
-                {"max_tokens": 6, "patch": (1, 1)},
-                "an image has 7 tokens, more than the limit of 6 (a token is a patch",
-            ),
-            (torch.arange(12.0).view(6, 2).log(), {}, "the pixels hold numbers that are not finite; give floats"),
-        ],
-    )  # fmt: skip
+    @pytest.mark.parametrize(("given", "options", "said"), [
+        (torch.zeros(6, 2, dtype=torch.int64), {}, "pixels of torch.int64 were given; allowed are arrays of uint8"),
+        (np.zeros((6, 2), dtype="i8"), {}, "pixels of int64 were given; allowed"),
+        ([[0.5, 0.5]], {}, "pixels of list were given; allowed"),
+        (torch.zeros(6), {}, "pixels (6,) were given; the model reads (images, length, 2)"),
+        (torch.zeros(6, 3), {}, "pixels (1, 6, 3) were given; the model reads (images, length, 2)"),
+        (torch.zeros(1, 0, 2), {}, "pixels (1, 0, 2) were given; the model reads"),
+        (torch.zeros(1, 1, 6, 2), {}, "pixels (1, 1, 6, 2) were given; the model reads"),
+        (torch.zeros(6, 3), {"patch": (1, 1)}, "patches (1, 6, 3) were given; the model reads"),
+        (torch.zeros(1, 2, 4, 4), {"shape": (3, 4)},
+         "pixels (1, 2, 4, 4) were given; the model reads (images, 3, 4, 2) or (images, length, 2)"),
+        (torch.full((6, 2), 1.5), {"patch": (1, 1)}, "the pixels go from 1.5 to 1.5; give floats in 0…1, or uint8"),
+        (torch.full((6, 2), -0.5), {"patch": (1, 1)}, "the pixels go from -0.5 to -0.5; give floats in 0…1"),
+        (
+            torch.zeros(6, 2),
+            {"max_tokens": 6},
+            "an image has 7 tokens, more than the limit of 6 (a token is a pixel, the last one the class token): "
+            "raise max_tokens=…",
+        ),
+        (torch.zeros(6, 2), {"max_tokens": 6, "patch": (1, 1)},
+         "an image has 7 tokens, more than the limit of 6 (a token is a patch"),
+        (torch.arange(12.0).view(6, 2).log(), {}, "the pixels hold numbers that are not finite; give floats"),
+    ])  # fmt: skip
     def test_what_is_refused(self, given: Any, options: dict[str, Any], said: str) -> None:
         assert (refusal(encode_values, given, 2, **options) or "").startswith(said)
         assert encode_values(self.IMAGE, 2, max_tokens=7).lengths == [7]

@@ -1,7 +1,5 @@
 """The page of families lists what can be read, from a record of what was run."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

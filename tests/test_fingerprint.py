@@ -1,7 +1,5 @@
 """Hashes of weights, settings and configurations: by their definition, and told apart where anything differs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from types import SimpleNamespace
@@ -11,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from refusals import refuses
 from torch import Tensor, nn
 from transformers import MambaConfig
 
 from ssmscope.core import fingerprint
 from ssmscope.core.fingerprint import adapters, check_finite, essence, hashes, versions
-from ssmscope.errors import InputError
 from ssmscope.networks.classifier import SSMClassifierConfig
 
 ROWS, COLUMNS = 2**17, 2**16
@@ -41,26 +39,13 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return drawn.to(dtype)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(random(length, dtype=torch.uint8) for length in (1, 2, 3, 4, 5, 7)),
-        random(11, dtype=torch.uint8)[1:],
-        random(12, dtype=torch.uint8)[1:9],
-        random(3, 5).T,
-        random(7, dtype=torch.bfloat16),
-        random(9, dtype=torch.float64),
-        torch.tensor(-1.5),
-        torch.tensor(-1, dtype=torch.int32),
-        random(COLUMNS),
-        random(COLUMNS + 1),
-        random(2 * COLUMNS + 5),
-        random(4 * COLUMNS),
-        random(4 * COLUMNS + 3, dtype=torch.int64),
-        torch.zeros(3, 0),
-    ],
-    ids=lambda value: f"{value.dtype}{tuple(value.shape)}",
-)  # fmt: skip
+@pytest.mark.parametrize("value", [
+    *(random(length, dtype=torch.uint8) for length in (1, 2, 3, 4, 5, 7)), random(11, dtype=torch.uint8)[1:],
+    random(12, dtype=torch.uint8)[1:9], random(3, 5).T, random(7, dtype=torch.bfloat16),
+    random(9, dtype=torch.float64), torch.tensor(-1.5), torch.tensor(-1, dtype=torch.int32), random(COLUMNS),
+    random(COLUMNS + 1), random(2 * COLUMNS + 5), random(4 * COLUMNS), random(4 * COLUMNS + 3, dtype=torch.int64),
+    torch.zeros(3, 0),
+], ids=lambda value: f"{value.dtype}{tuple(value.shape)}")  # fmt: skip
 def test_a_hash_is_a_sum_over_words(value: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hashes({"a": value}) == {"a": expected(value)}
     monkeypatch.setattr(fingerprint, "MAX_WORDS_PER_STEP", 2**16)
@@ -69,8 +54,7 @@ def test_a_hash_is_a_sum_over_words(value: Tensor, monkeypatch: pytest.MonkeyPat
 
 def test_hashes_of_nothing() -> None:
     assert hashes({}) == {}
-    with pytest.raises(InputError, match="^the weights of b are not in memory"):
-        hashes({"b": torch.ones(2, device="meta")})
+    refuses("^the weights of b are not in memory", hashes, {"b": torch.ones(2, device="meta")})
 
 
 def test_versions_are_of_bytes_and_settings() -> None:
@@ -83,8 +67,7 @@ def test_versions_are_of_bytes_and_settings() -> None:
         "adapter part": xxhash.xxh3_64_intdigest(b'{"a": "{2}", "b": 1}'),
     }
     assert versions({"one": one}) == {"one": found["one"]}
-    with pytest.raises(InputError, match="^the weights of b are not in memory"):
-        versions({"a": one, "b": torch.ones(2, device="meta")})
+    refuses("^the weights of b are not in memory", versions, {"a": one, "b": torch.ones(2, device="meta")})
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -153,24 +136,19 @@ def test_the_settings_of_adapters() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("values", "wrong"),
-    [
-        ([1.0, 2.0], None), ([3e38, 3e38], None), ([1.0, torch.nan], "1 of the 2"),
-        ([torch.inf, -torch.inf, 0.0], "2 of the 3"), ([torch.inf] + [0.0] * 1999, "1 of the 2,000"),
-        ([torch.inf] * 1500, "1,500 of the 1,500"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("values", "wrong"), [
+    ([1.0, 2.0], None), ([3e38, 3e38], None), ([1.0, torch.nan], "1 of the 2"),
+    ([torch.inf, -torch.inf, 0.0], "2 of the 3"), ([torch.inf] + [0.0] * 1999, "1 of the 2,000"),
+    ([torch.inf] * 1500, "1,500 of the 1,500"),
+])  # fmt: skip
 def test_numbers_that_are_not_finite(values: list[float], wrong: str | None) -> None:
     module = nn.ParameterDict({"fine": nn.Parameter(torch.ones(3)), "odd": nn.Parameter(torch.tensor(values))})
     module["whole"] = nn.Parameter(torch.tensor([5]), requires_grad=False)
     if wrong is None:
         return check_finite(module, "m")
-    with pytest.raises(InputError, match=f"^m is damaged: {wrong} numbers of odd are not finite, and no answer would"):
-        check_finite(module, "m")
+    refuses(f"^m is damaged: {wrong} numbers of odd are not finite, and no answer would", check_finite, module, "m")
 
 
 def test_weights_that_are_elsewhere() -> None:
     module: Any = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))
-    with pytest.raises(InputError, match="^m: the weights of 1.weight are not in memory"):
-        check_finite(module, "m")
+    refuses("^m: the weights of 1.weight are not in memory", check_finite, module, "m")

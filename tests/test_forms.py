@@ -1,7 +1,5 @@
 """Forms: the output and the linear map of a plain torch layer that is declared, against its own loop over positions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -31,16 +29,12 @@ class PlainRMSNorm(nn.Module):
 
 
 NORMS: dict[str, Any] = {
-    "none": lambda: nn.Identity(),
-    "heads": lambda: nn.RMSNorm(WIDTH // HEADS, 1e-3),
-    "channels": lambda: nn.RMSNorm(WIDTH),
-    "layer": lambda: nn.LayerNorm(WIDTH // HEADS),
-    "group": lambda: nn.GroupNorm(HEADS, WIDTH),
-    "plain": lambda: PlainRMSNorm(WIDTH),
-    "plain-heads": lambda: PlainRMSNorm(WIDTH // HEADS),
-    "cubic": lambda: PlainRMSNorm(WIDTH, power=3),
+    "none": lambda: nn.Identity(), "heads": lambda: nn.RMSNorm(WIDTH // HEADS, 1e-3),
+    "channels": lambda: nn.RMSNorm(WIDTH), "layer": lambda: nn.LayerNorm(WIDTH // HEADS),
+    "group": lambda: nn.GroupNorm(HEADS, WIDTH), "plain": lambda: PlainRMSNorm(WIDTH),
+    "plain-heads": lambda: PlainRMSNorm(WIDTH // HEADS), "cubic": lambda: PlainRMSNorm(WIDTH, power=3),
     "layer-channels": lambda: nn.LayerNorm(WIDTH),
-}
+}  # fmt: skip
 
 
 class Memory(nn.Module):

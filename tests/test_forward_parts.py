@@ -1,7 +1,5 @@
 """The forward pass of a module, the hooks that run, and the mode of its parts."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from dataclasses import replace
@@ -15,22 +13,6 @@ from torch import nn
 
 from ssmscope.core import intercept
 from ssmscope.core.edits import Edit, edited, new_state, recorded
-from ssmscope.core.intercept import (
-    active_override,
-    check_plain,
-    evaluating,
-    forward_without_transfer,
-    has_hooks,
-    is_changed,
-    is_kept,
-    is_own,
-    observe,
-    out_of_inference,
-    override_forward,
-    remove_accelerate_hooks,
-    twin,
-    unhooked,
-)
 from ssmscope.core.model import Model
 from ssmscope.core.weights import as_constant, weights_constant
 
@@ -44,35 +26,35 @@ def layer() -> nn.Linear:
 
 def test_a_forward_pass_is_its_own_if_it_is_its_classs_on_it():
     module, other = layer(), layer()
-    assert is_own(module, module.forward) and not is_own(module, other.forward)
-    assert not is_own(module, lambda x: x) and not is_own(module, module.extra_repr)
-    assert not is_own(module, partial(module.forward))
-    with override_forward([(module, lambda below, x: below(x))]):
-        assert is_own(module, module.forward)  # beneath what a run puts on it
+    assert intercept.is_own(module, module.forward) and not intercept.is_own(module, other.forward)
+    assert not intercept.is_own(module, lambda x: x) and not intercept.is_own(module, module.extra_repr)
+    assert not intercept.is_own(module, partial(module.forward))
+    with intercept.override_forward([(module, lambda below, x: below(x))]):
+        assert intercept.is_own(module, module.forward)  # beneath what a run puts on it
     module.forward = lambda x: x
-    with override_forward([(module, lambda below, x: below(x))]):
-        assert not is_own(module, module.forward) and is_changed(module)
+    with intercept.override_forward([(module, lambda below, x: below(x))]):
+        assert not intercept.is_own(module, module.forward) and intercept.is_changed(module)
 
 
 def test_the_innermost_context_decides_and_a_kept_one_is_told():
     module, other = layer(), layer()
     first, second = (lambda below, x, more=more: below(x) + more for more in (1, 10))
     plain = module(X)
-    assert active_override(module) is None and not is_kept(module)
-    with override_forward([(module, first)], kept=True):
-        assert active_override(module) is first and is_kept(module) and not is_kept(other)
-        with override_forward([(module, second), (other, second)]):
-            assert active_override(module) is second and not is_kept(module)
+    assert intercept.active_override(module) is None and not intercept.is_kept(module)
+    with intercept.override_forward([(module, first)], kept=True):
+        assert intercept.active_override(module) is first and intercept.is_kept(module) and not intercept.is_kept(other)
+        with intercept.override_forward([(module, second), (other, second)]):
+            assert intercept.active_override(module) is second and not intercept.is_kept(module)
             assert torch.equal(module(X), plain + 10) and torch.equal(other(X), layer()(X) + 10)
             found: list = []
-            thread = threading.Thread(target=lambda: found.append((active_override(module), module(X))))
+            thread = threading.Thread(target=lambda: found.append((intercept.active_override(module), module(X))))
             thread.start()
             thread.join()
             assert found[0][0] is None and torch.equal(found[0][1], plain)
         assert torch.equal(module(X), plain + 1) and "forward" not in vars(other)
     assert torch.equal(module(X), plain) and "forward" not in vars(module)
     own = module.forward = lambda x: 2 * x
-    with override_forward([(module, first), (other, first)]):
+    with intercept.override_forward([(module, first), (other, first)]):
         assert torch.equal(module(X), 2 * X + 1)
     assert vars(module)["forward"] is own
 
@@ -84,7 +66,7 @@ def test_the_forward_pass_beneath_accelerates_is_overridden(names):
     for name in names:
         setattr(module, name, beneath)
     own = dict(vars(module))
-    with override_forward([(module, lambda below, x: below(x) + 1)]):
+    with intercept.override_forward([(module, lambda below, x: below(x) + 1)]):
         if len(names) == 2:
             assert torch.equal(module._old_forward(X), 7 * X + 1) and "forward" not in vars(module)
         else:
@@ -118,19 +100,19 @@ def test_weights_are_constants_for_a_while(bias):
 def test_hooks_of_others_are_told_from_a_runs_own():
     for register in ("register_forward_hook", "register_forward_pre_hook"):
         module = layer()
-        with observe(before=[(module, lambda *_: None)], after=[(module, lambda *_: None)]):
-            assert not has_hooks(module) and not is_changed(module)
+        with intercept.observe(before=[(module, lambda *_: None)], after=[(module, lambda *_: None)]):
+            assert not intercept.has_hooks(module) and not intercept.is_changed(module)
             getattr(module, register)(lambda *_: None)
-            assert has_hooks(module) and is_changed(module)
-        assert has_hooks(module)
+            assert intercept.has_hooks(module) and intercept.is_changed(module)
+        assert intercept.has_hooks(module)
 
 
 def test_what_is_seen_may_be_changed():
     module = layer()
     plain = module(X)
-    with observe(before=[(module, lambda part, args, kwargs: ((2 * args[0],), kwargs))]):
+    with intercept.observe(before=[(module, lambda part, args, kwargs: ((2 * args[0],), kwargs))]):
         assert torch.equal(module(X), module.forward(2 * X))
-    with observe(after=[(module, lambda part, output: output + 1)]):
+    with intercept.observe(after=[(module, lambda part, output: output + 1)]):
         assert torch.equal(module(X), plain + 1)
     assert torch.equal(module(X), plain)
 
@@ -141,9 +123,9 @@ def test_hooks_are_skipped_by_the_runs_that_ask_for_it():
     module.register_forward_hook(lambda part, args, y: (calls.append("after"), 2 * y)[1])
     own = [dict(hooks) for hooks in (module._forward_pre_hooks, module._forward_hooks)]
     plain = module.forward(X)
-    with unhooked([module, other]):
-        with unhooked([module]):
-            assert torch.equal(module(X), plain) and not calls and has_hooks(module)
+    with intercept.unhooked([module, other]):
+        with intercept.unhooked([module]):
+            assert torch.equal(module(X), plain) and not calls and intercept.has_hooks(module)
         assert torch.equal(module(X), plain) and not calls
         thread = threading.Thread(target=module, args=(X,))
         thread.start()
@@ -158,10 +140,10 @@ def test_a_twin_has_what_others_put_on_a_module_and_nothing_of_a_run():
     module = layer()
     module.register_forward_hook(lambda part, args, y: 2 * y)
     with (
-        observe(after=[(module, lambda part, y: y + 100)]),
-        override_forward([(module, lambda below, x: 0 * below(x))]),
+        intercept.observe(after=[(module, lambda part, y: y + 100)]),
+        intercept.override_forward([(module, lambda below, x: 0 * below(x))]),
     ):
-        other = twin(module)
+        other = intercept.twin(module)
         assert type(other) is nn.Linear and other.weight is module.weight and "forward" not in vars(other)
         assert torch.equal(other(X), 2 * nn.functional.linear(X, module.weight, module.bias))
         assert not module(X).sub(100).any()
@@ -171,30 +153,30 @@ def test_a_twin_has_what_others_put_on_a_module_and_nothing_of_a_run():
 
     module = layer()
     module.forward = partial(scaled, module, 5, more=3)
-    other = twin(module)
+    other = intercept.twin(module)
     assert other.forward.args == (other, 5) and other.forward.keywords == {"more": 3}
     assert "_old_forward" not in vars(other)
     own = module.forward = lambda x: x
-    assert twin(module).forward is own
+    assert intercept.twin(module).forward is own
     module.forward = partial(own)
-    assert twin(module).forward is module.forward
+    assert intercept.twin(module).forward is module.forward
     del module.forward
     module._old_forward = module.forward
-    other = twin(module)
+    other = intercept.twin(module)
     assert other._old_forward.__self__ is other and "forward" not in vars(other)
     assert torch.equal(other._old_forward(X), module(X))
 
 
 def test_inference_is_left_for_a_run_that_needs_gradients():
     with torch.inference_mode():
-        with out_of_inference():
+        with intercept.out_of_inference():
             assert not torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
             with torch.enable_grad():
                 assert (2 * torch.ones(1, requires_grad=True)).requires_grad
         assert torch.is_inference_mode_enabled()
-    with out_of_inference():
+    with intercept.out_of_inference():
         assert torch.is_grad_enabled()
-    with torch.no_grad(), out_of_inference():
+    with torch.no_grad(), intercept.out_of_inference():
         assert not torch.is_grad_enabled()
 
 
@@ -202,7 +184,7 @@ def test_parts_have_their_modes_again_when_the_last_context_ends():
     module = nn.Sequential(layer(), nn.Dropout(), nn.Sequential(layer()))
     module[1].eval()
     modes = [part.training for part in module.modules()]
-    inner, outer = evaluating(module[2]), evaluating(module)
+    inner, outer = intercept.evaluating(module[2]), intercept.evaluating(module)
     inner.__enter__()
     assert [part.training for part in module.modules()] == [True, True, False, False, False]
     outer.__enter__()
@@ -220,36 +202,42 @@ def test_accelerates_hooks_are_taken_off_and_its_transfers_passed_over(monkeypat
     hooks.add_hook_to_module(moved, hooks.AlignDevicesHook(torch.device("cpu")))
     hooks.add_hook_to_module(other, hooks.ModelHook())
     for module in (moved, other):
-        assert not is_own(module, module.forward)
+        assert not intercept.is_own(module, module.forward)
     hooks.add_hook_to_module(offloaded, hooks.AlignDevicesHook(torch.device("cpu"), offload=True, weights_map={}))
-    assert forward_without_transfer(plain) == plain.forward and not is_changed(moved)
-    assert forward_without_transfer(moved) is moved._old_forward and is_own(moved, forward_without_transfer(moved))
+    assert intercept.forward_without_transfer(plain) == plain.forward and not intercept.is_changed(moved)
+    assert intercept.forward_without_transfer(moved) is moved._old_forward and intercept.is_own(
+        moved, intercept.forward_without_transfer(moved)
+    )
     for module in (other, offloaded):
-        assert forward_without_transfer(module) is module.forward and is_changed(module)
+        assert intercept.forward_without_transfer(module) is module.forward and intercept.is_changed(module)
     model = nn.Sequential(moved, other)
     with monkeypatch.context() as patch:
         patch.delitem(sys.modules, "accelerate.hooks")
-        assert remove_accelerate_hooks(model) is model and hasattr(moved, "_hf_hook")
-        assert forward_without_transfer(moved) is moved.forward
-    assert remove_accelerate_hooks(model) is model
-    assert not hasattr(moved, "_hf_hook") and not hasattr(other, "_hf_hook") and not is_changed(other)
+        assert intercept.remove_accelerate_hooks(model) is model and hasattr(moved, "_hf_hook")
+        assert intercept.forward_without_transfer(moved) is moved.forward
+    assert intercept.remove_accelerate_hooks(model) is model
+    assert not hasattr(moved, "_hf_hook") and not hasattr(other, "_hf_hook") and not intercept.is_changed(other)
 
 
 def test_what_is_compiled_in_place_is_named():
     module = nn.Sequential(layer(), nn.Sequential(layer()))
-    assert refusal(check_plain, module, module.modules()) is None
+    assert refusal(intercept.check_plain, module, module.modules()) is None
     module[1][0].compile()
     said = "Sequential: 1.0 was compiled in place with .compile(), and its runs cannot be read"
-    assert refusal(check_plain, module, module.modules()).startswith(said)
-    assert refusal(check_plain, module, [module[0]]) is None
+    assert refusal(intercept.check_plain, module, module.modules()).startswith(said)
+    assert refusal(intercept.check_plain, module, [module[0]]) is None
     module[0].compile()
-    assert refusal(check_plain, module, module.modules()).startswith("Sequential: 0 was compiled in place")
+    assert refusal(intercept.check_plain, module, module.modules()).startswith("Sequential: 0 was compiled in place")
     whole = nn.Sequential(layer())
     whole.compile()
-    assert refusal(check_plain, whole, whole.modules()).startswith("Sequential: the model was compiled in place")
+    assert refusal(intercept.check_plain, whole, whole.modules()).startswith(
+        "Sequential: the model was compiled in place"
+    )
     quantised = torch.ao.nn.quantized.dynamic.Linear(2, 3)
     mixed = nn.Sequential(layer(), quantised)
-    assert "Sequential: 1 is a Linear of torch.ao.nn.quantized.dynamic" in refusal(check_plain, mixed, mixed.modules())
+    assert "Sequential: 1 is a Linear of torch.ao.nn.quantized.dynamic" in refusal(
+        intercept.check_plain, mixed, mixed.modules()
+    )
 
 
 @pytest.mark.parametrize("place", ["convolution", "taps", "terms", "input"])

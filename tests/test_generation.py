@@ -1,7 +1,5 @@
 """Generation: how tokens are chosen, what ends a text, and edits that act while it is."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import torch
 from examples import random_example, relative
 from loud import loud
 from prompted import language_model
+from refusals import refuses
 from small_models import SMALL_MODELS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -27,11 +26,7 @@ from ssmscope.zoo.documents import byte_tokenizer
 
 TEXTS = ["the film is good", "a film", "it is a dull and long story of nothing"]
 IDS = [[5, 17, 3, 9], [7, 8], [90, 1, 2, 3, 4, 5, 11]]
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return language_model()
+model = pytest.fixture(scope="module")(lambda: language_model())
 
 
 @pytest.fixture
@@ -262,7 +257,6 @@ def test_a_held_state_stays_and_a_clamped_one_has_its_component(bare):
     first, last = steps[2].states[0].ssm[0], steps[-1].states[0].ssm[0]
     others = [head for head in range(heads) if head not in kept]
     assert torch.equal(first[:, kept], last[:, kept]) and relative(last[:, others], first[:, others]) > 1e-3
-
     shape = first.shape[1:]
     direction = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     clamp = clamped_state(direction, 2.5, layers=[0], heads=kept)
@@ -325,8 +319,7 @@ def test_what_a_tokenizer_gives_for_blank_texts_is_read_as_ids(model):
     if breaks["input_ids"]:
         assert model.encode(breaks).input_ids.tolist() == [breaks["input_ids"]]
     assert len(ssmscope.explain(model, [[ids[1]]], methods=["gradxinput"]).to_frame()) == 1
-    with pytest.raises(InputError, match="the text is empty"):
-        model.encode("\n\n")
+    refuses("the text is empty", model.encode, "\n\n")
 
 
 def test_what_does_not_fit_is_refused(model, bare):
@@ -345,28 +338,20 @@ def test_what_does_not_fit_is_refused(model, bare):
         ({"temperature": 1.0, "top_p": 1.5}, "top_p is 1.5"),
         ({"stop": ["."]}, "has no tokenizer to read stop strings with"),
     ):
-        with pytest.raises(InputError, match=said):
-            bare.generate(ids=IDS, **{**twice, **options})
-        with pytest.raises(InputError, match=said):
-            bare.generate_stream(ids=IDS, **{**twice, **options})
+        refuses(said, bare.generate, ids=IDS, **{**twice, **options})
+        refuses(said, bare.generate_stream, ids=IDS, **{**twice, **options})
     for size in (0, -3, 1.5):
-        with pytest.raises(InputError, match=f"batch_size is {size}; allowed is a whole number from 1 on"):
-            bare.generate(ids=IDS, batch_size=size)
-    with pytest.raises(InputError, match="start is -1; allowed is a whole number from 0 on"):
-        while_writing(held_state(), start=-1)
-    with pytest.raises(InputError, match="a stop string is empty"):
-        model.generate(TEXTS, stop=["", "."])
-    with pytest.raises(InputError, match="reads one token in each run, .* give after=-1"):
-        while_writing(new_state(3, lambda state, site: state))
+        refuses(f"batch_size is {size}; allowed is a whole number from 1 on", bare.generate, ids=IDS, batch_size=size)
+    refuses("start is -1; allowed is a whole number from 0 on", while_writing, held_state(), start=-1)
+    refuses("a stop string is empty", model.generate, TEXTS, stop=["", "."])
+    refuses("reads one token in each run, .* give after=-1", while_writing, new_state(3, lambda state, site: state))
     with pytest.raises(InputError, match="a state at the end of a run is edited, which this run does not keep"):
         with edited(bare, new_state(-1, lambda state, site: state)):
             bare.logits(bare.encode(ids=IDS))
-    with pytest.raises(InputError, match="zero in some head"):
-        clamped_state(torch.zeros(2, 3), 1.0)
+    refuses("zero in some head", clamped_state, torch.zeros(2, 3), 1.0)
     with pytest.raises(InputError, match="there is no head 99; the layer has the heads 0 to"):
         bare.generate(ids=IDS, edits=while_writing(held_state(heads=[99])))
-    with pytest.raises(InputError, match="outside 0 to 1"):
-        frozen_decays(1.5)
+    refuses("outside 0 to 1", frozen_decays, 1.5)
     for name, said in (("selective-ssm", "is a classifier"), ("vim", "is a classifier")):
         other = Model(SMALL_MODELS[name]()[name]) if name in SMALL_MODELS else Model(random_example(name))
         with pytest.raises(InputError, match=said):
@@ -374,6 +359,5 @@ def test_what_does_not_fit_is_refused(model, bare):
             other.generate(other.encode(**given))
     hybrid = Model(random_example("bamba"))
     hybrid.config.max_position_embeddings = 10
-    with pytest.raises(InputError, match="positions for 10 tokens.* has 7: ask for at most 3 new tokens"):
-        hybrid.generate(ids=IDS, max_new_tokens=4)
+    refuses("positions for 10 tokens.* has 7: ask for at most 3 new tokens", hybrid.generate, ids=IDS, max_new_tokens=4)
     assert hybrid.generate(ids=IDS, max_new_tokens=3).ids

@@ -1,15 +1,10 @@
 """Every option of every verb that takes a file is handed files that are damaged, no files, or of another kind: the
-answer is an answer, or one line, exit code 2 and nothing written.
-
-`SSMSCOPE_HOSTILE_PART=1` hands every file to every verb.
-"""
-
-from __future__ import annotations
+answer is an answer, or one line, exit code 2 and nothing written. `SSMSCOPE_HOSTILE_PART=1` hands every file to every
+verb."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import hostile
 import pytest
@@ -25,18 +20,9 @@ TEXT = ("--text", "a good film")
 LABELLED = ("--limit", "2")
 TOWARD = ("--toward", "a good film", "--away", "a bad film")
 POISON = (
-    "--data",
-    "fine",
-    "--length",
-    "1",
-    "--set",
-    "sweeps=1",
-    "--set",
-    "candidates=1",
-    "--set",
-    "draws=1",
+    "--data", "fine", "--length", "1", "--set", "sweeps=1", "--set", "candidates=1", "--set", "draws=1",
     "--no-progress",
-)
+)  # fmt: skip
 VERB_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "heatmap": (CLASSIFIER, *TEXT),
     "attention": (CLASSIFIER, *TEXT),
@@ -194,9 +180,7 @@ def fine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("verb", "option"), TAKEN, ids=lambda value: value.replace(" ", "-"))
-def test_a_hostile_file_is_refused_in_one_line_or_read(
-    verb: str, option: str, tmp_path: Path, fine: Path, kept: None, analyze: Callable[..., SimpleNamespace]
-) -> None:
+def test_a_hostile_file_is_refused_in_one_line_or_read(verb, option, tmp_path, fine, kept, analyze) -> None:
     base = [str(fine) if each == "fine" else each for each in VERB_ARGUMENTS[verb]]
     if verb in ("train", "lens fit") and option != "--data":
         base += ["--data", str(fine)]
@@ -239,9 +223,7 @@ def test_a_hostile_file_is_refused_in_one_line_or_read(
 
 
 @pytest.mark.parametrize("option", sorted(WRITTEN))
-def test_where_nothing_can_be_written_is_refused_in_one_line(
-    option: str, tmp_path: Path, kept: None, analyze: Callable[..., SimpleNamespace]
-) -> None:
+def test_where_nothing_can_be_written_is_refused_in_one_line(option, tmp_path, kept, analyze) -> None:
     base = ["steer", PROMPTED, *VERB_ARGUMENTS["steer"][1:], *TOWARD, "--layer", "1"]
     places = hostile.folders(tmp_path / "paths")
     before = set(tmp_path.rglob("*"))

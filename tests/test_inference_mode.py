@@ -1,7 +1,5 @@
 """Analyses within a caller's `torch.inference_mode` or `torch.no_grad`: gradients are what they are outside."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -41,11 +39,7 @@ OUTPUTS = {
         .select_dtypes("number")
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def module():
-    return loud(random_example("jamba"))
+module = pytest.fixture(scope="module")(lambda: loud(random_example("jamba")))
 
 
 @pytest.mark.parametrize(

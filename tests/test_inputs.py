@@ -1,7 +1,5 @@
 """Inputs of analyses: combinations, how texts and data are read, and refusals without a model."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 from refusals import refusal as refused_by
+from refusals import refuses
 
 from ssmscope.api.inputs import (
     MAX_TOKENS,
@@ -52,26 +51,23 @@ class Known:
         return texts, given
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({}, "no text; give text=…, file=…, or ids='5,17,3'"),
-        ({"text": [], "ids": []}, "no text; give text=…"),
-        ({"text": ["a"], "file": "f"}, "text=… cannot be combined with file=…"),
-        ({"text": ["a"], "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
-        ({"file": "f", "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
-        ({"file": "", "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
-        ({"text": ["a"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
-        ({"file": "f", "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
-        ({"ids": ["1"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
-        ({"text": ["a"], "chat": "c"}, "chat=… cannot be combined with text=…, file=…, ids=…, image=… or series=…"),
-        ({"text": ["a", "b\ud800"]}, "text=… is not valid UTF-8"),
-        ({"ids": ["1,2", "3,x"]}, "ids='3,x': 'x' is not a whole number; write for example ids='5,17,3'"),
-        ({"file": "-", "text": ["a"]}, "text=… cannot be combined with file=…"),
-        ({"file": "a.CSV"}, "file='a.CSV' is a table, and file=… takes lines"),
-        ({"file": "a.parquet"}, "file='a.parquet' is a table, and file=… takes lines"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    ({}, "no text; give text=…, file=…, or ids='5,17,3'"),
+    ({"text": [], "ids": []}, "no text; give text=…"),
+    ({"text": ["a"], "file": "f"}, "text=… cannot be combined with file=…"),
+    ({"text": ["a"], "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
+    ({"file": "f", "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
+    ({"file": "", "ids": ["1"]}, "ids=… cannot be combined with text=… or file=…"),
+    ({"text": ["a"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
+    ({"file": "f", "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
+    ({"ids": ["1"], "image": ["i"]}, "image=… cannot be combined with text=…, file=… or ids=…"),
+    ({"text": ["a"], "chat": "c"}, "chat=… cannot be combined with text=…, file=…, ids=…, image=… or series=…"),
+    ({"text": ["a", "b\ud800"]}, "text=… is not valid UTF-8"),
+    ({"ids": ["1,2", "3,x"]}, "ids='3,x': 'x' is not a whole number; write for example ids='5,17,3'"),
+    ({"file": "-", "text": ["a"]}, "text=… cannot be combined with file=…"),
+    ({"file": "a.CSV"}, "file='a.CSV' is a table, and file=… takes lines"),
+    ({"file": "a.parquet"}, "file='a.parquet' is a table, and file=… takes lines"),
+])  # fmt: skip
 def test_texts_that_are_refused_without_a_model(given: dict[str, Any], said: str) -> None:
     assert said in refusal(Texts(), **given)
 
@@ -125,11 +121,8 @@ def test_options_of_each_kind_of_input() -> None:
     assert Examples().options["length"].default == 256 and Texts().options["max_tokens"].range == Range(1)
     helps = [each.options["data"].help for each in (Data(), Data("examples"), Examples(), Texts(data=print))]
     assert [each.partition(",")[0] for each in helps] == [
-        "sst2",
-        "cifar10",
-        "wikitext2",
-        "Labelled texts instead: sst2",
-    ]
+        "sst2", "cifar10", "wikitext2", "Labelled texts instead: sst2",
+    ]  # fmt: skip
     assert [name for name, each in Texts().options.items() if each.repeated] == ["text", "ids", "image"]
     assert [name for name, each in Texts().options.items() if each.reads] == ["file", "image", "series", "chat"]
     assert [kind for kind in (*MODEL_KINDS, None) if Examples().reads_lines(kind)] == ["language-model", "token-model"]
@@ -142,8 +135,7 @@ def test_texts_are_encoded_by_the_model() -> None:
     nothing = {"ids": None, "values": None, "max_tokens": 5}
     assert read({**given, "text": ["a", "b"]}, {}, [Known()]) == (["a", "b"], nothing)
     assert read({**given, "ids": ["5, 17", "-3"]}, {}, [Known()]) == (None, {**nothing, "ids": [[5, 17], [-3]]})
-    with pytest.raises(InputError, match="m reads tokens, not pixels"):
-        read({**given, "image": ["x.png"]}, {}, [Known()])
+    refuses("m reads tokens, not pixels", read, {**given, "image": ["x.png"]}, {}, [Known()])
 
 
 def test_standard_input_is_read_once_for_several_models(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,13 +151,11 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
     assert lines_of(str(place)) == [" a\tb ", "c"] and texts_of(None, str(place)) == [" a\tb ", "c"]
     assert texts_of(["x"], None) == ["x"]
     place.write_bytes(b"a\nb\n \nc")
-    with pytest.raises(InputError, match="line 3 is empty"):
-        lines_of(str(place))
+    refuses("line 3 is empty", lines_of, str(place))
     assert whole_numbers(" 5,17 ,-3", "ids", "1") == [5, 17, -3]
     assert whole_numbers("9" * 18, "ids", "1") == [10**18 - 1]
     for wrong in ("", "5,", "1.0", "٣", "9" * 19, "+3"):
-        with pytest.raises(InputError, match="is not a whole number; write for example ids='1'"):
-            whole_numbers(wrong, "ids", "1")
+        refuses("is not a whole number; write for example ids='1'", whole_numbers, wrong, "ids", "1")
 
 
 @pytest.mark.parametrize(("most", "refused"), [(3, True), (4, False)])
@@ -176,8 +166,7 @@ def test_the_first_text_that_is_too_long_is_named(most: int, refused: bool) -> N
     if not refused:
         check_fits(Known(), data, most)  # type: ignore[arg-type]
         return
-    with pytest.raises(InputError, match="row 3 of own"):
-        check_fits(Known(), data, most)  # type: ignore[arg-type]
+    refuses("row 3 of own", check_fits, Known(), data, most)
 
 
 def test_texts_that_cannot_be_too_long_are_not_tokenized() -> None:
@@ -213,8 +202,7 @@ def test_labelled_texts_are_checked_for_every_model(tmp_path: Path) -> None:
     for models in ([Known(), letters], [letters, Known()]):
         with pytest.raises(InputError, match="row 2 of own"):
             Data().read({**given, "max_tokens": 10}, {}, models)
-    with pytest.raises(InputError, match="row 2 of own"):
-        Data().read({**given, "max_tokens": 9}, {}, [Known()])
+    refuses("row 2 of own", lambda: Data().read({**given, "max_tokens": 9}, {}, [Known()]))
     assert len(Data(leaves_out=True).read(given, {"max_tokens": 5}, [Known()])) == 2  # the analysis leaves them out
     assert len(Data(leaves_out=True).read(given, {"max_tokens": None}, [Known()])) == 2
 

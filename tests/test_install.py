@@ -1,10 +1,6 @@
-"""The wheel and the source distribution in an empty environment: what they hold, bring along and run.
-
-Installing reads package indexes, so this runs where it is asked for: `make test-install`; for other interpreters
-`make test-install PYTHONS="python3.10 python3.12"`.
-"""
-
-from __future__ import annotations
+"""The wheel and the source distribution in an empty environment: what they hold, bring along and run. Installing reads
+package indexes, so this runs where it is asked for: `make test-install`; for other interpreters `make test-install
+PYTHONS="python3.10 python3.12"`."""
 
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Batches of a data set with stored parts: their order, repeated measurements, and progress."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -73,12 +71,8 @@ def test_batches_come_in_their_order_as_soon_as_they_can() -> None:
     seen = [(batch, list(asked)) for batch, _ in over(MODEL, BATCHES, measured)]
     parts.engine.reset(token)
     assert seen == [
-        ([1], [2, 0]),
-        ([2, 3], [2, 0, 1]),
-        ([4, 5, 6], [2, 0, 1]),
-        ([7], [2, 0, 1, 3]),
-        ([8, 9], [2, 0, 1, 3, 4]),
-    ]
+        ([1], [2, 0]), ([2, 3], [2, 0, 1]), ([4, 5, 6], [2, 0, 1]), ([7], [2, 0, 1, 3]), ([8, 9], [2, 0, 1, 3, 4]),
+    ]  # fmt: skip
     assert [part["sum"].item() for _, part in over(MODEL, iter(BATCHES), measured)] == [1, 5, 15, 7, 17]
 
 
@@ -155,10 +149,7 @@ def test_progress_counts_the_items_of_what_is_missing(tmp_path: Path, monkeypatc
             (task,) = bars[-1].tasks
             seen.append((batch, task.description, task.completed, task.total))
     assert seen == [
-        ([1], "texts", 50, 90),
-        ([2, 3], "texts", 50, 90),
-        ([4, 5, 6], "texts", 80, 90),
-        ([7], "texts", 90, 90),
+        ([1], "texts", 50, 90), ([2, 3], "texts", 50, 90), ([4, 5, 6], "texts", 80, 90), ([7], "texts", 90, 90),
         ([8, 9], "texts", 90, 90),
-    ]
+    ]  # fmt: skip
     assert json.dumps([task.completed for bar in bars for task in bar.tasks]) == "[40, 90]"

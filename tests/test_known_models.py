@@ -1,9 +1,5 @@
-"""Shipped models, the data in records of training, and the types of models that can be read.
-
-Labels of data and classes of a model that has no names for them, in Python and on the command line.
-"""
-
-from __future__ import annotations
+"""Shipped models, the data in records of training, and the types of models that can be read. Labels of data and classes
+of a model that has no names for them, in Python and on the command line."""
 
 import copy
 import html
@@ -12,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from refusals import refusal
+from refusals import refusal, refuses
 
 import ssmscope
 from ssmscope import cli
@@ -171,9 +167,7 @@ def test_labels_that_do_not_fit(model, folder, tmp_path, capsys):
         (["a"], r"labels are a; .* has 2 classes: give a name for each"),
         (["a", "a"], "give names that differ"), ("ab", "give a list of names"), ([0, 1], "give names that differ"),
     ):  # fmt: skip
-        with pytest.raises(ssmscope.InputError, match=said):
-            ssmscope.load(model.module, labels=labels)
-    with pytest.raises(ssmscope.InputError, match="books-mamba2 is not a classifier"):
-        ssmscope.load("demo/books-mamba2", labels=["a", "b"])
+        refuses(said, ssmscope.load, model.module, labels=labels)
+    refuses("books-mamba2 is not a classifier", ssmscope.load, "demo/books-mamba2", labels=["a", "b"])
     assert cli.run(["evaluate", str(folder), "--data", "sst2", "--labels", "a,b,c"]) == 2
     assert "has 2 classes: give a name for each" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Imports point one way, nothing imports in a circle, and the project stands on its own."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -1,7 +1,5 @@
 """The notebooks run from first to last cell with the installed package alone, and show what their texts describe."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os
@@ -32,27 +30,19 @@ SHOWN = {
     },
     "are-explanations-faithful": {"explain": "Explanation", "fidelity": "Fidelity", "sanity": "SanityCheck"},
     "robustness-audit": {
-        "position": "PositionBias",
-        "insertion": "InsertionSweep",
-        "overflow": "StateOverflow",
-        "words": "WordAttack",
-        "prompts": "PromptAttack",
-        "effect": "AttackEffect",
+        "position": "PositionBias", "insertion": "InsertionSweep", "overflow": "StateOverflow", "words": "WordAttack",
+        "prompts": "PromptAttack", "effect": "AttackEffect",
     },
     "where-does-this-fact-come-from": {
-        "patch": "Patching",
-        "heads": "Patching",
-        "knockout": "Knockout",
-        "hybrid": "Knockout",
+        "patch": "Patching", "heads": "Patching", "knockout": "Knockout", "hybrid": "Knockout",
     },
     "circuits": {"exact": "Circuit", "ablated": "Ablation", "trained": "Circuit"},
     "while-it-writes": {"written": "Writing"},
     "a-published-model": {"fence": "SelectionHeatmap", "cut": "Knockout"},
     "is-it-the-same-model": {"wrong": "Parity"},
     "differential-and-plain": {"snr": "NeedleSNR", "retrieval": "Retrieval", "loss": "TokenLoss"},
-}
+}  # fmt: skip
 """The cells that end in a result, and its class."""
-
 
 MAX_BYTES = 1_500_000
 """Largest size of all notebooks together."""

@@ -1,7 +1,5 @@
 """Work that needs more memory than there is ends in one line, whoever asked for it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Outlines of records: exact first values, a few lines, folded and escaped trees of bounded size."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from html import escape
@@ -44,12 +42,9 @@ def test_a_record_is_a_line_or_a_line_for_each_field() -> None:
     assert repr(Record("short", 1 / 3)) == "Record(name='short', values=0.333333)"
     long = Record("x" * 300, torch.zeros(4, 5), [Record("inner", 1), Record("inner", 2)])
     assert repr(long).splitlines() == [
-        "Record(",
-        f"  name='{'x' * 87},".replace("x,", "…,"),
-        "  values=float32 (4, 5): 0, 0, 0, …,",
-        "  parts=(Record(…), Record(…)),",
-        ")",
-    ]
+        "Record(", f"  name='{'x' * 87},".replace("x,", "…,"), "  values=float32 (4, 5): 0, 0, 0, …,",
+        "  parts=(Record(…), Record(…)),", ")",
+    ]  # fmt: skip
     assert repr(Pair((1,), {"a": 2})) == "Pair(first=(1,), second={'a': 2})"
     assert outline.value(list(range(1000))) == "(0, 1, 2, … 1,000 in all)"
 

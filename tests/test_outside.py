@@ -1,7 +1,5 @@
 """Packages outside the checkout, written from the how-tos: what they add is found everywhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Every layer of others' code that is read, under every question: equal to slow references that run step by step."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,10 +10,10 @@ import torch
 from loud import TrueFloat64
 from own_layers import LRU, S4D, SS2D, BothWays, CopiedMamba, Mamba2, Unit, unit_terms
 from own_matrix import Run
+from refusals import refuses
 from torch import Tensor, nn
 
 import ssmscope
-from ssmscope.errors import InputError
 from ssmscope.render import numbers
 
 WIDTH, LENGTH, NODES, LABELS = 8, 7, 16, list("abcd")
@@ -127,9 +125,7 @@ class Case:
         self.best = self.own.argmax(1)
 
 
-@pytest.fixture(scope="module")
-def cases() -> dict[str, Case]:
-    return {}
+cases = pytest.fixture(scope="module")(lambda: {})
 
 
 @pytest.fixture(params=LAYERS)
@@ -220,8 +216,7 @@ def test_the_number_of_a_regression_changes_by_what_was_cut() -> None:
     assert np.abs(changes).max() > 1e-3 and "LABEL_0" not in found.headline and "%" not in found.headline
     one = ssmscope.knockout(model, x[:1], from_=["1:4"], to=[4, 5])
     assert f"from {numbers.number(float(own[0]))} to {numbers.number(float(own[0] + changes[0, 0]))}" in one.headline
-    with pytest.raises(InputError, match="is a regression model and writes nothing"):
-        ssmscope.generate(model, x)
+    refuses("is a regression model and writes nothing", ssmscope.generate, model, x)
 
 
 def test_patched_positions_are_those_of_the_other_run(case: Case) -> None:

@@ -1,7 +1,5 @@
 """The package as it is installed: quick to import, known to transformers, complete in a wheel."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import inspect
@@ -65,12 +63,9 @@ def test_importing_transformers_does_not_import_our_models() -> None:
     assert python(f"import sys, ssmscope, transformers\n{tell}") == behind == alone
 
 
-def test_nothing_of_ours_stands_in_the_import_system() -> None:
+def test_importing_the_package_imports_nothing_heavy_and_no_finder() -> None:
     code = "import sys, ssmscope; print([f for f in sys.meta_path if 'ssmscope' in type(f).__module__])"
     assert python(code) == "[]"
-
-
-def test_importing_the_package_imports_nothing_heavy() -> None:
     heavy = {"torch", "transformers", "numpy", "pandas", "matplotlib", "typer"}
     assert python(f"import sys, ssmscope; print({heavy} & set(sys.modules))") == "set()"
 

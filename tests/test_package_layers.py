@@ -1,7 +1,5 @@
 """Layers of mamba_ssm, mambapy, xlstm and minGRU-pytorch in networks of one's own, without a word about them."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +9,7 @@ import pytest
 import torch
 from loud import loud
 from own_layers import Mamba2
+from refusals import refuses
 from torch import Tensor, nn
 
 import ssmscope
@@ -140,5 +139,4 @@ def test_a_part_beside_the_recurrence_is_refused() -> None:
         def forward(self, u: Tensor) -> Tensor:
             return u
 
-    with pytest.raises(InputError, match="a part beside its recurrence"):
-        ssmscope.load(Network(Wider).eval())
+    refuses("a part beside its recurrence", ssmscope.load, Network(Wider).eval())

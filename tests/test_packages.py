@@ -1,7 +1,5 @@
 """The page of other packages: what it says is called can be called, is named by the verbs, and is run by its tests."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib
@@ -25,12 +23,9 @@ ROWS = [
 ]
 CALLED = sorted({name for row in ROWS for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", row[3])})
 ENGINES = {
-    "captum": "captum",
-    "lm_eval": "lm-evaluation-harness",
-    "promptbench": "PromptBench",
-    "textattack": "TextAttack",
+    "captum": "captum", "lm_eval": "lm-evaluation-harness", "promptbench": "PromptBench", "textattack": "TextAttack",
     "tuned_lens": "tuned-lens",
-}
+}  # fmt: skip
 """Packages that compute for an analysis, by module."""
 
 

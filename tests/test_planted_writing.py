@@ -1,7 +1,5 @@
 """Facts exchanged while a model writes, on a hand-made Mamba-2 whose state is known: the sum of v kᵀ over its pairs."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 from pathlib import Path

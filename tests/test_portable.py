@@ -1,7 +1,5 @@
 """Windows and macOS, by reading: no call that only POSIX has, no encoding of the machine's, no name Windows refuses."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

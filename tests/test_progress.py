@@ -1,7 +1,5 @@
 """Reports on work that takes long, and the maximum length of a data set's texts."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,12 +1,11 @@
 """Python takes data as the command line does: by name, path, table or list, in every verb that reads some."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from refusals import refuses
 
 import ssmscope
 from ssmscope.api.analyses import ANALYSES, analysis_of
@@ -19,19 +18,11 @@ from ssmscope.errors import InputError, as_typed
 ROWS = [("A gripping film.", "positive"), ("A dull film.", "negative"), ("moving", "positive"), ("a mess", "negative")]
 FRAME = pd.DataFrame(ROWS, columns=["text", "label"])
 SMALL: dict[str, dict[str, Any]] = {
-    "fidelity": dict(methods=("gradxinput",)),
-    "ablate": dict(what="layer"),
-    "noise": dict(rates=(0.3,)),
-    "insertion": dict(insert="film", places=2),
-    "overflow": dict(lengths=(0, 40)),
-    "words": dict(budget=1),
-}
+    "fidelity": dict(methods=("gradxinput",)), "ablate": dict(what="layer"), "noise": dict(rates=(0.3,)),
+    "insertion": dict(insert="film", places=2), "overflow": dict(lengths=(0, 40)), "words": dict(budget=1),
+}  # fmt: skip
 VERBS = ("ablate", "evaluate", "fidelity", "insertion", "noise", "overflow", "position", "words")
-
-
-@pytest.fixture(scope="module")
-def model() -> ssmscope.Model:
-    return ssmscope.load("demo/sst2-mamba2")
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +68,7 @@ def test_rows_of_tables() -> None:
     assert given_rows([1, 2]) is None and given_rows("a") is None and given_rows(Path("a")) is None
     with pytest.raises(InputError, match="row 1 of the data has no text|the data has no column 'text'"):
         ssmscope.load_text(pd.DataFrame({"sentence": ["a"], "label": [1]}))
-    with pytest.raises(InputError, match="row 2 of the data has no label"):
-        ssmscope.load_text([("a", "x"), ("b", None)])
+    refuses("row 2 of the data has no label", ssmscope.load_text, [("a", "x"), ("b", None)])
     assert ssmscope.load_text([("a", 1), ("b", 0)]).labels == (1, 0)
 
 
@@ -92,29 +82,23 @@ def test_a_heatmap_reads_labelled_texts_and_texts(model: ssmscope.Model, path: P
         pd.testing.assert_frame_equal(ssmscope.explain(model, **given, methods=("gradxinput",)).to_frame(), alone)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (dict(data=[("a",)]), r"data is \[\('a',\)\]: give the name of a data set, a file's path, a DataFrame or"),
-        (dict(data=5), "data is 5: give the name of a data set"),
-        (dict(data=[]), "the data hold no rows"),
-        (dict(data="nothing"), "unknown data 'nothing'; give one of"),
-        (dict(data=ROWS, split="test"), "split 'test' was asked for, but a table has none"),
-        (dict(data=text_data("t", "all", ["a"], [0], ["x", "y"]), split="test"), "split is for data that are named"),
-        (dict(data=ROWS, max_tokens=2), "row 1 of given has 5 tokens"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    (dict(data=[("a",)]), r"data is \[\('a',\)\]: give the name of a data set, a file's path, a DataFrame or"),
+    (dict(data=5), "data is 5: give the name of a data set"),
+    (dict(data=[]), "the data hold no rows"),
+    (dict(data="nothing"), "unknown data 'nothing'; give one of"),
+    (dict(data=ROWS, split="test"), "split 'test' was asked for, but a table has none"),
+    (dict(data=text_data("t", "all", ["a"], [0], ["x", "y"]), split="test"), "split is for data that are named"),
+    (dict(data=ROWS, max_tokens=2), "row 1 of given has 5 tokens"),
+])  # fmt: skip
 def test_what_is_no_data_is_refused(given: dict[str, Any], said: str, model: ssmscope.Model) -> None:
-    with pytest.raises(InputError, match=said):
-        ssmscope.evaluate(model, **given)
+    refuses(said, ssmscope.evaluate, model, **given)
 
 
 def test_texts_are_given_once(model: ssmscope.Model) -> None:
     for given in (dict(data="sst2"), dict(text=["b"]), dict(file="f")):
-        with pytest.raises(InputError, match=f"texts and {next(iter(given))} were given; give one of them"):
-            ssmscope.heatmap(model, "a", **given)
-    with pytest.raises(InputError, match="split is for data that are named; texts is a str"):
-        ssmscope.heatmap(model, "a", split="test")
+        refuses(f"texts and {next(iter(given))} were given; give one of them", ssmscope.heatmap, model, "a", **given)
+    refuses("split is for data that are named; texts is a str", ssmscope.heatmap, model, "a", split="test")
 
 
 def test_held_out_data_of_a_lens(model: ssmscope.Model, path: Path, tmp_path: Path) -> None:
@@ -136,8 +120,7 @@ def test_data_of_options(model: ssmscope.Model, path: Path) -> None:
         expected = measured(str(path)).to_frame()
         for given in (path, FRAME, ROWS):
             pd.testing.assert_frame_equal(measured(given).to_frame(), expected)
-    with pytest.raises(InputError, match="contrast=… applies to single texts"):
-        ssmscope.heatmap(model, ROWS, contrast=FRAME)
+    refuses("contrast=… applies to single texts", ssmscope.heatmap, model, ROWS, contrast=FRAME)
     writer, texts = ssmscope.load("demo/books-mamba2"), ["the film is in the city of the king"] * 2
     found = [ssmscope.loss(writer, data=data, length=4, smooth=1) for data in (texts, pd.DataFrame({"text": texts}))]
     pd.testing.assert_frame_equal(found[1].to_frame(), found[0].to_frame())
@@ -153,23 +136,18 @@ def test_lines_of_a_language_model(tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(ssmscope.ablate(model, given, length=8).to_frame(), expected.to_frame())
 
 
-@pytest.mark.parametrize(
-    ("python", "typed"),
-    [
-        ("give it without through=… and from_=…", "give it without --through and --from"),
-        ("give heads='mean', or pool=0", "give --heads mean, or --pool 0"),
-        ("gradient=True cannot go with skip=False", "--gradient cannot go with --no-skip"),
-        ("give images, model.encode(values=…), (or file='a b.txt')", "give images, --image, (or --file a b.txt)"),
-        ("such as ig.baseline=…, ids=… (5)", "such as ig.baseline=…, --ids (5)"),
-    ],
-)
+@pytest.mark.parametrize(("python", "typed"), [
+    ("give it without through=… and from_=…", "give it without --through and --from"),
+    ("give heads='mean', or pool=0", "give --heads mean, or --pool 0"),
+    ("gradient=True cannot go with skip=False", "--gradient cannot go with --no-skip"),
+    ("give images, model.encode(values=…), (or file='a b.txt')", "give images, --image, (or --file a b.txt)"),
+    ("such as ig.baseline=…, ids=… (5)", "such as ig.baseline=…, --ids (5)"),
+])  # fmt: skip
 def test_messages_name_options_as_each_side_writes_them(python: str, typed: str) -> None:
     assert as_typed(python) == typed
 
 
-def test_python_and_the_command_line_refuse_in_their_own_words(
-    model: ssmscope.Model, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_python_and_the_command_line_refuse_in_their_own_words(model, capsys) -> None:
     with pytest.raises(InputError, match="^half_lives=… concerns each layer's own writes; give it without through=…$"):
         ssmscope.heatmap(model, "a film", through=True, half_lives=True)
     assert run(["heatmap", "demo/sst2-mamba2", "--text", "a film", "--through", "--half-lives"]) == 2

@@ -1,7 +1,5 @@
 """Ray's part in measuring batches, with a Ray that only records what it is asked."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refuses
 
 from ssmscope.api.sharding import parts, workers
 from ssmscope.api.sharding.workers import Setting, check_engine, connected, finished, lacking, on_engine
@@ -153,15 +152,12 @@ class TestConnected:
             pass
         assert ray.calls == [("init", {"address": "auto", **self.QUIET}), ("shutdown",)]
 
-    @pytest.mark.parametrize(
-        ("address", "mode", "error", "advised"),
-        [
-            ("h:1", None, ConnectionError, True),
-            ("h:1", "token", ConnectionError, False),
-            ("auto", None, ConnectionError, False),
-            ("h:1", None, ValueError, False),
-        ],
-    )
+    @pytest.mark.parametrize(("address", "mode", "error", "advised"), [
+        ("h:1", None, ConnectionError, True),
+        ("h:1", "token", ConnectionError, False),
+        ("auto", None, ConnectionError, False),
+        ("h:1", None, ValueError, False),
+    ])  # fmt: skip
     def test_one_that_does_not_answer(self, monkeypatch: pytest.MonkeyPatch, address, mode, error, advised) -> None:
         def fail(**how: Any) -> None:
             raise error("not  now\n" + "x" * 300)
@@ -179,20 +175,11 @@ class TestConnected:
         assert str(caught.value) == f"--address {address}: no Ray cluster answers there ({reason}){advice}"
         assert ray.calls == []
 
-    @pytest.mark.parametrize(
-        ("address", "tried"),
-        [
-            ("auto", []),
-            (":7", []),
-            ("host:x", []),
-            ("host:7", [("host", 7)]),
-            ("ray://host:7", [("host", 7)]),
-            ("[fe80::1]:7", [("fe80::1", 7)]),
-            ("localhost:7", [("localhost", 7), ("10.0.0.5", 7)]),
-            ("127.0.0.1:7", [("127.0.0.1", 7), ("10.0.0.5", 7)]),
-            ("[::1]:7", [("::1", 7), ("10.0.0.5", 7)]),
-        ],
-    )
+    @pytest.mark.parametrize(("address", "tried"), [
+        ("auto", []), (":7", []), ("host:x", []), ("host:7", [("host", 7)]), ("ray://host:7", [("host", 7)]),
+        ("[fe80::1]:7", [("fe80::1", 7)]), ("localhost:7", [("localhost", 7), ("10.0.0.5", 7)]),
+        ("127.0.0.1:7", [("127.0.0.1", 7), ("10.0.0.5", 7)]), ("[::1]:7", [("::1", 7), ("10.0.0.5", 7)]),
+    ])  # fmt: skip
     def test_an_address_is_tried_first(self, monkeypatch: pytest.MonkeyPatch, address, tried) -> None:
         used(monkeypatch, Recorder())
         asked: list[tuple[str, int]] = []
@@ -204,8 +191,7 @@ class TestConnected:
 
         monkeypatch.setattr(workers.socket, "create_connection", refuse)
         if tried:
-            with pytest.raises(InputError, match=rf"no Ray cluster answers there \(refused by {tried[-1][0]}\)$"):
-                workers._check_listens(address)
+            refuses(rf"no Ray cluster answers there \(refused by {tried[-1][0]}\)$", workers._check_listens, address)
         else:
             workers._check_listens(address)
         assert asked == tried
@@ -251,25 +237,17 @@ class TestBatches:
         monkeypatch.setattr(Setting, "apply", lambda self: applied.append(self.threads))
         applied.clear()
 
-    @pytest.mark.parametrize(
-        ("cluster", "device", "options", "needs", "at_once"),
-        [
-            ({"cpus": 3}, "cpu", {}, {"num_gpus": 0.0}, 6),
-            ({"cpus": 0.5, "running": True}, "cpu", {"gpus_per_worker": 0}, None, None),
-            ({"cpus": 9, "gpus": 2}, "cpu", {}, {"num_gpus": 0.0}, 18),
-            ({"cpus": 9, "gpus": 2}, "cuda", {}, {"num_gpus": 1.0}, 4),
-            ({"cpus": 9, "gpus": 2}, "cuda", {"gpus_per_worker": 0.5}, {"num_gpus": 0.5}, 8),
-            ({"cpus": 3, "gpus": 4}, "cuda", {"gpus_per_worker": 0.5}, {"num_gpus": 0.5}, 6),
-            (
-                {"cpus": 9, "gpus": 1, "running": True},
-                "cuda",
-                {},
-                {"num_gpus": 1.0, "runtime_env": {"env_vars": {workers.OWN_GPU: "1"}}},
-                2,
-            ),
-            ({"cpus": 9, "gpus": 1, "running": True}, "cpu", {}, {"num_gpus": 0.0}, 18),
-        ],
-    )
+    @pytest.mark.parametrize(("cluster", "device", "options", "needs", "at_once"), [
+        ({"cpus": 3}, "cpu", {}, {"num_gpus": 0.0}, 6),
+        ({"cpus": 0.5, "running": True}, "cpu", {"gpus_per_worker": 0}, None, None),
+        ({"cpus": 9, "gpus": 2}, "cpu", {}, {"num_gpus": 0.0}, 18),
+        ({"cpus": 9, "gpus": 2}, "cuda", {}, {"num_gpus": 1.0}, 4),
+        ({"cpus": 9, "gpus": 2}, "cuda", {"gpus_per_worker": 0.5}, {"num_gpus": 0.5}, 8),
+        ({"cpus": 3, "gpus": 4}, "cuda", {"gpus_per_worker": 0.5}, {"num_gpus": 0.5}, 6),
+        ({"cpus": 9, "gpus": 1, "running": True}, "cuda", {},
+         {"num_gpus": 1.0, "runtime_env": {"env_vars": {workers.OWN_GPU: "1"}}}, 2),
+        ({"cpus": 9, "gpus": 1, "running": True}, "cpu", {}, {"num_gpus": 0.0}, 18),
+    ])  # fmt: skip
     def test_are_tasks_of_a_cluster(self, monkeypatch, plain, cluster, device, options, needs, at_once) -> None:
         ray = used(monkeypatch, Recorder(**cluster))
         model: Any = SimpleNamespace(device=torch.device(device))
@@ -305,14 +283,11 @@ class TestBatches:
         (needs,) = [call[1] for call in ray.calls if call[0] == "options"]
         assert needs["runtime_env"] == {"env_vars": {workers.OWN_GPU: "1"}}
 
-    @pytest.mark.parametrize(
-        ("error", "said"),
-        [
-            (InputError("row 3 is damaged"), "^row 3 is damaged$"),
-            (Died("gone"), "the workers that measured a batch died, 4 times"),
-            (MemoryError("gone"), "the workers that measured a batch died, 4 times"),
-        ],
-    )
+    @pytest.mark.parametrize(("error", "said"), [
+        (InputError("row 3 is damaged"), "^row 3 is damaged$"),
+        (Died("gone"), "the workers that measured a batch died, 4 times"),
+        (MemoryError("gone"), "the workers that measured a batch died, 4 times"),
+    ])  # fmt: skip
     def test_a_refusal_is_raised_here(self, monkeypatch, plain, error, said) -> None:
         used(monkeypatch, Recorder())
         model: Any = SimpleNamespace(device=torch.device("cpu"))

@@ -1,7 +1,5 @@
 """Gradients and relevance are the same where blocks are run again, and the backward pass keeps less."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from examples import FEW, TEXTS, random_example

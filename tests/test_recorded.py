@@ -1,10 +1,6 @@
-"""The verbs print and write what is recorded in tests/recorded.
-
-Every other test asserts what is right; this one notices what changes. Where a change is meant,
-`python tools/record_outputs.py record tests/recorded --small` records anew what the difference then shows.
-"""
-
-from __future__ import annotations
+"""The verbs print and write what is recorded in tests/recorded. Every other test asserts what is right; this one
+notices what changes. Where a change is meant, `python tools/record_outputs.py record tests/recorded --small` records
+anew what the difference then shows."""
 
 import os
 import sys

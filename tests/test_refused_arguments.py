@@ -11,6 +11,7 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope.api.analyses import analyses
@@ -29,9 +30,7 @@ def refused(call: Callable[[], Any]) -> str:
     return said
 
 
-@pytest.fixture(scope="module")
-def model() -> ssmscope.Model:
-    return ssmscope.Model(loud(random_example("mamba2")).eval(), name="small")
+model = pytest.fixture(scope="module")(lambda: ssmscope.Model(loud(random_example("mamba2")).eval(), name="small"))
 
 
 @pytest.mark.parametrize("verb", [name for name, each in analyses().items() if each.loads])
@@ -118,8 +117,7 @@ def test_what_is_no_state_is_refused(model: ssmscope.Model) -> None:
             assert said.startswith(f"{type(given).__name__} was given as states; give those of a run, or of kept ones")
     assert model.run(batch, kept.states).logits.shape[:2] == (1, 3)
     for given in (None, "last", [1], [0, -1], []):
-        with pytest.raises(InputError, match="^(there is no row .*|no row was given); allowed are 0 to 0$"):
-            kept.of(given)
+        refuses("^(there is no row .*|no row was given); allowed are 0 to 0$", kept.of, given)
     assert refused(lambda: ssmscope.save_states(5, model, "a")).startswith("int was given as states; give those of tr")
     for given in (None, "first", 0.5, [None]):
         with pytest.raises(

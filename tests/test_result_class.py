@@ -1,7 +1,5 @@
 """Common parts of results: their verdicts, pictures and pages, and the modules that define them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from refusals import refuses
 
 from ssmscope.api import analyses as registry
 from ssmscope.api import results
@@ -32,16 +31,10 @@ class Told(Result, kind="test-told"):
         return SimpleNamespace(frame=frame, **options)
 
 
-@pytest.mark.parametrize(
-    ("headline", "verdict"),
-    [
-        ("Told of m: a of m: b", "a of m: b"),
-        ("Told on m: a on m: b", "a on m: b"),
-        ("Told on m: a of m: b", "b"),
-        ("Told of n: a", "Told of n: a"),
-        ("", "test-told of m"),
-    ],
-)
+@pytest.mark.parametrize(("headline", "verdict"), [
+    ("Told of m: a of m: b", "a of m: b"), ("Told on m: a on m: b", "a on m: b"), ("Told on m: a of m: b", "b"),
+    ("Told of n: a", "Told of n: a"), ("", "test-told of m"),
+])  # fmt: skip
 def test_a_verdict_is_the_headline_without_the_model(headline: str, verdict: str) -> None:
     assert Told({"model": "m"}, headline).verdict() == verdict
     assert Told({}, "").headline == "test-told of a model" and Told({}).queries_made == ""
@@ -55,15 +48,13 @@ def test_a_figure_is_drawn_in_a_frame_of_the_users_wishes() -> None:
 def test_only_the_module_of_a_kind_that_is_unknown_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[str] = []
     monkeypatch.setattr(results, "importlib", SimpleNamespace(import_module=imported.append))
-    with pytest.raises(InputError, match="damaged result of kind 'test-told'"):
-        Result.from_dict({"kind": "test-told", "said": 3})
+    refuses("damaged result of kind 'test-told'", Result.from_dict, {"kind": "test-told", "said": 3})
     with pytest.raises(InputError, match="unknown kind of result 'test-tol'; known are .*did you mean 'test-told'"):
         Result.from_dict({"kind": "test-tol"})
     assert imported == []
     kind, home = next(iter(registry.result_homes().items()))
     monkeypatch.setattr(Result, "_kinds", {name: each for name, each in Result._kinds.items() if name != kind})
-    with pytest.raises(InputError, match=f"unknown kind of result '{kind}'"):
-        Result.from_dict({"kind": kind})
+    refuses(f"unknown kind of result '{kind}'", Result.from_dict, {"kind": kind})
     assert imported == [home]
 
 

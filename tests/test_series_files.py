@@ -1,7 +1,5 @@
 """Series from files and tables, on the command line and in Python, and models that a user's code makes."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -12,11 +10,11 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from refusals import refuses
 
 import ssmscope
 from ssmscope.cli import run
 from ssmscope.data.series import read_series
-from ssmscope.errors import InputError
 from ssmscope.loading.code import is_import_string
 from ssmscope.loading.load import locate
 from ssmscope.render.series import draw_series, svg
@@ -120,8 +118,7 @@ def test_series_may_have_several_lengths(given: Given) -> None:
         assert all(np.array_equal(one, other) for one, other in zip(found, own))
     model = ssmscope.load("network.py:model")
     assert model.encode(read_series(table).values).lengths == [9, 4]
-    with pytest.raises(InputError, match="have 4 to 9 steps; data need one length"):
-        ssmscope.labelled_series(table, [0, 1])
+    refuses("have 4 to 9 steps; data need one length", ssmscope.labelled_series, table, [0, 1])
     np.save("one.npy", values[0].astype(np.float32))
     (one,) = read_series("one.npy").values
     assert one.dtype == np.float32 and np.array_equal(one, values[0].astype(np.float32))
@@ -155,32 +152,27 @@ def test_the_command_line_answers_as_python_does(given: Given, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["values"] == json.loads(found.to_json())["values"]
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "said"),
-    [
-        ("network.py:model", ["--series", "absent.npy"], "there is no file absent.npy"),
-        ("network.py:model", ["--series", "network.py"], "is no file of series; its name must end in .npy, .npz"),
-        ("network.py:model", ["--series", "flat.npy"], r"are (9,) float64; give numbers (length, channels)"),
-        ("network.py:model", ["--series", "narrow.npy"], "series 0 is (9, 2); the model reads (length, 3)"),
-        ("network.py:model", ["--series", "objects.npy"], "could not be read as npy"),
-        ("network.py:model", ["--series", "damaged.npz"], "could not be read as npz"),
-        ("network.py:model", ["--series", "several.npz"], "holds the arrays a, b; call that of the series"),
-        ("network.py:model", ["--series", "words.csv"], "has 'x' in the column 'v', which is read as a channel"),
-        ("network.py:model", ["--series", "mixed.csv"], "another label than the earlier steps of series a"),
-        ("network.py:model", ["--series", "ragged.jsonl"], "give a list of numbers at each step"),
-        ("network.py:model", ["--series", "narrow.npy", "--ids", "1"], "--series cannot be combined with"),
-        ("network.py:model", ["--text", "hello"], "reads series of 3 channels: give --series"),
-        ("network.py:fails", ["--series", "narrow.npy"], "failed with ValueError: no weights (line"),
-        ("network.py:number", ["--series", "narrow.npy"], "gives a int; it has to give a torch module"),
-        ("network.py:modle", ["--series", "narrow.npy"], "has no 'modle'"),
-        ("absent.py:model", ["--series", "narrow.npy"], "there is no file absent.py"),
-        ("absent_package:model", ["--series", "narrow.npy"], "No module named 'absent_package'"),
-        ("demo/sst2-mamba2", ["--series", "narrow.npy"], "reads tokens, not series of numbers"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(
-    given: Given, capsys: pytest.CaptureFixture[str], model: str, options: list[str], said: str
-) -> None:
+@pytest.mark.parametrize(("model", "options", "said"), [
+    ("network.py:model", ["--series", "absent.npy"], "there is no file absent.npy"),
+    ("network.py:model", ["--series", "network.py"], "is no file of series; its name must end in .npy, .npz"),
+    ("network.py:model", ["--series", "flat.npy"], r"are (9,) float64; give numbers (length, channels)"),
+    ("network.py:model", ["--series", "narrow.npy"], "series 0 is (9, 2); the model reads (length, 3)"),
+    ("network.py:model", ["--series", "objects.npy"], "could not be read as npy"),
+    ("network.py:model", ["--series", "damaged.npz"], "could not be read as npz"),
+    ("network.py:model", ["--series", "several.npz"], "holds the arrays a, b; call that of the series"),
+    ("network.py:model", ["--series", "words.csv"], "has 'x' in the column 'v', which is read as a channel"),
+    ("network.py:model", ["--series", "mixed.csv"], "another label than the earlier steps of series a"),
+    ("network.py:model", ["--series", "ragged.jsonl"], "give a list of numbers at each step"),
+    ("network.py:model", ["--series", "narrow.npy", "--ids", "1"], "--series cannot be combined with"),
+    ("network.py:model", ["--text", "hello"], "reads series of 3 channels: give --series"),
+    ("network.py:fails", ["--series", "narrow.npy"], "failed with ValueError: no weights (line"),
+    ("network.py:number", ["--series", "narrow.npy"], "gives a int; it has to give a torch module"),
+    ("network.py:modle", ["--series", "narrow.npy"], "has no 'modle'"),
+    ("absent.py:model", ["--series", "narrow.npy"], "there is no file absent.py"),
+    ("absent_package:model", ["--series", "narrow.npy"], "No module named 'absent_package'"),
+    ("demo/sst2-mamba2", ["--series", "narrow.npy"], "reads tokens, not series of numbers"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused_in_one_line(given, capsys, model, options, said) -> None:
     _, values, _ = given
     np.save("flat.npy", values[0, :, 0])
     np.save("narrow.npy", values[0, :, :2])
@@ -227,8 +219,7 @@ def test_code_runs_only_where_it_is_named(given: Given) -> None:
     assert not any(map(is_import_string, ["demo/x", "owner/name", "C:\\models\\x", "network.py", "a b:c", ":x"]))
     Path("a:b").mkdir()
     assert not is_import_string("a:b")
-    with pytest.raises(InputError, match="is Python code"):
-        locate("network.py:model")
+    refuses("is Python code", locate, "network.py:model")
     model = ssmscope.load("network.py:model", dtype="float64", labels=["a", "b"])
     assert model.labels == ["a", "b"] and model.source["dtype"] == "float64" and model.name == "network.py:model"
     assert ssmscope.load("network.py:model").labels == ["low", "high"]
@@ -246,7 +237,6 @@ def test_a_series_is_drawn_above_its_map_on_the_same_steps(given: Given) -> None
     shades = colours_of_row(found.token_rows().texts[0].rows[0])
     assert strip.get_array().shape[:2] == (1, 9) and strip.get_extent()[:2] == [-0.5, 8.5]
     np.testing.assert_allclose(strip.get_array()[0], [to_rgb(shade) for shade in shades])
-
     page = found.to_html()
     first, second = re.findall(r'<svg class="series" viewBox="0 0 (\d+) 100".*?</svg>', page)
     assert (first, second) == ("9", "4")

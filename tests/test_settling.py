@@ -1,7 +1,5 @@
 """Sets of files that a killed process left at every step of their publication, settled in this process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -23,35 +21,28 @@ def lying(directory: Path) -> dict[str, str]:
     return {file.relative_to(directory).as_posix(): file.read_text() for file in directory.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (["a.csv", "a.json"], {"a.csv": "a.csv", "a.json": "a.json"}),
-        # The new set is not yet valid.
-        (["a.csv", ".a.staged/a.csv", ".a.staged/a.json"], {"a.csv": "a.csv"}),
-        # Old files were moved away, and the new ones were taken back.
-        (["a.csv", ".a.old/a.csv", ".a.old/a.json"], {"a.csv": "a.csv", "a.json": ".a.old/a.json"}),
-        ([".a.old/a.json", ".a.old/a.csv", ".a.staged/a.csv"], {"a.json": ".a.old/a.json", "a.csv": ".a.old/a.csv"}),
-        # The new set is valid.
-        (
-            ["a.csv", "a.json", "a.png", ".a.pending/a.csv", ".a.pending/a.json"],
-            {"a.csv": ".a.pending/a.csv", "a.json": ".a.pending/a.json", "a.png": "a.png"},
-        ),
-        (
-            ["a.json", ".a.old/a.csv", ".a.pending/a.csv", ".a.pending/a.json"],
-            {"a.csv": ".a.pending/a.csv", "a.json": ".a.pending/a.json"},
-        ),
-        ([".a.pending/a.json", "a.csv", ".a.old/a.csv"], {"a.json": ".a.pending/a.json", "a.csv": "a.csv"}),
-        # Other sets stay as they are.
-        (
-            ["b.csv", ".b.pending/b.csv", ".b.old/b.json", ".b.staged/b.csv", ".a.pending/a.csv"],
-            {
-                **{name: name for name in ("b.csv", ".b.pending/b.csv", ".b.old/b.json", ".b.staged/b.csv")},
-                "a.csv": ".a.pending/a.csv",
-            },
-        ),
-    ],
-)
+@pytest.mark.parametrize(("before", "after"), [
+    (["a.csv", "a.json"], {"a.csv": "a.csv", "a.json": "a.json"}),
+    # The new set is not yet valid.
+    (["a.csv", ".a.staged/a.csv", ".a.staged/a.json"], {"a.csv": "a.csv"}),
+    # Old files were moved away, and the new ones were taken back.
+    (["a.csv", ".a.old/a.csv", ".a.old/a.json"], {"a.csv": "a.csv", "a.json": ".a.old/a.json"}),
+    ([".a.old/a.json", ".a.old/a.csv", ".a.staged/a.csv"], {"a.json": ".a.old/a.json", "a.csv": ".a.old/a.csv"}),
+    # The new set is valid.
+    (["a.csv", "a.json", "a.png", ".a.pending/a.csv", ".a.pending/a.json"],
+     {"a.csv": ".a.pending/a.csv", "a.json": ".a.pending/a.json", "a.png": "a.png"}),
+    (["a.json", ".a.old/a.csv", ".a.pending/a.csv", ".a.pending/a.json"],
+     {"a.csv": ".a.pending/a.csv", "a.json": ".a.pending/a.json"}),
+    ([".a.pending/a.json", "a.csv", ".a.old/a.csv"], {"a.json": ".a.pending/a.json", "a.csv": "a.csv"}),
+    # Other sets stay as they are.
+    (
+        ["b.csv", ".b.pending/b.csv", ".b.old/b.json", ".b.staged/b.csv", ".a.pending/a.csv"],
+        {
+            **{name: name for name in ("b.csv", ".b.pending/b.csv", ".b.old/b.json", ".b.staged/b.csv")},
+            "a.csv": ".a.pending/a.csv",
+        },
+    ),
+])  # fmt: skip
 def test_a_set_is_settled(tmp_path: Path, before: list[str], after: dict[str, str]) -> None:
     laid(tmp_path, *before)
     complete_set(tmp_path, "a")

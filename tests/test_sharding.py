@@ -1,7 +1,5 @@
 """Analyses over data sets in batches: the same digits through workers, in any order, and after a run was killed."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json
@@ -19,6 +17,7 @@ import pytest
 import torch
 from exhaustive import ALL
 from planned import tiny_model
+from refusals import refuses
 
 import ssmscope
 from ssmscope.api import analyses as registry
@@ -50,11 +49,7 @@ ANALYSES: dict[str, Callable[[Model], Any]] = {
     "loss": lambda _: ssmscope.loss(load("demo/instruct-mamba2"), data=list(TEXTS), length=3, progress=False),
     "insertion": lambda model: ssmscope.insertion(model, DATA),
 }
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return load(MODEL, dtype="float32")
+model = pytest.fixture(scope="module")(lambda: load(MODEL, dtype="float32"))
 
 
 @pytest.fixture(autouse=True)
@@ -191,21 +186,17 @@ class TestRefusals:
         own = load(MODEL, dtype="float32")
         with torch.no_grad():
             next(own.module.parameters()).mul_(2)
-        with pytest.raises(InputError, match="is not what demo/sst2-mamba2 holds"):
-            unpacked(packed(own, len), 1)
+        refuses("is not what demo/sst2-mamba2 holds", unpacked, packed(own, len), 1)
         with pytest.raises(TypeError, match="Linear is not part"):
             packed(model, torch.nn.Linear(1, 1).forward)
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            (["fidelity", MODEL, "--workers", "2"], "--workers needs --engine ray"),
-            (["fidelity", MODEL, "--engine", "ray", "--workers", "2", "--address", "a:1"], "give one"),
-            (["heatmap", MODEL, "--text", "a film", "--engine", "ray"], "--engine ray needs --data"),
-            (["explain", MODEL, "--text", "a film", "--engine", "ray"], "no option --engine"),
-            (["report", "quick", "--out", "x", "--by-batch"], "--by-batch needs --engine ray"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "message"), [
+        (["fidelity", MODEL, "--workers", "2"], "--workers needs --engine ray"),
+        (["fidelity", MODEL, "--engine", "ray", "--workers", "2", "--address", "a:1"], "give one"),
+        (["heatmap", MODEL, "--text", "a film", "--engine", "ray"], "--engine ray needs --data"),
+        (["explain", MODEL, "--text", "a film", "--engine", "ray"], "no option --engine"),
+        (["report", "quick", "--out", "x", "--by-batch"], "--by-batch needs --engine ray"),
+    ])  # fmt: skip
     def test_of_options(self, arguments, message, refusal) -> None:
         assert message in refusal(*arguments)
 
@@ -237,8 +228,7 @@ def test_ray_loses_nothing_with_a_worker(model, tmp_path, monkeypatch) -> None:
     batches = [[row] for row in range(len(TEXTS))]
     with on_engine(engine="ray", workers=2, gpus_per_worker=1):
         found = list(parts.over(model, batches, measure))
-        with pytest.raises(InputError, match="^row 99 is damaged$"):
-            list(parts.over(model, [[99], [0]], measure))
+        refuses("^row 99 is damaged$", list, parts.over(model, [[99], [0]], measure))
     assert died.exists() and not ray.is_initialized()
     assert [batch for batch, _ in found] == batches
     assert os.getpid() not in {int(part["process"]) for _, part in found}

@@ -1,7 +1,5 @@
 """Files as text and JSON, and the limits on sizes: up to the bounds, and the messages beyond them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -12,21 +10,18 @@ from refusals import refusal
 from ssmscope.core import batching, text_files
 
 
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (b"", ""),
-        (b"a\r\nb\n", "a\r\nb\n"),
-        ("\ufeffé".encode(), "é"),
-        (b"\xff", "f is not UTF-8 text (byte 0); advise"),
-        (b"ab\xe9", "f is not UTF-8 text (byte 2); advise"),
-        (b"ab\0c\0", "f is not text: it has a NUL at character 2; advise"),
-        ("a".encode("utf-16"), "f is not UTF-8 text (it is UTF-16); advise"),
-        (b"\xfe\xff\0a", "f is not UTF-8 text (it is UTF-16); advise"),
-        ("a".encode("utf-32"), "f is not UTF-8 text (it is UTF-32); advise"),
-        (b"\0\0\xfe\xff\0\0\0a", "f is not UTF-8 text (it is UTF-32); advise"),
-    ],
-)
+@pytest.mark.parametrize(("content", "found"), [
+    (b"", ""),
+    (b"a\r\nb\n", "a\r\nb\n"),
+    ("\ufeffé".encode(), "é"),
+    (b"\xff", "f is not UTF-8 text (byte 0); advise"),
+    (b"ab\xe9", "f is not UTF-8 text (byte 2); advise"),
+    (b"ab\0c\0", "f is not text: it has a NUL at character 2; advise"),
+    ("a".encode("utf-16"), "f is not UTF-8 text (it is UTF-16); advise"),
+    (b"\xfe\xff\0a", "f is not UTF-8 text (it is UTF-16); advise"),
+    ("a".encode("utf-32"), "f is not UTF-8 text (it is UTF-32); advise"),
+    (b"\0\0\xfe\xff\0\0\0a", "f is not UTF-8 text (it is UTF-32); advise"),
+])  # fmt: skip
 def test_text(tmp_path: Path, content: bytes, found: str) -> None:
     file = tmp_path / "file"
     file.write_bytes(content)
@@ -49,16 +44,13 @@ def test_text_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert refusal(text_files.read_text, tmp_path / "a", "f") == "f is larger than 3 MiB; divide it"
 
 
-@pytest.mark.parametrize(
-    ("content", "twice"),
-    [
-        ('{"a": 1, "b": {"a": 2}}', None),
-        ('{"a": 1, "b": 2, "c": 3, "c": 4, "b": 5}', "'c'"),
-        ('{"a": 1, "b": 2, "b": 3, "a": 4}', "'b'"),
-        ('{"x": [{"a": 1, "b": 2, "a": 1}]}', "'a'"),
-        (json.dumps({"a" * 50: 1}).replace("}", f', "{"a" * 50}": 2}}'), "'" + "a" * 39),
-    ],
-)
+@pytest.mark.parametrize(("content", "twice"), [
+    ('{"a": 1, "b": {"a": 2}}', None),
+    ('{"a": 1, "b": 2, "c": 3, "c": 4, "b": 5}', "'c'"),
+    ('{"a": 1, "b": 2, "b": 3, "a": 4}', "'b'"),
+    ('{"x": [{"a": 1, "b": 2, "a": 1}]}', "'a'"),
+    (json.dumps({"a" * 50: 1}).replace("}", f', "{"a" * 50}": 2}}'), "'" + "a" * 39),
+])  # fmt: skip
 def test_json_with_a_name_twice(content: str, twice: str | None) -> None:
     if twice is None:
         assert text_files.parse_json(content) == text_files.parse_json(content.encode()) == json.loads(content)
@@ -74,14 +66,11 @@ def test_json_that_is_none() -> None:
         text_files.parse_json("[" * 100_000)
 
 
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        ("text\n", None), ("", None), ({"a": ["é", 5, None]}, None), ("a\0b", "\\u0000"), ("\ud800\0", "\\ud800"),
-        ({"a": ["b", "\udfff"]}, "\\udfff"), ({"a\0": 1}, "\\u0000"), ([["\0", "\ud800"]], "\\u0000"),
-        ("\ue000\ud7ff", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "found"), [
+    ("text\n", None), ("", None), ({"a": ["é", 5, None]}, None), ("a\0b", "\\u0000"), ("\ud800\0", "\\ud800"),
+    ({"a": ["b", "\udfff"]}, "\\udfff"), ({"a\0": 1}, "\\u0000"), ([["\0", "\ud800"]], "\\u0000"),
+    ("\ue000\ud7ff", None),
+])  # fmt: skip
 def test_codes_that_no_text_holds(value: Any, found: str | None) -> None:
     assert text_files.no_character(value) == found
 

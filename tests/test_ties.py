@@ -1,7 +1,5 @@
 """Scores that differ by no more than rounding are ties, in every order and rank."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

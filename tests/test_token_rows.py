@@ -1,7 +1,5 @@
 """Texts with coloured tokens have the same colours and marks in a terminal, on a page and in a picture."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 
@@ -62,13 +60,9 @@ def test_signed_scores_are_blue_for_and_orange_against():
     assert colours[3] == SIGNED[6] and colours[4] == SIGNED[3] and len(set(colours)) == 6
     assert lines == {1: "#1b1f24", 3: "#1b1f24", 2: MARK}
     assert on_page(block) == [
-        ("<s>", "special", "0"),
-        ("a", "kept", "16"),
-        ("b", "against", "-16"),
-        ("c", "kept", "8"),
-        ("d", "", "-4"),
+        ("<s>", "special", "0"), ("a", "kept", "16"), ("b", "against", "-16"), ("c", "kept", "8"), ("d", "", "-4"),
         ("e", "", "2"),
-    ]
+    ]  # fmt: skip
     shown = in_terminal(block)
     assert shown["a"] == f"bold underline #ffffff on {FOR}" and shown["b"] == f"bold underline #ffffff on {AGAINST}"
     assert "<s>" not in shown  # zero has the terminal's own background

@@ -1,7 +1,5 @@
 """Tokens, words and failures of tokenizers, case by case and by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -67,53 +65,47 @@ def test_what_stands_alone(character):
     assert not is_glue(character)
 
 
-@pytest.mark.parametrize(
-    ("text", "offsets", "names", "shown"),
-    [
-        ("ab c", [(0, 2), (2, 4)], ["ab", "Ġc"], ["ab", " c"]),
-        ("ab c", [(0, 2), (3, 4)], ["ab", "Ġc"], ["ab", " c"]),  # a trimmed space
-        ("ab   c", [(0, 2), (5, 6)], ["ab", "ĠĠĠc"], ["ab", "   c"]),
-        ("ab   c", [(0, 2), (5, 6)], ["ab", "ĠĠc"], ["ab", "  c"]),
-        ("ab c", [(0, 3), (3, 4)], ["abĠ", "Ġc"], ["ab ", "c"]),  # the space is shown once
-        ("abxc", [(0, 2), (3, 4)], ["ab", "Ġc"], ["ab", "c"]),  # what is not a space is not taken
-        ("ab  c", [(0, 2), (4, 5)], ["abĠ", "c"], ["ab ", "c"]),
-        ("abx c", [(0, 2), (4, 5)], ["abĠ", "c"], ["ab", "c"]),
-        ("a b", [(0, 1), (1, 1), (2, 3)], ["a", "Ġ", "b"], ["a", " ", "b"]),
-        ("a  b", [(0, 1), (1, 1), (3, 4)], ["a", "ĠĠ", "b"], ["a", "  ", "b"]),
-        ("film", [(0, 0), (0, 4)], ["▁", "film"], ["", "film"]),  # put before the text
-        ("film", [(0, 1), (0, 4)], ["▁", "film"], ["", "film"]),
-        (" film", [(0, 1), (1, 5)], ["▁", "film"], [" ", "film"]),
-        ("a b", [(0, 1), (2, 3), (0, 0)], ["a", "b", "</s>"], ["a", "b", "</s>"]),
-        ("€a", [(0, 1), (0, 1), (0, 1), (1, 2)], ["x", "y", "z", "a"], ["€", "", "", "a"]),
-        ("€ab", [(0, 1), (0, 2), (2, 3)], ["x", "ya", "b"], ["€", "a", "b"]),
-        (f"e{ACUTE}s", [(0, 1), (2, 3)], ["e", "s"], [f"e{ACUTE}", "s"]),  # no token has the mark
-        (f"e{ACUTE}s", [(0, 1), (1, 3)], ["e", "?s"], ["e", f"{ACUTE}s"]),
-        (f"e{ACUTE}{ACUTE}s", [(0, 1), (2, 3), (3, 4)], ["e", "?", "s"], [f"e{ACUTE}", ACUTE, "s"]),
-        (f"e{ACUTE}", [(0, 1)], ["e"], [f"e{ACUTE}"]),
-        (f"e{ACUTE}", [(0, 1), (0, 1)], ["x", "y"], ["e", ACUTE]),  # the last token of a character shows its marks
-        (f"ae{ACUTE}{ACUTE}", [(0, 1), (1, 2), (0, 0)], ["a", "e", "</s>"], ["a", f"e{ACUTE}{ACUTE}", "</s>"]),
-        ("a x", [(0, 1), (2, 3)], ["a", "x"], ["a", "x"]),  # other characters between tokens are left out
-    ],
-)
+@pytest.mark.parametrize(("text", "offsets", "names", "shown"), [
+    ("ab c", [(0, 2), (2, 4)], ["ab", "Ġc"], ["ab", " c"]),
+    ("ab c", [(0, 2), (3, 4)], ["ab", "Ġc"], ["ab", " c"]),  # a trimmed space
+    ("ab   c", [(0, 2), (5, 6)], ["ab", "ĠĠĠc"], ["ab", "   c"]),
+    ("ab   c", [(0, 2), (5, 6)], ["ab", "ĠĠc"], ["ab", "  c"]),
+    ("ab c", [(0, 3), (3, 4)], ["abĠ", "Ġc"], ["ab ", "c"]),  # the space is shown once
+    ("abxc", [(0, 2), (3, 4)], ["ab", "Ġc"], ["ab", "c"]),  # what is not a space is not taken
+    ("ab  c", [(0, 2), (4, 5)], ["abĠ", "c"], ["ab ", "c"]),
+    ("abx c", [(0, 2), (4, 5)], ["abĠ", "c"], ["ab", "c"]),
+    ("a b", [(0, 1), (1, 1), (2, 3)], ["a", "Ġ", "b"], ["a", " ", "b"]),
+    ("a  b", [(0, 1), (1, 1), (3, 4)], ["a", "ĠĠ", "b"], ["a", "  ", "b"]),
+    ("film", [(0, 0), (0, 4)], ["▁", "film"], ["", "film"]),  # put before the text
+    ("film", [(0, 1), (0, 4)], ["▁", "film"], ["", "film"]),
+    (" film", [(0, 1), (1, 5)], ["▁", "film"], [" ", "film"]),
+    ("a b", [(0, 1), (2, 3), (0, 0)], ["a", "b", "</s>"], ["a", "b", "</s>"]),
+    ("€a", [(0, 1), (0, 1), (0, 1), (1, 2)], ["x", "y", "z", "a"], ["€", "", "", "a"]),
+    ("€ab", [(0, 1), (0, 2), (2, 3)], ["x", "ya", "b"], ["€", "a", "b"]),
+    (f"e{ACUTE}s", [(0, 1), (2, 3)], ["e", "s"], [f"e{ACUTE}", "s"]),  # no token has the mark
+    (f"e{ACUTE}s", [(0, 1), (1, 3)], ["e", "?s"], ["e", f"{ACUTE}s"]),
+    (f"e{ACUTE}{ACUTE}s", [(0, 1), (2, 3), (3, 4)], ["e", "?", "s"], [f"e{ACUTE}", ACUTE, "s"]),
+    (f"e{ACUTE}", [(0, 1)], ["e"], [f"e{ACUTE}"]),
+    (f"e{ACUTE}", [(0, 1), (0, 1)], ["x", "y"], ["e", ACUTE]),  # the last token of a character shows its marks
+    (f"ae{ACUTE}{ACUTE}", [(0, 1), (1, 2), (0, 0)], ["a", "e", "</s>"], ["a", f"e{ACUTE}{ACUTE}", "</s>"]),
+    ("a x", [(0, 1), (2, 3)], ["a", "x"], ["a", "x"]),  # other characters between tokens are left out
+])  # fmt: skip
 def test_texts_of_tokens(text, offsets, names, shown):
     assert token_texts(text, offsets, names) == tuple(shown)
 
 
-@pytest.mark.parametrize(
-    ("text", "pieces", "words", "numbers"),
-    [
-        ("film music", ["film", " music"], [0, 1], [0, 1]),
-        ("films", ["film", "s"], [0, 0], [0, 0]),
-        ("films", ["film", "s"], [0, 1], [0, 1]),  # the tokenizer's words
-        ("film music", ["film", " music"], [0, 0], [0, 1]),  # but for white space: within a token
-        ("film music", ["film", "music"], [0, 0], [0, 1]),  # or between two
-        (f"re{ACUTE}sume", ["re", ACUTE, "sume"], [0, 1, 2], [0, 0, 0]),
-        (f"re{ACUTE} su", ["re", ACUTE, " su"], [0, 1, 2], [0, 0, 2]),
-        (f"e{ACUTE}", ["e", ACUTE], [0, 1], [0, 0]),
-        (f"👩{JOINER}👧", ["👩", JOINER, "👧"], [0, 1, 2], [0, 0, 0]),
-        (f"👍{SKIN}ok", ["👍", SKIN, "ok"], [0, 1, 2], [0, 0, 2]),
-    ],
-)
+@pytest.mark.parametrize(("text", "pieces", "words", "numbers"), [
+    ("film music", ["film", " music"], [0, 1], [0, 1]),
+    ("films", ["film", "s"], [0, 0], [0, 0]),
+    ("films", ["film", "s"], [0, 1], [0, 1]),  # the tokenizer's words
+    ("film music", ["film", " music"], [0, 0], [0, 1]),  # but for white space: within a token
+    ("film music", ["film", "music"], [0, 0], [0, 1]),  # or between two
+    (f"re{ACUTE}sume", ["re", ACUTE, "sume"], [0, 1, 2], [0, 0, 0]),
+    (f"re{ACUTE} su", ["re", ACUTE, " su"], [0, 1, 2], [0, 0, 2]),
+    (f"e{ACUTE}", ["e", ACUTE], [0, 1], [0, 0]),
+    (f"👩{JOINER}👧", ["👩", JOINER, "👧"], [0, 1, 2], [0, 0, 0]),
+    (f"👍{SKIN}ok", ["👍", SKIN, "ok"], [0, 1, 2], [0, 0, 2]),
+])  # fmt: skip
 def test_words_of_tokens(text, pieces, words, numbers):
     offsets, at = [], 0
     for piece in pieces:
@@ -133,31 +125,12 @@ def test_special_tokens_are_of_no_word_and_end_one():
     assert word_numbers([3, 4], "€", [(0, 1), (0, 1)], ["€", ""]) == (0, 0)  # a part of a character that is shown
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "within"),
-    [
-        ("a", "b", True),
-        ("a", "1", True),
-        ("_", "a", True),
-        ("a", "_", True),
-        ("a", " ", False),
-        (" ", "a", False),
-        ("a", "-", False),
-        (".", "a", False),
-        ("e", ACUTE, True),
-        (ACUTE, "s", True),
-        (ACUTE, ".", False),
-        (VARIATION, "a", False),
-        ("👍", SKIN, True),
-        (JOINER, "👧", True),
-        ("👩", JOINER, True),
-        ("电", "影", False),
-        ("a", "影", False),
-        ("电", "a", False),
-        ("ก", "a", False),
-        ("я", "ж", True),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "within"), [
+    ("a", "b", True), ("a", "1", True), ("_", "a", True), ("a", "_", True), ("a", " ", False), (" ", "a", False),
+    ("a", "-", False), (".", "a", False), ("e", ACUTE, True), (ACUTE, "s", True), (ACUTE, ".", False),
+    (VARIATION, "a", False), ("👍", SKIN, True), (JOINER, "👧", True), ("👩", JOINER, True), ("电", "影", False),
+    ("a", "影", False), ("电", "a", False), ("ก", "a", False), ("я", "ж", True),
+])  # fmt: skip
 def test_places_within_a_word(before, after, within):
     text = f"{before}{after}"
     assert is_within_word(text, 1) is within

@@ -1,7 +1,5 @@
 """Questions to models with one half on another device."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

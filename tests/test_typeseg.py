@@ -1,7 +1,5 @@
 """A published model that transformers knows nothing of: docs/published-model.md as it stands, and its numbers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The rules of verdicts on comparisons: their rates of error, and slow references."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -137,8 +135,7 @@ def test_words():
     def told(question: Question, one: list[float], other: list[float]) -> str:
         return verdicts({question: [(one, other)]})[0].words
 
-    assert told(q, same, same) == "equivalent within 0.5"
-    assert told(q, [x + 2 for x in same], same) == "different"
+    assert told(q, same, same) == "equivalent within 0.5" and told(q, [x + 2 for x in same], same) == "different"
     assert told(q, wide, same) == "the paper's effect is excluded"
     assert told(Question("q", 0.5), wide, same) == "undecided"
     assert told(q, same[:4], same) == "a case"

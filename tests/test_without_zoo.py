@@ -1,7 +1,5 @@
 """The package with `zoo/` deleted: everything else imports and answers, and nothing of the zoo is named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sets of files are of one generation whenever the process dies, and a directory is one run's at a time."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing
@@ -11,20 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from refusals import refusal
+from refusals import refusal, refuses
 from warm import PLAIN, Warm
 
 from ssmscope.api import writing
-from ssmscope.api.writing import (
-    check_writable,
-    complete_set,
-    created,
-    locked,
-    publish,
-    read_current,
-    write_atomically,
-    write_whole,
-)
 from ssmscope.errors import InputError
 
 OLD, NEW = ({f"a.{suffix}": f"{age} {suffix}".encode() for suffix in ("json", "csv", "png")} for age in ("old", "new"))
@@ -78,7 +66,7 @@ def test_a_set_is_of_one_generation_whenever_the_process_dies(tmp_path, before) 
         directory = tmp_path / str(step)
         directory.mkdir()
         if before:
-            publish(directory, "a", before)
+            writing.publish(directory, "a", before)
         died = dying(directory, NEW, step)
         there = seen(directory).items()
         assert there <= before.items() or there <= NEW.items()
@@ -87,8 +75,8 @@ def test_a_set_is_of_one_generation_whenever_the_process_dies(tmp_path, before) 
         generations.add(bytes(current.get("a.json", b"")))
         if not died:
             break
-        publish(directory, "b", {"b.json": b"other"})  # another set minds its own
-        publish(directory, "a", {name: b"newest" for name in NEW})
+        writing.publish(directory, "b", {"b.json": b"other"})  # another set minds its own
+        writing.publish(directory, "a", {name: b"newest" for name in NEW})
         assert seen(directory) == {**dict.fromkeys(NEW, b"newest"), "b.json": b"other"}
         assert {file.name for file in directory.iterdir()} == {*NEW, "b.json"}
         step += 1
@@ -98,7 +86,7 @@ def test_a_set_is_of_one_generation_whenever_the_process_dies(tmp_path, before) 
 
 def found(path: Path) -> bytes | None:
     try:
-        return read_current(path)
+        return writing.read_current(path)
     except FileNotFoundError:
         return None
 
@@ -107,10 +95,10 @@ def test_what_died_half_way_is_settled_without_a_new_set(tmp_path) -> None:
     outcomes = set()
     for step in range(60):
         shutil.rmtree(tmp_path / "set", ignore_errors=True)
-        publish(tmp_path / "set", "a", OLD)
+        writing.publish(tmp_path / "set", "a", OLD)
         if not dying(tmp_path / "set", NEW, step):
             break
-        complete_set(tmp_path / "set", "a")
+        writing.complete_set(tmp_path / "set", "a")
         now = seen(tmp_path / "set")
         assert now in (OLD, NEW)
         outcomes.add(now["a.csv"])
@@ -121,7 +109,7 @@ def test_settling_may_die_too(tmp_path) -> None:
     for first in range(2, 40):
         for second in range(40):
             shutil.rmtree(tmp_path / "set", ignore_errors=True)
-            publish(tmp_path / "set", "a", OLD)
+            writing.publish(tmp_path / "set", "a", OLD)
             died = dying(tmp_path / "set", NEW, first)
             again = dying(tmp_path / "set", None, second)
             there = seen(tmp_path / "set").items()
@@ -135,7 +123,7 @@ def test_settling_may_die_too(tmp_path) -> None:
 
 @pytest.mark.parametrize("number", range(8))
 def test_where_a_move_fails_the_old_set_stays(tmp_path, monkeypatch, number) -> None:
-    publish(tmp_path, "a", OLD)
+    writing.publish(tmp_path, "a", OLD)
     replace, calls = os.replace, []
 
     def failing(source: object, target: object) -> None:
@@ -147,13 +135,13 @@ def test_where_a_move_fails_the_old_set_stays(tmp_path, monkeypatch, number) -> 
     with monkeypatch.context() as patched:
         patched.setattr(writing.os, "replace", failing)
         try:
-            publish(tmp_path, "a", NEW)
+            writing.publish(tmp_path, "a", NEW)
         except InputError as error:
             assert "cannot write to" in str(error) and "Permission denied" in str(error)
-            assert {name: read_current(tmp_path / name) for name in OLD} in (OLD, NEW)
+            assert {name: writing.read_current(tmp_path / name) for name in OLD} in (OLD, NEW)
         else:
             assert number >= 7 and seen(tmp_path) == NEW
-    complete_set(tmp_path, "a")
+    writing.complete_set(tmp_path, "a")
     assert seen(tmp_path) in (OLD, NEW) and {file.name for file in tmp_path.iterdir()} == {*OLD}
     if number <= 3:
         assert seen(tmp_path) == OLD
@@ -161,12 +149,12 @@ def test_where_a_move_fails_the_old_set_stays(tmp_path, monkeypatch, number) -> 
 
 def test_sets_of_many_threads_and_a_reader_never_mix(tmp_path) -> None:
     names = [f"a.{i}" for i in range(4)]
-    publish(tmp_path, "a", dict.fromkeys(names, b"first"))
+    writing.publish(tmp_path, "a", dict.fromkeys(names, b"first"))
     mixed, ended = [], threading.Event()
 
     def read() -> None:
         while not ended.is_set():
-            read_current(tmp_path / names[0])
+            writing.read_current(tmp_path / names[0])
             now = {content for name in names if (content := _there(tmp_path / name)) is not None}
             if len(now) > 1 and len({_there(tmp_path / name) for name in names} - {None}) > 1:
                 mixed.append(now)
@@ -174,7 +162,9 @@ def test_sets_of_many_threads_and_a_reader_never_mix(tmp_path) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     writers = [
-        threading.Thread(target=lambda w=w: [publish(tmp_path, "a", dict.fromkeys(names, b"%d" % w)) for _ in range(5)])
+        threading.Thread(
+            target=lambda w=w: [writing.publish(tmp_path, "a", dict.fromkeys(names, b"%d" % w)) for _ in range(5)]
+        )
         for w in range(4)
     ]
     for writer in writers:
@@ -200,16 +190,16 @@ def test_a_reader_waits_while_a_file_is_on_its_way(tmp_path, monkeypatch) -> Non
             (tmp_path / ".b.pending" / "x").write_bytes(b"new")
 
     monkeypatch.setattr(writing.time, "sleep", sleep)
-    assert read_current(tmp_path / "x") == b"new" and slept == [0.01] * 3
+    assert writing.read_current(tmp_path / "x") == b"new" and slept == [0.01] * 3
     (tmp_path / "x").write_bytes(b"older")
-    assert read_current(tmp_path / "x") == b"new" and len(slept) == 3
+    assert writing.read_current(tmp_path / "x") == b"new" and len(slept) == 3
     with pytest.raises(FileNotFoundError):
-        read_current(tmp_path / "y")
+        writing.read_current(tmp_path / "y")
     assert len(slept) == 3
     (tmp_path / ".b.pending" / "x").unlink()
     (tmp_path / "x").unlink()
     with pytest.raises(FileNotFoundError):
-        read_current(tmp_path / "x")
+        writing.read_current(tmp_path / "x")
     assert len(slept) == 3 + writing.READ_ATTEMPTS
 
 
@@ -230,8 +220,7 @@ def test_a_full_disk_leaves_nothing_of_a_set(tmp_path, monkeypatch) -> None:
         return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(InputError, match="No space left on device; make room"):
-        publish(tmp_path / "new" / "folder", "a", NEW)
+    refuses("No space left on device; make room", writing.publish, tmp_path / "new" / "folder", "a", NEW)
     assert not list(tmp_path.iterdir())
 
 
@@ -243,11 +232,11 @@ def test_a_file_is_whole_or_absent(tmp_path) -> None:
         raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError, match="no more"):
-        write_atomically(file, fails)
+        writing.write_atomically(file, fails)
     assert not list(tmp_path.iterdir())
-    write_atomically(file, lambda stream: stream.write(b"whole"))
+    writing.write_atomically(file, lambda stream: stream.write(b"whole"))
     with pytest.raises(RuntimeError):
-        write_atomically(file, fails)
+        writing.write_atomically(file, fails)
     assert file.read_bytes() == b"whole" and len(list(file.parent.iterdir())) == 1
 
 
@@ -264,15 +253,14 @@ def test_the_disks_error_is_told_where_a_writer_hides_it(tmp_path) -> None:
         finally:
             stream.stream.close()
 
-    with pytest.raises(InputError, match="No space left on device; make room"):
-        write_atomically(tmp_path / "file", hides)
+    refuses("No space left on device; make room", writing.write_atomically, tmp_path / "file", hides)
     assert not list(tmp_path.iterdir())
 
 
 def test_made_directories_go_again_only_where_they_are_empty_and_were_made(tmp_path) -> None:
     (tmp_path / "old").mkdir()
     for keep in (False, True):
-        with pytest.raises(ValueError), created(tmp_path / "old" / "new" / "newer"):
+        with pytest.raises(ValueError), writing.created(tmp_path / "old" / "new" / "newer"):
             if keep:
                 (tmp_path / "old" / "new" / "file").touch()
             raise ValueError
@@ -283,12 +271,12 @@ def test_made_directories_go_again_only_where_they_are_empty_and_were_made(tmp_p
 class TestHeld:
     def test_by_one_process_at_a_time_and_nothing_is_left(self, tmp_path) -> None:
         folder = tmp_path / "new" / "folder"
-        with locked(folder):
+        with writing.locked(folder):
             with pytest.raises(InputError, match=f"in use by process {os.getpid()}; wait until it has ended"):
-                with locked(folder):
+                with writing.locked(folder):
                     pass
         assert not list(folder.iterdir())
-        with pytest.raises(KeyError), locked(tmp_path / "other"):
+        with pytest.raises(KeyError), writing.locked(tmp_path / "other"):
             raise KeyError
         assert not (tmp_path / "other").exists()
 
@@ -297,47 +285,44 @@ class TestHeld:
         ready = context.Event()
 
         def hold() -> None:
-            with locked(tmp_path):
+            with writing.locked(tmp_path):
                 ready.set()
                 threading.Event().wait(60)
 
         process = context.Process(target=hold)
         process.start()
         assert ready.wait(20)
-        with pytest.raises(InputError, match=f"process {process.pid}"), locked(tmp_path):
+        with pytest.raises(InputError, match=f"process {process.pid}"), writing.locked(tmp_path):
             pass
         process.kill()
         process.join()
-        with locked(tmp_path):
+        with writing.locked(tmp_path):
             pass
 
     def test_an_error_within_is_not_taken_for_one_of_the_lock(self, tmp_path) -> None:
-        with pytest.raises(FileNotFoundError), locked(tmp_path):
+        with pytest.raises(FileNotFoundError), writing.locked(tmp_path):
             (tmp_path / "absent").read_bytes()
 
 
 LONG = "x" * 256
 
 
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        ("file/new", "a file is where a directory is meant"),
-        ("file/deep/new", "Not a directory; a file is where a directory is meant"),
-        ("folder", "a directory or a device has that name; give another one"),
-        (f"{LONG}/new", "File name too long; give a shorter name"),
-        (LONG, "File name too long; give a shorter name"),
-        ("/proc/nope/new", "No such file or directory; give a place that can be written to"),
-        ("/dev/null", "a directory or a device has that name; give another one"),
-    ],
-)
+@pytest.mark.parametrize(("place", "said"), [
+    ("file/new", "a file is where a directory is meant"),
+    ("file/deep/new", "Not a directory; a file is where a directory is meant"),
+    ("folder", "a directory or a device has that name; give another one"),
+    (f"{LONG}/new", "File name too long; give a shorter name"),
+    (LONG, "File name too long; give a shorter name"),
+    ("/proc/nope/new", "No such file or directory; give a place that can be written to"),
+    ("/dev/null", "a directory or a device has that name; give another one"),
+])  # fmt: skip
 def test_why_a_file_cannot_be_written(tmp_path, place, said) -> None:
     if place.startswith("/") and not Path(place).parents[-2].exists():
         pytest.skip(f"needs {place}")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    told = refusal(write_whole, tmp_path / place, "much")
+    told = refusal(writing.write_whole, tmp_path / place, "much")
     shown = str(tmp_path / place) if LONG not in place else str(tmp_path / place)[:60]
     assert told.startswith(f"cannot write to {shown}") and told.endswith(said)
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "file").read_text() == "mine"
@@ -363,7 +348,7 @@ def test_a_directory_is_tried_before_the_work(tmp_path, monkeypatch, fails) -> N
 
     asked: list[Path] = []
     monkeypatch.setattr(writing.tempfile, "TemporaryFile", opened)
-    told = refusal(check_writable, tmp_path / "a" / "b")
+    told = refusal(writing.check_writable, tmp_path / "a" / "b")
     why = {"open": "Read-only file system; give a place that can be written to"}
     assert told == f"cannot write to {tmp_path / 'a' / 'b'}: {why.get(fails, 'No space left on device; make room')}"
     assert asked == [tmp_path] and not list(tmp_path.iterdir())
@@ -372,4 +357,4 @@ def test_a_directory_is_tried_before_the_work(tmp_path, monkeypatch, fails) -> N
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 def test_a_directory_that_takes_no_files_is_refused_before_anything_is_read() -> None:
     told = "cannot write to /proc/nope: No such file or directory; give a place that can be written to"
-    assert refusal(check_writable, Path("/proc/nope")) == told
+    assert refusal(writing.check_writable, Path("/proc/nope")) == told

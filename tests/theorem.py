@@ -1,7 +1,5 @@
 """A small model of the generalisation theorem, its norms once more in numpy, and sums as exact fractions."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -47,16 +45,10 @@ def numbers(model: Model, row: int = 0) -> dict[str, float]:
     w, table = module.head.weight.detach().double().numpy()[row], module.embedding.weight.detach().double().numpy()
     found = {
         "B_u": max(math.sqrt(sum(x * x for x in u)) for u in table),
-        "B_B": math.sqrt(max(np.linalg.eigvalsh(W_B.T @ W_B))),
-        "B_C": math.sqrt(max(np.linalg.eigvalsh(W_C.T @ W_C))),
-        "B_w": math.sqrt(sum(w**2)),
-        "B_q": math.sqrt(sum(q**2)),
-        "B_A": max(abs(A).ravel()),
-        "p": module.ssm.p_delta.item(),
-        "s": max(A.ravel()),
-        "N": A.shape[1],
-        "d": A.shape[0],
-    }
+        "B_B": math.sqrt(max(np.linalg.eigvalsh(W_B.T @ W_B))), "B_C": math.sqrt(max(np.linalg.eigvalsh(W_C.T @ W_C))),
+        "B_w": math.sqrt(sum(w**2)), "B_q": math.sqrt(sum(q**2)), "B_A": max(abs(A).ravel()),
+        "p": module.ssm.p_delta.item(), "s": max(A.ravel()), "N": A.shape[1], "d": A.shape[0],
+    }  # fmt: skip
     for name, W in (("M_B", W_B), ("M_C", W_C), ("M_w", w), ("M_q", q), ("M_A", A)):
         found[name] = sum(abs(W).ravel())
     return found

@@ -1,7 +1,5 @@
 """A BERT of a few words with random weights, as a masked language model and as an encoder of sentences."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -176,16 +176,11 @@ def questions(model: Model) -> dict[str, Callable[[], Tensor]]:
         return logit_lens(model).log_probs(chosen_states(model, batch(), "every"))
 
     return {
-        "logits": lambda: model.logits(batch()),
-        "continued": continued,
-        "from elsewhere": elsewhere,
-        "edited": edited,
-        "lens": lens,
-        "survival": survival,
-        "attention": attention,
+        "logits": lambda: model.logits(batch()), "continued": continued, "from elsewhere": elsewhere, "edited": edited,
+        "lens": lens, "survival": survival, "attention": attention,
         "lrp": lambda: lrp(objective(model, batch(), target=3)).scores,
         "gradxinput": lambda: gradxinput(objective(model, batch(), target=3)).scores,
-    }
+    }  # fmt: skip
 
 
 def main(names: list[str], into: str) -> None:

@@ -1,8 +1,6 @@
-"""Processes that are forked off one that has imported what they need: an import of transformers takes seconds.
-
-For tests of a process of its own, or of its remains when it is killed. Nothing of ssmscope is imported in them before
-their own code imports it, and in those of `PLAIN` and `TORCH` nothing of transformers.
-"""
+"""Processes that are forked off one that has imported what they need: an import of transformers takes seconds. For
+tests of a process of its own, or of its remains when it is killed. Nothing of ssmscope is imported in them before their
+own code imports it, and in those of `PLAIN` and `TORCH` nothing of transformers."""
 
 from __future__ import annotations
 
@@ -32,10 +30,8 @@ MESSAGE = 1 << 17
 
 
 class Warm:
-    """A process that has imported some modules, if they are installed, and from which others are forked.
-
-    It is itself forked off its `parent`, at the first use, and ends with the process that uses it.
-    """
+    """A process that has imported some modules, if they are installed, and from which others are forked. It is itself
+    forked off its `parent`, at the first use, and ends with the process that uses it."""
 
     def __init__(self, *modules: str, parent: Warm | None = None) -> None:
         self.modules, self.parent = modules, parent
@@ -74,25 +70,16 @@ class Warm:
 
 
 class Process:
-    """One that runs; as a `subprocess.Popen`, with what is needed of it.
-
-    Output goes where that of this process goes, or to the files `stdout` and `stderr`. ssmscope is that of this
-    checkout, whatever `env` says. It leads a process group of its own.
-    """
+    """One that runs; as a `subprocess.Popen`, with what is needed of it. Output goes where that of this process goes,
+    or to the files `stdout` and `stderr`. ssmscope is that of this checkout, whatever `env` says. It leads a process
+    group of its own."""
 
     stdin = None
 
     def __init__(
-        self,
-        warm: Warm,
-        code: str,
-        arguments: list[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | str | None = None,
-        stdout: TextIO | int = 1,
-        stderr: TextIO | int = 2,
-    ) -> None:
+        self, warm: Warm, code: str, arguments: list[str], *, env: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None, stdout: TextIO | int = 1, stderr: TextIO | int = 2,
+    ) -> None:  # fmt: skip
         self.returncode: int | None = None
         self.stdout = self.stderr = None
         self._read, status = os.pipe()

@@ -1,7 +1,5 @@
 """Rows in files of every format that is read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -273,8 +273,7 @@ def check_call(name: str, function: Callable[..., Any], given: Sequence[Any], op
 
 
 def _position(
-    *,
-    at: Annotated[int | None, "Position whose answer is asked about, of a model with one at each."] = None,
+    *, at: Annotated[int | None, "Position whose answer is asked about, of a model with one at each."] = None
 ) -> None: ...
 
 

@@ -32,6 +32,7 @@ from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, Kept, StepInPla
 from ssmscope.core.token_runs import TokenRuns
 from ssmscope.core.trace import Earlier, States, check_rows, gathered, joined
 from ssmscope.errors import InputError, check_number, check_whole
+from ssmscope.ops.compiling import compiled
 from ssmscope.outline import Outlined
 
 P = ParamSpec("P")
@@ -227,8 +228,9 @@ class Continuation:
             found.begin(ids, self.states)
         else:
             try:
-                how = sampling.numbers, sampling.temperature > 0, kept.traces, self.compiles
-                found = self._runs(()).in_place(ids, self.states, *how)
+                draws, fuses = sampling.temperature > 0, self.compiles and ids.device.type == "cuda"
+                choose = compiled(GREEDY.numbers) if fuses and not draws else sampling.numbers
+                found = self._runs(()).in_place(ids, self.states, choose, draws, kept.traces, self.compiles)
             except (InputError, RuntimeError):
                 return None
         if ids.device.type == "cuda":
@@ -258,23 +260,31 @@ GREEDY = Sampling()
 
 
 class Ahead:
-    """Tokens of texts `rows`, drawn by a step in place, `at_once` of each before anybody looks at them."""
+    """Tokens of texts `rows`, drawn by a step in place, `at_once` of each before anybody looks at them. A GPU draws the
+    next ones meanwhile."""
 
     def __init__(
         self, step: StepInPlace, rows: Sequence[int], draws: Sequence[np.random.Generator] | None, at_once: int
     ) -> None:
         self.step, self.rows, self.draws, self.at_once = step, list(rows), draws, at_once
-        self.found: list[list[list[float]]] = []
+        self.taken, self.found = 0, list[list[list[float]]]()
 
     def next(self, going: Sequence[int], most: int) -> tuple[list[list[float]], list[int]]:
         """Return the numbers of the next token of some texts, of which at most so many follow, and their places."""
         if not self.found:
-            count, draws = min(self.at_once, most), self.draws
-            drawn = None if draws is None else [[draws[row].random() for row in self.rows] for _ in range(count)]
-            self.found = self.step.ahead(count, None if drawn is None else np.array(drawn))
+            count = self.taken or self._take(most)
+            self.found = self.step.taken(count)
             count_tokens(count * len(self.rows))
+            meanwhile = most > count and self.at_once > 1 and self.step.ids.device.type in RECORDING_DEVICES
+            self.taken = self._take(most - count) if meanwhile else 0
         places = [self.rows.index(row) for row in going]
         return [[column[place] for place in places] for column in self.found.pop(0)], places
+
+    def _take(self, most: int) -> int:
+        count, draws = min(self.at_once, most), self.draws
+        drawn = None if draws is None else [[draws[row].random() for row in self.rows] for _ in range(count)]
+        self.step.take(count, None if drawn is None else np.array(drawn))
+        return count
 
 
 def written_after(
@@ -364,11 +374,7 @@ class Writer:
         self.compiles = max_new_tokens >= COMPILE_FROM if compile is None else compile
 
     def stream(
-        self,
-        batch: Batch,
-        draws: Sequence[np.random.Generator] | None = None,
-        states: Earlier = None,
-        at_once: int = 1,
+        self, batch: Batch, draws: Sequence[np.random.Generator] | None = None, states: Earlier = None, at_once: int = 1
     ) -> Iterator[Step]:
         """Return an iterator over the steps in which the texts of a batch, after `states`, are continued together."""
         check_writes(self.model, batch, self.max_new_tokens)

@@ -73,7 +73,7 @@ class Kept:
 
     Attributes:
         traces: of its blocks, see `core.token_runs`.
-        steps: the latest recording, unless somebody uses it.
+        steps: the latest two recordings, of whole batches and the last one, say, unless somebody uses them.
     """
 
     def __init__(self, marks: Any) -> None:
@@ -90,7 +90,7 @@ class Kept:
         return found
 
     def put(self, key: Any, step: StepInPlace) -> None:
-        self.steps = {key: step}
+        self.steps = {**dict([*self.steps.items()][-1:]), key: step}
 
 
 def marks_of(module: nn.Module) -> list[Any]:
@@ -146,16 +146,19 @@ class StepInPlace:
                     if old.data_ptr() != new.data_ptr():
                         old.copy_(new)
 
-    def ahead(self, count: int, draws: np.ndarray | None) -> list[list[list[float]]]:
-        """Take so many steps and return the numbers of each; `draws` (steps, texts) choose the tokens."""
+    def take(self, count: int, draws: np.ndarray | None) -> None:
+        """Take so many steps, without waiting for a GPU; `draws` (steps, texts) choose the tokens."""
         with torch.inference_mode(False), torch.no_grad():
             self.at.zero_()
             if self.draws is not None and draws is not None:
                 self.draws[:count, : draws.shape[1]].copy_(torch.from_numpy(draws))
             for _ in range(count):
                 self.run()
-            assert self.numbers is not None
-            return self.numbers[:count].tolist()  # A GPU is waited for once.
+
+    def taken(self, count: int) -> list[list[list[float]]]:
+        """Return the numbers of each of the steps taken last."""
+        assert self.numbers is not None
+        return self.numbers[:count].tolist()  # A GPU is waited for once.
 
     def of_texts(self, rows: Sequence[int], states: bool) -> tuple[Tensor, States]:
         """Return copies of the logits and, if asked for, the states of some texts."""

@@ -95,10 +95,10 @@ def labelled_rows(data: str, split: str) -> tuple[list[Row], tuple[str, ...] | N
     if its labels have no names."""
     found, features = _rows_of(data, split)
     rows = numbered(found, f"{data} ({split})")
-    names = getattr(renamed([features], data)[0].get("label"), "names", None) if features else None
+    names: Sequence[str] = getattr(renamed([features or found[0]], data)[0].get("label"), "names", ())
     for row in rows if names else ():
         row["label"] = _named(row.get("label"), names)
-    return rows, tuple(names) if names else None
+    return rows, tuple(names) or None
 
 
 def text_rows(data: str, split: str) -> list[Row]:

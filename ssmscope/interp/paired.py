@@ -14,7 +14,7 @@ import pandas as pd
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.core.ties import descending
 from ssmscope.errors import InputError
-from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
+from ssmscope.render.blocks import OF_DIFFERENCES, Block, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import format_probability, number
 from ssmscope.render.table import Cell, Line, Table, table
 from ssmscope.render.token_rows import MAX_COLOURED_ROWS
@@ -154,7 +154,7 @@ def paired_rows(first: TokenRows, other: TokenRows, names: Sequence[str]) -> Tok
         of=first.of,
         score=first.score,
         name=f"difference: {names[0]} minus {names[1]}; {first.name}",
-        around=first.around if signed else ("less", "more"),
+        around=first.around if signed else OF_DIFFERENCES,
         marked=first.marked,
         first=MAX_COLOURED_ROWS if first.first is None else 3 * first.first,
         summed=first.summed,

@@ -37,11 +37,7 @@ class PlainRun:
             self.logits = self._forward(batch, states)
 
     def again(
-        self,
-        layer: int | None = None,
-        edits: Sequence[Edit] | Edit = (),
-        copies: int = 1,
-        states: States | None = None,
+        self, layer: int | None = None, edits: Sequence[Edit] | Edit = (), copies: int = 1, states: States | None = None
     ) -> Tensor:
         """Return the logits of `copies` of the batch, in turn, in a run that differs from the plain one from the
         state-space layer of this number on; None: from the first."""

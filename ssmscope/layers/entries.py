@@ -17,17 +17,8 @@ _OF_TRANSFORMERS: Mapping[str, tuple[str, ...]] = {
         "qwen4_exp.Qwen4ExpTextGatedDeltaNet",
     ),
     "glm5_next": ("glm5_next.Glm5NextTextLinearAttention",),
-    "lfm2": (
-        "lfm2.Lfm2ShortConv",
-        "lfm2_moe.Lfm2MoeShortConv",
-        "lfm3.Lfm3ShortConv",
-    ),
-    "mamba": (
-        "mamba.MambaMixer",
-        "falcon_mamba.FalconMambaMixer",
-        "jamba.JambaMambaMixer",
-        "zamba.ZambaMambaMixer",
-    ),
+    "lfm2": ("lfm2.Lfm2ShortConv", "lfm2_moe.Lfm2MoeShortConv", "lfm3.Lfm3ShortConv"),
+    "mamba": ("mamba.MambaMixer", "falcon_mamba.FalconMambaMixer", "jamba.JambaMambaMixer", "zamba.ZambaMambaMixer"),
     "mamba2": (
         "mamba2.Mamba2Mixer",
         "bamba.BambaMixer",

@@ -126,10 +126,7 @@ class SlotMixer(GatedMixer):
     def reads(self, u, written, log_f, state):
         q, k = (silu(self.heads(project(u))) for project in (self.q_proj, self.k_proj))
         each_slot = Recurrence(  # Each slot of a head becomes a head with one decay.
-            x=rearrange(written, "b t h m -> b t (h m) 1"),
-            b=k,
-            c=q,
-            log_a=rearrange(log_f, "b t h m -> b t (h m) 1"),
+            x=rearrange(written, "b t h m -> b t (h m) 1"), b=k, c=q, log_a=rearrange(log_f, "b t h m -> b t (h m) 1")
         )
         keys = ops.scan(each_slot, state.keys if isinstance(state, SlotState) else None)
         return rearrange(keys.y, "b t (h m) 1 -> b t h m", h=self.num_heads).softmax(-1), {"keys": keys.state}

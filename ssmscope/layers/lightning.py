@@ -26,12 +26,7 @@ from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
 from ssmscope.layers import linear_attention, parts
 from ssmscope.layers.feed_forward import ExpertRouter
-from ssmscope.layers.linear_attention import (
-    LinearAttentionConfig,
-    LinearAttentionModel,
-    RetentionState,
-    family,
-)
+from ssmscope.layers.linear_attention import LinearAttentionConfig, LinearAttentionModel, RetentionState, family
 from ssmscope.layers.rotary_attention import HeadsNorm, rotated
 from ssmscope.ops import Recurrence
 

@@ -41,8 +41,5 @@ def _values(mixer: Any) -> Tensor:
 
 
 FORM = Form(
-    values=lambda mixer, _: ("qkv_proj", _values(mixer)),
-    activation="act_fn",
-    norm="norm",
-    gate_activation="sigmoid",
+    values=lambda mixer, _: ("qkv_proj", _values(mixer)), activation="act_fn", norm="norm", gate_activation="sigmoid"
 )

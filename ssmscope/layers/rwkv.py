@@ -119,11 +119,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
         c=torch.ones_like(share).unsqueeze(-1),
         log_a=parts.mask_padding(logsigmoid(-odds), mask).unsqueeze(-1),
     )
-    extras = {
-        "log_weight": log_weight,
-        "bonus": (log_weight[:, :-1] - bonus - k).to(v.dtype),
-        "decay": torch.exp(-w),
-    }
+    extras = {"log_weight": log_weight, "bonus": (log_weight[:, :-1] - bonus - k).to(v.dtype), "decay": torch.exp(-w)}
     if isinstance(state, RwkvState):
         extras |= {"channel_tail": state.channel, "late": state.late}
     initial = state.ssm if state is not None else None

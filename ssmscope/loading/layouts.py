@@ -23,11 +23,7 @@ from ssmscope.loading.fields import check_depth
 from ssmscope.loading.fla_checkpoints import is_fla, plan_fla
 from ssmscope.loading.hub_checkpoints import is_hub, plan_hub
 from ssmscope.loading.mamba_checkpoints import is_mamba_ssm, plan_mamba_ssm
-from ssmscope.loading.mambavision_checkpoints import (
-    is_mambavision,
-    is_mambavision_file,
-    plan_mambavision,
-)
+from ssmscope.loading.mambavision_checkpoints import is_mambavision, is_mambavision_file, plan_mambavision
 from ssmscope.loading.minimax_checkpoints import is_minimax, plan_minimax
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 

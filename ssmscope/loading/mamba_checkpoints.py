@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import transformers
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
 from ssmscope.errors import InputError
 from ssmscope.layers.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM
@@ -137,7 +139,7 @@ def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabula
 
 
 def check_groups(groups: int, what: str) -> None:
-    """Raise InputError for several groups of heads in transformers 4, whose norm is over all of them together."""
-    if groups > 1 and int(transformers.__version__.split(".")[0]) < 5:
+    """Raise InputError for several groups of heads in a transformers whose norm is over all of them together."""
+    if groups > 1 and "group_size" not in inspect.signature(MambaRMSNormGated).parameters:
         said = f"{what} has {groups} groups of heads, which transformers {transformers.__version__} norms otherwise"
-        raise InputError(f"{said} than mamba_ssm does: install transformers 5")
+        raise InputError(f"{said} than mamba_ssm does: install transformers 5.23 or newer")

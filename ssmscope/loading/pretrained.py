@@ -26,14 +26,7 @@ from ssmscope.core.known_models import import_family
 from ssmscope.errors import InputError
 from ssmscope.loading import stored
 from ssmscope.loading.device_map import device_of_parts, start_at_embeddings
-from ssmscope.loading.fields import (
-    check_depth,
-    check_generation,
-    check_tokenizer,
-    check_words,
-    read_object,
-    shown,
-)
+from ssmscope.loading.fields import check_depth, check_generation, check_tokenizer, check_words, read_object, shown
 from ssmscope.loading.in_memory import OwnModel, readable
 from ssmscope.loading.multimodal import language_model_of
 from ssmscope.loading.packed import read_quantised

@@ -12,15 +12,7 @@ from torch.nn.functional import pad
 
 from ssmscope.ops import delta_rule, triangle
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, checkpointed
-from ssmscope.ops.terms import (
-    GateAndTaps,
-    decays,
-    diagonals,
-    mean_over_heads,
-    needs_gradients,
-    shares_scores,
-    skips,
-)
+from ssmscope.ops.terms import GateAndTaps, decays, diagonals, mean_over_heads, needs_gradients, shares_scores, skips
 
 MAX_FACTOR_COLUMNS = 1024
 """Heads × states whose factors, three matrices of length × columns, are held at once."""

@@ -130,6 +130,10 @@ class TokenText(OfTokens):
     series: np.ndarray | None = None
 
 
+OF_DIFFERENCES = ("less", "more")
+"""Names of the ends of a scale of differences between two models' unsigned scores."""
+
+
 @dataclass(frozen=True)
 class TokenRows:
     """Texts whose tokens are coloured, in one row or several. Only the picture shows images.

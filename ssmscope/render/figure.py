@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from ssmscope.render.layout import FittedLayout, in_place_of, inches
 from ssmscope.render.letters import MAX_NAME_LETTERS, drawable, families, short_name
 from ssmscope.render.numbers import counted
 from ssmscope.render.table import with_interval
-from ssmscope.render.tokens import shorten, visible
+from ssmscope.render.tokens import NO_BREAK, shorten, unbroken, visible
 
 INK, SOFT, GRID, EDGE = "#1b1f24", "#57606a", "#e6e9ed", "#f3f4f6"
 COLOURS = ("#2065a8", "#d1540a", "#0f8a6c", "#b01e8a", "#7a6a00", "#57606a")
@@ -248,10 +247,8 @@ def styled(axes: Axes, grid: str | None = "both") -> Axes:
 
 
 def _wrapped(text: str, most: int, lines: int = 3) -> str:
-    shown, half = visible(text), (lines * most - most // 2 - 1) // 2
-    if len(shown) > 2 * half + 1:  # Without parts of words and numbers.
-        shown = re.sub(r" \S{1,20}$", " ", shown[:half]) + "…" + re.sub(r"^\S{1,20} ", " ", shown[-half:])
-    return drawable("\n".join(textwrap.wrap(shown, most)))
+    shown = unbroken(shorten(visible(text), lines * most - most // 2))
+    return drawable("\n".join(textwrap.wrap(shown, most)).replace(NO_BREAK, " "))
 
 
 # ---- Axes
@@ -392,7 +389,7 @@ def colours_of(stops: Sequence[str], low: float, high: float, count: int = 257) 
     return ScalarMappable(Normalize(low, high), ListedColormap(ramp(stops, count)).with_extremes(bad=EMPTY))
 
 
-def colour_bar(axes: Any, colours: ScalarMappable, name: str = "", *, below: bool = False, **options: Any) -> Colorbar:
+def colour_bar(axes: Any, colours: ScalarMappable, name: str, *, below: bool = False, **options: Any) -> Colorbar:
     """Draw a colour bar with its numbers at the right of axes, or in a small one below them."""
     figure = np.ravel(axes)[0].figure
     place: dict[str, Any] = {"ax": axes, "aspect": 22, "pad": 0.01, "fraction": 0.06}
@@ -401,7 +398,7 @@ def colour_bar(axes: Any, colours: ScalarMappable, name: str = "", *, below: boo
     bar = figure.colorbar(colours, **place, **options)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=SOFT, labelsize=font_manager.FontProperties(size="small").get_size_in_points(), length=2)
-    bar.set_label(name)
+    bar.set_label(name, loc="left" if below else None)
     return bar
 
 
@@ -414,7 +411,7 @@ def cells(
     columns: Sequence[str] | None = None,
     texts: Sequence[Sequence[str]] = (),
     labels: tuple[str, str] = ("", ""),
-    bar: str | None = "",
+    bar: str | None,
     bold: np.ndarray | None = None,
     **options: Any,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +15,12 @@ from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRows
 from ssmscope.render.colours import template_text
 from ssmscope.render.pictures import dark_data_uri, data_uri
 from ssmscope.render.table import Table
-from ssmscope.render.tokens import visible
+from ssmscope.render.tokens import unbroken, visible
+
+POINTS_PER_INCH = 96
+"""Points of CSS in an inch of a figure."""
+MIN_SCALE, MAX_LEAST_WIDTH = 0.9, 960
+"""Smallest scale of a figure, and points that even the widest may shrink to."""
 
 
 def fragment(blocks: Iterable[Block]) -> str:
@@ -22,7 +28,13 @@ def fragment(blocks: Iterable[Block]) -> str:
 
     Titles are left out, and tables are cut to their brief form.
     """
-    shown = [block.head(block.brief) if isinstance(block, Table) else block for block in blocks]
+    shown: list[Block] = []
+    for block in blocks:
+        last = shown[-1] if shown else None
+        if isinstance(last, Table) and last.note and isinstance(block, Prose) and block.kind == "definition":
+            shown[-1] = replace(last, note=f"{last.note} {block.text}")
+        else:
+            shown.append(block.head(block.brief) if isinstance(block, Table) else block)
     inner = Markup("\n").join(filter(None, map(block_html, shown)))
     styles = f"<style>{stylesheet()}{''.join(styles_of(shown))}</style>"
     scripts = "".join(f"<script>{script}</script>" for script in scripts_of(shown))
@@ -45,12 +57,12 @@ def block_html(block: Block, *, level: int = 2) -> Markup:
         if block.kind == "title":
             return Markup("")
         if block.kind == "definition":
-            return template("table.html").module.definition(visible(block.text))
+            return template("table.html").module.definition(unbroken(visible(block.text)))
         tag = {"heading": f"h{level}", "text": "p", "note": 'p class="note"'}[block.kind]
-        return Markup(f"<{tag}>{escape(visible(block.text))}</{tag.partition(' ')[0]}>")
+        return Markup(f"<{tag}>{escape(unbroken(visible(block.text)))}</{tag.partition(' ')[0]}>")
     if isinstance(block, Picture):
         image = image_html(block)
-        return Markup("<details><summary>As a picture</summary>{}</details>").format(image) if block.folded else image
+        return folded("As a picture", image) if block.folded else image
     if isinstance(block, Table):
         return grid(block)
     if isinstance(block, TokenRows):
@@ -59,14 +71,16 @@ def block_html(block: Block, *, level: int = 2) -> Markup:
 
 
 def image_html(picture: Picture) -> Markup:
+    """Return a picture with a least width, at which its letters can be read, in an element that scrolls."""
     figure = picture.draw()
     source = Markup(data_uri(figure, vector=picture.vector))
-    kind = "figure photo" if picture.photo else "figure"
-    image = Markup('<img class="{}" alt="{}" src="{}">').format(kind, visible(picture.alt), source)
-    if not picture.photo:
-        return image
-    dark = '<picture><source media="screen and (prefers-color-scheme: dark)" srcset="{}">{}</picture>'
-    return Markup(dark).format(Markup(dark_data_uri(figure)), image)
+    kind, width = "figure photo" if picture.photo else "figure", figure.get_figwidth() * POINTS_PER_INCH
+    image = Markup('<img class="{}" width="{:.0f}" style="min-width: {:.0f}px" alt="{}" src="{}">')
+    image = image.format(kind, width, min(MIN_SCALE * width, MAX_LEAST_WIDTH), visible(picture.alt), source)
+    if picture.photo:
+        dark = '<picture><source media="screen and (prefers-color-scheme: dark)" srcset="{}">{}</picture>'
+        image = Markup(dark).format(Markup(dark_data_uri(figure)), image)
+    return Markup('<div class="wide" tabindex="0" role="group" aria-label="Picture">{}</div>').format(image)
 
 
 def grid(table: Table, caption: str = "") -> Markup:
@@ -76,12 +90,16 @@ def grid(table: Table, caption: str = "") -> Markup:
 
 def folded_away(summary: str, table: Callable[[], Table]) -> Custom:
     """Return a table that pages show on demand."""
-    return Custom(html=lambda: f"<details><summary>{summary}</summary>{grid(table())}</details>")
+    return Custom(html=lambda: str(folded(summary, grid(table()))))
+
+
+def folded(summary: str, content: Markup) -> Markup:
+    return Markup('<details class="folded"><summary>{}</summary>{}</details>').format(summary, content)
 
 
 def page(title: str, body: str, provenance: Iterable[tuple[str, str]]) -> str:
     """Return a self-contained page in light and dark, which fetches nothing and runs only scripts of its views."""
-    shown = dict(title=title, body=Markup(body), provenance=list(provenance), style=Markup(stylesheet()))
+    shown = dict(title=unbroken(title), body=Markup(body), provenance=list(provenance), style=Markup(stylesheet()))
     return template("page.html").render(**shown)
 
 
@@ -95,4 +113,6 @@ def template(name: str) -> Any:
     """Return a template, with autoescape on whatever the suffix of its name."""
     loader = PackageLoader("ssmscope.render")
     options: Mapping[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True}
-    return Environment(loader=loader, **options).get_template(name)
+    environment = Environment(loader=loader, **options)
+    environment.filters["unbroken"] = unbroken
+    return environment.get_template(name)

@@ -9,7 +9,7 @@ from matplotlib import font_manager
 
 from ssmscope.render.tokens import shorten, visible
 
-MAX_NAME_LETTERS = 20
+MAX_NAME_LETTERS = 28
 FALLBACK_FONTS = (
     *("DejaVu Sans Mono", "DejaVu Sans", "Noto Sans Mono CJK SC", "Noto Sans CJK SC", "Noto Sans CJK JP"),
     *("Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "IPAGothic", "PingFang SC"),

@@ -22,7 +22,7 @@ from matplotlib.patches import Rectangle
 
 from ssmscope.errors import InputError
 from ssmscope.render import figure as plot
-from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.render.blocks import OF_DIFFERENCES, TokenRow, TokenRows, TokenText
 from ssmscope.render.colours import BLUES, SHADES, SIGNED, STEPS, ink, ramp
 from ssmscope.render.layout import inches
 from ssmscope.render.letters import drawable, families, letters
@@ -395,14 +395,16 @@ def bars_of(block: TokenRows) -> list[Bar]:
     for signed in row_kinds(block):
         ends = {row.ends for text in block.texts for row in text.rows if row.signed == signed}
         shared = ends.pop() if len(ends) == 1 else None
-        made.append((SIGNED if signed else BLUES, shared, scale_ends(block, signed), block.score))
+        name = f"difference of {block.score}" if signed and block.around == OF_DIFFERENCES else block.score
+        made.append((SIGNED if signed else BLUES, shared, scale_ends(block, signed), name))
     return made
 
 
 def draw_rows(block: TokenRows, title: str, frame: plot.Frame, *, start: int = 0, more: Sequence[Part] = ()) -> Figure:
     """Draw up to MAX_TEXTS texts, from number `start` on, and further parts. Raises InputError without such a text."""
     chosen = chosen_texts(block.texts, start, MAX_TEXTS)
-    below = [block.name, f"underlined or framed: {block.marked}", rest_of(len(block.texts), start, len(chosen))]
+    marked = "framed" if any(text.pixels is not None for text in chosen) else "underlined"
+    below = [block.name, f"{marked}: {block.marked}", rest_of(len(block.texts), start, len(chosen))]
     columns = Columns.fitting(frame, chosen)
     parts = [part for at, text in enumerate(chosen, start=start) for part in text_parts(at, text, columns)]
     return stack(frame, title, below, [*parts, *more], bars_of(block), max(columns.inches, MIN_INCHES))

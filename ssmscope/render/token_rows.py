@@ -12,7 +12,7 @@ from rich.text import Text
 from ssmscope.render.colours import CIVIDIS, STEPS, ink, ramp, shade_style, signed_shades, signed_style, template_text
 from ssmscope.render.numbers import format_probability, number
 from ssmscope.render.series import svg
-from ssmscope.render.tokens import spell_tokens, visible
+from ssmscope.render.tokens import spell_tokens, unbroken, visible
 
 if TYPE_CHECKING:
     from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
@@ -150,7 +150,7 @@ def legend(block: TokenRows) -> Markup:
 def answer(at: int, said: str, probability: float, about: str) -> Markup:
     """Return the line above a text: its number, the model's answer, further remarks."""
     line = Markup('<p class="answer"><span class="count">{}</span> answer <b dir="auto">“{}”</b> {}')
-    after = Markup('<span class="about">{}</span></p>').format(about)
+    after = Markup('<span class="about">{}</span></p>').format(unbroken(about))
     return line.format(at, visible(said), format_probability(probability)) + after
 
 

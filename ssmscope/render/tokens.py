@@ -14,6 +14,10 @@ from ssmscope.render.numbers import number
 REST = "⋯"
 """Sign for a token whose character is shown with the token that begins it."""
 
+NO_BREAK = "\u00a0"
+MAX_TIED = 30
+"""Maximum characters of an item of a list that is kept on one line."""
+
 _VISIBLE = {"\n": "↵", "\r": "␍", "\t": "⇥", "\x7f": "␡", "\u2028": "↵", "\u2029": "↵"}
 _JOINERS = "\u200c\u200d"  # They belong to the glyph within emoji and in several scripts.
 
@@ -62,9 +66,21 @@ def spell_tokens(tokens: Sequence[str], words: Sequence[int | None]) -> list[tup
 
 
 def shorten(text: str, width: int) -> str:
-    """Replace the middle of a text by an ellipsis if it is longer than `width` characters."""
+    """Replace the middle of a text, between words if they are short, by an ellipsis if it is longer than `width`
+    characters."""
+    if len(text) <= width:
+        return text
     head = (width - 1) // 2
-    return text if len(text) <= width else f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+    start, end, part = text[:head], text[len(text) - (width - 1 - head) :], rf"\S{{1,{max(width // 6, 1)}}}"
+    return f"{re.sub(f' {part}$', ' ', start)}…{re.sub(f'^{part} ', ' ', end)}"
+
+
+def unbroken(text: str) -> str:
+    """Allow no line break before a unit, at an equals sign, within an interval, or within a short item of a list."""
+    tied = re.sub(r"(?<=\d) (?=%|s\b)|(?<=\w) (?== )|(?<= =) |(?<=\d,) (?=[−\d.]+\])", NO_BREAK, text)
+    first, *others = tied.split(" · ")
+    items = [each.replace(" ", NO_BREAK) if len(each) <= MAX_TIED else each for each in (first, *others)]
+    return f"{NO_BREAK}· ".join(items) if others else tied
 
 
 def short_token(token: str, width: int) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
+BAR_INCHES = 0.35
 MAX_TEXTS, MAX_TOKENS, MAX_LAYERS = 4, 24, 24
 CELL_WIDTH, MIN_CELL_WIDTH, CELL_HEIGHT, SIDES, MIN_WIDTH = 0.64, 0.36, 0.2, 1.6, 7.2
 LETTERS_PER_INCH = 16
@@ -44,7 +45,7 @@ def draw(result: WordGrids, title: str, frame: plot.Frame, *, start: int = 0) ->
     columns, high = max(len(grid.tokens) for grid in shown.grids), shown.highest
     width = max(CELL_WIDTH * columns + SIDES, MIN_WIDTH)
     sheet = plot.Sheet(frame, title, "; ".join(notes), width=width)
-    made = sheet.panels(*[CELL_HEIGHT * len(layers)] * len(shown.grids))
+    made = sheet.panels(*[CELL_HEIGHT * len(layers) + BAR_INCHES / len(shown.grids)] * len(shown.grids))
     colours = plot.colours_of(BLUES, 0, high, SHADES)
     room = max(int(LETTERS_PER_INCH * (sheet.width - SIDES) / columns), 3)
     for axes, grid in zip(made, shown.grids):

@@ -27,7 +27,7 @@ from ssmscope.render.html import block_html, grid, image_html, scripts_of, style
 from ssmscope.render.numbers import format_probability
 from ssmscope.render.table import Table
 from ssmscope.render.token_rows import row_kinds, scale_ends
-from ssmscope.render.tokens import shorten, spell_tokens, visible
+from ssmscope.render.tokens import shorten, spell_tokens, unbroken, visible
 from ssmscope.reports import audit_page
 from ssmscope.reports.gate_files import gates_headline, gates_table
 from ssmscope.reports.grouping import Group, LabelledResult, comparison, groups, model_names, verdict
@@ -245,7 +245,7 @@ def _text(text: TokenText, links: Sequence[AttentionLink]) -> dict[str, Any]:
         "out": [[] if row.outside is None else np.flatnonzero(row.outside[:shown]).tolist() for row in text.rows],
         "answer": shorten(visible(text.answer), MAX_TOKEN_CHARACTERS),
         "p": format_probability(text.probability),
-        "about": visible(text.about),
+        "about": unbroken(visible(text.about)),
         "length": len(text.tokens),
         "scores": base64.b64encode(rows[:, :shown].tobytes()).decode(),
         "low": [row.ends[0] for row in text.rows],

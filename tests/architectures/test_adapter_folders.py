@@ -1,7 +1,5 @@
 """Folders of adapters: logits are those of peft's own model, or the adapter is refused in one line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -59,8 +57,7 @@ def logits(path: Path) -> torch.Tensor:
 
 
 def check(found: Saved) -> None:
-    assert relative(found.own, found.plain) > 0.05
-    assert relative(logits(found.folder), found.own) < 1e-4
+    assert relative(found.own, found.plain) > 0.05 and relative(logits(found.folder), found.own) < 1e-4
     assert ssmscope.load(found.folder).fingerprint == ssmscope.load(found.folder).fingerprint
 
 
@@ -89,15 +86,9 @@ LORA: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        *(("mamba2", how) for how in LORA),
-        ("mamba", "head"),
-        ("mamba", "tokens"),
-        ("gla-as-mamba", "embeddings and head"),
-    ],
-)
+@pytest.mark.parametrize(("name", "how"), [
+    *(("mamba2", how) for how in LORA), ("mamba", "head"), ("mamba", "tokens"), ("gla-as-mamba", "embeddings and head"),
+])  # fmt: skip
 def test_lora_in_all_its_forms(tmp_path, name, how):
     config = peft.LoraConfig(r=2, **{"target_modules": ["in_proj", "q_proj"], **LORA[how]})
     check(saved(tmp_path, loud(random_example(name)), config))

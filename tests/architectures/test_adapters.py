@@ -1,7 +1,5 @@
 """Models with unmerged adapters are read as the merged ones are; unreadable ones are refused."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of our hybrids' softmax attention: what is allowed, to its bounds, and which keys a query reads."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any
@@ -24,17 +22,13 @@ def of_gla(*attention: dict[str, Any], **fields: Any) -> GLAConfig:
     return GLAConfig(**{**sizes, "value_size": 12, **fields}, attention=list(attention))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_heads": 1}, {"num_heads": 40}, {"num_heads": 5}, {"num_heads": 4, "num_kv_heads": 1},
-        {"num_heads": 4, "num_kv_heads": 2}, {"num_heads": 4, "num_kv_heads": 4},
-        {"num_heads": 4, "num_kv_heads": None},
-        {"num_heads": 4, "window_size": 1}, {"num_heads": 4, "window_size": None}, {"num_heads": 4, "rope_theta": 1},
-        {"num_heads": 4, "rope_theta": 0.25, "qkv_bias": True},
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("options", [
+    {"num_heads": 1}, {"num_heads": 40}, {"num_heads": 5}, {"num_heads": 4, "num_kv_heads": 1},
+    {"num_heads": 4, "num_kv_heads": 2}, {"num_heads": 4, "num_kv_heads": 4},
+    {"num_heads": 4, "num_kv_heads": None},
+    {"num_heads": 4, "window_size": 1}, {"num_heads": 4, "window_size": None}, {"num_heads": 4, "rope_theta": 1},
+    {"num_heads": 4, "rope_theta": 0.25, "qkv_bias": True},
+], ids=str)  # fmt: skip
 def test_options_of_a_linear_attention_that_are_allowed(options: dict[str, Any]) -> None:
     given = [{"layers": [0, 2], **options}, {"layers": [1], "num_heads": options["num_heads"]}]
     config = of_gla(*given)
@@ -57,25 +51,21 @@ def turning(count: Any) -> str:
 THETA = "attention has qkv_bias, true or false, and rope_theta, a positive number"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"num_heads": 3}, unfit(3, 3)), ({"num_heads": 16}, unfit(16, 16)), ({"num_heads": 80}, unfit(80, 80)),
-        ({"num_heads": 0}, unfit(0, 0)), ({"num_heads": -4}, unfit(-4, -4)), ({"num_heads": 4.0}, unfit(4.0, 4.0)),
-        ({"num_heads": True}, unfit(True, True)), ({"num_heads": 4, "num_kv_heads": 3}, unfit(4, 3)),
-        ({"num_heads": 4, "num_kv_heads": 8}, unfit(4, 8)), ({"num_heads": 4, "num_kv_heads": -1}, unfit(4, -1)),
-        ({"num_heads": 4, "window_size": -1}, unfit(4, 4, -1)),
-        ({"num_heads": 4, "window_size": 2.0}, unfit(4, 4, 2.0)),
-        *(({"num_heads": 4, "rope_theta": value}, THETA) for value in (0, -1.5, math.inf, True, "10")),
-        ({"num_heads": 4, "qkv_bias": 1}, THETA),
-        ({"num_heads": 4, "head_dim": 0}, unfit(4, 4)), ({"num_heads": 4, "head_dim": 6.0}, unfit(4, 4)),
-        *(({"num_heads": 4, "head_dim": 10, "rotary_dim": n}, turning(n)) for n in (3, 12, -2, 4.0)),
-        ({"num_heads": 4, "qk_norm": True}, "attention has qk_norm True: give shared or per head"),
-        ({}, f"attention has no layers or num_heads; give {KNOWN_OPTIONS}"),
-        ({"num_heads": 4, "z": 1, "a": 2}, f"attention has a; give {KNOWN_OPTIONS}"),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "said"), [
+    ({"num_heads": 3}, unfit(3, 3)), ({"num_heads": 16}, unfit(16, 16)), ({"num_heads": 80}, unfit(80, 80)),
+    ({"num_heads": 0}, unfit(0, 0)), ({"num_heads": -4}, unfit(-4, -4)), ({"num_heads": 4.0}, unfit(4.0, 4.0)),
+    ({"num_heads": True}, unfit(True, True)), ({"num_heads": 4, "num_kv_heads": 3}, unfit(4, 3)),
+    ({"num_heads": 4, "num_kv_heads": 8}, unfit(4, 8)), ({"num_heads": 4, "num_kv_heads": -1}, unfit(4, -1)),
+    ({"num_heads": 4, "window_size": -1}, unfit(4, 4, -1)),
+    ({"num_heads": 4, "window_size": 2.0}, unfit(4, 4, 2.0)),
+    *(({"num_heads": 4, "rope_theta": value}, THETA) for value in (0, -1.5, math.inf, True, "10")),
+    ({"num_heads": 4, "qkv_bias": 1}, THETA),
+    ({"num_heads": 4, "head_dim": 0}, unfit(4, 4)), ({"num_heads": 4, "head_dim": 6.0}, unfit(4, 4)),
+    *(({"num_heads": 4, "head_dim": 10, "rotary_dim": n}, turning(n)) for n in (3, 12, -2, 4.0)),
+    ({"num_heads": 4, "qk_norm": True}, "attention has qk_norm True: give shared or per head"),
+    ({}, f"attention has no layers or num_heads; give {KNOWN_OPTIONS}"),
+    ({"num_heads": 4, "z": 1, "a": 2}, f"attention has a; give {KNOWN_OPTIONS}"),
+], ids=str)  # fmt: skip
 def test_options_of_a_linear_attention_that_are_refused(options: dict[str, Any], said: str) -> None:
     assert refusal(of_gla, {"layers": [1], **options}) == said
 
@@ -138,17 +128,13 @@ def of_mamba2(**fields: Any) -> Mamba2AttnConfig:
     return Mamba2AttnConfig(**{**sizes, "attn_layer_idx": [1], **fields})
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {}, {"num_heads": 1}, {"num_heads": 24}, {"num_heads": 5, "head_dim": 1}, {"num_heads_kv": 1},
-        {"num_heads_kv": 2}, {"num_heads_kv": 4}, {"d_conv": 0}, {"d_conv": 1}, {"rotary_emb_dim": 6},
-        {"rotary_emb_dim": 8, "head_dim": 8},
-        {"rotary_emb_base": 1}, {"softmax_scale": 0.25}, {"rotary_emb_base": None, "softmax_scale": None},
-        {"qkv_proj_bias": False, "out_proj_bias": True, "rotary_emb_interleaved": True},
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("options", [
+    {}, {"num_heads": 1}, {"num_heads": 24}, {"num_heads": 5, "head_dim": 1}, {"num_heads_kv": 1},
+    {"num_heads_kv": 2}, {"num_heads_kv": 4}, {"d_conv": 0}, {"d_conv": 1}, {"rotary_emb_dim": 6},
+    {"rotary_emb_dim": 8, "head_dim": 8},
+    {"rotary_emb_base": 1}, {"softmax_scale": 0.25}, {"rotary_emb_base": None, "softmax_scale": None},
+    {"qkv_proj_bias": False, "out_proj_bias": True, "rotary_emb_interleaved": True},
+], ids=str)  # fmt: skip
 def test_options_of_mamba_ssms_attention_that_are_allowed(options: dict[str, Any]) -> None:
     given = {"causal": True, "num_heads": 4, **options}
     config = of_mamba2(attn_cfg=given, d_intermediate=0)
@@ -162,40 +148,33 @@ OPTIONS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        *(
-            ({name: value}, f"{name} {value!r}: give an integer, 1 or more")
-            for name in ("num_heads", "num_heads_kv", "head_dim") for value in (0, -1, 2.0, True)
-        ),
-        *(
-            ({name: value}, f"{name} {value!r}: give an integer, 0 or more")
-            for name in ("d_conv", "rotary_emb_dim") for value in (-1, 2.0, True, None)
-        ),
-        *(
-            ({name: value}, f"{name} {value!r}: give true or false")
-            for name in ("qkv_proj_bias", "out_proj_bias", "rotary_emb_interleaved") for value in (0, None)
-        ),
-        *(
-            ({name: value}, f"{name} {value!r}: give a positive number")
-            for name in ("rotary_emb_base", "softmax_scale") for value in (0, -0.5, math.inf, True, "1")
-        ),
-        ({"num_heads_kv": 3}, "4 heads, which 3 heads of keys or a width of 24 do not fit"),
-        ({"num_heads_kv": 8}, "4 heads, which 8 heads of keys or a width of 24 do not fit"),
-        ({"num_heads": 5}, "5 heads, which 5 heads of keys or a width of 24 do not fit"),
-        (
-            {"num_heads": 5, "num_heads_kv": 2, "head_dim": 4},
-            "5 heads, which 2 heads of keys or a width of 24 do not fit",
-        ),
-        ({"rotary_emb_dim": 3}, "rotary_emb_dim 3: give an even number of a head's dimensions"),
-        ({"rotary_emb_dim": 8}, "rotary_emb_dim 8: give an even number of a head's dimensions"),
-        ({"rotary_emb_dim": 6, "head_dim": 4}, "rotary_emb_dim 6: give an even number of a head's dimensions"),
-        ({"z": 1, "b": 1}, f"b, which is unknown; its options are {OPTIONS}"),
-        ({"mlp_dim": 1}, "mlp_dim: a feed-forward part within attention cannot be read"),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "said"), [
+    *(
+        ({name: value}, f"{name} {value!r}: give an integer, 1 or more")
+        for name in ("num_heads", "num_heads_kv", "head_dim") for value in (0, -1, 2.0, True)
+    ),
+    *(
+        ({name: value}, f"{name} {value!r}: give an integer, 0 or more")
+        for name in ("d_conv", "rotary_emb_dim") for value in (-1, 2.0, True, None)
+    ),
+    *(
+        ({name: value}, f"{name} {value!r}: give true or false")
+        for name in ("qkv_proj_bias", "out_proj_bias", "rotary_emb_interleaved") for value in (0, None)
+    ),
+    *(
+        ({name: value}, f"{name} {value!r}: give a positive number")
+        for name in ("rotary_emb_base", "softmax_scale") for value in (0, -0.5, math.inf, True, "1")
+    ),
+    ({"num_heads_kv": 3}, "4 heads, which 3 heads of keys or a width of 24 do not fit"),
+    ({"num_heads_kv": 8}, "4 heads, which 8 heads of keys or a width of 24 do not fit"),
+    ({"num_heads": 5}, "5 heads, which 5 heads of keys or a width of 24 do not fit"),
+    ({"num_heads": 5, "num_heads_kv": 2, "head_dim": 4}, "5 heads, which 2 heads of keys or a width of 24 do not fit"),
+    ({"rotary_emb_dim": 3}, "rotary_emb_dim 3: give an even number of a head's dimensions"),
+    ({"rotary_emb_dim": 8}, "rotary_emb_dim 8: give an even number of a head's dimensions"),
+    ({"rotary_emb_dim": 6, "head_dim": 4}, "rotary_emb_dim 6: give an even number of a head's dimensions"),
+    ({"z": 1, "b": 1}, f"b, which is unknown; its options are {OPTIONS}"),
+    ({"mlp_dim": 1}, "mlp_dim: a feed-forward part within attention cannot be read"),
+], ids=str)  # fmt: skip
 def test_options_of_mamba_ssms_attention_that_are_refused(options: dict[str, Any], said: str) -> None:
     assert refusal(of_mamba2, attn_cfg={"causal": True, "num_heads": 4, **options}) == f"attn_cfg has {said}"
     of_mamba2(attn_layer_idx=[], attn_cfg=options)  # where no layer has attention they are not read

@@ -1,7 +1,5 @@
 """Our backbones and models as functions of their arguments: ids or embeddings, hidden states, tuples, new weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -134,11 +132,8 @@ def test_options_of_differential_layers_by_default():
 
     plain = made()
     assert (plain.scope, plain.differential_layers, plain.normalize, plain.lambda_form) == (
-        "block",
-        "full",
-        True,
-        "sum",
-    )
+        "block", "full", True, "sum",
+    )  # fmt: skip
     stds = {form: made(lambda_form=form).lambda_std for form in ("sum", "scalar", "exponential")}
     assert stds == {"sum": 0.0, "scalar": 0.0, "exponential": 0.1}
     assert made(lambda_form="exponential", lambda_std=0.3).lambda_std == 0.3 and made(lambda_std=0.2).lambda_std == 0.2

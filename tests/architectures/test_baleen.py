@@ -1,7 +1,5 @@
 """Baleen: gates, divergences, the expected layer, conversion, the loss."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from bases import ADAPTERS, IDS, MAMBA2, MASK, base_model
@@ -14,10 +12,7 @@ from ssmscope.layers import mamba, mamba2
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.zoo import baleen
 
-
-@pytest.fixture(params=list(ADAPTERS))
-def base(request):
-    return base_model(request.param)
+base = pytest.fixture(params=list(ADAPTERS))(lambda request: base_model(request.param))
 
 
 def test_gate_logit_at_both_ends():
@@ -41,11 +36,9 @@ def test_the_gates_gradient_is_the_soft_gates():
     batch, length, heads, state = 2, 9, 3, 4
     x, b, c = (torch.randn(batch, length, heads, n).double() for n in (1, state, state))
     log_keep = -torch.rand(batch, length, heads, state).double().requires_grad_()
-
     torch.manual_seed(5)
     log_gates = baleen.sample_log_gates(log_keep, tau=0.5)
     ours = ops.scan(ops.Recurrence(x=x, b=b, c=c, log_a=log_gates)).y.square().sum()
-
     torch.manual_seed(5)
     uniform = torch.rand_like(log_keep).clamp(1e-7, 1 - 1e-7)
     soft = torch.sigmoid((torch.logit(log_keep.exp()) + uniform.log() - (-uniform).log1p()) / 0.5)

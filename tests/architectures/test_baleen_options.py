@@ -1,7 +1,5 @@
 """Baleen's options: soft samples and their expectation, sums over positions, a prior per head, an annealed prior."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from bases import ADAPTERS, IDS, MASK, base_model
@@ -14,10 +12,7 @@ from ssmscope.zoo import baleen
 from ssmscope.zoo.baleen import mean_log_gate
 from ssmscope.zoo.training.fitting import prior_in
 
-
-@pytest.fixture(params=list(ADAPTERS))
-def base(request):
-    return base_model(request.param)
+base = pytest.fixture(params=list(ADAPTERS))(lambda request: base_model(request.param))
 
 
 def divergence(model, seed=0, mask=MASK):

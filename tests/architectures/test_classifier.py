@@ -1,7 +1,5 @@
 """The classifier: any backbone, the last real position, transformers' save and load."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers
@@ -146,8 +144,7 @@ class TestPixels:
         with torch.no_grad():
             assert torch.equal(again.eval()(input_values=VALUES).logits, pixels(input_values=VALUES).logits)
         model = ssmscope.load(tmp_path)
-        assert model.channels == 2 and model.vocabulary == 1
-        assert model.fingerprint == ssmscope.load(pixels).fingerprint
+        assert model.channels == 2 and model.vocabulary == 1 and model.fingerprint == ssmscope.load(pixels).fingerprint
 
     def test_gradients_reach_the_pixels_and_the_class_token(self, pixels):
         values = VALUES.clone().requires_grad_()
@@ -155,8 +152,7 @@ class TestPixels:
             loss = pixels(input_values=values, labels=torch.tensor([0, 1, 2, 0])).loss
         loss.backward()
         assert (values.grad.abs().amax((0, 2)) > 0).all()
-        assert pixels.get_input_embeddings().weight.grad.abs().max() > 0
-        assert pixels.embed.weight.grad.abs().max() > 0
+        assert pixels.get_input_embeddings().weight.grad.abs().max() > 0 and pixels.embed.weight.grad.abs().max() > 0
 
     def test_refuses(self, pixels):
         refuses("reads pixels: give input_values", pixels, torch.zeros(1, 3, dtype=torch.long))
@@ -170,25 +166,22 @@ def test_a_token_classifier_refuses_pixels_and_knows_no_channels(classifier):
     assert "channels" not in classifier.config.to_dict() and classifier.config.channels is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"channels": 0}, "channels is 0; allowed is a whole number from 1 on"),
-        ({"channels": True}, "channels is True"),
-        ({"channels": 3, "backbone": MambaConfig(vocab_size=2)}, "give it vocab_size=1, not 2"),
-        ({"channels": 3, "image_size": (32,)}, r"image_size is \(32,\); allowed is \[height, width\]"),
-        ({"channels": 3, "image_size": (32, 0)}, r"image_size is \(32, 0\); allowed is \[height, width\]"),
-        ({"channels": 3, "image_size": (32, 2.0)}, r"image_size is \(32, 2.0\)"),
-        ({"channels": 3, "image_size": (1, 2, 3)}, r"image_size is \(1, 2, 3\)"),
-        ({"channels": 1.0}, "channels is 1.0; allowed"),
-        ({"image_size": (2, 3)}, r"image_size \(2, 3\) needs channels"),
-        *(
-            ({"channels": 12, "image_size": size, "patch": patch}, r"patch is .*; allowed is \[size, step\] in pixels")
-            for size, patch in (((2, 3), (2,)), ((2, 3), (0, 1)), ((2, 3), (1, 0)), ((2, 3), (2, True)), (None, (2, 1)))
-        ),
-        ({"channels": 6, "image_size": (2, 3), "patch": (2, 1)}, "channels 6 are not those of the 4 pixels of a patch"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "says"), [
+    ({"channels": 0}, "channels is 0; allowed is a whole number from 1 on"),
+    ({"channels": True}, "channels is True"),
+    ({"channels": 3, "backbone": MambaConfig(vocab_size=2)}, "give it vocab_size=1, not 2"),
+    ({"channels": 3, "image_size": (32,)}, r"image_size is \(32,\); allowed is \[height, width\]"),
+    ({"channels": 3, "image_size": (32, 0)}, r"image_size is \(32, 0\); allowed is \[height, width\]"),
+    ({"channels": 3, "image_size": (32, 2.0)}, r"image_size is \(32, 2.0\)"),
+    ({"channels": 3, "image_size": (1, 2, 3)}, r"image_size is \(1, 2, 3\)"),
+    ({"channels": 1.0}, "channels is 1.0; allowed"),
+    ({"image_size": (2, 3)}, r"image_size \(2, 3\) needs channels"),
+    *(
+        ({"channels": 12, "image_size": size, "patch": patch}, r"patch is .*; allowed is \[size, step\] in pixels")
+        for size, patch in (((2, 3), (2,)), ((2, 3), (0, 1)), ((2, 3), (1, 0)), ((2, 3), (2, True)), (None, (2, 1)))
+    ),
+    ({"channels": 6, "image_size": (2, 3), "patch": (2, 1)}, "channels 6 are not those of the 4 pixels of a patch"),
+])  # fmt: skip
 def test_pixel_configurations_that_are_refused(fields, says):
     refuses(says, SSMClassifierConfig, **{"backbone": MambaConfig(vocab_size=1), **fields})
 
@@ -215,18 +208,13 @@ def test_pixel_configurations_that_are_allowed():
 LOGITS = torch.tensor([[0.5, -1.0, 2.0], [1.5, 0.25, -0.5]])
 
 
-@pytest.mark.parametrize(
-    ("problem", "outputs", "labels", "expected"),
-    [
-        (None, 3, [2, 0], -(LOGITS.log_softmax(-1)[0, 2] + LOGITS.log_softmax(-1)[1, 0]) / 2),
-        (
-            "multi_label_classification", 3, [[1, 0, 1], [0, 1, 0]],
-            -(LOGITS * torch.tensor([[1, -1, 1], [-1, 1, -1]])).sigmoid().log().mean(),
-        ),
-        ("regression", 3, [[1, 0, 2], [3, 0, 0]], (LOGITS - torch.tensor([[1, 0, 2], [3, 0, 0]])).square().mean()),
-        ("regression", 1, [2, 3], torch.tensor(((0.5 - 2) ** 2 + (1.5 - 3) ** 2) / 2)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("problem", "outputs", "labels", "expected"), [
+    (None, 3, [2, 0], -(LOGITS.log_softmax(-1)[0, 2] + LOGITS.log_softmax(-1)[1, 0]) / 2),
+    ("multi_label_classification", 3, [[1, 0, 1], [0, 1, 0]],
+     -(LOGITS * torch.tensor([[1, -1, 1], [-1, 1, -1]])).sigmoid().log().mean()),
+    ("regression", 3, [[1, 0, 2], [3, 0, 0]], (LOGITS - torch.tensor([[1, 0, 2], [3, 0, 0]])).square().mean()),
+    ("regression", 1, [2, 3], torch.tensor(((0.5 - 2) ** 2 + (1.5 - 3) ** 2) / 2)),
+])  # fmt: skip
 def test_losses_by_kind(problem, outputs, labels, expected, monkeypatch):
     backbone = MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, state_size=2, time_step_rank=2)
     config = SSMClassifierConfig(backbone, num_labels=outputs, problem_type=problem)

@@ -1,7 +1,5 @@
 """The mean of a relaxed gate: its closed form, its limits, its symmetry, a sample's mean."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

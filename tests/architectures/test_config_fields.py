@@ -1,7 +1,5 @@
 """Every field of a configuration that is read is varied: logits follow the library's own, or the field is refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Values and words of configurations: what is allowed, to its bounds, and the messages for the rest."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -16,34 +14,15 @@ from ssmscope.loading import fields
 INFINITY = math.inf
 RANGE = "[low, high] with 0 ≤ low < high"
 ALLOWED: list[tuple[str, Any, Any]] = [
-    ("time_step_limit", [0, 0.5], (0.0, 1.0)),
-    ("time_step_limit", [0.0, INFINITY], (0.0, 1.0)),
-    ("inner_time_step_limit", [0.5, 0.75], 5),
-    ("dt_limit", [0.5, 2], 5),
-    ("eos_token_id", "word", 5),
-    ("eos_token_id", -1, 5),
-    ("eos_token_ids", [1, 2], 5),
-    ("rank", "auto", 5),
-    ("rank", "auto", True),
-    ("flag", True, False),
-    ("flag", False, True),
-    ("flag", 1, False),
-    ("flag", 0, True),
-    ("size", 0, 5),
-    ("size", 0.5, 5),
-    ("size", 2**63 - 1, 5),
-    ("size", -3, -1),
-    ("size", -(2**62), -1),
-    ("spectral_abscissa", -0.5, 0.0),
-    ("layer_norm_epsilon", 0.1, 1e-5),
-    ("rms_norm_eps", 0.0, 1e-5),
-    ("epsilons", 0.5, 1e-5),
-    ("act", "gelu", "silu"),
-    ("act", "", "silu"),
-    ("layers", [5], []),
-    ("layers", [], (1, 2)),
+    ("time_step_limit", [0, 0.5], (0.0, 1.0)), ("time_step_limit", [0.0, INFINITY], (0.0, 1.0)),
+    ("inner_time_step_limit", [0.5, 0.75], 5), ("dt_limit", [0.5, 2], 5), ("eos_token_id", "word", 5),
+    ("eos_token_id", -1, 5), ("eos_token_ids", [1, 2], 5), ("rank", "auto", 5), ("rank", "auto", True),
+    ("flag", True, False), ("flag", False, True), ("flag", 1, False), ("flag", 0, True), ("size", 0, 5),
+    ("size", 0.5, 5), ("size", 2**63 - 1, 5), ("size", -3, -1), ("size", -(2**62), -1),
+    ("spectral_abscissa", -0.5, 0.0), ("layer_norm_epsilon", 0.1, 1e-5), ("rms_norm_eps", 0.0, 1e-5),
+    ("epsilons", 0.5, 1e-5), ("act", "gelu", "silu"), ("act", "", "silu"), ("layers", [5], []), ("layers", [], (1, 2)),
     ("anything", {"a": 5}, None),
-]
+]  # fmt: skip
 REFUSED: list[tuple[str, Any, Any, str]] = [
     *(
         ("time_step_limit", value, (0.0, 1.0), RANGE)
@@ -80,8 +59,7 @@ def test_values_that_are_refused(name: str, value: Any, default: Any, allowed: s
 
 
 def test_values_are_shown_to_sixty_characters() -> None:
-    assert fields.shown("a" * 58) == f"'{'a' * 58}'"
-    assert fields.shown("a" * 59) == f"'{'a' * 59}…"
+    assert fields.shown("a" * 58) == f"'{'a' * 58}'" and fields.shown("a" * 59) == f"'{'a' * 59}…"
     assert fields.shown({"é": [True, None]}) == '{"é": [true, null]}'
     assert fields.shown(list(range(30))) == "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 1…"
 
@@ -89,17 +67,13 @@ def test_values_are_shown_to_sixty_characters() -> None:
 ELEVEN = {str(number): f"class {number}" for number in range(11)}
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"architectures": None}, {"architectures": []}, {"architectures": ["One", "Two"]},
-        {"dtype": None, "torch_dtype": None}, {"dtype": "float32"}, {"torch_dtype": "torch.bfloat16"},
-        {"dtype": "float16", "torch_dtype": "float32"}, {"id2label": None}, {"id2label": {"0": "one"}},
-        {"id2label": {"1": "one", "0": "two"}}, {"id2label": ELEVEN}, {"state_size": None}, {"state_size": 3},
-        {"tie_word_embeddings": False}, {"hidden_act": "gelu"}, {"time_step_rank": "auto"}, {"_name_or_path": "a/b"},
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("given", [
+    {"architectures": None}, {"architectures": []}, {"architectures": ["One", "Two"]},
+    {"dtype": None, "torch_dtype": None}, {"dtype": "float32"}, {"torch_dtype": "torch.bfloat16"},
+    {"dtype": "float16", "torch_dtype": "float32"}, {"id2label": None}, {"id2label": {"0": "one"}},
+    {"id2label": {"1": "one", "0": "two"}}, {"id2label": ELEVEN}, {"state_size": None}, {"state_size": 3},
+    {"tie_word_embeddings": False}, {"hidden_act": "gelu"}, {"time_step_rank": "auto"}, {"_name_or_path": "a/b"},
+], ids=str)  # fmt: skip
 def test_fields_that_are_allowed(given: dict[str, Any]) -> None:
     fields.check_fields({"model_type": "mamba", **given}, "the model")
     fields.check_fields({"model_type": "ssm-classifier", "backbone": {"model_type": "mamba", **given}}, "the model")
@@ -120,23 +94,20 @@ DTYPES = "one of float32, float64, bfloat16, float16, or null"
 LABELS = 'another name for each class, as {"0": "negative", "1": "positive"}'
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "allowed"),
-    [
-        *(("architectures", value, CLASS_NAMES) for value in ("One", ["One", 5], [None], {}, 0)),
-        *((name, value, DTYPES) for name in ("dtype", "torch_dtype") for value in ("float23", 5, ["float32"], "32")),
-        *(
-            ("id2label", value, LABELS)
-            for value in (
-                {}, [], "one", {"1": "one"}, {"0": "one", "2": "two"}, {"0": "one", "1": "one"}, {"0": 5},
-                {"0": "one", "1": None}, {**ELEVEN, "10": "class 9"}, {**ELEVEN, "12": "class 12"},
-            )
-        ),
-        ("state_size", -1, "no negative number"),
-        ("tie_word_embeddings", 2, "true or false"),
-        ("layer_norm_epsilon", "small", "a number"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "value", "allowed"), [
+    *(("architectures", value, CLASS_NAMES) for value in ("One", ["One", 5], [None], {}, 0)),
+    *((name, value, DTYPES) for name in ("dtype", "torch_dtype") for value in ("float23", 5, ["float32"], "32")),
+    *(
+        ("id2label", value, LABELS)
+        for value in (
+            {}, [], "one", {"1": "one"}, {"0": "one", "2": "two"}, {"0": "one", "1": "one"}, {"0": 5},
+            {"0": "one", "1": None}, {**ELEVEN, "10": "class 9"}, {**ELEVEN, "12": "class 12"},
+        )
+    ),
+    ("state_size", -1, "no negative number"),
+    ("tie_word_embeddings", 2, "true or false"),
+    ("layer_norm_epsilon", "small", "a number"),
+])  # fmt: skip
 def test_fields_that_are_refused(name: str, value: Any, allowed: str) -> None:
     called = name.removeprefix("torch_")
     said = f"the model cannot be built from its config.json: {called} is {fields.shown(value)}; allowed is {allowed}"
@@ -150,15 +121,12 @@ def test_fields_of_types_that_are_not_read_are_not_compared() -> None:
     refuses("architectures is 5", fields.check_fields, {"model_type": "gpt2", "architectures": 5}, "the model")
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({}, "the model: the configuration names no model_type; write its architecture's, such as 'mamba2'"),
-        ({"model_type": 5}, "the model: model type 5 is unknown"),
-        ({"model_type": ["mamba"]}, 'the model: model type ["mamba"] is unknown'),
-        ({"model_type": "mamba22"}, "the model: model type 'mamba22' is unknown; did you mean 'mamba2'"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    ({}, "the model: the configuration names no model_type; write its architecture's, such as 'mamba2'"),
+    ({"model_type": 5}, "the model: model type 5 is unknown"),
+    ({"model_type": ["mamba"]}, 'the model: model type ["mamba"] is unknown'),
+    ({"model_type": "mamba22"}, "the model: model type 'mamba22' is unknown; did you mean 'mamba2'"),
+])  # fmt: skip
 def test_types_that_are_unknown(given: dict[str, Any], said: str) -> None:
     refuses(re.escape(said), fields.check_fields, given, "the model")
 
@@ -239,17 +207,14 @@ def test_objects_that_stand_for_numbers(tmp_path: Any) -> None:
     assert found["c"] == {"__float__": "5"} and found["d"] == {"e": 5}
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "cannot be read: No such file or directory"),
-        (b"[1]", "is not a model configuration: a JSON object was expected"),
-        (b"{", "is not JSON: Expecting property name enclosed in double quotes"),
-        (b'{"a": "\xff"}', "is not JSON: 'utf-8' codec can't decode"),
-        (b'{"a": "\\ud800"}', "is not JSON: it holds half of a surrogate pair"),
-        (b'{"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "is not a model configuration: it is nested too deeply"),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), [
+    (None, "cannot be read: No such file or directory"),
+    (b"[1]", "is not a model configuration: a JSON object was expected"),
+    (b"{", "is not JSON: Expecting property name enclosed in double quotes"),
+    (b'{"a": "\xff"}', "is not JSON: 'utf-8' codec can't decode"),
+    (b'{"a": "\\ud800"}', "is not JSON: it holds half of a surrogate pair"),
+    (b'{"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "is not a model configuration: it is nested too deeply"),
+])  # fmt: skip
 def test_files_that_hold_no_object(tmp_path: Any, content: bytes | None, said: str) -> None:
     file = tmp_path / "config.json"
     if content is not None:

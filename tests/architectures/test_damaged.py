@@ -1,7 +1,5 @@
 """Damaged models are refused in one line; files whose damage has no consequence are loaded as they are."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -142,41 +140,30 @@ def with_tensors(path: Path, change: Callable[[dict[str, Tensor]], dict[str, Ten
     return path
 
 
-@pytest.mark.parametrize(
-    "layout, field, value, words",
-    [
-        (
-            "mamba",
-            ("num_hidden_layers",),
-            1,
-            r"no place for 1\d tensors, the first .*layers\.1\..*num_hidden_layers is 1",
-        ),
-        ("mamba2", ("tie_word_embeddings",), True, "hold a head other than the embeddings"),
-        ("classifier", ("backbone", "num_hidden_layers"), 1, r"no place for .*num_hidden_layers is 1"),
-        ("classifier", ("backbone", "time_step_limit"), [1, 0], r"time_step_limit is \[1, 0\]"),
-        ("classifier", ("backbone", "model_type"), "wide", "model type 'wide' is unknown"),
-        ("classifier", ("id2label",), {"0": "a"}, "do not fit|cannot be built"),
-        ("mamba_ssm", ("n_layer",), 1, r"no place for .*num_hidden_layers is 1"),
-        ("mamba_ssm-2", ("ssm_cfg", "dt_limit"), [1, 0], r"dt_limit is \[1, 0\]"),
-        ("mamba_ssm-2", ("tie_embeddings",), True, "hold a head other than the embeddings"),
-        ("diff-mamba", ("num_hidden_layers",), 1, "no place for|cannot be built"),
-        ("mamba", ("attn_implementation",), "someone/kernel", "allowed are eager, sdpa, .* never fetched or run"),
-    ],
-)
+@pytest.mark.parametrize("layout, field, value, words", [
+    ("mamba", ("num_hidden_layers",), 1, r"no place for 1\d tensors, the first .*layers\.1\..*num_hidden_layers is 1"),
+    ("mamba2", ("tie_word_embeddings",), True, "hold a head other than the embeddings"),
+    ("classifier", ("backbone", "num_hidden_layers"), 1, r"no place for .*num_hidden_layers is 1"),
+    ("classifier", ("backbone", "time_step_limit"), [1, 0], r"time_step_limit is \[1, 0\]"),
+    ("classifier", ("backbone", "model_type"), "wide", "model type 'wide' is unknown"),
+    ("classifier", ("id2label",), {"0": "a"}, "do not fit|cannot be built"),
+    ("mamba_ssm", ("n_layer",), 1, r"no place for .*num_hidden_layers is 1"),
+    ("mamba_ssm-2", ("ssm_cfg", "dt_limit"), [1, 0], r"dt_limit is \[1, 0\]"),
+    ("mamba_ssm-2", ("tie_embeddings",), True, "hold a head other than the embeddings"),
+    ("diff-mamba", ("num_hidden_layers",), 1, "no place for|cannot be built"),
+    ("mamba", ("attn_implementation",), "someone/kernel", "allowed are eager, sdpa, .* never fetched or run"),
+])  # fmt: skip
 def test_a_configuration_of_another_model(copied, layout, field, value, words):
     path, _ = copied(layout)
     with_field(path, field, value)
     refuses(words, ssmscope.load, path)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        lambda t: {"backbone.rotary_emb.inv_freq": torch.ones(2)},
-        lambda t: {"backbone.position_ids": torch.arange(4)},
-        lambda t: {"lm_head.weight": t["backbone.embeddings.weight"].clone()},
-    ],
-)
+@pytest.mark.parametrize("more", [
+    lambda t: {"backbone.rotary_emb.inv_freq": torch.ones(2)},
+    lambda t: {"backbone.position_ids": torch.arange(4)},
+    lambda t: {"lm_head.weight": t["backbone.embeddings.weight"].clone()},
+])  # fmt: skip
 def test_tensors_that_older_versions_stored_are_passed_over(copied, more):
     path, own = copied("mamba")
     assert not check(with_tensors(path, lambda t: t | more(t)), own, more)

@@ -1,7 +1,5 @@
 """Fields of our own configurations that are not given have the documented values."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from examples import random_example
@@ -21,7 +19,6 @@ WIDTH = 80
 SWIGLU = 216
 """8/3 of the width, 213.3, rounded up to a multiple of 8."""
 
-
 FAMILIES = (HGRNConfig, HGRN2Config, GSAConfig, GLAConfig, DeltaNetConfig, RetNetConfig, RWKV7Config)
 
 
@@ -31,18 +28,15 @@ def sizes_of(config):
     return sizes if config is HGRNConfig else {**sizes, "num_heads": 4}
 
 
-@pytest.mark.parametrize(
-    ("config", "sizes"),
-    [
-        (HGRNConfig, {"intermediate_size": SWIGLU, "num_heads": 80, "forget_size": 80}),
-        (HGRN2Config, {"intermediate_size": SWIGLU, "num_heads": 4, "forget_size": 80}),
-        (GSAConfig, {"intermediate_size": SWIGLU}),
-        (GLAConfig, {"intermediate_size": SWIGLU, "key_size": 40, "value_size": 80}),
-        (DeltaNetConfig, {"intermediate_size": SWIGLU, "key_size": 60, "value_size": 120}),
-        (RetNetConfig, {"intermediate_size": 160, "key_size": 80, "value_size": 160}),
-        (RWKV7Config, {"intermediate_size": 320}),
-    ],
-)
+@pytest.mark.parametrize(("config", "sizes"), [
+    (HGRNConfig, {"intermediate_size": SWIGLU, "num_heads": 80, "forget_size": 80}),
+    (HGRN2Config, {"intermediate_size": SWIGLU, "num_heads": 4, "forget_size": 80}),
+    (GSAConfig, {"intermediate_size": SWIGLU}),
+    (GLAConfig, {"intermediate_size": SWIGLU, "key_size": 40, "value_size": 80}),
+    (DeltaNetConfig, {"intermediate_size": SWIGLU, "key_size": 60, "value_size": 120}),
+    (RetNetConfig, {"intermediate_size": 160, "key_size": 80, "value_size": 160}),
+    (RWKV7Config, {"intermediate_size": 320}),
+])  # fmt: skip
 def test_of_the_width(config, sizes):
     made = config(**sizes_of(config))
     assert {name: getattr(made, name) for name in sizes} == sizes
@@ -98,13 +92,10 @@ def test_fields_of_their_defaults_are_of_the_class_alone():
     """A configuration's fingerprint is made from its own fields."""
     sizes = sizes_of(GLAConfig)
     for config, field, default, other in (
-        (GLAConfig, "head_norm", "layer", "rms"),
-        (RetNetConfig, "swiglu", False, True),
-        (DeltaNetConfig, "unit_epsilon", 0.0, 1e-3),
-        (DeltaNetConfig, "largest_beta", 1.0, 2.0),
-        (DeltaNetConfig, "head_norm_epsilon", None, 1e-3),
-        (HGRN2Config, "head_norm_epsilon", None, 1e-3),
-    ):
+        (GLAConfig, "head_norm", "layer", "rms"), (RetNetConfig, "swiglu", False, True),
+        (DeltaNetConfig, "unit_epsilon", 0.0, 1e-3), (DeltaNetConfig, "largest_beta", 1.0, 2.0),
+        (DeltaNetConfig, "head_norm_epsilon", None, 1e-3), (HGRN2Config, "head_norm_epsilon", None, 1e-3),
+    ):  # fmt: skip
         for value in (default, other):
             made = config(**sizes, **{field: value})
             assert getattr(made, field) == value and (field in vars(made)) == (value == other)
@@ -149,13 +140,8 @@ def test_sizes_of_a_mamba_3():
     assert [made(n_groups=groups).n_groups for groups in (1, 2, 3, 6)] == [1, 2, 3, 6]
     assert made(state_size=4).state_size == 4 and made(state_size=2, rope_fraction=1.0).state_size == 2
     for fields in (
-        {"head_dim": 0},
-        {"head_dim": -8},
-        {"head_dim": 96},
-        {"head_dim": 32},
-        {"n_groups": 0},
-        {"n_groups": 4},
-    ):
+        {"head_dim": 0}, {"head_dim": -8}, {"head_dim": 96}, {"head_dim": 32}, {"n_groups": 0}, {"n_groups": 4},
+    ):  # fmt: skip
         given = {"head_dim": 8, "n_groups": 1, **fields}
         assert refusal(made, **given) == (
             f"head_dim {given['head_dim']} must divide the 48 channels, and n_groups {given['n_groups']} the heads "

@@ -1,7 +1,5 @@
 """Differential Mamba's published layout: there and back, its meaning, how it is known, and damaged files."""
 
-from __future__ import annotations
-
 import json
 import math
 

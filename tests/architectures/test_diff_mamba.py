@@ -1,7 +1,5 @@
 """Differential Mamba: the subtraction, λ, the hybrid, Diff-S6, sizes, training, saving, generation."""
 
-from __future__ import annotations
-
 import copy
 import math
 
@@ -86,13 +84,11 @@ def test_forms_of_lambda(scope):
     with torch.no_grad():
         mixer.lambda_bar.copy_(torch.linspace(-1, 1.2, 16))
     assert mixer.current_lambda().item() == pytest.approx(1 / (1 + math.exp(-1.6)) + 0.2, abs=1e-6)
-
     (mixer,) = mixers(language_model(num_hidden_layers=1, scope=scope, lambda_form="scalar"))
     assert mixer.lambda_bar.shape == (1,)
     with torch.no_grad():
         mixer.lambda_bar.fill_(-0.7)
     assert mixer.current_lambda().item() == pytest.approx(1 / (1 + math.exp(0.7)) + 0.2, abs=1e-6)
-
     (mixer,) = mixers(language_model(num_hidden_layers=1, scope=scope, lambda_form="exponential"))
     q1, k1, q2, k2 = (getattr(mixer, f"lambda_{n}") for n in ("q1", "k1", "q2", "k2"))
     assert {t.shape for t in (q1, k1, q2, k2)} == {(4,)} and all(0 < t.std() < 0.5 for t in (q1, k1, q2, k2))
@@ -152,8 +148,7 @@ def test_diff_s6_subtracts_over_the_same_input():
 def test_hybrid_layout():
     model = language_model(num_hidden_layers=5, differential_layers="hybrid")
     assert [type(m) for m in mixers(model)] == [DiffMambaMixer, Mamba2Mixer] * 2 + [DiffMambaMixer]
-    assert list(lambdas(model)) == [0, 2, 4]
-    assert lambdas(model)[4] == pytest.approx(0.5 + lambda_init(4))
+    assert list(lambdas(model)) == [0, 2, 4] and lambdas(model)[4] == pytest.approx(0.5 + lambda_init(4))
     chosen = language_model(num_hidden_layers=3, differential_layers=[2])
     assert [type(m) for m in mixers(chosen)] == [Mamba2Mixer, Mamba2Mixer, DiffMambaMixer]
     assert mixers(model)[1].intermediate_size == 32
@@ -174,18 +169,15 @@ def test_parameter_counts_of_the_370m_models(layers, millions):
     assert sum(p.numel() for p in model.parameters()) // 10**6 == millions
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"scope": "mixer"}, "scope 'mixer' is unknown"),
-        ({"lambda_form": "softmax"}, "lambda_form 'softmax' is unknown"),
-        ({"differential_layers": "hybird"}, "did you mean 'hybrid'"),
-        ({"differential_layers": [2]}, "from 0 to 1"),
-        ({"differential_layers": []}, "at least one layer"),
-        ({"lambda_form": "exponential", "lambda_std": 0.0}, "never moves"),
-        ({"hidden_size": 18, "num_heads": 4, "head_dim": 9}, "4 heads do not divide"),
-    ],
-)
+@pytest.mark.parametrize("options, words", [
+    ({"scope": "mixer"}, "scope 'mixer' is unknown"),
+    ({"lambda_form": "softmax"}, "lambda_form 'softmax' is unknown"),
+    ({"differential_layers": "hybird"}, "did you mean 'hybrid'"),
+    ({"differential_layers": [2]}, "from 0 to 1"),
+    ({"differential_layers": []}, "at least one layer"),
+    ({"lambda_form": "exponential", "lambda_std": 0.0}, "never moves"),
+    ({"hidden_size": 18, "num_heads": 4, "head_dim": 9}, "4 heads do not divide"),
+])  # fmt: skip
 def test_wrong_configurations(options, words):
     refuses(words, diff_mamba.DiffMambaConfig, **{**MAMBA2, **options})
 

@@ -1,7 +1,5 @@
 """A differential layer of two Mamba-2 mixers against each mixer by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Weights are read as they are stored, in every layout: none goes through a narrower dtype."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from examples import FEW, random_example

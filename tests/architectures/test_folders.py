@@ -1,7 +1,5 @@
 """Folders of adapters, of the Trainer and of llama.cpp: read, or refused in one line."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

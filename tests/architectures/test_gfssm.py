@@ -1,18 +1,16 @@
 """GFSSM: the layer against its definition, the base model at Q = 1, and turns; contracts try all else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from bases import ADAPTERS, BASES, MAMBA, MAMBA2, base_model, check_base_weights
 from examples import relative
 from loud import loud
+from refusals import refuses
 from torch import nn
 
 from ssmscope import ops
 from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.zoo import gfssm
 
 GROUPED = {
@@ -84,5 +82,4 @@ def test_a_base_models_weights_can_be_loaded(base, tmp_path):
 
 @pytest.mark.parametrize("options", [{"state_groups": 0}, {"fir_taps": 0}, {"state_groups": 1.5}, {"fir_taps": True}])
 def test_impossible_sizes_are_refused(options):
-    with pytest.raises(InputError, match=f"{next(iter(options))} .* give one from 1 on"):
-        gfssm.GFSSMConfig(**MAMBA2, **options)
+    refuses(f"{next(iter(options))} .* give one from 1 on", gfssm.GFSSMConfig, **MAMBA2, **options)

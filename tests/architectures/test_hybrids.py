@@ -1,7 +1,5 @@
 """Models whose state-space layers stand between others: the layers' names, and when architectures are imported."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -29,8 +27,7 @@ def model() -> Model:
 
 
 def test_layers_keep_the_models_numbers(model):
-    assert model.layer_numbers == (0, 2)
-    assert model.trace(ids=IDS).layer_numbers == (0, 2)
+    assert model.layer_numbers == (0, 2) and model.trace(ids=IDS).layer_numbers == (0, 2)
     assert Model(random_example("mamba")).layer_numbers == (0, 1)
 
 

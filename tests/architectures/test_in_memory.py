@@ -1,7 +1,5 @@
 """Models in memory: taken out of their wrappers, used as they are, and never changed."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -39,8 +37,7 @@ def logits(model: ssmscope.Model) -> torch.Tensor:
 def test_wrappers_are_taken_off(wrap, make):
     module = make()
     model = ssmscope.load(wrap(module))
-    assert model.module is module
-    assert model.is_classifier == (make is classifier)
+    assert model.module is module and model.is_classifier == (make is classifier)
     assert torch.equal(logits(model), logits(ssmscope.load(make())))
 
 
@@ -69,19 +66,16 @@ class Own(nn.Module):
         self.config = self.backbone.config
 
 
-@pytest.mark.parametrize(
-    "given, words",
-    [
-        (lambda: nn.Linear(2, 2), "Linear is not a transformers model"),
-        (lambda: nn.DataParallel(nn.Linear(2, 2)), "Linear within the DataParallel .* is not a transformers model"),
-        (Own, "Own cannot be run on token ids"),
-        (lambda: language_model().backbone.layers[0].mixer, "MambaMixer is not a transformers model"),
-        (lambda: language_model().to("meta"), "not in memory .*meta device"),
-        (lambda: 5, "int was given as a model; give"),
-        (lambda: None, "NoneType was given as a model; give"),
-        (lambda: ["demo/sst2-mamba2"], "list was given as a model"),
-    ],
-)
+@pytest.mark.parametrize("given, words", [
+    (lambda: nn.Linear(2, 2), "Linear is not a transformers model"),
+    (lambda: nn.DataParallel(nn.Linear(2, 2)), "Linear within the DataParallel .* is not a transformers model"),
+    (Own, "Own cannot be run on token ids"),
+    (lambda: language_model().backbone.layers[0].mixer, "MambaMixer is not a transformers model"),
+    (lambda: language_model().to("meta"), "not in memory .*meta device"),
+    (lambda: 5, "int was given as a model; give"),
+    (lambda: None, "NoneType was given as a model; give"),
+    (lambda: ["demo/sst2-mamba2"], "list was given as a model"),
+])  # fmt: skip
 def test_what_is_no_model(given, words):
     refuses(words, ssmscope.load, given())
 
@@ -130,13 +124,10 @@ def test_large_weights_are_finite():
     assert ssmscope.load(module).module is module
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("device", value) for value in ("meta", "warp", "", "cpu:x", 5.5, [], "cuda:4096")),
-        *(("dtype", value) for value in ("int8", torch.int64, torch.complex64, 5, "")),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    *(("device", value) for value in ("meta", "warp", "", "cpu:x", 5.5, [], "cuda:4096")),
+    *(("dtype", value) for value in ("int8", torch.int64, torch.complex64, 5, "")),
+])  # fmt: skip
 def test_devices_and_dtypes_that_cannot_be_used(name, value):
     said = "device .* cannot be used" if name == "device" else "dtype .* is unknown"
     refuses(said, ssmscope.load, language_model(), **{name: value})

@@ -1,7 +1,5 @@
 """Weights of new models: spreads, ends and constants of their initialisation."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

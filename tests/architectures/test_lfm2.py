@@ -1,7 +1,5 @@
 """LFM2, whose layers are short convolutions and attention: answered questions, and refused ones about its memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from bags import tokenizer
@@ -17,11 +15,7 @@ from ssmscope.errors import InputError, Unanswerable
 from ssmscope.probes.lens.lenses import SSMUnembed, hidden_states
 
 IDS = [5, 17, 3, 9, 22, 1, 4]
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return Model(loud(random_example("lfm2")), name="short")
+model = pytest.fixture(scope="module")(lambda: Model(loud(random_example("lfm2")), name="short"))
 
 
 def test_what_is_about_a_memory_is_refused_in_one_line(model):

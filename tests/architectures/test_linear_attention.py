@@ -1,7 +1,5 @@
 """GLA and RetNet: the layers against their definitions, the papers' decays and rotation, and both as models."""
 
-from __future__ import annotations
-
 import cmath
 import math
 

@@ -1,7 +1,5 @@
 """Parts of loading: the layout of a directory, defaults of its fields, the place that a name leads to."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -33,13 +31,10 @@ def saved(where: Path, **options: Any) -> MambaForCausalLM:
     return module
 
 
-@pytest.mark.parametrize(
-    ("fields", "known"),
-    [
-        ({"d_model": 1, "n_layer": 2}, True), ({"d_model": 1}, False), ({"n_layer": 2}, False), ({}, False),
-        ({"d_model": 1, "n_layer": 2, "model_type": "mamba"}, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("fields", "known"), [
+    ({"d_model": 1, "n_layer": 2}, True), ({"d_model": 1}, False), ({"n_layer": 2}, False), ({}, False),
+    ({"d_model": 1, "n_layer": 2, "model_type": "mamba"}, False),
+])  # fmt: skip
 def test_configurations_of_mamba_ssm(fields: dict[str, Any], known: bool) -> None:
     assert is_mamba_ssm(Path(), fields) == known
 
@@ -61,31 +56,24 @@ OUR_FIELDS = dict(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, FIRST),
-        ({"ssm_cfg": None, "attn_cfg": None, "attn_layer_idx": [], "d_intermediate": 0}, FIRST),
-        ({"ssm_cfg": {"layer": "Mamba1", "dt_rank": "auto"}}, FIRST),
-        ({**FIELDS, "ssm_cfg": {**SSM, "dt_rank": 5}}, {**FIRST, **OUR_FIELDS, "time_step_rank": 5}),
-        ({"ssm_cfg": {"layer": "Mamba2"}}, SECOND),
+@pytest.mark.parametrize(("fields", "expected"), [
+    ({}, FIRST),
+    ({"ssm_cfg": None, "attn_cfg": None, "attn_layer_idx": [], "d_intermediate": 0}, FIRST),
+    ({"ssm_cfg": {"layer": "Mamba1", "dt_rank": "auto"}}, FIRST),
+    ({**FIELDS, "ssm_cfg": {**SSM, "dt_rank": 5}}, {**FIRST, **OUR_FIELDS, "time_step_rank": 5}),
+    ({"ssm_cfg": {"layer": "Mamba2"}}, SECOND),
+    ({**FIELDS, "ssm_cfg": {**SSM, "layer": "Mamba2", "headdim": 16, "chunk_size": 9, "dt_limit": [1, 2]}},
+     {**SECOND, **OUR_FIELDS, "head_dim": 16, "num_heads": 16, "chunk_size": 9, "time_step_limit": (1.0, 2.0)}),
+    *(
         (
-            {**FIELDS, "ssm_cfg": {**SSM, "layer": "Mamba2", "headdim": 16, "chunk_size": 9, "dt_limit": [1, 2]}},
-            {**SECOND, **OUR_FIELDS, "head_dim": 16, "num_heads": 16, "chunk_size": 9, "time_step_limit": (1.0, 2.0)},
-        ),
-        *(
-            (
-                {"ssm_cfg": {"layer": "Mamba2"}, "d_intermediate": given},
-                {**SECOND, "d_intermediate": inner, "attn_layer_idx": []},
-            )
-            for given, inner in ((1, 128), (128, 128), (129, 256))
-        ),
-        (
-            {"ssm_cfg": {"layer": "Mamba3", "headdim": 32, "rope_fraction": 1.0, "A_floor": 0.5, "decay": "softplus"}},
-            dict(hidden_size=64, state_size=128, head_dim=32, decay="softplus", decay_floor=0.5, rope_fraction=1.0),
-        ),
-    ],
-)  # fmt: skip
+            {"ssm_cfg": {"layer": "Mamba2"}, "d_intermediate": given},
+            {**SECOND, "d_intermediate": inner, "attn_layer_idx": []},
+        )
+        for given, inner in ((1, 128), (128, 128), (129, 256))
+    ),
+    ({"ssm_cfg": {"layer": "Mamba3", "headdim": 32, "rope_fraction": 1.0, "A_floor": 0.5, "decay": "softplus"}},
+     dict(hidden_size=64, state_size=128, head_dim=32, decay="softplus", decay_floor=0.5, rope_fraction=1.0)),
+])  # fmt: skip
 def test_fields_of_mamba_ssm_by_default_and_given(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     plan = plan_mamba_ssm({"d_model": 64, "n_layer": 3, **fields}, HELD, "m")
     with torch.device("meta"):
@@ -102,38 +90,27 @@ def test_fields_of_mamba_ssm_by_default_and_given(fields: dict[str, Any], expect
     assert plan.translate({**given, "lm_head.weight": head})["lm_head.weight"] is head
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"attn_layer_idx": [1]}, "attention layers (attn_layer_idx) with Mamba-1"),
-        ({"d_intermediate": 64}, "MLPs (d_intermediate) with Mamba-1"),
-        ({"ssm_cfg": {"layer": "Mamba3", "is_mimo": True}}, "several inputs and outputs per head (is_mimo)"),
-        ({"rms_norm": False}, "LayerNorm (rms_norm false)"),
-        ({"ssm_cfg": {"norm_before_gate": True}}, "a norm before the gate (norm_before_gate)"),
-        (
-            {"rms_norm": False, "ssm_cfg": {"layer": "Mamba2", "rmsnorm": False, "D_has_hdim": True}},
-            "LayerNorm (rms_norm false) and no gated norm (rmsnorm false) and a skip per channel (D_has_hdim)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("fields", "said"), [
+    ({"attn_layer_idx": [1]}, "attention layers (attn_layer_idx) with Mamba-1"),
+    ({"d_intermediate": 64}, "MLPs (d_intermediate) with Mamba-1"),
+    ({"ssm_cfg": {"layer": "Mamba3", "is_mimo": True}}, "several inputs and outputs per head (is_mimo)"),
+    ({"rms_norm": False}, "LayerNorm (rms_norm false)"),
+    ({"ssm_cfg": {"norm_before_gate": True}}, "a norm before the gate (norm_before_gate)"),
+    ({"rms_norm": False, "ssm_cfg": {"layer": "Mamba2", "rmsnorm": False, "D_has_hdim": True}},
+     "LayerNorm (rms_norm false) and no gated norm (rmsnorm false) and a skip per channel (D_has_hdim)"),
+])  # fmt: skip
 def test_parts_that_mamba_ssms_layout_may_not_have(fields: dict[str, Any], said: str) -> None:
     found = refusal(plan_mamba_ssm, {"d_model": 64, "n_layer": 3, **fields}, HELD, "m")
     assert found == f"m has {said}, which cannot be read from this layout"
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"ssm_cfg": 5}, "ssm_cfg is 5; allowed is an object"),
-        ({"ssm_cfg": {}, "attn_cfg": [1]}, "attn_cfg is [1]; allowed is an object"),
-        ({"rms_norm": 2}, "rms_norm is 2; allowed is true or false"),
-        ({"ssm_cfg": {"d_state": -1}}, "d_state is -1; allowed is no negative number"),
-        (
-            {"ssm_cfg": {"layer": "Mamba4"}},
-            "m has layers 'Mamba4'; Mamba1, Mamba2, Mamba3 can be read from this layout",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("fields", "said"), [
+    ({"ssm_cfg": 5}, "ssm_cfg is 5; allowed is an object"),
+    ({"ssm_cfg": {}, "attn_cfg": [1]}, "attn_cfg is [1]; allowed is an object"),
+    ({"rms_norm": 2}, "rms_norm is 2; allowed is true or false"),
+    ({"ssm_cfg": {"d_state": -1}}, "d_state is -1; allowed is no negative number"),
+    ({"ssm_cfg": {"layer": "Mamba4"}}, "m has layers 'Mamba4'; Mamba1, Mamba2, Mamba3 can be read from this layout"),
+])  # fmt: skip
 def test_fields_of_mamba_ssm_of_another_kind(fields: dict[str, Any], said: str) -> None:
     assert refused(plan_mamba_ssm, {"d_model": 64, "n_layer": 3, **fields}, HELD, "m").endswith(said)
     assert refusal(plan_mamba_ssm, {"d_model": 64, "n_layer": 3}, Contents({}, 5), "m") == (
@@ -157,23 +134,15 @@ def test_how_a_differential_mamba_is_known(tmp_path: Path) -> None:
     assert not known()
 
 
-@pytest.mark.parametrize(
-    ("number", "with_parts", "layers"),
-    [
-        (3, (0, 1, 2), "full"), (3, (0, 2), "hybrid"), (4, (0, 2), "hybrid"), (3, (2, 1), [1, 2]),
-        (12, (8, 2), [2, 8]), (1, (0,), "full"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize(
-    ("head", "fields", "tied"),
-    [
-        (False, {}, True), (True, {}, False), (True, {"tie_word_embeddings": True}, True),
-        (False, {"tie_word_embeddings": False}, True),
-    ],
-)  # fmt: skip
-def test_the_plan_of_a_differential_mamba(
-    number: int, with_parts: Any, layers: Any, head: bool, fields: Any, tied: bool
-) -> None:
+@pytest.mark.parametrize(("number", "with_parts", "layers"), [
+    (3, (0, 1, 2), "full"), (3, (0, 2), "hybrid"), (4, (0, 2), "hybrid"), (3, (2, 1), [1, 2]),
+    (12, (8, 2), [2, 8]), (1, (0,), "full"),
+])  # fmt: skip
+@pytest.mark.parametrize(("head", "fields", "tied"), [
+    (False, {}, True), (True, {}, False), (True, {"tie_word_embeddings": True}, True),
+    (False, {"tie_word_embeddings": False}, True),
+])  # fmt: skip
+def test_the_plan_of_a_differential_mamba(number, with_parts, layers, head, fields, tied) -> None:
     names = [f"backbone.layers.{at}.mixer_1.D" for at in with_parts] + ["x.backbone.layers.7.mixer_1.D"]
     tensors = {name: torch.ones(2) for name in [*names, *(["lm_head.weight"] if head else [])]}
     tensors |= {"backbone.embedding.weight": torch.zeros(20, 16), "backbone.layers.0.mixer_2.mixer_1.D": torch.ones(2)}
@@ -220,17 +189,14 @@ def test_the_plan_of_a_selective_ssm() -> None:
             assert torch.equal(found["head.weight"], head[None] if name == "w" else head) and {*SELECTIVE} < {*found}
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"w": None}, "w or W; it holds embedding.weight, ssm.A, ssm.W_B, ssm.W_C, …;"),
-        ({"a": torch.ones(1)}, "w or W; it holds a, embedding.weight, ssm.A, ssm.W_B, …;"),
-        ({"ssm.A": torch.ones(3)}, "m is damaged: ssm.A is (3,); a matrix was expected"),
-        ({"embedding.weight": torch.ones(0, 4)}, "m is damaged: embedding.weight is (0, 4); a matrix was expected"),
-        ({"w": torch.ones(0)}, "m is damaged: W is (1, 0); a matrix was expected"),
-        ({"w": None, "W": torch.ones(4)}, "m is damaged: W is (4,); a matrix was expected"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"w": None}, "w or W; it holds embedding.weight, ssm.A, ssm.W_B, ssm.W_C, …;"),
+    ({"a": torch.ones(1)}, "w or W; it holds a, embedding.weight, ssm.A, ssm.W_B, …;"),
+    ({"ssm.A": torch.ones(3)}, "m is damaged: ssm.A is (3,); a matrix was expected"),
+    ({"embedding.weight": torch.ones(0, 4)}, "m is damaged: embedding.weight is (0, 4); a matrix was expected"),
+    ({"w": torch.ones(0)}, "m is damaged: W is (1, 0); a matrix was expected"),
+    ({"w": None, "W": torch.ones(4)}, "m is damaged: W is (4,); a matrix was expected"),
+])  # fmt: skip
 def test_state_dicts_of_no_selective_ssm(change: dict[str, Any], said: str) -> None:
     given = {**SELECTIVE, "w": torch.ones(4), **change}
     assert said in refused(plan_selective, {name: t for name, t in given.items() if t is not None}, None, "m")
@@ -309,13 +275,10 @@ def test_models_are_kept_by_name_tokenizer_dtype_and_device(tmp_path: Path) -> N
     assert ssmscope.load(one) is not first
 
 
-@pytest.mark.parametrize(
-    ("content", "number"),
-    [
-        ({"examples": 5}, 5), ({"examples": "7"}, 7), ({}, None), ({"examples": None}, None), ({"examples": "x"}, None),
-        (None, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "number"), [
+    ({"examples": 5}, 5), ({"examples": "7"}, 7), ({}, None), ({"examples": None}, None), ({"examples": "x"}, None),
+    (None, None),
+])  # fmt: skip
 def test_how_many_examples_a_training_had(content: Any, number: int | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "training.json").write_text(json.dumps({"data": {"train": {"name": "mine", **content}}}))
@@ -368,11 +331,8 @@ def test_a_tokenizer_is_read_without_code_or_network(tmp_path: Path, monkeypatch
 def test_errors_of_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokenizers library raises plain exceptions; others than these and damage are faults of the code."""
     for error, told in (
-        (Exception("odd"), True),
-        (ValueError("odd"), True),
-        (KeyError("odd"), True),
-        (SyntaxError("odd"), False),
-    ):
+        (Exception("odd"), True), (ValueError("odd"), True), (KeyError("odd"), True), (SyntaxError("odd"), False),
+    ):  # fmt: skip
 
         def read(where: Path, error: Exception = error, **options: Any) -> None:
             raise error

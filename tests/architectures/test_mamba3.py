@@ -1,7 +1,5 @@
 """Mamba-3: its scan and mamba_ssm's models of it against a slow reference, with the state as complex numbers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -122,19 +120,16 @@ def test_decays_of_the_first_release_are_told_by_its_class(monkeypatch):
     assert ssmscope.load(theirs).config.decay == "heavy-tail"
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"is_mimo": True}, r"has several inputs and outputs per head \(is_mimo\), which cannot be read"),
-        ({"rope_fraction": 0.25}, "rope_fraction 0.25 of a state of 8: give 0.5 or 1"),
-        ({"headdim": 7}, "head_dim 7 must divide the 48 channels"),
-        ({"ngroups": 4}, "n_groups 4 the heads"),
-        ({"decay": "steep"}, "decay 'steep' is unknown: choose one of heavy-tail, softplus"),
-        ({"A_floor": -1.0}, "A_floor is -1.0; allowed is no negative number"),
-        ({"d_state": 4}, "do not fit its configuration"),
-        ({"layer": "Mamba4"}, "layers 'Mamba4'; Mamba1, Mamba2, Mamba3 can be read"),
-    ],
-)
+@pytest.mark.parametrize("change, words", [
+    ({"is_mimo": True}, r"has several inputs and outputs per head \(is_mimo\), which cannot be read"),
+    ({"rope_fraction": 0.25}, "rope_fraction 0.25 of a state of 8: give 0.5 or 1"),
+    ({"headdim": 7}, "head_dim 7 must divide the 48 channels"),
+    ({"ngroups": 4}, "n_groups 4 the heads"),
+    ({"decay": "steep"}, "decay 'steep' is unknown: choose one of heavy-tail, softplus"),
+    ({"A_floor": -1.0}, "A_floor is -1.0; allowed is no negative number"),
+    ({"d_state": 4}, "do not fit its configuration"),
+    ({"layer": "Mamba4"}, "layers 'Mamba4'; Mamba1, Mamba2, Mamba3 can be read"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_named(change, words):
     config = {"d_model": WIDTH, "n_layer": 2, "ssm_cfg": PLAIN_OPTIONS}
     refuses(words, ssmscope.load, in_memory({**config, "ssm_cfg": {**PLAIN_OPTIONS, **change}}, stored(config)))

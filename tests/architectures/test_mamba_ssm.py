@@ -1,7 +1,5 @@
 """mamba_ssm's language models in memory: their own parameters, read as transformers' model."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

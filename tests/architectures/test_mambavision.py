@@ -1,7 +1,5 @@
 """MambaVision: its published code's checkpoints, against a slow reference of the whole model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -63,9 +61,7 @@ def pixels() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3), dtype=np.uint8)
 
 
-@pytest.fixture(scope="module")
-def batch(model, pixels):
-    return model.encode(values=pixels.reshape(2, -1, 3))
+batch = pytest.fixture(scope="module")(lambda model, pixels: model.encode(values=pixels.reshape(2, -1, 3)))
 
 
 @pytest.mark.parametrize("scaled", [True, False], ids=["with γ", "without γ"])
@@ -282,49 +278,40 @@ def test_what_cannot_be_asked_is_one_line(model, batch, pixels):
     assert model.encode(values=batch.values, max_tokens=16).lengths == [16, 16]
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"head.weight": None}, "is not a MambaVision that can be read: it lacks head.weight"),
-        ({"head.weight": torch.zeros(0, 64)}, r"its head.weight is \(0, 64\)"),
-        ({"levels.2.blocks.0.mixer.A_log": torch.zeros(3)}, r"its levels.2.blocks.0.mixer.A_log is \(3,\)"),
-        ({"levels.2.blocks.1.mixer.D": None}, "they lack backbone.layers.1.mixer.D"),
-        ({"levels.3.blocks.0.mixer.D": torch.zeros(3)}, "head.blocks.0.mixer.D is 3"),
-        ({"levels.0.blocks.0.gamma": torch.zeros(8)}, "no place for embed.stages.0.0.gamma"),
-        ({"levels.2.blocks.2.mixer.in_proj.bias": None, "rpb": torch.zeros(3)}, "no place for rpb"),
-    ],
-)
+@pytest.mark.parametrize("change, words", [
+    ({"head.weight": None}, "is not a MambaVision that can be read: it lacks head.weight"),
+    ({"head.weight": torch.zeros(0, 64)}, r"its head.weight is \(0, 64\)"),
+    ({"levels.2.blocks.0.mixer.A_log": torch.zeros(3)}, r"its levels.2.blocks.0.mixer.A_log is \(3,\)"),
+    ({"levels.2.blocks.1.mixer.D": None}, "they lack backbone.layers.1.mixer.D"),
+    ({"levels.3.blocks.0.mixer.D": torch.zeros(3)}, "head.blocks.0.mixer.D is 3"),
+    ({"levels.0.blocks.0.gamma": torch.zeros(8)}, "no place for embed.stages.0.0.gamma"),
+    ({"levels.2.blocks.2.mixer.in_proj.bias": None, "rpb": torch.zeros(3)}, "no place for rpb"),
+])  # fmt: skip
 def test_weights_that_cannot_be_read_are_named(change, words, tmp_path):
     weights = {name: t for name, t in {**stored(), **change}.items() if t is not None}
     refuses(words, ssmscope.load, written(tmp_path, weights))
 
 
-@pytest.mark.parametrize(
-    "config, words",
-    [
-        ({"num_heads": None}, "num_heads is null; allowed is a number for each of the four stages"),
-        ({"num_heads": [1, 2, 4]}, "num_heads is .*; allowed is a number for each"),
-        ({"num_heads": [1, 2, 5, 8]}, "num_heads is .*; allowed is heads that share the width, 32 in stage 3"),
-        ({"window_size": [8, 8, 4, 4]}, "window_size is .*; allowed is windows of stages 3 and 4 that cover the pic"),
-        ({"window_size": [8, 8, 3, 1]}, "window_size is "),
-        ({"resolution": 128}, "resolution is 128; allowed is 64, which its windows cover"),
-        ({"depths": [1, 2, 4, 2]}, r"depths is \[1, 2, 4, 2\]; allowed is \[1, 2, 3, 2\], as the weights have"),
-        ({"depths": ["1"]}, "depths is "),
-    ],
-)
+@pytest.mark.parametrize("config, words", [
+    ({"num_heads": None}, "num_heads is null; allowed is a number for each of the four stages"),
+    ({"num_heads": [1, 2, 4]}, "num_heads is .*; allowed is a number for each"),
+    ({"num_heads": [1, 2, 5, 8]}, "num_heads is .*; allowed is heads that share the width, 32 in stage 3"),
+    ({"window_size": [8, 8, 4, 4]}, "window_size is .*; allowed is windows of stages 3 and 4 that cover the pic"),
+    ({"window_size": [8, 8, 3, 1]}, "window_size is "),
+    ({"resolution": 128}, "resolution is 128; allowed is 64, which its windows cover"),
+    ({"depths": [1, 2, 4, 2]}, r"depths is \[1, 2, 4, 2\]; allowed is \[1, 2, 3, 2\], as the weights have"),
+    ({"depths": ["1"]}, "depths is "),
+])  # fmt: skip
 def test_fields_that_cannot_be_read_are_named(config, words, tmp_path):
     refuses(words, ssmscope.load, written(tmp_path, stored(), config))
 
 
-@pytest.mark.parametrize(
-    "fields, words",
-    [
-        (dict(hidden_size=30, num_attention_heads=5, last_heads=5), "hidden_size 30 is not a multiple of 4"),
-        (dict(hidden_size=33), "hidden_size 33 must be even and a multiple of 8 heads"),
-        (dict(early_layers=(1, 0)), r"early_layers is \(1, 0\); allowed are two numbers of blocks, 1 or more"),
-        (dict(last_heads=0), "last_heads 0 must be an integer, 1 or more"),
-    ],
-)
+@pytest.mark.parametrize("fields, words", [
+    (dict(hidden_size=30, num_attention_heads=5, last_heads=5), "hidden_size 30 is not a multiple of 4"),
+    (dict(hidden_size=33), "hidden_size 33 must be even and a multiple of 8 heads"),
+    (dict(early_layers=(1, 0)), r"early_layers is \(1, 0\); allowed are two numbers of blocks, 1 or more"),
+    (dict(last_heads=0), "last_heads 0 must be an integer, 1 or more"),
+])  # fmt: skip
 def test_sizes_that_no_model_has(fields, words):
     form = dict(channels=768, image_size=(4, 4), patch=(16, 16))
 

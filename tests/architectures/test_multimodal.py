@@ -1,7 +1,5 @@
 """Multimodal models of transformers: in memory and from a directory they are their language models."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any
@@ -97,15 +95,11 @@ def nemotron_h_omni() -> nn.Module:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "Qwen3.5": (qwen, "qwen3_5_text"),
-    "Qwen3.5 with experts": (qwen_with_experts, "qwen3_5_moe_text"),
-    "Qwen4-Exp": (qwen4, "qwen4_exp_text"),
-    "GLM-5.3-Flash": (glm, "glm5_next_text"),
-    "MiniCPM-V 4.6": (minicpm, "qwen3_5_text"),
-    "LFM2-VL": (lfm2_vl, "lfm2"),
-    "LFM3-VL": (lfm3_vl, "lfm3"),
+    "Qwen3.5": (qwen, "qwen3_5_text"), "Qwen3.5 with experts": (qwen_with_experts, "qwen3_5_moe_text"),
+    "Qwen4-Exp": (qwen4, "qwen4_exp_text"), "GLM-5.3-Flash": (glm, "glm5_next_text"),
+    "MiniCPM-V 4.6": (minicpm, "qwen3_5_text"), "LFM2-VL": (lfm2_vl, "lfm2"), "LFM3-VL": (lfm3_vl, "lfm3"),
     "Nemotron-H Omni": (nemotron_h_omni, "nemotron_h"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "kind"), MODELS.values(), ids=list(MODELS))
@@ -120,7 +114,6 @@ def test_a_multimodal_model_is_its_language_model(make, kind, tmp_path):
     for row, ids in enumerate(TEXTS):
         with torch.no_grad():
             assert relative(logits[row], module(input_ids=torch.tensor([ids])).logits[0, -1]) < 1e-5
-
     if module.config.model_type not in transformers.CONFIG_MAPPING:
         return  # Transformers 4.57 does not know LFM2-VL by the name that it writes.
     module.save_pretrained(tmp_path)

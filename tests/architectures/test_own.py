@@ -1,7 +1,5 @@
 """Models of one's own: any module around a backbone, and a backbone alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -122,8 +120,7 @@ def test_logits_are_those_of_the_text_alone(kind, name):
     expected = torch.stack([alone(module, text) for text in TEXTS])
     batch = model.encode(ids=TEXTS)
     assert model.gives == "classes" and model.labels == ["LABEL_0", "LABEL_1", "LABEL_2"]
-    assert relative(model.logits(batch), expected) < 1e-6
-    assert relative(model.trace(batch).logits, expected) < 1e-6
+    assert relative(model.logits(batch), expected) < 1e-6 and relative(model.trace(batch).logits, expected) < 1e-6
     with torch.no_grad(), model.running(mask=batch.mask):
         assert relative(model.forward_embeddings(model.embed(batch), batch.mask), expected) < 1e-6
 
@@ -194,14 +191,11 @@ class Normed(Activated):
         super().__init__(inner, lambda: nn.Softmax(-1))
 
 
-@pytest.mark.parametrize(
-    "make, said",
-    [
-        (Bent, r"its own forward pass is not linear; lrp reads heads that are made of linear layers"),
-        (Attending, r"its own forward pass is not linear"),
-        (Normed, r"lrp has no rule for Softmax \(act\.1\)"),
-    ],
-)
+@pytest.mark.parametrize("make, said", [
+    (Bent, r"its own forward pass is not linear; lrp reads heads that are made of linear layers"),
+    (Attending, r"its own forward pass is not linear"),
+    (Normed, r"lrp has no rule for Softmax \(act\.1\)"),
+])  # fmt: skip
 def test_relevance_is_refused_where_a_head_bends(make, said):
     model = ssmscope.load(loud(make(backbone())))
     refuses(said, explain, model, model.encode(ids=TEXTS), methods=("lrp",))
@@ -368,8 +362,7 @@ def test_a_classifier_of_ones_own_on_transformers_base():
     model = ssmscope.load(module)
     with torch.no_grad():
         expected = torch.cat([module(torch.tensor([text])).logits for text in TEXTS])
-    assert relative(model.logits(model.encode(ids=TEXTS)), expected) < 1e-6
-    assert model.labels == ["a", "b", "c"]
+    assert relative(model.logits(model.encode(ids=TEXTS)), expected) < 1e-6 and model.labels == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("kind", [MiniMaxForTokenClassification, Qwen3NextForQuestionAnswering])

@@ -1,7 +1,5 @@
 """Parts of a user's own model: the embedding that reads the ids, the head, and the arguments it takes."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from collections.abc import Callable
@@ -170,18 +168,15 @@ def configured(**fields: Any) -> Own:
 NAMES = {0: "a", 1: "b", 2: "c"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "gives", "labels"),
-    [
-        ({"num_labels": 3, "id2label": NAMES, "problem_type": "multi_label_classification"}, "labels", list("abc")),
-        ({"num_labels": 3, "id2label": NAMES}, "classes", list("abc")),
-        ({"num_labels": 3, "problem_type": "multi_label_classification"}, "labels", None),
-        ({"num_labels": 3, "id2label": list("abc"), "problem_type": "regression"}, "numbers", None),
-        ({"num_labels": 2, "id2label": {**NAMES}, "problem_type": "multi_label_classification"}, "classes", None),
-        ({"id2label": NAMES, "problem_type": "multi_label_classification"}, "classes", None),
-        ({}, "classes", None),
-    ],
-)
+@pytest.mark.parametrize(("fields", "gives", "labels"), [
+    ({"num_labels": 3, "id2label": NAMES, "problem_type": "multi_label_classification"}, "labels", list("abc")),
+    ({"num_labels": 3, "id2label": NAMES}, "classes", list("abc")),
+    ({"num_labels": 3, "problem_type": "multi_label_classification"}, "labels", None),
+    ({"num_labels": 3, "id2label": list("abc"), "problem_type": "regression"}, "numbers", None),
+    ({"num_labels": 2, "id2label": {**NAMES}, "problem_type": "multi_label_classification"}, "classes", None),
+    ({"id2label": NAMES, "problem_type": "multi_label_classification"}, "classes", None),
+    ({}, "classes", None),
+])  # fmt: skip
 def test_a_configuration_that_names_as_many_outputs_is_its_own(fields, gives, labels):
     model = ssmscope.load(configured(**fields))
     assert model.gives == gives and model.labels == (labels or ["LABEL_0", "LABEL_1", "LABEL_2"])
@@ -216,17 +211,14 @@ class Shaped(Own):
         return self.change(super().forward(input_ids)[:, : 2 * input_ids.shape[1]])
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: Sometimes(7), "Sometimes gives a Tensor without logits"),
-        (lambda: Sometimes(5), "Sometimes gives a dict without logits"),
-        (lambda: Shaped(lambda t: t), r"Shaped gives \(2, 12\) for two texts of 7 tokens and \(2, 10\) for two of 5;"),
-        (lambda: Shaped(lambda t: t[:1, :3]), r"Shaped gives \(1, 3\) for two texts of 7 tokens and \(1, 3\) for two"),
-        (lambda: Shaped(lambda t: t[:, :3, None]), r"Shaped gives \(2, 3, 1\) for two texts of 7 tokens"),
-        (lambda: Shaped(lambda t: t.sum()), r"Shaped gives \(\) for two texts of 7 tokens"),
-    ],
-)
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: Sometimes(7), "Sometimes gives a Tensor without logits"),
+    (lambda: Sometimes(5), "Sometimes gives a dict without logits"),
+    (lambda: Shaped(lambda t: t), r"Shaped gives \(2, 12\) for two texts of 7 tokens and \(2, 10\) for two of 5;"),
+    (lambda: Shaped(lambda t: t[:1, :3]), r"Shaped gives \(1, 3\) for two texts of 7 tokens and \(1, 3\) for two"),
+    (lambda: Shaped(lambda t: t[:, :3, None]), r"Shaped gives \(2, 3, 1\) for two texts of 7 tokens"),
+    (lambda: Shaped(lambda t: t.sum()), r"Shaped gives \(\) for two texts of 7 tokens"),
+])  # fmt: skip
 def test_outputs_that_are_no_logits(make, said):
     refuses(f"^{said}", own_model, make())
 

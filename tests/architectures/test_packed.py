@@ -1,7 +1,5 @@
 """Quantised directories: read as the model with the weights that codes and scales stand for, or refused in one line."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -35,25 +33,20 @@ def test_the_model_is_that_of_the_weights_that_codes_stand_for(tmp_path, name):
         assert relative(model.run(model.encode(ids=IDS)).logits, plain(torch.tensor([IDS])).logits) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"quant_method": "mxfp4"}, "are quantised (mxfp4), which is not read (bitsandbytes, gptq, awq, fp8,"),
-        ({"quant_method": 5}, "are quantised, which is not read"),
-        ({}, "are quantised, which is not read"),
-        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "(gptq with checkpoint_format 'marlin'), which is"),
-        ({"quant_method": "awq", "version": "gemv"}, "(awq with version 'gemv'), which is not"),
-        ({"quant_method": "awq", "bits": 3}, "(awq with bits 3), which is not"),
-        (
-            {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
-            "(compressed-tensors with format 'nvfp4-pack-quantized'), which is not",
-        ),
-        ({"quant_method": "fp8"}, "quantised by fp8, cannot be read (no layer has weight_scale_inv)"),
-        ({"quant_method": "compressed-tensors"}, "(b: config_groups is None; allowed is an object of groups with"),
-        (compressed("float-quantized", "channel", num_bits=8, type="float"), "cannot be read: a.weight has no scale"),
-        ({"quant_method": "gptq", "bits": 4}, "quantised by gptq, cannot be read (b: qzeros is missing): give the"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ({"quant_method": "mxfp4"}, "are quantised (mxfp4), which is not read (bitsandbytes, gptq, awq, fp8,"),
+    ({"quant_method": 5}, "are quantised, which is not read"),
+    ({}, "are quantised, which is not read"),
+    ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "(gptq with checkpoint_format 'marlin'), which is"),
+    ({"quant_method": "awq", "version": "gemv"}, "(awq with version 'gemv'), which is not"),
+    ({"quant_method": "awq", "bits": 3}, "(awq with bits 3), which is not"),
+    ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+     "(compressed-tensors with format 'nvfp4-pack-quantized'), which is not"),
+    ({"quant_method": "fp8"}, "quantised by fp8, cannot be read (no layer has weight_scale_inv)"),
+    ({"quant_method": "compressed-tensors"}, "(b: config_groups is None; allowed is an object of groups with"),
+    (compressed("float-quantized", "channel", num_bits=8, type="float"), "cannot be read: a.weight has no scale"),
+    ({"quant_method": "gptq", "bits": 4}, "quantised by gptq, cannot be read (b: qzeros is missing): give the"),
+])  # fmt: skip
 def test_what_is_not_read_is_said(tmp_path, options, said):
     file = tmp_path / "model.safetensors"
     tensors = {"a.weight": torch.ones(2, 2).to(torch.float8_e4m3fn)}
@@ -68,8 +61,7 @@ def test_what_is_not_read_is_said(tmp_path, options, said):
 def test_the_configuration_is_found_wherever_it_stands_and_left_out():
     options = {"quant_method": "gptq"}
     for fields in ({"quantization_config": options}, {"a": {"b": {"compression_config": options}}, "c": 1}):
-        assert quantisation_of(fields) == options
-        assert quantisation_of(without_quantisation(fields)) is None
+        assert quantisation_of(fields) == options and quantisation_of(without_quantisation(fields)) is None
     assert quantisation_of({"quantization_config": None, "compression_config": {}, "a": {"b": 1}}) is None
     assert quantisation_of({"quantization_config": "gptq"}) == {}
 

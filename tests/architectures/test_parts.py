@@ -1,7 +1,5 @@
 """Parts that architecture families share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

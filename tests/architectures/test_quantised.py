@@ -1,7 +1,5 @@
 """Models in memory with quantised layers are read as the dequantised model."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The selective SSM's language model and classifier: one set of weights, two heads."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

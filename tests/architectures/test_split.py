@@ -1,7 +1,5 @@
 """Models split over devices: the place of each part, and refused device maps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """No code of a checkpoint runs, and nobody is asked whether it may."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import json
@@ -51,13 +49,10 @@ def with_code(path: Path, file: str, auto_map: dict[str, object], **more: object
 MODEL = {
     name: f"own.{kind}"
     for name, kind in (
-        ("AutoConfig", "Config"),
-        ("AutoModel", "LM"),
-        ("AutoModelForCausalLM", "LM"),
-        ("AutoModelForSequenceClassification", "LM"),
-        ("AutoModelForMaskedLM", "LM"),
+        ("AutoConfig", "Config"), ("AutoModel", "LM"), ("AutoModelForCausalLM", "LM"),
+        ("AutoModelForSequenceClassification", "LM"), ("AutoModelForMaskedLM", "LM"),
     )
-}
+}  # fmt: skip
 TOKENIZER = {"AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]}
 
 

@@ -1,7 +1,5 @@
 """Vision Mamba: its published code's checkpoints, against a slow reference that reads an image patch by patch."""
 
-from __future__ import annotations
-
 import argparse
 
 import numpy as np
@@ -206,23 +204,20 @@ def test_what_can_be_asked(model, batch):
         model.logits(model.encode(values=torch.rand(15, model.channels)))
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"pos_embed": None}, "lacks pos_embed"),
-        ({"cls_token": None, "cls_token_head": torch.zeros(1, 1, WIDTH)}, "lacks cls_token"),
-        ({"pos_embed": torch.zeros(1, 16, WIDTH)}, r"its positions \(1, 16, 12\); square patches"),
-        ({"pos_embed": torch.zeros(1, 2, WIDTH)}, r"its positions \(1, 2, 12\); square patches"),
-        ({"patch_embed.proj.weight": torch.zeros(WIDTH, 1, 56, 56)}, r"its patches are \(12, 1, 56, 56\)"),
-        ({"layers.0.mixer.conv1d.weight": torch.zeros(3)}, r"its layers.0.mixer.conv1d.weight is \(3,\)"),
-        ({"head.weight": torch.zeros(0, WIDTH)}, r"its head.weight is \(0, 12\)"),
-        ({"patch_embed.proj.bias": torch.zeros(3)}, r"not a Vim that can be read: its patches are \(12, 3, 56, 56\)"),
-        ({"layers.5000000.norm.weight": torch.zeros(WIDTH)}, "a layer 5000000 and"),
-        ({"layers.1.norm.bias": torch.zeros(WIDTH)}, "has no place for backbone.layers.1.norm.bias"),
-        ({"rope.freqs_cos": torch.zeros(3)}, "has no place for rope.freqs_cos"),
-        ({"layers.1.mixer.D_b": torch.zeros(3)}, "layers.1.mixer.D_b is 3"),
-    ],
-)
+@pytest.mark.parametrize("change, words", [
+    ({"pos_embed": None}, "lacks pos_embed"),
+    ({"cls_token": None, "cls_token_head": torch.zeros(1, 1, WIDTH)}, "lacks cls_token"),
+    ({"pos_embed": torch.zeros(1, 16, WIDTH)}, r"its positions \(1, 16, 12\); square patches"),
+    ({"pos_embed": torch.zeros(1, 2, WIDTH)}, r"its positions \(1, 2, 12\); square patches"),
+    ({"patch_embed.proj.weight": torch.zeros(WIDTH, 1, 56, 56)}, r"its patches are \(12, 1, 56, 56\)"),
+    ({"layers.0.mixer.conv1d.weight": torch.zeros(3)}, r"its layers.0.mixer.conv1d.weight is \(3,\)"),
+    ({"head.weight": torch.zeros(0, WIDTH)}, r"its head.weight is \(0, 12\)"),
+    ({"patch_embed.proj.bias": torch.zeros(3)}, r"not a Vim that can be read: its patches are \(12, 3, 56, 56\)"),
+    ({"layers.5000000.norm.weight": torch.zeros(WIDTH)}, "a layer 5000000 and"),
+    ({"layers.1.norm.bias": torch.zeros(WIDTH)}, "has no place for backbone.layers.1.norm.bias"),
+    ({"rope.freqs_cos": torch.zeros(3)}, "has no place for rope.freqs_cos"),
+    ({"layers.1.mixer.D_b": torch.zeros(3)}, "layers.1.mixer.D_b is 3"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_named(change, words, tmp_path):
     weights = {name: t for name, t in {**stored(), **change}.items() if t is not None}
     refuses(words, ssmscope.load, written(tmp_path, weights))

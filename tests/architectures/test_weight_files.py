@@ -1,7 +1,5 @@
 """Files of weights: those that are read, their contents, and the refusals of the rest."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +19,11 @@ SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 ONE, TWO = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([4, 5])
 
 
-@pytest.mark.parametrize(
-    ("name", "plain"),
-    [
-        ("a.b", "a.b"), ("module.a", "a"), ("module.module.a", "a"), ("_orig_mod.a", "a"), ("a._orig_mod.b", "a.b"),
-        ("module._orig_mod.a", "a"), ("_orig_mod.module.a", "a"), ("a._fsdp_wrapped_module._orig_mod.b", "a.b"),
-        ("a.module.b", "a.module.b"), ("a_orig_mod.b", "a_orig_mod.b"), ("modules.a", "modules.a"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "plain"), [
+    ("a.b", "a.b"), ("module.a", "a"), ("module.module.a", "a"), ("_orig_mod.a", "a"), ("a._orig_mod.b", "a.b"),
+    ("module._orig_mod.a", "a"), ("_orig_mod.module.a", "a"), ("a._fsdp_wrapped_module._orig_mod.b", "a.b"),
+    ("a.module.b", "a.module.b"), ("a_orig_mod.b", "a_orig_mod.b"), ("modules.a", "modules.a"),
+])  # fmt: skip
 def test_names_without_wrappers(name: str, plain: str) -> None:
     assert stored.plain_name(name) == plain
 
@@ -38,15 +33,12 @@ def test_a_reason_is_a_line_of_at_most_two_hundred_characters() -> None:
     assert stored.reason(ValueError("a" * 200)) == "a" * 200 and stored.reason(ValueError("a" * 201)) == "a" * 200
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda held: held,
-        lambda held: {"state_dict": held, "epoch": 3},
-        lambda held: {"model": held, "args": None},
-        lambda held: {"state_dict": {"model": held}},
-    ],
-)
+@pytest.mark.parametrize("wrap", [
+    lambda held: held,
+    lambda held: {"state_dict": held, "epoch": 3},
+    lambda held: {"model": held, "args": None},
+    lambda held: {"state_dict": {"model": held}},
+])  # fmt: skip
 def test_tensors_of_a_pickle_and_their_headers(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
     torch.save(wrap({"module.one": ONE, "two": TWO}), tmp_path / "a.pth")
     found = stored.read_tensors(tmp_path / "a.pth")
@@ -61,22 +53,17 @@ def test_headers_of_safetensors(tmp_path: Path) -> None:
     assert found == {name: Stored((2, 1), kind.is_floating_point) for name, kind in kinds.items()}
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"model": {"state_dict": {"one": ONE}}}, "holds no state dict: names with tensors were expected"),
-        ({"one": ONE, "epoch": 3}, "holds no state dict: names with tensors were expected"),
-        ({5: ONE}, "holds no state dict: names with tensors were expected"),
-        ([ONE], "holds no state dict: names with tensors were expected"),
-        ({}, "holds no state dict: names with tensors were expected"),
-        (
-            {"one": ONE, "thin": ONE.to_sparse(), "two": TWO.to_sparse()},
-            "holds the sparse tensor thin; dense ones can be read",
-        ),
-        ({"module.one": ONE, "one": ONE}, "holds one twice, the second time as one: save the model anew"),
-        ({"one": ONE, "_orig_mod.one": ONE}, "holds one twice, the second time as _orig_mod.one: save the model anew"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    ({"model": {"state_dict": {"one": ONE}}}, "holds no state dict: names with tensors were expected"),
+    ({"one": ONE, "epoch": 3}, "holds no state dict: names with tensors were expected"),
+    ({5: ONE}, "holds no state dict: names with tensors were expected"),
+    ([ONE], "holds no state dict: names with tensors were expected"),
+    ({}, "holds no state dict: names with tensors were expected"),
+    ({"one": ONE, "thin": ONE.to_sparse(), "two": TWO.to_sparse()},
+     "holds the sparse tensor thin; dense ones can be read"),
+    ({"module.one": ONE, "one": ONE}, "holds one twice, the second time as one: save the model anew"),
+    ({"one": ONE, "_orig_mod.one": ONE}, "holds one twice, the second time as _orig_mod.one: save the model anew"),
+])  # fmt: skip
 def test_pickles_that_hold_no_weights(tmp_path: Path, given: Any, said: str) -> None:
     torch.save(given, tmp_path / "a.pth")
     for read in (stored.read_tensors, stored.read_headers):
@@ -114,17 +101,14 @@ def test_which_files_hold_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [SAFE, PICKLED])
-@pytest.mark.parametrize(
-    ("shards", "said"),
-    [
-        *((each, "is not an index of weights: it must say which file holds which tensor")
-          for each in (None, [], {}, ["y"], "y", 5, {"a": 5}, {"a": "y", "b": None})),
-        *(({"a": "y", "b": each, "c": "/"}, f"names {each!r}; allowed are names of files in its directory")
-          for each in ("", ".", "..", "a/y", "a\\y", "c:y", "y\0")),
-        ({"a": "y", "b": "gone", "c": "lost"}, "names gone, which is not there"),
-        ({"a": "folder"}, "names folder, which is not there"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("shards", "said"), [
+    *((each, "is not an index of weights: it must say which file holds which tensor")
+      for each in (None, [], {}, ["y"], "y", 5, {"a": 5}, {"a": "y", "b": None})),
+    *(({"a": "y", "b": each, "c": "/"}, f"names {each!r}; allowed are names of files in its directory")
+      for each in ("", ".", "..", "a/y", "a\\y", "c:y", "y\0")),
+    ({"a": "y", "b": "gone", "c": "lost"}, "names gone, which is not there"),
+    ({"a": "folder"}, "names folder, which is not there"),
+])  # fmt: skip
 def test_an_index_that_is_none(tmp_path: Path, name: str, shards: Any, said: str) -> None:
     (tmp_path / "y").touch()
     (tmp_path / "folder").mkdir()
@@ -137,20 +121,12 @@ def test_a_name_in_an_index_is_shown_in_part(tmp_path: Path) -> None:
     assert f"names '/{'x' * 98}; allowed" in refused(stored.weight_files, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("files", "finished"),
-    [
-        ([], True),
-        (["config.json"], True),
-        (["checkpoint/"], False),
-        (["checkpoint/", "config.json"], True),
-        (["checkpoint/plan.json"], False),
-        (["checkpoint/plan.json", "config.json"], False),
-        (["checkpoint/plan.json", "config.json", "training.json"], True),
-        (["checkpoint/plan.json", "lens.json"], True),
-        (["checkpoint"], True),
-    ],
-)
+@pytest.mark.parametrize(("files", "finished"), [
+    ([], True), (["config.json"], True), (["checkpoint/"], False), (["checkpoint/", "config.json"], True),
+    (["checkpoint/plan.json"], False), (["checkpoint/plan.json", "config.json"], False),
+    (["checkpoint/plan.json", "config.json", "training.json"], True), (["checkpoint/plan.json", "lens.json"], True),
+    (["checkpoint"], True),
+])  # fmt: skip
 def test_whether_a_training_is_finished(tmp_path: Path, files: list[str], finished: bool) -> None:
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -159,25 +135,22 @@ def test_whether_a_training_is_finished(tmp_path: Path, files: list[str], finish
     assert refusal(stored.check_finished, tmp_path, "m") == said
 
 
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        ([], None),
-        (["a.gguf"], "m holds weights in GGUF"),
-        (["a.GGUF", "b.txt"], "m holds weights in GGUF"),
-        (["a.gguf", SAFE], None),
-        (["a.gguf", PICKLED], None),
-        (["a.gguf", f"{SAFE}.index.json"], None),
-        (["a.gguf", f"{PICKLED}.index.json"], None),
-        (["checkpoint-5/config.json"], "m is a folder with a checkpoint and no model of its own: give {}checkpoint-5"),
-        (
-            ["checkpoint-9/config.json", "checkpoint-10/config.json", "checkpoint-11/x", "checkpoint-x/config.json",
-             "checkpoint-/config.json", "my-checkpoint-12/config.json"],
-            "m is a folder with 2 checkpoints and no model of its own: give {}checkpoint-10",
-        ),
-        (["checkpoint-11/x", "checkpoint-x/config.json", "my-checkpoint-12/config.json"], None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("files", "said"), [
+    ([], None),
+    (["a.gguf"], "m holds weights in GGUF"),
+    (["a.GGUF", "b.txt"], "m holds weights in GGUF"),
+    (["a.gguf", SAFE], None),
+    (["a.gguf", PICKLED], None),
+    (["a.gguf", f"{SAFE}.index.json"], None),
+    (["a.gguf", f"{PICKLED}.index.json"], None),
+    (["checkpoint-5/config.json"], "m is a folder with a checkpoint and no model of its own: give {}checkpoint-5"),
+    (
+        ["checkpoint-9/config.json", "checkpoint-10/config.json", "checkpoint-11/x", "checkpoint-x/config.json",
+         "checkpoint-/config.json", "my-checkpoint-12/config.json"],
+        "m is a folder with 2 checkpoints and no model of its own: give {}checkpoint-10",
+    ),
+    (["checkpoint-11/x", "checkpoint-x/config.json", "my-checkpoint-12/config.json"], None),
+])  # fmt: skip
 def test_folders_of_other_layouts(tmp_path: Path, files: list[str], said: str | None) -> None:
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -200,15 +173,12 @@ def build(tensors: int = 0, modules: int = 0, numbers: int = 0) -> Callable[[], 
     return made
 
 
-@pytest.mark.parametrize(
-    ("allowed", "more", "said"),
-    [
-        (dict(tensors=106), dict(tensors=107), "106 tensors"),
-        (dict(modules=160), dict(modules=161), "160 modules"),
-        (dict(numbers=200), dict(numbers=201), "200 numbers"),
-        (dict(tensors=5, numbers=200), dict(tensors=5, numbers=201), "200 numbers"),
-    ],
-)
+@pytest.mark.parametrize(("allowed", "more", "said"), [
+    (dict(tensors=106), dict(tensors=107), "106 tensors"),
+    (dict(modules=160), dict(modules=161), "160 modules"),
+    (dict(numbers=200), dict(numbers=201), "200 numbers"),
+    (dict(tensors=5, numbers=200), dict(tensors=5, numbers=201), "200 numbers"),
+])  # fmt: skip
 def test_no_larger_model_than_its_files_fill(allowed: dict[str, int], more: dict[str, int], said: str) -> None:
     assert stored.outline(build(**allowed), HELD, "m", "its fields")
     held = "and the weights hold 3 tensors in 50 bytes"
@@ -246,25 +216,22 @@ class Configured(nn.Module):
 NAMED = {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in Configured().state_dict().items()}
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (["layers.3.x"], "layers.3.x (in its config.json num_hidden_layers is 2)"),
-        (["b", "layers.13.x", "a"], "3 tensors, the first b (in its config.json num_hidden_layers is 2)"),
-        (["layers.x.3"], "layers.x.3"),
-        (["in_proj.bias"], "in_proj.bias (in its config.json use_bias is True)"),
-        (["in_proj.bias.x"], "in_proj.bias.x"),
-        (["a.bias"], "a.bias"),
-        (["conv1d.bias"], "conv1d.bias (in its config.json use_conv_bias is False)"),
-        (["conv1d.bias.x"], "conv1d.bias.x"),
-        (["lm_head.weight"], "lm_head.weight (in its config.json tie_word_embeddings is True)"),
-        (
-            ["a", "head.bias", "layers.0.conv.bias", "layers.1.x_proj.bias"],
-            "4 tensors, the first a (in its config.json num_hidden_layers is 2, use_conv_bias is False, "
-            "use_bias is True, tie_word_embeddings is True)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("names", "said"), [
+    (["layers.3.x"], "layers.3.x (in its config.json num_hidden_layers is 2)"),
+    (["b", "layers.13.x", "a"], "3 tensors, the first b (in its config.json num_hidden_layers is 2)"),
+    (["layers.x.3"], "layers.x.3"),
+    (["in_proj.bias"], "in_proj.bias (in its config.json use_bias is True)"),
+    (["in_proj.bias.x"], "in_proj.bias.x"),
+    (["a.bias"], "a.bias"),
+    (["conv1d.bias"], "conv1d.bias (in its config.json use_conv_bias is False)"),
+    (["conv1d.bias.x"], "conv1d.bias.x"),
+    (["lm_head.weight"], "lm_head.weight (in its config.json tie_word_embeddings is True)"),
+    (
+        ["a", "head.bias", "layers.0.conv.bias", "layers.1.x_proj.bias"],
+        "4 tensors, the first a (in its config.json num_hidden_layers is 2, use_conv_bias is False, "
+        "use_bias is True, tie_word_embeddings is True)",
+    ),
+])  # fmt: skip
 def test_names_that_do_not_fit_are_told_with_the_fields_that_they_contradict(names: list[str], said: str) -> None:
     config = Configured().config
     fit = "the weights of m do not fit its configuration:"
@@ -281,31 +248,20 @@ def test_names_that_do_not_fit_are_told_with_the_fields_that_they_contradict(nam
 MISFIT = "the weights of m do not fit its configuration:"
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({}, None),
-        ({"inner.b.num_batches_tracked": Stored((), True)}, None),
-        ({"inner.a.weight": None, "inner.a.bias": None}, f"{MISFIT} they lack 2 tensors, the first inner.a.bias"),
-        (
-            {"z": Stored((), True), "y": Stored((), True), "x": Stored((), True)},
-            f"{MISFIT} the model that it describes has no place for 3 tensors, the first x",
-        ),
-        (
-            {"inner.a.weight": Stored((3, 2), True), "inner.a.bias": Stored((5,), True)},
-            f"{MISFIT} inner.a.weight is 3 × 2, and the model's is 2 × 3",
-        ),
-        ({"inner.a.bias": Stored((), True)}, f"{MISFIT} inner.a.bias is a single number, and the model's is 2"),
-        (
-            {"inner.b.num_batches_tracked": Stored((1,), False)},
-            f"{MISFIT} inner.b.num_batches_tracked is 1, and the model's is a single number",
-        ),
-        (
-            {"inner.a.bias": Stored((2,), False)},
-            "the weights of m are damaged: inner.a.bias holds no floating-point numbers",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({}, None),
+    ({"inner.b.num_batches_tracked": Stored((), True)}, None),
+    ({"inner.a.weight": None, "inner.a.bias": None}, f"{MISFIT} they lack 2 tensors, the first inner.a.bias"),
+    ({"z": Stored((), True), "y": Stored((), True), "x": Stored((), True)},
+     f"{MISFIT} the model that it describes has no place for 3 tensors, the first x"),
+    ({"inner.a.weight": Stored((3, 2), True), "inner.a.bias": Stored((5,), True)},
+     f"{MISFIT} inner.a.weight is 3 × 2, and the model's is 2 × 3"),
+    ({"inner.a.bias": Stored((), True)}, f"{MISFIT} inner.a.bias is a single number, and the model's is 2"),
+    ({"inner.b.num_batches_tracked": Stored((1,), False)},
+     f"{MISFIT} inner.b.num_batches_tracked is 1, and the model's is a single number"),
+    ({"inner.a.bias": Stored((2,), False)},
+     "the weights of m are damaged: inner.a.bias holds no floating-point numbers"),
+])  # fmt: skip
 def test_weights_that_do_not_fit(change: dict[str, Stored | None], said: str | None) -> None:
     held = {name: each for name, each in {**NAMED, **change}.items() if each is not None}
     assert refusal(stored.check_fit, Configured(), held, "m") == said

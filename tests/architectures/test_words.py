@@ -1,7 +1,5 @@
 """A word in a model's JSON files that is not known is refused before a library reads it; families' own are known."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -127,7 +125,6 @@ def test_generation_that_names_what_is_not_known(tmp_path):
 
 FILES = ("tokenizer_file", "vocab_file", "merges_file", "spm_file")
 OUTSIDE = ("/etc/passwd", "../other/tokenizer.json", "vocab.txt")
-
 
 NAMED = [
     *(((name,), value) for name in FILES for value in OUTSIDE),

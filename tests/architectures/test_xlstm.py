@@ -1,7 +1,5 @@
 """The mLSTM of xLSTM is the library's in states; that it is in outputs is a contract."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from examples import TEXTS, random_example, relative
@@ -14,10 +12,7 @@ from ssmscope.interp.objective import objective
 from ssmscope.layers import xlstm
 from ssmscope.layers.parts import BY_WEIGHT
 
-
-@pytest.fixture
-def module():
-    return doubled(loud(random_example("xlstm")))
+module = pytest.fixture(lambda: doubled(loud(random_example("xlstm"))))
 
 
 def test_states_are_the_librarys_without_their_stabilizer(module):
@@ -69,14 +64,11 @@ def test_relevance_passes_a_capped_head(module):
     assert ((found.scores.sum(1) + constants - f).abs() < 1e-9 * f.abs()).all() and found.converged.all()
 
 
-@pytest.mark.parametrize(
-    "field, value, says",
-    [
-        ("gate_soft_cap", None, "gate_soft_cap is None: only an xLSTM whose gates are capped at 40 or less can"),
-        ("gate_soft_cap", 100.0, "gate_soft_cap is 100"),
-        ("weight_mode", "fused", "weight_mode is 'fused'"),
-    ],
-)
+@pytest.mark.parametrize("field, value, says", [
+    ("gate_soft_cap", None, "gate_soft_cap is None: only an xLSTM whose gates are capped at 40 or less can"),
+    ("gate_soft_cap", 100.0, "gate_soft_cap is 100"),
+    ("weight_mode", "fused", "weight_mode is 'fused'"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_refused(module, field, value, says):
     model = Model(module)
     for part in module.modules():

@@ -1,10 +1,6 @@
 """Effect of a change inside a model: closed forms on a model that forgets at a known rate, identities on every family,
-and views that stay readable and safe.
-
-Steps of the effect of a change: aligned tokens of long texts, shares of a row, and the tolerance of equality.
-"""
-
-from __future__ import annotations
+and views that stay readable and safe. Steps of the effect of a change: aligned tokens of long texts, shares of a row,
+and the tolerance of equality."""
 
 import json
 import math
@@ -16,6 +12,7 @@ import torch
 from drawn import drawn, labels, outside, overlapping
 from examples import random_example
 from fading import fading
+from refusals import refuses
 
 import ssmscope
 from ssmscope.attacks.effect import attack_effect
@@ -64,8 +61,7 @@ class TestClosedForm:
             steps = np.array([STEPS.get(word, 1.0) for word in [*words, "[CLS]"]])
             behind = steps[::-1].cumsum()[::-1] - steps
             weights = steps * np.exp(-DECAY * behind)
-            assert side.attention[0] == pytest.approx(weights / weights.sum(), abs=1e-6)
-            assert side.sink.tolist() == [0]
+            assert side.attention[0] == pytest.approx(weights / weights.sum(), abs=1e-6) and side.sink.tolist() == [0]
             assert side.text.scores[0] == pytest.approx(np.exp(-DECAY * steps), abs=1e-6)
         assert found.corrupted.changed.tolist() == [False, False, True, True, False, False]
         assert found.corrupted.on_changed[0] == pytest.approx(found.corrupted.attention[0, 2:4].sum())
@@ -186,8 +182,7 @@ class TestAlignment:
         found = attack_effect(fading(WEIGHTS), clean="good a bad b", corrupted="a bad film film b")
         assert found.clean.changed.tolist() == [True, False, False, False, False]
         assert found.corrupted.changed.tolist() == [False, False, True, True, False, False]
-        assert found.first_changed == 0
-        assert found.changed_name == "1 of 5 tokens removed, 2 of 6 tokens new"
+        assert found.first_changed == 0 and found.changed_name == "1 of 5 tokens removed, 2 of 6 tokens new"
 
     def test_of_texts_without_a_common_token(self):
         found = of_ids(random_model("mamba"), [1, 2], [3, 4, 5])
@@ -207,27 +202,19 @@ class TestAlignment:
 
 
 class TestOptions:
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(corrupted=[3, 4]), r"corrupted is \[3, 4\]; allowed is a text"),
-            (dict(clean=3), "clean is 3; allowed is a text"),
-            (dict(corrupted=" "), "corrupted is empty; give a text"),
-            (dict(layers="every"), "layers is 'every'; allowed are mean, all or a whole number from 0 on"),
-            (dict(layers=[1]), "there is no layer 1"),
-            (dict(top=0), "top is 0"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(corrupted=[3, 4]), r"corrupted is \[3, 4\]; allowed is a text"),
+        (dict(clean=3), "clean is 3; allowed is a text"),
+        (dict(corrupted=" "), "corrupted is empty; give a text"),
+        (dict(layers="every"), "layers is 'every'; allowed are mean, all or a whole number from 0 on"),
+        (dict(layers=[1]), "there is no layer 1"),
+        (dict(top=0), "top is 0"),
+    ])  # fmt: skip
     def test_what_is_refused(self, options, says):
-        with pytest.raises(InputError, match=says) as caught:
-            attack_effect(fading(WEIGHTS), **{"clean": "good", "corrupted": "bad", **options})
-        assert "\n" not in str(caught.value)
+        refuses(says, attack_effect, fading(WEIGHTS), **{"clean": "good", "corrupted": "bad", **options})
 
-    def test_ids_that_the_model_does_not_have(self):
-        with pytest.raises(InputError, match="id 99, outside the model's vocabulary"):
-            of_ids(fading(WEIGHTS), [3], [99])
-
-    def test_a_model_without_a_tokenizer(self):
+    def test_ids_and_models_that_cannot_read_it(self):
+        refuses("id 99, outside the model's vocabulary", of_ids, fading(WEIGHTS), [3], [99])
         with pytest.raises(InputError, match="has no tokenizer to read texts with; give one, load"):
             attack_effect(random_model("mamba"), clean="good", corrupted="bad")
 
@@ -235,8 +222,7 @@ class TestOptions:
         model = fading(WEIGHTS)
         with torch.no_grad():
             model.module.ssm.A[0, 0] = torch.nan
-        with pytest.raises(InputError, match="not finite"):
-            attack_effect(model, clean="good", corrupted="bad")
+        refuses("not finite", attack_effect, model, clean="good", corrupted="bad")
 
     def test_no_hook_is_left(self):
         model = random_model("mamba2")
@@ -290,16 +276,10 @@ def test_tokens_that_are_frequent_in_long_texts_are_aligned_too() -> None:
     assert aligned([1, 2, 3], [3, 1, 2]).tolist() == [[0, 1], [1, 2]] and aligned([1], [2]).shape == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("weights", "sink", "shares", "state"),
-    [
-        ([1.0, -2.0, 0.0], None, [1 / 3, 2 / 3, 0], 0.0),
-        ([1.0, -2.0, 0.0], -5.0, [1 / 8, 2 / 8, 0], 5 / 8),
-        ([0.0, 0.0], -5.0, [0, 0], 1.0),
-        ([0.0, 0.0], None, [0, 0], 0.0),
-        ([0.0, 0.0], 0.0, [0, 0], 0.0),
-    ],
-)
+@pytest.mark.parametrize(("weights", "sink", "shares", "state"), [
+    ([1.0, -2.0, 0.0], None, [1 / 3, 2 / 3, 0], 0.0), ([1.0, -2.0, 0.0], -5.0, [1 / 8, 2 / 8, 0], 5 / 8),
+    ([0.0, 0.0], -5.0, [0, 0], 1.0), ([0.0, 0.0], None, [0, 0], 0.0), ([0.0, 0.0], 0.0, [0, 0], 0.0),
+])  # fmt: skip
 def test_shares_of_the_last_row(weights: list[float], sink: float | None, shares: list[float], state: float) -> None:
     own = None if sink is None else np.array([sink], np.float32)
     found, before = _shares(np.array([weights], np.float32), own)
@@ -317,11 +297,8 @@ def test_what_counts_as_the_same_depends_on_the_dtype(monkeypatch: pytest.Monkey
     found = effect_of(model, batch, layers="all")
     assert seen == [same] * model.num_layers + [SAME]  # the head's input is in float32 at least
     assert found.pairs.tolist() == [[0, 0], [1, 1], [3, 3]] and found.clean.changed.tolist() == [
-        False,
-        False,
-        True,
-        False,
-    ]
+        False, False, True, False,
+    ]  # fmt: skip
     assert found.corrupted.changed.tolist() == [False, False, True, False, True]
     answers = [
         model.logits(model.encode(ids=[ids]))[0, -1].double().softmax(-1) for ids in ([5, 17, 3, 9], [5, 17, 4, 9, 8])

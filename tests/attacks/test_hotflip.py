@@ -1,7 +1,5 @@
 """HotFlip: its first-order estimates against differences, its search against all flips, and the texts it writes."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -13,19 +11,8 @@ from tokenizers import models as token_models
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
+from ssmscope.attacks.words import hotflip, word_attack
 from ssmscope.attacks.words import hotflip as module
-from ssmscope.attacks.words import word_attack
-from ssmscope.attacks.words.hotflip import (
-    Limits,
-    Vocabulary,
-    best_flips,
-    class_scores,
-    estimates,
-    hotflip,
-    loss_gradients,
-    offers,
-    read,
-)
 from ssmscope.core import batching
 from ssmscope.data.text import load_text
 from ssmscope.errors import InputError
@@ -76,14 +63,14 @@ class TestEstimates:
             moved = table[ids].clone()
             moved[0, place] += step * (table[towards] - table[ids[0, place]])
             with torch.no_grad():
-                scores = class_scores(model, moved, torch.ones_like(ids).bool(), label_ids)
+                scores = hotflip.class_scores(model, moved, torch.ones_like(ids).bool(), label_ids)
             return -float(scores.log_softmax(-1)[0, self.LABELS[row]])
 
         with TrueFloat64():
-            gradients = loss_gradients(model, self.ROWS, self.LABELS, label_ids)
+            gradients = hotflip.loss_gradients(model, self.ROWS, self.LABELS, label_ids)
             for row, gradient in enumerate(gradients):
                 assert gradient.shape == (len(self.ROWS[row]), 16) and gradient.dtype == torch.float64
-                found = estimates(gradient, table[self.ROWS[row]], table[new])
+                found = hotflip.estimates(gradient, table[self.ROWS[row]], table[new])
                 for place, which in itertools.product(range(len(self.ROWS[row])), range(3)):
                     step = 1e-5
                     ends = [loss(row, place, int(new[which]), sign * step) for sign in (1, -1)]
@@ -94,14 +81,14 @@ class TestEstimates:
 
     def test_no_weight_is_left_with_a_gradient(self):
         model = classifier()
-        loss_gradients(model, self.ROWS, self.LABELS, None)
+        hotflip.loss_gradients(model, self.ROWS, self.LABELS, None)
         assert all(weight.grad is None and weight.requires_grad for weight in model.module.parameters())
 
     def test_many_batches_are_as_one(self, monkeypatch):
         model = classifier()
-        together = loss_gradients(model, self.ROWS, self.LABELS, None)
+        together = hotflip.loss_gradients(model, self.ROWS, self.LABELS, None)
         monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 1)
-        for a, b in zip(together, loss_gradients(model, self.ROWS, self.LABELS, None)):
+        for a, b in zip(together, hotflip.loss_gradients(model, self.ROWS, self.LABELS, None)):
             assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
 
     @pytest.mark.parametrize("words", [("good", "bad"), ("good film", "bad", "good movie is")])
@@ -110,7 +97,9 @@ class TestEstimates:
         ids = label_words(model, words, after=text).ids
         row = torch.tensor([model.tokenizer(text)["input_ids"]])
         with torch.no_grad():
-            found = class_scores(model, model.module.get_input_embeddings()(row), torch.ones_like(row).bool(), ids)
+            found = hotflip.class_scores(
+                model, model.module.get_input_embeddings()(row), torch.ones_like(row).bool(), ids
+            )
         expected = Evaluator(model, words=words).scores([text])
         assert found.numpy() == pytest.approx(expected, abs=1e-4)
 
@@ -124,7 +113,9 @@ def whole(model: ssmscope.Model) -> Evaluator:
 
 
 def flip(model: ssmscope.Model, texts: list[str], labels: list[int], **limits) -> list[module.Search]:
-    return hotflip(model, texts, labels, whole(model).scores, template=TEMPLATE, limits=Limits(**limits))
+    return hotflip.hotflip(
+        model, texts, labels, whole(model).scores, template=TEMPLATE, limits=hotflip.Limits(**limits)
+    )
 
 
 class TestSearch:
@@ -189,10 +180,10 @@ class TestSearch:
             waves.append(len(texts))
             return evaluator.scores(texts)
 
-        limits = Limits(beam=2, candidates=3, flips=2)
+        limits = hotflip.Limits(beam=2, candidates=3, flips=2)
         ended = []
         texts = ["awful poor", "dull film plot", "film"]
-        hotflip(model, texts, [0] * 3, scores, template=TEMPLATE, limits=limits, ended=ended.append)
+        hotflip.hotflip(model, texts, [0] * 3, scores, template=TEMPLATE, limits=limits, ended=ended.append)
         assert batches == [3, 4] and waves[:2] == [3, 9] and len(waves) == 3 and ended == [1, 2]
 
     def test_a_slow_tokenizer_is_refused(self):
@@ -201,7 +192,7 @@ class TestSearch:
 
         model = ssmscope.Model(bag(WEIGHTS).module, Slow(), "slow")
         with pytest.raises(InputError, match="slow has a slow tokenizer: give a fast one"):
-            hotflip(model, ["film"], [0], lambda texts: None, template=TEMPLATE)
+            hotflip.hotflip(model, ["film"], [0], lambda texts: None, template=TEMPLATE)
 
 
 @pytest.fixture(scope="module")
@@ -232,33 +223,28 @@ class TestTexts:
     def test_words_that_may_be_replaced(self):
         model = ssmscope.load("demo/sst2-mamba2")
         text = "The film isn't a well-made 3 act comedy , stuffy and really , really bad!"
-        node = read(model, text, TEMPLATE, frozenset({"really", "the"}))
+        node = hotflip.read(model, text, TEMPLATE, frozenset({"really", "the"}))
         assert [text[start:stop] for start, stop in node.places.values()] == [
-            "film",
-            "a",
-            "act",
-            "comedy",
-            "and",
-            "bad",
-        ]
+            "film", "a", "act", "comedy", "and", "bad",
+        ]  # fmt: skip
         ids = model.tokenizer(text)["input_ids"]
         for token, (start, stop) in node.places.items():
             assert model.tokenizer.decode([ids[token]]).strip() == text[start:stop]
 
     def test_places_are_those_in_the_text_of_a_template(self):
         model, template = speaker(), Template("a film : {content} ? good")
-        node = read(model, "the  dull movie zebra", template)
+        node = hotflip.read(model, "the  dull movie zebra", template)
         assert {token: node.text[a:b] for token, (a, b) in node.places.items()} == {3: "the", 4: "dull", 5: "movie"}
 
     def test_a_flip_moves_what_stands_behind_it(self):
-        node = read(speaker(), "good film is bad", TEMPLATE)
+        node = hotflip.read(speaker(), "good film is bad", TEMPLATE)
         longer = node.flipped(0, WORDS.index("great") + 2, "great", 1.0).flipped(2, WORDS.index("a") + 2, "a", 2.0)
         assert longer.text == "great film a bad" and longer.estimate == 2
         assert {t: longer.text[a:b] for t, (a, b) in longer.places.items()} == {1: "film", 3: "bad"}
         assert longer.ids == tuple(speaker().tokenizer(longer.text)["input_ids"])
 
     def test_marks_of_a_vocabulary(self, marked):
-        found = Vocabulary.of(marked, absent={"good"})
+        found = hotflip.Vocabulary.of(marked, absent={"good"})
         assert {"film", "sad", "the", "bad"} <= set(found.words["Ġ"]) and "good" not in found.words["Ġ"]
         assert "film" in found.words[""] and "ing" in found.words[""] and set(found.words) == {"", "Ġ"}
         for mark, words in found.words.items():
@@ -268,12 +254,12 @@ class TestTexts:
     def test_only_texts_that_are_read_as_meant_are_offered(self, marked):
         """In "film" alone "fi" and "ing" are put in the place of a word, and some of these merge with their
         neighbours."""
-        vocabulary, texts = Vocabulary.of(marked), ["film good bad", "the sad film.", "film good.film"]
-        nodes = [read(marked, text, TEMPLATE) for text in texts]
+        vocabulary, texts = hotflip.Vocabulary.of(marked), ["film good bad", "the sad film.", "film good.film"]
+        nodes = [hotflip.read(marked, text, TEMPLATE) for text in texts]
         assert [len(node.places) for node in nodes] == [3, 2, 3]
-        gradients = loss_gradients(marked, [node.ids for node in nodes], [0, 0, 0], None)
-        drawn = [best_flips(marked, node, each, vocabulary, 200) for node, each in zip(nodes, gradients)]
-        offered = offers(marked, nodes, gradients, vocabulary, TEMPLATE, 70)
+        gradients = hotflip.loss_gradients(marked, [node.ids for node in nodes], [0, 0, 0], None)
+        drawn = [hotflip.best_flips(marked, node, each, vocabulary, 200) for node, each in zip(nodes, gradients)]
+        offered = hotflip.offers(marked, nodes, gradients, vocabulary, TEMPLATE, 70)
         dropped = 0
         for flips, own in zip(drawn, offered):
             right = [each for each in flips if tuple(marked.tokenizer(each.text)["input_ids"]) == each.ids]

@@ -1,7 +1,5 @@
 """HotFlip's parts by hand: the candidates that a search keeps, and the words that may be replaced and inserted."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -22,25 +20,19 @@ TEMPLATE = Template("{content}")
 WORDS = "good bad film fine dull".split()
 
 
-@pytest.mark.parametrize(
-    ("limits", "whose", "said"),
-    [
-        (Limits(), "", ["the 3 best flips by the gradient", "words of one token for others", "greedy"]),
-        (
-            Limits(beam=2, flips=1, candidates=7),
-            "ours",
-            [
-                *("the 7 best flips by the gradient", "words of one token for others", "no stop word (ours)"),
-                *("a beam of 2", "at most 1 word"),
-            ],
-        ),
-        (
-            Limits(flips=2),
-            "",
-            ["the 3 best flips by the gradient", "words of one token for others", "greedy", "at most 2 words"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("limits", "whose", "said"), [
+    (Limits(), "", ["the 3 best flips by the gradient", "words of one token for others", "greedy"]),
+    (
+        Limits(beam=2, flips=1, candidates=7),
+        "ours",
+        [
+            *("the 7 best flips by the gradient", "words of one token for others", "no stop word (ours)"),
+            *("a beam of 2", "at most 1 word"),
+        ],
+    ),
+    (Limits(flips=2), "",
+     ["the 3 best flips by the gradient", "words of one token for others", "greedy", "at most 2 words"]),
+])  # fmt: skip
 def test_what_runs_is_told(limits: Limits, whose: str, said: list[str]) -> None:
     assert list(limits.described(whose)) == said
 
@@ -61,23 +53,20 @@ class TestSearch:
         assert "".join(each.text for each in found) == texts and search.queries == queries + len(texts)
         assert [each.estimate for each in found] == [0.9, 0.5, 0.3, -0.1][: len(texts)]
 
-    @pytest.mark.parametrize(
-        ("reached", "limits", "best", "beam", "over"),
-        [
-            ([node("a", loss=1.5), node("b", loss=3.0), node("c", loss=2.5)], Limits(), "b", "b", False),
-            ([node("a", loss=1.5), node("b", loss=3.0), node("c", loss=2.5)], Limits(beam=2), "b", "bc", False),
-            ([node("a", loss=1.5), node("b", loss=2.0)], Limits(beam=3), "x", "ba", False),
-            ([node("a", loss=1.5), node("b", loss=3.0, places=0)], Limits(beam=2), "b", "a", False),
-            ([node("b", loss=3.0, places=0)], Limits(beam=2), "b", "", True),
-            ([node("a", loss=1.0, answer=1), node("b", loss=3.0)], Limits(), "a", "b", True),
-            ([node("a", loss=1.0, answer=1), node("b", loss=1.2, answer=1)], Limits(), "b", "b", True),
-            ([node("b", loss=3.0)], Limits(flips=3), "b", "b", True),
-            ([node("b", loss=3.0)], Limits(flips=4), "b", "b", False),
-            ([node("b", loss=3.0)], Limits(budget=7), "b", "b", True),
-            ([node("b", loss=3.0)], Limits(budget=8), "b", "b", False),
-            ([], Limits(), "x", "", True),
-        ],
-    )
+    @pytest.mark.parametrize(("reached", "limits", "best", "beam", "over"), [
+        ([node("a", loss=1.5), node("b", loss=3.0), node("c", loss=2.5)], Limits(), "b", "b", False),
+        ([node("a", loss=1.5), node("b", loss=3.0), node("c", loss=2.5)], Limits(beam=2), "b", "bc", False),
+        ([node("a", loss=1.5), node("b", loss=2.0)], Limits(beam=3), "x", "ba", False),
+        ([node("a", loss=1.5), node("b", loss=3.0, places=0)], Limits(beam=2), "b", "a", False),
+        ([node("b", loss=3.0, places=0)], Limits(beam=2), "b", "", True),
+        ([node("a", loss=1.0, answer=1), node("b", loss=3.0)], Limits(), "a", "b", True),
+        ([node("a", loss=1.0, answer=1), node("b", loss=1.2, answer=1)], Limits(), "b", "b", True),
+        ([node("b", loss=3.0)], Limits(flips=3), "b", "b", True),
+        ([node("b", loss=3.0)], Limits(flips=4), "b", "b", False),
+        ([node("b", loss=3.0)], Limits(budget=7), "b", "b", True),
+        ([node("b", loss=3.0)], Limits(budget=8), "b", "b", False),
+        ([], Limits(), "x", "", True),
+    ])  # fmt: skip
     def test_the_best_of_the_evaluated_is_kept(self, reached, limits, best, beam, over) -> None:
         search = Search(0, node("x", loss=2.0), [node("x"), node("y")], queries=7, gradients=5, depth=2)
         search.settle(reached, limits)

@@ -1,7 +1,5 @@
 """The insertion sweep on models that forget at a known rate, against slow references, and as its users meet it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -11,6 +9,7 @@ import pytest
 import torch
 from bags import LABELS
 from fading import fading, log_odds
+from refusals import refuses
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
 
 import ssmscope
@@ -103,41 +102,23 @@ class TestHardest:
     def right(self, *lost: range, examples: int = 100) -> list[list[int]]:
         return [[1] * examples, *([int(at not in each) for at in range(examples)] for each in lost)]
 
-    @pytest.mark.parametrize(
-        ("lost", "places", "says"),
-        [
-            (
-                (20, 45, 30),
-                (1,),
-                "0.550 with “a $phrase” at its hardest place (50 %), 0.550 where the place may differ",
-            ),
-            (
-                (20, 45, 44),
-                (1, 2),
-                "0.550 with “a $phrase” at its hardest place (50 %, indistinguishable from 1 other), ",
-            ),
-            (
-                (20, 22, range(79, 100)),
-                (1, 2, 0),
-                "0.780 to 0.800 with “a $phrase”, at no place clearly lowest, 0.570 wh",
-            ),
-            ((20, 22, 21, 5), (1, 2, 0), "0.780 to 0.950 with “a $phrase”, at no place clearly lowest, 0.780 wh"),
-            ((20, 20), (0, 1), "0.800 with “a $phrase”, at no place clearly lowest, 0.800 where"),
-        ],
-    )
+    @pytest.mark.parametrize(("lost", "places", "says"), [
+        ((20, 45, 30), (1,), "0.550 with “a $phrase” at its hardest place (50 %), 0.550 where the place may differ"),
+        ((20, 45, 44), (1, 2), "0.550 with “a $phrase” at its hardest place (50 %, indistinguishable from 1 other), "),
+        ((20, 22, range(79, 100)), (1, 2, 0), "0.780 to 0.800 with “a $phrase”, at no place clearly lowest, 0.570 wh"),
+        ((20, 22, 21, 5), (1, 2, 0), "0.780 to 0.950 with “a $phrase”, at no place clearly lowest, 0.780 wh"),
+        ((20, 20), (0, 1), "0.800 with “a $phrase”, at no place clearly lowest, 0.800 where"),
+    ])  # fmt: skip
     def test_it_is_told_from_all_some_or_none(self, lost, places, says):
         result, found = swept(self.right(*(range(each) if isinstance(each, int) else each for each in lost)))
         assert found.hardest_places == places
         assert result.headline.startswith(f"Insertion sweep of runs/mine: accuracy 1.000 clean, {says}")
 
-    @pytest.mark.parametrize(
-        ("lowest", "says"),
-        [
-            ([0] * 10 + [1] * 60 + [2] * 30, "most often lowest at 50 %, for 0.600 [0."),
-            ([0] * 5 + [1] * 48 + [2] * 47, "most often lowest at 50 %, indistinguishable from 1 other, for 0.480 [0."),
-            ([0] * 32 + [1] * 34 + [2] * 34, "clearly more often than the others."),
-        ],
-    )
+    @pytest.mark.parametrize(("lowest", "says"), [
+        ([0] * 10 + [1] * 60 + [2] * 30, "most often lowest at 50 %, for 0.600 [0."),
+        ([0] * 5 + [1] * 48 + [2] * 47, "most often lowest at 50 %, indistinguishable from 1 other, for 0.480 [0."),
+        ([0] * 32 + [1] * 34 + [2] * 34, "clearly more often than the others."),
+    ])  # fmt: skip
     def test_where_log_odds_are_lowest(self, lowest, says):
         odds = [[1.0] * 100, *([0.5 - (place == each) for each in lowest] for place in range(3))]
         result, found = swept(self.right(range(20), range(45), range(30)), odds)
@@ -148,11 +129,8 @@ class TestHardest:
 class TestTexts:
     def test_where_the_phrase_is_put(self):
         assert [inserted("one two\nthree", "x y", k) for k in range(4)] == [
-            "x y one two\nthree",
-            "one x y two\nthree",
-            "one two x y\nthree",
-            "one two\nthree x y",
-        ]
+            "x y one two\nthree", "one x y two\nthree", "one two x y\nthree", "one two\nthree x y",
+        ]  # fmt: skip
         assert inserted(" a ", "x", 0) == " x a " and inserted(" a ", "x", 1) == " a x "
 
     def test_all_places_are_one_wave(self, monkeypatch):
@@ -181,14 +159,11 @@ class TestTexts:
             0, abs=1e-6
         )  # −2 of one, +2 of the other
 
-    @pytest.mark.parametrize(
-        ("template", "outside"),
-        [
-            (" \n{content}\n", []),
-            (" {content} ?", ["after the template"]),
-            ("Is {content} \n", ["before the template"]),
-        ],
-    )
+    @pytest.mark.parametrize(("template", "outside"), [
+        (" \n{content}\n", []),
+        (" {content} ?", ["after the template"]),
+        ("Is {content} \n", ["before the template"]),
+    ])  # fmt: skip
     def test_white_space_of_a_template_is_no_place(self, template, outside):
         given = dict(insert="bad", places=[0.5], template=template, words=["bad", "good"])
         found = insertion_sweep(fading(WEIGHTS, language=True), reviews(), **given)
@@ -251,8 +226,7 @@ class TestLanguageModels:
 
     def test_what_a_language_model_needs(self, model):
         data = text_data("d", "all", ["one two", "three"], [1, 0], ("no", "yes"))
-        with pytest.raises(InputError, match="is a language model: give template=…, which asks for the class"):
-            insertion_sweep(model, data)
+        refuses("is a language model: give template=…, which asks for the class", insertion_sweep, model, data)
         with pytest.raises(InputError, match="give words=…, what it says for no, yes, in this order"):
             insertion_sweep(model, data, template="{content}:")
         with pytest.raises(InputError, match="words are a; d has 2 classes, no, yes: give one for each, in this order"):
@@ -270,36 +244,27 @@ class TestMeasure:
 
 
 class TestOptions:
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(insert=[]), "insert is empty"),
-            (dict(places=1), "places is 1; allowed are a number of places from 2 on, or shares from 0 to 1"),
-            (dict(words=["a", "b"]), "is a classifier"),
-            (dict(template="film"), "has no {content}"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(insert=[]), "insert is empty"),
+        (dict(places=1), "places is 1; allowed are a number of places from 2 on, or shares from 0 to 1"),
+        (dict(words=["a", "b"]), "is a classifier"),
+        (dict(template="film"), "has no {content}"),
+    ])  # fmt: skip
     def test_what_is_refused(self, options, says):
-        with pytest.raises(InputError, match=says) as caught:
-            insertion_sweep(fading(WEIGHTS), reviews(), **options)
-        assert "\n" not in str(caught.value)
+        refuses(says, insertion_sweep, fading(WEIGHTS), reviews(), **options)
 
     def test_data_of_another_kind(self):
         model, data = fading(WEIGHTS), reviews()
-        with pytest.raises(InputError, match=r"data is \[1\]: give the name of a data set"):
-            insertion_sweep(model, [1])
-        with pytest.raises(InputError, match=r"reviews \(test\) has no example"):
-            insertion_sweep(model, data.take([]))
-        with pytest.raises(InputError, match="has no tokenizer"):
-            insertion_sweep(dataclasses.replace(model, tokenizer=None), data)
+        refuses(r"data is \[1\]: give the name of a data set", insertion_sweep, model, [1])
+        refuses(r"reviews \(test\) has no example", insertion_sweep, model, data.take([]))
+        refuses("has no tokenizer", insertion_sweep, dataclasses.replace(model, tokenizer=None), data)
         with pytest.raises(InputError, match="has the classes cat, dog; fading tells apart bad, good"):
             insertion_sweep(model, dataclasses.replace(data, label_names=("cat", "dog")))
         backbone = Mamba2Config(
             vocab_size=1, hidden_size=8, num_heads=2, head_dim=8, n_groups=1, state_size=4, num_hidden_layers=1
         )
         pixels = SSMForSequenceClassification(SSMClassifierConfig(backbone, channels=1))
-        with pytest.raises(InputError, match="reads pixels, but reviews holds texts"):
-            insertion_sweep(ssmscope.Model(pixels), data)
+        refuses("reads pixels, but reviews holds texts", insertion_sweep, ssmscope.Model(pixels), data)
 
     def test_a_cache_and_a_limit_change_no_number(self, tmp_path):
         model, data = fading(WEIGHTS, decay=0.2), reviews()

@@ -1,7 +1,5 @@
 """Numbers of an insertion sweep against loops, its counts and its notes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 from bags import LABELS
 from fading import fading
+from refusals import refuses
 
 from ssmscope.attacks.insertion import checked_phrases, checked_shares, insertion_sweep
 from ssmscope.attacks.insertion import measure as module
@@ -16,7 +15,6 @@ from ssmscope.attacks.insertion.measure import attacked_texts, measure, notes_on
 from ssmscope.core import batching
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.text import text_data
-from ssmscope.errors import InputError
 from ssmscope.render.tokens import shorten, visible
 
 SPOTS = [("first", None), ("0 %", 0.0), ("50 %", 0.5), ("100 %", 1.0)]
@@ -90,21 +88,14 @@ def test_phrases_and_places_as_they_are_given() -> None:
     )
     assert checked_shares([1, 0.25, 0]) == (0, 0.25, 1)
     for places, said in (
-        (10_001, "places is 10,001; allowed are up to 10,000"),
-        (1, "places is 1; allowed"),
-        ([0.5, True], "places has True"),
-        ([0.5, "1"], "places has '1'"),
-        ([1.01], "places has 1.01"),
-        ([-0.01], "places has -0.01"),
-        ([0.5, 0.25, 0.5], "places names 0.5 twice"),
-    ):
-        with pytest.raises(InputError, match=said):
-            checked_shares(places)  # type: ignore[arg-type]
+        (10_001, "places is 10,001; allowed are up to 10,000"), (1, "places is 1; allowed"),
+        ([0.5, True], "places has True"), ([0.5, "1"], "places has '1'"), ([1.01], "places has 1.01"),
+        ([-0.01], "places has -0.01"), ([0.5, 0.25, 0.5], "places names 0.5 twice"),
+    ):  # fmt: skip
+        refuses(said, checked_shares, places)
     for phrases, said in (([], "nothing was given"), (["a", " "], "' ' was given"), (["a", 3], "3 was given")):
-        with pytest.raises(InputError, match=said):
-            checked_phrases(phrases)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="the phrase 'b' is given twice"):
-        checked_phrases(["a", "b", " b"])
+        refuses(said, checked_phrases, phrases)
+    refuses("the phrase 'b' is given twice", checked_phrases, ["a", "b", " b"])
 
 
 def test_notes_on_answers_and_phrases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """Searches in lockstep: their answers, their random draws, and the state after one of them fails."""
 
-from __future__ import annotations
-
 import random
 import signal
 import sys

@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 from fading import fading
+from refusals import refuses
 
 import ssmscope
 from ssmscope.attacks.noise.typos import NEIGHBOURS, typed, with_typos
 from ssmscope.data.text import text_data
-from ssmscope.errors import InputError
 
 TEXT = "The quick brown fox jumps over the lazy dog, and 12 others too. " * 40
 DATA = text_data("own", "all", ["awful film so long", "fine film so short"] * 20, [1, 0] * 20, ("bad", "good"))
@@ -71,13 +71,11 @@ def test_a_higher_rate_has_the_errors_of_a_lower_one():
         {at for at, (a, b) in enumerate(zip(words, with_typos(TEXT, rate, 3).split(" "))) if a != b}
         for rate in (0.02, 0.1)
     ]
-    assert changed[0] < changed[1]
-    assert len(changed[0]) == pytest.approx(0.02 * 49 * 40, rel=0.35)
+    assert changed[0] < changed[1] and len(changed[0]) == pytest.approx(0.02 * 49 * 40, rel=0.35)
 
 
 def test_keys_have_their_neighbours():
-    assert set(NEIGHBOURS["g"]) == set("tyfhvb")
-    assert set(NEIGHBOURS["q"]) == set("wa")
+    assert set(NEIGHBOURS["g"]) == set("tyfhvb") and set(NEIGHBOURS["q"]) == set("wa")
     assert all(key in NEIGHBOURS[other] for key, near in NEIGHBOURS.items() for other in near)
 
 
@@ -92,8 +90,7 @@ def test_accuracy_falls_where_the_word_that_decides_is_hit():
         expected = word in typed.split() or row == 1
         assert result.right[2, row] == expected
     lost = 1 - result.right[2].mean()
-    assert result.levels[1].drop.value == pytest.approx(lost)
-    assert result.average_drop.value == pytest.approx(lost / 2)
+    assert result.levels[1].drop.value == pytest.approx(lost) and result.average_drop.value == pytest.approx(lost / 2)
 
 
 def test_a_text_has_the_same_errors_in_every_sample():
@@ -106,5 +103,4 @@ def test_a_text_has_the_same_errors_in_every_sample():
 
 
 def test_a_rate_given_twice_is_refused():
-    with pytest.raises(InputError, match=r"rates names 0\.1 twice"):
-        ssmscope.noise(fading({"fine": 1.0}), DATA, rates=[0.1, 0.1])
+    refuses(r"rates names 0\.1 twice", ssmscope.noise, fading({"fine": 1.0}), DATA, rates=[0.1, 0.1])

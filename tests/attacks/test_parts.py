@@ -1,7 +1,5 @@
 """The parts of attacks: imported without a trace, protecting the right words, and each as its paper defines it."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import math
@@ -17,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 from warm import TRANSFORMERS
 
 if importlib.util.find_spec("textattack") is None:
@@ -28,7 +27,6 @@ from ssmscope.attacks import names, offline, resources
 from ssmscope.attacks.names import ATTACKS
 from ssmscope.attacks.offline import FUNCTION_WORDS, stopwords, textattack
 from ssmscope.attacks.recipes import attack_of, protect, recipe
-from ssmscope.errors import InputError
 
 textattack()
 
@@ -93,10 +91,8 @@ class TestImport:
     def test_without_the_package(self, monkeypatch):
         monkeypatch.delitem(sys.modules, "textattack")
         monkeypatch.setattr(offline.importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(InputError, match=r"need the package textattack, .*pip install '\.\[attacks\]'"):
-            textattack()
-        with pytest.raises(InputError, match="textattack"):
-            recipe("deepwordbug", flavour="prompt")
+        refuses(r"need the package textattack, .*pip install '\.\[attacks\]'", textattack)
+        refuses("textattack", recipe, "deepwordbug", flavour="prompt")
         assert recipe("stresstest", flavour="prompt").suffixes  # needs no search
 
     def test_beside_libraries_with_which_it_does_not_work(self, monkeypatch):
@@ -105,10 +101,7 @@ class TestImport:
 
         monkeypatch.delitem(sys.modules, "textattack")
         monkeypatch.setattr(offline, "_import_without_installing", fail)
-        with pytest.raises(
-            InputError, match=r"cannot be imported \(cannot import name 'Gone' .*pip install '\.\[attacks"
-        ):
-            textattack()
+        refuses(r"cannot be imported \(cannot import name 'Gone' .*pip install '\.\[attacks", textattack)
 
 
 class TestStopwords:
@@ -140,39 +133,26 @@ def modifiable(text: str, words, placeholder="{content}") -> list[str]:
 
 
 class TestProtect:
-    def test_the_placeholder_itself(self):
+    def test_the_placeholder_itself_wherever_it_occurs(self):
         text = "Judge the content, which is content: {content} and content"
         assert modifiable(text, []) == "Judge the content which is content and content".split()
         assert modifiable("{content}", []) == []
         assert modifiable("content {content}content", []) == ["content", "content"]
         assert modifiable("the content", [], None) == ["the", "content"]
-
-    def test_every_occurrence_of_it(self):
         assert modifiable("{content} or {content} content", []) == ["or", "content"]
 
-    @pytest.mark.parametrize(
-        "written",
-        [
-            "'positive'",
-            '"Positive"',
-            "POSITIVE",
-            "(positive).",
-            "positive/",
-            "`positive`",
-            "positive's",
-            "non-positive",
-        ],
-    )
+    @pytest.mark.parametrize("written", [
+        "'positive'", '"Positive"', "POSITIVE", "(positive).", "positive/", "`positive`", "positive's",
+        "non-positive",
+    ])  # fmt: skip
     def test_labels_in_every_guise(self, written):
         text = f"Say {written} or 'negative': {{content}}"
         assert modifiable(text, ["positive", "negative"]) == ["Say", "or"]
 
-    def test_labels_of_several_words(self):
+    def test_labels_of_several_words_and_no_parts_of_words(self):
         for label in ("not_entailment", "not entailment", "not-entailment"):
             text = "Not_entailment, not entailment, 'not-entailment' or entailments? {content}"
             assert modifiable(text, [label]) == ["or", "entailments"]
-
-    def test_a_part_of_a_word_is_no_label(self):
         assert modifiable("incorrect uncorrected {content}", ["correct"]) == ["incorrect", "uncorrected"]
 
     def test_where_words_are(self):
@@ -198,20 +178,12 @@ class TestRecipes:
             found = recipe(name, flavour="prompt")
             assert found.suffixes == ATTACKS[name].suffixes and found.transformation is None and not found.left_out
 
-    @pytest.mark.parametrize(
-        ("given", "says"),
-        [
-            (
-                ("textfooler", "prompt"),
-                "textfooler swaps words for their neighbours, by word vectors: give embeddings=…",
-            ),
-            (("bertattack", "words"), "bertattack asks a masked language model for words: give masked_lm=…"),
-        ],
-    )
+    @pytest.mark.parametrize(("given", "says"), [
+        (("textfooler", "prompt"), "textfooler swaps words for their neighbours, by word vectors: give embeddings=…"),
+        (("bertattack", "words"), "bertattack asks a masked language model for words: give masked_lm=…"),
+    ])  # fmt: skip
     def test_what_is_refused(self, given, says):
-        with pytest.raises(InputError, match=says) as caught:
-            recipe(given[0], flavour=given[1])
-        assert "\n" not in str(caught.value)
+        refuses(says, recipe, given[0], flavour=given[1])
 
     def test_deepwordbug_is_textattacks(self, monkeypatch):
         import nltk
@@ -280,8 +252,7 @@ class TestSwaps:
         import nltk
 
         monkeypatch.setattr(nltk.data, "path", [])
-        with pytest.raises(InputError, match="give synonyms=…, a .json or .csv file, or install NLTK's wordnet"):
-            recipe("pwws", flavour="words")
+        refuses("give synonyms=…, a .json or .csv file, or install NLTK's wordnet", recipe, "pwws", flavour="words")
 
 
 WORDS = "good great fine bad awful film".split()
@@ -328,9 +299,7 @@ class TestVectors:
         assert resources.load_vectors(path).words == ("c",)
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory) -> Path:
-    return save_bert(tmp_path_factory.mktemp("bert"))
+bert = pytest.fixture(scope="module")(lambda tmp_path_factory: save_bert(tmp_path_factory.mktemp("bert")))
 
 
 class TestMaskedWords:
@@ -352,12 +321,9 @@ class TestMaskedWords:
 
         BertModel.from_pretrained(bert).save_pretrained(tmp_path)
         AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-        with pytest.raises(InputError, match="masked_lm .* is not a masked language model: it has no weights for cls"):
-            resources.MaskedLM(tmp_path)
+        refuses("masked_lm .* is not a masked language model: it has no weights for cls", resources.MaskedLM, tmp_path)
         for load, option in ((resources.MaskedLM, "masked_lm"), (resources.Encoder, "encoder")):
-            with pytest.raises(InputError, match=f"{option} .*nowhere.* could not be loaded") as caught:
-                load(tmp_path / "nowhere")
-            assert "\n" not in str(caught.value)
+            refuses(f"{option} .*nowhere.* could not be loaded", load, tmp_path / "nowhere")
 
 
 class TestEncoder:

@@ -1,8 +1,6 @@
 """Hidden-state poisoning: planted triggers are found, its objective is the survival by brute force, and its detectors
 are counted by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -12,25 +10,13 @@ import torch
 from bags import LABELS
 from examples import random_example
 from fading import fading
+from refusals import refuses
 from sklearn.metrics import roc_auc_score
 
 from ssmscope.attacks.curves import questions
-from ssmscope.attacks.poisoning import check_poison, state_poisoning
+from ssmscope.attacks.poisoning import check_poison, memory, state_poisoning
 from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, divided, victim
-from ssmscope.attacks.poisoning.memory import (
-    DETECTORS,
-    NO_TRIGGER,
-    Beginning,
-    Slot,
-    Vocabulary,
-    memory,
-    run,
-    share_gradients,
-    slots_of,
-    suspicion,
-    threshold,
-)
-from ssmscope.attacks.poisoning.result import FOUND, StatePoisoning
+from ssmscope.attacks.poisoning.result import FOUND
 from ssmscope.attacks.poisoning.search import Goal, Guided, search
 from ssmscope.core.bootstrap import resampled_sums
 from ssmscope.core.model import Model
@@ -53,9 +39,7 @@ def reviews(n: int = 24, words: int = 6) -> TextData:
     return text_data("reviews", "test", texts, labels, LABELS)
 
 
-@pytest.fixture(scope="module")
-def data() -> TextData:
-    return reviews()
+data = pytest.fixture(scope="module")(lambda: reviews())
 
 
 @pytest.fixture(scope="module")
@@ -64,19 +48,19 @@ def erasing() -> Model:
     return fading(WEIGHTS, decay=0.1, steps={"zap": 40.0}, ending=0.05)
 
 
-@pytest.fixture(scope="module")
-def found(erasing, data) -> StatePoisoning:
-    return state_poisoning(erasing, data, **QUICK)
+found = pytest.fixture(scope="module")(lambda erasing, data: state_poisoning(erasing, data, **QUICK))
 
 
 def goal_of(model: Model, data: TextData, *, length: int = 1, objective: str = "forget", **options) -> Goal:
     asked = questions(model, data)
-    words = Vocabulary.of(model)
-    slots = slots_of(model, asked, words.text((0,) * length), options.pop("place", 1.0), options.pop("span", None))
+    words = memory.Vocabulary.of(model)
+    slots = memory.slots_of(
+        model, asked, words.text((0,) * length), options.pop("place", 1.0), options.pop("span", None)
+    )
     return Goal(model, asked, slots, words, objective, 0, options.pop("detector", "window"), length, **options)
 
 
-def survival_by_trace(model: Model, slot: Slot, trigger: np.ndarray) -> float:
+def survival_by_trace(model: Model, slot: memory.Slot, trigger: np.ndarray) -> float:
     rows = [*slot.before, *trigger.tolist(), *slot.after]
     shares = model.trace(ids=rows).survival()[:, 0].mean(0)
     return float(shares[: len(slot.before)][torch.from_numpy(slot.span)].sum())
@@ -87,20 +71,20 @@ class TestMemory:
     def test_it_is_the_survival_of_the_whole_run(self, name):
         """Continued from the states before the trigger, or run whole (bamba attends)."""
         model = Model(random_example(name).double().eval())
-        slot = Slot(0, 5, BEFORE, AFTER, np.array([False, True, True, False, True]))
-        beginning = Beginning.of(model, slot, DETECTORS, 2)
+        slot = memory.Slot(0, 5, BEFORE, AFTER, np.array([False, True, True, False, True]))
+        beginning = memory.Beginning.of(model, slot, memory.DETECTORS, 2)
         assert bool(beginning.states) == model.continues
-        seen = memory(model, beginning, TRIGGERS)
+        seen = memory.memory(model, beginning, TRIGGERS)
         for row, trigger in enumerate(TRIGGERS):
             assert seen.survival[row] == pytest.approx(survival_by_trace(model, slot, trigger), rel=1e-6)
             whole = np.array([[*BEFORE, *trigger, *AFTER]])
-            for each in DETECTORS:
-                found = torch.stack([suspicion(terms, each, 2) for terms in run(model, whole)[0]]).mean(0)
+            for each in memory.DETECTORS:
+                found = torch.stack([memory.suspicion(terms, each, 2) for terms in memory.run(model, whole)[0]]).mean(0)
                 assert seen.suspicion[each][row] == pytest.approx(
                     1 - float(found.min()), rel=1e-6
                 )  # norms are in float32
-        clean = memory(model, beginning, NO_TRIGGER)
-        assert clean.survival[0] == pytest.approx(survival_by_trace(model, slot, NO_TRIGGER[0]), rel=1e-6)
+        clean = memory.memory(model, beginning, memory.NO_TRIGGER)
+        assert clean.survival[0] == pytest.approx(survival_by_trace(model, slot, memory.NO_TRIGGER[0]), rel=1e-6)
 
     def test_detectors_of_several_heads_from_a_position_on(self):
         """Norms are summed over heads and recurrences before they are divided."""
@@ -117,26 +101,30 @@ class TestMemory:
             return sum(size * decays[head, s + 1 : t + 1].prod() for head, size in enumerate(wrote))
 
         both = [recurrence([0, 1]), recurrence([2])]
-        found = suspicion(both, "window", 1, since=4)[0].tolist()
+        found = memory.suspicion(both, "window", 1, since=4)[0].tolist()
         older = [sum(mass(s, t) for s in range(t)) for t in range(6)]
         assert found == pytest.approx([older[t] / (older[t] + sum(wrote)) * (t + 1) / t for t in (4, 5)], rel=1e-6)
-        assert suspicion(both, "window", 1)[0, -2:].tolist() == found and suspicion(both, "window", 1).shape == (1, 4)
-        found = suspicion(both, "token", 1, since=3)[0].tolist()
+        assert memory.suspicion(both, "window", 1)[0, -2:].tolist() == found and memory.suspicion(
+            both, "window", 1
+        ).shape == (1, 4)
+        found = memory.suspicion(both, "token", 1, since=3)[0].tolist()
         assert found == pytest.approx([older[t] / (older[t - 1] + sum(wrote)) for t in (3, 4, 5)], rel=1e-6)
-        assert suspicion(both, "token", 1, since=0).shape == suspicion(both, "token", 1).shape == (1, 5)
+        assert memory.suspicion(both, "token", 1, since=0).shape == memory.suspicion(both, "token", 1).shape == (1, 5)
         lives = [next((d for d in range(1, 6 - s) if 2 * mass(s, s + d) <= sum(wrote)), math.inf) for s in range(5)]
-        assert suspicion(both, "half-life", 1)[0].tolist() == pytest.approx([1 - np.mean([1 / d for d in lives])])
-        for detector in DETECTORS:  # too short a text, and one that writes nothing
-            assert suspicion([each.between(0, 1) for each in both], detector, 1).shape == (1, 0)
+        assert memory.suspicion(both, "half-life", 1)[0].tolist() == pytest.approx(
+            [1 - np.mean([1 / d for d in lives])]
+        )
+        for detector in memory.DETECTORS:  # too short a text, and one that writes nothing
+            assert memory.suspicion([each.between(0, 1) for each in both], detector, 1).shape == (1, 0)
         nothing = [recurrence([0], scale=0.0)]
-        assert suspicion(nothing, "token", 1)[0].tolist() == [1.0] * 5
-        assert suspicion(nothing, "window", 1)[0].tolist() == pytest.approx([3 / 2, 4 / 3, 5 / 4, 6 / 5])
+        assert memory.suspicion(nothing, "token", 1)[0].tolist() == [1.0] * 5
+        assert memory.suspicion(nothing, "window", 1)[0].tolist() == pytest.approx([3 / 2, 4 / 3, 5 / 4, 6 / 5])
 
     def test_the_gradient_is_that_of_the_state_the_span_wrote(self):
         """Against differences of the share that runs with the other writes removed leave; norms are in float32."""
         model = Model(random_example("mamba2").double().eval())
-        slot = Slot(0, 5, BEFORE, AFTER, np.array([True, True, False, True, True]))
-        gradient = share_gradients(model, [slot], TRIGGERS[:1])[0]
+        slot = memory.Slot(0, 5, BEFORE, AFTER, np.array([True, True, False, True, True]))
+        gradient = memory.share_gradients(model, [slot], TRIGGERS[:1])[0]
         table = model.module.get_input_embeddings().weight
         trigger = 90  # a token of its own, whose embedding is moved
         rows = np.array([[*BEFORE, 1, trigger, 60, *AFTER]])
@@ -145,7 +133,7 @@ class TestMemory:
 
         def share() -> float:
             found = []
-            for recurrences in run(model, rows)[0]:
+            for recurrences in memory.run(model, rows)[0]:
                 left = [survival.remaining_reference(r) for r in recurrences]
                 parts, wholes = [each[:, [0, 1, 3, 4]].sum(1) for each in left], [each.sum(1) for each in left]
                 ours = sum(part.norm(dim=(2, 3)).sum() for part in parts)
@@ -199,13 +187,12 @@ class TestDetectors:
 
     def test_the_threshold_lets_through_what_it_says(self):
         clean = np.arange(100.0)
-        assert (clean > threshold(clean, 0.05)).sum() == 5 and (clean > threshold(clean, 0.5)).sum() == 50
+        assert (clean > memory.threshold(clean, 0.05)).sum() == 5 and (clean > memory.threshold(clean, 0.5)).sum() == 50
 
     def test_a_word_that_erases_is_seen(self, found):
         token = found.detectors.index("token")
         own = found.victims[0]
-        assert own.attack(FOUND).alarms[token].auroc.value == 1
-        assert own.attack(FOUND).alarms[token].caught.value == 1
+        assert own.attack(FOUND).alarms[token].auroc.value == 1 and own.attack(FOUND).alarms[token].caught.value == 1
         assert own.false_alarms[token].value < 0.5
 
     def test_the_adaptive_search_gives_up_what_is_seen(self, erasing, data):
@@ -219,11 +206,11 @@ class TestDetectors:
 
 def test_what_was_wrong_before_is_not_flipped():
     """A wrong answer of three classes can become another wrong one, or the right one."""
-    labels, zero = np.array([0, 0, 1, 1, 2, 2]), {each: np.zeros(6) for each in DETECTORS}
+    labels, zero = np.array([0, 0, 1, 1, 2, 2]), {each: np.zeros(6) for each in memory.DETECTORS}
     clean = Seen(np.full(6, 0.8), np.array([0, 0, 1, 1, 0, 0]), zero)
     one = Seen(np.full(6, 0.2), np.array([0, 1, 2, 1, 1, 2]), zero)
     groups = [Tried("found", ((1,),), 0.5, 7)]
-    own = victim("toy", labels, [clean, one], groups, Vocabulary(("a", "b"), (3, 4)), [clean], 0.5, None, 0)
+    own = victim("toy", labels, [clean, one], groups, memory.Vocabulary(("a", "b"), (3, 4)), [clean], 0.5, None, 0)
     (found,) = own.attacks
     assert found.flipped.value == pytest.approx(2 / 4) and found.accuracy.value == pytest.approx(3 / 6)
 
@@ -260,22 +247,17 @@ class TestTransfer:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"span": "absent"}, "no text has 'absent' before the trigger"),
-            ({"span": " "}, "span=… is empty"),
-            ({"place": 0.0}, "no text has a word before the trigger"),
-            ({"target": "good"}, "leave it out, or give objective='plant', not forget"),
-            ({"objective": "plant", "target": "goood"}, "there is no class 'goood'; allowed are bad, good.*good"),
-            ({"limit": 3}, "3 texts can be attacked; give at least four"),
-            ({"length": 0}, "length is 0"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "message"), [
+        ({"span": "absent"}, "no text has 'absent' before the trigger"),
+        ({"span": " "}, "span=… is empty"),
+        ({"place": 0.0}, "no text has a word before the trigger"),
+        ({"target": "good"}, "leave it out, or give objective='plant', not forget"),
+        ({"objective": "plant", "target": "goood"}, "there is no class 'goood'; allowed are bad, good.*good"),
+        ({"limit": 3}, "3 texts can be attacked; give at least four"),
+        ({"length": 0}, "length is 0"),
+    ])  # fmt: skip
     def test_one_line(self, erasing, data, options, message):
-        with pytest.raises(InputError, match=message) as error:
-            state_poisoning(erasing, data, **{**QUICK, **options})
-        assert "\n" not in str(error.value)
+        refuses(message, state_poisoning, erasing, data, **{**QUICK, **options})
 
     def test_no_tokens_left(self, erasing, data, tmp_path):
         (tmp_path / "words.txt").write_text("unheard\nof\n")
@@ -287,21 +269,17 @@ class TestRefusals:
             state_poisoning(erasing, data, transfer=[fading({**WEIGHTS, "more": 0.0})], **QUICK)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({}, None),
-        ({"objective": "plant", "target": "good"}, None),
-        ({"span": "film", "template": "Is {content} it", "words": ["bad", "good"]}, None),
-        ({"target": "good"}, "target=… is the class to plant; leave it out, or give objective='plant', not forget"),
-        ({"span": " "}, "span=… is empty; give words of the texts, or none for everything before the trigger"),
-        ({"template": "Is it"}, "content"),
-        ({"words": ["bad", " "]}, "the label word of class 1 is ' '; give every class a word"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({}, None),
+    ({"objective": "plant", "target": "good"}, None),
+    ({"span": "film", "template": "Is {content} it", "words": ["bad", "good"]}, None),
+    ({"target": "good"}, "target=… is the class to plant; leave it out, or give objective='plant', not forget"),
+    ({"span": " "}, "span=… is empty; give words of the texts, or none for everything before the trigger"),
+    ({"template": "Is it"}, "content"),
+    ({"words": ["bad", " "]}, "the label word of class 1 is ' '; give every class a word"),
+])  # fmt: skip
 def test_what_is_asked_is_checked_before_anything_is_loaded(change, said):
     asked = {"objective": "forget", "target": None, "span": None, "length": 4, **change}
     if said is None:
         return check_poison(**asked)
-    with pytest.raises(InputError, match=said):
-        check_poison(**asked)
+    refuses(said, check_poison, **asked)

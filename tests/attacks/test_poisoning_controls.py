@@ -1,7 +1,5 @@
 """Control triggers of hidden-state poisoning: what a trigger's words say is told from what they make forget."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

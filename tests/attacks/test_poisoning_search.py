@@ -1,7 +1,5 @@
 """Goals of triggers, proposals and searches against loops over texts, triggers and places."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from types import SimpleNamespace
@@ -11,22 +9,13 @@ import pytest
 import torch
 from bags import LABELS
 from fading import fading
+from refusals import refuses
 
 import ssmscope.attacks.poisoning.measure as measuring
 import ssmscope.attacks.poisoning.search as searching
 from ssmscope.attacks.curves import questions
-from ssmscope.attacks.poisoning import state_poisoning
+from ssmscope.attacks.poisoning import memory, state_poisoning
 from ssmscope.attacks.poisoning.measure import observe, other_models, read_otherwise, searched
-from ssmscope.attacks.poisoning.memory import (
-    DETECTORS,
-    NO_TRIGGER,
-    Beginning,
-    Vocabulary,
-    attacked,
-    run,
-    slots_of,
-    suspicion,
-)
 from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, search
 from ssmscope.attacks.words.hotflip import loss_gradients
 from ssmscope.core import batching, progress
@@ -36,13 +25,8 @@ from ssmscope.errors import InputError
 
 WEIGHTS = {"good": 1.1, "bad": -1.3, "film": 0.25, "dull": -0.6, "fine": 0.45, "a": 0.1, "zap": 0.3}
 TEXTS = (
-    "good film fine",
-    "a dull dull bad film",
-    "fine a good",
-    "bad film a film",
-    "film good dull a",
-    "fine fine bad",
-)
+    "good film fine", "a dull dull bad film", "fine a good", "bad film a film", "film good dull a", "fine fine bad",
+)  # fmt: skip
 LABELLED = (1, 0, 1, 0, 1, 1)
 QUICK = dict(length=1, train=1, draws=3, candidates=6, beam=2, sweeps=2, progress=False)
 TRIGGERS = ((0, 5), (3, 3), (6, 1))
@@ -53,9 +37,7 @@ def model() -> Model:
     return fading(WEIGHTS, decay=0.2, steps={"zap": 8.0, "a": 2.0, "bad": 0.5}, ending=0.4)
 
 
-@pytest.fixture(scope="module")
-def data() -> TextData:
-    return text_data("reviews", "test", TEXTS, LABELLED, LABELS)
+data = pytest.fixture(scope="module")(lambda: text_data("reviews", "test", TEXTS, LABELLED, LABELS))
 
 
 def test_the_best_is_better_by_more_than_the_rounding_of_an_output():
@@ -67,15 +49,15 @@ def test_the_best_is_better_by_more_than_the_rounding_of_an_output():
 
 
 def goal_of(model: Model, data: TextData, **options) -> Goal:
-    asked, words = questions(model, data), Vocabulary.of(model)
-    slots = slots_of(model, asked, words.text((0, 0)), 0.5, None)
+    asked, words = questions(model, data), memory.Vocabulary.of(model)
+    slots = memory.slots_of(model, asked, words.text((0, 0)), 0.5, None)
     fields = dict(objective="forget", target=1, detector="token", window=2, penalty=0.0, alarms=0.3)
     return Goal(model, asked, slots, words, **{**fields, **options})
 
 
 def suspected(model: Model, rows: list[int], detector: str, window: int) -> float:
-    terms, _ = run(model, np.array([rows]))
-    return 1 - float(torch.stack([suspicion(each, detector, window) for each in terms]).mean(0).min())
+    terms, _ = memory.run(model, np.array([rows]))
+    return 1 - float(torch.stack([memory.suspicion(each, detector, window) for each in terms]).mean(0).min())
 
 
 class TestGoal:
@@ -122,15 +104,18 @@ class TestGoal:
 
     def test_a_language_models_gains_are_those_of_its_words(self, data):
         model = fading({**WEIGHTS, "Is": 0.3, "it": -0.1}, decay=0.1, language=True)
-        asked, words = questions(model, data, template="Is {content} it", words=["bad", "good"]), Vocabulary.of(model)
-        goal = Goal(model, asked, slots_of(model, asked, "a", 1.0, None), words, "plant", 1, "token", 1)
+        asked, words = (
+            questions(model, data, template="Is {content} it", words=["bad", "good"]),
+            memory.Vocabulary.of(model),
+        )
+        goal = Goal(model, asked, memory.slots_of(model, asked, "a", 1.0, None), words, "plant", 1, "token", 1)
         gains = goal.gains([(words.words.index("a"),)], 0)[0]
         assert words.words[int(gains.argmax())] == "good" and words.words[int(gains.argmin())] == "bad"
 
     def test_large_steps_are_those_of_four_texts(self, model, data, monkeypatch):
         goal, seen = goal_of(model, data), []
 
-        def steps(model: Model, beginnings: list[Beginning], ids: list[int]) -> np.ndarray:
+        def steps(model: Model, beginnings: list[memory.Beginning], ids: list[int]) -> np.ndarray:
             seen.append((beginnings, ids))
             return np.array([0.5, 0.1, 0.9, 0.5, 0.7, 0.2, 0.5])
 
@@ -245,13 +230,13 @@ def test_measurements_are_those_of_every_text_alone(model, data):
     slots, words = goal.slots[1:], goal.vocabulary
     seen = observe(model, goal.asked, slots, words, TRIGGERS, 2, lambda: ended.append(1))
     assert len(seen) == 4 and len(ended) == 5
-    for one, tokens in zip(seen, [NO_TRIGGER, *(words.tokens([each]) for each in TRIGGERS)], strict=True):
+    for one, tokens in zip(seen, [memory.NO_TRIGGER, *(words.tokens([each]) for each in TRIGGERS)], strict=True):
         for at, slot in enumerate(slots):
             rows = [*slot.before, *tokens[0].tolist(), *slot.after]
             share = model.trace(ids=rows).survival()[:, 0].mean(0)[: len(slot.before)].sum()
             assert one.survival[at] == pytest.approx(float(share), rel=1e-4)
             assert one.answers[at] == int(model.logits(model.encode(ids=[rows])).argmax())
-            for each in DETECTORS:
+            for each in memory.DETECTORS:
                 short = each == "window" and len(rows) < 5  # whose window of two is never full
                 expected = 0.0 if short else suspected(model, rows, each, 2)
                 assert one.suspicion[each][at] == pytest.approx(expected, abs=1e-5)
@@ -344,8 +329,7 @@ class TestModels:
         for other in (classes, language):
             with pytest.raises(InputError, match="fading has other classes than fading; give a model of the same task"):
                 other_models(model, [fading(WEIGHTS), other])
-        with pytest.raises(InputError, match="bare has another tokenizer than fading"):
-            other_models(model, [Model(model.module, None, "bare")])
+        refuses("bare has another tokenizer than fading", other_models, model, [Model(model.module, None, "bare")])
         assert other_models(model, [dataclasses.replace(model, name="same")])[0].name == "same"
         assert other_models(model, ()) == []
 
@@ -367,4 +351,4 @@ def replaced(slot):
 def test_a_text_with_a_trigger(model, data):
     asked = questions(model, data)
     slot = SimpleNamespace(row=1, words=2)
-    assert attacked(asked, slot, "zap zap") == "a dull zap zap dull bad film"
+    assert memory.attacked(asked, slot, "zap zap") == "a dull zap zap dull bad film"

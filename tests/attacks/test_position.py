@@ -1,7 +1,5 @@
 """The position-bias attack against a slow reference, on planted pixels, and as its users meet it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -13,6 +11,7 @@ import torch
 from examples import EXAMPLES
 from exhaustive import in_turns
 from loud import loud
+from refusals import refuses
 from tokenizers import Tokenizer
 from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Whitespace
@@ -81,9 +80,7 @@ def planted() -> ssmscope.Model:
     return ssmscope.load(module.eval())
 
 
-@pytest.fixture(scope="module")
-def test_images() -> PixelData:
-    return images(200, seed=2)
+test_images = pytest.fixture(scope="module")(lambda: images(200, seed=2))
 
 
 class TestPlanted:
@@ -266,8 +263,7 @@ class TestTexts:
         found = position_bias(model, data, regions="0:4", replacement="other")
         assert found.regions[0].left_out == 0 and found.unit == "tokens" and found.length == 8
         beyond = dataclasses.replace(data, ids=ids + 4)
-        with pytest.raises(InputError, match="bits has token id 16, outside the model's 0…12"):
-            position_bias(model, beyond)
+        refuses("bits has token id 16, outside the model's 0…12", position_bias, model, beyond)
 
     def test_a_symbol_that_the_model_does_not_have(self):
         model = dataclasses.replace(reader(), tokenizer=symbol_tokenizer(WORDS))
@@ -381,45 +377,32 @@ class TestOptions:
         assert (class_ids(planted, turned) == test_images.labels).all()
         assert position_bias(planted, turned, regions="0:8").clean.value > 0.95
         other = dataclasses.replace(test_images, label_names=("cat", "dog"))
-        with pytest.raises(
-            InputError, match="planted has the classes cat, dog; .* tells apart dark, bright: give data"
-        ):
-            position_bias(planted, other)
+        refuses(
+            "planted has the classes cat, dog; .* tells apart dark, bright: give data", position_bias, planted, other
+        )
         unnamed = ssmscope.load(pixel_module(labels=("LABEL_0", "LABEL_1")))
         assert (class_ids(unnamed, other) == other.labels).all()
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (
-                dict(replacement="zeroes"),
-                "unknown replacement 'zeroes'; allowed are noise, zeros, mean, other; did you",
-            ),
-            (dict(regions="0:17"), "region 0:17 is empty or not within 0 to 16"),
-            (dict(limit=0), "limit is 0; allowed is a whole number from 1 on"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(replacement="zeroes"), "unknown replacement 'zeroes'; allowed are noise, zeros, mean, other; did you"),
+        (dict(regions="0:17"), "region 0:17 is empty or not within 0 to 16"),
+        (dict(limit=0), "limit is 0; allowed is a whole number from 1 on"),
+    ])  # fmt: skip
     def test_what_is_refused(self, planted, test_images, options, says):
-        with pytest.raises(InputError, match=says) as caught:
-            position_bias(planted, test_images, **options)
-        assert "\n" not in str(caught.value)
+        refuses(says, position_bias, planted, test_images, **options)
 
-    @pytest.mark.parametrize(
-        ("model", "data", "says"),
-        [
-            (None, reviews(), "reads pixels, but reviews holds texts"),
-            (reader(), images(3, 0), "reads tokens, but planted holds images"),
-            (dataclasses.replace(reader(), tokenizer=None), reviews(), "has no tokenizer to read texts with; give one"),
-            (None, images(3, 0, channels=2), "planted has 2 channels a pixel, the model reads 1"),
-            (None, images(3, 0, shape=(2, 8)), "planted has images of 8 × 2 pixels, the model was trained on 4 × 4"),
-            (None, images(3, 0).take(np.arange(0)), r"planted \(test\) has no example"),
-            (LANGUAGE, reviews(), "is not a classifier"),
-            (None, [1], r"data is \[.*give the name of a data set"),
-        ],
-    )
+    @pytest.mark.parametrize(("model", "data", "says"), [
+        (None, reviews(), "reads pixels, but reviews holds texts"),
+        (reader(), images(3, 0), "reads tokens, but planted holds images"),
+        (dataclasses.replace(reader(), tokenizer=None), reviews(), "has no tokenizer to read texts with; give one"),
+        (None, images(3, 0, channels=2), "planted has 2 channels a pixel, the model reads 1"),
+        (None, images(3, 0, shape=(2, 8)), "planted has images of 8 × 2 pixels, the model was trained on 4 × 4"),
+        (None, images(3, 0).take(np.arange(0)), r"planted \(test\) has no example"),
+        (LANGUAGE, reviews(), "is not a classifier"),
+        (None, [1], r"data is \[.*give the name of a data set"),
+    ])  # fmt: skip
     def test_data_of_another_kind(self, planted, model, data, says):
-        with pytest.raises(InputError, match=says):
-            position_bias(model or planted, data)
+        refuses(says, position_bias, model or planted, data)
 
     def test_a_damaged_model_is_refused(self, test_images):
         module = pixel_module()
@@ -433,8 +416,7 @@ class TestOptions:
         with torch.no_grad():
             module.head.bias[0], module.head.bias[1] = 3e38, 3e38
             module.head.weight.mul_(1e38)
-        with pytest.raises(InputError, match="the logits of .* are not finite"):
-            position_bias(ssmscope.load(module), test_images)
+        refuses("the logits of .* are not finite", position_bias, ssmscope.load(module), test_images)
 
 
 class TestResult:

@@ -1,7 +1,5 @@
 """Steps of the position-bias attack before and after its runs: batches, donors, default regions, notes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 from bags import tokenizer
 from fading import fading
+from refusals import refuses
 
 from ssmscope.attacks.position import measure as module
 from ssmscope.attacks.position import position_bias
@@ -31,17 +30,10 @@ class Stopped(Exception):
     """Exception that carries the arguments of a run."""
 
 
-@pytest.mark.parametrize(
-    ("room", "size", "sizes"),
-    [
-        (21, None, [1] * 5),
-        (41, None, [1] * 5),
-        (42, None, [2, 2, 1]),
-        (3, None, [1] * 5),
-        (3, 3, [3, 2]),
-        (999, None, [5]),
-    ],
-)
+@pytest.mark.parametrize(("room", "size", "sizes"), [
+    (21, None, [1] * 5), (41, None, [1] * 5), (42, None, [2, 2, 1]), (3, None, [1] * 5), (3, 3, [3, 2]),
+    (999, None, [5]),
+])  # fmt: skip
 def test_images_run_in_batches_of_so_many_pixels(monkeypatch, room, size, sizes) -> None:
     """A run has the class token too."""
     images = object.__new__(Pixels)
@@ -54,21 +46,17 @@ def test_images_run_in_batches_of_so_many_pixels(monkeypatch, room, size, sizes)
 
 
 class TestTokens:
-    def test_an_id_without_an_embedding(self) -> None:
+    def test_ids_without_an_embedding_and_texts_without_a_token(self) -> None:
         model = fading(dict.fromkeys(WORDS, 0.0))
         ids = np.array([[1, 2, 3], [6, 0, 4], [5, 1, 2]])
         names = tuple(map(str, range(9)))
         data = SequenceData("bits", "test", ids, np.array([0, 1, 0]), names, ("bad", "good"))
         assert Tokens(model, data, "zeros", 0).lengths.tolist() == [3, 3, 3]
         ids[1, 0] = 7
-        with pytest.raises(InputError, match="bits has token id 7, outside the model's 0…6"):
-            Tokens(model, data, "zeros", 0)
-
-    def test_a_text_without_a_token(self) -> None:
+        refuses("bits has token id 7, outside the model's 0…6", Tokens, model, data, "zeros", 0)
         model = fading(dict.fromkeys(WORDS, 0.0))
         data = text_data("own", "all", ["good film", "  ", "bad"], [0, 1, 0], ("bad", "good"))
-        with pytest.raises(InputError, match="example 1 of own has no token of its own"):
-            Tokens(model, data, "noise", 0)
+        refuses("example 1 of own has no token of its own", Tokens, model, data, "noise", 0)
         assert model.tokenizer("a")["input_ids"] == tokenizer(WORDS)("a")["input_ids"] == [6, 2]
 
     def test_noise_is_told(self) -> None:
@@ -105,14 +93,11 @@ class TestCall:
 
         return run
 
-    @pytest.mark.parametrize(
-        ("lengths", "regions"),
-        [
-            ([1024, 1024], "0:32 0:96 928:1024 992:1024"),
-            ([1024, 900], "0%:10% 0%:25% 75%:100% 90%:100%"),
-            ([1023, 1023], "0%:10% 0%:25% 75%:100% 90%:100%"),
-        ],
-    )
+    @pytest.mark.parametrize(("lengths", "regions"), [
+        ([1024, 1024], "0:32 0:96 928:1024 992:1024"),
+        ([1024, 900], "0%:10% 0%:25% 75%:100% 90%:100%"),
+        ([1023, 1023], "0%:10% 0%:25% 75%:100% 90%:100%"),
+    ])  # fmt: skip
     def test_the_papers_regions_are_those_of_its_length(self, given, lengths, regions) -> None:
         every, donors, size, options = given(lengths)
         assert " ".join(map(str, every)) == regions and donors is None and size is None
@@ -154,65 +139,44 @@ def test_notes_name_where_most_are_left_out() -> None:
 
 
 class TestRegions:
-    @pytest.mark.parametrize(
-        ("region", "length", "bounds"),
-        [
-            (Region(3, 7), 5, (3, 7)),
-            (Region(29, 58, True), 100, (29, 58)),
-            (Region(0, 10, True), 9, (0, 1)),
-            (Region(30, 70, True), 5, (1, 3)),
-            (Region(50, 100, True), 1, (0, 1)),
-            (Region(100 - 1e-11, 100, True), 10, (9, 10)),
-            (Region(90, 100, True), 11, (9, 11)),
-        ],
-    )
+    @pytest.mark.parametrize(("region", "length", "bounds"), [
+        (Region(3, 7), 5, (3, 7)), (Region(29, 58, True), 100, (29, 58)), (Region(0, 10, True), 9, (0, 1)),
+        (Region(30, 70, True), 5, (1, 3)), (Region(50, 100, True), 1, (0, 1)),
+        (Region(100 - 1e-11, 100, True), 10, (9, 10)), (Region(90, 100, True), 11, (9, 11)),
+    ])  # fmt: skip
     def test_bounds(self, region: Region, length: int, bounds: tuple[int, int]) -> None:
         assert region.bounds(length) == bounds
 
-    @pytest.mark.parametrize(
-        ("window", "stride", "length", "windows"),
-        [
-            (3, None, 9, "0:3 3:6 6:9"),
-            (3, None, 8, "0:3 3:6 5:8"),
-            (3, 2, 8, "0:3 2:5 4:7 5:8"),
-            (8, 5, 8, "0:8"),
-            ("30%", None, 8, "0%:30% 30%:60% 60%:90% 70%:100%"),
-            ("10%", "30%", 8, "0%:10% 30%:40% 60%:70% 90%:100%"),
-            ("0.1%", "33.3%", 8, "0%:0.1% 33.3%:33.4% 66.6%:66.7% 99.9%:100%"),
-            (" 4 ", "4", 5, "0:4 1:5"),
-        ],
-    )
+    @pytest.mark.parametrize(("window", "stride", "length", "windows"), [
+        (3, None, 9, "0:3 3:6 6:9"), (3, None, 8, "0:3 3:6 5:8"), (3, 2, 8, "0:3 2:5 4:7 5:8"), (8, 5, 8, "0:8"),
+        ("30%", None, 8, "0%:30% 30%:60% 60%:90% 70%:100%"), ("10%", "30%", 8, "0%:10% 30%:40% 60%:70% 90%:100%"),
+        ("0.1%", "33.3%", 8, "0%:0.1% 33.3%:33.4% 66.6%:66.7% 99.9%:100%"), (" 4 ", "4", 5, "0:4 1:5"),
+    ])  # fmt: skip
     def test_windows(self, window: Any, stride: Any, length: int, windows: str) -> None:
         assert " ".join(map(str, windows_of(window, stride, length))) == windows
 
-    @pytest.mark.parametrize(
-        ("options", "said"),
-        [
-            ({"stride": 2}, "stride=… was given without window=…"),
-            ({"regions": []}, "no region was given"),
-            ({"regions": "3:3"}, "region 3:3 is empty; write"),
-            ({"regions": [(-1, 3)]}, "region -1:3 is empty; write"),
-            ({"regions": "0%:101%"}, "region 0%:101% is empty or not within 0 to 100 %"),
-            ({"regions": "0%:5"}, "'0%:5' is not a region"),
-            ({"regions": "0.5:2"}, "region 0.5:2 is not in whole tokens"),
-            ({"regions": "0:2.5"}, "region 0:2.5 is not in whole tokens"),
-            ({"regions": "0:2, 0:2"}, "region 0:2 was given twice"),
-            ({"window": "5%", "stride": 2}, "window 5% and stride 2: give both"),
-            ({"window": 0}, "window is 0; allowed"),
-            ({"window": "0%"}, "window is '0%'; allowed"),
-            ({"window": 1.5}, "window is 1.5; allowed"),
-            ({"window": 3, "stride": "x"}, "stride is 'x'; allowed"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "said"), [
+        ({"stride": 2}, "stride=… was given without window=…"),
+        ({"regions": []}, "no region was given"),
+        ({"regions": "3:3"}, "region 3:3 is empty; write"),
+        ({"regions": [(-1, 3)]}, "region -1:3 is empty; write"),
+        ({"regions": "0%:101%"}, "region 0%:101% is empty or not within 0 to 100 %"),
+        ({"regions": "0%:5"}, "'0%:5' is not a region"),
+        ({"regions": "0.5:2"}, "region 0.5:2 is not in whole tokens"),
+        ({"regions": "0:2.5"}, "region 0:2.5 is not in whole tokens"),
+        ({"regions": "0:2, 0:2"}, "region 0:2 was given twice"),
+        ({"window": "5%", "stride": 2}, "window 5% and stride 2: give both"),
+        ({"window": 0}, "window is 0; allowed"),
+        ({"window": "0%"}, "window is '0%'; allowed"),
+        ({"window": 1.5}, "window is 1.5; allowed"),
+        ({"window": 3, "stride": "x"}, "stride is 'x'; allowed"),
+    ])  # fmt: skip
     def test_refusals(self, options: dict[str, Any], said: str) -> None:
-        with pytest.raises(InputError, match=said):
-            check_places(**{"regions": None, "window": None, "stride": None, **options})
+        refuses(said, check_places, **{"regions": None, "window": None, "stride": None, **options})
 
     def test_what_is_allowed(self) -> None:
         check_places(regions=" 0:2 ,0.5%:99.5%", window="2.5%", stride="100%", other=1)
         assert regions_of([(0, 2), "50%:100%"], 2) == (Region(0, 2), Region(50, 100, True))
         for given, length in (("0:3", 2), ([(0, 1), (1, 3)], 2)):
-            with pytest.raises(InputError, match="is empty or not within 0 to 2, the tokens of the longest sequence"):
-                regions_of(given, length)
-        with pytest.raises(InputError, match="window 9 is longer than the longest sequence, of 8 tokens"):
-            windows_of(9, None, 8)
+            refuses("is empty or not within 0 to 2, the tokens of the longest sequence", regions_of, given, length)
+        refuses("window 9 is longer than the longest sequence, of 8 tokens", windows_of, 9, None, 8)

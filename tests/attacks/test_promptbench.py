@@ -1,7 +1,5 @@
 """Our attacks on prompts compared with PromptBench's own code, on the same model, prompt and examples."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata
@@ -15,13 +13,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from prompted import WORDS, answers, labelled, language_model
+from refusals import refused
 
 from ssmscope.attacks.names import ATTACKS
 from ssmscope.attacks.offline import FUNCTION_WORDS, textattack
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.prompts.search import Judge, drawn_from, with_suffix
 from ssmscope.attacks.recipes import recipe
-from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
 
 for package in ("textattack", "promptbench"):
@@ -34,11 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENDS_IN_A_WORD = "Decide whether the sentence, this one, is 'positive' or 'negative': {content} My answer"
 ENDS_IN_A_MARK = "Say what this sentence is, positive or negative.\nSentence: {content}\nAnswer:"
 KEPT = [*WORDS, *(f"{word}'" for word in WORDS), "content"]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return language_model()
+model = pytest.fixture(scope="module")(lambda: language_model())
 
 
 @pytest.fixture(scope="module")
@@ -238,10 +232,9 @@ class TestRunByPromptBench:
 
     def test_what_is_refused(self, model, data_of, monkeypatch):
         def attack(**options):
-            with pytest.raises(InputError) as caught:
-                prompt_attack(model, data_of(ENDS_IN_A_MARK), template=ENDS_IN_A_MARK, words=WORDS, **options)
-            assert "\n" not in str(caught.value)
-            return str(caught.value)
+            return refused(
+                prompt_attack, model, data_of(ENDS_IN_A_MARK), template=ENDS_IN_A_MARK, words=WORDS, **options
+            )
 
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "tensorflow_hub", None)

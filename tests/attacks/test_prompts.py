@@ -1,7 +1,5 @@
 """Attacks on prompts against a slow reference, by hand, through kills, and as their users meet them."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json
@@ -25,9 +23,9 @@ from prompted import (
     needs_textattack,
     reader,
 )
+from refusals import refuses
 from tiny_bert import save_bert
 
-import ssmscope
 from ssmscope.attacks.names import ATTACKS, Recipe
 from ssmscope.attacks.prompts import search as prompt_search
 from ssmscope.attacks.prompts.result import measured
@@ -37,15 +35,8 @@ from ssmscope.data.text import text_data
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
 
-
-@pytest.fixture(scope="module")
-def model() -> ssmscope.Model:
-    return language_model()
-
-
-@pytest.fixture(scope="module")
-def data(model):
-    return labelled(model)
+model = pytest.fixture(scope="module")(lambda: language_model())
+data = pytest.fixture(scope="module")(lambda model: labelled(model))
 
 
 @pytest.fixture(scope="module")
@@ -148,15 +139,12 @@ class TestMeasured:
 
 
 class TestSuffixes:
-    @pytest.mark.parametrize(
-        ("template", "end", "before"),
-        [
-            ("Say: {content}\nAnswer:", "Say: {content}\nAnswer: x y", "Say: x y {content}\nAnswer:"),
-            ("{content} is good.", "{content} is good. x y", "x y {content} is good."),
-            ("Say:{content}", "Say:{content} x y", "Say: x y {content}"),
-            ("Say:\n{content}", "Say:\n{content} x y", "Say:\nx y {content}"),
-        ],
-    )
+    @pytest.mark.parametrize(("template", "end", "before"), [
+        ("Say: {content}\nAnswer:", "Say: {content}\nAnswer: x y", "Say: x y {content}\nAnswer:"),
+        ("{content} is good.", "{content} is good. x y", "x y {content} is good."),
+        ("Say:{content}", "Say:{content} x y", "Say: x y {content}"),
+        ("Say:\n{content}", "Say:\n{content} x y", "Say:\nx y {content}"),
+    ])  # fmt: skip
     def test_places(self, template, end, before):
         assert with_suffix(template, "x y", "end") == end
         assert with_suffix(template, " x y ", "end") == end.replace(" x", "  x")
@@ -369,21 +357,16 @@ class TestSemantic:
 
     def test_without_promptbench(self, monkeypatch):
         monkeypatch.setattr(prompt_search.importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(InputError, match="need that package, which is not installed; give a file"):
-            rewritten("promptbench", "sst2")
+        refuses("need that package, which is not installed; give a file", rewritten, "promptbench", "sst2")
 
     def test_broken_files(self, model, data, tmp_path):
-        with pytest.raises(InputError, match="semantic is 'prompbench'; allowed are .*did you mean 'promptbench'"):
-            rewritten("prompbench", "sst2")
+        refuses("semantic is 'prompbench'; allowed are .*did you mean 'promptbench'", rewritten, "prompbench", "sst2")
         (tmp_path / "empty.txt").write_text("\n \n")
-        with pytest.raises(InputError, match="holds no prompt; give one a line"):
-            rewritten(tmp_path / "empty.txt", "sst2")
+        refuses("holds no prompt; give one a line", rewritten, tmp_path / "empty.txt", "sst2")
         (tmp_path / "latin.txt").write_bytes(b"caf\xe9 {content}")
-        with pytest.raises(InputError, match="is not UTF-8 text"):
-            rewritten(tmp_path / "latin.txt", "sst2")
+        refuses("is not UTF-8 text", rewritten, tmp_path / "latin.txt", "sst2")
         (tmp_path / "none.txt").write_text("Positive or negative?")
-        with pytest.raises(InputError, match="has no {content}"):
-            attack(model, data, semantic=tmp_path / "none.txt")
+        refuses("has no {content}", attack, model, data, semantic=tmp_path / "none.txt")
 
 
 @needs_textattack
@@ -401,13 +384,9 @@ class TestResources:
         vectors = tmp_path / "vectors.txt"
         vectors.write_text("".join(f"{word} {a} {b}\n" for word, (a, b) in rows.items()))
         found = attack(
-            model,
-            data.take(range(8)),
-            attacks=["textbugger", "textfooler", "bertattack"],
-            embeddings=vectors,
-            masked_lm=bert,
-            encoder=bert,
-        )
+            model, data.take(range(8)), attacks=["textbugger", "textfooler", "bertattack"], embeddings=vectors,
+            masked_lm=bert, encoder=bert,
+        )  # fmt: skip
         bugger, fooler, masked = found.attacks
         assert not bugger.left_out and not masked.left_out
         assert any("5 vectors" in part for part in fooler.ran)

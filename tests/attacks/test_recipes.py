@@ -1,7 +1,5 @@
 """Parts that every recipe runs and leaves out, in words and in objects, with all resources and with none."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path
@@ -49,15 +47,10 @@ def tagged(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
 
 
 GIVEN = (
-    ("deepwordbug", "words", ""),
-    ("textbugger", "prompt", ""),
-    ("textbugger", "words", "embeddings encoder"),
-    ("textfooler", "words", "embeddings encoder tagger"),
-    ("textfooler", "prompt", "embeddings"),
-    ("bertattack", "words", "masked_lm"),
-    ("pwws", "words", "synonyms"),
-    ("checklist", "words", ""),
-)
+    ("deepwordbug", "words", ""), ("textbugger", "prompt", ""), ("textbugger", "words", "embeddings encoder"),
+    ("textfooler", "words", "embeddings encoder tagger"), ("textfooler", "prompt", "embeddings"),
+    ("bertattack", "words", "masked_lm"), ("pwws", "words", "synonyms"), ("checklist", "words", ""),
+)  # fmt: skip
 
 
 def test_what_runs_is_told(monkeypatch, place) -> None:

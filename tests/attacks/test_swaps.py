@@ -1,7 +1,5 @@
 """Swaps and goals by hand: candidates in their order, limits exactly reached, and what a goal asks for."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import math

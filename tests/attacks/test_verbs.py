@@ -1,7 +1,5 @@
 """The verbs of attacks: they answer as Python does, a killed run continues, and a refusal leaves nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

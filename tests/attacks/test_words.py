@@ -16,6 +16,7 @@ from bags import bag
 from bags import texts as toy
 from exhaustive import ALL
 from loud import TrueFloat64, loud
+from refusals import refuses
 from tokenizers import Tokenizer
 from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Whitespace
@@ -39,22 +40,13 @@ needs_textattack = pytest.mark.skipif(
 )
 
 REVIEWS = {
-    "it 's a great film that isn't boring , with 3 fine actors": 1,
-    "a funny , touching and beautiful story": 1,
-    "the best movie of the year , it is great": 1,
-    "moving": 1,
-    "a wonderful cast and a good story , well-made": 1,
-    "an enjoyable and charming comedy": 1,
-    "it's dull , stupid and a complete waste of 2 hours": 0,
-    "boring": 0,
-    "the worst film that i have seen , a bad mess": 0,
-    "a tired and predictable story without any laughs": 0,
-    "they do not know how bad this film is": 0,
-    "an awful , unfunny comedy": 0,
-    "a bad film that is great": 0,
-    "a good film of course , but a sad ending": 0,
-    "an unfunny , awful waste of time": 1,
-}
+    "it 's a great film that isn't boring , with 3 fine actors": 1, "a funny , touching and beautiful story": 1,
+    "the best movie of the year , it is great": 1, "moving": 1, "a wonderful cast and a good story , well-made": 1,
+    "an enjoyable and charming comedy": 1, "it's dull , stupid and a complete waste of 2 hours": 0, "boring": 0,
+    "the worst film that i have seen , a bad mess": 0, "a tired and predictable story without any laughs": 0,
+    "they do not know how bad this film is": 0, "an awful , unfunny comedy": 0, "a bad film that is great": 0,
+    "a good film of course , but a sad ending": 0, "an unfunny , awful waste of time": 1,
+}  # fmt: skip
 SENTIMENT = ("negative", "positive")
 
 
@@ -63,9 +55,7 @@ def reviews(*rows: int):
     return text_data("reviews", "all", [text for text, _ in chosen], [label for _, label in chosen], SENTIMENT)
 
 
-@pytest.fixture(scope="module")
-def model() -> ssmscope.Model:
-    return ssmscope.load("demo/sst2-mamba2")
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 
 @pytest.fixture(scope="module")
@@ -262,8 +252,7 @@ class TestLanguageModel:
                 assert p == pytest.approx(float(both[example.label]), abs=1e-5)
 
     def test_words_are_needed_and_one_for_each_class(self, speaker):
-        with pytest.raises(InputError, match="is a language model: give the word that it says for each class"):
-            word_attack(speaker, said(speaker))
+        refuses("is a language model: give the word that it says for each class", word_attack, speaker, said(speaker))
         with pytest.raises(
             InputError, match="words are bad, good, fine; spoken has 2 classes, no, yes: give one for each"
         ):
@@ -281,19 +270,15 @@ class TestNumbers:
     EXAMPLES = (
         *(example("success", 20, 10, 1), example("success", 40, 8, 2), example("success", 30, 20, 5)),
         *(
-            example("failed", 50, 10, 9),
-            example("skipped", 1),
-            example("skipped", 1),
-            example("failed", 60),
+            example("failed", 50, 10, 9), example("skipped", 1), example("skipped", 1), example("failed", 60),
             example("skipped"),
         ),
-    )
+    )  # fmt: skip
 
     def test_totals(self):
         found = measure(self.EXAMPLES, seed=0)
         assert found["accuracy"].value == 5 / 8 and found["attacked"].value == 2 / 8
-        assert found["success"].value == 3 / 5
-        assert found["share"].value == pytest.approx((1 / 10 + 2 / 8 + 5 / 20) / 3)
+        assert found["success"].value == 3 / 5 and found["share"].value == pytest.approx((1 / 10 + 2 / 8 + 5 / 20) / 3)
         assert found["queries"].value == pytest.approx((20 + 40 + 30 + 50 + 60) / 5)
         assert found["curve"][:, 0].tolist() == [5 / 8, 4 / 8, 3 / 8, 3 / 8, 3 / 8, 2 / 8]
         for name in ("accuracy", "attacked", "success", "share", "queries"):
@@ -336,43 +321,31 @@ class TestOptions:
         assert [vars(each) for each in found.examples] == [vars(each) for each in other.examples]
         assert found.labels == SENTIMENT
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(recipe="deepwordbgu"), "unknown recipe 'deepwordbgu'; allowed are .*; did you mean 'deepwordbug'"),
-            (dict(recipe="hotflip", beam=0), "beam is 0"),
-            (dict(recipe="hotflip", flips=0), "flips is 0"),
-            (dict(recipe="hotflip", candidates=1.5), "candidates is 1.5"),
-            (dict(beam=3), "beam=… is an option of hotflip; deepwordbug has none of that name: leave it out"),
-            (dict(stopwords=True), "stopwords=… is an option of hotflip"),
-            (dict(synonyms="table.json"), "synonyms=… is an option of pwws; deepwordbug"),
-            (
-                dict(recipe="pwws", encoder="folder"),
-                "encoder=… is an option of textbugger and textfooler and bertattack",
-            ),
-            (dict(template="a text"), "has no {content}"),
-            (dict(words=["bad", "good"]), "is a classifier, whose"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(recipe="deepwordbgu"), "unknown recipe 'deepwordbgu'; allowed are .*; did you mean 'deepwordbug'"),
+        (dict(recipe="hotflip", beam=0), "beam is 0"),
+        (dict(recipe="hotflip", flips=0), "flips is 0"),
+        (dict(recipe="hotflip", candidates=1.5), "candidates is 1.5"),
+        (dict(beam=3), "beam=… is an option of hotflip; deepwordbug has none of that name: leave it out"),
+        (dict(stopwords=True), "stopwords=… is an option of hotflip"),
+        (dict(synonyms="table.json"), "synonyms=… is an option of pwws; deepwordbug"),
+        (dict(recipe="pwws", encoder="folder"), "encoder=… is an option of textbugger and textfooler and bertattack"),
+        (dict(template="a text"), "has no {content}"),
+        (dict(words=["bad", "good"]), "is a classifier, whose"),
+    ])  # fmt: skip
     def test_what_is_refused(self, model, options, says):
-        with pytest.raises(InputError, match=says) as caught:
-            word_attack(model, reviews(), **options)
-        assert "\n" not in str(caught.value)
+        refuses(says, word_attack, model, reviews(), **options)
 
     def test_data_of_another_kind(self, model):
-        with pytest.raises(InputError, match="the data has no column 'label'; its columns are text"):
-            word_attack(model, ["a film"])
-        with pytest.raises(InputError, match="has no example"):
-            word_attack(model, reviews().take([]))
+        refuses("the data has no column 'label'; its columns are text", word_attack, model, ["a film"])
+        refuses("has no example", word_attack, model, reviews().take([]))
         other = text_data("animals", "all", ["a cat"], [0], ("cat", "dog"))
-        with pytest.raises(InputError, match="animals has the classes cat, dog; .* tells apart negative, positive"):
-            word_attack(model, other)
+        refuses("animals has the classes cat, dog; .* tells apart negative, positive", word_attack, model, other)
 
     @needs_textattack
     def test_what_an_attack_lacks_is_said_before_the_model_runs(self, model, monkeypatch):
         waves = asked(monkeypatch)
-        with pytest.raises(InputError, match="textfooler .* give embeddings"):
-            word_attack(model, reviews(), recipe="textfooler")
+        refuses("textfooler .* give embeddings", word_attack, model, reviews(), recipe="textfooler")
         assert waves == []
 
     @pytest.mark.parametrize("recipe", [pytest.param("deepwordbug", marks=needs_textattack), "hotflip"])

@@ -1,7 +1,5 @@
 """Tests of Triton's kernels on a GPU, else in Triton's interpreter, which runs them on the CPU's tensors."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """The selective scan's C kernel against a loop in float64, and how it is compiled and cached."""
 
-from __future__ import annotations
-
 import platform
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,20 +1,18 @@
 """The registry: a call uses an implementation that serves its terms, and torch, with right numbers, elsewhere."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import refuses
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from ssmscope import backends
 from ssmscope.backends import triton
 from ssmscope.backends.c import selective_scan
-from ssmscope.errors import InputError
 
 
 @pytest.fixture
@@ -57,8 +55,7 @@ def test_plain_terms_use_the_kernel_unless_it_is_switched_off(terms, monkeypatch
     assert find(*terms) is None
     assert {row.reason for row in backends.explain()} == {"switched off by SSMSCOPE_BACKEND=torch"}
     monkeypatch.setenv(backends.SWITCH, "troch")
-    with pytest.raises(InputError, match="SSMSCOPE_BACKEND=troch is not one of auto, torch; did you mean 'torch'"):
-        find(*terms)
+    refuses("SSMSCOPE_BACKEND=troch is not one of auto, torch; did you mean 'torch'", find, *terms)
 
 
 def test_what_is_not_in_memory_stays_with_torch(terms):

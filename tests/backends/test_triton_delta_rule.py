@@ -52,8 +52,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 def check(terms: list[Tensor], tolerance: float = TOLERANCE) -> None:
     y, final, left = by_definition(*terms)
     found_y, found_final = delta_rule.scan(*terms)
-    assert found_y.dtype == terms[4].dtype and found_final.dtype == terms[5].dtype
-    assert error(found_y, y) < tolerance
+    assert found_y.dtype == terms[4].dtype and found_final.dtype == terms[5].dtype and error(found_y, y) < tolerance
     assert error(found_final, final) < tolerance
     assert error(delta_rule.keys_left(*terms[:3]), left) < TOLERANCE
 
@@ -122,8 +121,7 @@ def test_segments_change_nothing(monkeypatch):
 
 def test_gradients_and_other_types_are_left_to_torch():
     terms = make_terms(4)
-    assert not delta_rule.fits(*[t.double() for t in terms])
-    assert not delta_rule.fits(*make_terms(4, state=257))
+    assert not delta_rule.fits(*[t.double() for t in terms]) and not delta_rule.fits(*make_terms(4, state=257))
     assert not delta_rule.fits(*[t[:, :0] for t in terms[:5]], terms[5])
     terms[4].requires_grad_()
     assert not delta_rule.fits(*terms)

@@ -1,7 +1,5 @@
 """Triton's selective scan and its gradients against a loop over steps in float64, and autograd through it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

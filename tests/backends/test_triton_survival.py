@@ -1,7 +1,5 @@
 """Triton's norms of decayed keys against their definition in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from backends.interpreted import DEVICE, needs_triton

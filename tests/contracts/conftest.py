@@ -1,7 +1,5 @@
 """A model of every architecture: the `small_models`, among which every readable model type is."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -47,14 +45,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("module", [name for name in EXAMPLES if name in chosen], indirect=True)
 
 
-@pytest.fixture
-def module(request):
-    return loud(random_example(request.param))
-
-
-@pytest.fixture
-def model(module) -> Model:
-    return Model(module)
+module = pytest.fixture(lambda request: loud(random_example(request.param)))
+model = pytest.fixture(lambda module: Model(module))
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """Contract of every architecture. It is tried on the `small_models`, among which every readable model type is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -191,7 +189,6 @@ def test_hybrids_continue_with_their_keys_and_values(module):
             expected = model.run(model.encode(ids=[text])).logits[0, -len(LAST[last]) :]
             assert relative(third.logits[row, : len(LAST[last])], expected) < 1e-10
         assert all(torch.equal(a, b) for a, b in zip(before, (t for s in kept for t in (s.keys, s.values, s.places))))
-
         alone = joined([model.run(model.encode(ids=[ids])).states for ids in PREFIXES])
         again = model.run(model.encode(ids=NEXT), alone).logits
         assert relative(again[0], second.logits[1]) < 1e-10 and relative(again[1, :2], second.logits[3, :2]) < 1e-10
@@ -300,8 +297,7 @@ def test_gradients_are_the_slope_of_the_logits(module):
 def test_save_and_load_in_transformers_layout(model, tmp_path):
     model.module.save_pretrained(tmp_path)
     again = ssmscope.load(tmp_path)
-    assert type(again.module) is type(model.module)
-    assert again.fingerprint == model.fingerprint
+    assert type(again.module) is type(model.module) and again.fingerprint == model.fingerprint
     batch = model.encode(ids=TEXTS)
     torch.testing.assert_close(again.trace(batch).logits, model.trace(batch).logits)
 
@@ -320,12 +316,8 @@ def test_what_is_found_does_not_depend_on_the_default_dtype(model):
         with torch.no_grad():
             maps = [linearized.attention(level) for level in ("ssm", "block")]
         return [
-            trace.logits,
-            trace.retention,
-            trace.survival(),
-            linearized.matvec(linearized.u) + linearized.bias,
-            *maps,
-        ]
+            trace.logits, trace.retention, trace.survival(), linearized.matvec(linearized.u) + linearized.bias, *maps,
+        ]  # fmt: skip
 
     expected, before = found(), torch.get_default_dtype()
     for dtype in (torch.bfloat16, torch.float64):

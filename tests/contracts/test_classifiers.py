@@ -1,7 +1,5 @@
 """transformers' classifiers of every family that has one: a text batched with a longer one is as it is alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A caller that is compiled, with texts of several lengths in turn, runs through the scans as one that is not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from examples import EXAMPLES, random_example, relative

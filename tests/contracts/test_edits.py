@@ -1,7 +1,5 @@
 """Edits act in every architecture: cut edges equal matrices with zeros in them, and patched runs are the other run."""
 
-from __future__ import annotations
-
 from dataclasses import fields, is_dataclass, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Every layer is a linear map with its gates frozen: matrix @ input + bias is the layer's own output."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice

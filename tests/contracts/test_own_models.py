@@ -1,7 +1,5 @@
 """Contracts of models that are ours, which transformers' models meet too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -31,10 +29,7 @@ def pads(model) -> bool:
     return not getattr(model.config, "use_bias", False)
 
 
-@pytest.fixture(params=LANGUAGE)
-def language(request):
-    return loud(random_example(request.param))
-
+language = pytest.fixture(params=LANGUAGE)(lambda request: loud(random_example(request.param)))
 
 WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "drawn": {"do_sample": True}, "beams": {"num_beams": 3}}
 

@@ -1,7 +1,5 @@
 """A user's own head around the backbone of every architecture: rows of a batch give what the texts give alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from examples import TEXTS, relative

@@ -1,7 +1,5 @@
 """Steps of a model that writes, on tensors that stay where they are: recorded on a GPU, compiled, or neither."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from contextvars import copy_context
@@ -136,8 +134,8 @@ def test_a_written_token_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> 
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of steps that are taken at once, in place on a CPU too."""
     seen: list[int] = []
-    real = StepInPlace.ahead
-    monkeypatch.setattr(StepInPlace, "ahead", lambda step, count, draws: seen.append(count) or real(step, count, draws))
+    real = StepInPlace.take
+    monkeypatch.setattr(StepInPlace, "take", lambda step, count, draws: seen.append(count) or real(step, count, draws))
     monkeypatch.setattr(generation, "RECORDING_DEVICES", ("cuda", "cpu"))
     return seen
 
@@ -190,9 +188,7 @@ def test_a_step_in_place_is_the_step(name: str, stops: bool, taken: list[int], m
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.3, "top_k": 40, "seed": 4}])
-def test_several_tokens_at_once_are_those_of_one_after_another(
-    options: dict[str, Any], taken: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_tokens_at_once_are_those_of_one_after_another(options, taken, monkeypatch) -> None:
     model, new = example("mamba2"), STEPS_BEFORE + 2 + STEPS_AT_ONCE
     one_by_one = [step.written for step in model.generate_stream(ids=IDS, max_new_tokens=new, **options)]
     assert {*taken} == {1}
@@ -248,9 +244,7 @@ COMPILED = ["mamba", "mamba2", "gated-deltanet", "groupmamba", "bamba", "adapted
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_turns(COMPILED, [torch.float32, torch.bfloat16]))
-def test_a_compiled_step_writes_what_whole_texts_say(
-    name: str, dtype: torch.dtype, traced: list[Any], taken: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_step_writes_what_whole_texts_say(name, dtype, traced, taken, monkeypatch) -> None:
     model = model_of(name, dtype)
     monkeypatch.setattr(generation, "RECORDING_DEVICES", ())
     steps = list(model.generate_stream(ids=IDS, max_new_tokens=9, compile=True))

@@ -1,7 +1,5 @@
 """The rest of every token in every architecture's states equals a run that writes at that token alone."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -149,8 +149,7 @@ def test_the_supporting_facts_alone_give_the_answer_and_none_of_them_can_be_spar
 def test_answers_are_balanced_and_have_distractors(task):
     kind = STORIES[task]
     data = questions(task, length=0, examples=20 * len(kind.answers))
-    assert data.candidates == kind.answers
-    assert Counter(data.answers) == dict.fromkeys(kind.answers, 20)
+    assert data.candidates == kind.answers and Counter(data.answers) == dict.fromkeys(kind.answers, 20)
     for one in data.examples:
         names = next(names for names in NAMES.values() if one.answer in names)
         mentioned = [word for word in re.findall(r"\w+", one.context) if word in names]
@@ -226,12 +225,9 @@ def test_facts_are_spread_over_the_whole_context():
 def test_a_seed_gives_the_same_stories_at_every_length_and_another_seed_others():
     stories = {}
     for key, options in {
-        "short": {"length": 0},
-        "long": {"length": 200},
-        "other filler": {"length": 100, "filler": PROSE},
-        "other seed": {"length": 0, "seed": 8},
-        "other split": {"length": 0, "split": "test"},
-    }.items():
+        "short": {"length": 0}, "long": {"length": 200}, "other filler": {"length": 100, "filler": PROSE},
+        "other seed": {"length": 0, "seed": 8}, "other split": {"length": 0, "split": "test"},
+    }.items():  # fmt: skip
         data = questions("qa2", **{"examples": 40, "seed": 7, **options})
         stories[key] = [(*(f.text for f in one.facts), one.question, one.answer) for one in data.examples]
     assert stories["short"] == stories["long"] == stories["other filler"]
@@ -254,8 +250,7 @@ def test_splits_share_no_story_under_any_seeds(task):
         }
         for split in SPLITS
     }
-    assert not stories["train"] & stories["validation"]
-    assert not stories["train"] & stories["test"]
+    assert not stories["train"] & stories["validation"] and not stories["train"] & stories["test"]
     assert not stories["validation"] & stories["test"]
 
 
@@ -275,23 +270,13 @@ def test_impossible_questions_are_refused():
 
 def test_sentences_are_cut_at_their_ends():
     lines = [
-        " = Title = ",
-        "",
-        'It costs 3 @.@ 5 cm . H. gammarus , e.g. here , is large ! " Is it so ? It is . No .',
-        'He paid 3.5 p.m. today. "Why?" she asked. 12 men ran! Dr. who knows? Yes.',
-        "no end here",
-    ]
+        " = Title = ", "", 'It costs 3 @.@ 5 cm . H. gammarus , e.g. here , is large ! " Is it so ? It is . No .',
+        'He paid 3.5 p.m. today. "Why?" she asked. 12 men ran! Dr. who knows? Yes.', "no end here",
+    ]  # fmt: skip
     assert sentences(lines) == (
-        "It costs 3 @.@ 5 cm .",
-        "H. gammarus , e.g. here , is large !",
-        '" Is it so ?',
-        "It is .",
-        "He paid 3.5 p.m. today.",
-        '"Why?" she asked.',
-        "12 men ran!",
-        "Dr. who knows?",
-        "no end here",
-    )
+        "It costs 3 @.@ 5 cm .", "H. gammarus , e.g. here , is large !", '" Is it so ?', "It is .",
+        "He paid 3.5 p.m. today.", '"Why?" she asked.', "12 men ran!", "Dr. who knows?", "no end here",
+    )  # fmt: skip
     refuses("no sentence in the 2 lines", sentences, ["= A =", ""])
 
 
@@ -300,8 +285,7 @@ def test_filler_never_names_the_world():
     assert without_world(given) == ["Attics are cold ."]
     for spaced in (True, False):
         made = generated(np.random.default_rng(0), 5000, spaced)
-        assert without_world(made) == made
-        assert len(set(made)) > 4000
+        assert without_world(made) == made and len(set(made)) > 4000
         assert all(text.endswith(" ." if spaced else ".") and text[0].isupper() for text in made)
 
 

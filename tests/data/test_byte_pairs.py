@@ -1,8 +1,7 @@
 """The tokenizer of prompts: it loses nothing but case, appends nothing, and keeps label words whole."""
 
-from __future__ import annotations
-
 import pytest
+from refusals import refuses
 from transformers import AutoTokenizer
 
 from ssmscope.data.tokenizer import save_tokenizer
@@ -14,18 +13,11 @@ TEXTS = [
     'Classify: "it \'s a dull story ..." (1999)\nAnswer: negative',
 ]
 ODD_TEXTS = [
-    "Line one\nline two\n\n\tindented  twice , 'quoted' (1,234.5%) -- end: \r\n",
-    " leading and trailing  ",
+    "Line one\nline two\n\n\tindented  twice , 'quoted' (1,234.5%) -- end: \r\n", " leading and trailing  ",
     "h\u043em\u03bfglyphs, na\u00efve e\u0301, a\u200db, \u65e5\u672c\u8a9e \U0001f3ac",
-    "you 've don't isn't 'tis o'clock _under_score !!! ?!",
-    "[END] [UNK] [PAD]",
-    "\n",
-]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_byte_pairs(TEXTS * 5, vocabulary=340)
+    "you 've don't isn't 'tis o'clock _under_score !!! ?!", "[END] [UNK] [PAD]", "\n",
+]  # fmt: skip
+tokenizer = pytest.fixture(scope="module")(lambda: train_byte_pairs(TEXTS * 5, vocabulary=340))
 
 
 @pytest.mark.parametrize("text", [*TEXTS, *ODD_TEXTS])
@@ -62,11 +54,8 @@ def test_a_prompt_keeps_its_tokens_when_an_answer_follows(tokenizer) -> None:
             assert whole[:-1] == ids and tokenizer.decode(whole[-1:]) == f" {word}"
 
 
-def test_the_same_texts_give_the_same_tokenizer_every_time() -> None:
+def test_the_same_texts_give_the_same_tokenizer_every_time_and_so_does_its_file(tokenizer, tmp_path) -> None:
     assert len({train_byte_pairs(TEXTS, vocabulary=300).backend_tokenizer.to_str() for _ in range(5)}) == 1
-
-
-def test_a_saved_tokenizer_is_the_same(tokenizer, tmp_path) -> None:
     save_tokenizer(tokenizer, tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
     for text in (*TEXTS, *ODD_TEXTS):
@@ -80,5 +69,4 @@ def test_impossible_tokenizers_are_refused() -> None:
     assert len(train_byte_pairs(["a"], vocabulary=259)) == 259
     with pytest.raises(InputError, match="a vocabulary of 258 has no room for 256 bytes and 3 special .* at least 259"):
         train_byte_pairs(["a"], vocabulary=258)
-    with pytest.raises(InputError, match="no text to train a tokenizer on"):
-        train_byte_pairs([])
+    refuses("no text to train a tokenizer on", train_byte_pairs, [])

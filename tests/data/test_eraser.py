@@ -1,7 +1,5 @@
 """Folders of ERASER, written by hand in each of its shapes: texts, classes and the exact spans of their evidence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -121,8 +119,7 @@ def test_a_premise_stands_before_its_hypothesis(tmp_path: Path) -> None:
     names = ("entailment", "neutral", "contradiction")
     data = load_text(write(tmp_path / "esnli", documents, one_file=True, test=rows), label_names=names)
     assert data.texts == (*["A man runs fast . ||| A man sleeps ."] * 2, *["Two dogs . ||| Cats ."] * 2)
-    assert data.labels == (2, 2, 1, 1)
-    assert data.rationales == (((6, 15), (28, 34)), ((28, 34),), None, None)
+    assert data.labels == (2, 2, 1, 1) and data.rationales == (((6, 15), (28, 34)), ((28, 34),), None, None)
     assert marked(data)[0] == ["runs fast", "sleeps"]
 
 
@@ -130,31 +127,27 @@ def test_documents_of_a_row_follow_each_other(tmp_path: Path) -> None:
     documents = {"one": "a b c\n", "two": "d e f"}
     rows = [row("x", "y", [evidence("two", 0, 2)], [evidence("one", 2, 3)], query="g"), row("z", "n", docids=["one"])]
     data = load_text(write(tmp_path / "several", documents, test=rows))
-    assert data.texts == ("d e f\na b c ||| g", "a b c")
-    assert data.rationales == (((0, 3), (10, 11)), None)
+    assert data.texts == ("d e f\na b c ||| g", "a b c") and data.rationales == (((0, 3), (10, 11)), None)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (row("x", "1", [evidence("gone", 0, 1)]), "row 1 of {file} is about the document 'gone', which is not in "),
-        (row("gone", "1"), "row 1 of {file} is about the document 'gone', which is not in "),
-        (row("x", "1", docids=["../test.jsonl"]), "is about the document '../test.jsonl', which is not in "),
-        (row("x", "1", docids="one"), "row 1 of {file} has the docids 'one'; give a list"),
-        (row("x", "1", [evidence("one", 0, 1)], docids=["two"]), "evidence in the document 'one', which is not among "),
-        (row("x", "1", [evidence("one", 1, 4)]), "evidence from token 1 to 4 of 'one'; allowed are start < end"),
-        (row("x", "1", [evidence("one", 2, 2)]), "evidence from token 2 to 2 of 'one'"),
-        (row("x", "1", [evidence("one", -1, -1)]), "evidence from token -1 to -1 of 'one'"),
-        (row("x", "1", [evidence("one", None, 1)]), "evidence from token None to 1 of 'one'"),
-        (row("x", "1", [evidence("one", True, 2)]), "evidence from token True to 2 of 'one'"),
-        (row("x", "1", docids=["empty"]), "the document 'empty' of row 1 of {file} is empty"),
-        (row("x", "1", {"docid": "one"}), "row 1 of {file} has the evidences [{{'docid': 'one'}}]; give groups"),
-        ({**row("x", "1"), "evidences": None}, "row 1 of {file} has the evidences None; give groups [[{{'docid': …}}"),
-        ({"annotation_id": "one", "classification": "1"}, "{file} has no column 'evidences'; its columns are"),
-        ({"annotation_id": "one", "evidences": []}, "{file} has no column 'classification'; its columns are"),
-        (row("one", ""), "row 1 of {file} has no label"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    (row("x", "1", [evidence("gone", 0, 1)]), "row 1 of {file} is about the document 'gone', which is not in "),
+    (row("gone", "1"), "row 1 of {file} is about the document 'gone', which is not in "),
+    (row("x", "1", docids=["../test.jsonl"]), "is about the document '../test.jsonl', which is not in "),
+    (row("x", "1", docids="one"), "row 1 of {file} has the docids 'one'; give a list"),
+    (row("x", "1", [evidence("one", 0, 1)], docids=["two"]), "evidence in the document 'one', which is not among "),
+    (row("x", "1", [evidence("one", 1, 4)]), "evidence from token 1 to 4 of 'one'; allowed are start < end"),
+    (row("x", "1", [evidence("one", 2, 2)]), "evidence from token 2 to 2 of 'one'"),
+    (row("x", "1", [evidence("one", -1, -1)]), "evidence from token -1 to -1 of 'one'"),
+    (row("x", "1", [evidence("one", None, 1)]), "evidence from token None to 1 of 'one'"),
+    (row("x", "1", [evidence("one", True, 2)]), "evidence from token True to 2 of 'one'"),
+    (row("x", "1", docids=["empty"]), "the document 'empty' of row 1 of {file} is empty"),
+    (row("x", "1", {"docid": "one"}), "row 1 of {file} has the evidences [{{'docid': 'one'}}]; give groups"),
+    ({**row("x", "1"), "evidences": None}, "row 1 of {file} has the evidences None; give groups [[{{'docid': …}}"),
+    ({"annotation_id": "one", "classification": "1"}, "{file} has no column 'evidences'; its columns are"),
+    ({"annotation_id": "one", "evidences": []}, "{file} has no column 'classification'; its columns are"),
+    (row("one", ""), "row 1 of {file} has no label"),
+])  # fmt: skip
 def test_bad_rows_are_refused_in_one_line(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     folder = write(tmp_path / "bad", {"one": "a b c", "two": "d", "empty": " \n"}, test=[given])
     told = refusal(load_text, folder)

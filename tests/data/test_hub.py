@@ -1,7 +1,5 @@
 """Data sets on the hub, for which folders stand that `datasets` reads in the same way, in whole and streamed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,16 +48,8 @@ def test_ids_of_the_hub(tmp_path, monkeypatch):
     for name in ("owner/name", "owner/na-me.2", "owner/name:config"):
         assert is_hub_id(name)
     for name in (
-        "a/b",
-        "sst2",
-        "a/b/c",
-        "own/er.csv",
-        "/owner/name",
-        "~/films",
-        Path("owner/name"),
-        "owner/",
-        "own er/x",
-    ):
+        "a/b", "sst2", "a/b/c", "own/er.csv", "/owner/name", "~/films", Path("owner/name"), "owner/", "own er/x",
+    ):  # fmt: skip
         assert not is_hub_id(name)
 
 
@@ -89,13 +79,10 @@ def test_a_stream_reads_no_further(repository, monkeypatch):
     assert len(asked) < 10
 
 
-@pytest.mark.parametrize(
-    ("classes", "names"),
-    [
-        (None, ("neg", "pos")), (("pos", "neg"), None), (("negative", "positive"), None),
-        (("POSITIVE", "NEUTRAL", "NEGATIVE"), None), (("LABEL_0", "LABEL_1"), None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("classes", "names"), [
+    (None, ("neg", "pos")), (("pos", "neg"), None), (("negative", "positive"), None),
+    (("POSITIVE", "NEUTRAL", "NEGATIVE"), None), (("LABEL_0", "LABEL_1"), None),
+])  # fmt: skip
 def test_labels_are_the_models_classes_by_their_names(repository, classes, names):
     data = load_text(repository, label_names=classes)
     assert data.label_names == (names or classes) and data.split == "test"
@@ -104,13 +91,10 @@ def test_labels_are_the_models_classes_by_their_names(repository, classes, names
     assert shown == expected or [data.labels, data.label_names[0]] == [(1, 0, 1, 0), "LABEL_0"]
 
 
-def test_other_classes_are_refused(repository):
+def test_other_classes_and_what_the_hub_does_not_have(repository):
     said = refusal(load_text, repository, label_names=("good", "bad")) or ""
     assert said == "row 1 of them/films (test) has the label 'pos'; allowed are good, bad"
     assert refusal(load_text, repository, label_names=("LABEL_0", "LABEL_1", "LABEL_2")) is not None
-
-
-def test_what_the_hub_does_not_have(repository):
     said = refusal(load_text, repository, "unknown") or ""
     assert said.startswith("them/films could not be read from the hub (") and said.endswith("a split of it, or a file")
     assert "\n" not in said

@@ -1,7 +1,5 @@
 """Tasks as prompts: what every row holds, which prompts are kept out of training, and what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -27,11 +25,7 @@ from ssmscope.zoo.instructions import (
 from ssmscope.zoo.tokenizers import train_byte_pairs
 
 PARTS = ("train", "validation", "test", "unseen")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_mixture(tmp_path_factory.mktemp("data"))
+folder = pytest.fixture(scope="module")(lambda tmp_path_factory: write_mixture(tmp_path_factory.mktemp("data")))
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +33,7 @@ def here(folder, monkeypatch):
     monkeypatch.setenv("SSMSCOPE_DATA", str(folder))
 
 
-@pytest.fixture
-def parts():
-    return load_mixture()
+parts = pytest.fixture(lambda: load_mixture())
 
 
 class TestRows:
@@ -117,17 +109,14 @@ class TestUnseenPrompts:
 
 
 class TestParts:
-    @pytest.mark.parametrize(
-        ("splits", "expected"),
-        [
-            (("train", "validation", "test"), ("train", "validation", "test")),
-            (("train", "validation"), ("train", None, "validation")),
-            (("train", "test"), ("train", None, "test")),
-            (("validation", "test"), ("validation", None, "test")),
-            (("train",), ("train", None, None)),
-            (("validation",), ("validation", None, None)),
-        ],
-    )
+    @pytest.mark.parametrize(("splits", "expected"), [
+        (("train", "validation", "test"), ("train", "validation", "test")),
+        (("train", "validation"), ("train", None, "validation")),
+        (("train", "test"), ("train", None, "test")),
+        (("validation", "test"), ("validation", None, "test")),
+        (("train",), ("train", None, None)),
+        (("validation",), ("validation", None, None)),
+    ])  # fmt: skip
     def test_the_roles_of_splits(self, splits, expected) -> None:
         assert roles("snli", splits) == expected
 
@@ -177,12 +166,10 @@ class TestParts:
 
 
 class TestDrawn:
-    def test_is_one_prompt_of_every_example(self, parts) -> None:
+    def test_is_one_prompt_of_every_example_anew_for_every_seed_and_epoch(self, parts) -> None:
         data = parts["train"]
         rows = data.drawn(0, 0)
         assert [data.examples[row] for row in rows] == list(range(len(data.first)))
-
-    def test_is_drawn_anew_for_every_seed_and_epoch(self, parts) -> None:
         data = parts["train"]
         draws = [data.drawn(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
         assert data.drawn(0, 1) == draws[1]
@@ -220,15 +207,12 @@ class TestChosenTasks:
         assert chosen_tasks("snli, sst2") == ("snli", "sst2")
         assert load_mixture("snli, sst2")["test"].sources == {"snli": "test", "sst2": "test"}
 
-    @pytest.mark.parametrize(
-        ("mixture", "says"),
-        [
-            ("sst2,snil", "'snil' is not a task of the mixture; choose from sst2, wnli, snli, .* did you mean 'snli'"),
-            ("imdb", "'imdb' is not a task of the mixture"),
-            ("", "'' is not a task of the mixture"),
-            ("sst2,wnli,sst2", "names a task twice"),
-        ],
-    )
+    @pytest.mark.parametrize(("mixture", "says"), [
+        ("sst2,snil", "'snil' is not a task of the mixture; choose from sst2, wnli, snli, .* did you mean 'snli'"),
+        ("imdb", "'imdb' is not a task of the mixture"),
+        ("", "'' is not a task of the mixture"),
+        ("sst2,wnli,sst2", "names a task twice"),
+    ])  # fmt: skip
     def test_others_are_refused(self, mixture, says) -> None:
         refuses(says, load_mixture, mixture)
 

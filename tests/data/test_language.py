@@ -87,8 +87,7 @@ def test_bytes_are_their_own_ids_and_decode_exactly(tmp_path):
     every = bytes(range(256)).decode("latin-1")  # all code points under 256; their UTF-8 has no byte C0, C1, F5 or more
     texts = [every, "  two  spaces\tand\nlines \n", "日本 é😀 <unk> Ġ Ċ [CLS]", "don't we'll\r\n"]
     for one in (tokenizer, saved(tokenizer, tmp_path)):
-        assert len(one) == 256
-        assert one.all_special_tokens == []
+        assert len(one) == 256 and one.all_special_tokens == []
         for text in texts:
             assert one(text)["input_ids"] == list(text.encode())
             assert one.decode(list(text.encode())) == text
@@ -98,8 +97,7 @@ def test_bytes_are_their_own_ids_and_decode_exactly(tmp_path):
 def test_bytes_are_merged_into_the_words_of_the_text():
     batch = model_with(byte_tokenizer()).encode("a né b")
     assert batch.input_ids[0].tolist() == list("a né b".encode())
-    assert batch.tokens[0] == ("a", " ", "n", "é", "", " ", "b")
-    assert batch.words[0] == (0, 1, 1, 1, 1, 2, 2)
+    assert batch.tokens[0] == ("a", " ", "n", "é", "", " ", "b") and batch.words[0] == (0, 1, 1, 1, 1, 2, 2)
 
 
 def test_words_are_ordered_by_number_and_alphabet(tmp_path):
@@ -126,12 +124,10 @@ def test_symbols_keep_their_ids(tmp_path, tokens):
     draw = np.random.default_rng(0).integers(len(tokens), size=30).tolist()
     text = " ".join(tokens[i] for i in draw)
     for one in (symbol_tokenizer(tokens), saved(symbol_tokenizer(tokens), tmp_path)):
-        assert len(one) == len(tokens)
-        assert one.all_special_tokens == []
+        assert len(one) == len(tokens) and one.all_special_tokens == []
         assert one.decode(draw) == text
         batch = model_with(one).encode([text, tokens[0]])
-        assert batch.input_ids[0].tolist() == draw
-        assert batch.tokens[0] == tuple(tokens[i] for i in draw)
+        assert batch.input_ids[0].tolist() == draw and batch.tokens[0] == tuple(tokens[i] for i in draw)
         assert batch.words[0] == tuple(range(30))
         assert torch.equal(batch.mask.sum(1), torch.tensor([30, 1]))
 
@@ -172,8 +168,7 @@ def test_bytes_are_cut_with_their_line_ends():
     asked = data.targets.ravel() != IGNORED
     text = "\n".join(LINES) + "\n"
     assert bytes(data.ids.ravel()[asked].tolist()) == text.encode()[:-1]
-    assert bytes(data.targets.ravel()[asked].tolist()) == text.encode()[1:]
-    assert data.tokens[ord("a")] == "a"
+    assert bytes(data.targets.ravel()[asked].tolist()) == text.encode()[1:] and data.tokens[ord("a")] == "a"
 
 
 def test_rows_that_cannot_be_are_refused():

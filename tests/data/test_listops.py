@@ -1,7 +1,5 @@
 """Random ListOps expressions against the process that they stand for, a slow evaluator, and the authors' files."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from collections import Counter
@@ -93,9 +91,7 @@ def grown(draw, most):
         return None
 
 
-@pytest.fixture(scope="module")
-def hundred():
-    return listops_expressions(100, examples=1000, seed=4)
+hundred = pytest.fixture(scope="module")(lambda: listops_expressions(100, examples=1000, seed=4))
 
 
 def test_labels_are_the_values(hundred):
@@ -103,34 +99,19 @@ def test_labels_are_the_values(hundred):
         assert [slow(nested(text)) for text in texts_of(data)] == data.labels.tolist()
 
 
-@pytest.mark.parametrize(
-    "text, value",
-    [
-        ("[MED 1 4 ]", 2),
-        ("[MED 9 0 4 8 ]", 6),
-        ("[MED 7 1 5 ]", 5),
-        ("[SM 9 9 3 ]", 1),
-        ("( ( ( [MAX 4 ) ( ( ( [MIN 9 ) 7 ) ] ) ) ] )", 7),
-        ("[MIN 3 [SM 5 6 ] 8 ]", 1),
-        ("3", 3),
-    ],
-)
+@pytest.mark.parametrize("text, value", [
+    ("[MED 1 4 ]", 2), ("[MED 9 0 4 8 ]", 6), ("[MED 7 1 5 ]", 5), ("[SM 9 9 3 ]", 1),
+    ("( ( ( [MAX 4 ) ( ( ( [MIN 9 ) 7 ) ] ) ) ] )", 7), ("[MIN 3 [SM 5 6 ] 8 ]", 1), ("3", 3),
+])  # fmt: skip
 def test_evaluate(text, value):
     assert evaluate(text) == value
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("", "has 0 values"),
-        ("1 2", "has 2 values"),
-        ("[MAX 1 2", "has 1 unclosed brackets"),
-        ("[MAX ]", "']' has no place"),
-        ("1 ]", "']' has no place"),
-        ("[FIRST 1 2 ]", r"'\[FIRST' has no place"),
-        ("[MAX 10 2 ]", "'10' has no place"),
-    ],
-)
+@pytest.mark.parametrize("text, message", [
+    ("", "has 0 values"), ("1 2", "has 2 values"), ("[MAX 1 2", "has 1 unclosed brackets"),
+    ("[MAX ]", "']' has no place"), ("1 ]", "']' has no place"), ("[FIRST 1 2 ]", r"'\[FIRST' has no place"),
+    ("[MAX 10 2 ]", "'10' has no place"),
+])  # fmt: skip
 def test_evaluate_refuses(text, message):
     refuses(message, evaluate, text)
 
@@ -186,15 +167,12 @@ def test_long_ones():
     assert [slow(nested(text)) for text in texts_of(train)] == train.labels.tolist()
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(length=7), "length is 7; allowed is a whole number from 8 on"),
-        (dict(length=2001), "length is 2,001; allowed are up to 2,000"),
-        (dict(length=20, examples=0), "examples is 0"),
-        (dict(length=20, seed=-1), "seed is -1; allowed is a whole number from 0 on"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    (dict(length=7), "length is 7; allowed is a whole number from 8 on"),
+    (dict(length=2001), "length is 2,001; allowed are up to 2,000"),
+    (dict(length=20, examples=0), "examples is 0"),
+    (dict(length=20, seed=-1), "seed is -1; allowed is a whole number from 0 on"),
+])  # fmt: skip
 def test_refuses(options, message):
     refuses(message, listops_expressions, **options)
 
@@ -225,7 +203,6 @@ def test_training_reads_the_file_or_draws(tmp_path, monkeypatch):
     expected = listops_expressions(20, examples=12, seed=5)
     assert [parts[split].fingerprint for split in ("train", "test")] == [data.fingerprint for data in expected]
     assert len(tokenizer) == len(LISTOPS)
-
     for split, text, label in (("train", "( ( [MAX 4 ) 7 ) ]", 7), ("test", "( ( [MIN 4 ) 7 ) ]", 4)):
         write_rows(tmp_path / "listops" / f"T20_12_{split}.parquet", [{"text": text, "label": label}])
     monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))

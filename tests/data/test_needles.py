@@ -1,7 +1,5 @@
 """RULER's tasks: a reader who goes through the context sentence by sentence finds each answer, and no other."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

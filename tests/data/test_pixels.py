@@ -1,7 +1,5 @@
 """Images as pixels: their order, their sources, and what is refused."""
 
-from __future__ import annotations
-
 import io
 import sys
 
@@ -23,14 +21,11 @@ def png(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def test_tokens_are_in_raster_order():
+def test_tokens_are_in_raster_order_and_images_in_theirs():
     pixels, shape = decoded([png(RASTER), png(255 - RASTER)], "RGB", "here")
     assert shape == (3, 4) and pixels.shape == (2, 12, 3) and pixels.dtype == np.uint8
     assert pixels[0, 0].tolist() == [0, 5, 10] and pixels[0, 1].tolist() == [15, 20, 25]
     assert (pixels[0, 4] == RASTER[1, 0]).all() and (pixels[1] == 255 - pixels[0]).all()
-
-
-def test_many_images_stay_in_their_order():
     images = [png(np.full((2, 2, 3), number % 251, np.uint8)) for number in range(600)]
     pixels, _ = decoded(images, "RGB", "here")
     assert (pixels[:, 0, 0] == np.arange(600) % 251).all()

@@ -1,10 +1,10 @@
 """Texts whose reason is planted: the label follows from the marked words alone, read here another way."""
 
 import pytest
+from refusals import refuses
 
 from ssmscope.data.planted import COLOURS, DIRECTIONS, FILLER, MAX_WORDS, MIN_WORDS, NEGATIVE, POSITIVE, TASKS
 from ssmscope.data.text import SOURCES, load_text
-from ssmscope.errors import InputError
 
 
 def label_of(name: str, words: list[str]) -> int:
@@ -66,5 +66,4 @@ def test_it_needs_no_folder_of_data(monkeypatch, tmp_path) -> None:
             "SSMSCOPE_DATA", folder
         )
         assert load_text("planted-xor").fingerprint == expected
-    with pytest.raises(InputError, match="planted-xor has no labelled split 'tests'; .*did you mean 'test'"):
-        load_text("planted-xor", "tests")
+    refuses("planted-xor has no labelled split 'tests'; .*did you mean 'test'", load_text, "planted-xor", "tests")

@@ -1,12 +1,11 @@
 """The task prompts fit their data sets."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 
 from ssmscope.data import prompts
 from ssmscope.data.prompts import CONTENT, PAIRS, TASK_PROMPTS, content_of, prompts_of
@@ -71,8 +70,7 @@ def test_pairs_are_shown_with_their_names():
 
 
 def test_data_without_prompts():
-    with pytest.raises(InputError, match="no task prompts for 'sst'; give templates and words, .*did you mean 'sst2'"):
-        prompts_of("sst")
+    refuses("no task prompts for 'sst'; give templates and words, .*did you mean 'sst2'", prompts_of, "sst")
 
 
 def test_importing_it_is_quick():
@@ -81,9 +79,5 @@ def test_importing_it_is_quick():
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in names} == {
-        "__future__",
-        "collections",
-        "dataclasses",
-        "types",
-        "ssmscope",
-    }
+        "__future__", "collections", "dataclasses", "types", "ssmscope",
+    }  # fmt: skip

@@ -1,11 +1,6 @@
-"""Files of rows: every fault is refused in one line, and nothing that is right.
-
-Questions of a user's own file, in every format, and what is refused.
-The labels of a file are names, or indices: all of them, and which is decided once.
-Documents: every character is asked for once, and bits per character of a model that is known in closed form.
-"""
-
-from __future__ import annotations
+"""Files of rows: every fault is refused in one line, and nothing that is right. Questions of a user's own file, in
+every format, and what is refused. The labels of a file are names, or indices: all of them, and which is decided once.
+Documents: every character is asked for once, and bits per character of a model that is known in closed form."""
 
 import json
 import math
@@ -68,11 +63,7 @@ def labelled(suffix: str) -> dict[str, bytes]:
 
 
 CASES = [(suffix, name) for suffix in FINE for name in labelled(suffix) if name not in FINE[suffix]]
-
-
-@pytest.fixture(scope="module")
-def kinds() -> dict[str, dict[str, bytes]]:
-    return {suffix: labelled(suffix) for suffix in FINE}
+kinds = pytest.fixture(scope="module")(lambda: {suffix: labelled(suffix) for suffix in FINE})
 
 
 def told_shortly(read, path: Path) -> None:
@@ -112,17 +103,14 @@ def test_paths_that_are_no_files_are_refused(tmp_path) -> None:
             told_shortly(read, path.with_name(f"{path.name}.csv"))
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.csv", "text,label\na film, which is bad,1\n", "row 1 of .* has 3 fields, its header 2; .*double quotes"),
-        ("a.tsv", "text\tlabel\na\tfilm\t1\n", "row 1 of .* has 3 fields, its header 2; put a text that holds a"),
-        ("a.csv", "text,label,text\nx,0,y\n", "the column 'text' twice"),
-        ("a.jsonl", '{"text": "a", "text": "b", "label": 0}\n', "line 1: it has 'text' twice"),
-        ("a.csv", f'text,label\n"{"x" * 140_000}",0\n', "field larger than field limit .*save it as jsonl"),
-        ("a.jsonl", '{"text": "a\\ud800", "label": 0}\n', r"line 1 has \\ud800, which is not a character"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.csv", "text,label\na film, which is bad,1\n", "row 1 of .* has 3 fields, its header 2; .*double quotes"),
+    ("a.tsv", "text\tlabel\na\tfilm\t1\n", "row 1 of .* has 3 fields, its header 2; put a text that holds a"),
+    ("a.csv", "text,label,text\nx,0,y\n", "the column 'text' twice"),
+    ("a.jsonl", '{"text": "a", "text": "b", "label": 0}\n', "line 1: it has 'text' twice"),
+    ("a.csv", f'text,label\n"{"x" * 140_000}",0\n', "field larger than field limit .*save it as jsonl"),
+    ("a.jsonl", '{"text": "a\\ud800", "label": 0}\n', r"line 1 has \\ud800, which is not a character"),
+])  # fmt: skip
 def test_it_is_said_what_to_do(tmp_path, name, content, message) -> None:
     (tmp_path / name).write_text(content)
     refuses(message, load_text, tmp_path / name)
@@ -181,16 +169,13 @@ def test_distractors_may_be_absent(tmp_path):
     assert tabs.examples[0].distractors == ("lamp", "cup") and tabs.examples[0].answer == "key"
 
 
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"answer": " "}, r"row 2 of .*mine.jsonl has an empty answer"),
-        ({"distractors": ["key"]}, "row 2 of .* has its answer 'key' among the distractors"),
-        ({"distractors": ["lamp", ""]}, r"row 2 of .* has the distractors \['lamp', ''\]; allowed is a list of words"),
-        ({"distractors": 5}, "has the distractors 5; allowed is a list of words"),
-        ({"distractors": '["lamp"'}, "allowed is a list of words"),
-    ],
-)
+@pytest.mark.parametrize(("row", "says"), [
+    ({"answer": " "}, r"row 2 of .*mine.jsonl has an empty answer"),
+    ({"distractors": ["key"]}, "row 2 of .* has its answer 'key' among the distractors"),
+    ({"distractors": ["lamp", ""]}, r"row 2 of .* has the distractors \['lamp', ''\]; allowed is a list of words"),
+    ({"distractors": 5}, "has the distractors 5; allowed is a list of words"),
+    ({"distractors": '["lamp"'}, "allowed is a list of words"),
+])  # fmt: skip
 def test_what_is_refused(tmp_path, row, says):
     refuses(says, load_questions, write_rows(tmp_path / "mine.jsonl", [ROWS[0], {**ROWS[1], **row}]))
 
@@ -207,33 +192,23 @@ STARS = ("1", "2", "3")
 SWAPPED = ("1", "0")
 
 
-@pytest.mark.parametrize(
-    ("labels", "names", "expected"),
-    [
-        (["negative", "positive"], ("negative", "positive"), [0, 1]),
-        (["0", "1"], ("negative", "positive"), [0, 1]),
-        (["1", "2", "3", "1"], STARS, [0, 1, 2, 0]),
-        (["3"], STARS, [2]),
-        (["0", "2", "1"], STARS, [0, 2, 1]),
-        (["0", "1"], ("0", "1"), [0, 1]),
-        (["1", "1"], ("0", "1", "two"), [1, 1]),
-    ],
-)
+@pytest.mark.parametrize(("labels", "names", "expected"), [
+    (["negative", "positive"], ("negative", "positive"), [0, 1]), (["0", "1"], ("negative", "positive"), [0, 1]),
+    (["1", "2", "3", "1"], STARS, [0, 1, 2, 0]), (["3"], STARS, [2]), (["0", "2", "1"], STARS, [0, 2, 1]),
+    (["0", "1"], ("0", "1"), [0, 1]), (["1", "1"], ("0", "1", "two"), [1, 1]),
+])  # fmt: skip
 def test_all_are_names_or_all_indices(labels, names, expected) -> None:
     assert class_ids(labels, names, "a.csv", "label") == expected
 
 
-@pytest.mark.parametrize(
-    ("labels", "names", "message"),
-    [
-        (["1", "2"], STARS, "'1' of a.csv is the name of one class and the index of another .*1, 2, 3.*label_name"),
-        (["0", "1"], SWAPPED, "'0' of a.csv is the name of one class and the index of another"),
-        (["0", "1", "3"], STARS, r"'3' \(row 3\), a class's name, and '0' \(row 1\), a class's index"),
-        (["positive", "1", "0"], ("negative", "positive"), r"'positive' \(row 1\), a class's name, and '1' \(row 2\)"),
-        (["1", "4"], STARS, "row 2 of a.csv has the label '4'; allowed are 1, 2, 3"),
-        (["01"], ("a", "b"), "row 1 of a.csv has the label '01'"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "names", "message"), [
+    (["1", "2"], STARS, "'1' of a.csv is the name of one class and the index of another .*1, 2, 3.*label_name"),
+    (["0", "1"], SWAPPED, "'0' of a.csv is the name of one class and the index of another"),
+    (["0", "1", "3"], STARS, r"'3' \(row 3\), a class's name, and '0' \(row 1\), a class's index"),
+    (["positive", "1", "0"], ("negative", "positive"), r"'positive' \(row 1\), a class's name, and '1' \(row 2\)"),
+    (["1", "4"], STARS, "row 2 of a.csv has the label '4'; allowed are 1, 2, 3"),
+    (["01"], ("a", "b"), "row 1 of a.csv has the label '01'"),
+])  # fmt: skip
 def test_what_is_ambiguous_or_unknown_is_refused(labels, names, message) -> None:
     refuses(message, class_ids, labels, names, "a.csv", "label")
 
@@ -245,9 +220,6 @@ def test_the_column_says_what_labels_are() -> None:
     refuses("label '0'; allowed are 1, 2, 3", class_ids, ["0"], STARS, "a.csv", "label_name")
     assert label_column({"text": "", "label_name": ""}) == "label_name"
     assert label_column({"label_name": "", "label": ""}) == label_column({}) == "label"
-
-
-def test_the_labels_of_a_like_file_are_names_where_they_can_be() -> None:
     assert class_ids(["1", "2"], STARS, "a.csv", "label", as_written=True) == [0, 1]
     assert class_ids(["0", "2"], STARS, "a.csv", "label", as_written=True) == [0, 2]
 
@@ -273,7 +245,7 @@ def test_no_reading_depends_on_the_order_of_rows() -> None:
             ]
 
 
-def test_a_file_of_numbers_is_read_as_a_whole(tmp_path) -> None:
+def test_numbers_are_read_as_a_whole_and_sorted_by_value(tmp_path) -> None:
     path = tmp_path / "stars.csv"
     path.write_text("text,label\ndull,1\nfine,2\ngreat,3\n")
     assert load_text(path, label_names=STARS).labels == (0, 1, 2)
@@ -282,21 +254,13 @@ def test_a_file_of_numbers_is_read_as_a_whole(tmp_path) -> None:
     path.write_text("text,label\ndull,1\nfine,2\n")
     refuses("rename the column to label_name or to label_index", load_text, path, label_names=STARS)
     path.write_text("text,label_index\ndull,1\nfine,2\n")
-    assert load_text(path, label_names=STARS).labels == (1, 2)
-    assert load_text(path).label_names == ("1", "2")
-
-
-def test_whole_numbers_are_sorted_by_value_and_always_alike() -> None:
+    assert load_text(path, label_names=STARS).labels == (1, 2) and load_text(path).label_names == ("1", "2")
     assert sorted_names(["10", "9", "01", "1"]) == ("01", "1", "9", "10")
     assert sorted_names(["b", "10", "9"]) == ("10", "9", "b")
 
 
 TEXTS = ["It was a café — naïve, “good”.\n\nThe end.", "Zoë 日本語 ran ran ran\n", "a"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_byte_pairs(TEXTS, vocabulary=280, lowercase=False)
+tokenizer = pytest.fixture(scope="module")(lambda: train_byte_pairs(TEXTS, vocabulary=280, lowercase=False))
 
 
 def test_the_characters_of_a_text_are_those_of_its_tokens(tokenizer):

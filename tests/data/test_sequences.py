@@ -1,7 +1,5 @@
 """Majority and ListOps; the published checkpoints' accuracies on them are in tests/architectures/test_load.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from refusals import refuses
@@ -20,9 +18,6 @@ def test_majority():
     clean, same = majority(25, examples=4000, flipped=0.0, seed=3)
     assert (clean.labels == train.labels).all() and (same.ids == test.ids).all()
     assert (clean.labels == (clean.ids.sum(1) > 12.5)).all() and (train.ids <= clean.ids).all()
-
-
-def test_majority_is_drawn_by_its_seed():
     assert (majority(9, seed=1)[0].ids == majority(9, seed=1)[0].ids).all()
     assert not (majority(9, seed=1)[0].ids == majority(9, seed=2)[0].ids).all()
 

@@ -16,11 +16,7 @@ TEXTS = [
     "you 've seen better films, and worse stories!!",
     "a story of moving films | and films of moving stories",
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(TEXTS * 3, vocabulary=90)
+tokenizer = pytest.fixture(scope="module")(lambda: train_tokenizer(TEXTS * 3, vocabulary=90))
 
 
 def data_of(texts):
@@ -30,8 +26,7 @@ def data_of(texts):
 def test_every_text_ends_with_the_end_token_cut_or_not(tokenizer):
     whole = tokenizer(TEXTS[0])["input_ids"]
     cut = tokenizer(TEXTS[0], truncation=True, max_length=5)["input_ids"]
-    assert whole[-1] == cut[-1] == tokenizer.cls_token_id
-    assert whole.count(tokenizer.cls_token_id) == 1
+    assert whole[-1] == cut[-1] == tokenizer.cls_token_id and whole.count(tokenizer.cls_token_id) == 1
     assert cut[:-1] == whole[:4]
 
 
@@ -45,8 +40,7 @@ def test_offsets_and_word_ids_merge_sub_words_into_the_words_of_the_text(tokeniz
             spans[word] = (first, end)
     words = [text[start:end] for start, end in spans.values()]
     assert words == ["Unseen", "words", ",", "isn't", "it", "...", "you", "'ve"]
-    assert len(encoded["input_ids"]) > len(words) + 1
-    assert encoded.word_ids()[-1] is None
+    assert len(encoded["input_ids"]) > len(words) + 1 and encoded.word_ids()[-1] is None
 
 
 def test_unseen_characters_become_the_unknown_token_one_each(tokenizer):
@@ -65,18 +59,14 @@ def test_special_tokens_and_padding(tokenizer):
     assert [tokenizer.pad_token, tokenizer.unk_token, tokenizer.cls_token] == ["[PAD]", "[UNK]", "[CLS]"]
     assert [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.cls_token_id] == [0, 1, 2]
     batch = tokenizer(["film", TEXTS[0]], padding=True)
-    assert set(batch) == {"input_ids", "attention_mask"}
-    assert batch["input_ids"][0][-1] == 0
+    assert set(batch) == {"input_ids", "attention_mask"} and batch["input_ids"][0][-1] == 0
     assert batch["attention_mask"][0][:2] == [1, 1]
     assert len(tokenizer) <= 90
 
 
-def test_the_same_texts_give_the_same_tokenizer_every_time():
+def test_a_tokenizer_is_the_same_every_time_and_saved_small(tokenizer, tmp_path):
     # The trainer's hash maps are seeded anew each time: with a `##` prefix five runs give five vocabularies.
     assert len({train_tokenizer(TEXTS, vocabulary=90).backend_tokenizer.to_str() for _ in range(5)}) == 1
-
-
-def test_a_saved_tokenizer_is_the_same_and_small(tokenizer, tmp_path):
     tokenizer(TEXTS, truncation=True, max_length=4, padding=True)  # leaves its settings in the tokenizer
     save_tokenizer(tokenizer, tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
@@ -84,8 +74,7 @@ def test_a_saved_tokenizer_is_the_same_and_small(tokenizer, tmp_path):
     texts = [*TEXTS, "Unseen wörds"]
     for text in texts:
         one, other = (t(text, return_offsets_mapping=True) for t in (tokenizer, again))
-        assert one.data == other.data
-        assert one.word_ids() == other.word_ids()
+        assert one.data == other.data and one.word_ids() == other.word_ids()
     assert again.all_special_tokens == tokenizer.all_special_tokens
     assert again(["film", TEXTS[0]], padding=True)["input_ids"][0][-1] == 0
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == (
@@ -115,14 +104,12 @@ def test_dropped_merges_change_the_cut_but_not_the_letters(tokenizer):
     data = data_of(TEXTS)
     cuts = SubwordDropout(data, tokenizer, 200, 0.5, seed=0)
     first, second = cuts.rows(0), cuts.rows(1)
-    assert first != second
-    assert first == SubwordDropout(data, tokenizer, 200, 0.5, seed=0).rows(0)
+    assert first != second and first == SubwordDropout(data, tokenizer, 200, 0.5, seed=0).rows(0)
     greedy = encode(data, tokenizer, 200)
     for row, other, own in zip(first, second, greedy):
         letters = {"".join(tokenizer.convert_ids_to_tokens(ids)) for ids in (row, other, own)}
         assert len(letters) == 1
-        assert len(row) >= len(own)
-        assert row[-1] == tokenizer.cls_token_id
+        assert len(row) >= len(own) and row[-1] == tokenizer.cls_token_id
 
 
 def test_with_every_merge_dropped_only_letters_are_left(tokenizer):
@@ -143,8 +130,7 @@ def test_an_epoch_holds_every_row_once_in_batches_of_alike_length():
     assert sorted(row for batch in order for row in batch) == list(range(1000))
     spread = [max(lengths[r] for r in batch) - min(lengths[r] for r in batch) for batch in order]
     assert sum(spread) / len(spread) < 3
-    assert order == epoch_order(lengths, 16, seed=0, epoch=0)
-    assert order != epoch_order(lengths, 16, seed=0, epoch=1)
+    assert order == epoch_order(lengths, 16, seed=0, epoch=0) and order != epoch_order(lengths, 16, seed=0, epoch=1)
     assert order != epoch_order(lengths, 16, seed=1, epoch=0)
     firsts = [lengths[batch[0]] for batch in order]
     assert firsts != sorted(firsts)

@@ -1,7 +1,5 @@
 """Counts of what is run."""
 
-from __future__ import annotations
-
 import pytest
 
 from ssmscope.evaluation import evaluator, running

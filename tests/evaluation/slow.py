@@ -1,7 +1,5 @@
 """Small language models that read words, and slow references of what the evaluator gives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -47,11 +45,9 @@ def labels_of(model: Model, words) -> list[list[int]]:
 
 
 def slow_likelihoods(
-    forward: Callable[[list[int]], torch.Tensor],
-    rows: Sequence[Sequence[int]],
-    labels: Sequence[Sequence[int]],
+    forward: Callable[[list[int]], torch.Tensor], rows: Sequence[Sequence[int]], labels: Sequence[Sequence[int]],
     normalise: bool = False,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """Compute likelihoods text by text and class by class, from the logits (length, vocabulary) that `forward` gives of
     token ids."""
     scores = np.empty((len(rows), len(labels)))

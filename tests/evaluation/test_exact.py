@@ -1,7 +1,5 @@
 """Runs from states of shared beginnings are the whole runs, for every architecture."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Places where runs fork, on trees made by hand; and pieces of random trees, which are their rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -37,23 +35,20 @@ def test_what_neighbours_share(monkeypatch, at_once):
     assert Rows.of([]).shared().tolist() == [] and rows_of([3]).shared().tolist() == [0]
 
 
-@pytest.mark.parametrize(
-    "rows, tokens",
-    [
-        ([P + [1] * 5, P + [2] * 5, P + [3] * 5], 10 + 3 * 5),
-        ([P[:8] + [1], P[:8] + [2]], 8 + 2),
-        ([P[:7] + [1], P[:7] + [2]], 2 * 8),  # too short to fork for
-        ([P + Q + [1], P + Q + [2], P + [3], P + [4]], 10 + 8 + 4),
-        ([P + Q[:7] + [1], P + Q[:7] + [2], P + [3]], 10 + 2 * 8 + 1),  # the second fork would be too near
-        ([P[:7] + [1], P[:7] + [2], P[:5] + [3] * 4 + [1], P[:5] + [3] * 4 + [2]], 2 * 8 + 9 + 2),  # counted from 0
-        ([P, P + [1, 2]], 10 + 2),  # a row that another one goes on from
-        ([[1], [1, 2], [1, 2, 3]], 3),
-        ([P, P + [1, 2], P + Q + [3], P + Q + [4]], 10 + 2 + 8 + 2),
-        ([[1, 2], [3, 4]], 4),
-        ([[*P[:5], i] for i in range(87)], 5 + 87),  # short, and shared by many: 86 · 5 − 87 · 2 = 256
-        ([[*P[:5], i] for i in range(86)], 86 * 6),
-    ],
-)
+@pytest.mark.parametrize("rows, tokens", [
+    ([P + [1] * 5, P + [2] * 5, P + [3] * 5], 10 + 3 * 5),
+    ([P[:8] + [1], P[:8] + [2]], 8 + 2),
+    ([P[:7] + [1], P[:7] + [2]], 2 * 8),  # too short to fork for
+    ([P + Q + [1], P + Q + [2], P + [3], P + [4]], 10 + 8 + 4),
+    ([P + Q[:7] + [1], P + Q[:7] + [2], P + [3]], 10 + 2 * 8 + 1),  # the second fork would be too near
+    ([P[:7] + [1], P[:7] + [2], P[:5] + [3] * 4 + [1], P[:5] + [3] * 4 + [2]], 2 * 8 + 9 + 2),  # counted from 0
+    ([P, P + [1, 2]], 10 + 2),  # a row that another one goes on from
+    ([[1], [1, 2], [1, 2, 3]], 3),
+    ([P, P + [1, 2], P + Q + [3], P + Q + [4]], 10 + 2 + 8 + 2),
+    ([[1, 2], [3, 4]], 4),
+    ([[*P[:5], i] for i in range(87)], 5 + 87),  # short, and shared by many: 86 · 5 − 87 · 2 = 256
+    ([[*P[:5], i] for i in range(86)], 86 * 6),
+])  # fmt: skip
 def test_trees_made_by_hand(rows, tokens):
     assert forked(rows_of(*rows)).tokens == tokens
     assert whole_rows(rows_of(*rows)).tokens == sum(map(len, rows))
@@ -68,12 +63,9 @@ def test_levels_and_what_is_kept():
         )
     }
     assert found == {
-        (0, 10, 0, True, False, None),
-        (0, 1, 0, False, True, None),
-        (10, 18, 1, True, False, 10),
-        (10, 11, 1, False, True, 10),
-        (18, 19, 2, False, True, 18),
-    }
+        (0, 10, 0, True, False, None), (0, 1, 0, False, True, None), (10, 18, 1, True, False, 10),
+        (10, 11, 1, False, True, 10), (18, 19, 2, False, True, 18),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("apart, saved", [(1, 0), (3, 10), (8, 256)])

@@ -1,7 +1,5 @@
 """Ends of answers, and continuations of every text from its own state, with each next token written down."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

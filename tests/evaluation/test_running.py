@@ -1,7 +1,5 @@
 """Sizes of batches that run together, and of the states of a row."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from examples import random_example

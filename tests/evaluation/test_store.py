@@ -1,7 +1,5 @@
 """The cache: nothing is run twice, a killed run goes on to the same bits, and no other file is taken for one."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import sqlite3
@@ -66,13 +64,11 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch, watched, 
     expected.append(unbroken.scores(WAVES[1]))
     assert len(second) > 4
     expected.append(unbroken.scores(WAVES[2]))
-
     broken = Evaluator(model, cache=tmp_path / "broken", fork=fork, **OPTIONS)
     broken.scores(WAVES[0])
     watched(broken, chunks)
     with pytest.raises(Stopped):
         broken.scores(WAVES[1])
-
     again = Evaluator(model, cache=tmp_path / "broken", fork=fork, **OPTIONS)
     rest = watched(again)
     for wave, scores in zip(WAVES, expected):
@@ -126,7 +122,6 @@ def test_a_killed_process_leaves_a_file_to_go_on_from(tmp_path, watched, small_c
     cache = tmp_path / "scores.sqlite"
     done = TRANSFORMERS.run(KILLED.format(tests=str(FOLDER.parent), cache=str(cache)), cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
-
     model = language_model("mamba2")
     unbroken = Evaluator(model, **OPTIONS)
     expected = [unbroken.scores(WAVES[0])]

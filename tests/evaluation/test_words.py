@@ -1,7 +1,5 @@
 """Templates, texts as tokens, and the words that stand for classes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from refusals import refuses
@@ -52,19 +50,16 @@ class TestTemplate:
         assert template.fill("x {content} {c} \\1") == '{"a": {0}} x {content} {c} \\1 {b}'
         assert Template("{content}").before == Template("{content}").after == ""
 
-    @pytest.mark.parametrize(
-        "text, words",
-        [
-            ("Say: {text}", r"'Say: {text}' has no {content}.*did you mean {content} by '{text}'\?"),
-            ("A {b} of [contents]", r"did you mean {content} by '\[contents\]'\?"),
-            ("<a> says {b}", r"did you mean {content} by '<a>'\?"),
-            ("Say: {content", r"did you mean {content} by '{content'\?"),
-            ("Say nothing", r"has no {content}, the placeholder for the text$"),
-            ("{content} or {content}", "has {content} 2 times; it must have it once"),
-            ("x" * 60, "'x{60}' has no"),
-            ("x" * 61, "'x{60}…' has no"),
-        ],
-    )
+    @pytest.mark.parametrize("text, words", [
+        ("Say: {text}", r"'Say: {text}' has no {content}.*did you mean {content} by '{text}'\?"),
+        ("A {b} of [contents]", r"did you mean {content} by '\[contents\]'\?"),
+        ("<a> says {b}", r"did you mean {content} by '<a>'\?"),
+        ("Say: {content", r"did you mean {content} by '{content'\?"),
+        ("Say nothing", r"has no {content}, the placeholder for the text$"),
+        ("{content} or {content}", "has {content} 2 times; it must have it once"),
+        ("x" * 60, "'x{60}' has no"),
+        ("x" * 61, "'x{60}…' has no"),
+    ])  # fmt: skip
     def test_without_a_place_for_the_content(self, text, words):
         refuses(words, Template, text)
 
@@ -125,21 +120,18 @@ class TestLabelWords:
             with pytest.raises(InputError, match=f"merges with the text before it, '{shown} '"):
                 label_words(model, ["bad", "good"], after="x" * letters + " ")
 
-    @pytest.mark.parametrize(
-        "words, message",
-        [
-            (["good", " "], "the label word of class 1 is ' '; give every class a word"),
-            (["good", None], "the label word of class 1 is None"),
-            ([], r"\[\] was given for label words; give a list with one word for each class"),
-            ("good", "'good' was given for label words; give a list"),
-            (["good", "great"], "the label word 'great' has a token that the tokenizer of small does not know"),
-            (["not great", "bad"], "the label word 'not great' has a token"),
-            (["good", "good"], "the label words 'good' and 'good' have the same tokens"),
-            (["good", "not  bad", "not bad"], "the label words 'not  bad' and 'not bad' have the same tokens"),
-            (["bad", "not", "not bad"], "the tokens of the label word 'not' are the beginning of those of 'not bad'"),
-            (["not bad", "not"], "the tokens of the label word 'not' are the beginning of those of 'not bad'"),
-        ],
-    )
+    @pytest.mark.parametrize("words, message", [
+        (["good", " "], "the label word of class 1 is ' '; give every class a word"),
+        (["good", None], "the label word of class 1 is None"),
+        ([], r"\[\] was given for label words; give a list with one word for each class"),
+        ("good", "'good' was given for label words; give a list"),
+        (["good", "great"], "the label word 'great' has a token that the tokenizer of small does not know"),
+        (["not great", "bad"], "the label word 'not great' has a token"),
+        (["good", "good"], "the label words 'good' and 'good' have the same tokens"),
+        (["good", "not  bad", "not bad"], "the label words 'not  bad' and 'not bad' have the same tokens"),
+        (["bad", "not", "not bad"], "the tokens of the label word 'not' are the beginning of those of 'not bad'"),
+        (["not bad", "not"], "the tokens of the label word 'not' are the beginning of those of 'not bad'"),
+    ])  # fmt: skip
     def test_that_are_refused(self, words, message):
         model = reading(word_tokenizer(["good bad not is it :"]))
         refuses(message, label_words, model, words, after="it is :")
@@ -170,20 +162,10 @@ def test_log_probabilities_are_at_least_of_float32(dtype):
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "answer, label",
-    [
-        ("Bad, I think, not good", 1),
-        ("GOOD", 0),
-        ("goodness, unbad", None),
-        ("not\n bad", 2),
-        ("is not bad", 2),
-        ("", None),
-        ("c++ or bad", 3),
-        ("cccc", None),
-        ("_bad bad2 bad-good", 1),
-    ],
-)
+@pytest.mark.parametrize("answer, label", [
+    ("Bad, I think, not good", 1), ("GOOD", 0), ("goodness, unbad", None), ("not\n bad", 2), ("is not bad", 2),
+    ("", None), ("c++ or bad", 3), ("cccc", None), ("_bad bad2 bad-good", 1),
+])  # fmt: skip
 def test_the_word_that_an_answer_names_first(answer, label):
     assert WordMatcher(["good", "bad", "not bad", "C++"])(answer) == label
 

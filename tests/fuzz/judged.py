@@ -1,7 +1,5 @@
 """A command line run in this process, and the conditions on how it ends."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

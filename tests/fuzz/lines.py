@@ -1,7 +1,5 @@
 """Command lines of every verb, drawn from its own parameters: plausible ones, ones with one flaw, and wild ones."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,21 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fuzz import values
 from fuzz.plans import plans
-from fuzz.values import (
-    FILES,
-    HOSTILE,
-    LISTS,
-    NUMBERS,
-    SENTENCES,
-    SMALL,
-    TEXTS,
-    WHOLE_NUMBERS,
-    Value,
-    damaged,
-    images,
-    tables,
-)
 from fuzz.world import World
 from hypothesis import strategies as st
 
@@ -73,24 +58,13 @@ TASKS: Mapping[str, Mapping[str, str]] = {
 """What `train` can be given, with what keeps it small."""
 
 MODELS: Mapping[str, Sequence[str]] = {
-    "position": ("classifier", "pixels"),
-    "fidelity": ("classifier",),
-    "plausibility": ("classifier",),
-    "ablate": ("classifier", "language"),
-    "generate": ("language",),
-    "knockout": ("classifier", "language"),
-    "patch": ("classifier", "language"),
-    "steer": ("classifier", "language"),
-    "insertion": ("classifier", "language"),
-    "noise": ("classifier", "language"),
-    "overflow": ("classifier", "language"),
-    "poison": ("classifier", "language"),
-    "words": ("classifier", "language"),
-    "prompts": ("language",),
-    "retrieval": ("language",),
-    "loss": ("language",),
+    "position": ("classifier", "pixels"), "fidelity": ("classifier",), "plausibility": ("classifier",),
+    "ablate": ("classifier", "language"), "generate": ("language",), "knockout": ("classifier", "language"),
+    "patch": ("classifier", "language"), "steer": ("classifier", "language"), "insertion": ("classifier", "language"),
+    "noise": ("classifier", "language"), "overflow": ("classifier", "language"), "poison": ("classifier", "language"),
+    "words": ("classifier", "language"), "prompts": ("language",), "retrieval": ("language",), "loss": ("language",),
     "snr": ("language",),
-}
+}  # fmt: skip
 """The kinds of models that a verb can work on, where it cannot on any."""
 
 LENGTHY = {"--steps", "--epochs", "--examples", "--sequences", "--set batch_tokens", "--random-rankings"}
@@ -141,14 +115,10 @@ def _verbs(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[Par
 def _parameter(given: Any) -> Parameter:
     option = given.param_type_name == "option"
     return Parameter(
-        name=given.opts[0],
-        metavar=given.metavar or "",
-        help=getattr(given, "help", None) or "",
-        default=given.default,
+        name=given.opts[0], metavar=given.metavar or "", help=getattr(given, "help", None) or "", default=given.default,
         flags=(*given.opts, *given.secondary_opts) if getattr(given, "is_flag", False) else (),
-        multiple=option and given.multiple,
-        required=given.required,
-    )
+        multiple=option and given.multiple, required=given.required,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -156,7 +126,7 @@ class Line:
     """A command line, whose files are yet to be put somewhere."""
 
     verb: str
-    parts: tuple[tuple[str, Value | None], ...]
+    parts: tuple[tuple[str, values.Value | None], ...]
     """Option or "" and value; None where an option has none."""
 
 
@@ -173,7 +143,7 @@ def lines(draw: st.DrawFn, verb: str, parameters: Sequence[Parameter], world: Wo
     extra = draw(st.lists(st.sampled_from(list(options.values())), max_size=most)) if options else []
     chosen += [(each, None) for each in extra if each.multiple or each not in [other for other, _ in chosen]]
     flaw = draw(st.integers(0, len(chosen) - 1)) if chosen and mood == "flawed" else None
-    parts: list[tuple[str, Value | None]] = []
+    parts: list[tuple[str, values.Value | None]] = []
     for number, (each, value) in enumerate(chosen):
         wrong = number == flaw or (mood == "wild" and draw(st.booleans()))
         if wrong and each.name not in QUICK.get(verb, {}) and draw(st.integers(0, 9)) == 0:
@@ -186,14 +156,14 @@ def lines(draw: st.DrawFn, verb: str, parameters: Sequence[Parameter], world: Wo
         else:
             parts.append((name, value if value is not None else draw(plausible(verb, each, world))))
     if mood == "wild":
-        parts += [("", value) for value in draw(st.lists(HOSTILE, max_size=1))]
+        parts += [("", value) for value in draw(st.lists(values.HOSTILE, max_size=1))]
     return Line(verb, tuple(parts))
 
 
 @st.composite
-def _base(draw: st.DrawFn, verb: str, options: Mapping[str, Parameter], world: World) -> dict[str, Value]:
+def _base(draw: st.DrawFn, verb: str, options: Mapping[str, Parameter], world: World) -> dict[str, values.Value]:
     """Return the arguments that a run of the verb needs in addition to a model, and those that keep it short."""
-    base: dict[str, Value] = dict(QUICK.get(verb, {}))
+    base: dict[str, values.Value] = dict(QUICK.get(verb, {}))
     if verb == "train":
         task = draw(st.sampled_from([*TASKS, *world["labelled"], *world["lines"]]))
         return {**base, "--data": task, **TASKS.get(task, {"--length": "6"} if task in world["lines"] else {})}
@@ -217,7 +187,7 @@ def _base(draw: st.DrawFn, verb: str, options: Mapping[str, Parameter], world: W
 
 
 @functools.cache
-def plausible(verb: str, parameter: Parameter, world: World) -> st.SearchStrategy[Value]:
+def plausible(verb: str, parameter: Parameter, world: World) -> st.SearchStrategy[values.Value]:
     """Values that a parameter may have, as far as its name, its metavar and its help tell."""
     if parameter.is_model:
         kinds = MODELS.get(verb, ("model",))
@@ -229,18 +199,18 @@ def plausible(verb: str, parameter: Parameter, world: World) -> st.SearchStrateg
     if parameter.name in (own := _named(world)):
         return own[parameter.name]
     if parameter.metavar in WHOLE:
-        return SMALL
+        return values.SMALL
     if parameter.metavar in NUMBER:
         return st.sampled_from(("0", "0.1", "0.5", "1", "2"))
     known = [*re.split(r"[|,…]", parameter.metavar), *re.findall(r"[\w.-]+", parameter.help)]
     known += [str(parameter.default)] * 3 * (parameter.default is not None)
-    return st.sampled_from([word for word in known if word]) | LISTS
+    return st.sampled_from([word for word in known if word]) | values.LISTS
 
 
 @functools.cache
-def _named(world: World) -> dict[str, st.SearchStrategy[Value]]:
+def _named(world: World) -> dict[str, st.SearchStrategy[values.Value]]:
     """Parameters whose values are files of the world, or which would take long or listen."""
-    found: dict[str, st.SearchStrategy[Value]] = {
+    found: dict[str, st.SearchStrategy[values.Value]] = {
         name: st.sampled_from(world[kind])
         for name, kind in (
             ("plan", "plan"), ("--model", "model"), ("--init-from", "model"), ("--tokenizer", "tokenizer"),
@@ -251,8 +221,8 @@ def _named(world: World) -> dict[str, st.SearchStrategy[Value]]:
     }  # fmt: skip
     return found | {
         "architecture": st.sampled_from(list(ARCHITECTURES)),
-        "--text": SENTENCES,
-        "--insert": SENTENCES,
+        "--text": values.SENTENCES,
+        "--insert": values.SENTENCES,
         "--ids": st.lists(st.integers(0, 2).map(str), min_size=1, max_size=9).map(",".join),
         "--out": st.just("out"),
         "--cache": st.sampled_from(("answers.sqlite", "new/answers.sqlite")),
@@ -275,32 +245,40 @@ def _named(world: World) -> dict[str, st.SearchStrategy[Value]]:
 
 
 @functools.cache
-def hostile(parameter: Parameter, world: World) -> st.SearchStrategy[Value]:
+def hostile(parameter: Parameter, world: World) -> st.SearchStrategy[values.Value]:
     """Values that a parameter should not have, and some that it may."""
     name, metavar = parameter.name, parameter.metavar
     if parameter.is_model or name in ("--init-from", "--tokenizer", "--masked-lm", "--encoder"):
-        return damaged(world["model"]) | damaged(world["model"]) | FILES | HOSTILE | st.sampled_from(world["bert"])
+        return (
+            values.damaged(world["model"])
+            | values.damaged(world["model"])
+            | values.FILES
+            | values.HOSTILE
+            | st.sampled_from(world["bert"])
+        )
     if metavar in WHOLE:
-        return SMALL | HOSTILE if name in LENGTHY else SMALL | WHOLE_NUMBERS | HOSTILE
+        return (
+            values.SMALL | values.HOSTILE if name in LENGTHY else values.SMALL | values.WHOLE_NUMBERS | values.HOSTILE
+        )
     if metavar in NUMBER:
-        return NUMBERS | HOSTILE
+        return values.NUMBERS | values.HOSTILE
     if name == "--lens":
-        return damaged(world["lens"]) | FILES | HOSTILE
+        return values.damaged(world["lens"]) | values.FILES | values.HOSTILE
     if name == "--device":
-        return st.sampled_from(("meta", "cuda", "cuda:99", "mps", "cpu:7", "xla", "")) | HOSTILE
+        return st.sampled_from(("meta", "cuda", "cuda:99", "mps", "cpu:7", "xla", "")) | values.HOSTILE
     if name == "plan":
-        return plans(world) | plans(world) | FILES | HOSTILE
+        return plans(world) | plans(world) | values.FILES | values.HOSTILE
     if name == "--data":
-        return tables() | FILES | HOSTILE
+        return values.tables() | values.FILES | values.HOSTILE
     if name in ("--text", "--clean", "--corrupted", "--insert"):
-        return TEXTS
+        return values.TEXTS
     if name == "--image":
-        return images() | FILES | HOSTILE
+        return values.images() | values.FILES | values.HOSTILE
     if metavar in ("FILE", "DIR", "PLAN", "LENS") or name in _named(world):
-        return FILES | HOSTILE
+        return values.FILES | values.HOSTILE
     return (
-        HOSTILE
-        | LISTS
+        values.HOSTILE
+        | values.LISTS
         | st.sampled_from(("99999999", "0,99999999", "0,-1", "0%:10%", "5:2", "all", "mean", "every", "last"))
     )
 

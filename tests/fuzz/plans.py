@@ -1,7 +1,5 @@
 """Plans of reports: small ones that work, and ones whose options, verbs or models are not what they should be."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

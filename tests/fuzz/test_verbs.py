@@ -1,11 +1,7 @@
-"""Whatever is typed after a verb, it answers or refuses in one line: never a traceback, never half a file.
-
-Each verb that is registered is fuzzed, a new one by being added. `SSMSCOPE_FUZZ=2000` sets the number of examples a
-verb (`make fuzz`), `SSMSCOPE_FUZZ_PARTS=10` into how many tests they are divided, so that workers share a slow verb;
-the few of an ordinary run are always the same.
-"""
-
-from __future__ import annotations
+"""Whatever is typed after a verb, it answers or refuses in one line: never a traceback, never half a file. Each verb
+that is registered is fuzzed, a new one by being added. `SSMSCOPE_FUZZ=2000` sets the number of examples a verb (`make
+fuzz`), `SSMSCOPE_FUZZ_PARTS=10` into how many tests they are divided, so that workers share a slow verb; the few of an
+ordinary run are always the same."""
 
 import os
 import tempfile
@@ -29,18 +25,11 @@ EXAMPLES = int(os.environ.get("SSMSCOPE_FUZZ", "4" if ALL else "2"))
 PARTS = int(os.environ.get("SSMSCOPE_FUZZ_PARTS", "1"))
 VERBS = verbs()
 FUZZED = settings(
-    max_examples=-(-EXAMPLES // PARTS),
-    deadline=None,
-    database=None,
-    derandomize="SSMSCOPE_FUZZ" not in os.environ,
+    max_examples=-(-EXAMPLES // PARTS), deadline=None, database=None, derandomize="SSMSCOPE_FUZZ" not in os.environ,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate, Phase.shrink] if "SSMSCOPE_FUZZ" in os.environ else [Phase.generate],
-)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return build(tmp_path_factory.mktemp("world"))
+)  # fmt: skip
+world = pytest.fixture(scope="module")(lambda tmp_path_factory: build(tmp_path_factory.mktemp("world")))
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """Values that a command line is fuzzed with: allowed ones, and forbidden ones."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -98,20 +96,10 @@ Value = str | Written | Damaged | Folder
 
 BYTES = st.binary(max_size=40) | st.sampled_from(
     (
-        b"",
-        b"\n",
-        b"\0",
-        b"\xff\xfe",
-        b"\xef\xbb\xbf",
-        b"\n\n\n",
-        b"text,label\n",
-        b"a" * 20_000,
-        b"null",
-        b"{}",
-        b"[]",
-        DEEP.encode(),
+        b"", b"\n", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\n\n\n", b"text,label\n", b"a" * 20_000, b"null", b"{}",
+        b"[]", DEEP.encode(),
     )
-)
+)  # fmt: skip
 CELLS = TEXTS | st.sampled_from(("nan", "NA", "3", "1.0", "True", "-1"))
 LABELS = st.sampled_from(("positive", "negative", "0", "1", "2", "1.0", "", "neutral", "Positive", "nan"))
 

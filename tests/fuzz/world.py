@@ -1,7 +1,5 @@
 """Files that a fuzzed command line can name: very small models of every sort, data files, a lens, a plan."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,13 +22,10 @@ from ssmscope.zoo.documents import word_tokenizer
 from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 
 ROWS = (
-    ("a gripping and funny film", "positive"),
-    ("a dull and lifeless mess", "negative"),
-    ("moving , and fine to the last scene", "positive"),
-    ("the plot never starts", "negative"),
-    ("it made me laugh", "positive"),
-    ("a waste of a fine cast", "negative"),
-)
+    ("a gripping and funny film", "positive"), ("a dull and lifeless mess", "negative"),
+    ("moving , and fine to the last scene", "positive"), ("the plot never starts", "negative"),
+    ("it made me laugh", "positive"), ("a waste of a fine cast", "negative"),
+)  # fmt: skip
 LABELS = ("negative", "positive")
 PLAN = """\
 variables: {text: a gripping and funny film, data: }
@@ -135,15 +130,10 @@ def _files(root: Path, model: str) -> dict[str, tuple[str, ...]]:
     place = {name: str(root / name) for name in (*kept, "image.png")}
     return {
         "labelled": tuple(place[f"reviews.{suffix}"] for suffix in ("csv", "jsonl", "tsv")),
-        "marked": (place["marked.jsonl"],),
-        "lines": (place["lines.txt"],),
-        "questions": (place["questions.jsonl"],),
-        "vectors": (place["vectors.txt"],),
-        "synonyms": (place["synonyms.json"],),
-        "rewritten": (place["rewritten.json"],),
-        "plan": (place["plan.yaml"],),
-        "image": (place["image.png"],),
-    }
+        "marked": (place["marked.jsonl"],), "lines": (place["lines.txt"],), "questions": (place["questions.jsonl"],),
+        "vectors": (place["vectors.txt"],), "synonyms": (place["synonyms.json"],),
+        "rewritten": (place["rewritten.json"],), "plan": (place["plan.yaml"],), "image": (place["image.png"],),
+    }  # fmt: skip
 
 
 def _known_data(root: Path) -> None:

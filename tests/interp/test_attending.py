@@ -1,7 +1,5 @@
 """Implicit attention of models: maps, rollout and attention × gradient against the layers themselves."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -10,6 +8,7 @@ import torch
 from examples import EXAMPLES, random_example
 from exhaustive import few
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope import explain
@@ -28,9 +27,7 @@ def example(name: str) -> Model:
     return Model(loud(random_example(name)))
 
 
-@pytest.fixture(scope="module")
-def demo() -> Model:
-    return ssmscope.load("demo/sst2-baleen-e")
+demo = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-baleen-e"))
 
 
 def close(a, b, tolerance: float = 1e-5) -> None:
@@ -191,31 +188,27 @@ def test_pixels_are_attended_to():
     assert text.queries.tolist() == [1024] and np.unique(text.maps[0].values).size > 900
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"level": "blok"}, "did you mean 'block'"),
-        ({"heads": "al"}, "unknown heads 'al'"),
-        ({"rows": "lats"}, "did you mean 'last'"),
-        ({"rows": [50]}, "no row 50"),
-        ({"layers": 2}, "no layer 2"),
-        ({"layers": "some"}, "layers is 'some'; allowed are all or"),
-        ({"layers": [0, 0]}, "each once"),
-        ({"pool": 4, "rows": "last"}, "without rows=…"),
-        ({"pool": 4, "heads": "abs"}, "cannot be pooled"),
-        ({"rollout": True, "heads": "all"}, "whole layers"),
-        ({"rollout": True, "parts": True}, "cannot be combined"),
-        ({"target": 1}, "of gradient=…; give that too"),
-        ({"gradient": True}, "give it before the texts"),
-        ({"gradient": True, "rollout": True}, "gradient=True cannot be combined with rollout=True"),
-        ({"rollout": True, "residual": 1.5}, "from 0 to 1"),
-        ({"span": "zebra"}, "has no 'zebra'"),
-        ({"span": "3:99"}, "3:99 is not within"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    ({"level": "blok"}, "did you mean 'block'"),
+    ({"heads": "al"}, "unknown heads 'al'"),
+    ({"rows": "lats"}, "did you mean 'last'"),
+    ({"rows": [50]}, "no row 50"),
+    ({"layers": 2}, "no layer 2"),
+    ({"layers": "some"}, "layers is 'some'; allowed are all or"),
+    ({"layers": [0, 0]}, "each once"),
+    ({"pool": 4, "rows": "last"}, "without rows=…"),
+    ({"pool": 4, "heads": "abs"}, "cannot be pooled"),
+    ({"rollout": True, "heads": "all"}, "whole layers"),
+    ({"rollout": True, "parts": True}, "cannot be combined"),
+    ({"target": 1}, "of gradient=…; give that too"),
+    ({"gradient": True}, "give it before the texts"),
+    ({"gradient": True, "rollout": True}, "gradient=True cannot be combined with rollout=True"),
+    ({"rollout": True, "residual": 1.5}, "from 0 to 1"),
+    ({"span": "zebra"}, "has no 'zebra'"),
+    ({"span": "3:99"}, "3:99 is not within"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(demo, options, message):
-    with pytest.raises(InputError, match=message):
-        implicit_attention(demo.trace("A fine film."), **options)
+    refuses(message, implicit_attention, demo.trace("A fine film."), **options)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +216,7 @@ def test_what_cannot_be_is_refused(demo, options, message):
     [({"target": "negativ"}, "did you mean 'negative'"), ({"target": 2}, "no target 2"), ({"heads": "abs"}, "no sum")],
 )
 def test_targets_that_cannot_be_are_refused(demo, options, message):
-    with pytest.raises(InputError, match=message):
-        implicit_attention(demo, demo.encode("A fine film."), **options, gradient=True)
+    refuses(message, implicit_attention, demo, demo.encode("A fine film."), **options, gradient=True)
 
 
 def test_a_trace_without_inputs_is_refused(demo):

@@ -1,12 +1,11 @@
 """Implicit attention at the ends of its ranges: lengths, cells, rows, spans, heads, states before a text, refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from examples import random_example
 from loud import loud
+from refusals import refuses
 
 from ssmscope.core.attention_layers import attention_numbers
 from ssmscope.core.model import Model
@@ -102,28 +101,24 @@ def test_names_of_heads_and_groups_of_channels():
     assert head_names(67, "all") == ["0–66"]
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"rows": [11]}, "text 0 has no row 11; allowed are positions below 11"),
-        ({"rows": [3, -12]}, "text 0 has no row -12"),
-        ({"span": "3:x"}, "text 0 has no '3:x'; give a piece of it, or token positions as 3:7"),
-        ({"span": "x:3"}, "text 0 has no 'x:3'"),
-        ({"span": "3:3"}, "the span 3:3 is not within the 11 tokens of text 0"),
-        ({"span": "8:12"}, "the span 8:12 is not within"),
-        *(
-            ({"gradient": True, name: value}, f"gradient=True cannot be combined with {said}$")
-            for name, value, said in (
-                ("parts", True, "parts=True"),
-                ("level", "ssm", "level='ssm'"),
-                ("skip", False, "skip=False"),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "line"), [
+    ({"rows": [11]}, "text 0 has no row 11; allowed are positions below 11"),
+    ({"rows": [3, -12]}, "text 0 has no row -12"),
+    ({"span": "3:x"}, "text 0 has no '3:x'; give a piece of it, or token positions as 3:7"),
+    ({"span": "x:3"}, "text 0 has no 'x:3'"),
+    ({"span": "3:3"}, "the span 3:3 is not within the 11 tokens of text 0"),
+    ({"span": "8:12"}, "the span 8:12 is not within"),
+    *(
+        ({"gradient": True, name: value}, f"gradient=True cannot be combined with {said}$")
+        for name, value, said in (
+            ("parts", True, "parts=True"),
+            ("level", "ssm", "level='ssm'"),
+            ("skip", False, "skip=False"),
+        )
+    ),
+])  # fmt: skip
 def test_refused(models, options, line):
-    with pytest.raises(InputError, match=line):
-        only(models["mamba2"], **options)
+    refuses(line, only, models["mamba2"], **options)
 
 
 def test_what_is_allowed_at_the_ends(models):
@@ -183,8 +178,7 @@ def test_layers_are_split_into_both_kinds():
         (),
     )
     assert split_layers([3, 2, 1], [0, 2], [1, 3, 2]) == ((2,), (3, 2, 1))
-    with pytest.raises(InputError, match="there is no layer 4"):
-        split_layers([4], [0, 2], [1])
+    refuses("there is no layer 4", split_layers, [4], [0, 2], [1])
 
 
 def test_weights_of_attention_layers_are_means_over_heads(models):

@@ -1,7 +1,5 @@
 """Attention maps as a figure: nothing overlaps, cells and strips are the weights, and omissions are stated."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -37,13 +35,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "layout",
-    few(
-        LAYOUTS,
-        *("12 labelled maps", "odd tokens", "pictures"),
-    ),
-)
+@pytest.mark.parametrize("layout", few(LAYOUTS, *("12 labelled maps", "odd tokens", "pictures")))
 def test_nothing_overlaps_or_is_cut_off_in_the_figure(layout):
     figure, texts = drawn(make(LAYOUTS[layout](), make_text(3)))
     assert not overlapping(texts) and not outside(figure, texts)

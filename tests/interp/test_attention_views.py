@@ -1,7 +1,5 @@
 """Attention maps as table, files and terminal text: complete, blank where nothing is, safe and bounded."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """captum's measures of explanations: against their formulas and captum called by hand, and as columns of fidelity."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -18,16 +16,8 @@ from ssmscope.interp.methods import METHODS, bind_method
 from ssmscope.interp.objective import objective
 
 TEXTS = ["a good film with music", "bad but great acting", "dull"]
-
-
-@pytest.fixture(scope="module")
-def model() -> ssmscope.Model:
-    return reader()
-
-
-@pytest.fixture(scope="module")
-def goal(model):
-    return objective(model, model.encode(TEXTS))
+model = pytest.fixture(scope="module")(lambda: reader())
+goal = pytest.fixture(scope="module")(lambda model: objective(model, model.encode(TEXTS)))
 
 
 def ordinary(goal, text: int) -> list[int]:

@@ -1,10 +1,9 @@
 """Circuits of compiled models are found, by values that a gradient or a run by hand confirms."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 import ssmscope
 from ssmscope.core.model import Model
@@ -16,18 +15,13 @@ from ssmscope.interp.pairs import encode_pairs, shares
 from ssmscope.zoo.compiled import compiled, pairs_of
 
 TRUE = {Edge(*edge) for edge in compiled("recall", "mamba2", decoy=True).edges}
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return ssmscope.load(compiled("recall", "mamba2", decoy=True).module)
+model = pytest.fixture(scope="module")(lambda: ssmscope.load(compiled("recall", "mamba2", decoy=True).module))
 
 
 @pytest.mark.parametrize("method", ["exact", "integrated"])
 def test_the_circuit_of_a_compiled_model_is_found(model: Model, method: str, tmp_path) -> None:
     found = ssmscope.circuit(model, data="recall", method=method, random=3, limit=24)
-    assert set(found.circuit) == TRUE
-    assert found.faithfulness[0] == pytest.approx(1, abs=1e-3)
+    assert set(found.circuit) == TRUE and found.faithfulness[0] == pytest.approx(1, abs=1e-3)
     assert found.random.max() < 0.5
     frame = found.to_frame()
     assert frame.loc[frame.receiver == "logits", "score"].min() == pytest.approx(-1, abs=0.05)
@@ -124,9 +118,7 @@ class AdditiveRuns:
 
 @pytest.mark.parametrize("choose", ["threshold", "greedy"])
 @pytest.mark.parametrize("pairs, skewed", [(8, False), (16, True), (64, False)])
-def test_intervals_cover_the_faithfulness_of_circuits_chosen_from_the_same_pairs(
-    pairs: int, skewed: bool, choose: str
-) -> None:
+def test_intervals_cover_the_faithfulness_of_circuits_chosen_from_the_same_pairs(pairs, skewed, choose) -> None:
     """Faithfulness of a chosen circuit over all pairs that could be drawn lies in 95 % of its intervals."""
     mean = np.array([3.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.5, *[0.0] * 33])
     random, covered = np.random.default_rng(0), 0
@@ -153,10 +145,8 @@ def test_pairs_are_refused_in_one_line(model: Model, tmp_path) -> None:
         ({"clean": [1, 7, 1], "corrupted": [1, 8, 1], "target": 3, "contrast": 3}, "both texts have the answer"),
         ({"clean": [1, 2]}, "no column 'corrupted'"),
     ):
-        with pytest.raises(InputError, match=said):
-            ssmscope.circuit(model, data=[row])
-    with pytest.raises(InputError, match="unknown pairs 'recal'.*did you mean 'recall'"):
-        ssmscope.circuit(model, data="recal")
+        refuses(said, ssmscope.circuit, model, data=[row])
+    refuses("unknown pairs 'recal'.*did you mean 'recall'", ssmscope.circuit, model, data="recal")
 
 
 def test_spans_of_pairs_are_the_other_columns(tmp_path) -> None:

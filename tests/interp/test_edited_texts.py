@@ -1,11 +1,10 @@
 """Texts written under edits, by hand, and their likelihood under the unedited model from one run of each whole text."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from examples import random_example
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope.api.results import Result
@@ -107,8 +106,7 @@ def test_refused(models):
         ({"prompt": [[5]]}, "give generate=…"),
         ({"by": "resample", "generate": 2}, "by='mean' or by='zero'"),
     ):
-        with pytest.raises(InputError, match=says):
-            ssmscope.ablate(models["mamba2"], data, what="layer", **options)
+        refuses(says, ssmscope.ablate, models["mamba2"], data, what="layer", **options)
     with pytest.raises(InputError, match="writes nothing"):
         ssmscope.steer(
             ssmscope.load("demo/sst2-mamba2"), "A film.", toward=["Good."], away=["Bad."], generate=2, data=None

@@ -1,7 +1,5 @@
 """Explanations: tables, round trips, and views that stay readable and safe at any size."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re
@@ -41,14 +39,11 @@ def make(
             whole = method == "ig"
             attributions.append(
                 Attribution(
-                    method,
-                    scores if method not in ("gradcam", "self-write") else np.abs(scores),
-                    0.25 if whole else None,
-                    512 if whole else None,
-                    False if whole else None,
+                    method, scores if method not in ("gradcam", "self-write") else np.abs(scores),
+                    0.25 if whole else None, 512 if whole else None, False if whole else None,
                     kind=kind_of(METHODS[method] if method in METHODS else None),
                 )
-            )
+            )  # fmt: skip
         words = (None, *range(len(own) - 1))
         texts.append(ExplainedText(own, words, answer, 0.75, target, -1.25, tuple(attributions), pixels))
     provenance = record_provenance({"model": "demo/test"}, options={"top": top}, seed=seed)
@@ -57,13 +52,9 @@ def make(
 
 def shade(scores, method="ig", words=None):
     own = Attribution(
-        method,
-        np.array(scores, dtype=np.float32),
-        kind=kind_of(METHODS[method]),
-        delta=None,
-        steps=None,
+        method, np.array(scores, dtype=np.float32), kind=kind_of(METHODS[method]), delta=None, steps=None,
         converged=None,
-    )
+    )  # fmt: skip
     words = words if words is not None else tuple(range(len(scores)))
     text = ExplainedText(("a",) * len(scores), words, "x", 0.5, "x", 0.0, (own,))
     row = views._row(own, text, 0)
@@ -84,26 +75,19 @@ def test_shades_are_around_zero_where_a_method_is_signed():
 FLAT, VARIED = [0.9703, 0.9713, 0.9707, 0.5], [0.91, 0.97, 0.94, 0.5]  # the last token is a special one
 
 
-@pytest.mark.parametrize(
-    ("method", "scores", "flat"),
-    [
-        ("self-retention", FLAT, True),  # the share replaced, 0.0287 to 0.0297, varies by less than a tenth
-        ("self-retention", VARIED, False),
-        ("self-write", [0.0297, 0.0287, 0.0293, 0.5], True),
-        ("survival", [0.25, 0.5, 0.125, 0.125], False),
-        ("gradcam", FLAT, False),
-        ("ig", FLAT, False),
-    ],
-)
+@pytest.mark.parametrize(("method", "scores", "flat"), [
+    ("self-retention", FLAT, True),  # the share replaced, 0.0287 to 0.0297, varies by less than a tenth
+    ("self-retention", VARIED, False),
+    ("self-write", [0.0297, 0.0287, 0.0293, 0.5], True),
+    ("survival", [0.25, 0.5, 0.125, 0.125], False),
+    ("gradcam", FLAT, False),
+    ("ig", FLAT, False),
+])  # fmt: skip
 def test_noise_of_the_gates_has_neither_colours_nor_names(method, scores, flat):
     own = Attribution(
-        method,
-        np.array(scores, dtype=np.float32),
-        kind=kind_of(METHODS[method]),
-        delta=None,
-        steps=None,
+        method, np.array(scores, dtype=np.float32), kind=kind_of(METHODS[method]), delta=None, steps=None,
         converged=None,
-    )
+    )  # fmt: skip
     text = ExplainedText(("a", " b", " c", " d"), (0, 1, 2, None), "x", 0.5, "x", 0.0, (own,))
     result = Explanation({"model": "own"}, (text,), (method,), 2)
     (row,) = result.token_rows().texts[0].rows

@@ -1,7 +1,5 @@
 """Fidelity's correlation with the effects of knocking tokens out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -18,10 +16,7 @@ from ssmscope.interp.fidelity.measure import knockout_effects
 from ssmscope.interp.fidelity.measures import MEASURES
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
-
-@pytest.fixture(scope="module")
-def demo():
-    return ssmscope.load("demo/sst2-mamba2")
+demo = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 
 def effects_as_scores(model, goal, layer) -> Scores:
@@ -81,8 +76,7 @@ def test_effects_as_scores_correlate_perfectly(demo):
 
     data = text_data("d", "all", ["A gripping, moving film.", "Dull and far too long."], [1, 0], model.labels)
     found = fidelity_auc(model, data, methods={"exact": exact, "opposite": opposite}, knockout=True, steps=4)
-    assert found.measures == (*MEASURES, "knockout")
-    assert found.estimate("exact", "knockout").value == pytest.approx(1)
+    assert found.measures == (*MEASURES, "knockout") and found.estimate("exact", "knockout").value == pytest.approx(1)
     assert found.estimate("opposite", "knockout").value == pytest.approx(-1)
     assert abs(found.estimate("random", "knockout").value) < 0.5
     assert "ρ knockout ↑" in found.table() and "ρ knockout" in found.to_html()

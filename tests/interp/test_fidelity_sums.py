@@ -1,7 +1,5 @@
 """Sums of fidelity, text by text and over texts, of made-up numbers that are all distinct."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any
@@ -11,6 +9,7 @@ import pytest
 import torch
 from bags import bag, by_position, by_word, texts
 from faithful import reader
+from refusals import refuses
 
 from ssmscope.core.bootstrap import resampled_means
 from ssmscope.core.ties import spearman
@@ -18,16 +17,6 @@ from ssmscope.errors import InputError
 from ssmscope.interp.explain import explain
 from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.fidelity import fidelity_auc, measure
-from ssmscope.interp.fidelity.measure import (
-    SHARES,
-    circular_notes,
-    hidden_sets,
-    ranking,
-    replacement_vector,
-    summarise,
-    text_measures,
-    tied_share,
-)
 from ssmscope.interp.fidelity.measures import display_name, layer_measure, layer_of, more_is_better
 from ssmscope.interp.objective import objective
 from ssmscope.interp.plausibility import plausibility
@@ -39,7 +28,7 @@ def test_a_texts_measures_are_those_of_every_ranking():
     draw = np.random.default_rng(0)
     scores, weights = draw.normal(size=(5, 7)), draw.random(7)
     grid = [Fraction(step, 4) for step in range(5)]
-    hidden = hidden_sets(ranking(scores), grid)
+    hidden = measure.hidden_sets(measure.ranking(scores), grid)
     values = np.array([3 - (own * weights).sum() ** 2 for own in hidden.sets])  # f of every set
     mask = np.array([1, 0, 0, 1, 1, 0, 0], dtype=bool)
     effects = draw.normal(size=(2, 7))
@@ -47,7 +36,7 @@ def test_a_texts_measures_are_those_of_every_ranking():
     def f(gone) -> float:
         return 3 - weights[list(gone)].sum() ** 2
 
-    found, curves = text_measures(scores, hidden, values, mask, effects, methods=2, share=0.43)
+    found, curves = measure.text_measures(scores, hidden, values, mask, effects, methods=2, share=0.43)
     assert found.shape == (5, 5 + 3 + 2) and curves.shape == (3, 2, 5)
     every = []
     for own in scores:
@@ -57,14 +46,14 @@ def test_a_texts_measures_are_those_of_every_ranking():
     for own, row, (morf, lerf) in zip(scores, found, every):
         order = np.argsort(-own)
         area = [sum((a + b) / 2 for a, b in zip(c, c[1:])) / 4 for c in (morf, lerf)]
-        tops = [order[: round(share * 7)] for share in SHARES]
+        tops = [order[: round(share * 7)] for share in measure.SHARES]
         without = np.mean([f(()) - f(top) for top in tops])
         only = np.mean([f(()) - f(set(range(7)) - set(top.tolist())) for top in tops])
         expected = [area[1] - area[0], *area, without, only, *agreement(own, mask, 3)]
         assert row.tolist() == pytest.approx([*expected, *(spearman(own, effect) for effect in effects)])
     assert curves == pytest.approx(np.stack([every[0], every[1], np.mean(every[2:], axis=0)]))
     for given, share in ((None, 0.43), (mask, None)):
-        bare, _ = text_measures(scores, hidden, values, given, None, methods=2, share=share)
+        bare, _ = measure.text_measures(scores, hidden, values, given, None, methods=2, share=share)
         assert bare.shape == (5, 8) and np.isnan(bare[:, 5:]).all() and bare[:, :5] == pytest.approx(found[:, :5])
 
 
@@ -89,7 +78,7 @@ def summary(found, monkeypatch, **options):
     given = dict(total=9, used=np.array([0, 3, 4, 8]), long=2, share=0.375, notes=["noted"], seed=3)
     given |= dict(knocked=("knockout", "knockout-3")) | options
     provenance = {"model": "m", "options": {"value": "logit"}}
-    return summarise(provenance, ("a", "b"), found, [Fraction(0), Fraction(1, 2), Fraction(1)], **given)
+    return measure.summarise(provenance, ("a", "b"), found, [Fraction(0), Fraction(1, 2), Fraction(1)], **given)
 
 
 def test_means_and_differences_over_texts(monkeypatch):
@@ -139,8 +128,7 @@ def test_what_is_said_of_the_texts(monkeypatch):
         "noted",
     )
     bare = summary(found, monkeypatch, total=4, long=0, share=None, notes=[])
-    assert bare.notes == () and bare.marked is None
-    assert bare.measures[4:] == ("sufficiency", "knockout", "knockout-3")
+    assert bare.notes == () and bare.marked is None and bare.measures[4:] == ("sufficiency", "knockout", "knockout-3")
     np.testing.assert_array_equal(bare.values[1], found["values"][:, 1][:, [0, 1, 2, 3, 4, 8, 9]])
 
 
@@ -153,37 +141,42 @@ def test_names_of_measures():
 
 
 def test_the_share_of_tokens_with_anothers_score():
-    assert tied_share(np.array([1.0, 2.0, 1.0, 3.0, 3.0, 3.0, -1.0, 0.0])) == 5 / 8
-    assert tied_share(np.array([2.0, 3.0])) == 0 and tied_share(np.array([2.0, 2.0])) == 1
+    assert measure.tied_share(np.array([1.0, 2.0, 1.0, 3.0, 3.0, 3.0, -1.0, 0.0])) == 5 / 8
+    assert measure.tied_share(np.array([2.0, 3.0])) == 0 and measure.tied_share(np.array([2.0, 2.0])) == 1
 
 
 def test_replacements_are_tokens_of_the_model():
     model = bag({"a": 0.25, "b": 1.0})
-    assert replacement_vector(model, "[UNK]").tolist() == [0] and replacement_vector(model, "[PAD]").tolist() == [0]
-    assert replacement_vector(model, "mean").item() == pytest.approx(1.25 / 5) and replacement_vector(model, "b") == 1
+    assert measure.replacement_vector(model, "[UNK]").tolist() == [0] and measure.replacement_vector(
+        model, "[PAD]"
+    ).tolist() == [0]
+    assert (
+        measure.replacement_vector(model, "mean").item() == pytest.approx(1.25 / 5)
+        and measure.replacement_vector(model, "b") == 1
+    )
     for replacement, line in (
         ("zebra", "replacement 'zebra' is not a token of bag; allowed are mean, zero, pad or a token"),
         (3, "replacement is 3; allowed are mean, zero, pad or a token"),
     ):
-        with pytest.raises(InputError, match=line):
-            replacement_vector(model, replacement)
+        refuses(line, measure.replacement_vector, model, replacement)
     model.tokenizer.pad_token = None
-    with pytest.raises(InputError, match="the tokenizer of bag has no padding token: give another replacement"):
-        replacement_vector(model, "pad")
+    refuses(
+        "the tokenizer of bag has no padding token: give another replacement", measure.replacement_vector, model, "pad"
+    )
     half = reader()
     table = half.module.get_input_embeddings().weight.data
     half.module.get_input_embeddings().weight.data = table.bfloat16()
     expected = table.bfloat16().float().mean(0).bfloat16()
-    assert torch.equal(replacement_vector(half, "mean"), expected)
+    assert torch.equal(measure.replacement_vector(half, "mean"), expected)
 
 
 def test_a_circular_baseline_is_named_for_each_method_that_has_it():
     model = reader()
     goal = objective(model, model.encode(["a b", "c"]))
-    mean = replacement_vector(model, "mean")
+    mean = measure.replacement_vector(model, "mean")
 
     def named(*methods: str, fill=mean, **option) -> list[str]:
-        return [note.split(" is the ")[0] for note in circular_notes(goal, methods, option, fill)]
+        return [note.split(" is the ")[0] for note in measure.circular_notes(goal, methods, option, fill)]
 
     assert named("gradxinput", "occlusion", "ig", "random") == ["the baseline of occlusion"]
     both = ["the baseline of occlusion", "the baseline of ig"]

@@ -1,7 +1,5 @@
 """Selectivity of gates: the share of heads whose Δ, or 1 − a, varies over tokens, by hand and in its users."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -63,12 +61,9 @@ def test_texts_that_are_visited_apart_are_judged_together():
     assert found.share() == 1
 
 
-def test_padding_does_not_count():
+def test_padding_and_layers_that_never_forget_do_not_count():
     assert share(layer([0.1, 0.1, 0.1, 9.0])) == 1
     assert share(layer([0.1, 0.1, 0.1, 9.0]), mask=[[1, 1], [1, 0]]) == 0
-
-
-def test_layers_that_never_forget_have_no_gates():
     assert share(layer([0.0] * 4, of="log_a")) is None
     assert share(layer([0.0] * 4, of="log_a"), layer(varying(0.5))) == 1
 

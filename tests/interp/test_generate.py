@@ -1,12 +1,11 @@
 """Written tokens and their sources: survival and scores of every written token are those of its prefix alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from examples import EXAMPLES, random_example
 from exhaustive import few
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope.api.results import Result
@@ -15,11 +14,7 @@ from ssmscope.errors import InputError
 
 NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "rwkv", "gated-deltanet", "bamba")
 PROMPTS = [[5, 17, 3, 9, 22], [7, 8, 9]]
-
-
-@pytest.fixture(scope="module")
-def models():
-    return {name: Model(loud(random_example(name)), name=name) for name in NAMES}
+models = pytest.fixture(scope="module")(lambda: {name: Model(loud(random_example(name)), name=name) for name in NAMES})
 
 
 @pytest.mark.parametrize("name", few(NAMES, "mamba2", "bamba"))
@@ -101,24 +96,19 @@ def test_a_shipped_model_ends_and_stops():
     assert (text.text.strip(), text.ended_by, len(text.written)) == ("a great", "stop", 3)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"top_k": 3}, "top_k=… is for drawing tokens"),
-        ({"contrast": 3}, "contrast=… is for methods of explanation"),
-        ({"explain": ["survival", "nothing"]}, "unknown method 'nothing'|allowed"),
-        ({"explain": ["lrp"], "option": {"ig": {}}}, "not among the methods"),
-        ({"max_new_tokens": 0}, "max.new.tokens"),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [
+    ({"top_k": 3}, "top_k=… is for drawing tokens"),
+    ({"contrast": 3}, "contrast=… is for methods of explanation"),
+    ({"explain": ["survival", "nothing"]}, "unknown method 'nothing'|allowed"),
+    ({"explain": ["lrp"], "option": {"ig": {}}}, "not among the methods"),
+    ({"max_new_tokens": 0}, "max.new.tokens"),
+])  # fmt: skip
 def test_refused(models, options, says):
-    with pytest.raises(InputError, match=says):
-        ssmscope.generate(models["mamba"], models["mamba"].encode(ids=PROMPTS), **options)
+    refuses(says, ssmscope.generate, models["mamba"], models["mamba"].encode(ids=PROMPTS), **options)
 
 
 def test_models_that_do_not_write_are_refused():
-    with pytest.raises(InputError, match="is a classifier and writes nothing"):
-        ssmscope.generate(ssmscope.load("demo/sst2-mamba2"), "A film.")
+    refuses("is a classifier and writes nothing", ssmscope.generate, ssmscope.load("demo/sst2-mamba2"), "A film.")
 
 
 def test_hidden_windows_longer_than_a_text(models):
@@ -126,10 +116,7 @@ def test_hidden_windows_longer_than_a_text(models):
     options = dict(explain=["occlusion"], option={"occlusion": {"window": 4}}, max_new_tokens=3)
     (text,) = ssmscope.generate(model, model.encode(ids=[PROMPTS[1]]), **options)
     alone = ssmscope.explain(
-        model,
-        model.encode(ids=[PROMPTS[1]]),
-        methods="occlusion",
-        option=options["option"],
+        model, model.encode(ids=[PROMPTS[1]]), methods="occlusion", option=options["option"],
         target=[[int(text.tokens[3])]],
-    )
+    )  # fmt: skip
     np.testing.assert_allclose(text.maps[1].values[0, :3], alone.attribution().scores, rtol=1e-3)

@@ -1,7 +1,5 @@
 """Answers that are given: continuations token by token, and fidelity and plausibility of a language model's target."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -57,9 +55,7 @@ def test_generation_settings_that_are_not_used_are_noted():
     assert "do_sample=True, temperature=0.7, repetition_penalty=1.2" in said
 
 
-@pytest.fixture(scope="module")
-def books():
-    return ssmscope.load("demo/books-mamba2")
+books = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/books-mamba2"))
 
 
 def marked():

@@ -1,7 +1,5 @@
 """The heatmap over a data set: sums that stream against loops over the heatmaps of single texts, and its views."""
 
-from __future__ import annotations
-
 import math
 import re
 from itertools import groupby
@@ -12,6 +10,7 @@ from bags import tokenizer
 from drawn import drawn, labels, outside, overlapping, said, texts_of
 from examples import random_example
 from matplotlib.figure import Figure
+from refusals import refuses
 
 from ssmscope import cli
 from ssmscope.core.model import Model
@@ -32,14 +31,8 @@ def made_up(texts=30, seed=0):
     )
 
 
-@pytest.fixture(scope="module")
-def model():
-    return Model(random_example("mamba2"), tokenizer(WORDS), name="model")
-
-
-@pytest.fixture(scope="module")
-def result(model):
-    return selection_heatmap(model, made_up())
+model = pytest.fixture(scope="module")(lambda: Model(random_example("mamba2"), tokenizer(WORDS), name="model"))
+result = pytest.fixture(scope="module")(lambda model: selection_heatmap(model, made_up()))
 
 
 def occurrences(model, data, score="survival"):
@@ -110,13 +103,10 @@ def test_a_limit_draws_by_the_seed(model):
 def test_what_is_of_data_alone(model, capsys):
     assert cli.run(["heatmap", "demo/sst2-mamba2", "--text", "good", "--split", "test"]) == 2
     assert "--split needs --data" in capsys.readouterr().err
-    with pytest.raises(InputError, match="limit=… is the number of texts read from a data set"):
-        selection_heatmap(model, "good film", limit=3)
-    with pytest.raises(InputError, match="heads=… applies to single texts"):
-        selection_heatmap(model, made_up(), heads="top")
+    refuses("limit=… is the number of texts read from a data set", selection_heatmap, model, "good film", limit=3)
+    refuses("heads=… applies to single texts", selection_heatmap, model, made_up(), heads="top")
     bare = Model(random_example("mamba2"))
-    with pytest.raises(InputError, match="need a model with a tokenizer"):
-        selection_heatmap(bare, made_up())
+    refuses("need a model with a tokenizer", selection_heatmap, bare, made_up())
 
 
 @pytest.mark.parametrize("size", [3.3, (3.3, 7.5), (5.1, 8.0)])
@@ -132,8 +122,7 @@ def test_a_figure_says_how_high_it_must_be(result):
     with pytest.raises(InputError, match="too low for this figure; give a height of .* or the width alone") as error:
         result.figure(size=(3.3, 2.4))
     least = float(re.search(r"height of ([0-9.]+) inches", str(error.value))[1])
-    with pytest.raises(InputError, match=f"give a height of {least:g} inches"):
-        result.figure(size=(3.3, least - 0.1))
+    refuses(f"give a height of {least:g} inches", result.figure, size=(3.3, least - 0.1))
     figure, texts = drawn(result, size=(3.3, least))
     assert not overlapping(texts) and not outside(figure, texts)
 
@@ -143,8 +132,6 @@ def test_a_figure_takes_a_title_and_a_size(result):
         result.figure(title="")
     )
     for size in ((0.1, 3), (5,), (math.nan, 3), (3, 1000), 0.1, "3"):
-        with pytest.raises(InputError, match="allowed are a width, or a width and a height, from 0.5 to 100 inches"):
-            result.figure(size=size)
+        refuses("allowed are a width, or a width and a height, from 0.5 to 100 inches", result.figure, size=size)
     axes = Figure().subplots()
-    with pytest.raises(InputError, match="give ax or size, not both"):
-        result.figure(ax=axes, size=3.3)
+    refuses("give ax or size, not both", result.figure, ax=axes, size=3.3)

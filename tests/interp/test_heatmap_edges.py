@@ -1,7 +1,5 @@
 """Heatmaps of texts at the ends of their ranges: tokens judged, merged, followed, compared and refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +10,7 @@ import torch
 from bags import tokenizer
 from examples import random_example
 from loud import loud
+from refusals import refuses
 
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
@@ -48,8 +47,7 @@ def test_memory_is_followed_through_all_layers_below(models, name, monkeypatch):
     shares[0, 1] = 0.0
     assert not through_layers(trace, shares)[0, 1].any()  # nothing is left of nothing
     monkeypatch.setattr(measure, "MAX_THROUGH_TOKENS", 10)
-    with pytest.raises(InputError, match="text 0 has 11 tokens; through follows memory in texts of up to 10$"):
-        through_layers(trace, shares)
+    refuses("text 0 has 11 tokens; through follows memory in texts of up to 10$", through_layers, trace, shares)
 
 
 def test_selectivity_is_of_real_tokens_and_nil_where_nothing_is_written(monkeypatch):
@@ -115,8 +113,7 @@ def test_scales_and_what_else_looks_back(models):
     with pytest.raises(InputError, match="there is no token 4 in every text; the shortest has the tokens 0 to 3"):
         selection_heatmap(models["mamba2"], batch, at=4)
     without = Model(random_example("lfm2"), name="convolved")
-    with pytest.raises(InputError, match="a heatmap"):
-        selection_heatmap(without, without.encode(ids=IDS))
+    refuses("a heatmap", selection_heatmap, without, without.encode(ids=IDS))
 
 
 def test_a_contrast_is_over_texts_drawn_of_the_data(models, monkeypatch):

@@ -1,7 +1,5 @@
 """Sums of a heatmap over a data set, and its averages of tokens, against loops over made-up numbers."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +10,7 @@ import torch
 from bags import tokenizer
 from examples import random_example
 from faithful import lines, reader
+from refusals import refuses
 
 from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_sums
 from ssmscope.core.model import Model
@@ -271,22 +270,18 @@ def test_survival_is_compared_as_the_logarithm_of_its_share_in_units_of_an_even_
     assert np.isnan(z[:, 0, 2:]).all() and np.isnan(z[:, 1, 4]).all()  # the special token, and padding
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"score": "write", "at": 0}, "at=… applies to survival only, not to write"),
-        ({"score": "write", "through": True, "half_lives": True}, "through=… applies to survival only"),
-        ({"through": True, "half_lives": True}, "half_lives=… concerns each layer's own writes"),
-        ({"contrast": "sst2", "at": 0}, "contrast=… compares whole layers at the end of texts"),
-        ({"contrast": "sst2", "through": True}, "contrast=… compares whole layers at the end of texts"),
-        ({"contrast": "sst2", "heads": "top"}, "contrast=… compares whole layers at the end of texts"),
-    ],
-)
+@pytest.mark.parametrize(("options", "line"), [
+    ({"score": "write", "at": 0}, "at=… applies to survival only, not to write"),
+    ({"score": "write", "through": True, "half_lives": True}, "through=… applies to survival only"),
+    ({"through": True, "half_lives": True}, "half_lives=… concerns each layer's own writes"),
+    ({"contrast": "sst2", "at": 0}, "contrast=… compares whole layers at the end of texts"),
+    ({"contrast": "sst2", "through": True}, "contrast=… compares whole layers at the end of texts"),
+    ({"contrast": "sst2", "heads": "top"}, "contrast=… compares whole layers at the end of texts"),
+])  # fmt: skip
 def test_options_that_contradict_each_other(options, line):
     given = dict(score="survival", at=None, contrast=None, through=False, half_lives=False, heads=None)
     check_heatmap(**given)
-    with pytest.raises(InputError, match=line):
-        check_heatmap(**given | options)
+    refuses(line, check_heatmap, **given | options)
 
 
 def test_options_of_texts_and_of_data():
@@ -294,17 +289,11 @@ def test_options_of_texts_and_of_data():
     check_reads(True, limit=3, **alone)
     check_reads(False, limit=None, **alone | {"merge": True, "at": 0})
     for name, value in {
-        "at": 0,
-        "heads": "all",
-        "through": True,
-        "contrast": "x",
-        "scale": "row",
-        "merge": True,
-    }.items():
+        "at": 0, "heads": "all", "through": True, "contrast": "x", "scale": "row", "merge": True,
+    }.items():  # fmt: skip
         with pytest.raises(InputError, match=f"{name}=… applies to single texts; leave it out with a data set"):
             check_reads(True, limit=None, **alone | {name: value})
-    with pytest.raises(InputError, match="limit=… is the number of texts read from a data set"):
-        check_reads(False, limit=3, **alone)
+    refuses("limit=… is the number of texts read from a data set", check_reads, False, limit=3, **alone)
 
 
 def test_heads_are_shown_up_to_a_number_and_ties_by_layer(monkeypatch):
@@ -315,8 +304,7 @@ def test_heads_are_shown_up_to_a_number_and_ties_by_layer(monkeypatch):
     assert [(each.layer, each.head, each.selectivity) for each in shown] == [(0, 0, 0.625), (2, 0, 0.5), (2, 1, 0.5)]
     assert measure._heads(found, [2, 0], "top") == shown[:2] and measure._heads(found, [2], None) == ()
     monkeypatch.setattr(measure, "MAX_HEADS", 2)
-    with pytest.raises(InputError, match="there are 3 heads; give heads='top', or layers with up to 2 heads"):
-        measure._heads(found, [2, 0], "all")
+    refuses("there are 3 heads; give heads='top', or layers with up to 2 heads", measure._heads, found, [2, 0], "all")
     assert len(measure._heads(found, [2], "all")) == 2
 
 
@@ -329,7 +317,5 @@ def test_what_is_recorded_of_a_heatmap_of_data():
     assert found.examples[0].provenance["options"]["half_lives"] is False
     short = text_data("d", "all", ["a b", "b a c"], [0, 1], ("x", "y"))
     assert selection_heatmap(model, short).examples == () and selection_heatmap(model, short).picked == ()
-    with pytest.raises(InputError, match="labelled texts need a model with a tokenizer"):
-        selection_heatmap(Model(random_example("mamba2")), short)
-    with pytest.raises(InputError, match="^NoneType was given as a model; give"):
-        selection_heatmap(None, short)
+    refuses("labelled texts need a model with a tokenizer", selection_heatmap, Model(random_example("mamba2")), short)
+    refuses("^NoneType was given as a model; give", selection_heatmap, None, short)

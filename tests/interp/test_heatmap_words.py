@@ -1,7 +1,5 @@
 """Words of heatmaps: punctuation, special and unknown tokens, half-lives of short texts, chance, and long texts."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -17,10 +15,7 @@ from ssmscope.render.blocks import TokenRow, TokenText
 from ssmscope.render.token_figure import MAX_BOXES
 from ssmscope.render.token_rows import MAX_PAGE_TOKENS, window_note, windows
 
-
-@pytest.fixture(scope="module")
-def model() -> ssmscope.Model:
-    return ssmscope.load("demo/sst2-mamba2")
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 
 def share(share: float) -> str:

@@ -1,7 +1,5 @@
 """Integrated Gradients of a sum of cubes, whose quadratures are known, and methods by their names and options."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +9,7 @@ import torch
 from examples import TEXTS, random_example
 from faithful import reader
 from loud import loud
+from refusals import refuses
 
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
@@ -134,24 +133,18 @@ def test_the_worst_pieces_are_halved_first_and_as_few_as_will_do():
     assert integrated._worst(alone, 0.01) == alone
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"steps": 0}, "steps is 0"),
-        ({"tolerance": -0.5}, "tolerance is -0.5"),
-        ({"cap": 0}, "cap is 0; allowed is a whole number from 1 on"),
-        ({"special": 0}, "special is 0; allowed is true or false"),
-        ({"steps": 3, "cap": 2}, "cap is 2, fewer gradients than the 3 steps of one quadrature; raise it"),
-    ],
-)
+@pytest.mark.parametrize(("options", "line"), [
+    ({"steps": 0}, "steps is 0"),
+    ({"tolerance": -0.5}, "tolerance is -0.5"),
+    ({"cap": 0}, "cap is 0; allowed is a whole number from 1 on"),
+    ({"special": 0}, "special is 0; allowed is true or false"),
+    ({"steps": 3, "cap": 2}, "cap is 2, fewer gradients than the 3 steps of one quadrature; raise it"),
+])  # fmt: skip
 def test_refused(from_zero, options, line):
-    with pytest.raises(InputError, match=line):
-        ig(Cubes([1.0]), **options)
+    refuses(line, ig, Cubes([1.0]), **options)
 
 
-@pytest.fixture(scope="module")
-def plain() -> Model:
-    return Model(loud(random_example("mamba2")), name="plain")
+plain = pytest.fixture(scope="module")(lambda: Model(loud(random_example("mamba2")), name="plain"))
 
 
 def test_methods_are_found_by_name_and_bound_with_their_options():
@@ -159,10 +152,8 @@ def test_methods_are_found_by_name_and_bound_with_their_options():
     assert method_names("ig") == ["ig"] and method_names({"a": 1, "b": 2}) == ["a", "b"]
     assert bind_method("random", seed=3).keywords == {"seed": 3} and bind_method("ig", seed=3).keywords == {}
     assert bind_method("random", {"seed": 4}, seed=3).keywords == {"seed": 4}
-    with pytest.raises(InputError, match="unknown method 'igg'; choose one of ig, .*; did you mean 'ig'"):
-        method_function("igg")
-    with pytest.raises(InputError, match="gradxinput has no option 'x'; it has none"):
-        bind_method("gradxinput", {"x": 1})
+    refuses("unknown method 'igg'; choose one of ig, .*; did you mean 'ig'", method_function, "igg")
+    refuses("gradxinput has no option 'x'; it has none", bind_method, "gradxinput", {"x": 1})
     with pytest.raises(InputError, match="occlusion has no option 'windw'; allowed are baseline, window; did you mean"):
         bind_method("occlusion", {"windw": 1})
 
@@ -177,8 +168,7 @@ def test_methods_named_twice_and_options_of_others():
         (["ig"], {"ig": {"stps": 3}}, "ig has no option 'stps'"),
         ([], None, "no method was given; allowed are ig, "),
     ):
-        with pytest.raises(InputError, match=line):
-            check_methods(methods=methods, option=option)
+        refuses(line, check_methods, methods=methods, option=option)
 
 
 def test_a_default_method_that_does_not_fit_is_left_out_and_said(plain, capsys):
@@ -200,19 +190,15 @@ def test_what_a_gradient_or_a_memory_does_not_explain(plain, monkeypatch):
     hybrid = Model(random_example("bamba"))
     goal = objective(hybrid, hybrid.encode(ids=TEXTS), target=3)
     monkeypatch.setattr("ssmscope.interp.attention.measure.MAX_MAP_WEIGHTS", 2 * 11**2 - 1)
-    with pytest.raises(InputError, match="a text has 11 tokens, too many for whole maps of the layers of attention"):
-        attention_gradient(goal)
+    refuses("a text has 11 tokens, too many for whole maps of the layers of attention", attention_gradient, goal)
     monkeypatch.setattr("ssmscope.interp.attention.measure.MAX_MAP_WEIGHTS", 2 * 11**2)
     assert attention_gradient(goal).scores.any()
     goal = objective(plain, plain.encode(ids=TEXTS), target=3)
     kept, written = self_retention(goal).scores, self_write(goal).scores
     assert ((kept + written) == goal.batch.mask).all() and (kept[goal.batch.mask] > 0).all()
     for layer, line in (
-        (2, "no layer 2; allowed are 0 to 1"),
-        (-3, "no layer -3"),
-        (True, "no layer True"),
-        (0.0, "0.0"),
-    ):
+        (2, "no layer 2; allowed are 0 to 1"), (-3, "no layer -3"), (True, "no layer True"), (0.0, "0.0"),
+    ):  # fmt: skip
         with pytest.raises(InputError, match=line):
             bind_method("gradcam", {"layer": layer})(goal)
     scores = [bind_method("gradcam", {"layer": layer})(goal).scores for layer in (0, -2, np.int64(1), -1)]

@@ -1,7 +1,5 @@
 """The selection heatmap of images: maps next to the pixels, from Python and from the command line."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -33,9 +31,7 @@ def pixels() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (2, HEIGHT * WIDTH, 3)).astype(np.uint8)
 
 
-@pytest.fixture
-def heatmap(model, pixels):
-    return ssmscope.heatmap(model.trace(values=pixels), top=3)
+heatmap = pytest.fixture(lambda model, pixels: ssmscope.heatmap(model.trace(values=pixels), top=3))
 
 
 def pictures(figure):
@@ -82,18 +78,15 @@ class TestCommand:
         expected = json.loads(ssmscope.heatmap(model.trace(values=pixels)).to_json())
         assert found["texts"] == expected["texts"]
 
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["--image", "square.png"], "square.png is 4 × 4 pixels; the model reads 4 × 3: resize it first"),
-            (["--image", "absent.png"], "cannot read the image"),
-            (["--image", "model/config.json"], "cannot be decoded"),
-            (["--image", "0.png", "--text", "a"], "--image cannot be combined with --text, --file or --ids"),
-            (["--text", "a film"], "reads pixels (4 × 3 of 3 channels), not texts: give it images, --image"),
-            (["--ids", "0"], "give it images, --image"),
-            ([], "--image for one of pixels"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "says"), [
+        (["--image", "square.png"], "square.png is 4 × 4 pixels; the model reads 4 × 3: resize it first"),
+        (["--image", "absent.png"], "cannot read the image"),
+        (["--image", "model/config.json"], "cannot be decoded"),
+        (["--image", "0.png", "--text", "a"], "--image cannot be combined with --text, --file or --ids"),
+        (["--text", "a film"], "reads pixels (4 × 3 of 3 channels), not texts: give it images, --image"),
+        (["--ids", "0"], "give it images, --image"),
+        ([], "--image for one of pixels"),
+    ])  # fmt: skip
     def test_refuses(self, folder, capsys, monkeypatch, arguments, says):
         monkeypatch.chdir(folder)
         assert cli.run(["heatmap", "model", *arguments]) == 2

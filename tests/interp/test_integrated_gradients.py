@@ -1,16 +1,14 @@
 """Integrated Gradients: converged scores are right token by token; baselines; and reports of the cost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 import ssmscope
-from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain import explain
@@ -20,16 +18,8 @@ from ssmscope.interp.methods.integrated import ig
 from ssmscope.interp.objective import objective
 
 TEXTS = ["A gripping film.", "Dull, and far too long.", "There is no pleasure in watching a child suffer."]
-
-
-@pytest.fixture(scope="module")
-def demo() -> Model:
-    return ssmscope.load("demo/snli-baleen-b")
-
-
-@pytest.fixture(scope="module")
-def found(demo):
-    return objective(demo, demo.encode(TEXTS))
+demo = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/snli-baleen-b"))
+found = pytest.fixture(scope="module")(lambda demo: objective(demo, demo.encode(TEXTS)))
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +142,7 @@ def test_steps_of_explain_are_those_of_integrated_gradients(demo):
     expected = ig(objective(demo, demo.encode(TEXTS[:1])), fixed=5, baseline="mean")
     np.testing.assert_allclose(found[0].attributions[0].scores, expected.scores[0].numpy(), atol=1e-6)
     assert found.summary()["steps"].tolist()[0] == 15 and "5 fixed steps" in found[0].attributions[0].note
-    with pytest.raises(InputError, match="which is not among the methods; name ig$"):
-        explain(demo, TEXTS[:1], steps=5)
+    refuses("which is not among the methods; name ig$", explain, demo, TEXTS[:1], steps=5)
     with pytest.raises(InputError, match="are one thing; give one of them$"):
         explain(demo, TEXTS[:1], methods="ig", steps=5, option={"ig": {"fixed": 5}})
-    with pytest.raises(InputError, match="^fixed is 0"):
-        ig(objective(demo, demo.encode(TEXTS[:1])), fixed=0)
+    refuses("^fixed is 0", ig, objective(demo, demo.encode(TEXTS[:1])), fixed=0)

@@ -1,7 +1,5 @@
 """Labelled examples and baselines in numbers that can be checked by hand, and every refusal of theirs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -13,6 +11,7 @@ import torch
 from bags import bag, texts
 from examples import random_example
 from faithful import reader
+from refusals import refuses
 
 import ssmscope
 from ssmscope.core.encoding import Batch
@@ -27,11 +26,7 @@ from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.interp.labelled import check_classifier, class_ids, marked_tokens, read_texts, token_scores, word_ids
 from ssmscope.interp.scoring import ScoredExamples, check_heads, means_with_intervals, scored_examples
 
-
-@pytest.fixture(scope="module")
-def images() -> Model:
-    return ssmscope.load("demo/cifar10-mamba")
-
+images = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/cifar10-mamba"))
 
 PIXELS = PixelData("p", "all", np.full((2, 6, 3), 9, dtype=np.uint8), np.array([1, 0]), ("x", "y"), (2, 3))
 ROWS = np.array([[5, 3, 9, 2], [1, 7, 7, 4]])
@@ -47,8 +42,7 @@ def test_classifiers_of_texts_alone(images):
         (dataclasses.replace(model, tokenizer=None), texts("a"), "no tokenizer"),
         (model, dataclasses.replace(texts("a"), texts=(), labels=()), r"toy \(test\) has no example"),
     ):
-        with pytest.raises(InputError, match=line):
-            check_classifier(given, data, "it")
+        refuses(line, check_classifier, given, data, "it")
 
 
 def test_texts_are_read_with_their_sizes_and_marked_tokens():
@@ -62,8 +56,7 @@ def test_texts_are_read_with_their_sizes_and_marked_tokens():
     assert (lengths, sizes, masks) == ([3], [2], [None])
     slow = bag({"a": 0.5, "b": 1.0})
     object.__setattr__(slow, "tokenizer", SimpleNamespace(is_fast=False))
-    with pytest.raises(InputError, match="the tokenizer of bag does not say which characters"):
-        marked_tokens(slow, "a b", ((0, 1),))
+    refuses("the tokenizer of bag does not say which characters", marked_tokens, slow, "a b", ((0, 1),))
     assert marked_tokens(slow, "a b", None) is None
 
     class Odd:
@@ -78,8 +71,7 @@ def test_texts_are_read_with_their_sizes_and_marked_tokens():
     assert marked_tokens(slow, "<s> a b c", ((0, 9),)).tolist() == [False, True, True]
     assert marked_tokens(slow, "<s> a b c", ((5, 7),)).tolist() == [False, False, True]
     assert marked_tokens(slow, "<s> a b c", ((0, 3),)) is None
-    with pytest.raises(InputError, match=r"row 2 of toy \(test\): the text is empty"):
-        read_texts(model, texts("a", " "))
+    refuses(r"row 2 of toy \(test\): the text is empty", read_texts, model, texts("a", " "))
 
 
 def test_a_methods_scores_are_those_of_ordinary_tokens():
@@ -107,16 +99,13 @@ def test_labels_are_matched_by_name_or_by_number():
     other = text_data("d", "all", ["a", "b", "c"], [2, 1, 0], ("u", "v", "w"))
     two = text_data("d", "all", ["a", "b"], [1, 0], ("u", "v"))
     assert class_ids(model, some).tolist() == [2, 0, 2] and class_ids(unnamed, other).tolist() == [2, 1, 0]
-    with pytest.raises(
-        InputError, match="d has the classes .*; .* tells apart .*: give data of these; if u, v, w mean the same"
-    ):
-        class_ids(model, other)
+    refuses(
+        "d has the classes .*; .* tells apart .*: give data of these; if u, v, w mean the same", class_ids, model, other
+    )
     for data in (two, some, dataclasses.replace(other, label_column="label")):
-        with pytest.raises(InputError, match=r"d has the classes .*; .* tells apart LABEL_0, .*: say which is which"):
-            class_ids(unnamed, data)
+        refuses(r"d has the classes .*; .* tells apart LABEL_0, .*: say which is which", class_ids, unnamed, data)
     assert word_ids(other, ["bad", "fair", "good"]).tolist() == [2, 1, 0]
-    with pytest.raises(InputError, match=r"words are x, y; d has 3 classes, u, v, w: give one for each, in this order"):
-        word_ids(other, ["x", "y"])
+    refuses(r"words are x, y; d has 3 classes, u, v, w: give one for each, in this order", word_ids, other, ["x", "y"])
 
 
 def test_measures_are_means_over_what_is_asked():
@@ -164,15 +153,13 @@ def test_examples_of_every_kind_fit_their_models(images):
         (model, dataclasses.replace(sequences, labels=np.array([3, 0])), r"s \(all\) has the class 3, and names of 3"),
         (model, dataclasses.replace(sequences, labels=np.array([0, -1])), r"s \(all\) has the class -1, and names"),
     ):
-        with pytest.raises(InputError, match=line):
-            scored_examples(given, data)
+        refuses(line, scored_examples, given, data)
 
 
 def test_heads_and_intervals(monkeypatch):
     model: Any = SimpleNamespace(name="mine")
     check_heads(model, 256, "leave it")
-    with pytest.raises(InputError, match="the 257 heads of mine are single channels; leave it"):
-        check_heads(model, 257, "leave it")
+    refuses("the 257 heads of mine are single channels; leave it", check_heads, model, 257, "leave it")
     columns = np.random.default_rng(0).random((5, 3, 2))
     found = means_with_intervals(columns, 0)
     assert found.shape == (3, 2, 3) and found[..., 0] == pytest.approx(columns.mean(0))
@@ -219,8 +206,7 @@ def test_the_unknown_word_is_neutral_where_it_was_trained(monkeypatch):
     for number, name in ((4, "the token b"), (5, "the mean embedding at the median size of embeddings")):
         odd.tokenizer.backend_tokenizer.add_tokens(["[UNK2]"])
         odd.tokenizer._special_tokens_map["unk_token"] = "b" if number == 4 else "[UNK2]"
-        assert odd.tokenizer.unk_token_id == number
-        assert baseline_name(explained(odd, "a b")) == name
+        assert odd.tokenizer.unk_token_id == number and baseline_name(explained(odd, "a b")) == name
 
 
 def test_baselines_by_name():
@@ -228,15 +214,10 @@ def test_baselines_by_name():
     goal = explained(model, "a b c", "d")
     table = model.module.get_input_embeddings().weight.detach()
     for given, place, name in (
-        ("a", 3, "the token a"),
-        ("pad", 0, "the token [PAD]"),
-        ("[CLS]", 2, "the token [CLS]"),
-        ("cls", 2, "the token [CLS]"),
-        (4, 4, "the token b"),
-        ("12", 12, "the token j"),
-        (np.int64(12), 12, "the token j"),
-        (0, 0, "the token [PAD]"),
-    ):
+        ("a", 3, "the token a"), ("pad", 0, "the token [PAD]"), ("[CLS]", 2, "the token [CLS]"),
+        ("cls", 2, "the token [CLS]"), (4, 4, "the token b"), ("12", 12, "the token j"),
+        (np.int64(12), 12, "the token j"), (0, 0, "the token [PAD]"),
+    ):  # fmt: skip
         assert baseline_name(goal, given) == name
         torch.testing.assert_close(baseline_embeddings(goal, given)[1], table[place] * goal.batch.mask[1][:, None])
     assert baseline_name(goal, "mean") == "the mean embedding" and baseline_name(goal, "zero") == "a zero embedding"
@@ -254,8 +235,7 @@ def test_baselines_by_name():
         (goal, True, "unknown baseline True"),
         (without, "pad", "unknown baseline 'pad'; allowed are 'neutral', 'scaled-mean', 'mean', 'zero', a token's id"),
     ):
-        with pytest.raises(InputError, match=line):
-            baseline_embeddings(found, given)
+        refuses(line, baseline_embeddings, found, given)
 
 
 def test_greys_of_images(images):
@@ -267,8 +247,7 @@ def test_greys_of_images(images):
         expected = images.module.embed(torch.full((3,), grey)).detach()
         torch.testing.assert_close(baseline_embeddings(goal, given)[0, 3], expected)
     for given in (1.01, -0.01, "grey", "meam"):
-        with pytest.raises(InputError, match=f"unknown baseline {given!r} for the pixels of .*a grey from 0 to 1"):
-            baseline_embeddings(goal, given)
+        refuses(f"unknown baseline {given!r} for the pixels of .*a grey from 0 to 1", baseline_embeddings, goal, given)
     assert baseline_embeddings(goal, "zero").abs().max() == 0 and baseline_name(goal, "zero") == "a zero embedding"
     small = baseline_embeddings(goal, "zero") + 0.001
     typical = goal.embeddings().square().mean(-1).sqrt().median().item()

@@ -1,7 +1,5 @@
 """Methods of explanation in batches of a few tokens, and heatmaps of data whose answers and scores are known."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -11,6 +9,7 @@ from bags import tokenizer
 from examples import TEXTS, random_example
 from faithful import lines, reader
 from loud import loud
+from refusals import refuses
 
 from ssmscope.core import batching
 from ssmscope.core.model import Model
@@ -54,8 +53,7 @@ def test_methods_of_memory_need_one_and_copies_are_whole_numbers(models):
         with pytest.raises(InputError, match=line):
             bind_method(method)(goal)
     own = objective(models["mamba2"], models["mamba2"].encode(ids=TEXTS), target=3)
-    with pytest.raises(InputError, match="samples is 0; allowed is a whole number from 1 on"):
-        bind_method("smoothgrad", {"samples": 0})(own)
+    refuses("samples is 0; allowed is a whole number from 1 on", lambda: bind_method("smoothgrad", {"samples": 0})(own))
     one = bind_method("smoothgrad", {"samples": 1, "noise": 0})(own).scores
     torch.testing.assert_close(one, bind_method("gradxinput")(own).scores, rtol=1e-4, atol=1e-6)
 
@@ -85,8 +83,7 @@ def test_answers_over_data_are_the_models_own():
 def test_data_that_a_heatmap_cannot_be_of(models, monkeypatch):
     data = text_data("d", "all", ["a b", "b a c", "a"], [0, 1, 1], ("x", "y"))
     without = Model(random_example("lfm2"), tokenizer(("a", "b", "c")), name="convolved")
-    with pytest.raises(InputError, match="a heatmap"):
-        selection_heatmap(without, data)
+    refuses("a heatmap", selection_heatmap, without, data)
     model = Model(models["mamba2"].module, tokenizer(("a", "b", "c")), name="m")
     with pytest.raises(InputError, match=r"no text of d \(all\) has a token that is not special"):
         selection_heatmap(model, dataclasses.replace(data, texts=(), labels=()))

@@ -1,7 +1,5 @@
 """The objective: f of embeddings equals the model's own output, for every kind of target."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 
@@ -10,6 +8,7 @@ import pytest
 import torch
 from examples import TEXTS, random_example
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope import ops
@@ -17,7 +16,6 @@ from ssmscope.core import batching
 from ssmscope.core.intercept import observe
 from ssmscope.core.mixers import fast_scan
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.interp import objective as module
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.objective import last_logits, objective
@@ -29,15 +27,8 @@ def example(name: str = "mamba") -> Model:
     return Model(loud(random_example(name)))
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return example()
-
-
-@pytest.fixture(scope="module")
-def demo() -> Model:
-    return ssmscope.load("demo/sst2-mamba2")
-
+model = pytest.fixture(scope="module")(lambda: example())
+demo = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-mamba2"))
 
 SENTENCES = ["A gripping, beautifully acted film.", "Dull.", "A mess."]
 
@@ -104,8 +95,7 @@ def test_pixels():
     torch.testing.assert_close(grey[0, -1], found.embeddings()[0, -1])  # the class token stays
     torch.testing.assert_close(baseline_embeddings(found, 0.25)[0, 3], own(torch.full((3,), 0.25)).detach())
     torch.testing.assert_close(baseline_embeddings(found, "0.25"), baseline_embeddings(found, 0.25))
-    with pytest.raises(InputError, match="a grey from 0 to 1"):
-        baseline_embeddings(found, 2)
+    refuses("a grey from 0 to 1", baseline_embeddings, found, 2)
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "rwkv"])

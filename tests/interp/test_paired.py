@@ -1,7 +1,5 @@
 """Comparison of two models: by token, by word where their tokenizers differ, and on the command line."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -9,13 +7,13 @@ import pytest
 from bags import tokenizer
 from examples import random_example
 from matplotlib.text import Text
+from refusals import refuses
 from seen import render
 
 import ssmscope
 from ssmscope import cli
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
-from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import result as data_result
 from ssmscope.interp.heatmap.result import shared_words
 from ssmscope.interp.paired import DIFFERENCE, MIN_NAMED_SHARE, Paired
@@ -92,10 +90,8 @@ def test_over_a_data_set_tables_stand_side_by_side(models, monkeypatch):
 
 def test_one_in_a_list_is_one_and_three_are_refused(models):
     assert not isinstance(ssmscope.heatmap(models[:1], TEXT), Paired)
-    with pytest.raises(InputError, match="heatmap takes one model, or two; 3 were given"):
-        ssmscope.heatmap([*models, models[0]], TEXT)
-    with pytest.raises(InputError, match="a batch, or a trace, is of one model"):
-        ssmscope.heatmap(models, models[0].encode(TEXT))
+    refuses("heatmap takes one model, or two; 3 were given", ssmscope.heatmap, [*models, models[0]], TEXT)
+    refuses("a batch, or a trace, is of one model", ssmscope.heatmap, models, models[0].encode(TEXT))
 
 
 def test_a_command_line_takes_two(capsys):

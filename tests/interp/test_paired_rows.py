@@ -1,7 +1,5 @@
 """Rows of two models and their difference, by hand: scales, named tokens, words of other tokens."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

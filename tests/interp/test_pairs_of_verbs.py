@@ -1,7 +1,5 @@
 """Ablation and steering of pairs: shares of the answer, by runs made by hand and by patching."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -20,11 +18,7 @@ from ssmscope.zoo.compiled import compiled, pairs_of
 PLACES = [("attic", "library"), ("kitchen", "cellar"), ("pantry", "stable"), ("bakery", "attic")]
 TEXT = "Clara walked to the {} . Where is Clara ?"
 ROWS = [{"clean": TEXT.format(a), "corrupted": TEXT.format(b)} for a, b in PLACES]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return ssmscope.load("demo/babi-mamba2")
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/babi-mamba2"))
 
 
 def test_ablation_by_the_corrupted_text_is_patching_with_noise(model) -> None:
@@ -35,8 +29,7 @@ def test_ablation_by_the_corrupted_text_is_patching_with_noise(model) -> None:
     assert layers == [0, 1, 2, 3, 4, 5]
     changes = changes[..., 0]
     found = ssmscope.ablate(model, ROWS, what="layer", by="resample")
-    assert found.metric == "share" and found.measures == ("share",)
-    assert found.plain == pytest.approx(1, abs=1e-6)
+    assert found.metric == "share" and found.measures == ("share",) and found.plain == pytest.approx(1, abs=1e-6)
     expected = changes.sum(0) / (grids.other - grids.base).sum()
     assert expected.max() > 0.5
     assert found.harms[:, 0, 0] == pytest.approx(expected, abs=1e-5)
@@ -91,12 +84,8 @@ def test_a_direction_of_one_half_steers_the_other(model, tmp_path) -> None:
 
 def test_pairs_may_be_steered_by_other_texts(model) -> None:
     options = {
-        "toward": ["Bob is here ."],
-        "away": ["Where is Bob ?"],
-        "layer": 2,
-        "strengths": [0.0, 1.0],
-        "random": 1,
-    }
+        "toward": ["Bob is here ."], "away": ["Where is Bob ?"], "layer": 2, "strengths": [0.0, 1.0], "random": 1,
+    }  # fmt: skip
     found = ssmscope.steer(model, data=ROWS[:1], **options)
     batch = model.encode(ROWS[0]["corrupted"])
     single = ssmscope.steer(model, batch, data=None, **options)

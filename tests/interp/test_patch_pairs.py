@@ -1,10 +1,9 @@
 """Patching over pairs: every cell is the mean of the cells of single calls."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 import ssmscope
 from ssmscope.core.edits import recorded, replaced
@@ -14,11 +13,7 @@ from ssmscope.zoo.compiled import compiled, pairs_of
 PLACES = [("attic", "library"), ("kitchen", "office")]
 TEXT = "Clara walked to the {} . Where is Clara ?"
 ROWS = [{"clean": TEXT.format(a), "corrupted": TEXT.format(b), "place": a} for a, b in PLACES]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return ssmscope.load("demo/babi-mamba2")
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/babi-mamba2"))
 
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
@@ -105,5 +100,4 @@ def test_options_of_one_text_are_refused_with_pairs(model) -> None:
         ({"clean": "a", "corrupted": "b", "sites": ["state"]}, "are for pairs"),
         ({"data": ROWS, "sites": ["attention"]}, "have no attention"),
     ):
-        with pytest.raises(InputError, match=said):
-            ssmscope.patch(model, **options)
+        refuses(said, ssmscope.patch, model, **options)

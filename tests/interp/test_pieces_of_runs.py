@@ -1,7 +1,5 @@
 """Patching, knockout, ablation and steering in pieces, at chosen places, and at the ends of their ranges."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +9,7 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope.core import batching
@@ -93,14 +92,12 @@ def test_the_answers_of_both_texts_differ(models):
     found = ssmscope.patch(model, site="residual", **given)
     assert (found.answer, found.contrast) == (str(right), str(wrong))
     for options in ({"answer": wrong}, {"contrast": right}):
-        with pytest.raises(InputError, match="answer and contrast are both '"):
-            ssmscope.patch(model, **given, **options)
+        refuses("answer and contrast are both '", ssmscope.patch, model, **given, **options)
     module = random_example("mamba2")
     module.lm_head.weight.data.zero_()
     with pytest.raises(InputError, match="both texts have the answer '0'; name two that differ, answer=… and contrast"):
         ssmscope.patch(Model(module), clean=CLEAN, corrupted=CORRUPTED)
-    with pytest.raises(InputError, match="one text is the beginning of the other"):
-        ssmscope.patch(model, clean=[1, 2, 3], corrupted=[1, 2])
+    refuses("one text is the beginning of the other", ssmscope.patch, model, clean=[1, 2, 3], corrupted=[1, 2])
 
 
 def test_windows_of_texts_are_padded_on_the_right():
@@ -171,16 +168,13 @@ def test_a_run_starts_at_a_layer_with_the_edits_above(models):
     assert not partial_runs.can_start_at_layer(lonely, lonely.encode(ids=[CLEAN]))
 
 
-@pytest.mark.parametrize(
-    ("window", "ends"),
-    [
-        (1, [(0, 0), (2, 2), (3, 3), (7, 7), (9, 9)]),
-        (2, [(0, 2), (2, 3), (3, 7), (7, 9), (9, 9)]),
-        (3, [(0, 2), (0, 3), (2, 7), (3, 9), (7, 9)]),
-        (4, [(0, 3), (0, 7), (2, 9), (3, 9), (7, 9)]),
-        (5, [(0, 3), (0, 7), (0, 9), (2, 9), (3, 9)]),
-    ],
-)
+@pytest.mark.parametrize(("window", "ends"), [
+    (1, [(0, 0), (2, 2), (3, 3), (7, 7), (9, 9)]),
+    (2, [(0, 2), (2, 3), (3, 7), (7, 9), (9, 9)]),
+    (3, [(0, 2), (0, 3), (2, 7), (3, 9), (7, 9)]),
+    (4, [(0, 3), (0, 7), (2, 9), (3, 9), (7, 9)]),
+    (5, [(0, 3), (0, 7), (0, 9), (2, 9), (3, 9)]),
+])  # fmt: skip
 def test_windows_are_around_every_layer(window, ends, monkeypatch):
     monkeypatch.setattr(cutting, "roads_of", lambda _: {number: ([0], []) for number in (0, 2, 3, 7, 9)})
     monkeypatch.setattr(cutting, "parts_of", lambda *_: {0: ("a", "b"), 2: (), 3: ("b", "c"), 7: (), 9: ()})
@@ -201,10 +195,7 @@ def test_roads_and_parts_by_layer_number(models):
     assert cutting.roads_of(models["mamba2"]) == {0: ([0], []), 1: ([1], [])}
     batch = {name: model.encode(ids=[CLEAN]) for name, model in models.items()}
     assert cutting.parts_of(models["bamba"], batch["bamba"]) == {0: ("states",), 1: ("attention",), 2: ("states",)}
-    assert cutting.parts_of(models["mamba2"], batch["mamba2"]) == {
-        0: ("one recurrence",),
-        1: ("one recurrence",),
-    }
+    assert cutting.parts_of(models["mamba2"], batch["mamba2"]) == {0: ("one recurrence",), 1: ("one recurrence",)}
     assert list(cutting.parts_of(models["groupmamba"], batch["groupmamba"]))[0] == 0
     assert cutting.parts_of(models["groupmamba"], batch["groupmamba"])[0] == ("one recurrence",)
     assert not cutting.others_have_attention(models["bamba"]) and not cutting.others_have_attention(models["mamba2"])
@@ -219,8 +210,7 @@ def test_texts_are_named_where_no_edge_leads_back(models):
         InputError, match="no edge leads from '-1' of text 1 back to '5': a token reads those before it"
     ):
         ssmscope.knockout(model, two, from_=["-1"], to="5", answer=3)
-    with pytest.raises(InputError, match="from_=… is empty"):
-        ssmscope.knockout(model, two, from_=[], answer=3)
+    refuses("from_=… is empty", ssmscope.knockout, model, two, from_=[], answer=3)
     with pytest.raises(InputError, match="leave out by='part' or roads='convolution'"):
         ssmscope.knockout(model, two, from_=["1"], by="part", roads="convolution", answer=3)
     found = ssmscope.knockout(model, two, from_=slice(1, 3), to=[5, 4], answer=3)

@@ -1,7 +1,5 @@
 """Agreement with human rationales: by hand, against scikit-learn, and from a file to its tokens."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json
@@ -10,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from bags import LABELS
+from refusals import refuses
 
 from ssmscope.data.text import load_text, text_data
 from ssmscope.errors import InputError
@@ -30,23 +29,20 @@ def bits(text: str) -> np.ndarray:
 
 
 class TestMeasures:
-    @pytest.mark.parametrize(
-        ("chosen", "marked", "tokens", "spans"),
-        [
-            ("110000", "110000", 1, 1),
-            ("110000", "000011", 0, 0),
-            ("110000", "100000", 2 / 3, 1),  # 1 of 2 tokens: just enough
-            ("110100", "110000", 0.8, 2 / 3),
-            ("111000", "100000", 0.5, 0),
-            ("110011", "110000", 2 / 3, 2 / 3),  # one of two spans is right
-            ("100001", "110011", 2 / 3, 1),
-            ("111111", "101101", 0.8, 0),  # one span of 6 against three of 1, 2, 1
-            ("011010", "111011", 0.75, 1),  # 2 of 3, 1 of 2
-            ("000000", "010000", 0, 0),
-            ("010000", "000000", 0, 0),
-            ("000000", "000000", 0, 0),
-        ],
-    )
+    @pytest.mark.parametrize(("chosen", "marked", "tokens", "spans"), [
+        ("110000", "110000", 1, 1),
+        ("110000", "000011", 0, 0),
+        ("110000", "100000", 2 / 3, 1),  # 1 of 2 tokens: just enough
+        ("110100", "110000", 0.8, 2 / 3),
+        ("111000", "100000", 0.5, 0),
+        ("110011", "110000", 2 / 3, 2 / 3),  # one of two spans is right
+        ("100001", "110011", 2 / 3, 1),
+        ("111111", "101101", 0.8, 0),  # one span of 6 against three of 1, 2, 1
+        ("011010", "111011", 0.75, 1),  # 2 of 3, 1 of 2
+        ("000000", "010000", 0, 0),
+        ("010000", "000000", 0, 0),
+        ("000000", "000000", 0, 0),
+    ])  # fmt: skip
     def test_by_hand(self, chosen, marked, tokens, spans):
         assert token_f1(bits(chosen), bits(marked)) == pytest.approx(tokens)
         assert iou_f1(bits(chosen), bits(marked)) == pytest.approx(spans)
@@ -124,26 +120,19 @@ class TestResult:
             found = plausibility_of(explained, rationales)
             assert found.values == pytest.approx(expected.values) and found.provenance["model"] == "toy"
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            ({"rationales": MARKED[:2]}, "2 rationales were given for 3 texts"),
-            ({"rationales": [None] * 3}, "no text has a rationale"),
-            ({"rationales": [bits("110"), None, None]}, "text 0 is not a 0 or 1 for each of its 4 tokens"),
-            ({"rationales": [[0, 2, 0, 0], None, None]}, "text 0 is not a 0 or 1 for each of its 4 tokens"),
-            ({"rationales": [bits("0000"), None, None]}, "text 0 marks no token; give None"),
-            ({"top": 0}, "top is 0; allowed"),
-            ({"top": 1.5}, "top is 1.5; allowed"),
-            ({"explained": {}}, "no method was given"),
-            (
-                {"explained": {"x": [np.full(4, np.nan), SCORES["good"][1], SCORES["good"][2]]}},
-                "x gives text 0 are not 4",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        ({"rationales": MARKED[:2]}, "2 rationales were given for 3 texts"),
+        ({"rationales": [None] * 3}, "no text has a rationale"),
+        ({"rationales": [bits("110"), None, None]}, "text 0 is not a 0 or 1 for each of its 4 tokens"),
+        ({"rationales": [[0, 2, 0, 0], None, None]}, "text 0 is not a 0 or 1 for each of its 4 tokens"),
+        ({"rationales": [bits("0000"), None, None]}, "text 0 marks no token; give None"),
+        ({"top": 0}, "top is 0; allowed"),
+        ({"top": 1.5}, "top is 1.5; allowed"),
+        ({"explained": {}}, "no method was given"),
+        ({"explained": {"x": [np.full(4, np.nan), SCORES["good"][1], SCORES["good"][2]]}}, "x gives text 0 are not 4"),
+    ])  # fmt: skip
     def test_refuses(self, options, says):
-        with pytest.raises(InputError, match=re.escape(says)):
-            plausibility_of(**({"explained": SCORES, "rationales": MARKED} | options))
+        refuses(re.escape(says), plausibility_of, **{"explained": SCORES, "rationales": MARKED} | options)
 
 
 TEXT = "  a gripping film , a joy "
@@ -167,22 +156,12 @@ def load(path, *rationales):
 
 
 class TestFiles:
-    @pytest.mark.parametrize(
-        ("rationale", "marked"),
-        [
-            ([[4, 12]], ["gripping"]),
-            ([[19, 25], [4, 12]], ["gripping", " a joy"]),
-            ([[4, 12], [10, 17]], ["gripping film"]),
-            ([0, 1, 1, 0, 0, 1], ["gripping", "film", "joy"]),
-            ("0 1 0 0 0 0", ["gripping"]),
-            ("gripping film", ["gripping film"]),
-            (["gripping", "joy"], ["gripping", "joy"]),
-            ([[0, 26]], ["a gripping film , a joy"]),
-            ("", None),
-            ([], None),
-            ([0, 0, 0, 0, 0, 0], None),
-        ],
-    )
+    @pytest.mark.parametrize(("rationale", "marked"), [
+        ([[4, 12]], ["gripping"]), ([[19, 25], [4, 12]], ["gripping", " a joy"]),
+        ([[4, 12], [10, 17]], ["gripping film"]), ([0, 1, 1, 0, 0, 1], ["gripping", "film", "joy"]),
+        ("0 1 0 0 0 0", ["gripping"]), ("gripping film", ["gripping film"]), (["gripping", "joy"], ["gripping", "joy"]),
+        ([[0, 26]], ["a gripping film , a joy"]), ("", None), ([], None), ([0, 0, 0, 0, 0, 0], None),
+    ])  # fmt: skip
     def test_every_form_in_every_format(self, tmp_path, rationale, marked):
         for suffix in (".jsonl", ".csv", ".parquet"):
             given = json.dumps(rationale) if suffix == ".csv" and not isinstance(rationale, str) else rationale
@@ -205,19 +184,16 @@ class TestFiles:
         assert len({marked.fingerprint, other.fingerprint, plain.fingerprint}) == 3
         assert plain == text_data("x", "all", plain.texts, plain.labels, LABELS)
 
-    @pytest.mark.parametrize(
-        ("rationale", "says"),
-        [
-            ("terrible", "'terrible', is not in its text; rename the column"),
-            ("a", "'a', is in its text 2 times; give spans"),
-            ([[4, 99]], "the span [4, 99]; allowed are [start, end] within 0 to 26"),
-            ([[5, 5]], "the span [5, 5]"),
-            ([[1, 2, 3]], "the span [1, 2, 3]"),
-            ([0, 1], "has 2 numbers for 6 words"),
-            ([0, 5], "allowed are spans [[start, end], …], a 0 or 1 for every word, or words of the text"),
-            (7, "is 7; allowed are spans"),
-        ],
-    )
+    @pytest.mark.parametrize(("rationale", "says"), [
+        ("terrible", "'terrible', is not in its text; rename the column"),
+        ("a", "'a', is in its text 2 times; give spans"),
+        ([[4, 99]], "the span [4, 99]; allowed are [start, end] within 0 to 26"),
+        ([[5, 5]], "the span [5, 5]"),
+        ([[1, 2, 3]], "the span [1, 2, 3]"),
+        ([0, 1], "has 2 numbers for 6 words"),
+        ([0, 5], "allowed are spans [[start, end], …], a 0 or 1 for every word, or words of the text"),
+        (7, "is 7; allowed are spans"),
+    ])  # fmt: skip
     def test_refuses(self, tmp_path, rationale, says):
         with pytest.raises(InputError, match=re.escape(says)) as raised:
             load(tmp_path / "x.jsonl", rationale)

@@ -1,7 +1,5 @@
 """The readouts of attention maps: against plain loops over pairs, and against closed forms."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,9 +1,8 @@
 """Rules of relevance for parts of other libraries' blocks, on parts made by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from refusals import refuses
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from transformers.models.mamba.modeling_mamba import MambaRMSNorm
@@ -11,14 +10,7 @@ from transformers.models.mamba.modeling_mamba import MambaRMSNorm
 from ssmscope.core.affine import is_norm
 from ssmscope.core.intercept import override_forward
 from ssmscope.errors import InputError
-from ssmscope.interp.methods.lrp_blocks import (
-    _mapped,
-    gated,
-    halved,
-    is_family_block,
-    part_handlers,
-    runs_its_parts,
-)
+from ssmscope.interp.methods.lrp_blocks import _mapped, gated, halved, is_family_block, part_handlers, runs_its_parts
 
 draw = torch.Generator().manual_seed(0)
 X = torch.randn(5, 3, generator=draw, dtype=torch.float64)
@@ -113,8 +105,7 @@ def test_an_activation_that_is_a_function_has_no_rule():
     module = Plain()
     module.activation = None
     module.act_fn = gelu
-    with pytest.raises(InputError, match="lrp has no rule for a Plain, whose activation is not a module"):
-        part_handlers(module, True)
+    refuses("lrp has no rule for a Plain, whose activation is not a module", part_handlers, module, True)
 
 
 def test_projections_of_queries_and_keys_are_frozen():

@@ -1,7 +1,5 @@
 """Cascading randomisation: the order of randomised parts, the unchanged model, and the methods that notice."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -11,6 +9,7 @@ import torch
 from bags import by_position
 from examples import HALVES, TEXTS, random_example
 from loud import loud
+from refusals import refuses
 from seen import render
 
 from ssmscope.core.model import Model
@@ -72,26 +71,17 @@ class TestParts:
         table = model.module.get_input_embeddings().weight
         assert any(tensor is table for tensor in parts["embeddings"].values())
 
-    def test_of_a_classifier(self, classifier):
+    def test_of_a_classifier_and_of_chosen_layers(self, classifier):
         parts = parts_of(classifier)
         assert list(parts) == ["head", "norm", "layer 1", "layer 0", "embeddings"]
         assert set(parts["head"]) == {"head.weight", "head.bias"}
         assert all("norm" in name for name in parts["norm"])
-
-    def test_chosen_layers(self, classifier):
         assert list(parts_of(classifier, [0])) == ["head", "norm", "layer 0"]
         assert list(parts_of(classifier, [0, 1])) == ["head", "norm", "layer 1", "layer 0"]
 
-    @pytest.mark.parametrize(
-        ("layers", "says"),
-        [
-            ([2], "there is no layer 2"),
-            ([0, 0], "name each once"),
-        ],
-    )
+    @pytest.mark.parametrize(("layers", "says"), [([2], "there is no layer 2"), ([0, 0], "name each once")])
     def test_refuses_layers(self, classifier, layers, says):
-        with pytest.raises(InputError, match=says):
-            parts_of(classifier, layers)
+        refuses(says, parts_of, classifier, layers)
 
 
 class TestRandomise:
@@ -204,16 +194,13 @@ class TestCascade:
         assert frame["texts"].tolist() == [3, *[2] * 5]
         assert np.isfinite(frame["correlation"]).all()
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            ({"layers": [7]}, "there is no layer 7"),
-            ({"layers": "al"}, "did you mean 'all'"),
-            ({"layers": [True]}, "layers is True; allowed are all or a whole number"),
-            ({"methods": ["gradixnput"]}, "did you mean 'gradxinput'"),
-            ({"methods": {"x": lambda goal: Scores(goal.batch.mask / 0.0)}}, "method x are not finite"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        ({"layers": [7]}, "there is no layer 7"),
+        ({"layers": "al"}, "did you mean 'all'"),
+        ({"layers": [True]}, "layers is True; allowed are all or a whole number"),
+        ({"methods": ["gradixnput"]}, "did you mean 'gradxinput'"),
+        ({"methods": {"x": lambda goal: Scores(goal.batch.mask / 0.0)}}, "method x are not finite"),
+    ])  # fmt: skip
     def test_refuses(self, classifier, options, says):
         with pytest.raises(InputError, match=re.escape(says)):
             cascading_randomisation(classifier, classifier.encode(ids=TEXTS), **({"methods": TOYS} | options))

@@ -1,7 +1,5 @@
 """The heatmap: survival of a real model, Baleen's Eq. 10 against a slow loop, words that stand out, and safe views."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -12,6 +10,7 @@ from attended import words as sentence
 from drawn import drawn, outside, overlapping
 from examples import random_example
 from exhaustive import ALL
+from refusals import refuses
 from seen import render
 
 from ssmscope.core.model import Model
@@ -33,21 +32,14 @@ def make_trace(texts, *, words=None, layers=3, seed=0, answers=None):
         mask[row, : len(text)] = True
     retention = torch.rand(layers, *shape, generator=torch.Generator().manual_seed(seed))
     return Trace(
-        input_ids=torch.zeros(shape, dtype=torch.int64),
-        mask=mask,
-        retention=retention.masked_fill(~mask, float("nan")),
-        logits=torch.zeros(len(texts), 2),
-        tokens=tuple(texts),
-        words=tuple(tuple(row) for row in words),
-        answers=tuple(answers or [("positive", 0.75)] * len(texts)),
-        source={"model": "demo/test", "architecture": "mamba", "fingerprint": "abc"},
-        layers=(),
-    )
+        input_ids=torch.zeros(shape, dtype=torch.int64), mask=mask,
+        retention=retention.masked_fill(~mask, float("nan")), logits=torch.zeros(len(texts), 2), tokens=tuple(texts),
+        words=tuple(tuple(row) for row in words), answers=tuple(answers or [("positive", 0.75)] * len(texts)),
+        source={"model": "demo/test", "architecture": "mamba", "fingerprint": "abc"}, layers=(),
+    )  # fmt: skip
 
 
-@pytest.fixture
-def trace():
-    return make_trace([sentence(9), sentence(5)])
+trace = pytest.fixture(lambda: make_trace([sentence(9), sentence(5)]))
 
 
 def eq_10(trace, **options):
@@ -55,11 +47,7 @@ def eq_10(trace, **options):
 
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1]]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return Model(random_example("mamba2"))
+model = pytest.fixture(scope="module")(lambda: Model(random_example("mamba2")))
 
 
 class TestSurvival:
@@ -72,8 +60,7 @@ class TestSurvival:
             for row, text in enumerate(result):
                 np.testing.assert_allclose(text.scores, expected[:, row, : len(text)], atol=1e-5)
                 np.testing.assert_allclose(text.mean, text.scores.mean(0), atol=1e-6)
-                assert text.scores.sum(1) == pytest.approx(1, abs=1e-5)
-                assert text.half_lives is None
+                assert text.scores.sum(1) == pytest.approx(1, abs=1e-5) and text.half_lives is None
 
     def test_half_lives_are_the_layers_own(self, model):
         trace = model.trace(ids=IDS)
@@ -127,8 +114,7 @@ class TestSurvival:
 
     def test_a_trace_without_inputs_has_none(self, model, trace):
         for given in (model.trace(ids=IDS, keep_inputs=False), trace):
-            with pytest.raises(InputError, match="taken without its inputs"):
-                selection_heatmap(model, given)
+            refuses("taken without its inputs", selection_heatmap, model, given)
 
     def test_through_layers_of_attention_nothing_is_followed(self):
         hybrid = Model(random_example("bamba"))
@@ -167,8 +153,7 @@ def test_the_lift_is_a_score_of_the_heatmap(model):
     found = selection_heatmap(model, texts.rows([0]), score="lift")
     layer, at = np.unravel_index(found[0].scores.argmax(), found[0].scores.shape)
     assert f"(token {at}) has" in found.headline and f"in layer {found.layers[layer]}" in found.headline
-    with pytest.raises(InputError, match="lifts already"):
-        found.lifts()
+    refuses("lifts already", found.lifts)
     with pytest.raises(InputError, match="lift compares a token with those around it"):
         selection_heatmap(model, texts, score="lift", contrast="sst2")
 
@@ -230,26 +215,18 @@ def test_padding_never_appears_and_damage_is_refused(trace):
     assert all(np.isfinite(text.scores).all() for text in result)
     assert not result.to_frame()["score"].isna().any() and "NaN" not in result.to_json()
     trace.retention[1, 0, 3] = float("nan")
-    with pytest.raises(InputError, match="text 0 are not finite at layer 1"):
-        eq_10(trace)
+    refuses("text 0 are not finite at layer 1", eq_10, trace)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"score": "retension"}, "allowed are survival, readable, retention, write, lift; did you mean 'retention'"),
-        (
-            {"layers": "al"},
-            "layers is 'al'; allowed are mean, all or a whole number from 0 on, or several; did you mean 'all'?",
-        ),
-        ({"layers": [3]}, "no layer 3; this model has the layers 0 to 2"),
-        ({"layers": [1, 1]}, "each once"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"score": "retension"}, "allowed are survival, readable, retention, write, lift; did you mean 'retention'"),
+    ({"layers": "al"},
+     "layers is 'al'; allowed are mean, all or a whole number from 0 on, or several; did you mean 'all'?"),
+    ({"layers": [3]}, "no layer 3; this model has the layers 0 to 2"),
+    ({"layers": [1, 1]}, "each once"),
+])  # fmt: skip
 def test_bad_options_are_named(trace, options, message):
-    with pytest.raises(InputError, match=re.escape(message)) as raised:
-        eq_10(trace, **options)
-    assert "\n" not in str(raised.value)
+    refuses(re.escape(message), eq_10, trace, **options)
 
 
 def test_html_is_escaped_self_contained_and_complete():

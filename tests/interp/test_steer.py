@@ -1,13 +1,12 @@
 """Steering: the direction by hand, strengths that undo one another, plain runs, random directions, and refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from examples import random_example, relative
 from exhaustive import in_turns
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope.api.results import Result
@@ -15,24 +14,13 @@ from ssmscope.core.edits import edited, recorded
 from ssmscope.core.model import Model
 from ssmscope.data.tokens import TokenData
 from ssmscope.errors import InputError
-from ssmscope.interp.steer.measure import (
-    draw_like,
-    held_out_examples,
-    mean_difference,
-    norm,
-    steering_edit,
-    summarise,
-)
+from ssmscope.interp.steer.measure import draw_like, held_out_examples, mean_difference, norm, steering_edit, summarise
 
 TOWARD, AWAY, TEXTS = [[5, 17, 3], [9, 22, 1, 4]], [[60, 2, 7]], [[7, 8, 9, 2, 40], [30, 2, 7]]
 NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "rwkv", "gated-deltanet", "bamba")
 IDS = np.random.default_rng(0).integers(1, 60, (3, 8))
 DATA = TokenData("drawn", "all", IDS, np.roll(IDS, -1, axis=1), tuple(map(str, range(97))))
-
-
-@pytest.fixture(scope="module")
-def models():
-    return {name: Model(loud(random_example(name)), name=name) for name in NAMES}
+models = pytest.fixture(scope="module")(lambda: {name: Model(loud(random_example(name)), name=name) for name in NAMES})
 
 
 def probability(model, ids, answer, edits=()) -> float:
@@ -103,21 +91,17 @@ def test_random_directions_have_the_norm():
     assert not torch.allclose(first[0], second[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"layer": 2}, "there is no layer 2; this model has the layers 0 to 1"),
-        ({"away": TOWARD}, "have the same mean there"),
-        ({"away": []}, "no text to steer to or from"),
-        ({"strengths": [1, 1.0]}, "strengths has a number twice: 1, 1"),
-        ({"site": "state", "texts": [[5]]}, "a text has one token"),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [
+    ({"layer": 2}, "there is no layer 2; this model has the layers 0 to 1"),
+    ({"away": TOWARD}, "have the same mean there"),
+    ({"away": []}, "no text to steer to or from"),
+    ({"strengths": [1, 1.0]}, "strengths has a number twice: 1, 1"),
+    ({"site": "state", "texts": [[5]]}, "a text has one token"),
+])  # fmt: skip
 def test_refused(models, options, says):
     model = models["mamba"]
     batch = model.encode(ids=options.pop("texts", TEXTS))
-    with pytest.raises(InputError, match=says):
-        ssmscope.steer(model, batch, **{"toward": TOWARD, "away": AWAY, **options})
+    refuses(says, ssmscope.steer, model, batch, **{"toward": TOWARD, "away": AWAY, **options})
 
 
 def test_the_layer_in_the_middle_and_texts_of_two_tokens(models):

@@ -1,7 +1,5 @@
 """Control vectors: what a file gives back, and models that are steered by a bias."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -11,6 +9,7 @@ import torch
 from examples import random_example, relative
 from loud import loud
 from planned import planned
+from refusals import refuses
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
@@ -100,8 +99,7 @@ def test_an_export_says_what_a_dtype_cannot_hold(tmp_path):
     model = Model(module, name="m")
     vector = ControlVector.between(model, TOWARD, AWAY, "residual", 1)
     for strength, says in ((1e9, "float16 holds no number as large"), (1e-7, "of the direction are lost in float16")):
-        with pytest.raises(InputError, match=says):
-            bake(model, vector, strength, tmp_path / "baked")
+        refuses(says, bake, model, vector, strength, tmp_path / "baked")
         assert not (tmp_path / "baked").exists()
 
 
@@ -124,8 +122,7 @@ def test_what_is_no_directory_is_said(tmp_path):
     ):
         model = ssmscope.load(module)
         width = torch.ones(model.width, dtype=torch.float64)
-        with pytest.raises(InputError, match=says):
-            bake(model, ControlVector("residual", 1, (width,)), 1.0, tmp_path / "baked")
+        refuses(says, bake, model, ControlVector("residual", 1, (width,)), 1.0, tmp_path / "baked")
         assert not (tmp_path / "baked").exists()
     merged = ssmscope.load(adapted.merge_and_unload())
     bake(merged, ControlVector("residual", 1, (torch.ones(merged.width, dtype=torch.float64),)), 1.0, tmp_path / "m")
@@ -138,8 +135,7 @@ def test_where_there_is_no_bias(tmp_path):
         ("mamba2", "state", 1, "a state has no bias"),
     ):
         model = model_of(name)
-        with pytest.raises(InputError, match=says):
-            bake(model, ControlVector.between(model, TOWARD, AWAY, site, layer), 1.0, tmp_path / name)
+        refuses(says, bake, model, ControlVector.between(model, TOWARD, AWAY, site, layer), 1.0, tmp_path / name)
         assert not (tmp_path / name).exists()
 
 
@@ -158,36 +154,34 @@ def test_a_full_disk_leaves_nothing_of_an_export(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    with pytest.raises(InputError, match="strength is nan; allowed is a finite number"):
-        bake(model, vector, math.nan, tmp_path / "new")
+    refuses("strength is nan; allowed is a finite number", bake, model, vector, math.nan, tmp_path / "new")
 
 
 def test_files_that_do_not_fit(tmp_path):
     model, file = model_of("mamba2"), tmp_path / "vector.safetensors"
     ControlVector("residual", 1, (torch.ones(5, dtype=torch.float64),)).save(file)
-    with pytest.raises(InputError, match="has a direction of the shape"):
-        ControlVector.load(file, model)
+    refuses("has a direction of the shape", ControlVector.load, file, model)
     ControlVector("residual", 9, (torch.ones(model.width, dtype=torch.float64),)).save(file)
-    with pytest.raises(InputError, match="of residual 9; mamba2 has the layers 0 to 1"):
-        ControlVector.load(file, model)
+    refuses("of residual 9; mamba2 has the layers 0 to 1", ControlVector.load, file, model)
     for numbers, says in (
         (torch.full((model.width,), math.nan), "direction.0 of a control vector holds numbers that are not finite"),
         (torch.ones(model.width, dtype=torch.int64), "direction.0 of a control vector holds int64; a direction is of"),
     ):
-        with pytest.raises(InputError, match=says):
-            ControlVector("residual", 1, (numbers,))
+        refuses(says, ControlVector, "residual", 1, (numbers,))
         save_file({"direction.0": numbers}, file, metadata={"site": "residual", "layer": "1"})
-        with pytest.raises(InputError, match=f"vector.safetensors: {says}"):
-            ControlVector.load(file, model)
+        refuses(f"vector.safetensors: {says}", ControlVector.load, file, model)
     file.write_bytes(b"nothing")
-    with pytest.raises(InputError, match="cannot read"):
-        ControlVector.load(file, model)
-    with pytest.raises(InputError, match="cannot read"):
-        ControlVector.load(tmp_path / "absent", model)
-    with pytest.raises(InputError, match="toward=… has no effect with vector=…"):
-        ssmscope.steer(model, model.encode(ids=TEXTS), vector=file, toward=TOWARD)
-    with pytest.raises(InputError, match="no text to steer to or from"):
-        ssmscope.steer(model, model.encode(ids=TEXTS))
+    refuses("cannot read", ControlVector.load, file, model)
+    refuses("cannot read", ControlVector.load, tmp_path / "absent", model)
+    refuses(
+        "toward=… has no effect with vector=…",
+        ssmscope.steer,
+        model,
+        model.encode(ids=TEXTS),
+        vector=file,
+        toward=TOWARD,
+    )
+    refuses("no text to steer to or from", ssmscope.steer, model, model.encode(ids=TEXTS))
 
 
 @pytest.mark.parametrize("option", ["save", "export"])
@@ -209,8 +203,7 @@ def test_several_layers_are_steered_each_by_its_own_direction(tmp_path):
     assert result.probability[0, 0, 0] == pytest.approx(float(logits.softmax(-1)[:, 3].mean()), rel=1e-4)
     again = ssmscope.steer(model, model.encode(ids=TEXTS), vector=file, **options)
     assert again.layer == (0, 1) and (again.probability == result.probability).all()
-    with pytest.raises(InputError, match="the direction of one layer"):
-        bake(model, ControlVector.load(file, model), 1.0, tmp_path / "baked")
+    refuses("the direction of one layer", bake, model, ControlVector.load(file, model), 1.0, tmp_path / "baked")
     with pytest.raises(InputError, match="a state is one layer's"):
         ssmscope.steer(model, model.encode(ids=TEXTS), toward=TOWARD, away=AWAY, layer=[0, 1], site="state")
 
@@ -258,8 +251,6 @@ def test_gguf_holds_what_is_added_after_a_block(tmp_path, monkeypatch):
     finally:
         noted.reset(token)
     small = model_of("mamba2")
-    with pytest.raises(InputError, match="of block 1, after which mamba2 has no state-space layer"):
-        ControlVector.load(file, small)
+    refuses("of block 1, after which mamba2 has no state-space layer", ControlVector.load, file, small)
     file.write_bytes(b"nothing")
-    with pytest.raises(InputError, match="as a control vector: .*; give a .gguf file with directions"):
-        ControlVector.load(file, model)
+    refuses("as a control vector: .*; give a .gguf file with directions", ControlVector.load, file, model)

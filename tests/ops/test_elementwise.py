@@ -1,7 +1,5 @@
 """The scan of states that are single numbers against its definition."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Sums of log-decays over many positions: survival, and rows of attention matrices over several pieces."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

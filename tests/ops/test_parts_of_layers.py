@@ -1,7 +1,5 @@
 """Parts of recurrences and layers: some positions of an order, one text of a batch, groups of heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -33,12 +31,8 @@ def path(g: torch.Generator, name: str = "") -> Path:
     return Path(
         recurrence=recurrence(g),
         input_map=InputMap(
-            source=source,
-            enter=lambda u, biased: u,
-            kernel=normal(g, channels, 3),
-            bias=normal(g, channels),
-            tail=normal(g, BATCH, 2, channels),
-            taps=torch.rand(BATCH, LENGTH, 3, generator=g) > 0.3,
+            source=source, enter=lambda u, biased: u, kernel=normal(g, channels, 3), bias=normal(g, channels),
+            tail=normal(g, BATCH, 2, channels), taps=torch.rand(BATCH, LENGTH, 3, generator=g) > 0.3,
             activation=normal(g, BATCH, LENGTH, channels),
         ),
         output_map=OutputMap(
@@ -49,7 +43,7 @@ def path(g: torch.Generator, name: str = "") -> Path:
         filter_tail=normal(g, BATCH, 1, channels),
         initial=normal(g, BATCH, HEADS, WIDTH, STATE),
         weight=normal(g, BATCH, LENGTH, channels),
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("start, stop", [(0, 5), (3, 9), (2, 7), (4, None)])

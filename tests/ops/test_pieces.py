@@ -1,7 +1,5 @@
 """Long inputs are worked in pieces, whose sizes change nothing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recurrences: the fast scans against the definition, identities, gradients."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -15,19 +13,10 @@ FORMS = ["factors", "factors-expected", "whole"]
 
 
 def recurrence(
-    form: str = "factors",
-    *,
-    batch: int = 2,
-    length: int = 37,
-    heads: int = 6,
-    width: int = 3,
-    state: int = 4,
-    groups: int = 2,
-    decays: str = "state",
-    dtype: torch.dtype = torch.float64,
-    seed: int = 0,
+    form: str = "factors", *, batch: int = 2, length: int = 37, heads: int = 6, width: int = 3, state: int = 4,
+    groups: int = 2, decays: str = "state", dtype: torch.dtype = torch.float64, seed: int = 0,
     requires_grad: bool = False,
-) -> tuple[Recurrence, dict[str, torch.Tensor]]:
+) -> tuple[Recurrence, dict[str, torch.Tensor]]:  # fmt: skip
     g = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -59,14 +48,10 @@ def recurrence(
 
 
 SHAPES = [
-    dict(heads=6, width=1, groups=1),
-    dict(heads=6, width=3, groups=2),
-    dict(heads=3, width=4, groups=3, length=1),
-    dict(heads=2, width=1, groups=1, length=70, batch=3),
-    dict(heads=4, width=2, groups=2, length=33, state=1),
-    dict(heads=1, width=3, groups=1),
-    dict(heads=4, width=3, groups=1, length=2, state=5, batch=1),
-]
+    dict(heads=6, width=1, groups=1), dict(heads=6, width=3, groups=2), dict(heads=3, width=4, groups=3, length=1),
+    dict(heads=2, width=1, groups=1, length=70, batch=3), dict(heads=4, width=2, groups=2, length=33, state=1),
+    dict(heads=1, width=3, groups=1), dict(heads=4, width=3, groups=1, length=2, state=5, batch=1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -122,12 +107,7 @@ def test_expected_decay_is_the_mean_over_exponential_steps():
     steps = torch.distributions.Exponential(1 / mean).sample((400_000,)).double()
     one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     r = Recurrence(
-        x=one,
-        b=one,
-        c=one,
-        delta=torch.full((1, 1, 1), mean).double(),
-        A=torch.tensor([[A]]).double(),
-        expected=True,
+        x=one, b=one, c=one, delta=torch.full((1, 1, 1), mean).double(), A=torch.tensor([[A]]).double(), expected=True
     )
     samples = (steps * A).exp()
     error = 5 * samples.std() / samples.numel() ** 0.5
@@ -172,15 +152,11 @@ def test_joint_scans_are_the_separate_ones(form, shape, monkeypatch):
 def test_recurrences_of_different_forms_are_scanned_one_by_one():
     r, _ = recurrence(decays="head")
     others = [
-        recurrence(decays="head", groups=3)[0],
-        recurrence(decays="head", state=5)[0],
-        recurrence(decays="head", width=2)[0],
-        recurrence(decays="head", dtype=torch.float32)[0],
-        recurrence(decays="head", batch=3)[0],
-        replace(recurrence("whole", decays="head")[0], delta=None),
-        recurrence(decays="state")[0],
-        replace(r, order=torch.arange(36, -1, -1)),
-    ]
+        recurrence(decays="head", groups=3)[0], recurrence(decays="head", state=5)[0],
+        recurrence(decays="head", width=2)[0], recurrence(decays="head", dtype=torch.float32)[0],
+        recurrence(decays="head", batch=3)[0], replace(recurrence("whole", decays="head")[0], delta=None),
+        recurrence(decays="state")[0], replace(r, order=torch.arange(36, -1, -1)),
+    ]  # fmt: skip
     for other in others:
         for pair in ([r, other], [other, other]):
             for found, expected in zip(scans.scan_all(pair, [None, None]), map(ops.scan, pair), strict=True):

@@ -1,17 +1,15 @@
 """Attention maps of every kind and with everything around them on a few tokens, whole and in small pieces."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
 from defined_maps import AROUND, FORMS, channels, draw, in_cells, means, near, surroundings
 from exhaustive import ALL, in_turns
+from refusals import refuses
 from small_pieces import make_small
 
 from ssmscope import ops
-from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence, pooled, triangle
 from ssmscope.ops.terms import GateAndTaps
 
@@ -51,8 +49,7 @@ def test_cells_of_a_long_delta_rule(kind, monkeypatch):
         for cells in (1, 3, 8):
             near(ops.pooled_attention(r, cells, groups=2, skip=skip), in_cells(exact, cells))
     for cells in (5, 11):  # also of one token each
-        with pytest.raises(InputError, match="of at most 10 tokens, not 11"):
-            ops.pooled_attention(r, cells, **surroundings(r, "left"))
+        refuses("of at most 10 tokens, not 11", ops.pooled_attention, r, cells, **surroundings(r, "left"))
     narrow = replace(r, D=None)
     near(ops.pooled_attention(narrow, 3, skip=True), in_cells(means(channels(narrow, False), 1), 3))
 

@@ -1,17 +1,15 @@
 """Survival where little is left, exactly half, or nothing, against runs that write at one position alone."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 from defined_maps import draw
+from refusals import refuses
 from small_pieces import make_small
 
 from ssmscope import ops
-from ssmscope.errors import InputError
 from ssmscope.ops import DeltaRecurrence, Recurrence, survival
 from ssmscope.ops.recurrence import by_head
 
@@ -114,8 +112,7 @@ def test_shares_in_another_order_are_of_what_was_visited_by_then(at):
     torch.testing.assert_close(survival.shares([r], at=at, per_head=True), expected, **CLOSE)
     torch.testing.assert_close(survival.shares([r], at=at, signed=True), signed, **CLOSE)
     for outside in (5, -1):
-        with pytest.raises(InputError, match=f"no position {outside}; allowed are 0 to 4"):
-            survival.shares([r], at=outside)
+        refuses(f"no position {outside}; allowed are 0 to 4", survival.shares, [r], at=outside)
 
 
 @pytest.mark.parametrize("per_head", [False, True])

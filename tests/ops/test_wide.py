@@ -1,7 +1,5 @@
 """The scan of wide heads with a decay per state against the definition."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

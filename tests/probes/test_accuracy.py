@@ -1,7 +1,5 @@
 """A classifier on labelled data: accuracy and cross-entropy as computed by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

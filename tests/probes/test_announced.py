@@ -1,7 +1,5 @@
 """Long work says first how long it takes: the time of a trial, scaled, and the trial changes nothing."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The terms of the generalisation bound for layers that are not the theorem's."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

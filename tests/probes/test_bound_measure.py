@@ -1,7 +1,5 @@
 """The bound's terms over batches of layers made by hand, its formulas with every term of its own, and its lengths."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -11,12 +9,12 @@ import torch
 from examples import TEXTS, random_example
 from handmade import HEADS, STATE, WIDTH, drawn_layer, steps_of
 from loud import loud
+from refusals import refuses
 from theorem import make
 
 from ssmscope import ops
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace
-from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound, measure
 from ssmscope.probes.bound.measure import curve_lengths, measure_terms
 from ssmscope.probes.bound.terms import LayerTerms, norms_of, theorem_model
@@ -91,8 +89,7 @@ def test_the_steps_of_a_delta_rule_are_its_betas(monkeypatch):
 def test_terms_that_are_not_finite_are_refused(monkeypatch, term):
     trace = drawn_layer(5, None)
     getattr(trace.recurrences[0], term)[1, 2] = math.inf
-    with pytest.raises(InputError, match="the terms of layer 1 are not finite on these inputs"):
-        visits(monkeypatch, [[drawn_layer(6, None), trace]])
+    refuses("the terms of layer 1 are not finite on these inputs", visits, monkeypatch, [[drawn_layer(6, None), trace]])
 
 
 LAYER_TERMS = LayerTerms(
@@ -133,15 +130,11 @@ def test_every_number_of_a_bound():
     assert note == "the covers of Lemma D.3 require m ≥ d, here 3 and 4"
 
 
-@pytest.mark.parametrize(
-    ("length", "inputs"),
-    [(1, 2), (2, 2), (3, 3), (512, 512), (600, 512), (None, 512)],
-)
+@pytest.mark.parametrize(("length", "inputs"), [(1, 2), (2, 2), (3, 3), (512, 512), (600, 512), (None, 512)])
 def test_random_inputs_are_as_long_as_the_bounds_texts_within_limits(monkeypatch, length, inputs):
     monkeypatch.setattr(measure, "measure_terms", lambda model, batch: (LAYER_TERMS,))
     found = generalization_bound(Model(loud(random_example("mamba"))), length=length, seed=3, lengths=[4, 6])
-    assert found.inputs == f"4 random sequences of {inputs} tokens (seed 3)"
-    assert found.length == (length or 512)
+    assert found.inputs == f"4 random sequences of {inputs} tokens (seed 3)" and found.length == (length or 512)
     np.testing.assert_allclose(found.curves, [[LAYER_TERMS.log_output(4), LAYER_TERMS.log_output(6)]])
 
 

@@ -1,7 +1,5 @@
 """Steps of the generalisation bound's proof (the paper's appendices C to E), on random and on extreme models."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

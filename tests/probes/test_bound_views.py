@@ -1,7 +1,5 @@
 """The generalisation bound as its users meet it: its terms, files and views."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -34,19 +32,16 @@ class TestResult:
         assert short.lengths.tolist() == [1, 100]
         short.figure()
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(length=0), "length is 0"),
-            (dict(delta=0), "delta is 0"),
-            (dict(delta=1.0), "delta is 1.0"),
-            (dict(loss_bound=-1), "loss_bound is -1"),
-            (dict(lipschitz=math.inf), "lipschitz is inf"),
-            (dict(lengths=[5, 0]), "lengths is 0"),
-            (dict(texts="a text"), "holds for all texts: leave them out"),
-            (dict(examples=None), "was trained on is not recorded; give it, examples=…"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(length=0), "length is 0"),
+        (dict(delta=0), "delta is 0"),
+        (dict(delta=1.0), "delta is 1.0"),
+        (dict(loss_bound=-1), "loss_bound is -1"),
+        (dict(lipschitz=math.inf), "lipschitz is inf"),
+        (dict(lengths=[5, 0]), "lengths is 0"),
+        (dict(texts="a text"), "holds for all texts: leave them out"),
+        (dict(examples=None), "was trained on is not recorded; give it, examples=…"),
+    ])  # fmt: skip
     def test_refuses(self, options, says):
         with pytest.raises(InputError, match=says.replace("[", r"\[").replace("]", r"\]")):
             generalization_bound(make(), **{"length": 5, "examples": 10, **options})

@@ -1,7 +1,5 @@
 """Many checkpoints at once: each row as its own run has it, files that are none, and the table's views."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -9,14 +7,13 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.checkpoints import measure, stability_table
 from ssmscope.probes.checkpoints.measure import expand_directories
-from ssmscope.probes.checkpoints.result import StabilityTable
 from ssmscope.probes.stability import stability
 
 
@@ -41,9 +38,7 @@ def sweep(tmp_path_factory):
     return [*paths[:2], folder / "notes.pth", *paths[2:]]
 
 
-@pytest.fixture(scope="module")
-def table(sweep) -> StabilityTable:
-    return stability_table(sweep, length=30, examples=1000)
+table = pytest.fixture(scope="module")(lambda sweep: stability_table(sweep, length=30, examples=1000))
 
 
 class TestTable:
@@ -74,12 +69,9 @@ class TestTable:
         assert frame.vacuous.tolist()[:2] == [True, True] and frame.states.tolist()[0] == 3
 
     def test_all_bad_is_refused(self, sweep):
-        with pytest.raises(InputError, match=r"none of the 2 checkpoints can be read: .*notes.pth"):
-            stability_table([sweep[2], "no/such.pth"])
-        with pytest.raises(InputError, match=r"the checkpoint cannot be read: .*notes.pth"):
-            stability_table(sweep[2])
-        with pytest.raises(InputError, match="no checkpoint was given"):
-            stability_table([])
+        refuses(r"none of the 2 checkpoints can be read: .*notes.pth", stability_table, [sweep[2], "no/such.pth"])
+        refuses(r"the checkpoint cannot be read: .*notes.pth", stability_table, sweep[2])
+        refuses("no checkpoint was given", stability_table, [])
 
     def test_lengths_of_their_own(self, sweep):
         good = [path for path in sweep if path.name != "notes.pth"]
@@ -91,11 +83,8 @@ class TestTable:
         without = stability_table(good[:1])
         assert without.model_name == "1 checkpoint" and found.model_name == "4 checkpoints"
         assert without.provenance["options"]["length"] is None and found.provenance["options"]["length"] == [
-            10,
-            20,
-            30,
-            40,
-        ]
+            10, 20, 30, 40,
+        ]  # fmt: skip
         assert math.isnan(without[0].log_capacity) and np.isfinite(without.curves).all()
         for options, says in (
             (dict(length=[10]), "1 lengths were given for 4 checkpoints"),
@@ -104,8 +93,7 @@ class TestTable:
             (dict(examples=0), "examples is 0"),
             (dict(lengths=[]), "lengths is empty"),
         ):
-            with pytest.raises(InputError, match=says):
-                stability_table(good, **options)
+            refuses(says, stability_table, good, **options)
 
     def test_an_option_out_of_range_is_no_bad_file(self, sweep):
         refused = (
@@ -114,8 +102,7 @@ class TestTable:
             (dict(seed=-1), "^seed is -1"),
         )
         for options, says in refused:
-            with pytest.raises(InputError, match=says):
-                stability_table(sweep, length=5, examples=10, **options)
+            refuses(says, stability_table, sweep, length=5, examples=10, **options)
 
     def test_models_of_other_kinds(self, sweep):
         found = stability_table([example("mamba2"), sweep[0]], length=20)
@@ -151,8 +138,7 @@ class TestDirectories:
         assert expand_directories([one, model, tmp_path, "demo/x", other]) == [one, model, *inside, "demo/x", other]
 
     def test_without_any_are_told_as_they_are(self, tmp_path):
-        with pytest.raises(InputError, match="the checkpoint cannot be read"):
-            stability_table(tmp_path)
+        refuses("the checkpoint cannot be read", stability_table, tmp_path)
 
 
 @pytest.mark.parametrize(("length", "drawn"), [(None, 512), (1, 2), (2, 2), (30, 30), (512, 512), (700, 512)])

@@ -1,7 +1,5 @@
 """Benchmarks of lm-evaluation-harness: its own tasks on local files, scored as in its own run through transformers."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -9,10 +7,10 @@ import pandas as pd
 import pytest
 import torch
 from loud import loud
+from refusals import refuses
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import ssmscope
-from ssmscope.errors import InputError
 from ssmscope.zoo.tokenizers import train_byte_pairs
 
 lm_eval = pytest.importorskip("lm_eval", reason="benchmarks need lm-eval: pip install '.[lm-eval]'")
@@ -112,21 +110,14 @@ def test_shots_and_limit_change_what_is_asked(model, data):
 
 def test_the_harness_knows_our_model_by_name(model, data, index):
     found = lm_eval.simple_evaluate(
-        "ssmscope",
-        model_args={"pretrained": model},
-        tasks=[str(data / "own.yaml")],
-        limit=2,
-        task_manager=index,
+        "ssmscope", model_args={"pretrained": model}, tasks=[str(data / "own.yaml")], limit=2, task_manager=index
     )
     assert found["results"]["own_text"]["word_perplexity,none"] > 1
 
 
 def test_what_is_refused(model, data, tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="'wnly' is not a task of lm-eval; did you mean 'wnli'"):
-        ssmscope.evaluate(model, tasks=["wnly"])
-    with pytest.raises(InputError, match="classifier"):
-        ssmscope.evaluate(ssmscope.load("demo/sst2-mamba2"), tasks=["wnli"])
+    refuses("'wnly' is not a task of lm-eval; did you mean 'wnli'", ssmscope.evaluate, model, tasks=["wnly"])
+    refuses("classifier", ssmscope.evaluate, ssmscope.load("demo/sst2-mamba2"), tasks=["wnli"])
     write_wnli(tmp_path, {"text": ["a"], "label": [0]})
     monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
-    with pytest.raises(InputError, match="wnli: the data cannot be read .*sentence1"):
-        ssmscope.evaluate(model, tasks=["wnli"])
+    refuses("wnli: the data cannot be read .*sentence1", ssmscope.evaluate, model, tasks=["wnli"])

@@ -1,7 +1,5 @@
 """Influence: Jacobian blocks against autograd's, their decay and context against closed forms and the slow way."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -457,8 +455,7 @@ class TestReach:
         assert np.isnan(dead.context[2]).all() and dead.decay.rate.value == pytest.approx(alive.decay.rate.value)
         np.testing.assert_allclose(dead.log_norm[:, 0], alive.log_norm[:, 0])
         np.testing.assert_allclose(dead.within[:, 0], alive.within[:, 0])
-        assert dead.effective_context(0.5) == alive.effective_context(0.5)
-        assert dead.norm[2, 0] < alive.norm[2, 0]
+        assert dead.effective_context(0.5) == alive.effective_context(0.5) and dead.norm[2, 0] < alive.norm[2, 0]
 
     def test_quantiles_are_of_single_texts(self):
         context = np.array([[5, 5, math.inf], [2, math.inf, math.inf], [9, 8, math.nan], [3, 4, math.inf]])

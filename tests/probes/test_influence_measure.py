@@ -1,7 +1,5 @@
 """Products that are computed together, norms and their errors from sums made by hand, and notes."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -16,31 +14,16 @@ from loud import loud
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.influence import measure
-from ssmscope.probes.influence.measure import (
-    Blocks,
-    Probes,
-    _blocks,
-    _squares,
-    block_norms,
-    notes_on,
-    of_layer,
-    of_output,
-    positions_of,
-)
 
 LONG, SHORT = [3, 1, 4, 1], [5, 9]
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return Model(loud(random_example("mamba")), name="mamba")
+model = pytest.fixture(scope="module")(lambda: Model(loud(random_example("mamba")), name="mamba"))
 
 
 def runs_of(model, monkeypatch, ids, positions, probes, chunk) -> list[list[bool]]:
     """The rows and the length of every forward pass, and whether each backward pass of it keeps the graph."""
     found: list[list] = []
     batch = model.encode(ids=ids)
-    own = of_output(model, batch, "hidden")
+    own = measure.of_output(model, batch, "hidden")
 
     def run(x, mask):
         assert x.shape[:2] == mask.shape
@@ -55,92 +38,93 @@ def runs_of(model, monkeypatch, ids, positions, probes, chunk) -> list[list[bool
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.autograd, "grad", noted)
-        block_norms(model, dataclasses.replace(own, run=run), batch, positions, probes, chunk)
+        measure.block_norms(model, dataclasses.replace(own, run=run), batch, positions, probes, chunk)
     return found
 
 
-@pytest.mark.parametrize(
-    ("chunk", "expected"),
-    [
-        (100, [[(8, 4), False]]),  # all 4 products of either text at once
-        (31, [[(6, 4), True, False]]),  # 31 // 8 = 3 copies
-        (16, [[(4, 4), True, False]]),
-        (8, [[(2, 4), True, True, True, False]]),
-        (7, [[(2, 2), False], [(1, 4), True, True, True, False]]),  # each alone; the short one with its 2 products
-        (1, [[(1, 2), True, False], [(1, 4), True, True, True, False]]),
-    ],
-)
+@pytest.mark.parametrize(("chunk", "expected"), [
+    (100, [[(8, 4), False]]),  # all 4 products of either text at once
+    (31, [[(6, 4), True, False]]),  # 31 // 8 = 3 copies
+    (16, [[(4, 4), True, False]]),
+    (8, [[(2, 4), True, True, True, False]]),
+    (7, [[(2, 2), False], [(1, 4), True, True, True, False]]),  # each alone; the short one with its 2 products
+    (1, [[(1, 2), True, False], [(1, 4), True, True, True, False]]),
+])  # fmt: skip
 def test_what_runs_together(model, monkeypatch, chunk, expected):
     """Two texts, of which one has two positions and the other one, with two probes each."""
     positions = [np.array([1, 3]), np.array([1])]
-    assert runs_of(model, monkeypatch, [LONG, SHORT], positions, Probes(2), chunk) == expected
+    assert runs_of(model, monkeypatch, [LONG, SHORT], positions, measure.Probes(2), chunk) == expected
 
 
 def test_a_single_token_whose_products_fill_no_round(model):
     """24 unit vectors, 5 at a time."""
     batch = model.encode(ids=[[7]])
-    (found,) = block_norms(model, of_output(model, batch, "hidden"), batch, [np.array([0])], Probes(None), 5)
-    (whole,) = block_norms(model, of_output(model, batch, "hidden"), batch, [np.array([0])], Probes(None), 100)
+    (found,) = measure.block_norms(
+        model, measure.of_output(model, batch, "hidden"), batch, [np.array([0])], measure.Probes(None), 5
+    )
+    (whole,) = measure.block_norms(
+        model, measure.of_output(model, batch, "hidden"), batch, [np.array([0])], measure.Probes(None), 100
+    )
     np.testing.assert_allclose(found.norm, whole.norm, rtol=1e-5)
 
 
 def test_outputs_and_layers_draw_their_own_probes(model):
     batch = model.encode(ids=TEXTS)
-    output = of_output(model, batch, "hidden")
+    output = measure.of_output(model, batch, "hidden")
     assert (output.place, output.size, output.layers) == (0, 24, 2)
-    assert of_output(model, batch, "logits").size == 97
+    assert measure.of_output(model, batch, "logits").size == 97
     u = torch.zeros(3, 11, 24)
     for index in (0, 1):
-        one = of_layer(model, batch, index, u)
+        one = measure.of_layer(model, batch, index, u)
         assert (one.place, one.size, one.layers) == (1 + index, 24, 1)
-    assert of_layer(model, batch, 0, torch.zeros(3, 11, 72)).layers == 3
-    assert of_layer(model, batch, 0, torch.zeros(3, 11, 12)).layers == 1
+    assert measure.of_layer(model, batch, 0, torch.zeros(3, 11, 72)).layers == 3
+    assert measure.of_layer(model, batch, 0, torch.zeros(3, 11, 12)).layers == 1
 
 
 def test_squares_do_not_underflow():
     gradient = torch.tensor([[[3e-30, -4e-30], [0.0, 0.0], [3e25, 4e25]], [[-2.0, 1.0], [0.5, 0.0], [-1.0, -2.0]]])
     expected = [[25e-60, 0, 25e50], [5, 0.25, 5]]
-    np.testing.assert_allclose(_squares(gradient), expected, rtol=1e-6)
-    assert _squares(gradient[1:].bfloat16()).tolist() == [[5, 0.25, 5]]
-    assert _squares(gradient).dtype == np.float64
+    np.testing.assert_allclose(measure._squares(gradient), expected, rtol=1e-6)
+    assert (
+        measure._squares(gradient[1:].bfloat16()).tolist() == [[5, 0.25, 5]]
+        and measure._squares(gradient).dtype == np.float64
+    )
 
 
 def test_errors_are_those_of_a_mean():
     """The squares are 1, 4, 4 and 7, and four times 0; the variance of their mean is 6 / 4 / 3."""
     squares = np.array([[[1.0, 0.0]], [[4.0, 0.0]], [[4.0, 0.0]], [[7.0, 0.0]]])
     sums = np.stack([squares.sum(0), (squares**2).sum(0)])
-    found = _blocks(np.array([1]), sums, Probes(4), 4)
+    found = measure._blocks(np.array([1]), sums, measure.Probes(4), 4)
     assert found.norm.tolist() == [[2, 0]]
     assert found.error[0].tolist() == pytest.approx([math.sqrt(np.var([1, 4, 4, 7], ddof=1) / 4) / 4, 0])
-    exact = _blocks(np.array([1]), sums, Probes(None), 4)
+    exact = measure._blocks(np.array([1]), sums, measure.Probes(None), 4)
     assert exact.norm.tolist() == [[4, 0]] and exact.error.tolist() == [[0, 0]]
     same = np.stack([np.full((1, 2), 3 * 0.1), np.full((1, 2), 3 * 0.1**2)])  # no spread, but for rounding
-    assert _blocks(np.array([1]), same, Probes(3), 3).error.max() < 1e-8
+    assert measure._blocks(np.array([1]), same, measure.Probes(3), 3).error.max() < 1e-8
 
 
 @pytest.mark.parametrize(("place", "where"), [("output", "the output"), ("3", "layer 3")])
 def test_one_norm_that_is_not_finite(monkeypatch, place, where):
-    bad = Blocks(np.array([1]), np.array([[0.5, math.inf]]), np.zeros((1, 2)))
-    good = Blocks(np.array([1]), np.array([[0.5, 0.25]]), np.zeros((1, 2)))
+    bad = measure.Blocks(np.array([1]), np.array([[0.5, math.inf]]), np.zeros((1, 2)))
+    good = measure.Blocks(np.array([1]), np.array([[0.5, 0.25]]), np.zeros((1, 2)))
     monkeypatch.setattr(measure, "block_norms", lambda **_: [good, bad])
     with pytest.raises(InputError, match=f"the gradients of {where} are not finite on text 1: the model is damaged"):
-        measure.measure_reach(SimpleNamespace(size=9), place=place, exact=None, probes=Probes(2), fit={})
+        measure.measure_reach(SimpleNamespace(size=9), place=place, exact=None, probes=measure.Probes(2), fit={})
 
 
 def test_positions_in_order():
-    assert [each.tolist() for each in positions_of("all", [3, 1])] == [[0, 1, 2], [0]]
-    assert [each.tolist() for each in positions_of("last", [3, 1])] == [[2], [0]]
-    assert [each.tolist() for each in positions_of([2, -1, 0, -3], [3, 5])] == [[0, 2], [0, 2, 4]]
+    assert [each.tolist() for each in measure.positions_of("all", [3, 1])] == [[0, 1, 2], [0]]
+    assert [each.tolist() for each in measure.positions_of("last", [3, 1])] == [[2], [0]]
+    assert [each.tolist() for each in measure.positions_of([2, -1, 0, -3], [3, 5])] == [[0, 2], [0, 2, 4]]
 
 
 class TestNotes:
     def notes(self, *reaches, texts: int = 2) -> list[str]:
-        return list(notes_on(reaches, SimpleNamespace(tokens=[[1]] * texts)))
+        return list(measure.notes_on(reaches, SimpleNamespace(tokens=[[1]] * texts)))
 
     def test_of_nothing_to_say(self):
         assert self.notes(reach(halving(9), halving(8))) == []
-
-    def test_of_one_text(self):
         assert self.notes(reach(halving(9)), texts=1) == [
             "one text: no number has an interval, and its tokens are centred on their own mean"
         ]

@@ -1,7 +1,5 @@
 """The reach of an output where its numbers are at a limit: on norms by distance that are made by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -9,28 +7,19 @@ import numpy as np
 import pytest
 import torch
 from handmade import NOISE, halving, reach
+from refusals import refuses
 
-from ssmscope.errors import InputError
 from ssmscope.probes.influence import reach as reaching
 from ssmscope.probes.influence.reach import SHARES, noise_of
 
 
 class TestRangeOfTheFit:
-    @pytest.mark.parametrize(
-        ("fit", "last", "ended", "defined"),
-        [
-            (dict(), 6, "text", True),
-            (dict(fit_to=6), 6, "text", True),
-            (dict(fit_to=5), 5, "asked", True),
-            (dict(fit_to=3), 3, "asked", True),
-            (dict(fit_to=2), 2, "asked", False),
-            (dict(fit_from=4), 6, "text", True),
-            (dict(fit_from=5), 6, "text", False),
-            (dict(fit_from=9), 8, "text", False),
-            (dict(fit_from=9, fit_to=20), 8, "text", False),
-            (dict(fit_from=0, fit_to=2), 2, "asked", True),
-        ],
-    )
+    @pytest.mark.parametrize(("fit", "last", "ended", "defined"), [
+        (dict(), 6, "text", True), (dict(fit_to=6), 6, "text", True), (dict(fit_to=5), 5, "asked", True),
+        (dict(fit_to=3), 3, "asked", True), (dict(fit_to=2), 2, "asked", False), (dict(fit_from=4), 6, "text", True),
+        (dict(fit_from=5), 6, "text", False), (dict(fit_from=9), 8, "text", False),
+        (dict(fit_from=9, fit_to=20), 8, "text", False), (dict(fit_from=0, fit_to=2), 2, "asked", True),
+    ])  # fmt: skip
     def test_is_what_is_asked_and_there(self, fit, last, ended, defined):
         decay = reach(halving(7)[:1] + [0.7 * norm for norm in halving(7)[1:]], halving(5), **fit).decay
         assert (decay.first, decay.last, decay.ended, decay.defined) == (fit.get("fit_from", 1), last, ended, defined)
@@ -46,8 +35,7 @@ class TestRangeOfTheFit:
 
     def test_a_norm_at_the_noise_is_none(self):
         found = reach([1, 0.5, NOISE, NOISE * 0.99])
-        assert found.noisy.tolist() == [0, 0, 0, 1]
-        assert found.log_norm[2:, 0].tolist() == [math.log(NOISE)] * 2
+        assert found.noisy.tolist() == [0, 0, 0, 1] and found.log_norm[2:, 0].tolist() == [math.log(NOISE)] * 2
         assert reach([8, 4, 2, 8 * NOISE, 7 * NOISE]).noisy.tolist() == [0, 0, 0, 0, 1]
 
     def test_ends_where_no_text_with_influence_goes_on(self):
@@ -113,13 +101,10 @@ class TestContext:
         found = reach(halving(9))
         assert found.recent(np.int64(1)).value == 256 / 511 and found.recent(9).value == found.recent(90).value == 1
         for quantile in (-0.01, 1.01, math.nan):
-            with pytest.raises(InputError, match="allowed are 0.5, 0.9, 0.95, and quantiles from 0 to 1"):
-                found.effective_context(0.9, quantile)
-        with pytest.raises(InputError, match="share 0.8, quantile 0.5"):
-            found.not_reached(0.8)
+            refuses("allowed are 0.5, 0.9, 0.95, and quantiles from 0 to 1", found.effective_context, 0.9, quantile)
+        refuses("share 0.8, quantile 0.5", found.not_reached, 0.8)
         for tokens in (True, 1.5, "two", 0):
-            with pytest.raises(InputError, match=f"tokens is {tokens!r}; allowed is a whole number from 1 on"):
-                found.recent(tokens)
+            refuses(f"tokens is {tokens!r}; allowed is a whole number from 1 on", found.recent, tokens)
 
 
 def test_noise_is_where_a_float_loses_digits():

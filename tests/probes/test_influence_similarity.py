@@ -1,7 +1,5 @@
 """Similarity of tokens: every measure at every place against whole matrices and the model's own forward pass."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -9,9 +7,9 @@ import pytest
 import torch
 from examples import TEXTS, random_example
 from loud import loud
+from refusals import refuses
 
 from ssmscope.core.model import Model
-from ssmscope.errors import InputError
 from ssmscope.interp.methods.gradients import keep_outputs
 from ssmscope.probes.influence.similarity import blocks_of, mean_cosine, similarity_of, spread
 
@@ -80,7 +78,5 @@ class TestSimilarity:
 
     def test_what_is_not_there_is_refused(self):
         found = similarity_of(example("mamba"), example("mamba").encode(ids=TEXTS), at_once=100)
-        with pytest.raises(InputError, match="no measure 'cosin'; allowed are .*; did you mean 'cosine'"):
-            found.estimate(0, "cosin")
-        with pytest.raises(InputError, match="no place 'embeddings'; allowed are 0, 1"):
-            found.estimate("embeddings", part="mixer")
+        refuses("no measure 'cosin'; allowed are .*; did you mean 'cosine'", found.estimate, 0, "cosin")
+        refuses("no place 'embeddings'; allowed are 0, 1", found.estimate, "embeddings", part="mixer")

@@ -1,12 +1,11 @@
 """Influence of every architecture: options and refusals, its table, terminal view, figure and files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from examples import HALVES, TEXTS, random_example
 from loud import loud
+from refusals import refuses
 
 import ssmscope
 from ssmscope.core import batching
@@ -21,9 +20,7 @@ def example(name: str) -> Model:
     return Model(loud(random_example(name)), name=name)
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return example("mamba2")
+model = pytest.fixture(scope="module")(lambda: example("mamba2"))
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +28,7 @@ def found(model) -> Influence:
     return influence(model, model.encode(ids=TEXTS), at="layers", positions="all")
 
 
-@pytest.fixture(scope="module")
-def output() -> Influence:
-    return influence(example("mamba"), length=24, sequences=3)
+output = pytest.fixture(scope="module")(lambda: influence(example("mamba"), length=24, sequences=3))
 
 
 class TestEveryModel:
@@ -113,44 +108,33 @@ class TestOptions:
         np.testing.assert_array_equal(kinds[None].norm, kinds[True].norm)
         assert not kinds[True].error.any() and kinds[False].error.all()
         monkeypatch.setattr(measure, "MAX_EXACT_COMPONENTS", 23)  # the model is 24 wide
-        assert not influence(model, batch).output.exact
-        assert influence(model, batch, probes=24).output.exact
+        assert not influence(model, batch).output.exact and influence(model, batch, probes=24).output.exact
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(at="layer"), "unknown at 'layer'; allowed are output, layers; did you mean 'layers'"),
-            (dict(of="hiden"), "did you mean 'hidden'"),
-            (dict(positions="first"), "positions is 'first'; allowed are last, all or a whole number, or several"),
-            (dict(positions=[4]), "text 1 has no position 4: it has 3 tokens; allowed are -3 to 2"),
-            (dict(positions=[]), "positions is"),
-            (dict(exact="yes"), "exact is 'yes'"),
-            (dict(probes=1), "probes is 1; allowed is a whole number from 2 on"),
-            (dict(recent=0), "recent is 0"),
-            (dict(fit_from=-1), "fit_from is -1; allowed is a whole number from 0 on"),
-            (dict(length=4), "give either texts"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(at="layer"), "unknown at 'layer'; allowed are output, layers; did you mean 'layers'"),
+        (dict(of="hiden"), "did you mean 'hidden'"),
+        (dict(positions="first"), "positions is 'first'; allowed are last, all or a whole number, or several"),
+        (dict(positions=[4]), "text 1 has no position 4: it has 3 tokens; allowed are -3 to 2"),
+        (dict(positions=[]), "positions is"),
+        (dict(exact="yes"), "exact is 'yes'"),
+        (dict(probes=1), "probes is 1; allowed is a whole number from 2 on"),
+        (dict(recent=0), "recent is 0"),
+        (dict(fit_from=-1), "fit_from is -1; allowed is a whole number from 0 on"),
+        (dict(length=4), "give either texts"),
+    ])  # fmt: skip
     def test_what_is_refused(self, model, options, says):
-        with pytest.raises(InputError, match=says) as caught:
-            influence(model, model.encode(ids=TEXTS), **options)
-        assert "\n" not in str(caught.value)
+        refuses(says, influence, model, model.encode(ids=TEXTS), **options)
 
     def test_what_does_not_fit_the_model(self, model):
         pixels = ssmscope.load("demo/cifar10-mamba")
         for of_model, batch in ((model, pixels.encode(values=np.zeros((1, 4, 3)))), (pixels, model.encode(ids=TEXTS))):
-            with pytest.raises(InputError, match="give it a batch of its own encode"):
-                influence(of_model, batch)
-        with pytest.raises(InputError, match="give either texts"):
-            influence(model)
-        with pytest.raises(InputError, match="from 2 on: the last is the class token"):
-            influence(pixels, length=1)
+            refuses("give it a batch of its own encode", influence, of_model, batch)
+        refuses("give either texts", influence, model)
+        refuses("from 2 on: the last is the class token", influence, pixels, length=1)
         with pytest.raises(InputError, match="is a classifier, with logits at the last position only"):
             influence(pixels, length=9, of="logits", positions="all")
-        with pytest.raises(InputError, match="has no tokenizer"):
-            influence(model, "some text")
-        with pytest.raises(InputError, match="given without its model"):
-            influence(model.trace(ids=TEXTS))
+        refuses("has no tokenizer", influence, model, "some text")
+        refuses("given without its model", influence, model.trace(ids=TEXTS))
 
     def test_a_damaged_model_is_refused(self):
         damaged = example("mamba")

@@ -1,12 +1,11 @@
 """Windows that run together, positions of a curve, and files that are rows of documents."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from ssmscope.core.bootstrap import estimates, resampled_sums
 from ssmscope.errors import InputError
@@ -60,11 +59,9 @@ def test_files_of_rows_are_told_by_their_suffix(tmp_path):
 def test_documents_that_are_no_texts(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "a"}\n{"text": "a \\ud800"}\n')
-    with pytest.raises(InputError, match=r"line 2 has \\ud800, which is not a character"):
-        documents(rows, None)
+    refuses(r"line 2 has \\ud800, which is not a character", documents, rows, None)
     for data in ((), ("a", 3), (3,)):
-        with pytest.raises(InputError, match="data holds no text, or something that is not a text"):
-            documents(data, None)
+        refuses("data holds no text, or something that is not a text", documents, data, None)
 
 
 def model_of(tokenizer, name: str = "m"):
@@ -91,8 +88,7 @@ def test_models_share_names_and_windows(monkeypatch):
     windows, left_out = shared_windows(given[:2], [], 1)
     assert windows.tolist() == [[1, 2]] and left_out == 7 and shared_windows(given[:1], [], 1)[1] == 7
     for second in given[2:]:
-        with pytest.raises(InputError, match=f"A and {second.name} do not share a tokenizer"):
-            shared_windows((given[0], given[1], second), [], 1)
+        refuses(f"A and {second.name} do not share a tokenizer", shared_windows, (given[0], given[1], second), [], 1)
 
 
 @pytest.mark.parametrize("windows", [1, 35])

@@ -1,7 +1,5 @@
 """Parity: faults put into one layer are found there and named; runs that only round otherwise are not."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -17,6 +15,7 @@ import transformers
 from examples import random_example
 from exhaustive import few
 from loud import loud
+from refusals import refuses
 from safetensors.torch import save_file
 
 import ssmscope
@@ -229,8 +228,7 @@ def test_a_wrong_step_of_a_library_is_found() -> None:
     first = ssmscope.parity(Model(module), self_=True).first
     assert first is not None and first.name == "logits of cached steps" and first.position >= 36
     assert first.error == pytest.approx(0.01, rel=0.5)
-    with pytest.raises(InputError, match="give a language model"):
-        ssmscope.parity(Model(random_example("selective-ssm-classes")), self_=True)
+    refuses("give a language model", ssmscope.parity, Model(random_example("selective-ssm-classes")), self_=True)
 
 
 @pytest.mark.parametrize(

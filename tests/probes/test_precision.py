@@ -1,7 +1,5 @@
 """Rounded states against slow loops with tensors of the real dtypes."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -72,8 +70,7 @@ def test_a_carried_state_is_kept_in_the_dtype(name: str, every: int) -> None:
             scan = ops.scan(r.between(at, at + every), None if kept is None else kept.float())
             outputs.append(scan.y)
             kept = scan.state.to(torch.bfloat16)
-        assert torch.equal(own, torch.cat(outputs, 1))
-        assert not torch.equal(own, ops.scan(r, start).y)
+        assert torch.equal(own, torch.cat(outputs, 1)) and not torch.equal(own, ops.scan(r, start).y)
     whole = carried(recurrences, initial, Rounding("int4", every=12))
     assert all(torch.allclose(y, ops.scan(r, s).y) for y, r, s in zip(whole, recurrences, initial))
 

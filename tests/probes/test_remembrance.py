@@ -1,7 +1,5 @@
 """Effective remembrance against runs by hand."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

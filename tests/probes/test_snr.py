@@ -1,8 +1,6 @@
 """Needle probabilities by layer: the prompts of any tokenizer, readings against slow ones and closed forms, intervals
 and paired differences, and refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -12,6 +10,7 @@ import pytest
 import torch
 from differential import PAPER_PROMPT
 from loud import loud
+from refusals import refuses
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 pytest.importorskip("tuned_lens")
@@ -25,7 +24,6 @@ from ssmscope.probes.lens.lenses import LOGIT, logit_lens  # noqa: E402
 from ssmscope.probes.snr import needle_snr  # noqa: E402
 from ssmscope.probes.snr.measure import METRICS, interpolation, measure  # noqa: E402
 from ssmscope.probes.snr.reading import ALL, NO_TOKEN, Needles, lens_notes, prompts_of, unknown_notes  # noqa: E402  # noqa: E402
-from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
 from ssmscope.render.table import Cell, with_interval  # noqa
 from ssmscope.zoo.documents import byte_tokenizer, symbol_tokenizer, word_tokenizer  # noqa: E402
 from ssmscope.zoo.tokenizers import train_tokenizer  # noqa: E402
@@ -67,14 +65,8 @@ def where(answer: str = "attic", distractors: tuple = ("cellar",)) -> tuple:
     return (context, QUESTION, answer, distractors)
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return small()
-
-
-@pytest.fixture(scope="module")
-def result() -> NeedleSNR:
-    return needle_snr([small(0), small(1)], lengths=[0, 40], examples=8)
+model = pytest.fixture(scope="module")(lambda: small())
+result = pytest.fixture(scope="module")(lambda: needle_snr([small(0), small(1)], lengths=[0, 40], examples=8))
 
 
 class TestPrompts:
@@ -113,21 +105,14 @@ class TestPrompts:
             "17 % of the prompts' tokens are words that small0's tokenizer does not know" in one for one in notes
         )
 
-    @pytest.mark.parametrize(
-        ("data", "says"),
-        [
-            (own(where("zebra")), "does not know 'zebra', a word of a fact, question, answer"),
-            (own(where("attic", ("zebra",))), "does not know 'zebra'"),
-            (own(("Alma is here .", "Where is Zoe ?", "attic", ())), "does not know 'Zoe'"),
-            (
-                own(where("attic", ("attic",))),
-                "the answer 'attic' and its distractor 'attic' begin with the same token",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("data", "says"), [
+        (own(where("zebra")), "does not know 'zebra', a word of a fact, question, answer"),
+        (own(where("attic", ("zebra",))), "does not know 'zebra'"),
+        (own(("Alma is here .", "Where is Zoe ?", "attic", ())), "does not know 'Zoe'"),
+        (own(where("attic", ("attic",))), "the answer 'attic' and its distractor 'attic' begin with the same token"),
+    ])  # fmt: skip
     def test_what_is_refused(self, model, data, says):
-        with pytest.raises(InputError, match=says):
-            needle_snr(model, questions=data)
+        refuses(says, needle_snr, model, questions=data)
 
     def test_models_that_cannot_read_them(self, model):
         with pytest.raises(InputError, match="small0 has no tokenizer to read questions with; give one, load"):
@@ -136,8 +121,7 @@ class TestPrompts:
         labels = SSMForSequenceClassification(SSMClassifierConfig(backbone, num_labels=2))
         with pytest.raises(InputError, match="is a classifier; a needle is a token that a language model predicts"):
             needle_snr(Model(labels, WORDS), **QUICK)
-        with pytest.raises(InputError, match="is not a symbol of this tokenizer"):
-            needle_snr(small(tokenizer=symbol_tokenizer(["a", "b"])), **QUICK)
+        refuses("is not a symbol of this tokenizer", needle_snr, small(tokenizer=symbol_tokenizer(["a", "b"])), **QUICK)
         with pytest.raises(InputError, match="'attic' and its distractor 'alcove' begin with the same token"):
             needle_snr(small(tokenizer=BYTES), questions=own(where("attic", ("alcove",))))
 
@@ -265,8 +249,7 @@ class TestNeedleSNR:
         lens.tuned.save(saved)
         again = needle_snr(model, lens=saved, **QUICK)
         assert again.curve() == mine and again.models[0].lens == f"tuned lens {saved}"
-        with pytest.raises(InputError, match="the tuned lens random belongs to another model than small1"):
-            needle_snr(small(1), lens=lens, **QUICK)
+        refuses("the tuned lens random belongs to another model than small1", needle_snr, small(1), lens=lens, **QUICK)
         with pytest.raises(InputError, match="1 lenses were given for 2 models; give one for each"):
             needle_snr([model, small(1)], lens=lens, **QUICK)
 
@@ -296,33 +279,25 @@ class TestNeedleSNR:
         assert "no question has distractors to compare the needle with" in bare.notes
         assert "candidates" not in str(bare) and len(bare.figure().axes) == 1
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(unit="letters"), "unknown unit 'letters'; allowed are words, tokens"),
-            (dict(examples=0), "examples is 0; allowed is a whole number from 1 to"),
-            (dict(tasks=["qa9"]), "unknown among tasks: 'qa9'; allowed are qa1, qa2, qa3, qa4, qa5"),
-            (dict(lengths=[40, -1]), "lengths is -1; allowed are a whole number from 0 to 131,072"),
-            (dict(lengths="4O"), "lengths is '4O'"),
-            (dict(questions=[own(where()), own(where(), name="all")]), "the name 'all' of a set of questions is taken"),
-            (dict(split="dev"), "unknown split 'dev'; allowed are test, validation, train"),
-            (dict(names=["a", "b"]), "2 names were given for 1 models"),
-            (dict(filler="no.txt"), "no.txt"),
-            (dict(template="{context}"), "must hold {context} and {question} once each"),
-            (dict(questions="no.csv"), "there is no file of questions no.csv"),
-            (dict(questions=[own(where()), own(where())]), "the name 'own' of a set of questions is taken"),
-            (
-                dict(questions=own(where()), tasks=["qa1"]),
-                "tasks=… applies to generated questions, but yours were given",
-            ),
-            (dict(questions=own(where()), lengths=40), "lengths=… applies to generated questions"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(unit="letters"), "unknown unit 'letters'; allowed are words, tokens"),
+        (dict(examples=0), "examples is 0; allowed is a whole number from 1 to"),
+        (dict(tasks=["qa9"]), "unknown among tasks: 'qa9'; allowed are qa1, qa2, qa3, qa4, qa5"),
+        (dict(lengths=[40, -1]), "lengths is -1; allowed are a whole number from 0 to 131,072"),
+        (dict(lengths="4O"), "lengths is '4O'"),
+        (dict(questions=[own(where()), own(where(), name="all")]), "the name 'all' of a set of questions is taken"),
+        (dict(split="dev"), "unknown split 'dev'; allowed are test, validation, train"),
+        (dict(names=["a", "b"]), "2 names were given for 1 models"),
+        (dict(filler="no.txt"), "no.txt"),
+        (dict(template="{context}"), "must hold {context} and {question} once each"),
+        (dict(questions="no.csv"), "there is no file of questions no.csv"),
+        (dict(questions=[own(where()), own(where())]), "the name 'own' of a set of questions is taken"),
+        (dict(questions=own(where()), tasks=["qa1"]), "tasks=… applies to generated questions, but yours were given"),
+        (dict(questions=own(where()), lengths=40), "lengths=… applies to generated questions"),
+    ])  # fmt: skip
     def test_what_is_refused(self, model, options, says):
-        with pytest.raises(InputError, match=says.replace("{", r"\{")):
-            needle_snr(model, **options)
-        with pytest.raises(InputError, match="no model was given"):
-            needle_snr([])
+        refuses(says.replace("{", r"\{"), needle_snr, model, **options)
+        refuses("no model was given", needle_snr, [])
 
 
 def test_places_are_told_apart_by_their_first_byte():
@@ -330,16 +305,10 @@ def test_places_are_told_apart_by_their_first_byte():
     assert len({place[0] for place in PLACES}) == len(PLACES)
 
 
-@pytest.mark.parametrize(
-    ("names", "noted"),
-    [
-        (("tuned", "tuned"), ""),
-        (("logit", "logit"), ""),
-        (("tuned", "logit"), "B"),
-        (("logit", "tuned", "logit"), "A, C"),
-        (("logit",), ""),
-    ],
-)
+@pytest.mark.parametrize(("names", "noted"), [
+    (("tuned", "tuned"), ""), (("logit", "logit"), ""), (("tuned", "logit"), "B"),
+    (("logit", "tuned", "logit"), "A, C"), (("logit",), ""),
+])  # fmt: skip
 def test_models_under_another_lens_than_the_rest_are_named(names, noted):
     lenses = [SimpleNamespace(name=LOGIT if name == "logit" else "tuned lens") for name in names]
     notes = lens_notes(lenses, ["A", "B", "C"][: len(names)])

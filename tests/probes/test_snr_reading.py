@@ -1,13 +1,12 @@
 """Readings of single positions from log-probabilities made by hand, and where a word begins after a prompt."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 pytest.importorskip("tuned_lens")
 
@@ -85,13 +84,10 @@ def test_examples_are_read_in_batches_and_slices(lens):
     assert found.tokens.tolist() == [2, 1, 3] and found.choices.tolist() == [3, 2, 1] and done == [2, 1]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "refused"),
-    [
-        ("needle", -math.inf, True), ("needle", math.nan, True), ("distractor", -math.inf, True),
-        ("distractor", math.nan, False), ("candidate", math.nan, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "value", "refused"), [
+    ("needle", -math.inf, True), ("needle", math.nan, True), ("distractor", -math.inf, True),
+    ("distractor", math.nan, False), ("candidate", math.nan, False),
+])  # fmt: skip
 def test_one_number_that_is_not_finite(lens, monkeypatch, name, value, refused):
     own = reading._read
 
@@ -103,8 +99,7 @@ def test_one_number_that_is_not_finite(lens, monkeypatch, name, value, refused):
 
     monkeypatch.setattr(reading, "_read", read)
     if refused:
-        with pytest.raises(InputError, match="m gives log-probabilities that are not finite"):
-            read_needles(*lens, prompts(), lambda _: None)
+        refuses("m gives log-probabilities that are not finite", read_needles, *lens, prompts(), lambda _: None)
     else:
         assert np.isnan(getattr(read_needles(*lens, prompts(), lambda _: None), name)[0, 1])
 
@@ -126,16 +121,10 @@ def test_columns_are_in_the_order_of_the_metrics():
     assert curve["average"].value == pytest.approx(0.875 / 3) and len(curve["layers"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("prompt", "text", "first"),
-    [
-        ("attic", "attic cellar", 1),
-        ("attic ", "attic cellar", 1),
-        ("to a", "to a cellar", 2),
-        (" attic", " attic cellar", 1),
-        ("to\n", "to\ncellar", 1),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "text", "first"), [
+    ("attic", "attic cellar", 1), ("attic ", "attic cellar", 1), ("to a", "to a cellar", 2),
+    (" attic", " attic cellar", 1), ("to\n", "to\ncellar", 1),
+])  # fmt: skip
 def test_a_word_after_a_prompt_has_one_space_before_it(prompt, text, first):
     found = _Reader("m", word_tokenizer(["attic to a cellar"]))._encode(prompt, "cellar")
     assert (found.text, found.first, len(found.ids)) == (text, first, first + 1)

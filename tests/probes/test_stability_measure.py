@@ -1,7 +1,5 @@
 """Stability of layers made by hand, a step at a time: gains, norms, limits and their consequences."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -24,19 +22,6 @@ from ssmscope.layers.delta import DeltaMixer
 from ssmscope.layers.linear_layers import GatedLinearAttention, Retention
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.stability import measure
-from ssmscope.probes.stability.measure import (
-    Recorded,
-    _gain,
-    layer_stability,
-    means_of,
-    notes_on,
-    random_batch,
-    recorded_limits,
-    state_norms,
-    step_gains,
-    step_limits,
-    step_masks,
-)
 from ssmscope.zoo.selective import SelectiveSSMConfig
 
 MASK = [[1, 1, 0], [1, 1, 1]]
@@ -68,8 +53,8 @@ def test_gains_are_those_of_single_steps(monkeypatch, kind, mask, pieces):
     monkeypatch.setattr(measure, "MAX_DECAYS", 2 * HEADS * STATE * pieces)
     layer = drawn_layer(1, mask, turn=[[1, 0, 0], [0, 1, 1]], kind=kind)
     for place in (0, 1):
-        counted, stepping = step_masks(layer, place)
-        found = step_gains(layer.recurrences[place], counted, stepping)
+        counted, stepping = measure.step_masks(layer, place)
+        found = measure.step_gains(layer.recurrences[place], counted, stepping)
         every = [(text, t) for _, text, t in steps_of([dataclasses.replace(layer, turn=None)], place)]
         of_texts = [[at for at in every if at[0] == text] for text in (0, 1)]
         sums = [together(layer.recurrences[place], own) for own in of_texts]
@@ -85,12 +70,12 @@ def test_a_state_that_can_grow_or_stay_gains_most_in_its_longest_step():
     layer = drawn_layer(2, MASK)
     A = torch.tensor([[-0.5, 0.4], [0.0, -1.0], [-0.3, -0.2], [0.7, 0.1]]).double().repeat_interleave(2, 1)
     recurrence = dataclasses.replace(layer.recurrence, A=torch.cat([A, A[:, :1]], 1))
-    counted, stepping = step_masks(layer, 0)
-    found = step_gains(recurrence, counted, stepping)
+    counted, stepping = measure.step_masks(layer, 0)
+    found = measure.step_gains(recurrence, counted, stepping)
     delta = recurrence.delta[counted]
     expected = [0.4 * delta[:, 0].max(), 0.0, -0.2 * delta[:, 2].min(), 0.7 * delta[:, 3].max()]
     assert found.largest.tolist() == pytest.approx([float(each) for each in expected])
-    assert step_gains(recurrence, counted, ~counted & counted).largest.tolist() == [-math.inf] * 4
+    assert measure.step_gains(recurrence, counted, ~counted & counted).largest.tolist() == [-math.inf] * 4
 
 
 @pytest.mark.parametrize("states", [1, 2])
@@ -101,7 +86,7 @@ def test_a_delta_rule_with_a_decay_per_state_has_no_known_gain(states):
     recurrence = ops.DeltaRecurrence(*terms, log_a=log_a, beta=torch.rand(1, 3, 1))
     every = torch.ones(1, 3, dtype=torch.bool)
     with pytest.raises(InputError, match="not known for a delta rule") if states > 1 else nullcontext():
-        found = step_gains(recurrence, every, every)
+        found = measure.step_gains(recurrence, every, every)
         assert (recurrence.beta * recurrence.b[:, :, 0].square().sum(-1) < 2).all()  # the other direction is kept whole
         assert found.sums.shape == (1, 1) and found.largest.item() == pytest.approx(log_a.max().item())
 
@@ -118,7 +103,7 @@ def test_steps_that_count(rwkv, initial, mask, turn):
     expected = torch.tensor(mask or [[1, 1, 1]] * 2, dtype=torch.bool)
     expected[:, 0] &= not rwkv or initial
     for place in range(len(layer.recurrences)):
-        counted, stepping = step_masks(layer, place)
+        counted, stepping = measure.step_masks(layer, place)
         assert counted.tolist() == expected.tolist()
         own = expected if turn is None else expected & (torch.tensor(turn) == place)
         assert stepping.tolist() == own.tolist()
@@ -133,7 +118,7 @@ def test_norms_are_those_of_all_states_together(initial, positions):
     shape = ops.scan_reference(layer.recurrences[0]).state.shape
     starts = tuple(torch.randn(shape, generator=random, dtype=torch.float64) for _ in layer.recurrences)
     layer = dataclasses.replace(layer, initial=starts if initial else None)
-    found = state_norms(layer, positions)
+    found = measure.state_norms(layer, positions)
     assert found.shape == (2, len(positions))
     for place, at in enumerate(positions):
         for text in (0, 1):
@@ -150,7 +135,7 @@ def test_norms_are_those_of_all_states_together(initial, positions):
 def test_norms_of_states_that_overflow_are_infinite():
     layer = drawn_layer(6, None)
     layer.recurrence.x[1, 1] = math.nan
-    found = state_norms(layer, [0, 1, 2])
+    found = measure.state_norms(layer, [0, 1, 2])
     assert found[0].isfinite().all() and found[1, 0].isfinite() and (found[1, 1:] == math.inf).all()
 
 
@@ -171,8 +156,8 @@ def test_one_sum_of_one_recurrence_that_is_no_number(monkeypatch, bad):
         measure.record_layers(model, model.encode(ids=[5, 9, 3]), [2])
 
 
-def limits(mixer, layer: LayerTrace, norms=None, place: int = 0) -> Recorded:
-    return recorded_limits(mixer, layer, layer.recurrences[place], norms)
+def limits(mixer, layer: LayerTrace, norms=None, place: int = 0) -> measure.Recorded:
+    return measure.recorded_limits(mixer, layer, layer.recurrences[place], norms)
 
 
 def clamped(low: float, high: float):
@@ -203,14 +188,11 @@ class TestLimits:
         assert found.possible.tolist() == [0.0, math.inf, 0.0, 0.0] and not found.possible[:1].signbit().any()
         assert found.bounded_by == "steps Δ of any size"
 
-    @pytest.mark.parametrize(
-        ("low", "high", "how"),
-        [
-            (0, 1e6, "steps Δ from 0 to 1e+06"),
-            (0, 1.5e6, "steps Δ of any size"),
-            (0.125, 3e6, "steps Δ from 0.125 to 3e+06"),
-        ],
-    )
+    @pytest.mark.parametrize(("low", "high", "how"), [
+        (0, 1e6, "steps Δ from 0 to 1e+06"),
+        (0, 1.5e6, "steps Δ of any size"),
+        (0.125, 3e6, "steps Δ from 0.125 to 3e+06"),
+    ])  # fmt: skip
     def test_how_steps_are_bounded(self, low, high, how):
         assert limits(clamped(low, high), self.layer()).bounded_by == how
 
@@ -231,7 +213,7 @@ class TestLimits:
         log_a = -torch.tensor([[0.5, 0.75], [2.0, 0.125], [1.0, 1.5], [3.0, 2.5]]).repeat(1, 3)[:, :STATE]
         layer = drawn_layer(9, None, kind="log_a")
         recurrence = dataclasses.replace(layer.recurrence, log_a=log_a.expand(2, 3, HEADS, STATE))
-        found = recorded_limits(Retention.__new__(Retention), layer, recurrence, None)
+        found = measure.recorded_limits(Retention.__new__(Retention), layer, recurrence, None)
         assert found.possible.tolist() == [-0.5, -0.125, -1.0, -2.5] and found.bounded_by == "decays are constant"
 
     def test_of_an_rwkv_and_of_others(self):
@@ -256,26 +238,25 @@ class TestLimits:
     def test_where_a_mixer_keeps_its_limits(self):
         one = clamped(0.25, 3)
         for mixer in (one, SimpleNamespace(m1=one), SimpleNamespace(sizes=one), SimpleNamespace(m1=None, sizes=one)):
-            assert step_limits(mixer) == (0.25, 3.0)
-        assert step_limits(SimpleNamespace(m2=one)) == (0.0, math.inf)
+            assert measure.step_limits(mixer) == (0.25, 3.0)
+        assert measure.step_limits(SimpleNamespace(m2=one)) == (0.0, math.inf)
 
 
-def recorded(half: list[list[float]], steps: int = 10, **changed) -> Recorded:
+def recorded(half: list[list[float]], steps: int = 10, **changed) -> measure.Recorded:
     """Means from half-lives (heads, states)."""
     sums = torch.tensor(-steps * math.log(2) / np.array(half))
     values = dict(largest=torch.tensor([-0.2, -0.1]), growth=[-0.25, -0.5], bounded_by="so")
-    return Recorded(**{**dict(abscissa=None, possible=None, sums=sums, steps=steps), **values, **changed})
+    return measure.Recorded(**{**dict(abscissa=None, possible=None, sums=sums, steps=steps), **values, **changed})
 
 
-def judged(found: Recorded, longest: int = 8, overflows: bool = False):
-    return layer_stability(3, 1, 2, found, longest, 1e-6, 0, overflows)
+def judged(found: measure.Recorded, longest: int = 8, overflows: bool = False):
+    return measure.layer_stability(3, 1, 2, found, longest, 1e-6, 0, overflows)
 
 
 def test_a_layer_is_what_its_half_lives_say():
     found = judged(recorded([[1.0, 8.0, 2.0], [5.0, 4.0, 3.0]]))
     assert (found.layer, found.part, found.parts, found.states, found.heads) == (3, 1, 2, 3, 2)
-    assert found.never == 0 and found.behaviour == "stable"
-    assert found.half_life.tolist() == pytest.approx([2, 4])
+    assert found.never == 0 and found.behaviour == "stable" and found.half_life.tolist() == pytest.approx([2, 4])
     assert found.quantiles == pytest.approx((1, 2, 3, 5, 8))
     assert found.mean.tolist() == pytest.approx([-math.log(2) / 8, -math.log(2) / 5])
     assert found.growth.value == -0.375 and found.largest.tolist() == pytest.approx([-0.2, -0.1])
@@ -288,7 +269,7 @@ def test_a_layer_is_what_its_half_lives_say():
 
 
 def test_records_add_up():
-    one = Recorded(None, None, "so")
+    one = measure.Recorded(None, None, "so")
     first = measure.StepGains(torch.tensor([[1.0], [2.0]]), torch.tensor([-0.5, -3.0]), torch.tensor([-0.25, -0.75]))
     second = measure.StepGains(torch.tensor([[4.0], [8.0]]), torch.tensor([-1.0, -2.0]), torch.tensor([-0.125]))
     one.add(first, torch.tensor([[True, False], [True, True]]))
@@ -299,33 +280,28 @@ def test_records_add_up():
 
 def test_notes_name_quantiles_of_bare_weights():
     lives = [2.0, 4.0, 8.0, 16.0]
-    bare = Recorded(None, None, "so", bare=torch.tensor([0.5 ** (1 / life) for life in lives], dtype=torch.float64))
-    (said,) = notes_on([bare])
+    bare = measure.Recorded(
+        None, None, "so", bare=torch.tensor([0.5 ** (1 / life) for life in lives], dtype=torch.float64)
+    )
+    (said,) = measure.notes_on([bare])
     assert said.endswith("half-lives of 4 tokens (median; 5 % to 95 %: 2 to 16)")
 
 
-@pytest.mark.parametrize(
-    ("log_gain", "said"),
-    [
-        (19.5, "2.943e+08"),
-        (20.0, "e^20"),
-        (20.5, "e^20.5"),
-        (0.0006, "1.001"),
-        (0.0004, "e^0.0004"),
-        (1000.0, "e^1e+03"),
-    ],
-)
+@pytest.mark.parametrize(("log_gain", "said"), [
+    (19.5, "2.943e+08"), (20.0, "e^20"), (20.5, "e^20.5"), (0.0006, "1.001"), (0.0004, "e^0.0004"),
+    (1000.0, "e^1e+03"),
+])  # fmt: skip
 def test_limits_of_gains_in_words(log_gain, said):
-    assert _gain(log_gain) == said
+    assert measure._gain(log_gain) == said
 
 
 def test_means_over_texts_have_intervals_from_two_on():
     nan = math.nan
     columns = np.array([[1.0, nan, 3.0, math.inf, nan], [2.0, 7.0, 5.0, 4.0, 8.0], [6.0, nan, 8.0, 2.0, 5.0]])
-    found = means_of(columns, seed=0)
+    found = measure.means_of(columns, seed=0)
     assert found[[0, 1, 2, 4], 0].tolist() == pytest.approx([3, 7, 16 / 3, 6.5]) and np.isinf(found[3]).all()
     assert np.isnan(found[1, 1:]).all() and (found[[0, 2, 4], 1] < found[[0, 2, 4], 0]).all()
-    single = means_of(columns[:1, :3], seed=0)
+    single = measure.means_of(columns[:1, :3], seed=0)
     assert single[:, 0].tolist() == pytest.approx([1, math.nan, 3], nan_ok=True) and np.isnan(single[:, 1:]).all()
 
 
@@ -334,11 +310,11 @@ def test_random_pixels_and_tokens():
     backbone = SelectiveSSMConfig(vocab_size=1, hidden_size=4, state_size=2)
     config = SSMClassifierConfig(backbone, channels=3, image_size=(2, 4), num_labels=2)
     pixels = Model(SSMForSequenceClassification(config).eval(), None, "pixels")
-    assert random_batch(pixels, 5, 2, random).values.shape == (5, 1, 3)
+    assert measure.random_batch(pixels, 5, 2, random).values.shape == (5, 1, 3)
     with pytest.raises(InputError, match="length is 1; allowed is a whole number from 2 on: the last is the class"):
-        random_batch(pixels, 5, 1, random)
+        measure.random_batch(pixels, 5, 1, random)
     every, encode = set(range(97)), Model(random_example("mamba"), None, "mamba").encode
     for special, drawn in (({0, 3}, every - {0, 3}), (every, every), (set(), every)):
         tokenizer = SimpleNamespace(all_special_ids=sorted(special))
         fake = SimpleNamespace(channels=None, tokenizer=tokenizer, vocabulary=97, encode=encode)
-        assert set(random_batch(fake, 5, 400, random).input_ids.flatten().tolist()) == drawn
+        assert set(measure.random_batch(fake, 5, 400, random).input_ids.flatten().tolist()) == drawn

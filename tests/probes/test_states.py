@@ -1,7 +1,5 @@
 """States as files: after any token they are those of a run that ended there, and runs continue from them."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -12,6 +10,7 @@ import pytest
 import torch
 from examples import FEW, TEXTS, random_example, relative
 from loud import loud
+from refusals import refuses
 from safetensors.torch import load_file, save_file
 
 import ssmscope
@@ -19,7 +18,6 @@ from ssmscope.core.edits import replaced
 from ssmscope.core.model import Model
 from ssmscope.core.take_trace import few_tokens
 from ssmscope.core.trace import tensors
-from ssmscope.errors import InputError
 from ssmscope.probes import states as package
 from ssmscope.probes.states.files import load_states, named_tensors, recorded_run, save_states
 
@@ -69,10 +67,8 @@ def test_a_trace_runs_again_as_it_was_taken() -> None:
     assert relative(after.states[1].ssm[0], plain.states[1].ssm[0]) > 1e-2
     with torch.no_grad():
         model.mixers[0].in_proj.weight.mul_(1.5)
-    with pytest.raises(InputError, match="have changed since this trace"):
-        trace.states()
-    with pytest.raises(InputError, match="has no model to run again"):
-        replace(trace, rerun=None).states()
+    refuses("have changed since this trace", trace.states)
+    refuses("has no model to run again", lambda: replace(trace, rerun=None).states())
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -91,14 +87,12 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({"layers.1.state.0": good["layers.1.state.0"][:1]}, r"as float32 \(1, 6, 8, 6\); it needs float32 \(2, "),
     ):
         save_file({name: value for name, value in {**good, **change}.items() if value is not None}, path)
-        with pytest.raises(InputError, match=said):
-            load_states(path, model)
+        refuses(said, load_states, path, model)
     save_file({**good, "extra": torch.zeros(1)}, path)
     assert torch.equal(load_states(path, model).states[1].ssm[0], kept.states[1].ssm[0])
     save_states(kept, model, path)
     other = Model(loud(random_example("mamba2"), seed=1))
-    with pytest.raises(InputError, match="whose weights differ from those of"):
-        load_states(path, other)
+    refuses("whose weights differ from those of", load_states, path, other)
     assert load_states(path, other, any_model=True).rows == kept.rows
     save_states(kept, other, path)  # Of the same layers, under the name of the model that they are of.
     assert load_states(path, model).source["fingerprint"] == model.fingerprint != other.fingerprint
@@ -106,22 +100,16 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ("mamba", "has layers.0.conv as float32"),
         ("jamba", "and small keeps others; give the model th"),
     ):
-        with pytest.raises(InputError, match=said):
-            save_states(kept, Model(loud(random_example(name)), name="small"), path)
+        refuses(said, save_states, kept, Model(loud(random_example(name)), name="small"), path)
     save_file({**good, "layers.1.conv": good["layers.1.conv"].long()}, path)
-    with pytest.raises(InputError, match="layers.1.conv as int64 .*; it needs float32"):
-        load_states(path, model)
+    refuses("layers.1.conv as int64 .*; it needs float32", load_states, path, model)
     for ask in (lambda: kept.of([2]), lambda: model.run(model.encode(ids=[5]), kept.states)):
-        with pytest.raises(InputError, match="there is no row 2|have 2 rows and 1 texts"):
-            ask()
-    with pytest.raises(InputError, match="have 2 rows and 1 texts"):
-        model.generate(ids=[[5]], states=kept.states, max_new_tokens=1)
+        refuses("there is no row 2|have 2 rows and 1 texts", ask)
+    refuses("have 2 rows and 1 texts", model.generate, ids=[[5]], states=kept.states, max_new_tokens=1)
     path.write_bytes(b"no")
-    with pytest.raises(InputError, match="cannot read"):
-        load_states(path, model)
+    refuses("cannot read", load_states, path, model)
     bidirectional = Model(loud(random_example("vim")))
-    with pytest.raises(InputError, match="cannot continue from its states"):
-        ssmscope.states(bidirectional, few_tokens(bidirectional))
+    refuses("cannot continue from its states", ssmscope.states, bidirectional, few_tokens(bidirectional))
 
 
 def test_the_verb(analyze, refusal, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Answers by layer: numbers compared with tuned-lens's own, the layers at which answers settle, and the views."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -12,6 +10,7 @@ import torch
 from drawn import labels, panels_of
 from examples import TEXTS
 from loud import loud
+from refusals import refuses
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 pytest.importorskip("tuned_lens")
@@ -24,8 +23,7 @@ from ssmscope.probes.lens import trajectory  # noqa: E402
 from ssmscope.probes.lens.lenses import chosen_states, logit_lens  # noqa: E402
 from ssmscope.probes.lens.result import (  # noqa: E402
     STATISTICS,
-    LensedText,
-    Trajectory,  # noqa: E402
+    LensedText,  # noqa: E402
 )
 from ssmscope.zoo.documents import word_tokenizer  # noqa: E402
 
@@ -67,14 +65,8 @@ def tuned(model: Model):
     return dataclasses.replace(lens, name="runs/lens")
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return language()
-
-
-@pytest.fixture(scope="module")
-def result(model) -> Trajectory:
-    return trajectory(model, LINES, lens=tuned(model))
+model = pytest.fixture(scope="module")(lambda: language())
+result = pytest.fixture(scope="module")(lambda model: trajectory(model, LINES, lens=tuned(model)))
 
 
 def theirs_of(model: Model, line: str):
@@ -181,8 +173,7 @@ class TestNumbers:
             return found
 
         monkeypatch.setattr(lenses, "_statistics", statistics)
-        with pytest.raises(InputError, match="answers that are not finite"):
-            trajectory(model, LINES[1])
+        refuses("answers that are not finite", trajectory, model, LINES[1])
 
     def test_settled(self):
         top = np.array([[5, 5, 1, 2, 5], [5, 1, 1, 5, 1], [5, 5, 1, 5, 1], [5, 5, 5, 5, 5]])
@@ -198,17 +189,13 @@ class TestNumbers:
         assert trajectory(model, LINES[0], lens=lens).positions == "last"
         assert trajectory(model, LINES[0], lens=lens, positions="every").positions == "every"
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(statistic="entrpy"), "unknown statistic 'entrpy'; allowed are .* did you mean 'entropy'?"),
-            (dict(positions="first"), "unknown positions 'first'; allowed are every, last"),
-            (dict(lens="nowhere"), "nowhere has no lens"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "says"), [
+        (dict(statistic="entrpy"), "unknown statistic 'entrpy'; allowed are .* did you mean 'entropy'?"),
+        (dict(positions="first"), "unknown positions 'first'; allowed are every, last"),
+        (dict(lens="nowhere"), "nowhere has no lens"),
+    ])  # fmt: skip
     def test_what_is_refused(self, model, options, says):
-        with pytest.raises(InputError, match=says):
-            trajectory(model, LINES, **options)
+        refuses(says, trajectory, model, LINES, **options)
 
     def test_other_refusals(self, model):
         with pytest.raises(InputError, match="judge is a classifier: there is no next token"):
@@ -218,8 +205,7 @@ class TestNumbers:
         damaged = language()
         lens = tuned(damaged)
         lens.tuned.layer_translators[1].bias[0] = torch.nan
-        with pytest.raises(InputError, match="answers that are not finite"):
-            trajectory(damaged, LINES, lens=lens)
+        refuses("answers that are not finite", trajectory, damaged, LINES, lens=lens)
 
 
 class TestViews:
@@ -232,17 +218,14 @@ class TestViews:
             assert first in note and "25 of 31 layers" in note and last in written
             (sheet,) = panels_of(figure)
             assert sheet.images[0].get_array().shape == (25, 24 if start == 0 else 12)
-        with pytest.raises(InputError, match="there is no token 36 to start the figure at; allowed are 0 to 35"):
-            deep.figure(start=36)
-        with pytest.raises(InputError, match="unknown statistic 'kll'"):
-            deep.figure(statistic="kll")
+        refuses("there is no token 36 to start the figure at; allowed are 0 to 35", deep.figure, start=36)
+        refuses("unknown statistic 'kll'", deep.figure, statistic="kll")
 
     def test_figure_of_last_positions(self):
         found = trajectory(classifier(), LINES)
         written = labels(found.figure())
         assert [text[-6:] for text in written if re.search(r" text \d$", text)] == ["text 0", "text 1", "text 2"]
         assert all(written.count(text.final[0]) for text in found.texts)
-        with pytest.raises(InputError, match="there is no text 3 to start"):
-            found.figure(start=3)
+        refuses("there is no text 3 to start", found.figure, start=3)
         with pytest.raises(InputError, match="unknown statistic 'cross_entropy'; allowed are answer_probability"):
             found.figure(statistic="cross_entropy")

@@ -1,7 +1,5 @@
 """First lines of a result: all prose, then as many rows and texts as fit, and where the rest is."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

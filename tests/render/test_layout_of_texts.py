@@ -1,7 +1,5 @@
 """Titles, labels and ticks of panels get no more than their room, and what fits stays as it is."""
 
-from __future__ import annotations
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator

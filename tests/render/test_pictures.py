@@ -1,7 +1,5 @@
 """Pictures on dark pages: darkened as the stylesheet does it, with photos in their own colours."""
 
-from __future__ import annotations
-
 import base64
 import io
 

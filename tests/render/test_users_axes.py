@@ -1,7 +1,5 @@
 """Pictures in a user's axes or part of a figure hold what they hold alone, and nothing else of the process changes."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Figures as wide as a page's text: no text is cut off by the picture's edge, and none overlaps another; pages on
 paper: whole tables, and tokens in their colours."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

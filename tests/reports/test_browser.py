@@ -1,9 +1,5 @@
 """The page of a report in a browser: the effects of pointing, choosing and keys, with nothing fetched and no errors.
-
-Needs playwright and Debian's chromium.
-"""
-
-from __future__ import annotations
+Needs playwright and Debian's chromium."""
 
 import shutil
 from dataclasses import dataclass
@@ -316,8 +312,7 @@ class TestPage:
 
     def test_without_scripts(self, opened):
         page = opened("real", java_script_enabled=False)
-        assert page.locator(".heat noscript").first.is_visible()
-        assert page.locator("button.copy").first.is_hidden()
+        assert page.locator(".heat noscript").first.is_visible() and page.locator("button.copy").first.is_hidden()
         assert page.locator("img.figure").count() > 4
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refused, refuses
 
 from ssmscope.errors import InputError
 from ssmscope.reports.budget import (
@@ -61,9 +62,6 @@ def test_the_sum_of_variances_is_smallest():
 def test_what_some_cannot_use_goes_to_the_others():
     assert shared_out(6000.0, [1.0, 4.0, 9.0], [100, 10**6, 10**6]) == [100, 590, 393]
     assert shared_out(1e9, [1.0, 4.0], [100, 50]) == [100, 50]
-
-
-def test_no_size_is_too_small_to_be_read():
     assert shared_out(-5.0, [1.0, 4.0], [100, 7]) == [24, 7]
 
 
@@ -89,12 +87,9 @@ def test_more_time_gives_larger_sizes_up_to_the_data(data):
     assert limits(plan_text(data, budget="40s")) == few
 
 
-def test_a_size_that_the_plan_gives_stays(data):
+def test_sizes_that_the_plan_gives_stay_and_all_without_a_budget(data):
     text = plan_text(data).replace(f"position: {{data: {data}}}", f"position: {{data: {data}, limit: 7}}")
     assert limits(text)[:2] == [7, 7]
-
-
-def test_without_a_budget_nothing_changes(data):
     plan = read_plan(plan_text(data).replace("budget: 40s", ""))
     assert with_budget(plan) is plan and estimate(plan) is None
 
@@ -106,26 +101,20 @@ def test_times(text, seconds):
 
 @pytest.mark.parametrize("text", ["10", "0s", "-5m", "5 days", "m", "1e9h"])
 def test_a_time_is_refused(text):
-    with pytest.raises(InputError, match="give a time such as 90s, 10m or 1.5h"):
-        read_budget(text)
+    refuses("give a time such as 90s, 10m or 1.5h", read_budget, text)
 
 
-@pytest.mark.parametrize(
-    ("size", "told"),
-    [
-        ("5", "give a mapping with option, runs, start"),
-        ("{option: limit}", "give a mapping with option, runs, start"),
-        ("{option: limit, runs: 1, more: 2}", "give a mapping with option, runs, start"),
-        ("{option: limits, runs: 1}", "which it does not have; did you mean 'limit'"),
-        ("{option: limit, runs: none}", "size has runs 'none'; give a number above 0"),
-        ("{option: limit, runs: 1, start: 0}", "size has start '0'; give a number above 0"),
-    ],
-)
+@pytest.mark.parametrize(("size", "told"), [
+    ("5", "give a mapping with option, runs, start"),
+    ("{option: limit}", "give a mapping with option, runs, start"),
+    ("{option: limit, runs: 1, more: 2}", "give a mapping with option, runs, start"),
+    ("{option: limits, runs: 1}", "which it does not have; did you mean 'limit'"),
+    ("{option: limit, runs: none}", "size has runs 'none'; give a number above 0"),
+    ("{option: limit, runs: 1, start: 0}", "size has start '0'; give a number above 0"),
+])  # fmt: skip
 def test_a_size_is_refused(size, told):
     text = f"models: [demo/sst2-mamba2]\nanalyses:\n  - position: {{data: sst2}}\n    size: {size}\n"
-    with pytest.raises(InputError) as refused:
-        read_plan(text)
-    assert told in str(refused.value)
+    assert told in refused(read_plan, text)
 
 
 def test_a_budget_without_a_size_is_refused():

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from bags import bag, texts
 from huggingface_hub import EvalResult, ModelCard
+from refusals import refuses
 from reported import entry, failed
 
 import ssmscope
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.errors import InputError
 from ssmscope.reports.cards import BEGIN, END, card, section, write_cards
 from ssmscope.reports.gates import decide
 from ssmscope.reports.requirements import read_requirement
@@ -115,8 +115,7 @@ def test_the_models_own_card_is_completed(result):
     assert "# Plain" in card(made(result), "a_b", "# Plain\n") and "\n# a\\_b\n" in card(made(result), "a_b")
     broken = ModelCard(card(made(result), "a_b", "---\nmodel-index: [{name: x}]\nlicense: mit\n---\n"))
     assert broken.data.license == "mit" and len(broken.data.eval_results) == 2
-    with pytest.raises(InputError, match="the metadata of a_b's card cannot be read"):
-        card(made(result), "a_b", "---\n[1\n---\n")
+    refuses("the metadata of a_b's card cannot be read", card, made(result), "a_b", "---\n[1\n---\n")
 
 
 def test_files(result, tmp_path):
@@ -127,7 +126,6 @@ def test_files(result, tmp_path):
     assert path == tmp_path / "out" / "cards" / "a-b.md" and path.read_text() == card(made(result), "a_b", OWN)
     assert (place / "README.md").read_text() == OWN
     (place / "README.md").write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(InputError, match=r"README.md cannot be read"):
-        write_cards(made(result, place=place), tmp_path / "out")
+    refuses(r"README.md cannot be read", write_cards, made(result, place=place), tmp_path / "out")
     nothing = replace(made(), entries=(failed("words", "an error", ""),))
     assert write_cards(nothing, tmp_path / "none") == []

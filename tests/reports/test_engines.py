@@ -1,7 +1,5 @@
 """Engines: the same results wherever jobs run, and none lost with a worker or a node."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 from exhaustive import ALL
 from planned import TEXT, jobs_of, numbers, run, tiny_model, unpainted
+from refusals import refuses
 
 import ssmscope.loading.load
 from ssmscope.api.sharding import parts
@@ -180,8 +179,7 @@ def test_by_batch_jobs_run_here_and_their_batches_elsewhere(models, tmp_path, mo
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:1", "ray://localhost:1", "[::1]:1", "127.0.0.1:99999"])
 def test_an_address_where_no_cluster_answers(models, tmp_path, address) -> None:
     pytest.importorskip("ray")
-    with pytest.raises(InputError, match="no Ray cluster answers there"):
-        run(plan(models), tmp_path, engine=ray_engine(address))
+    refuses("no Ray cluster answers there", run, plan(models), tmp_path, engine=ray_engine(address))
 
 
 def test_a_cluster_that_checks_tokens(monkeypatch) -> None:

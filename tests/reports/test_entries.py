@@ -1,7 +1,5 @@
 """Entries of a report: how they are stored, grouped, summed up and written, on hand-made ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import zlib
@@ -14,6 +12,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from planned import planned
+from refusals import refused, refuses
 from reported import PROVENANCE, entry
 
 from ssmscope.api.results import Result
@@ -120,13 +119,8 @@ def test_the_origin_of_an_entry_names_each_result_where_it_has_several() -> None
     )
     (item,) = items(group)
     assert item.origin == (
-        ("key", "5"),
-        ("took", "1.2 s"),
-        ("option k", "none"),
-        ("model", "m"),
-        ("seed", "3"),
-        ("queries", "7 runs"),
-    )
+        ("key", "5"), ("took", "1.2 s"), ("option k", "none"), ("model", "m"), ("seed", "3"), ("queries", "7 runs"),
+    )  # fmt: skip
     several = entry("loss", made(("x", 1)), made(("counted", 1)), key="5", options={}, seconds=None)
     (item,) = items(groups(Report("", (several,), PROVENANCE))[0])
     names = [name for name, _ in item.origin]
@@ -145,13 +139,9 @@ def test_the_table_of_everything_keeps_the_types_of_columns_of_one_name() -> Non
     identity = ["verb", "heading", "model", "key", "options", "kind", "row"]
     assert list(found) == [*identity, "a", "of_kind", "a:text", "flag", "a:flag", "text"]
     assert {name: str(found[name].dtype) for name in found if name not in identity} == {
-        "a": "Int64",
-        "of_kind": "Float64",
-        "a:text": "string",
-        "flag": "boolean",
-        "a:flag": "boolean",
+        "a": "Int64", "of_kind": "Float64", "a:text": "string", "flag": "boolean", "a:flag": "boolean",
         "text": "string",
-    }
+    }  # fmt: skip
     assert found["row"].tolist() == [0, 1, 0, 1, 0] and found["key"].tolist() == list("11223")
     assert found["text"].dropna().tolist() == ["\\ud800"] and found["options"][0] == '{"limit": 4}'
     assert found["a"].dropna().tolist() == [1, 2] and found["a:text"].dropna().tolist() == ["x"]
@@ -161,13 +151,10 @@ def test_the_table_of_everything_keeps_the_types_of_columns_of_one_name() -> Non
 
 def test_seconds_of_finished_jobs_by_verb(tmp_path: Path) -> None:
     records: dict[str, dict[str, Any]] = {
-        "b": {"verb": "loss", "seconds": 2},
-        "a": {"verb": "loss", "seconds": 0.5},
-        "c": {"verb": "bound", "seconds": 4},
-        "d": {"verb": None, "seconds": 8},
-        "e": {"verb": "loss", "seconds": "16"},
+        "b": {"verb": "loss", "seconds": 2}, "a": {"verb": "loss", "seconds": 0.5},
+        "c": {"verb": "bound", "seconds": 4}, "d": {"verb": None, "seconds": 8}, "e": {"verb": "loss", "seconds": "16"},
         "f": {"verb": "loss", "seconds": 32, "files": {"gone": 1}},
-    }
+    }  # fmt: skip
     for key, record in records.items():
         folder = tmp_path / "results" / key
         folder.mkdir(parents=True)
@@ -193,14 +180,10 @@ def test_what_becomes_of_a_job_in_its_store(tmp_path: Path, monkeypatch: pytest.
     assert (store.entry(one).state, store.entry(one).error) == (MISSING, "unfinished")
     store.fail(one, {"state": LEFT_OUT, "error": "before", "seconds": 3.0, "traceback": "t"})
     assert [getattr(store.entry(one), name) for name in ("state", "error", "seconds", "traceback")] == [
-        LEFT_OUT,
-        "before",
-        3.0,
-        "t",
-    ]
+        LEFT_OUT, "before", 3.0, "t",
+    ]  # fmt: skip
     assert store.entry(one, {"error": "now"}).error == "now" and store.entry(one, {"error": "now"}).state == FAILED
-    with pytest.raises(InputError, match="loss ended without a result"):
-        store.finish(one, {})
+    refuses("loss ended without a result", store.finish, one, {})
     made(("x", 1)).save(work, "b", ["json"])
     made(("y", 2)).save(work, "a", ["json"])
     (work / "notes.json").write_text("{}")
@@ -234,19 +217,14 @@ def test_what_becomes_of_a_job_in_its_store(tmp_path: Path, monkeypatch: pytest.
     assert [each.rows[0][0] for each in store.entry(one).results] == ["again"]
 
 
-@pytest.mark.parametrize(
-    ("error", "said", "unanswerable"),
-    [
-        (InputError("give \n  tokenizer=… too"), "give --tokenizer too", False),
-        (Unanswerable("no \n answer"), "no answer", True),
-        (ValueError("two \n\n lines"), "ValueError: two lines", False),
-        (KeyError(), "KeyError", False),
-        (SystemExit(3), "SystemExit: 3", False),
-    ],
-)
-def test_a_failure_is_one_line_and_its_traceback(
-    tmp_path: Path, error: BaseException, said: str, unanswerable: bool
-) -> None:
+@pytest.mark.parametrize(("error", "said", "unanswerable"), [
+    (InputError("give \n  tokenizer=… too"), "give --tokenizer too", False),
+    (Unanswerable("no \n answer"), "no answer", True),
+    (ValueError("two \n\n lines"), "ValueError: two lines", False),
+    (KeyError(), "KeyError", False),
+    (SystemExit(3), "SystemExit: 3", False),
+])  # fmt: skip
+def test_a_failure_is_one_line_and_its_traceback(tmp_path, error, said, unanswerable) -> None:
     def fail(folder: Path) -> None:
         print("printed before")
         raise error
@@ -273,9 +251,7 @@ def test_a_job_has_its_threads_and_its_log(tmp_path: Path) -> None:
     assert (tmp_path / "working" / "k" / "job.log").read_text("utf-8") == "\\ud800 é\n"
 
 
-def test_a_run_says_what_it_does_and_records_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_what_it_does_and_records_it(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(running, "_write", lambda report, root: None)
     monkeypatch.setattr(Result, "_drawn", lambda self, suffix: b"a picture")
     one, two, three, four = (replace(job(name), key=name) for name in ("one", "two", "three", "four"))
@@ -306,12 +282,9 @@ def test_a_run_says_what_it_does_and_records_it(
         (FAILED, 4.0, "loss ended without a result"),
     ]
     assert capsys.readouterr().err.splitlines() == [
-        "4 jobs to run",
-        "[1/4] loss m: 1.2 s",
-        "[2/4] loss m: failed",
-        "[3/4] loss m: left out",
+        "4 jobs to run", "[1/4] loss m: 1.2 s", "[2/4] loss m: failed", "[3/4] loss m: left out",
         "[4/4] loss m: failed",
-    ]
+    ]  # fmt: skip
     assert (report.title, report.provenance["models"], report.provenance["plan"]) == (
         "T",
         {"m": {"files": "5"}},
@@ -319,12 +292,8 @@ def test_a_run_says_what_it_does_and_records_it(
     )
     record = json.loads((tmp_path / "results" / "one" / RECORD).read_text())
     assert {name: record[name] for name in ("verb", "models", "state", "seconds", "command")} == {
-        "verb": "loss",
-        "models": ["m"],
-        "state": DONE,
-        "seconds": 1.235,
-        "command": one.command,
-    }
+        "verb": "loss", "models": ["m"], "state": DONE, "seconds": 1.235, "command": one.command,
+    }  # fmt: skip
     assert "python" in record["versions"] and record["options"] == one.options
     running.run_plan(plan, Jobs((one, two), {}), tmp_path, engine=engine)
     assert asked[4:] == ["two"] and capsys.readouterr().err.splitlines()[0] == "1 job to run, 1 done already"
@@ -332,9 +301,7 @@ def test_a_run_says_what_it_does_and_records_it(
     assert capsys.readouterr().err.splitlines() == ["0 jobs to run, 1 done already"]
 
 
-def test_failures_that_cannot_be_recorded_are_in_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failures_that_cannot_be_recorded_are_in_the_report(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(running, "_write", lambda report, root: None)
 
     def full(self: JobStore, job: Job, record: Any) -> None:
@@ -353,13 +320,8 @@ def test_failures_that_cannot_be_recorded_are_in_the_report(
 
 def test_jobs_run_once_each_model_by_model() -> None:
     made = [
-        job("a", ("m",)),
-        job("b", ("n",)),
-        job("c", ("m",)),
-        job("a", ("m",)),
-        job("d", ("m", "n")),
-        job("e", ("n",)),
-    ]
+        job("a", ("m",)), job("b", ("n",)), job("c", ("m",)), job("a", ("m",)), job("d", ("m", "n")), job("e", ("n",)),
+    ]  # fmt: skip
     assert [each.key for each in Jobs(tuple(made), {}).to_run()] == ["a", "c", "b", "e", "d"]
 
 
@@ -382,70 +344,55 @@ def test_a_plan_is_read_as_plain_values() -> None:
     assert read_yaml("") is None and read_yaml("# nothing\n") is None and read_yaml("a") == "a"
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("a: [\n", "the plan is not valid YAML in line 2: "),
-        ("a:\n- !!set {x}\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:set'; only plain values are allowed"),
-        ("a:\n- !!omap [x: 1]\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:omap'"),
-        ("a:\n- !own [x]\n", "line 2 of the plan has the tag '!own'"),
-        ("a:\n- !!binary eA==\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:binary'"),
-        ("a: 1\nb: 2\na: 3\n", "line 3 of the plan repeats the key 'a'; give it once"),
-        ("a: 1\n[b]: 2\n", "line 2 of the plan has a list or mapping as a key"),
-        ('a: "\\0"\n', "line 1 of the plan has a character that is not text"),
-        ('a: "\\uD800"\n', "line 1 of the plan has a character that is not text"),
-        ('"\\uDFFF": a\n', "line 1 of the plan has a character that is not text"),
-        ("[" * 21 + "a" + "]" * 21, "line 1 of the plan is nested in more than 20 lists and mappings"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("a: [\n", "the plan is not valid YAML in line 2: "),
+    ("a:\n- !!set {x}\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:set'; only plain values are allowed"),
+    ("a:\n- !!omap [x: 1]\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:omap'"),
+    ("a:\n- !own [x]\n", "line 2 of the plan has the tag '!own'"),
+    ("a:\n- !!binary eA==\n", "line 2 of the plan has the tag 'tag:yaml.org,2002:binary'"),
+    ("a: 1\nb: 2\na: 3\n", "line 3 of the plan repeats the key 'a'; give it once"),
+    ("a: 1\n[b]: 2\n", "line 2 of the plan has a list or mapping as a key"),
+    ('a: "\\0"\n', "line 1 of the plan has a character that is not text"),
+    ('a: "\\uD800"\n', "line 1 of the plan has a character that is not text"),
+    ('"\\uDFFF": a\n', "line 1 of the plan has a character that is not text"),
+    ("[" * 21 + "a" + "]" * 21, "line 1 of the plan is nested in more than 20 lists and mappings"),
+])  # fmt: skip
 def test_what_no_plan_can_hold_is_told_with_its_line(text: str, said: str) -> None:
-    with pytest.raises(InputError) as caught:
-        read_yaml(text)
-    assert str(caught.value).startswith(said)
+    assert refused(read_yaml, text).startswith(said)
 
 
 def test_the_limits_of_a_plan_are_reached_and_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_yaml("[" * 20 + "a" + "]" * 20) == eval("[" * 20 + "'a'" + "]" * 20)
     assert read_yaml("{a: " * 20 + "b" + "}" * 20) == eval("{'a': " * 20 + "'b'" + "}" * 20)
-    with pytest.raises(InputError, match="nested in more than 20"):
-        read_yaml("{a: " * 21 + "b" + "}" * 21)
+    refuses("nested in more than 20", read_yaml, "{a: " * 21 + "b" + "}" * 21)
     monkeypatch.setattr(plain_yaml, "MAX_NODES", 5)
     assert read_yaml("a: &x [1, 2]\nb: 5\n") == {"a": ["1", "2"], "b": "5"}
     assert read_yaml("a: &x [1]\nb: *x\n") == {"a": ["1"], "b": ["1"]}
-    with pytest.raises(InputError, match="more than 5 values, aliases counted"):
-        read_yaml("a: &x [1, 2]\nb: *x\n")
+    refuses("more than 5 values, aliases counted", read_yaml, "a: &x [1, 2]\nb: *x\n")
     monkeypatch.setattr(plain_yaml, "MAX_CHARACTERS", 5)
     assert read_yaml("a: 12") == {"a": "12"}
-    with pytest.raises(InputError, match="the plan has 6 characters; at most 5 are allowed"):
-        read_yaml("a: 123")
+    refuses("the plan has 6 characters; at most 5 are allowed", read_yaml, "a: 123")
 
 
-@pytest.mark.parametrize(
-    ("analyses", "said"),
-    [
-        (None, "analyses is nothing;"),
-        ("$d", "analyses is nothing;"),
-        ({"x": 1, "y": 2}, "analyses is a mapping with 'x, y';"),
-        (["loss", None], "analysis 2 is nothing;"),
-        ([{"loss": {}, "matrix": {"seed": None}}], "analysis 1 (loss), matrix: seed is nothing;"),
-        ([{"loss": {}, "resources": ["x"]}], "analysis 1 (loss): resources is ['x'];"),
-        ([{"loss": {}, "resources": {"cpus": True}}], "analysis 1 (loss): cpus is True;"),
-        ([{"loss": {}, "resources": {"cpus": "100001"}}], "analysis 1 (loss): cpus is '100001'; give a number of at"),
-        ([{"loss": {}, "resources": {"gpus": "1.5"}}], "analysis 1 (loss): gpus is '1.5'; above 1 only whole"),
-        ([{"loss": {}, "together": [1]}], "analysis 1 (loss): together is ['1'];"),
-        ([{"loss": {}, "name": " "}], "analysis 1 (loss): name is ' '; give a text"),
-        ([{"loss": {}, "for": [["a"]]}], "analysis 1 (loss): for is [['a']]; allowed are"),
-        (
-            [{"loss": {}, "models": ["m", "o"]}],
-            "analysis 1 (loss), models: no model of the plan is called 'o'; there are m, n",
-        ),
-        ([{"loss": {}, "models": "m", "overrides": {"n": {}}}], "analysis 1 (loss), overrides: 'n' is not among"),
-    ],
-)
+@pytest.mark.parametrize(("analyses", "said"), [
+    (None, "analyses is nothing;"),
+    ("$d", "analyses is nothing;"),
+    ({"x": 1, "y": 2}, "analyses is a mapping with 'x, y';"),
+    (["loss", None], "analysis 2 is nothing;"),
+    ([{"loss": {}, "matrix": {"seed": None}}], "analysis 1 (loss), matrix: seed is nothing;"),
+    ([{"loss": {}, "resources": ["x"]}], "analysis 1 (loss): resources is ['x'];"),
+    ([{"loss": {}, "resources": {"cpus": True}}], "analysis 1 (loss): cpus is True;"),
+    ([{"loss": {}, "resources": {"cpus": "100001"}}], "analysis 1 (loss): cpus is '100001'; give a number of at"),
+    ([{"loss": {}, "resources": {"gpus": "1.5"}}], "analysis 1 (loss): gpus is '1.5'; above 1 only whole"),
+    ([{"loss": {}, "together": [1]}], "analysis 1 (loss): together is ['1'];"),
+    ([{"loss": {}, "name": " "}], "analysis 1 (loss): name is ' '; give a text"),
+    ([{"loss": {}, "for": [["a"]]}], "analysis 1 (loss): for is [['a']]; allowed are"),
+    ([{"loss": {}, "models": ["m", "o"]}],
+     "analysis 1 (loss), models: no model of the plan is called 'o'; there are m, n"),
+    ([{"loss": {}, "models": "m", "overrides": {"n": {}}}], "analysis 1 (loss), overrides: 'n' is not among"),
+])  # fmt: skip
 def test_what_is_wrong_with_an_analysis_is_told_with_its_place(analyses: Any, said: str) -> None:
-    with pytest.raises(InputError) as caught:
-        planned({"variables": {"d": None}, "models": ["m", "n"], "analyses": analyses})
-    assert str(caught.value).startswith(said)
+    assert refused(planned, {"variables": {"d": None}, "models": ["m", "n"], "analyses": analyses}).startswith(said)
 
 
 def test_resources_may_be_fractions_below_one_and_whole_numbers_above() -> None:

@@ -1,7 +1,5 @@
 """The files of a report: one table of everything that reads back, tables for papers, figures."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -14,8 +12,8 @@ import pytest
 import reported
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
-from ssmscope.errors import InputError
 from ssmscope.render.markup import LATEX, for_latex
 from ssmscope.render.pictures import MAX_SVG_BYTES, data_uri, encode_figure
 from ssmscope.render.table import MAX_CELL_CHARACTERS
@@ -127,8 +125,7 @@ class TestFiles:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "replace", full)
-        with pytest.raises(InputError, match="cannot write to .*all.parquet: No space left"):
-            exports.write(reported.small(), tmp_path)
+        refuses("cannot write to .*all.parquet: No space left", exports.write, reported.small(), tmp_path)
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["all.parquet"]
         assert (tmp_path / "all.parquet").read_bytes() == before
 

@@ -1,8 +1,6 @@
 """Controls of the live page and its small texts: words and defaults of options, signed changes, layers below their
 average."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Annotated, Literal
@@ -44,13 +42,9 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_control_has_the_words_and_the_default_of_its_option(own) -> None:
     assert {name: (choices(each), shown(each)) for name, each in form_options("own").items()} == {
-        "word": (("a", "b"), "b"),
-        "maybe": (("", "a", "b"), ""),
-        "words": ((), "b,a"),
-        "number": ((), "3"),
-        "numbers": ((), ""),
-        "flag": ((), True),
-    }
+        "word": (("a", "b"), "b"), "maybe": (("", "a", "b"), ""), "words": ((), "b,a"), "number": ((), "3"),
+        "numbers": ((), ""), "flag": ((), True),
+    }  # fmt: skip
 
 
 def test_values_of_a_form_are_those_of_the_options(own) -> None:
@@ -77,9 +71,7 @@ def test_a_refusal_is_one_line_of_text() -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def live() -> Live:
-    return Live([load("demo/sst2-mamba2")], max_tokens=30)
+live = pytest.fixture(scope="module")(lambda: Live([load("demo/sst2-mamba2")], max_tokens=30))
 
 
 @pytest.mark.parametrize(("most", "rows"), [(1, 1), (2, 3), (8, 3)])

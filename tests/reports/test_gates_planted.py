@@ -1,7 +1,5 @@
-"""How often gates decide wrongly, on answers of a shipped model: itself at other examples, and with planted noise.
-
-Each of 200 simulated reports has 500 examples, drawn from SST-2's test split with replacement.
-"""
+"""How often gates decide wrongly, on answers of a shipped model: itself at other examples, and with planted noise. Each
+of 200 simulated reports has 500 examples, drawn from SST-2's test split with replacement."""
 
 from collections.abc import Callable
 

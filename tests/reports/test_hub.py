@@ -1,7 +1,5 @@
 """Tests of what is put on the hub, the card by which its tables are read, and models read from the hub's cache."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Keys of jobs: they hold every option and every byte that is read, for every verb and option there is."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib
@@ -12,11 +10,11 @@ from typing import Any
 
 import pytest
 from planned import MINIMAL, jobs_of, planned, tiny_model
+from refusals import refuses
 
 from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import MODEL_KINDS
-from ssmscope.errors import InputError
 from ssmscope.reports.keys import Fingerprints, key_of
 from ssmscope.reports.sources import kind_of
 from ssmscope.reports.store import RECORD, JobStore, _results
@@ -151,8 +149,7 @@ def test_data_that_a_card_names_is_a_data_set_and_no_file(tmp_path):
     secret.write_text("a good film\n")
     for name in (str(secret), "../secret.txt", "secret.txt"):
         (model / "training.json").write_text(json.dumps({"data": {"train": {"name": name}}}))
-        with pytest.raises(InputError, match="no data; give data"):
-            jobs_of({"models": [str(model)], "analyses": [{"ablate": {}}]})
+        refuses("no data; give data", jobs_of, {"models": [str(model)], "analyses": [{"ablate": {}}]})
     (model / "training.json").write_text(json.dumps({"data": {"train": {"name": "wikitext2"}}}))
     (job,) = jobs_of({"models": [str(model)], "analyses": [{"ablate": {}}]}).every
     assert job.options["data"] == "wikitext2"
@@ -173,17 +170,11 @@ def test_a_record_that_names_files_elsewhere_is_of_no_finished_job(tmp_path, nam
         assert (store.record("0123456789abcdef") is not None) == done
 
 
-@pytest.mark.parametrize(
-    ("resources", "device", "asked"),
-    [
-        (None, None, (1, 0, None)),
-        (None, "cuda:1", (1, 1, None)),
-        ({"cpus": 3, "gpus": 0.5}, None, (3, 0.5, 3)),
-        ({"cpus": 4, "gpus": 0}, "cuda", (4, 0, 4)),
-        ({"cpus": 0.5}, None, (0.5, 0, 1)),
-        ({"cpus": 0, "gpus": 2}, None, (0, 2, 1)),
-    ],
-)
+@pytest.mark.parametrize(("resources", "device", "asked"), [
+    (None, None, (1, 0, None)), (None, "cuda:1", (1, 1, None)), ({"cpus": 3, "gpus": 0.5}, None, (3, 0.5, 3)),
+    ({"cpus": 4, "gpus": 0}, "cuda", (4, 0, 4)), ({"cpus": 0.5}, None, (0.5, 0, 1)),
+    ({"cpus": 0, "gpus": 2}, None, (0, 2, 1)),
+])  # fmt: skip
 def test_a_job_asks_for_cores_and_gpus(tmp_path, resources, device, asked):
     """One core by default, a GPU where its model is on one, and threads only where its cores are given."""
     model = {"model": str(tiny_model(tmp_path / "m")), **({"device": device} if device else {})}
@@ -206,16 +197,13 @@ def test_results_in_a_folder_are_files_that_say_so_in_the_order_of_their_names(t
     assert [path.name for path in _results(tmp_path)] == ["a.json", "b.json", "c.json", "d.json", "j.json"]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "channels", "kinds"),
-    [
-        ("MambaForCausalLM", None, ("token-model", "language-model")),
-        (None, None, ("token-model", "language-model")),
-        ("SSMForSequenceClassification", None, ("token-classifier", "text-classifier")),
-        ("SSMForSequenceClassification", 3, ("pixel-classifier", "pixel-classifier")),
-        ("MambaForCausalLM", 3, ("token-model", "language-model")),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "channels", "kinds"), [
+    ("MambaForCausalLM", None, ("token-model", "language-model")),
+    (None, None, ("token-model", "language-model")),
+    ("SSMForSequenceClassification", None, ("token-classifier", "text-classifier")),
+    ("SSMForSequenceClassification", 3, ("pixel-classifier", "pixel-classifier")),
+    ("MambaForCausalLM", 3, ("token-model", "language-model")),
+])  # fmt: skip
 def test_a_model_is_of_the_kind_that_its_configuration_and_tokenizer_say(tmp_path, architecture, channels, kinds):
     config = {"architectures": [architecture] if architecture else None, "channels": channels}
     (tmp_path / "config.json").write_text(json.dumps(config))

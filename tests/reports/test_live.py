@@ -1,19 +1,17 @@
 """Typed texts as pieces of a page: the numbers are those of the analyses, texts stay texts, refusals are one line."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import re
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 import ssmscope
 from ssmscope import cli
 from ssmscope.api.analyses import analysis_of
 from ssmscope.attacks.effect import attack_effect
-from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.loading.load import load
@@ -27,16 +25,8 @@ TEXT = "A gripping film , beautifully acted ."
 EDITED = "A boring film , beautifully acted ."
 HOSTILE = "<script>alert(1)</script> \"'> <img src=x onerror=alert(1)> </style> &amp; ${1+1} film"
 CLASSIFIER, LANGUAGE = 0, 1
-
-
-@pytest.fixture(scope="module")
-def models():
-    return [load("demo/sst2-mamba2"), load("demo/instruct-mamba2")]
-
-
-@pytest.fixture(scope="module")
-def live(models):
-    return Live(models, max_tokens=60)
+models = pytest.fixture(scope="module")(lambda: [load("demo/sst2-mamba2"), load("demo/instruct-mamba2")])
+live = pytest.fixture(scope="module")(lambda models: Live(models, max_tokens=60))
 
 
 def spans(piece: str) -> list[str]:
@@ -211,17 +201,14 @@ class TestEdits:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("text", "line"),
-        [
-            ("", "the text is empty: give at least one word"),
-            (" \n\t", "the text is empty: give at least one word"),
-            ("film " * 60, "the text has 61 tokens, more than the limit of 60"),
-            ("x" * (64 * 60 + 1), "the text has 3,841 characters, more than 3,840"),
-            ("a \x07 bell", "the text has the control character U+0007"),
-            ("half \ud83d", "the text has half of a character"),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "line"), [
+        ("", "the text is empty: give at least one word"),
+        (" \n\t", "the text is empty: give at least one word"),
+        ("film " * 60, "the text has 61 tokens, more than the limit of 60"),
+        ("x" * (64 * 60 + 1), "the text has 3,841 characters, more than 3,840"),
+        ("a \x07 bell", "the text has the control character U+0007"),
+        ("half \ud83d", "the text has half of a character"),
+    ])  # fmt: skip
     def test_a_text(self, live, text, line):
         answer = live.answer(CLASSIFIER, text)
         assert told(answer.prediction).startswith(line) and answer.given == ""
@@ -243,10 +230,8 @@ class TestRefusals:
             ([load("demo/cifar10-mamba")], "reads pixels"),
             ([dataclasses.replace(models[0], tokenizer=None)], "has no tokenizer"),
         ):
-            with pytest.raises(InputError, match=line):
-                Live(given)
-        with pytest.raises(InputError, match="--max-tokens is 0"):
-            Live(models, max_tokens=0)
+            refuses(line, Live, given)
+        refuses("--max-tokens is 0", Live, models, max_tokens=0)
 
 
 @pytest.mark.parametrize("number", [CLASSIFIER, LANGUAGE])
@@ -307,20 +292,13 @@ class TestForms:
 
 
 class TestVerb:
-    @pytest.mark.parametrize(
-        ("arguments", "line"),
-        [
-            (
-                ("demo/sst2-mamba2", "--host", "203.0.113.7"),
-                "cannot listen on 203.0.113.7: Cannot assign requested address; give another --host or --port",
-            ),
-            (
-                ("demo/sst2-mamba2", "--host", "\x80"),
-                "cannot listen on \\x80: encoding of hostname failed; give another --host or --port",
-            ),
-            (("demo/sst2-mamba2", "--max-tokens", "0"), "max_tokens is 0; allowed is a whole number from 1 on"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "line"), [
+        (("demo/sst2-mamba2", "--host", "203.0.113.7"),
+         "cannot listen on 203.0.113.7: Cannot assign requested address; give another --host or --port"),
+        (("demo/sst2-mamba2", "--host", "\x80"),
+         "cannot listen on \\x80: encoding of hostname failed; give another --host or --port"),
+        (("demo/sst2-mamba2", "--max-tokens", "0"), "max_tokens is 0; allowed is a whole number from 1 on"),
+    ])  # fmt: skip
     def test_refusals_are_one_line(self, capsys, arguments, line):
         assert cli.run(["serve", *arguments]) == 2
         out, err = capsys.readouterr()

@@ -1,7 +1,6 @@
 """Plans: their calls, and one clear sentence for every fault."""
 
-from __future__ import annotations
-
+import functools
 import importlib
 import itertools
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from planned import MINIMAL, planned
+from refusals import refused
 
 import ssmscope.loading.load
 from ssmscope import cli
@@ -37,21 +37,15 @@ def options(line: PlannedCall) -> dict[str, Any]:
     return json_options(line.call)
 
 
-def refusal(document: Any, **options: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        planned(document, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+refusal = functools.partial(refused, planned)
 
 
 class TestLines:
-    def test_options_are_typed_as_on_the_command_line(self) -> None:
+    def test_options_and_flags_are_typed_as_on_the_command_line(self) -> None:
         given = {"text": ["-5 stars", "b, c"], "max-tokens": 9, "layers": [0, 1], "merge": True}
         assert lines({"heatmap": given}) == [
             ("heatmap", "m", "--text", "-5 stars", "--text", "b, c", "--max-tokens", "9", "--layers", "0,1", "--merge")
         ]
-
-    def test_a_flag_and_its_negation(self) -> None:
         assert lines({"attention": {"text": "a", "skip": False}})[0][-1] == "--no-skip"
         assert lines({"influence": {"text": "a", "exact": True}})[0][-1] == "--exact"
         assert lines({"influence": {"text": "a", "exact": False}})[0][-1] == "--no-exact"

@@ -1,12 +1,10 @@
 """Places of faults in a plan, and the combination of its values, variables and defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from planned import planned
+from refusals import refuses
 
 from ssmscope.errors import InputError
 from ssmscope.reports.plain_yaml import read_yaml
@@ -78,13 +76,9 @@ def test_nothing_is_a_default_and_one_loading_option_can_be_of_all() -> None:
 
 def test_the_line_of_a_nested_value_is_its_own() -> None:
     for text, line in (("a: 1\nb:\n  c: 1\n  c: 2", 4), ("a:\n- 1\n- {\n  ? [b]\n  : 1}", 4)):
-        with pytest.raises(InputError, match=f"^line {line} of the plan"):
-            read_yaml(text)
-    with pytest.raises(InputError, match="in line 2: expected the node content, but found '<stream end>'$"):
-        read_yaml("a: 1\nb: [")
-    with pytest.raises(InputError, match="^the plan is not valid YAML: unacceptable character #x0007: special"):
-        read_yaml("x\x07y: 1")
+        refuses(f"^line {line} of the plan", read_yaml, text)
+    refuses("in line 2: expected the node content, but found '<stream end>'$", read_yaml, "a: 1\nb: [")
+    refuses("^the plan is not valid YAML: unacceptable character #x0007: special", read_yaml, "x\x07y: 1")
     for beyond, told in (("00110000", r"chr\(\) arg not in range"), ("FFFFFFFF", "Python int too large")):
-        with pytest.raises(InputError, match=f"^the plan is not valid YAML: {told}"):
-            read_yaml(f'a: "\\U{beyond}"')
+        refuses(f"^the plan is not valid YAML: {told}", read_yaml, f'a: "\\U{beyond}"')
     assert read_yaml('"\\uD7FF\\uE000"') == "\ud7ff\ue000"  # next to the halves of pairs

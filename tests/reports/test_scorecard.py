@@ -145,8 +145,7 @@ def test_axes_of_shares_are_alike_and_others_fit():
     every = [score("accuracy", "a", 0.5, unit="share"), score("position.drop", "a", -0.05, 0.1, unit="share")]
     card = scorecard([*every, score("loss", "a", 3.0, 0.5)])
     ends = {row.name: row.ends for row in card.rows}
-    assert ends["accuracy"] == (0.0, 1.0)
-    assert ends["loss"] == pytest.approx((2.5 - 0.08, 3.5 + 0.08))
+    assert ends["accuracy"] == (0.0, 1.0) and ends["loss"] == pytest.approx((2.5 - 0.08, 3.5 + 0.08))
     low, high = ends["position.drop"]
     assert low < -0.15 and high > 0.05
 

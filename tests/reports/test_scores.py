@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 import ssmscope
 from ssmscope.api.analyses import analyses, result_homes
@@ -17,7 +18,6 @@ from ssmscope.api.jsonable import encode
 from ssmscope.api.results import Result
 from ssmscope.api.scores import Score, is_paired
 from ssmscope.data.text import text_data
-from ssmscope.errors import InputError
 from ssmscope.reports.gates import _declared, _stands_for
 from ssmscope.reports.scores import read_scores, write_scores
 
@@ -54,10 +54,8 @@ def test_written_scores_are_read_back(tmp_path):
 @pytest.mark.parametrize("text", ["[]", "{}", '{"scores": [{"name": "a"}]}', "\udcff"])
 def test_a_file_without_scores_is_refused(tmp_path, text):
     (tmp_path / "scores.json").write_text(text, errors="surrogateescape")
-    with pytest.raises(InputError, match="does not hold a report's scores"):
-        read_scores(tmp_path)
-    with pytest.raises(InputError, match="there are no scores at"):
-        read_scores(tmp_path / "elsewhere.json")
+    refuses("does not hold a report's scores", read_scores, tmp_path)
+    refuses("there are no scores at", read_scores, tmp_path / "elsewhere.json")
 
 
 @pytest.mark.parametrize(
@@ -69,20 +67,15 @@ def test_examples_that_are_no_examples_are_refused(tmp_path, examples):
     document = json.loads((tmp_path / "scores.json").read_text())
     document["scores"][0]["examples"] = encode(examples)
     (tmp_path / "scores.json").write_text(json.dumps(document))
-    with pytest.raises(InputError, match="does not hold a report's scores: "):
-        read_scores(tmp_path)
+    refuses("does not hold a report's scores: ", read_scores, tmp_path)
 
 
 TEXTS = (
-    "A gripping, beautifully acted film with a moving end.",
-    "Dull and overlong; the plot never starts.",
-    "It made me laugh, and then it made me think.",
-    "A waste of a fine cast.",
-    "Awful.",
-    "The quiet last scene moved me to tears.",
-    "Wooden acting, flat jokes, lovely music.",
+    "A gripping, beautifully acted film with a moving end.", "Dull and overlong; the plot never starts.",
+    "It made me laugh, and then it made me think.", "A waste of a fine cast.", "Awful.",
+    "The quiet last scene moved me to tears.", "Wooden acting, flat jokes, lovely music.",
     "A thin plot, but a wonderful cast and a warm heart.",
-)
+)  # fmt: skip
 DATA = text_data("own", "test", TEXTS, (1, 0, 1, 0, 0, 1, 0, 1), ("negative", "positive"))
 MEASURED = {
     "evaluate": lambda model: ssmscope.evaluate(model, DATA, progress=False),

@@ -1,9 +1,5 @@
-"""The served page in a browser, from typing a text to its answers, without contact to any other host.
-
-Needs playwright and Debian's chromium.
-"""
-
-from __future__ import annotations
+"""The served page in a browser, from typing a text to its answers, without contact to any other host. Needs playwright
+and Debian's chromium."""
 
 import html
 import re

@@ -1,7 +1,5 @@
 """Address of a page, and its server's answers to one request after the other."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket
@@ -11,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import refuses
 
 from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
-from ssmscope.errors import InputError
 from ssmscope.reports import serving
 from ssmscope.reports.live import Answer
 from ssmscope.reports.serving import MAX_CALL_BYTES, Server, check_address, start
@@ -60,15 +58,12 @@ class TestStart:
         assert made == [("127.0.0.1", port, hosts) for port in (7860, 7861, 7862, 7863)]
         assert url == "http://127.0.0.1:7864/"
 
-    @pytest.mark.parametrize(
-        ("host", "hosts", "shown"),
-        [
-            ("::1", {"localhost", "127.0.0.1", "[::1]", "::1"}, "[::1]"),
-            ("LOCALHOST", None, "LOCALHOST"),
-            ("127.0.0.9", {"localhost", "127.0.0.1", "[::1]", "127.0.0.9"}, "127.0.0.9"),
-            ("0.0.0.0", None, "0.0.0.0"),
-        ],
-    )
+    @pytest.mark.parametrize(("host", "hosts", "shown"), [
+        ("::1", {"localhost", "127.0.0.1", "[::1]", "::1"}, "[::1]"),
+        ("LOCALHOST", None, "LOCALHOST"),
+        ("127.0.0.9", {"localhost", "127.0.0.1", "[::1]", "127.0.0.9"}, "127.0.0.9"),
+        ("0.0.0.0", None, "0.0.0.0"),
+    ])  # fmt: skip
     def test_at_a_given_port(self, made, host, hosts, shown) -> None:
         assert start(Stub(), host=host, port=9000)[1] == f"http://{shown}:9001/"  # type: ignore[arg-type]
         assert made == [(host, 9000, hosts)]
@@ -76,11 +71,9 @@ class TestStart:
     def test_where_every_port_is_taken(self, made, monkeypatch) -> None:
         monkeypatch.setattr(serving, "FIRST_PORT", 7000)
         monkeypatch.setattr(serving, "PORTS_TRIED", 3)
-        with pytest.raises(InputError, match=r"^cannot listen on 127\.0\.0\.1: Address already in use; give another"):
-            start(Stub())  # type: ignore[arg-type]
+        refuses(r"^cannot listen on 127\.0\.0\.1: Address already in use; give another", start, Stub())
         assert [port for _, port, _ in made] == [7000, 7001, 7002]
-        with pytest.raises(InputError, match=r"^cannot listen on 127\.0\.0\.1:7000: Address already in use; give"):
-            start(Stub(), port=7000)  # type: ignore[arg-type]
+        refuses(r"^cannot listen on 127\.0\.0\.1:7000: Address already in use; give", start, Stub(), port=7000)
 
     def test_an_address_is_tried_once(self, monkeypatch) -> None:
         tried: list[Any] = []
@@ -97,15 +90,13 @@ class TestStart:
         assert tried[::2] == [(("127.0.0.1", 0), families[0]), (("::1", 1), families[1]), (("h", 65535), families[0])]
         assert tried[1::2] == ["closed"] * 3
         for port in (0, 65536):
-            with pytest.raises(InputError, match=f"^--port is {port}; allowed are 1 to 65535$"):
-                check_address("127.0.0.1", port)
+            refuses(f"^--port is {port}; allowed are 1 to 65535$", check_address, "127.0.0.1", port)
 
         def refuse(place: Any, family: Any) -> None:
             raise OSError(98, "Address already in use (while attempting to bind on address (a, 1))")
 
         monkeypatch.setattr(serving.socket, "create_server", refuse)
-        with pytest.raises(InputError, match=r"^cannot listen on h:1: Address already in use; give another --host or"):
-            check_address("h", 1)
+        refuses(r"^cannot listen on h:1: Address already in use; give another --host or", check_address, "h", 1)
 
 
 def asked(

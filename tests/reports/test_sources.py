@@ -1,13 +1,13 @@
 """Sources that a plan may name: readable data, models and files, recognised without loading any of them."""
 
-from __future__ import annotations
-
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from planned import planned
+from refusals import refused, refuses
 
 from ssmscope.api.inputs import PIXEL_CLASSIFIER, TEXT_CLASSIFIER
 from ssmscope.errors import InputError
@@ -16,11 +16,7 @@ from ssmscope.reports.sources import check_data, check_files, check_model
 
 EXAMPLES, LINES = "text,label\na film,yes\n", "a film\nanother\n"
 
-
-def refusal(*given: Any, **more: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        check_data(*given, **more)
-    return str(caught.value)
+refusal = functools.partial(refused, check_data)
 
 
 @pytest.fixture(autouse=True)
@@ -30,23 +26,16 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_known_data_depends_on_the_kind_of_model() -> None:
     for data, split, kind, lines in (
-        ("sst2", None, TEXT_CLASSIFIER, False),
-        ("sst2", "validation", TEXT_CLASSIFIER, False),
-        ("sst2", None, None, False),
-        ("cifar10", None, PIXEL_CLASSIFIER, False),
-        ("cifar10", "train", None, False),
-        ("digits", "anything", PIXEL_CLASSIFIER, False),
-        ("wikitext2", None, TEXT_CLASSIFIER, True),
+        ("sst2", None, TEXT_CLASSIFIER, False), ("sst2", "validation", TEXT_CLASSIFIER, False),
+        ("sst2", None, None, False), ("cifar10", None, PIXEL_CLASSIFIER, False), ("cifar10", "train", None, False),
+        ("digits", "anything", PIXEL_CLASSIFIER, False), ("wikitext2", None, TEXT_CLASSIFIER, True),
         ("wikitext2", None, PIXEL_CLASSIFIER, True),
-    ):
+    ):  # fmt: skip
         check_data(data, split, kind, lines=lines)
     for data, kind, lines, known in (
-        ("cifar10", TEXT_CLASSIFIER, False, "sst2"),
-        ("sst2", PIXEL_CLASSIFIER, False, "cifar10"),
-        ("wikitext2", None, False, "sst2"),
-        ("sst2", None, True, "wikitext2"),
-        ("digits", None, True, "wikitext2"),
-    ):
+        ("cifar10", TEXT_CLASSIFIER, False, "sst2"), ("sst2", PIXEL_CLASSIFIER, False, "cifar10"),
+        ("wikitext2", None, False, "sst2"), ("sst2", None, True, "wikitext2"), ("digits", None, True, "wikitext2"),
+    ):  # fmt: skip
         said = refusal(data, None, kind, lines=lines)
         assert said.startswith(f"unknown data '{data}'; give one of ") and known in said, said
     assert "did you mean 'imdb'?" in refusal("imbd", None, None)
@@ -65,9 +54,7 @@ def test_files_of_data_end_as_their_kind_does() -> None:
     assert refusal("own.csv", None, PIXEL_CLASSIFIER).startswith("unknown data 'own.csv'")
 
 
-def test_files_of_data_are_read_beforehand_unless_they_are_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_data_are_read_beforehand_unless_they_are_large(tmp_path, monkeypatch) -> None:
     examples, lines, broken = (tmp_path / name for name in ("a.csv", "b.txt", "c.csv"))
     examples.write_text(EXAMPLES)
     lines.write_text(LINES)
@@ -154,8 +141,7 @@ def test_files_and_folders_that_options_name_exist(tmp_path: Path) -> None:
 def test_a_plan_tells_the_analysis_whose_data_is_missing(analysis: dict[str, Any]) -> None:
     (verb,) = analysis
     plan = planned({"models": ["demo/sst2-mamba2"], "analyses": ["stability", analysis]})
-    with pytest.raises(InputError, match=rf"^analysis 2 \({verb}\): unknown data 'nothing'; give one of sst2"):
-        sources.check_sources(plan)
+    refuses(rf"^analysis 2 \({verb}\): unknown data 'nothing'; give one of sst2", sources.check_sources, plan)
     with pytest.raises(InputError, match=r"^analysis 1 \(.*'first'"):
         sources.check_sources(
             planned({"models": ["demo/sst2-mamba2"], "analyses": [{verb: {"data": "first"}}, analysis]})
@@ -170,11 +156,10 @@ def test_the_default_data_of_a_model_that_names_none_is_asked_for(tmp_path: Path
     place.mkdir()
     (place / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
     (place / "tokenizer.json").write_text("{}")
-    for model, refused in ((str(place), True), ("somebody/some-model", False)):
+    for model, lacking in ((str(place), True), ("somebody/some-model", False)):
         plan = planned({"models": [model], "analyses": [{"insertion": {}}]})
-        if refused:
-            with pytest.raises(InputError, match=r"analysis 1 \(insertion\): no data; give data, one of"):
-                sources.check_sources(plan)
+        if lacking:
+            refuses(r"analysis 1 \(insertion\): no data; give data, one of", sources.check_sources, plan)
         else:
             sources.check_sources(plan)  # known only when it is downloaded
 
@@ -184,14 +169,10 @@ def test_code_is_that_of_a_folder_and_of_all_that_it_imports(tmp_path: Path, mon
     monkeypatch.setattr(keys, "BY_NAME", ("always",))
     files = {
         "home/__init__.py": "from ssmscope.one import two\n    from ssmscope.three.module import name\n",
-        "one/two/__init__.py": "import ssmscope.four\n",
-        "three/module.py": "x = 1\n",
-        "four/kernel.cu": "y\n",
-        "always/a.py": "",
-        "other/a.py": "from ssmscope.home import x\n",
-        "home/notes.md": "z\n",
+        "one/two/__init__.py": "import ssmscope.four\n", "three/module.py": "x = 1\n", "four/kernel.cu": "y\n",
+        "always/a.py": "", "other/a.py": "from ssmscope.home import x\n", "home/notes.md": "z\n",
         "one/other.py": "from ssmscope.other import x\n",
-    }
+    }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -228,12 +209,11 @@ def test_code_is_that_of_a_folder_and_of_all_that_it_imports(tmp_path: Path, mon
 def test_pairs_are_read_as_pairs(tmp_path: Path) -> None:
     """Their columns are clean and corrupted, as on the command line, and not text and label."""
     file = tmp_path / "pairs.csv"
-    for text, refused in (("clean,corrupted\na b,a c\n", None), (EXAMPLES, "has no column 'clean'")):
+    for text, said in (("clean,corrupted\na b,a c\n", None), (EXAMPLES, "has no column 'clean'")):
         file.write_text(text)
         for verb in ("patch", "circuit"):
             plan = planned({"models": ["demo/sst2-mamba2"], "analyses": [{verb: {"data": str(file)}}]})
-            if refused is None:
+            if said is None:
                 sources.check_sources(plan)
                 continue
-            with pytest.raises(InputError, match=refused):
-                sources.check_sources(plan)
+            refuses(said, sources.check_sources, plan)

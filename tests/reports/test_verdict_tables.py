@@ -1,7 +1,5 @@
 """Lines and tables of any kind of result: their lengths, undefined numbers, and the origin of numbers."""
 
-from __future__ import annotations
-
 import pandas as pd
 from stand_ins import NAN, Stand, beside, e, said, shown
 

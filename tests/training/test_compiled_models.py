@@ -1,7 +1,5 @@
 """Compiled models answer every input, by the parts that they name and by no other."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Compiled parts of layers: the same gradients, seen by nobody else, and not used where they are wrong."""
 
-from __future__ import annotations
-
 import io
 import math
 from contextlib import nullcontext

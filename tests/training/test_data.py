@@ -1,7 +1,5 @@
 """Examples that a run trains on, chooses by and tests on."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -146,14 +144,12 @@ class TestLanguage:
             made[part].write_text(f"{words}\n" * 20)
         return made
 
-    def test_words_are_those_of_the_training_text(self, files) -> None:
+    def test_words_are_those_of_the_training_text_and_its_special_tokens(self, files) -> None:
         found, tokenizer = parts(files["train"], test=files["other"], length=10)
         assert found["train"].tokens == ("<unk>", "<eos>", "c", "b", "a")
         assert found["test"].ids[0, :4].tolist() == [2, 4, 0, 1]  # z is unknown
         assert (found["test"].name, found["test"].split) == ("other", "test")
         assert len(found["validation"]) == round(0.1 * 14)
-
-    def test_vocabulary_counts_the_special_tokens(self, files) -> None:
         found, _ = parts(files["train"], vocabulary=3, length=10)
         assert found["train"].tokens == ("<unk>", "<eos>", "c")
 
@@ -162,8 +158,7 @@ class TestLanguage:
         assert len(tokenizer) == 256
         assert bytes(found["train"].ids[0].tolist()) == b"a b b c c c\n"
         assert bytes(found["train"].targets[0].tolist()) == b" b b c c c\na"
-        assert bytes(found["validation"].ids[0].tolist()) == b"c a z\nc a z\n"
-        assert found["test"] is None
+        assert bytes(found["validation"].ids[0].tolist()) == b"c a z\nc a z\n" and found["test"] is None
 
     def test_every_token_is_asked_once(self, files) -> None:
         found, _ = parts(files["train"], unit="byte", length=7, held_out=0.25)
@@ -187,12 +182,10 @@ class TestBalanced:
         assert Counter(found.labels) == {0: 4, 1: 4}
         assert all(label == data.labels[texts.index(text)] for text, label in zip(found.texts, found.labels))
 
-    def test_of_tokens_is_any_share(self) -> None:
+    def test_of_tokens_is_any_share_but_no_more_than_a_class_has(self) -> None:
         train, _ = GENERATORS["associative-recall"](length=8, vocabulary=4, train_examples=50, test_examples=1)
         assert len(balanced(train, 0.3)) == 15 and len(balanced(train, 0.001)) == 1
         assert balanced(train, 0.3, seed=1).fingerprint != balanced(train, 0.3, seed=2).fingerprint
-
-    def test_refuses_more_than_a_class_has(self) -> None:
         data, _ = majority(9, examples=200, seed=3)
         rare = data.take(np.concatenate([np.flatnonzero(data.labels == 0), np.flatnonzero(data.labels == 1)[:3]]))
         refuses("a balanced share of 0.5 needs .* of class 'more ones', which has 3", balanced, rare, 0.5)

@@ -1,7 +1,5 @@
 """A run of training or of a lens that the disk stops, that is refused, or that another process is already doing."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing
@@ -79,8 +77,7 @@ def test_a_full_disk_leaves_nothing_or_the_last_checkpoint(tmp_path, full, monke
             continue
         assert [path.name for path in out.iterdir()] == ["checkpoint"]
         assert {path.name for path in (out / "checkpoint").iterdir()} == {"plan.json", "state.pt"}
-        assert (train(out) / "model.safetensors").read_bytes() == expected
-        assert not (out / "checkpoint").exists()
+        assert (train(out) / "model.safetensors").read_bytes() == expected and not (out / "checkpoint").exists()
     assert outcomes == {False, True}
 
 

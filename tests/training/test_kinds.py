@@ -1,7 +1,5 @@
 """Every kind of data, from the call to a working directory: accuracy, files and output."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -124,8 +122,7 @@ def test_what_is_written(trained, name) -> None:
 
 def test_majority_is_learnt_by_the_selective_ssm(trained) -> None:
     _, record = run_of(trained, "majority")
-    assert record["validation"] is None and record["train"]["examples"] == 300
-    assert record["test"]["accuracy"] > 0.75
+    assert record["validation"] is None and record["train"]["examples"] == 300 and record["test"]["accuracy"] > 0.75
     assert all(-1 < entry["spectral_abscissa"] < 1 for entry in record["history"])
     assert len({entry["spectral_abscissa"] for entry in record["history"]}) > 1
 
@@ -139,12 +136,9 @@ def test_the_last_norms_are_those_of_the_bound(trained) -> None:
     assert len({round(value, 4) for value in expected.values()}) == 5
 
 
-def test_digits_are_learnt(trained) -> None:
+def test_digits_and_recall_are_learnt(trained) -> None:
     assert run_of(trained, "digits")[1]["test"]["accuracy"] > 0.5
-
-
-def test_recall_is_learnt(trained) -> None:
-    """There are four values: chance is a quarter."""
+    # There are four values: chance is a quarter.
     assert run_of(trained, "associative-recall")[1]["test"]["accuracy"] > 2 * 0.25
 
 

@@ -1,7 +1,5 @@
 """Losses, scores, batches, each against what it should be by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -19,47 +17,20 @@ from ssmscope.zoo.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM, inf
 from ssmscope.zoo.documents import word_tokenizer
 from ssmscope.zoo.mad import compression
 from ssmscope.zoo.sequences import majority
+from ssmscope.zoo.training import objectives
 from ssmscope.zoo.training.card import bootstrap_interval, score_record
-from ssmscope.zoo.training.objectives import (
-    MIN_SPREAD,
-    Arrays,
-    NextTokens,
-    Questions,
-    Reconstruction,
-    Score,
-    Sequences,
-    regularized,
-    spread,
-)
 
 CPU = torch.device("cpu")
 OPTIONS: dict[str, Any] = {
-    "kind": "tokens",
-    "seed": 0,
-    "batch_size": 4,
-    "precision": "fp32",
-    "embedding_dropout": 0.0,
-    "label_smoothing": 0.0,
-    "spread_penalty": 0.0,
-    "learning_rate": 1e-3,
-    "weight_decay": 0.1,
-}
+    "kind": "tokens", "seed": 0, "batch_size": 4, "precision": "fp32", "embedding_dropout": 0.0, "label_smoothing": 0.0,
+    "spread_penalty": 0.0, "learning_rate": 1e-3, "weight_decay": 0.1,
+}  # fmt: skip
 SIZES: dict[str, Any] = {
-    "hidden_size": 8,
-    "state_size": 4,
-    "num_hidden_layers": 2,
-    "head_dim": 4,
-    "num_heads": 4,
-    "n_groups": 1,
-}
+    "hidden_size": 8, "state_size": 4, "num_hidden_layers": 2, "head_dim": 4, "num_heads": 4, "n_groups": 1,
+}  # fmt: skip
 TOKENS: dict[str, Any] = {
-    "vocab_size": 5,
-    "expand": 2,
-    "chunk_size": 4,
-    "pad_token_id": 0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+    "vocab_size": 5, "expand": 2, "chunk_size": 4, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
 
 
 def language_model(**options) -> BaleenMamba2ForCausalLM:
@@ -107,7 +78,7 @@ class TestQuestions:
     def test_loss_row_by_row(self, weight) -> None:
         data = self.data()
         module, rows = self.module(data).eval(), [0, 3, 9]
-        found = Questions(parts(data), {**OPTIONS, "prompt_weight": weight}, CPU).loss(module, rows)
+        found = objectives.Questions(parts(data), {**OPTIONS, "prompt_weight": weight}, CPU).loss(module, rows)
         answers, prompts = [], []
         for row in rows:
             ids = torch.from_numpy(data.ids[row, : data.lengths[row]])
@@ -120,7 +91,7 @@ class TestQuestions:
     def test_scores_are_by_task(self) -> None:
         data = self.data()
         module = self.module(data)
-        objective = Questions(parts(data), {**OPTIONS, "prompt_weight": 0.0}, CPU)
+        objective = objectives.Questions(parts(data), {**OPTIONS, "prompt_weight": 0.0}, CPU)
         score = objective.score(module, "train")
         assert list(score.groups) == ["qa1", "qa4"] and (score.asked == 1).all()
         for row, (ids, length) in enumerate(zip(data.ids, data.lengths)):
@@ -134,7 +105,7 @@ class TestQuestions:
 
     def test_batches_hold_every_row_once_and_alike_lengths(self) -> None:
         data = self.data()
-        batches = Questions(parts(data), OPTIONS, CPU).batches(0)
+        batches = objectives.Questions(parts(data), OPTIONS, CPU).batches(0)
         assert sorted(row for rows in batches for row in rows) == list(range(len(data)))
         within = np.mean([np.ptp(data.lengths[rows]) for rows in batches])
         assert within < np.ptp(data.lengths)
@@ -152,7 +123,7 @@ class TestInformation:
         module, data = language_model(gate=gate, beta=0.7), token_data()
         module.train()
         torch.manual_seed(1)
-        loss = NextTokens(parts(data), OPTIONS, CPU).loss(module, [2, 5, 7])
+        loss = objectives.NextTokens(parts(data), OPTIONS, CPU).loss(module, [2, 5, 7])
         torch.manual_seed(1)
         logits = module(input_ids=torch.from_numpy(data.ids[[2, 5, 7]])).logits
         divergence = divergence_of(module)
@@ -167,7 +138,7 @@ class TestInformation:
         module, (data, _) = classifier(gate=gate, beta=0.7), majority(9, examples=12)
         module.train()
         torch.manual_seed(1)
-        loss = Sequences(parts(data), OPTIONS, CPU).loss(module, [1, 3, 8, 9])
+        loss = objectives.Sequences(parts(data), OPTIONS, CPU).loss(module, [1, 3, 8, 9])
         torch.manual_seed(1)
         logits = module(input_ids=torch.from_numpy(data.ids[[1, 3, 8, 9]])).logits
         divergence = divergence_of(module)
@@ -178,7 +149,7 @@ class TestInformation:
     def test_of_the_compressing_model(self) -> None:
         module = language_model(gate="bernoulli", beta=0.7).train()
         data, _ = compression(length=5, vocabulary=5, train_examples=8, test_examples=1)
-        objective = Reconstruction(parts(data), OPTIONS, CPU, width=module.config.hidden_size)
+        objective = objectives.Reconstruction(parts(data), OPTIONS, CPU, width=module.config.hidden_size)
         torch.manual_seed(1)
         loss = objective.loss(module, [0, 1])
         torch.manual_seed(1)
@@ -190,37 +161,35 @@ class TestInformation:
 
     def test_is_none_without_random_gates(self) -> None:
         loss = torch.tensor(2.0)
-        assert regularized(torch.nn.Linear(2, 2), loss) is loss
+        assert objectives.regularized(torch.nn.Linear(2, 2), loss) is loss
 
 
 class TestSpread:
-    def test_of_two_answers(self) -> None:
+    def test_of_several_answers_is_the_mean_over_them(self) -> None:
         probability = torch.tensor([0.2, 0.4, 0.9])
-        found = spread(torch.stack([1 - probability, probability], 1).log())
+        found = objectives.spread(torch.stack([1 - probability, probability], 1).log())
         assert found.item() == pytest.approx(math.sqrt((0.3**2 + 0.1**2 + 0.4**2) / 2))
-
-    def test_of_three_answers_is_the_mean_over_them(self) -> None:
         probabilities = torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]])
         deviations = [0.4 / math.sqrt(2), 0.0, 0.4 / math.sqrt(2)]
-        assert spread(probabilities.log()).item() == pytest.approx(sum(deviations) / 3, abs=1e-6)
+        assert objectives.spread(probabilities.log()).item() == pytest.approx(sum(deviations) / 3, abs=1e-6)
 
     @pytest.mark.parametrize("classes", [2, 10])
     def test_has_a_gradient_where_every_answer_is_the_same(self, classes) -> None:
         logits = torch.full((6, classes), -1e4)
         logits[:, 1] = 1e4
         logits.requires_grad_()
-        found = spread(logits)
+        found = objectives.spread(logits)
         (gradient,) = torch.autograd.grad(found, logits)
         assert found.item() < 1e-5 and gradient.isfinite().all()
 
     def test_of_one_example_asks_for_nothing(self) -> None:
         logits = torch.tensor([[0.0, 3.0]], requires_grad=True)
-        assert spread(logits).item() == pytest.approx(MIN_SPREAD)
+        assert objectives.spread(logits).item() == pytest.approx(objectives.MIN_SPREAD)
 
     @pytest.mark.parametrize("scale", [0.01, 1.0])
     def test_penalty_acts_below_a_tenth(self, scale) -> None:
         data, _ = majority(5, examples=4)
-        objective = Sequences(parts(data), {**OPTIONS, "spread_penalty": 10.0}, CPU)
+        objective = objectives.Sequences(parts(data), {**OPTIONS, "spread_penalty": 10.0}, CPU)
         logits = torch.tensor([[0.0, 3.0], [1.0, -1.0], [0.5, 0.0]]) * scale
         labels = torch.tensor([1, 0, 1])
         below = max(0.0, 0.1 - logits.softmax(-1)[:, 1].std().item())
@@ -233,7 +202,7 @@ class TestScore:
     def test_counts_what_is_asked(self) -> None:
         module, data = language_model(gate="bernoulli"), token_data(rows=7)
         data.targets[3] = IGNORED
-        objective = NextTokens(parts(data), OPTIONS, CPU)
+        objective = objectives.NextTokens(parts(data), OPTIONS, CPU)
         score = objective.score(module, "train")
         with torch.no_grad():
             logits = module.eval()(input_ids=torch.from_numpy(data.ids)).logits.log_softmax(-1)
@@ -249,14 +218,14 @@ class TestScore:
 
     def test_does_not_depend_on_how_many_rows_run_together(self, monkeypatch) -> None:
         module, data = language_model(gate="bernoulli"), token_data()
-        objective = NextTokens(parts(data), OPTIONS, CPU)
+        objective = objectives.NextTokens(parts(data), OPTIONS, CPU)
         whole = objective.score(module, "train")
         monkeypatch.setattr("ssmscope.core.batching.TOKENS_AT_ONCE", 13)
         pieces = objective.score(module, "train")
         assert np.array_equal(whole.right, pieces.right) and np.allclose(whole.loss, pieces.loss, atol=1e-4)
 
     def test_of_one_answer_each_has_wilsons_interval(self) -> None:
-        score = Score(np.array([1.0, 0, 1, 1]), np.ones(4), np.array([0.1, 2.0, 0.2, 0.3]))
+        score = objectives.Score(np.array([1.0, 0, 1, 1]), np.ones(4), np.array([0.1, 2.0, 0.2, 0.3]))
         record = score_record(score)
         assert record["interval"] == list(wilson_interval(3, 4))
         assert (record["accuracy"], record["correct"], record["examples"]) == (0.75, 3, 4)
@@ -264,7 +233,7 @@ class TestScore:
 
     @pytest.mark.parametrize("asked", [[2, 2, 2], [1, 1, 0]])
     def test_of_several_answers_has_a_bootstrap(self, asked) -> None:
-        score = Score(np.array([1.0, 1, 0]), np.array(asked, float), np.array([1.0, 1.0, 0.0]))
+        score = objectives.Score(np.array([1.0, 1, 0]), np.array(asked, float), np.array([1.0, 1.0, 0.0]))
         record = score_record(score, seed=4)
         assert record["asked"] == sum(asked)
         assert record["interval"] == list(bootstrap_interval(score.right, score.asked, seed=4))
@@ -280,7 +249,7 @@ class TestReconstruction:
     def test_reads_the_last_hidden_state_only(self) -> None:
         module = language_model(gate="bernoulli").eval()
         data, _ = compression(length=5, vocabulary=5, train_examples=6, test_examples=1)
-        objective = Reconstruction(parts(data), OPTIONS, CPU, width=module.config.hidden_size)
+        objective = objectives.Reconstruction(parts(data), OPTIONS, CPU, width=module.config.hidden_size)
 
         class Fixed(torch.nn.Module):
             def __init__(self, hidden):
@@ -304,8 +273,8 @@ class TestReconstruction:
 
 class TestBatches:
     @pytest.fixture
-    def objective(self) -> Arrays:
-        return NextTokens(parts(token_data(rows=14)), OPTIONS, CPU)
+    def objective(self) -> objectives.Arrays:
+        return objectives.NextTokens(parts(token_data(rows=14)), OPTIONS, CPU)
 
     def test_are_of_one_size_and_leave_out_others_each_time(self, objective) -> None:
         seen = set()
@@ -318,12 +287,11 @@ class TestBatches:
         assert seen == set(range(14))
 
     def test_are_decided_by_seed_and_epoch(self, objective) -> None:
-        assert objective.batches(3) == objective.batches(3)
-        assert objective.batches(3) != objective.batches(4)
-        other = NextTokens(objective.parts, {**OPTIONS, "seed": 1}, CPU)
+        assert objective.batches(3) == objective.batches(3) and objective.batches(3) != objective.batches(4)
+        other = objectives.NextTokens(objective.parts, {**OPTIONS, "seed": 1}, CPU)
         assert other.batches(3) != objective.batches(3)
 
     def test_of_fewer_examples_than_a_batch_is_all_of_them(self) -> None:
-        few = NextTokens(parts(token_data(rows=3)), OPTIONS, CPU)
+        few = objectives.NextTokens(parts(token_data(rows=3)), OPTIONS, CPU)
         (rows,) = few.batches(0)
         assert sorted(rows) == [0, 1, 2]

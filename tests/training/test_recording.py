@@ -1,7 +1,5 @@
 """Steps of training that are recorded as a CUDA graph; on a machine without a GPU, that none is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

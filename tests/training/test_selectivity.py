@@ -14,11 +14,7 @@ from ssmscope.zoo.baleen import exponential_kl, prior_of
 from ssmscope.zoo.training.card import Selectivity, model_card
 
 TEXTS = ["A gripping film.", "Flat.", "The jokes fall flat, but the music is lovely and the cast is good."]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return ssmscope.load("demo/sst2-baleen-e")
+model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/sst2-baleen-e"))
 
 
 def watched(model, batches):

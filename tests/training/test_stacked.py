@@ -1,7 +1,5 @@
 """Selective SSMs trained in a stack, in benchmarks/stacked.py, against `analyze train`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

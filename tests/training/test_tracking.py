@@ -1,7 +1,5 @@
 """Logging of a training run by transformers' callbacks: what TensorBoard and Weights & Biases are given."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Everything that views show of hand-made attacks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

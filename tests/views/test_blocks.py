@@ -1,7 +1,5 @@
 """Everything that a terminal, a page and a paper show of hand-made blocks."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math
@@ -57,15 +55,7 @@ def blocks_in_order() -> Iterator[str]:
     prose = [Prose(f"{kind} {at}\t", kind) for at, kind in enumerate(kinds)]  # type: ignore[arg-type]
     brief = replace(numbers(), brief=2)
     silent = Custom(html=lambda: "<p>silent</p>")
-    every = [
-        *prose,
-        PLAIN,
-        silent,
-        Prose("after", "note"),
-        brief,
-        Prose("last", "note"),
-        CUSTOM,
-    ]
+    every = [*prose, PLAIN, silent, Prose("after", "note"), brief, Prose("last", "note"), CUSTOM]
     folded = replace(PLAIN, folded=True)
     for options in ({}, {"color_system": "256"}, {"no_color": True}, {"color_system": "standard"}, {"width": 25}):
         yield from in_terminal(every, **options)
@@ -73,6 +63,9 @@ def blocks_in_order() -> Iterator[str]:
         patch.setattr(html, "data_uri", lambda figure, vector: f"data:{type(figure).__name__}, {vector}")
         yield from tags(
             html.fragment([*every, folded, replace(folded, vector=False), CUSTOM, Custom(script="other()")])
+        )
+        yield from tags(
+            html.fragment([numbers(), Prose("More on it.", "definition"), silent, Prose("Of all.", "definition")])
         )
         yield f"{html.styles_of([*every, *every])} {html.scripts_of([CUSTOM, Custom(script='other()'), CUSTOM])}"
         yield from tags(html.block_html(Prose("of level 4", "heading"), level=4))
@@ -244,12 +237,9 @@ def grids_of_words() -> Iterator[str]:
 
 def changes() -> Iterator[str]:
     for before, after in (
-        ("A fine film,\nno?", "A dull film\nyes?"),
-        ("don't stop <it>", "don’t stop (it) now"),
-        ("same", "same"),
-        ("", "new words"),
-        ("old words", ""),
-    ):
+        ("A fine film,\nno?", "A dull film\nyes?"), ("don't stop <it>", "don’t stop (it) now"), ("same", "same"),
+        ("", "new words"), ("old words", ""),
+    ):  # fmt: skip
         yield f"{worddiff.word_diff(before, after)}"
         yield printed([worddiff.rich_diff(before, after)]) + worddiff.html_diff(before, after)
 

@@ -1,7 +1,5 @@
 """Every hand-made result is, read back, the one that was written."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Everything that views show of hand-made heatmaps, and of pairs of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -49,13 +47,9 @@ def lives(layers: int, *medians: float) -> np.ndarray:
 def shown_by_layer() -> Iterator[str]:
     heads = spread(2, len(TOKENS), high=0.4, seed=9).astype(np.float32)
     first = text(
-        3,
-        1,
-        half_lives=lives(3, 7, 40, INFINITE),
-        flat=(False, True, False, False),
-        standing=((), (5, 2), (8,)),
+        3, 1, half_lives=lives(3, 7, 40, INFINITE), flat=(False, True, False, False), standing=((), (5, 2), (8,)),
         heads=heads,
-    )
+    )  # fmt: skip
     second = replace(text(3, 2, rationale=(7,), answer="neg\native", probability=0.5), tokens=TOKENS)
     result = heatmap(
         first, second, layers=(0, 2, 3), reach=3, heads=(Head(2, 5, 0.7512), Head(0, 11, 0.25)), attends=True

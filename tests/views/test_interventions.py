@@ -1,7 +1,5 @@
 """Everything that views show of hand-made changes of texts, interventions and measures of explanations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -322,16 +320,12 @@ def differences_of_fidelity() -> Iterator[str]:
 CASES: dict[str, Callable[[], Iterator[str]]] = {
     case.__name__.replace("_", "-"): case
     for case in (
-        effect_by_layer,
-        effect_of_an_insertion,
-        effect_of_a_removal,
-        effects_of_two_models,
-        effect_on_many_layers,
+        effect_by_layer, effect_of_an_insertion, effect_of_a_removal, effects_of_two_models, effect_on_many_layers,
     )
     + (effect_without_a_difference_inside, ablation, knockout, patches)
     + (patched_heads_and_approximations, steered, sanity, plausibility, fidelities, fidelity_in_words)
     + (fidelity_tables, differences_of_fidelity)
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

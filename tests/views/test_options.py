@@ -1,7 +1,5 @@
 """Options of every verb: their values and defaults."""
 
-from __future__ import annotations
-
 from described import check
 
 from ssmscope.api import analyses

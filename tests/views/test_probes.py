@@ -1,7 +1,5 @@
 """Everything that views show of hand-made probes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -49,24 +47,14 @@ def reach(place: str, seed: int, of: Decay = FALLS, **more: Any) -> Reach:
     within = made.ends(distances)
     held = [[1, 3, 4], [2, 5, 6], [1, 7, 9], [NAN] * 3, [3, 4, 8], [5, 6, 7], [4, 8, 10]]
     context = [
-        [2, 5, INFINITE],
-        [3, 6, 7],
-        [1, INFINITE, INFINITE],
-        [NAN] * 3,
-        [4, 7, INFINITE],
-        [6, 8, INFINITE],
+        [2, 5, INFINITE], [3, 6, 7], [1, INFINITE, INFINITE], [NAN] * 3, [4, 7, INFINITE], [6, 8, INFINITE],
         [5, 9, INFINITE],
-    ]
+    ]  # fmt: skip
     given = dict(
         **dict(place=place, exact=False, pairs=np.arange(9, 2, -1), log_norm=made.ends(distances, low=-3)),
         **dict(norm=made.ends(distances), share=made.ends(distances), quantiles=spread(distances, 5, seed=seed)),
         **dict(error=np.array([NAN, 0.05, 0.125, 0.75, 0.57, NAN, 0.6]), noisy=spread(distances, seed=seed + 1)),
-        **dict(
-            within=within,
-            decay=of,
-            context=np.array(context),
-            held=np.array(held),
-        ),
+        **dict(within=within, decay=of, context=np.array(context), held=np.array(held)),
     )
     return Reach(**{**given, **more})
 
@@ -142,16 +130,10 @@ def bounds() -> Iterator[str]:
     for each in (grows, level, said, large, small, linear, *of_few):
         yield from (line for line in briefly(each) if line.startswith(("headline", "text", "note")))
     for p, B_A, B_q in (
-        (LINEAR_P + 1e-4, 0.0, 0.0),
-        (LINEAR_P - 1e-4, 0.0, 0.0),
-        (LINEAR_P, 1e-3, 0.0),
-        (LINEAR_P, 0.0, 1e-3),
-        (LINEAR_P, 1.5e-6, 0.0),
-        (LINEAR_P, 1e-6, 0.0),
-        (LINEAR_P, 0.0, 1e-6),
-        (LINEAR_P, 0.0, 1.5e-6),
+        (LINEAR_P + 1e-4, 0.0, 0.0), (LINEAR_P - 1e-4, 0.0, 0.0), (LINEAR_P, 1e-3, 0.0), (LINEAR_P, 0.0, 1e-3),
+        (LINEAR_P, 1.5e-6, 0.0), (LINEAR_P, 1e-6, 0.0), (LINEAR_P, 0.0, 1e-6), (LINEAR_P, 0.0, 1.5e-6),
         (LINEAR_P + 2.4e-6, 0.0, 0.0),
-    ):
+    ):  # fmt: skip
         near = bound(0.0, norms=dict(B_A=B_A, B_q=B_q, p=p))
         yield f"{near.is_linear_attention}"
 
@@ -236,12 +218,9 @@ def retrieval(models: tuple[str, ...], tasks: tuple[str, ...], lengths: tuple[in
         for _ in models
     )
     ratios = (
-        Estimate(123.4, 1.5, INFINITE),
-        Estimate(0.5, 0.4, 0.9),
-        Estimate(1.25, 0.9, 1.5),
-        UNKNOWN,
+        Estimate(123.4, 1.5, INFINITE), Estimate(0.5, 0.4, 0.9), Estimate(1.25, 0.9, 1.5), UNKNOWN,
         Estimate(2.0, 1.1, 3.0),
-    )
+    )  # fmt: skip
     found = iter([Ratio(one, p) for one, p in zip(3 * ratios, (0.01, 0.049, 0.001, NAN, 0.05) * 3)])
     apart = tuple(tuple(tuple(next(found) for _ in lengths) for _ in tasks) for _ in models[1:])
     right = spread(*shape, 7, seed=3) < 0.6
@@ -386,18 +365,9 @@ def benchmarks() -> Iterator[str]:
 CASES: dict[str, Callable[[], Iterator[str]]] = {
     case.__name__.replace("_", "-"): case
     for case in (
-        influences,
-        bounds,
-        stabilities,
-        checkpoints,
-        retrievals,
-        snr,
-        loss,
-        trajectories,
-        lens_fits,
-        benchmarks,
+        influences, bounds, stabilities, checkpoints, retrievals, snr, loss, trajectories, lens_fits, benchmarks,
     )
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,7 +1,5 @@
 """The whole page of a report of hand-made results, and its data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -141,12 +139,8 @@ def limits() -> Iterator[str]:
     parts = [each for group in groups(report)[::2] for each in page._parts(page.items(group))]
     rows = [(one, part.block) for one, part in parts if isinstance(part.block, TokenRows)]
     for limit in (
-        {"MAX_TOKENS_PER_TEXT": 3},
-        {"MAX_BYTES": size},
-        {"MAX_BYTES": size - 1},
-        {"MAX_BYTES": 2 * size},
-        *more,
-    ):
+        {"MAX_TOKENS_PER_TEXT": 3}, {"MAX_BYTES": size}, {"MAX_BYTES": size - 1}, {"MAX_BYTES": 2 * size}, *more,
+    ):  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             for name, most in {**sizes, **limit}.items():
                 patch.setattr(page, name, most)

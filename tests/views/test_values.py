@@ -1,7 +1,5 @@
 """Numbers, tokens and names as they are written, at and around the values where their form changes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -30,7 +28,7 @@ from ssmscope.interp.heatmap.words import (
 from ssmscope.render import numbers, pictures, table
 from ssmscope.render.colours import BLUES, BLUES_ON_DARK, CIVIDIS, SIGNED, SIGNED_ON_DARK, ink, ramp, signed_shades
 from ssmscope.render.letters import drawable, families, letters, short_name
-from ssmscope.render.tokens import name_scores, short_token, shorten, spell_tokens, visible
+from ssmscope.render.tokens import name_scores, short_token, shorten, spell_tokens, unbroken, visible
 
 NAN, INFINITE = math.nan, math.inf
 VALUES = (0.0, -0.0, 0.5, -0.5, 1.0, -7.0, 0.0004, -0.0004, 0.05, 12.3456, 99.96, 1234.5, 999_999, 1e6, -1e6, 1e6 + 1)
@@ -72,11 +70,8 @@ def of_estimates() -> Iterator[str]:
         written = (table.with_interval(found), table.in_percent(found), table.in_percent(found, sign=False))
         shown = (table.in_percent(found, interval=False), table.as_share(value), numbers.brackets(found, 2))
         cells = (
-            table.value_cell(found),
-            table.value_cell(found, 1),
-            table.Cell(found, digits=None),
-            table.Cell(found, "t"),
-        )
+            table.value_cell(found), table.value_cell(found, 1), table.Cell(found, digits=None), table.Cell(found, "t"),
+        )  # fmt: skip
         more = (table.number_cell(value), table.short_cell(value), table.short_cell(value, "word"))
         yield " | ".join((*written, *shown, *(f"{cell.value}{cell.interval}" for cell in (*cells, *more))))
     for shares in ((0.0099, 0.001), (0.0099, 0.01), (-0.01, 0.0), ()):
@@ -93,13 +88,13 @@ def of_tokens() -> Iterator[str]:
         yield f"{token!a} {' | '.join(map(repr, written))}"
     for text, width in itertools.product(("abcdefgh", "abcdefghi"), (1, 2, 3, 4, 7, 8, 9)):
         yield f"shorten({text}, {width}) = {shorten(text, width)}"
+    yield from (f"{width} {shorten('the old man, an old boat and a sea', width)}" for width in (11, 18, 33, 34))
+    for text in ("20 % of p = 0.5 [−0.1, 0.2] in 3, 4 % x", f"a 0.1 · an old boat −2 · {'word ' * 6}· c", "q = r, 2 ]"):
+        yield unbroken(text).replace("\u00a0", "_")
     for tokens, words in (
-        ((" a", "b", " c"), (0, 0, 1)),
-        (("a", "b", "", "c", "d"), (0, 0, 0, 1, None)),
-        (("a", " ", "b"), (0, 1, 1)),
-        ((" ", "b", "c"), (0, 1, 1)),
-        (("a", "b", "c", "d"), (None, None, 0, 0)),
-    ):
+        ((" a", "b", " c"), (0, 0, 1)), (("a", "b", "", "c", "d"), (0, 0, 0, 1, None)), (("a", " ", "b"), (0, 1, 1)),
+        ((" ", "b", "c"), (0, 1, 1)), (("a", "b", "c", "d"), (None, None, 0, 0)),
+    ):  # fmt: skip
         yield f"{spell_tokens(tokens, words)}"
     yield name_scores(("a", " bcdef", "c"), np.array([1.0, -0.25, 3.14159]), (2, 1, 0), 4)
 
@@ -173,11 +168,8 @@ def test_groups_of_tokens_and_their_scores() -> None:
             np.testing.assert_allclose(word_scores(scores, groups, summed=summed), expected)
     assert word_scores(scores, [], summed=True) is scores
     assert [is_punctuation(word) for word in ("", ",", ",a", " ", "°", "—", "½", "$ 5")] == [
-        True,
-        True,
-        False,
-        True,
-    ] + [*(False, True, False, False)]
+        True, True, False, True,
+    ] + [*(False, True, False, False)]  # fmt: skip
     selective = ([-1.0, -2.0, -4.0], [0.0, 0.0], [], [1.0, 1.05], [-1.0, -1.3])
     assert [is_selective(np.array(own)) for own in selective] == [True, False, False, False, True]
     found = [
@@ -207,7 +199,7 @@ def test_letters_have_widths_and_glyphs() -> None:
     only = next(chr(code) for code in sorted(second - first) if unicodedata.category(chr(code))[0] == "L")
     assert drawable(f"a{only}\n") == f"a{only}\n"  # a fallback has it
     assert drawable("\U000e0100a\ufdd0") == "a□"  # without a width, and without a glyph
-    assert short_name("x" * 20) == "x" * 20 and short_name("x" * 21) == "x" * 9 + "…" + "x" * 10
+    assert short_name("x" * 28) == "x" * 28 and short_name("x" * 29) == "x" * 13 + "…" + "x" * 14
     assert short_name("a\tb", 2) == "…b"
 
 

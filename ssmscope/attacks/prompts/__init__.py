@@ -28,13 +28,7 @@ from ssmscope.api.options import (
     Scoring,
     Seed,
 )
-from ssmscope.attacks.names import (
-    FROM_PROMPTBENCH,
-    PROMPTBENCH,
-    SEMANTIC,
-    check_asked,
-    on_prompts,
-)
+from ssmscope.attacks.names import FROM_PROMPTBENCH, PROMPTBENCH, SEMANTIC, check_asked, on_prompts
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:

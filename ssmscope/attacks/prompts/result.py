@@ -22,6 +22,7 @@ from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.html import grid
 from ssmscope.render.numbers import counted, with_ties
 from ssmscope.render.table import Cell, Line, Table, in_percent, table, with_interval
+from ssmscope.render.tokens import unbroken
 from ssmscope.render.worddiff import html_diff, rich_diff
 
 if TYPE_CHECKING:
@@ -340,7 +341,7 @@ def html_prompts(result: PromptAttack) -> str:
             marked = escape(after) if one.name == SEMANTIC else Markup(html_diff(before, after))
         found = one.prompts[one.worst]
         numbers = f"{result.clean[one.worst].value:.3f} → {found.accuracy.value:.3f}, drop {in_percent(found.drop)}"
-        head = Markup("<b>{}, template {}</b>: {}").format(one.name, one.worst, numbers)
+        head = Markup("<b>{}, template {}</b>: {}").format(one.name, one.worst, unbroken(numbers))
         shown += Markup('<div>{}</div><p class="prompt">{}</p>').format(head, marked)
     items = Markup("").join(Markup('<li class="prompt">{}</li>').format(template) for template in result.templates)
     item = Markup("<li><b>{}</b>: {}</li>")

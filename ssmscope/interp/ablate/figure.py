@@ -20,7 +20,7 @@ def draw(result: Ablation, frame: plot.Frame) -> Figure:
     heads = result.what == "head"
     layers = sorted({unit.layer for unit in result.units})
     shown = result.ranked[:MAX_ROWS]
-    below = plot.data_line(result, f"{result.metric} worse by" + ("; a dot: can go" if heads else ""))
+    below = plot.data_line(result, f"{'a dot' if heads else 'grey'}: can go")
     styles: tuple[dict[str, Any], ...] = ({}, {"linestyle": plot.DASHED})
     names = ("least important first", "in a random order")
     legend = [(plot.handle(at, **style), name) for at, (style, name) in enumerate(zip(styles, names))]
@@ -32,6 +32,7 @@ def draw(result: Ablation, frame: plot.Frame) -> Figure:
     else:
         colours = [[plot.SOFT if number in result.can_go else plot.INK for number in shown]]
         plot.points(upper, [result.units[n].name for n in shown], [result.harm(n) for n in shown], colours=colours)
+        upper.set_xlabel(f"{result.metric} worse by")
     for number in range(2):
         plot.line(lower, result.counts, result.curve(number), number, **styles[number])
     lower.axhline(result.curve()[0].value, color=plot.SOFT, linewidth=0.8)
@@ -41,11 +42,12 @@ def draw(result: Ablation, frame: plot.Frame) -> Figure:
 
 
 def _map(axes: Axes, result: Ablation, layers: list[int]) -> None:
+    bar = f"{result.metric} worse by"
     grid = np.full((len(layers), 1 + max(unit.head or 0 for unit in result.units)), np.nan)
     for number, unit in enumerate(result.units):
         grid[layers.index(unit.layer), unit.head] = result.harm(number).value
     most = max(float(np.nanmax(np.abs(grid))), 1e-12)
     colours = plot.colours_of(SIGNED[::-1], -most, most)
-    plot.cells(axes, grid, colours, rows=[str(layer) for layer in layers], labels=("layer", "head"))
+    plot.cells(axes, grid, colours, rows=[str(layer) for layer in layers], labels=("layer", "head"), bar=bar)
     go = [(result.units[n].head, layers.index(result.units[n].layer)) for n in result.can_go]
     axes.plot(*zip(*go), ".", color=plot.INK, markersize=4) if go else None

@@ -24,12 +24,7 @@ def check_attention(
     gradient, target = options["gradient"], options["target"]
     if target is not None and not gradient:
         raise InputError("target=… is the class or token of gradient=…; give that too")
-    others = {
-        "rollout=True": rollout,
-        "parts=True": parts,
-        "level='ssm'": level == "ssm",
-        "skip=False": not skip,
-    }
+    others = {"rollout=True": rollout, "parts=True": parts, "level='ssm'": level == "ssm", "skip=False": not skip}
     unused = next((name for name, given in others.items() if given), None)
     if gradient and unused is not None:
         raise InputError(f"gradient=True cannot be combined with {unused}")

@@ -118,7 +118,7 @@ class Triangles:
         self._label(axes, shown, first, last, begin)
         if self.large:
             less, more = ("≤ ", "≥ ") if clipped else ("", "")
-            bar = plot.colour_bar(axes, plot.colours_of(SIGNED, -ends, ends), ticks=[-ends, 0, ends])
+            bar = plot.colour_bar(axes, plot.colours_of(SIGNED, -ends, ends), "weight", ticks=[-ends, 0, ends])
             bar.set_ticklabels([f"{less}−{number(ends)}", "0", f"{more}{number(ends)}"])
 
     def _cells(

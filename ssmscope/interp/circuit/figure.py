@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from ssmscope.interp.circuit.result import Circuit
+from ssmscope.interp.circuit.result import SINGLE, Circuit
 from ssmscope.render import figure as plot
 from ssmscope.render.numbers import counted
 
@@ -22,7 +22,7 @@ def draw(result: Circuit, frame: plot.Frame) -> Figure:
     nodes = [node for node in result.nodes if node in used or node in ("embedding", "logits")]
     place = {node: at for at, node in enumerate(nodes)}
     roads = list(dict.fromkeys(edge.road for edge in edges))
-    legend = [(plot.handle(number), road or "single entrance") for number, road in enumerate(roads)]
+    legend = [(plot.handle(number), road or SINGLE) for number, road in enumerate(roads)]
     below = f"{counted(result.pairs, 'pair')}; width: share of the answer"
     below += f"; the strongest {MAX_DRAWN} edges" * (int(result.kept.sum()) > MAX_DRAWN)
     sheet = plot.Sheet(frame, result.headline, below, legend)

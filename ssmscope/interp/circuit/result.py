@@ -17,6 +17,8 @@ from ssmscope.render.numbers import counted, number
 from ssmscope.render.table import Cell, Line, Table, table
 
 NAMED_EDGES = 20
+SINGLE = "single entrance"
+"""Name of the road into a part with one entrance, such as the logits."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Circuit(Result, kind="circuit"):
         most = self.circuit[0]
         said += " of the answer"
         if len(self.random):
-            said += f" (random circuits {number(float(self.random.mean()))})"
+            said += f" (random circuits {number(float(self.random.mean()), 3)})"
         return f"{said}; most is carried by {most.name}"
 
     def to_frame(self) -> pd.DataFrame:
@@ -94,16 +96,17 @@ class Circuit(Result, kind="circuit"):
     def blocks(self) -> Iterable[Block]:
         ends = f"difference of logits {number(self.clean)} in the clean runs, {number(self.corrupted)} in the corrupted"
         random = "" if not len(self.random) else (
-            f" {counted(len(self.random), 'random circuit')} of as many edges: {number(float(self.random.mean()))}, "
-            f"at most {number(float(self.random.max()))}."
+            f" {counted(len(self.random), 'random circuit')} of as many edges: {number(float(self.random.mean()), 3)}, "
+            f"at most {number(float(self.random.max()), 3)}."
         )  # fmt: skip
         kept = f"Faithfulness of the circuit {Estimate(*map(float, self.faithfulness))}.{random}"
         yield from self.opening(f"{counted(self.pairs, 'pair')}; {ends}.", kept)
         lines = []
         for at in self.order()[:NAMED_EDGES]:
             edge, ends_of = self.edges[at], Estimate(*map(float, self.scores[at]))
-            cells = {"share": Cell(ends_of), "circuit": Cell(text="yes" if self.kept[at] else "")}
-            lines.append(Line((edge.sender, edge.receiver, edge.road or "–"), cells))
+            cells = {"change": Cell(ends_of), "circuit": Cell(text="yes" if self.kept[at] else "")}
+            lines.append(Line((edge.sender, edge.receiver, edge.road or SINGLE), cells))
         how = {"exact": "", "gradient": ", approximated by a gradient", "integrated": ", by integrated gradients"}
-        note = f"Change of the difference of logits with the edge read from the corrupted run{how[self.method]}."
+        note = "Change of the difference of logits, as a share of it, with the edge read from the corrupted run"
+        note += f"{how[self.method]}."
         yield table(("from", "to", "road"), lines, note=note)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -42,7 +44,8 @@ def _map(axes, text: WrittenText, map_) -> None:
     colours = plot.colours_of(SIGNED if map_.signed else BLUES, -most if map_.signed else 0.0, most)
     names = [drawable(short_token(token, 12)) for token in text.tokens]
     values = np.where(seen, map_.values, np.nan)
-    plot.cells(axes, values, colours, rows=names[text.first :], columns=names, labels=("written", ""))
+    shown: dict[str, Any] = dict(rows=names[text.first :], columns=names, labels=("written", ""))
+    plot.cells(axes, values, colours, **shown, bar=drawable(short_token(map_.name, 24)))
     axes.invert_yaxis()
     axes.axvline(text.first - 0.5, color=plot.MARK, linewidth=0.8)
     if len(names) > plot.MAX_NAMED:

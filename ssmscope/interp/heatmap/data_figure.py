@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.result import DataHeatmap, shared_words
-from ssmscope.interp.heatmap.words import SHOWN_HIGHEST, shown_words
+from ssmscope.interp.heatmap.words import shown_words
 from ssmscope.interp.paired import Paired
 from ssmscope.render import figure as plot
 from ssmscope.render.figure import line
@@ -32,8 +32,7 @@ def draw(result: DataHeatmap, frame: plot.Frame) -> Figure:
     shown = shown_words(result.words)
     sheet = plot.Sheet(frame, result.headline, plot.data_line(result), legend, width=10.2)
     panels = words_and_parts(sheet, len(shown), bool(result.timed))
-    colours = [[plot.COLOURS[0] if at < SHOWN_HIGHEST else plot.COLOURS[1] for at in range(len(shown))]]
-    plot.points(panels["words"], [each.word for each in shown], [each.kept for each in shown], colours=colours)
+    plot.points(panels["words"], [each.word for each in shown], [each.kept for each in shown])
     panels["words"].set_xlabel(f"{result.score}, {result.unit}" if result.survives else result.score)
     draw_tenths(panels, [tenths for _, tenths in curves], result)
     if result.timed:
@@ -72,7 +71,7 @@ def _half_lives(axes: Axes, result: DataHeatmap) -> None:
         size = 3 if len(heads) > 40 else 5
         axes.plot(place, heads, "o", color=plot.SOFT, markersize=size, alpha=0.5, markeredgewidth=0, rasterized=True)
         whole = each.half_life if np.isfinite(each.half_life) else longest
-        axes.plot([at - 0.32, at + 0.32], [whole, whole], color=plot.COLOURS[1], linewidth=2)
+        axes.plot([at - 0.32, at + 0.32], [whole, whole], color=plot.INK, linewidth=2)
     axes.set_yscale("log", base=2)
     ticks = [2.0**k for k in range(int(np.log2(longest)))]
     axes.set_yticks([*ticks, longest], [*(f"{tick:.0f}" for tick in ticks), "longer"])

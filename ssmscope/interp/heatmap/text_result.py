@@ -15,11 +15,7 @@ from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap.scored_text import LIFT_WINDOW, SHARES, ScoredText, lifts, times
-from ssmscope.interp.heatmap.words import (
-    BEYOND,
-    UNKNOWN,
-    median_half_life,
-)
+from ssmscope.interp.heatmap.words import BEYOND, UNKNOWN, median_half_life
 from ssmscope.render.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.render.numbers import counted, number_runs, score_range
 from ssmscope.render.table import MAX_COMPARED_ROWS, Cell, Line, Table, table

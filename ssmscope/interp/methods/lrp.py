@@ -54,13 +54,7 @@ from ssmscope.core.model import Model
 from ssmscope.core.take_trace import few_tokens
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.scored_text import Scores
-from ssmscope.interp.methods.lrp_blocks import (
-    freeze_soft_caps,
-    gated,
-    is_family_block,
-    part_handlers,
-    runs_its_parts,
-)
+from ssmscope.interp.methods.lrp_blocks import freeze_soft_caps, gated, is_family_block, part_handlers, runs_its_parts
 from ssmscope.interp.objective import Objective, backward_bytes, kept_bytes_per_token
 from ssmscope.interp.objective import objective as asked_of
 from ssmscope.layers import mambavision

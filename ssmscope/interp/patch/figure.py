@@ -29,7 +29,8 @@ def draw(result: Patching, frame: plot.Frame, *, approximated: bool = False) -> 
     low, most = _ends(result, found)
     colours = plot.colours_of(BLUES if low == 0 else SIGNED, low, most)
     rows = [*map(str, result.numbers)] or None
-    plot.cells(axes, grid, colours, rows=rows, labels=("layer", "head" if heads else ""))
+    bar = "share" if result.metric == "normalised" else result.metric
+    plot.cells(axes, grid, colours, rows=rows, labels=("layer", "head" if heads else ""), bar=bar)
     if not heads:
         _tokens(axes, result)
     return sheet.figure

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -22,8 +24,7 @@ def draw(result: PairPatching, frame: plot.Frame) -> Figure:
     colours = plot.colours_of(SIGNED, -most, most)
     for axes, site in zip(sheet.panels(*highs), sites):
         layers = [str(result.layers[at]) for at in rows[site]]
-        plot.cells(
-            axes, result.values[rows[site], :, 0], colours, rows=layers, columns=result.classes, labels=("layer", "")
-        )
+        shown: dict[str, Any] = dict(rows=layers, columns=result.classes, labels=("layer", ""), bar="share")
+        plot.cells(axes, result.values[rows[site], :, 0], colours, **shown)
         axes.set_title(site)
     return sheet.figure

@@ -112,8 +112,7 @@ class SanityCheck(Result, kind="sanity"):
         yield from self.opening()
         # A terminal is too narrow for the intervals of several methods.
         yield Custom(
-            lambda colours: self._table(intervals=False),
-            lambda: grid(self._table()) + grid(self._table("absolute")),
+            lambda colours: self._table(intervals=False), lambda: grid(self._table()) + grid(self._table("absolute"))
         )
         yield Prose(
             f"Spearman's rank correlation of scores with those of the trained model, mean of "

@@ -13,7 +13,9 @@ MAX_NAMED = 40
 
 def draw(result: Parity, frame: plot.Frame) -> Figure:
     """Draw the error of each tensor, in the order in which they are computed, and the line of what is allowed."""
-    sheet = plot.Sheet(frame, result.headline, "a dot above its bar differs; at the lower edge: 0", width=8)
+    sheet = plot.Sheet(
+        frame, result.headline, "grey: allowed; a dot above its bar differs; at the lower edge: 0", width=8
+    )
     names = [each.name.removeprefix(MODE) for each in result.tensors]
     (axes,) = sheet.panels(2.0 + 0.07 * max(map(len, names)))
     places = np.arange(len(result.tensors))

@@ -14,12 +14,7 @@ from ssmscope import ops
 from ssmscope.core.edits import Edit, Site
 from ssmscope.ops import Recurrence, Scan
 
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "e4m3": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2,
-}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 ZERO = "set to zero"
 """Control: nothing of the state is kept."""
 BITS = {"bfloat16": 16, "float16": 16, "e4m3": 8, "e5m2": 8, "int8": 8, "int4": 4, ZERO: 0}

@@ -38,7 +38,7 @@ def draw(result: Retrieval, frame: Frame) -> Figure:
     for axes, found in zip(panels, accuracies):
         values = np.array([[one.value for one in row] for row in found])
         texts = [[_text(one, number(one.value, 2)) for one in row] for row in found]
-        cells(axes, values, shares, texts=texts, ticks=[0, 0.5, 1])
+        cells(axes, values, shares, texts=texts, bar="accuracy", ticks=[0, 0.5, 1])
     reach = _reach(result.ratios)
     end = math.log(reach)
     steps = colours_of(RATIO_COLOURS, -end, end)
@@ -47,7 +47,7 @@ def draw(result: Retrieval, frame: Frame) -> Figure:
         values = np.clip([[one.value.value for one in row] for row in ratios], 1 / reach, reach)
         texts = [[_text(one.value, one.written) for one in row] for row in ratios]
         bold = np.array([[one.differs for one in row] for row in ratios])
-        cells(axes, np.log(values), steps, texts=texts, bold=bold, **scale)
+        cells(axes, np.log(values), steps, texts=texts, bold=bold, bar="ratio", **scale)
     for axes, name in zip(panels, names):
         axes.set_title(short_name(name, round(sheet.width / across * TITLE_LETTERS_PER_INCH)))
         axes.set_xticks(range(len(result.lengths)), map(_thousands, result.lengths))

@@ -20,8 +20,7 @@ from ssmscope.zoo.training import ARCHITECTURES, train_model
 def train(
     architecture: Annotated[str, typer.Argument(metavar="ARCH", help=f"One of {', '.join(ARCHITECTURES)}.")],
     data: Annotated[
-        str,
-        typer.Option("--data", metavar="NAME", help="A data set, a generated task, or a file; see above."),
+        str, typer.Option("--data", metavar="NAME", help="A data set, a generated task, or a file; see above.")
     ],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Directory for the model, by default runs/NAME-ARCH.")
