@@ -21,7 +21,7 @@ def reading(columns: Any, *, needed: bool = False) -> Iterator[None]:
     """Read `columns`, {"text": "sentence"} or "text=sentence", in place of `NAMES` within the context; None changes
     nothing. Raise InputError for other names, and at the end if they are `needed` and nothing was read."""
     if not isinstance(columns, Mapping | None):
-        listed = columns if isinstance(columns, list) else str(columns).split(",")
+        listed = columns if isinstance(columns, list | tuple) else str(columns).split(",")
         columns = dict(str(each).partition("=")[::2] for each in listed)
     for name, column in (columns or {}).items():
         if name not in NAMES or not (isinstance(column, str) and column):

@@ -41,7 +41,7 @@ def parquet(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [csv_file, json_lines, parquet, lambda folder: FRAME])
-@pytest.mark.parametrize("columns", [COLUMNS, TYPED, TYPED.split(",")])
+@pytest.mark.parametrize("columns", [COLUMNS, TYPED, TYPED.split(","), tuple(TYPED.split(","))])
 def test_files_and_tables_are_read_alike(write: Callable, columns, tmp_path: Path) -> None:
     found = ssmscope.load_text(write(tmp_path), columns=columns)
     assert found.texts == ("good", "bad bad", "good bad") and found.label_names == ("bad", "good")
