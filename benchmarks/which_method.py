@@ -42,7 +42,7 @@ HOPS = {"one": "one hop, place", "place": "two hops, place", "person": "two hops
 PAIRS, SEEDS, MARGIN = 12, range(5), 0.05
 SCORINGS = ("exact", "integrated", "gradient")
 DIRECTIONS = ("noise", "denoise")
-TOKENS = ("lrp", "ig", "occlusion", "survival")
+TOKENS = ("lrp", "ig", "occlusion")
 COLUMNS = ("layers", "edges", "positions")
 QUESTIONS = (
     ("circuit, integrated", "circuit, gradient", "edges"),
@@ -106,11 +106,12 @@ def parts_and_positions(model: Any, pairs: Any) -> tuple[dict[str, np.ndarray], 
     every, length = range(len(pairs)), batch.lengths[0]
     layers: dict[str, np.ndarray] = {}
     positions: dict[str, np.ndarray] = {}
+    same = [{at: at for at in range(length)} for _ in every]
     for direction in DIRECTIONS:
-        grids = PairGrids(encode_pairs(model, pairs), direction)
-        whole = grids.grid("output", {"text": [tuple(range(length)) for _ in every]})
+        grids = PairGrids(encode_pairs(model, pairs), direction, same)
+        _, whole = grids.grid("output", {"text": [tuple(range(length)) for _ in every]})
         layers[f"patch, {direction}"] = np.abs(whole[..., 0]).mean(0)
-        each = grids.grid("residual", {str(at): [(at,) for _ in every] for at in range(length)})
+        _, each = grids.grid("residual", {str(at): [(at,) for _ in every] for at in range(length)})
         positions[f"patch, {direction}"] = np.abs(each[:, 0])
     cut = ssmscope.knockout(model, batch, from_=list(range(length)), window=1)
     falls = cut.probability[:, None, None] - cut.probabilities
@@ -118,8 +119,10 @@ def parts_and_positions(model: Any, pairs: Any) -> tuple[dict[str, np.ndarray], 
     attention = ssmscope.attention(model, batch, rows="last")
     maps = np.abs([[one.values[-1] for one in text.maps] for text in attention])
     layers["implicit attention"], positions["implicit attention"] = maps.max(2).mean(0), maps.mean(1)
-    left = np.stack([layer.survival().numpy() for layer in model.trace(batch).layers], 1)
-    layers["survival"] = left.max(2).mean(0)
+    for method in ("survival", "readable"):
+        shares = (layer.survival(readable=method == "readable") for layer in model.trace(batch).layers)
+        left = np.stack([share.double().numpy() for share in shares], 1)
+        layers[method], positions[method] = left.max(2).mean(0), left.mean(1)
     for text in ssmscope.explain(model, batch, methods=TOKENS, target=list(pairs.targets)):
         for each in text.attributions:
             positions.setdefault(each.method, np.empty((0, length)))

@@ -192,7 +192,7 @@ def test_transformers_is_not_imported_below_architectures(name: str) -> None:
 
 QUICK = [
     *("__init__", "cli", "core.batching", "core.known_models", "core.text_files", "data", "data.text", "errors"),
-    "zoo.training",
+    *("attacks.recipes", "zoo.training"),
     *(name for name in MODULES if name.startswith("api.") and not name.startswith(("api.sharding.", "api.checkpoint"))),
     *(name for name in MODULES if name.startswith("cli.")),
     *(
@@ -280,12 +280,9 @@ def test_messages_speak_python(name: str) -> None:
     assert not [text for text in texts if re.search(r"(?<![\w(-])--[a-z][\w-]*(?![\w-]*:)", text)]
 
 
-OWNERS_OF_NAMES = {
-    "core.known_models": "families",
-    "reports.live": "kinds",  # The page of three analyses.
-}
-"""Modules that list analyses, or families; a family's own modules may list its own, and a room's `entries` register
-them."""
+LISTS_KINDS = {"reports.live"}
+"""Modules that list analyses: the page of three. A family's own modules may list its own, and a room's `entries`
+register them."""
 
 
 def listed(node: ast.AST) -> set[str]:
@@ -303,7 +300,7 @@ def test_what_is_added_is_named_by_its_owner_alone(name: str) -> None:
     kinds = {kind for declared in registry.analyses().values() for kind in (declared.name, *declared.kinds)}
     families = {*MODELS, *of_transformers(), *of_transformers().values()}
     for what, known in (("kinds", kinds), ("families", families)):
-        owned = OWNERS_OF_NAMES.get(name) == what or (what == "families" and name.startswith(("layers.", "zoo.")))
+        owned = name in LISTS_KINDS if what == "kinds" else name.startswith(("layers.", "zoo."))
         owned |= name.endswith(".entries")
         assert owned or not [found for node in ast.walk(parsed(name)) if len(found := listed(node) & known) > 2]
 

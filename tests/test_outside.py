@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +21,15 @@ HOW_TO = {
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages of the how-tos, written from their pages outside the checkout and installed into `site`."""
+    """The packages of the how-tos, written from their pages, and those of tests/outside, outside the checkout and
+    installed into `site`."""
     root = tmp_path_factory.mktemp("outside")
     for name, page in HOW_TO.items():
         assert "pyproject.toml" in blocks(page, root / name)
+    shutil.copytree(ROOT / "tests" / "outside", root, dirs_exist_ok=True)
     install = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([sys.executable, *install, "--target", root / "site", *(root / name for name in HOW_TO)], check=True)
+    found = [file.parent for file in root.glob("*/pyproject.toml")]
+    subprocess.run([sys.executable, *install, "--target", root / "site", *found], check=True)
     return root
 
 
@@ -62,7 +66,50 @@ def test_what_is_outside_is_found_everywhere(packages: Path) -> None:
     kept = {path.suffix for path in (packages / "out").glob("results/*/remaining.*")}
     assert kept == {".json", ".csv", ".png", ".html"}
     page = "import verbs; print(verbs.page('order', verbs.verbs()['order']))"
-    assert "--orders N" in run(packages, f"import sys; sys.path.insert(0, {str(DOCS)!r}); {page}")
+    page += "; from ssmscope.api.dimensions import dimensions; print(*dimensions())"
+    printed = run(packages, f"import sys; sys.path.insert(0, {str(DOCS)!r}); {page}")
+    assert "--orders N" in printed and "heading='Prompts, politeness'" in printed
+
+
+BLOCK = """
+import torch, gauged
+from loud import loud
+from ssmscope.core.edits import block_parts
+from ssmscope.core.model import Model
+from ssmscope.errors import InputError
+from ssmscope.interp.methods.lrp import lrp, propagated
+from ssmscope.interp.objective import objective
+
+torch.manual_seed(0)
+model = Model(loud(gauged.GaugedForCausalLM(gauged.GaugedConfig())).double())
+batch = model.encode(ids=[[5, 17, 3, 9, 22]])
+of = objective(model, batch, target=7)
+for half in (True, False):
+    missed = lrp(of, half=half).scores.sum(1) + propagated(of, half)[1] - model.logits(batch)[0, -1, 7]
+    print("missed", *missed.abs().tolist())
+print("feeds", *block_parts(model.module, "feed-forward"))
+del gauged.BLOCK_PARTS
+try:
+    lrp(of)
+except InputError as error:
+    print("refused", error)
+print("feeds", *block_parts(model.module, "feed-forward"))
+"""
+
+
+PARTS = ("product",), ("product", "narrow")
+"""Feed-forward parts that are declared, and those that are found by what they consist of."""
+
+
+def test_a_block_is_read_as_its_family_declares_it(packages: Path) -> None:
+    """Relevance is conserved through a product that is refused without the declaration, which also says which parts are
+    feed-forward."""
+    lines = [line.partition(" ") for line in run(packages, BLOCK).splitlines()]
+    found = {word: [text for one, _, text in lines if one == word] for word in ("missed", "feeds", "refused")}
+    assert all(float(text) < 1e-12 for line in found["missed"] for text in line.split()) and len(found["missed"]) == 2
+    assert re.search(r"misses the logits of \S+ by \d+\.\d% .* is not linear", *found["refused"])
+    feeds = [[f"backbone.layers.{number}.{part}" for number in (0, 1) for part in parts] for parts in PARTS]
+    assert [line.split() for line in found["feeds"]] == feeds
 
 
 def test_the_how_tos_count_their_lines() -> None:

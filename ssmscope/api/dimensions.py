@@ -1,8 +1,9 @@
-"""Rows of a report's scorecard, which analyses declare."""
+"""Rows of a report's scorecard, which analyses declare. They stand in the order of the report's plan."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ssmscope.api.analyses import analyses
@@ -14,16 +15,18 @@ class Dimension(NamedTuple):
     heading: str
     pattern: str
     measure: str
-    row: int = 100
-    """Place among the rows, which stand in rising order; by default after ours."""
     apart: str = ""
     """Reason why no two models are compared, where it holds for all scores of the row (`Score.apart`)."""
 
 
-def dimensions() -> list[Dimension]:
-    """Return the rows of a scorecard that all analyses declare, in their order."""
-    every = [row for declared in analyses().values() for row in declared.dimensions]
-    return sorted(every, key=lambda row: row.row)
+def dimensions(scores: Sequence[str] = ()) -> list[Dimension]:
+    """Return the rows that analyses declare, those of an analysis together: first of these scores, in their order."""
+
+    def place(rows: Sequence[Dimension]) -> int:
+        patterns = "|".join(row.pattern for row in rows)
+        return next((at for at, name in enumerate(scores) if re.fullmatch(patterns, name)), len(scores))
+
+    return [row for rows in sorted((each.dimensions for each in analyses().values()), key=place) for row in rows]
 
 
 def dimension_of(score: str) -> Dimension | None:

@@ -10,7 +10,7 @@ intervals are those that a verb has recorded; nothing is measured anew.
 The analysis declares the names, and the rows that its scores have on a report's scorecard:
 
     @analysis("noise", scores=("noise.drop",),
-              dimensions=(Dimension("Typing errors", r"noise\\.drop", "average drop of accuracy", row=13),))
+              dimensions=(Dimension("Typing errors", r"noise\\.drop", "average drop of accuracy"),))
 """
 
 from __future__ import annotations

@@ -13,5 +13,9 @@ ENTRIES = {
         "position": f"{_HERE}.position:position_bias",
         "prompts": f"{_HERE}.prompts:prompt_attack",
         "words": f"{_HERE}.words:word_attack",
-    }
+    },
+    "ssmscope.attacks": {
+        name: f"{_HERE}.recipes:{name}"
+        for name in ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack", "pwws")
+    },
 }

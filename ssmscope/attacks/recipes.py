@@ -7,14 +7,13 @@ attacks on single texts. A part whose resource is missing is replaced or left ou
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ssmscope.attacks.names import ATTACKS, Recipe
+from ssmscope.attacks.names import ATTACKS, Attack, Build, Recipe
 from ssmscope.attacks.offline import stopwords, textattack
-from ssmscope.attacks.resources import Encoder, MaskedLM, load_synonyms, load_vectors
 from ssmscope.errors import InputError
 
 
@@ -65,6 +64,7 @@ class Resources:
         if self.embeddings is None:
             self.left_out.append(f"{number} nearest neighbours of a word: they need word vectors (embeddings)")
             return []
+        from ssmscope.attacks.resources import load_vectors
         from ssmscope.attacks.swaps import Vectors
 
         vectors = load_vectors(self.embeddings)
@@ -77,6 +77,7 @@ class Resources:
         if self.encoder is None:
             self.left_out.append(f"{described}: it needs a sentence encoder (encoder)")
             return []
+        from ssmscope.attacks.resources import Encoder
         from ssmscope.attacks.swaps import Similarity
 
         self.ran.append(f"{described} by {self.encoder} in place of the Universal Sentence Encoder")
@@ -106,6 +107,33 @@ def greedy(resources: Resources, importance: str) -> Any:
     return textattack().search_methods.GreedyWordSwapWIR(wir_method=importance)
 
 
+RANDOM_STRINGS = tuple(
+    """
+    d6ZQ3u0GBQ vTAjHynoIG OB4KVJzIft LkF0FZxMZ4 iia2yL9Uzm CuVpbbkC4c w52rwgo0Av Vq3aBzuZcD hXLpw3bbiw RcRneWo6Iv
+    S6oUV5E54P xikCjkMydH MQnugHcaoy Q47Jmd4lMV 9vGXgnbWB8 IhuBIhoPGc 5yWbBXztUY AMsRIKZniY EAB4KP2NVY 9Q3S1F94fE
+    b74X5IVXQY SFPCqpiClT bhrRSokrfa YHQiDfFhw4 BWmsLx8xOA PDCGfz6DL9 yh912BU8T0 ofOQXLxiW4 Cev0s49fbe rzu98kF2KF
+    zexKUTWJYG 5XeflW1ZJc is77sOXAu8 XStsD2pUzu fwhUZUQzXW Pbl3tYuoRo MSAddJ4D2a mzjVogkRhM Kw6nrs57gH ItGDrrA1Sc
+    KjPJJ2a7RB mOJ9nEwT4f ofw9fEkN5R njCuciQJpB 6a4Yn3RGVc SvAp8RlOFn g0vBZf3tQC zq0DcZ5dnI lf8wBa2yEm lWJoGGRdjv
+""".split()
+)
+
+STRESSES = (" and true is true ", " and false is not true ", " and true is true " * 5)
+"""Suffixes that mean nothing for the task (Naik et al. 2018), of PromptBench 0.0.4; it has 50 `RANDOM_STRINGS` too
+(Ribeiro et al. 2020)."""
+
+stresstest = Attack(
+    suffixes=STRESSES,
+    about="3 suffixes (true is true, false is not true, the first five times), all tried",
+    row="3 suffixes",
+)
+
+
+def attack(*, prompts: bool = True, **declared: Any) -> Callable[[Build], Attack]:
+    """Declare an attack by the function that builds its search, on words and, by default, on prompts."""
+    return lambda build: Attack(words=build, prompts=build if prompts else None, **declared)
+
+
+@attack(row="a search")
 def deepwordbug(resources: Resources, prompt: bool) -> Recipe:
     """Build DeepWordBug (Gao et al. 2018)."""
     package = textattack()
@@ -121,6 +149,7 @@ def deepwordbug(resources: Resources, prompt: bool) -> Recipe:
     return resources.recipe("deepwordbug", swaps, constraints, greedy(resources, "unk"))
 
 
+@attack(options=("embeddings", "encoder"))
 def textbugger(resources: Resources, prompt: bool) -> Recipe:
     """Build TextBugger (Li et al. 2019)."""
     from ssmscope.attacks.swaps import Homoglyphs
@@ -139,6 +168,7 @@ def textbugger(resources: Resources, prompt: bool) -> Recipe:
     return resources.recipe("textbugger", swaps, constraints, greedy(resources, "delete"))
 
 
+@attack(options=("embeddings", "encoder"))
 def textfooler(resources: Resources, prompt: bool) -> Recipe:
     """Build TextFooler (Jin et al. 2019). The minimum cosine of two words is PromptBench's 0.6 or TextAttack's 0.5."""
     if resources.embeddings is None:
@@ -157,8 +187,10 @@ def textfooler(resources: Resources, prompt: bool) -> Recipe:
     return resources.recipe("textfooler", swaps, constraints, greedy(resources, "delete"))
 
 
+@attack(options=("masked_lm", "encoder"))
 def bertattack(resources: Resources, prompt: bool) -> Recipe:
     """Build BERT-Attack (Li et al. 2020) with its 48 candidates; the limits are PromptBench's or TextAttack's."""
+    from ssmscope.attacks.resources import MaskedLM
     from ssmscope.attacks.swaps import MaskedWords
 
     if resources.masked_lm is None:
@@ -173,10 +205,12 @@ def bertattack(resources: Resources, prompt: bool) -> Recipe:
     return resources.recipe("bertattack", swaps, constraints, greedy(resources, "unk"))
 
 
+@attack(prompts=False, options=("synonyms",))
 def pwws(resources: Resources, prompt: bool) -> Recipe:
     """Build PWWS (Ren et al. 2019)."""
     import nltk
 
+    from ssmscope.attacks.resources import load_synonyms
     from ssmscope.attacks.swaps import Synonyms, WordNetSynonyms
 
     swap: Any = WordNetSynonyms()
@@ -196,6 +230,9 @@ def pwws(resources: Resources, prompt: bool) -> Recipe:
     return resources.recipe("pwws", [swap], resources.kept_words(), greedy(resources, "weighted-saliency"))
 
 
+@attack(
+    prompts=False, row="50 suffixes", suffixes=RANDOM_STRINGS, about="50 random strings of 10 characters, all tried"
+)
 def checklist(resources: Resources, prompt: bool) -> Recipe:
     """Build CheckList (Ribeiro et al. 2020)."""
     from ssmscope.attacks.swaps import Contractions, Numbers

@@ -19,7 +19,7 @@ from ssmscope.core.complex_terms import as_real, complex_output, is_complex
 from ssmscope.core.forms import Form, at_least_float32, mask_padding
 from ssmscope.core.known_models import LAYERS
 from ssmscope.core.linearized import LinearizedLayer, undeclared
-from ssmscope.core.mixers import full_name, read_anew, reads_both_ways
+from ssmscope.core.mixers import full_name, read_as, reads_both_ways
 from ssmscope.core.paths import InputMap, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace, last_inputs, mapped
 from ssmscope.errors import InputError, check_whole
@@ -330,7 +330,7 @@ def adapt(
     LAYERS.add(
         name, Adapted(terms, output, form, reach, both_ways, counts, channels_first), instead=isinstance(known, Adapted)
     )
-    read_anew(kind)
+    read_as(kind, None)
 
 
 # ---- is it what the layer computes?

@@ -128,7 +128,7 @@ def _affine_at_zero(module: nn.Module, name: str) -> Tensor:
     width, device = module.in_features if vector is None else len(vector), _device(module)
     x, y = _random((2, 3, width), device), 8 * _random((2, 3, width), device, seed=1)
     zero, of_x, of_y, of_both, alone = (_tried(module, u, name) for u in (torch.zeros_like(x), x, y, x + y, x[:1, :1]))
-    digits = _digits(of_x)
+    digits = rounding(of_x)
     if of_x.shape[:-1] != x.shape[:-1]:
         raise unreadable(module, name, "is no linear map of its input, and cannot be read")
     _same(of_both + zero, of_x + of_y, digits, module, name, "linear map of its input")
@@ -155,7 +155,7 @@ def agrees_with_weight(module: nn.Module) -> bool:
             x = _random((1, own.in_channels, 2 * weight.shape[-1]), weight.device).to(weight)
             expected = conv1d(x, weight, bias, own.stride, own.padding, own.dilation, own.groups)
         found = _tried(module, x, "the layer")
-    return found.shape == expected.shape and _apart(found, expected) <= _digits(found)
+    return found.shape == expected.shape and _apart(found, expected) <= rounding(found)
 
 
 # ---- depthwise convolutions
@@ -183,7 +183,7 @@ def depthwise(
             x = _random((2, channels, 3 * taps), device)
             found = _tried(conv, x, name)
             expected = conv1d(x.to(found), weight.to(found), bias.to(found), padding=padding, groups=channels)
-            _same(found, expected, _digits(found), conv, name, "convolution of every channel by itself")
+            _same(found, expected, rounding(found), conv, name, "convolution of every channel by itself")
     return weight, bias if bool(bias.any()) else None
 
 
@@ -253,7 +253,7 @@ def norm_terms(
         x = _random((2, 3, width), device).to(ones)
         found = _tried(norm, x, name)
         # Many norms compute in float32 for any input.
-        digits = max(_digits(found), ROUNDING_UNITS[0] * torch.finfo(torch.float32).eps)
+        digits = max(rounding(found), ROUNDING_UNITS[0] * torch.finfo(torch.float32).eps)
         _same(found, normed(x).to(found) * weight + bias, digits, norm, name, type(own).__name__)
     return NormTerms(weight, bias if centred or bool(bias.any()) else None, eps)
 
@@ -343,7 +343,7 @@ def _apart(found: Tensor, expected: Tensor) -> float:
     return float((found.to(wide) - expected.to(wide)).abs().max() / size) if bool(size) else 0.0
 
 
-def _digits(found: Tensor) -> float:
+def rounding(found: Tensor) -> float:
     """Return the largest rounding difference between two ways of computing the same, in units of the largest number."""
     single, half = ROUNDING_UNITS
     if found.dtype in (torch.float16, torch.bfloat16):

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from ssmscope.core.affine import is_linear
 from ssmscope.core.attention_layers import attention_changed, attention_modules, attention_numbers
+from ssmscope.core.blocks import block_part, declared_parts
 from ssmscope.core.intercept import After, Before, observe
 from ssmscope.core.mixers import (
     Compute,
@@ -215,21 +216,23 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 def block_parts(module: nn.Module, place: Place) -> dict[str, nn.Module]:
     """Return the parts of a model's blocks whose output is this place's value, each once, by name and in order. A
-    feed-forward part, or experts with their router, is the outermost part of a block with two linear maps or more that
-    neither is in a mixer or attention nor holds one."""
+    feed-forward part, or experts with their router, is the outermost part of a block that neither is in a mixer or
+    attention nor holds one, and that the family declares as such or, where it says nothing, has two linear maps."""
     if place == "attention-output":
         return {name: part for name, part in module.named_modules() if part in {*attention_modules(module).values()}}
     read = [*mixers(module), *attention_modules(module).values()]
     inside = {id(part) for own in read for part in own.modules()}
     around = {id(part) for part in module.modules() if any(id(own) in inside for own in part.modules())}
-    other = {name for own in mixers(module) for name in getattr(adapter_for(own), "NO_FEED_FORWARD", ())}
+    declared = declared_parts(module)
     blocks = {id(block) for block in blocks_of(module)}
     stacks = {name.rpartition(".")[0] for name, part in module.named_modules() if id(part) in blocks}
     found: dict[str, nn.Module] = {}
     for name, part in module.named_modules():
         above = name.split(".")[:-1]
         in_block = any(".".join(above[:at]) in stacks for at in range(len(above)))
-        if in_block and id(part) not in inside | around and type(part).__name__ not in other and _maps(part) > 1:
+        rule = block_part(part, declared)
+        feeds = _maps(part) > 1 if rule is None else rule.feed_forward
+        if feeds and in_block and id(part) not in inside | around:
             found[name] = part
             inside |= {id(own) for own in part.modules()}
     return found

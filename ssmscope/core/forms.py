@@ -21,20 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssmscope.core.affine import (
-    Channels,
-    agree,
-    changed_parts,
-    depthwise,
-    described,
-    innermost,
-    is_plain,
-    linear_map,
-    norm_constants,
-    norm_terms,
-    norm_weight,
-    offset,
-)
+from ssmscope.core import affine
 from ssmscope.core.linearized import LinearizedLayer, as_diagonal, vanishes
 from ssmscope.core.paths import InputMap, OutputMap, Path
 from ssmscope.core.trace import LayerTrace
@@ -62,20 +49,20 @@ class Norm:
     size: int | None = None
     centred: bool = False
 
-    def __call__(self, y: Channels) -> Channels:
+    def __call__(self, y: affine.Channels) -> affine.Channels:
         """Return the norm of y, in at least float32."""
         groups, scale = self.groups(y)
         groups = groups * scale
         groups = groups if self.weight is None else groups * self._by_group(self.weight, groups)
         return (groups if self.bias is None else groups + self._by_group(self.bias, groups)).flatten(-2)
 
-    def factor(self, y: Channels) -> Channels:
+    def factor(self, y: affine.Channels) -> affine.Channels:
         """Return what the norm of y multiplies y, or y − mean, by."""
         groups, scale = self.groups(y)
         factor = scale if self.weight is None else scale * self._by_group(self.weight, groups)
         return factor.expand_as(groups).flatten(-2)
 
-    def groups(self, y: Channels) -> tuple[Tensor, Tensor]:
+    def groups(self, y: affine.Channels) -> tuple[Tensor, Tensor]:
         """Return y by group, less the mean where that is subtracted, and the inverse of each group's size."""
         groups = at_least_float32(y).unflatten(-1, (-1, self.size or y.shape[-1]))
         groups = groups - groups.mean(-1, keepdim=True) if self.centred else groups
@@ -191,7 +178,7 @@ class Form:
         act, first = self._activation("gate_activation", mixer, layer), bool(self._of("gate_first", mixer, layer))
         part = part_of(mixer, norm) if isinstance(norm, str) else None
         checked = norm is not None and (
-            self.inner is not None or (part is not None and not is_plain(part, TORCH_NORMS))
+            self.inner is not None or (part is not None and not affine.is_plain(part, TORCH_NORMS))
         )
         name, norm = norm, norm if part is None else norm_of(mixer, norm)
         z = None if layer.z is None else at_least_float32(layer.z)
@@ -239,13 +226,13 @@ class Form:
             wide = at_least_float32(y)
             expected = norm.groups(wide.flatten(2))[0].flatten(2) * gate[:, some]
             expected = expected if added is None else expected + added[:, some]
-        if not agree(found, expected.to(found)):
-            if parts := changed_parts(mixer):
-                raise InputError(f"{described(mixer, parts)} make it another map than its terms do: remove them")
+        if not affine.agree(found, expected.to(found)):
+            if parts := affine.changed_parts(mixer):
+                raise InputError(f"{affine.described(mixer, parts)} make it another map than its terms do: remove them")
             said = f"{named(mixer, name)} does not compute the norm, with the gate where it has one, that"
             raise InputError(f"{said} the layer's form declares")
 
-    def _inner(self, mixer: Any, layer: LayerTrace, y: Float[Tensor, "batch length heads width"]) -> Channels:
+    def _inner(self, mixer: Any, layer: LayerTrace, y: Float[Tensor, "batch length heads width"]) -> affine.Channels:
         """Return the input of `out`."""
         if self.inner is not None:
             return self.inner(mixer, layer, y)
@@ -258,15 +245,15 @@ class Form:
         y = self._normed(mixer, layer, y).to(dtype)
         return y if z is None else y * (z if act is None else act(z))
 
-    def _normed(self, mixer: Any, layer: LayerTrace, y: Float[Tensor, "batch length heads width"]) -> Channels:
+    def _normed(self, mixer: Any, layer: LayerTrace, y: Float[Tensor, "batch length heads width"]) -> affine.Channels:
         norm = self._of("norm", mixer, layer)
         if isinstance(norm, str):
             part = part_of(mixer, norm)
-            if not is_plain(part, TORCH_NORMS):
-                own, y = innermost(part), y.to(layer.u.dtype)
+            if not affine.is_plain(part, TORCH_NORMS):
+                own, y = affine.innermost(part), y.to(layer.u.dtype)
                 if isinstance(own, nn.GroupNorm):  # Its channels come second.
                     return part(y.flatten(2).flatten(0, 1)).view(*y.shape[:2], -1)
-                weight = norm_weight(own)
+                weight = affine.norm_weight(own)
                 return part(y if weight is not None and weight.shape[-1] == y.shape[-1] else y.flatten(2)).flatten(2)
             norm = norm_of(mixer, norm)
         return y.flatten(2) if norm is None else norm(y.flatten(2))
@@ -298,7 +285,7 @@ class Form:
         value = self._of("convolution", mixer, layer)
         if not isinstance(value, str):
             return value
-        return depthwise(part_of(mixer, value), layer.conv_input.shape[-1], layer.reach, named(mixer, value))
+        return affine.depthwise(part_of(mixer, value), layer.conv_input.shape[-1], layer.reach, named(mixer, value))
 
 
 def _is_torchs(value: Any) -> bool:
@@ -339,25 +326,25 @@ def named(mixer: Any, name: str) -> str:
 def projection(mixer: Any, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:
     """Return a linear layer of a mixer, or the `rows` of its outputs, as a map (x, biased), without its bias if
     `biased` is False. Raise InputError if the layer is not linear, see `ssmscope.core.affine`."""
-    return linear_map(part_of(mixer, name), named(mixer, name), rows)
+    return affine.linear_map(part_of(mixer, name), named(mixer, name), rows)
 
 
 def constant(mixer: Any, name: str, u: Tensor) -> Tensor | None:
     """Return a linear layer's bias at every position of `u` (batch, length, …); None without one."""
-    bias = offset(part_of(mixer, name), named(mixer, name))
+    bias = affine.offset(part_of(mixer, name), named(mixer, name))
     return None if bias is None else bias.to(u).expand(*u.shape[:2], -1)
 
 
 def norm_of(mixer: Any, name: str) -> Norm:
     """Return a part of a mixer as a `Norm`, in groups as the part has them. Raise InputError if it is no norm."""
     part = part_of(mixer, name)
-    own: Any = innermost(part)
-    weight, bias, eps = norm_terms(part, type(own), named(mixer, name))
+    own: Any = affine.innermost(part)
+    weight, bias, eps = affine.norm_terms(part, type(own), named(mixer, name))
     if isinstance(own, nn.GroupNorm):
         return Norm(weight, bias, eps, own.num_channels // own.num_groups, centred=True)
     width = own.normalized_shape[-1] if weight is None else weight.shape[-1]
     size = getattr(own, "group_size", None) or width // getattr(own, "n_groups", 1)
-    return Norm(weight, bias, eps, size, norm_constants(part, named(mixer, name))[1])
+    return Norm(weight, bias, eps, size, affine.norm_constants(part, named(mixer, name))[1])
 
 
 # ---- tensors

@@ -28,7 +28,7 @@ from ssmscope.core.interface import Runs
 from ssmscope.core.lasting_edits import LastingEdit
 from ssmscope.core.mixers import check_causal
 from ssmscope.core.progress import count_tokens
-from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, Kept, StepInPlace, recordable
+from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, Kept, StepInPlace, can_record_steps
 from ssmscope.core.token_runs import TokenRuns
 from ssmscope.core.trace import Earlier, States, check_rows, gathered, joined
 from ssmscope.errors import InputError, check_number, check_whole
@@ -190,7 +190,7 @@ class Continuation:
         self.model, self.edits, self.context, self.compiles = model, tuple(edits), copy_context(), compiles
         self.logits, self.states = run
         worth = self.states and (compiles or model.device.type in RECORDING_DEVICES)
-        self.recordable = bool(worth and not edits and recordable(model.module))
+        self.recordable = bool(worth and not edits and can_record_steps(model.module))
         self.rows = list(range(len(self.logits)))  # Texts of the batch.
         self.runs: dict[tuple[LastingEdit, ...], TokenRuns] = {}
         self.keep: Callable[[], None] = lambda: None

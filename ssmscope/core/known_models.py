@@ -16,9 +16,9 @@ LAYERS: Registry[Any] = Registry("layer", "ssmscope.layers")
 """Adapters of layers, by the full name of the layers' class."""
 MODELS: Registry[Any] = Registry("model type", "ssmscope.models")
 """Modules of the model types that transformers lacks; they have their classes in `AUTO`."""
+TEXT_TYPES: Registry[str] = Registry("model type", "ssmscope.text_types")
+"""Folders in transformers of the model types that are not named as theirs."""
 _TRANSFORMERS = "transformers.models."
-_TEXT_TYPES = {name: f"{name}_text" for name in ("glm5_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp")}
-"""Model types of families of transformers that are not named as their folder."""
 
 PACKAGE = Path(__file__).parents[1]
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -44,9 +44,10 @@ def data_set_of(data: Mapping[str, Any]) -> str | None:
 
 
 def of_transformers() -> dict[str, str]:
-    """Return the folder of each family of transformers that has readable layers, by its model type."""
+    """Return the folder of each readable family of transformers, of any release, by its model type."""
     folders = (name.split(".")[2] for name in LAYERS if name.startswith(_TRANSFORMERS))
-    return {_TEXT_TYPES.get(folder, folder): folder for folder in folders}
+    others = {folder: kind for kind, folder in TEXT_TYPES.places.items()}
+    return {others.get(folder, folder): folder for folder in folders}
 
 
 def import_family(kind: str) -> None:
@@ -55,11 +56,6 @@ def import_family(kind: str) -> None:
     for name in LAYERS:
         if name.startswith(f"{_TRANSFORMERS}{folder}."):
             LAYERS[name]
-
-
-def known_families() -> frozenset[str]:
-    """Return the model types of transformers with readable layers, those that the installed release lacks too."""
-    return frozenset(of_transformers())
 
 
 @cache

@@ -39,14 +39,14 @@ class LayerAdapter(Protocol):
     Optional: `state_after(mixer, layer, scans)`, the state from which a run continues, if that is more than
     `LayerTrace.state_after`; `returned(output)`, the result of the mixer's own forward if that is not its output alone;
     `entered(mixer, given)`, `flat(mixer, output)` and `shaped(mixer, u)`, its input as u (batch, length, width), its
-    output as such, and u as it is given;
-    `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; `stored(module)`, the
-    weights of a model or mixer whose library rescales them in place; `growth_limit(mixer, layer, recurrence)`, its
-    largest possible growth without Δ and A (`core.growth`); `theorem_parameters(mixer)`, what the generalisation bound
-    reads; `HAS_RECURRENT_STATE`, False for layers that keep no state, such as short convolutions; `BIDIRECTIONAL`, True
-    for layers that read later tokens too, or a function that tells whether a mixer does; `RECORDABLE_TRAINING`, the
-    model types whose training step never waits for a GPU nor sends it numbers; and `NO_FEED_FORWARD` and
-    `NO_RELEVANCE`, names of classes in a block that are none, or have no rule of LRP.
+    output as such, and u as it is given; `reading(module)`, a context manager for the whole model while `fast_scan`
+    reads its mixers; `stored(module)`, the weights of a model or mixer whose library rescales them in place;
+    `growth_limit(mixer, layer, recurrence)`, its largest possible growth without Δ and A (`core.growth`);
+    `theorem_parameters(mixer)`, what the generalisation bound reads; `HAS_RECURRENT_STATE`, False for layers that keep
+    no state, such as short convolutions; `BIDIRECTIONAL`, True for layers that read later tokens too, or a function
+    that tells whether a mixer does; `RECORDABLE_TRAINING`, the model types whose training step never waits for a GPU
+    nor sends it numbers; `BLOCK_PARTS`, the other parts of its blocks (`core.blocks`); and `SOFT_CAP`, the field of its
+    configuration with a soft cap of logits.
     """
 
     def compute_terms(
@@ -113,7 +113,7 @@ def full_name(kind: type[nn.Module]) -> str:
 
 
 def read_as(kind: type[nn.Module], adapter: LayerAdapter | None) -> None:
-    """Have layers of exactly this class read by an adapter, or None by none, until `adapt` says how they are read."""
+    """Have layers of exactly this class read by an adapter, or None by what is registered for them now."""
     _ADAPTERS.pop(kind, None)
     _FOUND.discard(kind)
     if adapter is not None:
@@ -124,11 +124,6 @@ def read_as(kind: type[nn.Module], adapter: LayerAdapter | None) -> None:
 def is_readable(module: nn.Module) -> bool:
     """Return True if some adapter reads the module as a layer."""
     return _readable_class(module) is not None
-
-
-def read_anew(kind: type[nn.Module]) -> None:
-    """Have a class's adapter looked up again, as it was registered anew."""
-    read_as(kind, None)
 
 
 def runs_own(mixer: nn.Module, below: Any) -> bool:

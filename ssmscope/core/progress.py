@@ -28,6 +28,13 @@ class _Seen:
     words: Callable[[str], str] = str
 
 
+def duration(seconds: float) -> str:
+    """Format a time: "14 s", "2.5 min", "1.2 h"."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
+
+
 @contextmanager
 def worded_by(words: Callable[[str], str]) -> Iterator[None]:
     """Pass every line for stderr through `words`, which names options as the user gives them."""
@@ -86,7 +93,7 @@ def pulse(name: str, shown: bool = True) -> Iterator[None]:
             parts = [f"{task.completed:,.0f} of {task.total:,.0f} {task.description}".strip() for task in tasks[-1:]]
             parts.append(f"{_Seen.tokens - before:,} tokens read" if _Seen.tokens > before else "at work")
             seconds, left = time.monotonic() - begun, tasks[-1].time_remaining if tasks else None
-            about = f", about {left:,.0f} s left" if left and seconds + left >= SECONDS_WORTH_AN_ESTIMATE else ""
+            about = f", about {duration(left)} left" if left and seconds + left >= SECONDS_WORTH_AN_ESTIMATE else ""
             print(f"{name}: {', '.join(parts)} after {seconds:.0f} s{about}", file=stream, flush=True)
 
     thread = threading.Thread(target=say, daemon=True)

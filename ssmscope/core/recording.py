@@ -34,7 +34,7 @@ Numbers = Callable[[Tensor, Tensor | None], Tensor]
 """Function from logits (texts, vocabulary) and draws from 0 to 1, (texts,), to what `Sampling.numbers` gives."""
 
 
-def recordable(module: Any) -> bool:
+def can_record_steps(module: Any) -> bool:
     """Return True if nothing is put on a model's parts, its weights are plain and in one place, and it keeps no keys
     and values, which grow. Its blocks are asked what else they need, see `core.token_runs`."""
     if edits_of(module) or attention_modules(module):

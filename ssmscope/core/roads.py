@@ -13,7 +13,8 @@ linear map takes, as it is in that run, after the norm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -79,6 +80,16 @@ class RoadRun(NamedTuple):
     outputs: Mapping[str, Tensor]
 
 
+class _Outputs(UserDict[str, Any]):
+    """Outputs by name; what heads write is computed when it is first read."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = super().__getitem__(name)
+        if callable(found):
+            found = self[name] = found()
+        return found
+
+
 class _Captured(Exception):
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -94,8 +105,9 @@ class Roads:
         self.model, self.blocks, self._taps, self._heads = model, _stack(model), taps, heads
         read = zip(model.layer_numbers, model.mixers)
         named: dict[str, nn.Module] = {f"mixer {n}": mixer for n, mixer in read}
-        named |= {f"attention {n}": part for n, part in _numbered(attention_modules(model.module))}
-        named |= {f"feed-forward {n}": part for n, part in _numbered(block_parts(model.module, "feed-forward"))}
+        attention, inner = attention_modules(model.module), block_parts(model.module, "feed-forward")
+        kinds = {"attention": attention, "feed-forward": inner}
+        named |= {f"{kind} {n}": part for kind, own in kinds.items() for n, part in zip(numbers_in(own), own.values())}
         inside = {id(part): number for number, block in enumerate(self.blocks) for part in block.modules()}
         lost = [name for name, part in named.items() if id(part) not in inside]
         if lost:
@@ -103,6 +115,8 @@ class Roads:
         self.parts = [Part(name, part, inside[id(part)]) for name, part in named.items()]
         self._busy = False
         self._look(batch)
+        self.block_of = {node: part.block for part in self.parts for node in part.nodes}
+        self.block_of[LOGITS] = len(self.blocks) - 1
         if heads:
             with torch.no_grad():
                 self._check_heads(self.run(batch).outputs)
@@ -130,18 +144,17 @@ class Roads:
 
     def run(self, batch: Batch, shift: Shift | None = None, embedding: Tensor | None = None) -> RoadRun:
         """Run a batch with shifted reads, in the caller's context of gradients, from another embedding if given."""
-        outputs: dict[str, Tensor] = {}
-        with self.reading(shift, outputs, embedding), self.model.running(mask=batch.mask):
+        with self.reading(shift, embedding) as outputs, self.model.running(mask=batch.mask):
             logits = self.model.forward(batch, last_only=True)
         return RoadRun(logits, outputs)
 
     @contextmanager
     def reading(
-        self, shift: Shift | None, outputs: dict[str, Tensor], embedding: Tensor | None = None, terms: Any = None
-    ) -> Iterator[None]:
-        """Shift the reads of every run of the model within the context, which puts its parts' outputs into `outputs`,
-        from another embedding if given; `terms` changes mixers' terms in place of the shift."""
-        self._outputs = outputs
+        self, shift: Shift | None, embedding: Tensor | None = None, terms: Any = None
+    ) -> Iterator[Mapping[str, Tensor]]:
+        """Shift the reads of every run of the model within the context, which yields the parts' outputs, from another
+        embedding if given; `terms` changes mixers' terms in place of the shift."""
+        self._outputs = _Outputs()
         self._raw: dict[str, Any] = {}
         self._calls: dict[int, tuple[Tensor, Any, Any]] = {}
         asked = (lambda *_: {}) if shift is None else shift
@@ -162,7 +175,7 @@ class Roads:
         with ExitStack() as around:
             around.enter_context(edited(self.model, Edit("roads", "terms", change)))
             around.enter_context(observe(before=before, after=after))
-            yield
+            yield self._outputs
 
     def _enter(self, number: int, embedding: Tensor | None, block: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._busy:
@@ -181,14 +194,9 @@ class Roads:
             self._outputs[name] = output[0] if isinstance(output, tuple) else output
 
     def _write_heads(self, part: Part, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Keep what each head writes of the last linear map's output, its constant in equal shares."""
         if not self._busy:
-            width = args[0].shape[-1] // part.heads
-            bias = 0 if getattr(module, "bias", None) is None else module.bias
-            for head, node in enumerate(part.nodes):
-                own = torch.zeros_like(args[0])
-                own[..., head * width : (head + 1) * width] = args[0][..., head * width : (head + 1) * width]
-                self._outputs[node] = module.forward(own) - bias * (1 - 1 / part.heads)
+            each = enumerate(part.nodes)
+            self._outputs |= {node: partial(_written, module, args[0], head, part.heads) for head, node in each}
 
     def _end(self, asked: Shift, block: nn.Module, output: Any) -> Any:
         if self._busy:
@@ -238,11 +246,10 @@ class Roads:
         whole: dict[str, Tensor] = {}
         for name, change in moved.items():
             whole[_whole(name)] = whole.get(_whole(name), 0) + change
-        moved = whole
         own = {each.name: each.module for each in self.parts if each.block == part.block and each.name in self._raw}
-        for name, change in moved.items():
+        for name, change in whole.items():
             stream = stream + change if name not in own else stream
-        forced = [(module, partial(_given, _moved(self._raw[name], moved.get(name)))) for name, module in own.items()]
+        forced = [(module, partial(_given, _moved(self._raw[name], whole.get(name)))) for name, module in own.items()]
         args, kwargs = ((stream, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": stream})
         self._busy = True
         try:
@@ -273,8 +280,7 @@ class Roads:
                 heads[name] = heads_of(self.model, site.mixer, layer)
             return layer
 
-        outputs: dict[str, Tensor] = {}
-        with torch.no_grad(), self.reading(None, outputs, terms=look), self.model.running(mask=batch.mask):
+        with torch.no_grad(), self.reading(None, terms=look) as outputs, self.model.running(mask=batch.mask):
             self.model.forward(batch, last_only=True)
             order = {name: place for place, name in enumerate(outputs)}
             if lost := [part.name for part in self.parts if part.name not in order]:
@@ -285,7 +291,7 @@ class Roads:
                     roads[part.name] = tuple(PROJECTIONS) if split else ("",)
             known = (Part(p.name, p.module, p.block, roads[p.name], *heads.get(p.name, ())) for p in self.parts)
             self.parts = sorted(known, key=lambda p: order[p.name])
-            self._mixers = {_number(part): part for part in self.parts if part.name.startswith("mixer")}
+            self._mixers = {int(p.name.split()[1]): p for p in self.parts if p.name.startswith("mixer")}
             self._check_sums(batch)
             self._reads = {part.name: self._senders(part) for part in self.parts}
 
@@ -322,17 +328,16 @@ class Roads:
         return found
 
 
-def _numbered(parts: Mapping[str, nn.Module]) -> Iterable[tuple[int, nn.Module]]:
-    return zip(numbers_in(parts), parts.values())
-
-
-def _number(part: Part) -> int:
-    return int(part.name.rpartition(" ")[2])
-
-
 def _whole(node: str) -> str:
     """Return the name of the part that a head is of, or the name itself."""
     return node.partition(" head ")[0]
+
+
+def _written(last: Any, u: Tensor, head: int, heads: int) -> Tensor:
+    """Return what a head writes of the last linear map's output, its constant in equal shares."""
+    own, width = torch.zeros_like(u), u.shape[-1] // heads
+    own[..., head * width : (head + 1) * width] = u[..., head * width : (head + 1) * width]
+    return last.forward(own) - (0 if getattr(last, "bias", None) is None else last.bias) * (1 - 1 / heads)
 
 
 def _given(output: Any, below: Any, *args: Any, **kwargs: Any) -> Any:

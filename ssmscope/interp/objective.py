@@ -21,7 +21,7 @@ from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch
 from ssmscope.core.intercept import active_override, is_kept, is_own, override_forward
 from ssmscope.core.model import Model
-from ssmscope.core.progress import on_stderr
+from ssmscope.core.progress import duration, on_stderr
 from ssmscope.core.recomputing import recomputed
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.core.weights import weights_constant
@@ -107,13 +107,6 @@ class Meter:
 
 def _span(ends: list[str]) -> str:
     return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
-
-
-def duration(seconds: float) -> str:
-    """Format a time: "14 s", "2.5 min", "1.2 h"."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,14 +37,21 @@ class PlainRun:
             self.logits = self._forward(batch, states)
 
     def again(
-        self, layer: int | None = None, edits: Sequence[Edit] | Edit = (), copies: int = 1, states: States | None = None
+        self,
+        layer: int | None = None,
+        edits: Sequence[Edit] | Edit = (),
+        copies: int = 1,
+        states: States | None = None,
+        first: int | None = None,
     ) -> Tensor:
         """Return the logits of `copies` of the batch, in turn, in a run that differs from the plain one from the
-        state-space layer of this number on; None: from the first."""
+        state-space layer of this number on; None: from the first, or the block in place `first`."""
+        if first is None and self.reuse:
+            first = next(iter(self.places.values())) if layer is None else self.places[layer]
         rows = list(range(len(self.batch.tokens))) * copies
         if states is None and self.states is not None:
             states = gathered(self.states, torch.tensor(rows))
-        with edited(self.model, edits), self._below(layer, rows) if self.reuse else nullcontext():
+        with edited(self.model, edits), self._below(first, rows) if self.reuse and first else nullcontext():
             return self._forward(self.batch.rows(rows), states)
 
     def _forward(self, batch: Batch, states: States | None) -> Tensor:
@@ -52,12 +59,8 @@ class PlainRun:
             return self.model.forward(batch, last_only=self.last_only)
 
     @contextmanager
-    def _below(self, layer: int | None, rows: Sequence[int]) -> Iterator[None]:
-        """Skip, within the context, the blocks before a state-space layer; `rows` of the batch run together."""
-        first = next(iter(self.places.values())) if layer is None else self.places[layer]
-        if not first:
-            yield
-            return
+    def _below(self, first: int, rows: Sequence[int]) -> Iterator[None]:
+        """Skip, within the context, the blocks before one; `rows` of the batch run together."""
         output = gathered(self._kept[id(self.stack[first - 1])], torch.tensor(rows))
         with override_forward([(block, lambda below, *args, **kwargs: output) for block in self.stack[:first]]):
             yield

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ssmscope.core.blocks import of_hybrids
 from ssmscope.core.forms import norm_of
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import mamba2, parts
@@ -30,6 +31,7 @@ def _entering(mixer: Any, start: int, stop: int) -> Callable[[Tensor, bool], Ten
     return lambda u, biased: enter(u * mixer.ssm_in_multiplier, biased) * multipliers
 
 
+BLOCK_PARTS = of_hybrids("FalconH1")
 FORM = replace(
     mamba2.FORM,
     values=lambda mixer, _: _entering(mixer, 1, 2),

@@ -17,6 +17,7 @@ x_t, in Ling 3.0 W x_t. Attention, experts and hyper-connections are run by the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from torch.nn.functional import silu, softplus
 from transformers.activations import ACT2FN
 
 from ssmscope.core.affine import innermost
+from ssmscope.core.blocks import CONSTANT, EXPERTS, LATENT, UNREAD, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.growth import GrowthLimit, gates_at_most_one
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -84,7 +86,15 @@ def _named(mixer: Any) -> tuple[str, str]:
     return ("o_norm", "o_proj") if hasattr(mixer, "o_norm") else ("norm", "out_proj")
 
 
-NO_FEED_FORWARD = NO_RELEVANCE = ("Qwen4ExpTextGatedResidual",)
+_SHARED = replace(EXPERTS, frozen=("gate", "shared_expert_gate"))
+BLOCK_PARTS = {
+    **of_hybrids("Qwen3Next", SparseMoeBlock=_SHARED),
+    **of_hybrids("Qwen3_5", "Qwen3_5Moe", TextRotaryEmbedding=CONSTANT, SparseMoeBlock=_SHARED),
+    **of_hybrids("Qwen4ExpText", SparseMoeBlock=_SHARED, GatedResidual=UNREAD),
+    **of_hybrids("LaraMini", "OlmoHybrid"),
+    **of_hybrids("KimiLinear", Attention=LATENT),
+    **of_hybrids("BailingHybrid", Attention=replace(LATENT, frozen=(*LATENT.frozen, "g_proj"))),
+}
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

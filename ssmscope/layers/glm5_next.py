@@ -14,11 +14,12 @@ from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 from transformers.models.glm5_next.modeling_glm5_next import Glm5NextPreTrainedModel, Glm5NextTextModel
 
+from ssmscope.core.blocks import LATENT, UNREAD, of_hybrids
 from ssmscope.layers.gated_delta import FORM, compute_terms
 
-__all__ = ["FORM", "NO_RELEVANCE", "Glm5NextForCausalLM", "compute_terms"]
+__all__ = ["BLOCK_PARTS", "FORM", "Glm5NextForCausalLM", "compute_terms"]
 
-NO_RELEVANCE = ("Glm5NextTextHyperConnection",)
+BLOCK_PARTS = of_hybrids("Glm5NextText", Attention=LATENT, HyperConnection=UNREAD)
 
 
 # transformers lets experts be computed in other ways where it finds "@use_experts_implementation" in a model's module.

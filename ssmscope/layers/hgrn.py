@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
 from ssmscope import ops
+from ssmscope.core.blocks import CONSTANT
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import parts
@@ -150,6 +151,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     return LayerTrace(u, (recurrence,), mask=mask, z=z, extras=extras)
 
 
+BLOCK_PARTS = {"LowerBounds": CONSTANT}
 FORM = Form(
     values="i_proj",
     activation=lambda mixer, _: None if isinstance(mixer, HGRN2Mixer) else silu,

@@ -10,11 +10,13 @@ ask about. Attention, which in LFM3 has windows and a gate, feed-forward parts a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ssmscope.core.blocks import ATTENTION, GATED, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import parts
@@ -22,6 +24,9 @@ from ssmscope.ops import Recurrence
 from ssmscope.ops.recurrence import smallest_exponent
 
 HAS_RECURRENT_STATE = False
+_MLP = replace(GATED, product=("w1", "w3"), out="w2")
+_GATED_ATTENTION = replace(ATTENTION, frozen=(*ATTENTION.frozen, "g_proj"))
+BLOCK_PARTS = of_hybrids("Lfm2", "Lfm2Moe", MLP=_MLP) | of_hybrids("Lfm3", MLP=_MLP, Attention=_GATED_ATTENTION)
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

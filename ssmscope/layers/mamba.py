@@ -9,6 +9,7 @@ layers are run by the model itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from einops import einsum, rearrange
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 
+from ssmscope.core.blocks import EXPERTS, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.core.weights import prepared
@@ -82,6 +84,7 @@ def _head_terms(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rearrange(delta, "b t h p -> b t (h p)"), B, C
 
 
+BLOCK_PARTS = of_hybrids("Jamba", SparseMoeBlock=replace(EXPERTS, frozen=("router",))) | of_hybrids("Zamba")
 FORM = Form(
     values=lambda mixer, _: ("in_proj", _rows(mixer)[0]),
     convolution=lambda mixer, layer: parts.convolution(mixer, layer.conv_input),

@@ -14,12 +14,14 @@ than on a GPU, or than release 5 and we give them.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from ssmscope.core.blocks import AS_IS, ATTENTION, FEED_FORWARD, GATED, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.core.weights import prepared
@@ -27,6 +29,14 @@ from ssmscope.layers import parts
 from ssmscope.ops import Recurrence
 
 RECORDABLE_TRAINING = ("mamba2",)
+_GRANITE = replace(GATED, act="activation", out="output_linear")
+_ADAPTED = replace(ATTENTION, frozen=(*ATTENTION.frozen, "linear_q_adapter_list", "linear_k_adapter_list"))
+BLOCK_PARTS = {
+    **of_hybrids("Bamba"),
+    **of_hybrids("GraniteMoeHybrid", MLP=_GRANITE, MoE=replace(_GRANITE, frozen=("router",)), ParallelExperts=AS_IS),
+    **of_hybrids("NemotronH", MLP=FEED_FORWARD, Experts=FEED_FORWARD),
+    **of_hybrids("Zamba2", Attention=_ADAPTED),
+}
 
 
 def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:

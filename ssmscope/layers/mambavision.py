@@ -30,6 +30,7 @@ from torch.nn.functional import gelu, pad, softplus
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.core.affine import depthwise
+from ssmscope.core.blocks import BlockPart
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError
@@ -40,6 +41,7 @@ from ssmscope.networks.generation import BlocksInTurn
 from ssmscope.ops import Recurrence, Scan
 
 BIDIRECTIONAL = True
+BLOCK_PARTS = {"LastMixing": BlockPart(linearize=lambda part, u: linearized(part, compute_terms(part, u)))}
 
 # ---- how the mixers are read
 
@@ -288,14 +290,10 @@ class LastAttending(RotaryAttention):
     """Attention of stage 4."""
 
 
-class LastWidening(FeedForward):
-    """Feed-forward part of stage 4."""
-
-
 class LastBlock(MambaVisionBlock):
     """Block of stage 4."""
 
-    kinds = (LastMixing, LastAttending, LastWidening)
+    kinds = (LastMixing, LastAttending, FeedForward)
 
 
 class ConvolutionBlock(nn.Module):

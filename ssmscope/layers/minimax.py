@@ -6,12 +6,14 @@ activation on q, k and v, a norm over all heads, and a sigmoid gate. Attention a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
+from ssmscope.core.blocks import CONSTANT, GATED, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import parts
@@ -40,6 +42,7 @@ def _values(mixer: Any) -> Tensor:
     return places[:, 2 * mixer.head_dim :].flatten()
 
 
+BLOCK_PARTS = of_hybrids("MiniMax", BlockSparseTop2MLP=replace(GATED, out="w2")) | {"PartialRotation": CONSTANT}
 FORM = Form(
     values=lambda mixer, _: ("qkv_proj", _values(mixer)), activation="act_fn", norm="norm", gate_activation="sigmoid"
 )

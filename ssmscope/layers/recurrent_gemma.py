@@ -17,6 +17,7 @@ from torch.nn.functional import softplus
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
 
 from ssmscope.core.affine import depthwise
+from ssmscope.core.blocks import ATTENTION, GATED, of_hybrids
 from ssmscope.core.forms import Form, named
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import parts
@@ -50,6 +51,8 @@ def _gate(mixer: Any, x: Tensor, name: str) -> Tensor:
     return torch.sigmoid(rearrange(made, "b t h q -> b t (h q)"))
 
 
+SOFT_CAP = "logits_soft_cap"
+BLOCK_PARTS = of_hybrids("RecurrentGemma", SdpaAttention=ATTENTION, Mlp=GATED)
 FORM = Form(values="linear_x", convolution="conv_1d", gate="linear_y", gate_activation="act_fn", out="linear_out")
 
 

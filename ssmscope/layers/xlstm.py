@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from transformers.models.xlstm.modeling_xlstm import xLSTMModel, xLSTMMultiHeadL
 
 from ssmscope import ops
 from ssmscope.core.affine import norm_terms
+from ssmscope.core.blocks import GATED
 from ssmscope.core.forms import Form, Norm
 from ssmscope.core.intercept import override_forward
 from ssmscope.core.mixers import CACHES, arguments
@@ -38,6 +39,8 @@ from ssmscope.errors import InputError
 from ssmscope.layers import parts
 from ssmscope.ops import Recurrence, Scan
 
+SOFT_CAP = "output_logit_soft_cap"
+BLOCK_PARTS = {"xLSTMFeedForward": replace(GATED, out="proj_down")}
 MAX_GATE_CAP = 40.0
 """Largest cap of a gate for which e^ĩ k, summed over a long text, is within float32."""
 

@@ -21,7 +21,7 @@ from typing import Any
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
-from ssmscope.core.known_models import DTYPES, known_families, readable_types
+from ssmscope.core.known_models import DTYPES, of_transformers, readable_types
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.loading import register_added
 
@@ -165,7 +165,7 @@ def check_fields(fields: Mapping[str, Any], what: str) -> None:
         raise InputError(f"{what}: the configuration names no model_type; write its architecture's, such as 'mamba2'")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         said = f"{what}: model type {shown(kind)} is unknown"
-        if known_families().intersection(filter(_is_word, (kind, _language_fields(fields).get("model_type")))):
+        if {*filter(_is_word, (kind, _language_fields(fields).get("model_type")))} & {*of_transformers()}:
             raise InputError(f"{said} to transformers {transformers.__version__}, which is installed: take a newer one")
         raise InputError(f"{said}{did_you_mean(str(kind), known)}")
     _check_names(fields, what)

@@ -18,13 +18,12 @@ from ssmscope.core import heads
 from ssmscope.core.batching import by_length
 from ssmscope.core.heads import hidden_vectors
 from ssmscope.core.model import Model
-from ssmscope.core.progress import count_tokens
+from ssmscope.core.progress import count_tokens, duration
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.core.trace import LayerState, States, gathered
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import max_batch_tokens, try_resuming
-from ssmscope.interp.objective import duration
 
 PIECE_TOKENS = 2048
 """Tokens of a row that run at once in a model that continues from its states."""

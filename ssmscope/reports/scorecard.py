@@ -90,7 +90,8 @@ def scorecard(scores: Sequence[Score], baseline: Sequence[Score] = ()) -> Scorec
     """Make the card of a report's scores, compared with the baseline's scores of the same or of its only model, or else
     with the first model's; None if fewer than three dimensions have a score."""
     models = tuple(dict.fromkeys(each.model for each in scores))
-    rows = [row for dimension in dimensions() if (row := _row(dimension, scores, models, baseline)) is not None]
+    declared = dimensions([each.name for each in scores])
+    rows = [row for dimension in declared if (row := _row(dimension, scores, models, baseline)) is not None]
     if len(rows) < 3:
         return None
     reference = "the earlier report" if baseline else models[0]

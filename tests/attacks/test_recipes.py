@@ -1,8 +1,10 @@
 """Parts that every recipe runs and leaves out, in words and in objects, with all resources and with none."""
 
 import importlib.util
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 if importlib.util.find_spec("textattack") is None:
     pytest.skip("textattack is not installed", allow_module_level=True)
 
+import nltk
 from described import check
 from tiny_bert import save_bert
 
@@ -17,6 +20,7 @@ from ssmscope.attacks import recipes
 from ssmscope.attacks.names import ATTACKS, on_words
 from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.recipes import recipe
+from ssmscope.errors import InputError
 
 textattack()
 
@@ -35,33 +39,42 @@ def own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "stopwords", lambda: (frozenset({"the"}), "ours"))
 
 
-def tagged(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
-    import nltk
+def absent(*_: Any) -> None:
+    raise LookupError("no data")
 
+
+def tagged(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
     def tag(words: list[str], tagset: str) -> list[tuple[str, str]]:
         if not there:
-            raise LookupError("no tagger")
+            absent()
         return [(word, "NOUN") for word in words]
 
     monkeypatch.setattr(nltk, "pos_tag", tag)
 
 
-GIVEN = (
-    ("deepwordbug", "words", ""), ("textbugger", "prompt", ""), ("textbugger", "words", "embeddings encoder"),
-    ("textfooler", "words", "embeddings encoder tagger"), ("textfooler", "prompt", "embeddings"),
-    ("bertattack", "words", "masked_lm"), ("pwws", "words", "synonyms"), ("checklist", "words", ""),
-)  # fmt: skip
+FILES = {"embeddings": "vectors.txt", "masked_lm": "bert", "encoder": "bert", "synonyms": "words.json"}
 
 
 def test_what_runs_is_told(monkeypatch, place) -> None:
+    """Every attack that is a search, with nothing, with the first resource and with all that it reads, or its
+    refusal."""
     shown = []
-    for name, flavour, given in GIVEN:
-        tagged(monkeypatch, "tagger" in given)
-        files = {"embeddings": "vectors.txt", "encoder": "bert", "masked_lm": "bert", "synonyms": "words.json"}
-        found = recipe(name, flavour=flavour, **{each: place / files[each] for each in given.split() if each in files})
-        assert (found.name, found.suffixes) == (name, ())
-        shown += [f"{name} of {flavour} with {given or 'nothing'}", *(f"runs: {part}" for part in found.ran)]
-        shown += [f"left out: {part}" for part in found.left_out]
+    monkeypatch.setattr(nltk.corpus, "wordnet", SimpleNamespace(synsets=absent))
+    for name in (each for each in ATTACKS if ATTACKS.places[each].startswith("ssmscope.")):
+        declared = ATTACKS[name]
+        searches = {"words": declared.words, "prompt": None if declared.suffixes else declared.prompts}
+        flavours = [flavour for flavour, search in searches.items() if search is not None]
+        resources = dict.fromkeys(((), declared.options[:1], declared.options))
+        for flavour, given in itertools.product(flavours, resources):
+            tagged(monkeypatch, len(given) > 1)
+            shown.append(f"{name} of {flavour} with {' '.join(given) or 'nothing'}")
+            try:
+                found = recipe(name, flavour=flavour, **{each: place / FILES[each] for each in given})
+            except InputError as error:
+                shown.append(f"refused: {error}")
+                continue
+            assert (found.name, found.suffixes) == (name, ())
+            shown += [f"runs: {part}" for part in found.ran] + [f"left out: {part}" for part in found.left_out]
     check("recipes", (line.replace(str(place), "PLACE") for line in shown))
 
 
@@ -74,11 +87,10 @@ def test_the_options_of_a_recipe_are_the_resources_that_it_reads(monkeypatch, pl
             read.add(name)
             return super().__getattribute__(name)
 
-    files = dict(embeddings="vectors.txt", masked_lm="bert", encoder="bert", synonyms="words.json")
     for name in on_words():
         read.clear()
-        ATTACKS[name].build(Watched(**{option: place / file for option, file in files.items()}), False)
-        assert read & files.keys() == set(ATTACKS[name].options), name
+        ATTACKS[name].build(Watched(**{option: place / file for option, file in FILES.items()}), False)
+        assert read & FILES.keys() == set(ATTACKS[name].options), name
 
 
 def test_the_parts_are_set_as_the_papers_say(monkeypatch, place) -> None:

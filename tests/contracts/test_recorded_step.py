@@ -24,7 +24,7 @@ from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.lasting_edits import while_writing
 from ssmscope.core.mixers import collect_states, fast_scan
 from ssmscope.core.model import Model
-from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, StepInPlace, recordable
+from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, StepInPlace, can_record_steps
 from ssmscope.core.token_runs import Blocks, TokenRuns
 from ssmscope.core.trace import mapped, tensors
 from ssmscope.ops import compiling
@@ -65,7 +65,7 @@ CONSTANTS = {"baleen-b-soft-mamba2", "retnet", "retnet-unrotated"}
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if ALL or name not in VARIANTS])
 def test_layers_that_are_recorded_wait_for_nothing_and_keep_shapes(name: str) -> None:
     module = random_example(name)
-    if gives(module) != "next tokens" or not recordable(module):
+    if gives(module) != "next tokens" or not can_record_steps(module):
         assert attention_modules(module) or gives(module) != "next tokens"
         return
     model = Model(loud(module))
@@ -178,7 +178,7 @@ def test_a_step_in_place_is_the_step(name: str, stops: bool, taken: list[int], m
     stop = (lambda ids: tuple(ids) == second) if stops else ()
     found, kept = written(model, stop=stop)
     assert taken[-(8 - STEPS_BEFORE) :] == [1] * (8 - STEPS_BEFORE)
-    monkeypatch.setattr(generation, "recordable", lambda module: False)
+    monkeypatch.setattr(generation, "can_record_steps", lambda module: False)
     expected, plain = written(model, stop=stop)
     assert found == expected and [*map(len, found)] == [3] * 5 + [2 if stops else 3] * 4
     for one, other in zip(kept, plain):
@@ -325,19 +325,19 @@ def _ways(model: Model) -> Iterator[Any]:
 
 def test_edited_watched_and_growing_models_are_not_recorded(taken: list[int]) -> None:
     model = example("mamba2")
-    assert recordable(model.module)
+    assert can_record_steps(model.module)
     for way in _ways(model):
         with way:
-            assert not recordable(model.module)
+            assert not can_record_steps(model.module)
             model.generate(ids=IDS, max_new_tokens=5, compile=True)
     model.generate(ids=IDS, max_new_tokens=5, compile=True, edits=while_writing(idle()))
     assert not taken
-    assert recordable(model.module) and not recordable(random_example("bamba"))
+    assert can_record_steps(model.module) and not can_record_steps(random_example("bamba"))
     model.module.half()
-    assert recordable(model.module)
+    assert can_record_steps(model.module)
     mixer = model.mixers[0]
     mixer.forward = lambda *args, **kwargs: type(mixer).forward(mixer, *args, **kwargs)
-    assert not recordable(model.module)
+    assert not can_record_steps(model.module)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")

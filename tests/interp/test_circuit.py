@@ -1,8 +1,12 @@
 """Circuits of compiled models are found, by values that a gradient or a run by hand confirms."""
 
+from random import Random
+
 import numpy as np
 import pytest
 import torch
+from examples import random_example
+from loud import loud
 from refusals import refuses
 
 import ssmscope
@@ -74,7 +78,6 @@ STORY = [
 @pytest.mark.parametrize("finer", [{}, {"taps": True}, {"heads": True}])
 def test_the_gradient_is_that_of_a_small_step(finer: dict[str, bool]) -> None:
     """Along clean + ε (corrupted − clean) through one road the metric's slope is the score."""
-    from loud import loud
     from small_models import SMALL_MODELS
 
     torch.manual_seed(0)
@@ -93,6 +96,18 @@ def test_the_gradient_is_that_of_a_small_step(finer: dict[str, bool]) -> None:
                 ends.append(float(runs.pairs.measure(runs.roads.run(runs.pairs.clean, shift).logits, [0])))
             slope = (ends[0] - ends[1]) / (2 * step)
             assert scores[runs.edges.index(edge)] == pytest.approx(slope, rel=0.02, abs=0.01), edge.name
+
+
+@pytest.mark.parametrize("name, finer", [("bamba", {}), ("bamba", {"heads": True}), ("qwen3_next", {}), ("jamba", {})])
+def test_runs_of_exact_edges_begin_with_the_block_that_reads(name: str, finer: dict[str, bool]) -> None:
+    """They are those of the whole run with the edge replaced."""
+    model = Model(loud(random_example(name)).double())
+    rows = [{"clean": [5, 17, 3, 9], "corrupted": [50, 7, 3, 9], "target": 1, "contrast": 2}]
+    runs = measure.PairRuns(encode_pairs(model, read_pairs(rows)), **finer)
+    runs.edges = Random(0).sample(runs.edges, min(40, len(runs.edges)))
+    found = runs.exact()[0]
+    assert found == pytest.approx([float(runs.without([edge])[0] - runs.clean[0]) for edge in runs.edges], abs=1e-5)
+    assert np.abs(found).max() > 1e-3
 
 
 def test_intervals_of_shares_cover_the_ratio_of_means() -> None:
@@ -131,7 +146,7 @@ def test_intervals_cover_the_faithfulness_of_circuits_chosen_from_the_same_pairs
         if choose == "greedy":
             kept, _ = measure.chosen_greedily(runs, np.argsort(-scores).tolist(), 0.9)  # type: ignore[arg-type]
         else:
-            kept = measure.chosen_by_threshold(scores, 0.1)
+            kept = scores >= 0.1
         found, low, high = shares(measure.faithful(runs, kept)[:, None], whole, seed)[0]  # type: ignore[arg-type]
         assert low <= found <= high
         covered += low <= mean[kept].sum() / mean.sum() <= high

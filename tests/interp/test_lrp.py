@@ -12,6 +12,7 @@ from examples import EXAMPLES, FEW, HALVES, TEXTS, random_example, relative
 from exhaustive import in_turns
 from loud import TrueFloat64, doubled, loud
 from refusals import refuses
+from small_models import language_model
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
 
@@ -69,7 +70,7 @@ def test_soft_caps_are_frozen_factors(field):
         given = x.clone().requires_grad_()
         plain, capped = weight @ x, module(x).logits.detach()
         factor = torch.where(plain == 0, 1.0, capped / plain)
-        with freeze_soft_caps(module):
+        with freeze_soft_caps(module, [field]):
             found = module(given).logits
         torch.testing.assert_close(found.detach(), capped)
         for at in range(2):
@@ -77,7 +78,7 @@ def test_soft_caps_are_frozen_factors(field):
             torch.testing.assert_close(gradient, factor[at] * weight[at])
         assert not module.lm_head._forward_hooks
     for uncapped in (Capped(), Capped(**{field: None}), nn.Linear(3, 2)):
-        with freeze_soft_caps(uncapped):
+        with freeze_soft_caps(uncapped, [field]):
             (gradient,) = torch.autograd.grad(Capped.forward(module, given).logits[0], given)
             torch.testing.assert_close(gradient, weight[0] * (1 - (plain[0] / 2).tanh() ** 2))
 
@@ -440,6 +441,18 @@ def test_a_forward_pass_of_the_users_own_is_read_if_it_is_linear():
         model.module.backbone.norm_f = Same(own, lambda y: y.softmax(-1)).double()
         for ask in (lambda: lrp(of), lambda: check_lrp(model)):
             refuses("its own forward pass is not linear", ask)
+
+
+def test_a_lower_precision_is_allowed_its_rounding():
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=97, hidden_size=64, num_heads=4, head_dim=32, state_size=8, n_groups=1)
+    module = language_model("mamba2", **sizes, num_hidden_layers=48).to(torch.bfloat16).eval()
+    model = Model(module)
+    batch = model.encode(ids=torch.randint(0, 97, (2, 64)).tolist())
+    of = objective(model, batch, target=7)
+    assert (lrp(of).delta > 2e-3).any()  # The limit in float32 is 1e-3 of more than the value.
+    module.backbone.norm_f = Same(module.backbone.norm_f, lambda y: y.softmax(-1))
+    refuses("its own forward pass is not linear", lrp, objective(model, batch, target=7))
 
 
 def test_a_model_of_another_class_is_read_by_its_parts():

@@ -1,5 +1,7 @@
 """Rules of relevance for parts of other libraries' blocks, on parts made by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from refusals import refuses
@@ -8,9 +10,10 @@ from torch.nn.functional import gelu, silu
 from transformers.models.mamba.modeling_mamba import MambaRMSNorm
 
 from ssmscope.core.affine import is_norm
+from ssmscope.core.blocks import ATTENTION, EXPERTS, FEED_FORWARD, GATED, LATENT, BlockPart, block_part, of_hybrids
 from ssmscope.core.intercept import override_forward
 from ssmscope.errors import InputError
-from ssmscope.interp.methods.lrp_blocks import _mapped, gated, halved, is_family_block, part_handlers, runs_its_parts
+from ssmscope.interp.methods.lrp_blocks import _mapped, gated, halved, part_handlers, runs_its_parts
 
 draw = torch.Generator().manual_seed(0)
 X = torch.randn(5, 3, generator=draw, dtype=torch.float64)
@@ -47,10 +50,10 @@ class Plain(nn.Module):
         return self.down_proj(self.activation(self.up_proj(x)))
 
 
-def slopes(module: nn.Module, half: bool) -> tuple[Tensor, Tensor]:
+def slopes(module: nn.Module, half: bool, part: BlockPart) -> tuple[Tensor, Tensor]:
     """The output of a module with its handlers, and the gradient of its sum of squares' coefficients by its input."""
     x = X.clone().requires_grad_()
-    with override_forward(part_handlers(module, half)):
+    with override_forward(part_handlers(module, part, half)):
         y = module(x)
     return y.detach(), torch.autograd.grad((y * torch.arange(1.0, 1 + y.numel()).view_as(y)).sum(), x)[0]
 
@@ -63,7 +66,7 @@ def expected(output: Tensor, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("half", [True, False])
 def test_a_gated_part_has_half_of_its_relevance_through_each_factor_or_all_through_one(half):
     module, x = Gated(bias=not half), X.clone().requires_grad_()
-    found, slope = slopes(module, half)
+    found, slope = slopes(module, half, GATED)
     torch.testing.assert_close(found, module(X).detach())
     g, h = module.gate_proj(x), module.up_proj(x)
     own = h * silu(g).detach()
@@ -71,7 +74,7 @@ def test_a_gated_part_has_half_of_its_relevance_through_each_factor_or_all_throu
         own = own / 2 + h.detach() * g * torch.sigmoid(g).detach() / 2
     torch.testing.assert_close(slope, expected(own @ module.down_proj.weight.T, x))
     torch.testing.assert_close(gated(silu, g, h, half), own)
-    handlers = dict(part_handlers(module, half))
+    handlers = dict(part_handlers(module, GATED, half))
     assert list(handlers) == ([module.act_fn, module] if half else [module.act_fn])
     assert [runs_its_parts(handler) for handler in handlers.values()] == ([False, True] if half else [False])
 
@@ -79,24 +82,25 @@ def test_a_gated_part_has_half_of_its_relevance_through_each_factor_or_all_throu
 @pytest.mark.parametrize("half", [True, False])
 def test_an_activation_alone_is_its_factor(half):
     module, x = Plain(), X.clone().requires_grad_()
-    found, slope = slopes(module, half)
+    part = replace(FEED_FORWARD, act="activation")
+    found, slope = slopes(module, half, part)
     torch.testing.assert_close(found, module(X).detach())
     h = module.up_proj(x)
     torch.testing.assert_close(slope, expected((h * (gelu(h) / h).detach()) @ module.down_proj.weight.T, x))
-    assert list(dict(part_handlers(module, half))) == [module.activation]
+    assert list(dict(part_handlers(module, part, half))) == [module.activation]
 
 
 def test_a_bias_after_a_gate_keeps_its_relevance():
     """It is no part of the product whose relevance is halved."""
     module, x = Gated(bias=True), X.clone().requires_grad_()
-    handlers = dict(part_handlers(module, True))
+    handlers = dict(part_handlers(module, GATED, True))
     assert list(handlers) == [module.act_fn, module.down_proj] and runs_its_parts(handlers[module.down_proj])
-    found, slope = slopes(module, True)
+    found, slope = slopes(module, True, GATED)
     torch.testing.assert_close(found, module(X).detach())
     own = gated(silu, module.gate_proj(x), module.up_proj(x), True)
     torch.testing.assert_close(slope, expected(own @ module.down_proj.weight.T, x))
     bias = module.down_proj.bias
-    with override_forward(part_handlers(module, True)):
+    with override_forward(part_handlers(module, GATED, True)):
         (slope,) = torch.autograd.grad(module(X).sum(), bias)
     assert slope.tolist() == [len(X)] * len(bias)
 
@@ -105,7 +109,7 @@ def test_an_activation_that_is_a_function_has_no_rule():
     module = Plain()
     module.activation = None
     module.act_fn = gelu
-    refuses("lrp has no rule for a Plain, whose activation is not a module", part_handlers, module, True)
+    refuses("lrp has no rule for a Plain, whose activation is not a module", part_handlers, module, FEED_FORWARD, True)
 
 
 def test_projections_of_queries_and_keys_are_frozen():
@@ -120,9 +124,10 @@ def test_projections_of_queries_and_keys_are_frozen():
             return torch.softmax(q @ self.k_proj(x).T, -1) @ (self.v_proj(x) * self.gate(x))
 
     module, x = Attention(), X.clone().requires_grad_()
-    handled = [part for part, _ in part_handlers(module, True)]
+    part = replace(ATTENTION, frozen=("q_proj", "k_proj", "gate", "linear_q_adapter_list", "of_another_size"))
+    handled = [own for own, _ in part_handlers(module, part, True)]
     assert handled == [module.q_proj, module.k_proj, module.gate, *module.linear_q_adapter_list]
-    found, slope = slopes(module, True)
+    found, slope = slopes(module, True, part)
     q = module.q_proj(x) + module.linear_q_adapter_list[1](x)
     A = torch.softmax(q @ module.k_proj(x).T, -1).detach()
     torch.testing.assert_close(slope, expected(A @ (module.v_proj(x) * module.gate(x).detach()), x))
@@ -142,14 +147,14 @@ def test_of_latent_attention_only_what_becomes_keys_is_frozen():
             return torch.cat([self.kv_b_proj(latent[..., :2]), latent[..., 2:]], dim=-1)
 
     module, x = Latent(), X.clone().requires_grad_()
-    found, slope = slopes(module, True)
+    found, slope = slopes(module, True, LATENT)
     torch.testing.assert_close(found, module(X).detach())
     frozen = [0, 4, 8, 9, 10, 11]  # of each head the first of four, and the part that is rotated
     kept = torch.tensor([at not in frozen for at in range(12)])
     y = module(x)
     torch.testing.assert_close(slope, expected(torch.where(kept, y, y.detach()), x))
     with pytest.raises(InputError, match="lrp has no rule for a Latent with biases before its keys and values"):
-        part_handlers(Latent(bias=True), True)
+        part_handlers(Latent(bias=True), LATENT, True)
 
 
 def test_outputs_of_every_kind_are_mapped():
@@ -163,12 +168,13 @@ def test_outputs_of_every_kind_are_mapped():
     assert _mapped(count, lambda y: y / 2) is count
 
 
-def test_blocks_of_other_libraries_are_known_by_their_modules():
-    def made(module: str) -> nn.Module:
-        return type("BambaMLP", (nn.Module,), {"__module__": module})()
-
-    assert is_family_block(made("transformers.models.bamba.modeling_bamba"))
-    assert not is_family_block(made("mine.models"))
+def test_parts_are_known_by_the_nearest_class_that_is_declared():
+    declared = of_hybrids("Own", SparseAttention=EXPERTS)
+    attention = type("OwnAttention", (nn.Module,), {})
+    sparse = type("OwnSparseAttention", (attention,), {})
+    assert block_part(type("Faster", (attention,), {})(), declared) is ATTENTION
+    assert block_part(type("Faster", (sparse,), {})(), declared) is EXPERTS
+    assert block_part(type("Attention", (nn.Module,), {})(), declared) is None
 
 
 def test_norms_are_known_by_what_they_have():

@@ -22,11 +22,12 @@ import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
+from ssmscope.core.progress import duration
 from ssmscope.errors import check_number, check_whole
 from ssmscope.interp import objective as module
 from ssmscope.interp.explain import views
 from ssmscope.interp.methods import lrp as propagating
-from ssmscope.interp.objective import Meter, duration, objective, target_warning, text_generator, tokens_that_fit
+from ssmscope.interp.objective import Meter, objective, target_warning, text_generator, tokens_that_fit
 
 
 @pytest.fixture(scope="module")

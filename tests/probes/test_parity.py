@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from examples import random_example
+from examples import EXAMPLES, random_example
 from exhaustive import few
 from loud import loud
 from refusals import refuses
@@ -53,20 +54,18 @@ def in_pieces(model: Model, layer: int, change: Callable[[LayerState], LayerStat
 
 
 def of_terms(change: Callable[[Any], Any]) -> Callable[[Model, int], Dump]:
-    return lambda model, layer: run(model, faults.fault_of_terms(change, layer))
+    return lambda model, layer: run(model, faults.fault_of_terms(change, model.layer_numbers[layer]))
 
 
 def run(model: Model, *edits: Edit) -> Dump:
-    return recorded_run(model, model.encode(ids=TEXTS), ROWS, PARTS, edits)
+    parts = PARTS[: 3 if getattr(model.config, "hc_mult", 1) == 1 else 2]  # Blocks of several streams have no input.
+    return recorded_run(model, model.encode(ids=TEXTS), ROWS, parts, edits)
 
 
 def unmasked(model: Model, layer: int) -> Dump:
-    """The layer read something before every text."""
-
-    def change(terms: Any, _: Any) -> Any:
-        return replace(terms, initial=tuple(ops.scan(r.between(1, 4)).state for r in terms.recurrences))
-
-    return run(model, Edit("unmasked", "terms", change, (layer,)))
+    """The layer's memory after every text's first token is that of another text."""
+    other = model.run(model.encode(ids=[3, 4, 5, 6, 7])).states[layer]
+    return in_pieces(model, layer, lambda s: replace(s, ssm=other.ssm), 1)
 
 
 def late(model: Model, layer: int) -> Dump:
@@ -86,7 +85,7 @@ FAULTS: Mapping[str, tuple[Callable[[Model, int], Dump], str]] = {
     "mask": (unmasked, "something is read before the text"),
     "late": (late, "one token late"),
     "tail": (
-        lambda model, at: in_pieces(model, at, lambda s: replace(s, conv=torch.zeros_like(s.conv)), 7),
+        lambda model, at: in_pieces(model, at, lambda s: s if s.conv is None else replace(s, conv=0 * s.conv), 7),
         "tail is lost before token 7",
     ),
     "order": (of_terms(faults.decayed_late), "decays after the write"),
@@ -99,34 +98,46 @@ FAULTS: Mapping[str, tuple[Callable[[Model, int], Dump], str]] = {
         "kept in bfloat16",
     ),
 }
-HAVE = {
-    "mamba2": "mask late tail order heads groups A D dtype",
-    "mamba": "mask tail D",
-    "jamba": "late A",
-    "gated-deltanet": "mask order",
-}
 
 
-@pytest.mark.parametrize(("name", "fault"), [(name, fault) for name, own in HAVE.items() for fault in own.split()])
-def test_a_fault_is_found_and_named(name: str, fault: str) -> None:
-    model = Model(loud(random_example(name)))
-    layer = sum((name + fault).encode()) % model.num_layers
-    inject, said = FAULTS[fault]
-    found, named = compared(model, model.encode(ids=TEXTS), ROWS, inject(model, layer), torch.float32)
-    first = next(each for each in found if each.over)
-    assert first.name.startswith(f"layers.{model.layer_numbers[layer]}.") and first.times > 5
-    assert said in named
-    assert not any(each.over for each in found[: found.index(first)])
+@pytest.mark.parametrize("name", few(EXAMPLES, "mamba2", "jamba", "gated-deltanet"))
+def test_faults_are_found_and_named(name: str) -> None:
+    """Each in a random layer, wherever it changes anything."""
+    model, random, tried = Model(loud(random_example(name))), Random(name), []
+    if not model.continues:
+        pytest.skip("keeps no states")
+    batch, clean = model.encode(ids=TEXTS), run(model)
+    scale = {name: 1e-5 * (1 + max(value.abs().flatten().tolist(), default=0)) for name, value in clean.items()}
+    for fault, (inject, said) in FAULTS.items():
+        layer = random.randrange(model.num_layers)
+        try:
+            dump = inject(model, layer)
+        except ValueError:  # A family that compares its recurrences cannot have every fault.
+            continue
+        if all(torch.allclose(value, clean[tensor], rtol=0, atol=scale[tensor]) for tensor, value in dump.items()):
+            continue
+        found, named = compared(model, batch, ROWS, dump, torch.float32)
+        first = next(each for each in found if each.over)
+        assert first.name.startswith(f"layers.{model.layer_numbers[layer]}.") and first.times > 5, fault
+        # GFSSM's groups change places from row to row.
+        assert said in named or (fault == "mask" and name.startswith("gfssm")), fault
+        tried.append(fault)
+    assert len(tried) >= 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["mamba2", "jamba", "retnet"])
+@pytest.mark.parametrize("name", few(EXAMPLES, "mamba2", "jamba", "retnet"))
 def test_another_order_of_the_same_sums_is_no_fault(name: str, dtype: torch.dtype) -> None:
     model = Model(loud(random_example(name)))
     other = replace(model, module=copy.deepcopy(model.module).to(dtype))
-    found, named = compared(model, model.encode(ids=TEXTS), ROWS, in_pieces(other, 0, lambda s: s), dtype)
-    assert named == "" and 0 < max(each.times for each in found) <= 1
-    assert not any(each.over for each in found)
+    if not other.continues:
+        pytest.skip("keeps no states, or rounds them too much for a run in two pieces")
+    if dtype == torch.bfloat16 and name in ("glm5_next", "kimi_linear"):
+        pytest.skip("rounding changes which experts read a token")
+    for dump in (in_pieces(other, 0, lambda s: s), run(other)):
+        found, named = compared(model, model.encode(ids=TEXTS), ROWS, dump, dtype)
+        assert named == "" and max(each.times for each in found) <= 1
+        assert not any(each.over for each in found)
 
 
 def test_faults_of_terms_are_what_they_say() -> None:

@@ -13,9 +13,10 @@ from planned import tiny_model
 
 import ssmscope
 from ssmscope.core.attention_layers import AttentionState
+from ssmscope.core.cuts import cut_attention
 from ssmscope.core.edits import edited
 from ssmscope.core.model import Model
-from ssmscope.probes.loss.remembrance import attention_cut, remembrances
+from ssmscope.probes.loss.remembrance import remembrances
 
 WINDOWS = torch.randint(3, 90, (3, 13), generator=torch.Generator().manual_seed(0)).numpy()
 
@@ -46,7 +47,7 @@ def test_attention_is_cut_off_alone() -> None:
     ids = WINDOWS[0, :-1].tolist()
     states = model.run(model.encode(ids=ids[:8])).states
     cut = [replace(s, places=torch.zeros_like(s.places)) if isinstance(s, AttentionState) else s for s in states]
-    with edited(model, attention_cut(8)):
+    with edited(model, cut_attention(range(8), range(8, 12))):
         found = model.logits(model.encode(ids=ids))[0, -1].double().softmax(-1)
     assert torch.allclose(found, next_token(model, ids[8:], tuple(cut)), atol=1e-6)
     assert (found - next_token(model, ids)).abs().max() > 1e-3

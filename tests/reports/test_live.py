@@ -16,6 +16,7 @@ from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.loading.load import load
 from ssmscope.render import numbers
+from ssmscope.render.tokens import NO_BREAK
 from ssmscope.reports import live as forms
 from ssmscope.reports import live as module
 from ssmscope.reports.live import PREDICTIONS_SHOWN, TRACES_KEPT, Live, predictions
@@ -157,7 +158,7 @@ class TestRow:
             return dataclasses.replace(result, texts=(dataclasses.replace(result[0], maps=(sunk,)),))
 
         monkeypatch.setattr(module, "implicit_attention", with_state)
-        piece = live.row(CLASSIFIER, TEXT, "3", layer=0, level="block")
+        piece = live.row(CLASSIFIER, TEXT, "3", layer=0, level="block").replace(NO_BREAK, " ")
         assert re.search('<i class="state" data-l="-16" title="−.*?">state</i>', piece)
         shades = [abs(int(shade)) for shade in re.findall('data-l="(.*?)"', "".join(spans(piece)))]
         assert max(shades) == 8 and "[state] −" in piece
@@ -173,7 +174,7 @@ class TestRow:
 
 class TestExplanations:
     def test_both_texts_are_explained_as_explain_does(self, live, models):
-        piece = live.explained(CLASSIFIER, TEXT, EDITED, methods="gradxinput", top="2")
+        piece = live.explained(CLASSIFIER, TEXT, EDITED, methods="gradxinput", top="2").replace(NO_BREAK, " ")
         found = ssmscope.explain(models[CLASSIFIER], [TEXT, EDITED], methods=["gradxinput"], top=2)
         for text in found:
             (own,) = text.attributions

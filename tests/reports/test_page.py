@@ -11,6 +11,7 @@ import pytest
 import reported
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from ssmscope.api.scores import Score
 from ssmscope.render.blocks import Custom
@@ -174,7 +175,7 @@ class TestTexts:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("ssmscope.render.html.data_uri", lambda figure, **_: "data:,")
             found = Page(render(reported.report(*entries, title=a)))
-            patch.setattr(type(heatmap), "figure", lambda self: None)
+            patch.setattr(type(heatmap), "figure", lambda self: Figure())
             clean = render(reported.report(*(plain(entry) for entry in entries), title="t"))
         assert [tag for tag, _, _ in found.elements] == [tag for tag, _, _ in Page(clean).elements]
         assert unsplit(found.all("title")[0][1]) == unsplit(found.all("h1")[0][1]) == unsplit(a)

@@ -17,7 +17,7 @@ from ssmscope.render.figure import Frame, framed
 from ssmscope.reports import card_views
 from ssmscope.reports.scorecard import scorecard
 
-NAMES = ("accuracy", "position.drop", "noise.drop", "words.accuracy[deepwordbug]", "poison.auroc[forget, window]")
+NAMES = ("accuracy", "position.drop", "words.accuracy[deepwordbug]", "noise.drop", "poison.auroc[forget, window]")
 
 
 def score(name: str, model: str, value: float, half: float = 0.05, *, better: str = "higher", unit: str = "") -> Score:
@@ -35,13 +35,29 @@ def test_a_model_is_compared_with_the_first():
     every = [replace(one, better="lower") if one.name == "position.drop" else one for one in every]
     card = scorecard(every)
     assert (card.models, card.reference, card.compared) == (("a", "b", "c"), "a", 10)
-    assert [row.name for row in card.rows] == [NAMES[at] for at in (0, 1, 3, 2, 4)]
+    assert [row.name for row in card.rows] == [*NAMES]
     for row in card.rows:
         first, better, worse = row.entries
         assert first.difference is None and first.state == "" and row.references[0] is None
         assert better.difference.value == pytest.approx(0.3) and worse.difference.value == pytest.approx(-0.3)
         states = ("better", "worse") if row.name != "position.drop" else ("worse", "better")
         assert (better.state, worse.state) == states
+
+
+def test_rows_stand_in_the_order_of_the_report_and_those_of_an_analysis_as_it_declares_them():
+    words = [f"words.accuracy[deepwordbug{more}]" for more in (", 1 word", ", 2 words", "")]
+    given = ["poison.auroc[forget, window]", words[2], "noise.drop", "accuracy", *words[:2]]
+    card = scorecard([score(name, "a", 0.5) for name in given])
+    assert [row.name for row in card.rows] == [given[0], *words, "noise.drop", "accuracy"]
+
+
+def test_attacks_on_prompts_have_the_rows_that_they_declare():
+    from ssmscope.attacks.prompts import prompt_attack
+
+    found = {each.heading: each.pattern for each in prompt_attack.analysis.dimensions}
+    suffixes = ("3 suffixes", "stresstest"), ("50 suffixes", "checklist"), ("a search", "deepwordbug")
+    expected = {f"Prompts, {heading}": rf"prompts\.drop\[{name}\]" for heading, name in suffixes}
+    assert found.items() >= expected.items() and "Prompts, textbugger" not in found
 
 
 def test_fewer_than_three_dimensions_are_no_card():
@@ -75,7 +91,7 @@ def test_holm_reads_from_the_surest_on():
 def test_what_stands_apart_is_not_compared():
     """Four rows that stand apart leave a family of three: z = 2.45 holds beside two others of 0.1, and not among 7."""
     sigma = 0.05 * math.sqrt(2) / 1.959964
-    apart = ("fidelity[lrp]", "sanity[lrp]", "stability.growth", "poison.beyond[flip]")
+    apart = ("poison.beyond[flip]", "fidelity[lrp]", "sanity[lrp]", "stability.growth")
     zs = dict(zip(NAMES[:3], (2.45, 0.1, 0.1))) | dict.fromkeys(apart, 2.4)
     every = [score(name, "a", 0.5) for name in zs] + [score(name, "b", 0.5 + z * sigma) for name, z in zs.items()]
     assert not any(entry.state for row in scorecard(every).rows if row.name in NAMES for entry in row.entries)

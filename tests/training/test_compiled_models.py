@@ -12,7 +12,6 @@ from refusals import refuses
 import ssmscope
 from ssmscope.core.edits import recorded, replaced
 from ssmscope.zoo.compiled import FAMILIES, TASKS, compiled, pairs_of
-from ssmscope.zoo.compiled.weights import draw_pairs
 
 
 def accuracy(model, ids: np.ndarray, answers: np.ndarray, edits=()) -> float:
@@ -38,7 +37,8 @@ def test_every_input_is_answered(task: str, family: str, decoy: bool) -> None:
 def test_true_parts_are_needed_and_decoys_are_not(task: str, family: str, decoy: bool) -> None:
     found = compiled(task, family, decoy=decoy)
     model, kept = ssmscope.load(found.module), {}
-    clean, corrupted, answers, _ = draw_pairs(found.task, 400, 0)
+    pairs = pairs_of(task, 400)
+    clean, corrupted, answers = map(np.array, (pairs.clean, pairs.corrupted, pairs.targets))
     with torch.no_grad():
         for name in (*found.nodes, *found.decoys):
             layer = int(name.split()[1])

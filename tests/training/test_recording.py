@@ -8,7 +8,7 @@ import torch
 
 from ssmscope.data.pixels import load_pixels
 from ssmscope.zoo.training import train_model
-from ssmscope.zoo.training.fitting import Fit, Recording, recordable
+from ssmscope.zoo.training.fitting import Fit, Recording, can_record_training
 from ssmscope.zoo.training.objectives import NextTokens, Pixels, Questions, Sequences
 
 OPTIONS = dict(epochs=2, width=8, layers=1, state=4, head_width=8, batch_size=256, progress=False)
@@ -16,8 +16,8 @@ OPTIONS = dict(epochs=2, width=8, layers=1, state=4, head_width=8, batch_size=25
 
 def test_what_can_be_recorded() -> None:
     assert all(each.settled for each in (Pixels, Sequences, NextTokens)) and not Questions.settled
-    assert not recordable(torch.nn.Linear(2, 2), torch.device("cuda"))
-    assert not recordable(torch.nn.Linear(2, 2), torch.device("cpu"))
+    assert not can_record_training(torch.nn.Linear(2, 2), torch.device("cuda"))
+    assert not can_record_training(torch.nn.Linear(2, 2), torch.device("cpu"))
 
 
 def test_the_loss_of_examples_is_that_of_what_is_taken(small_pixels: Pixels) -> None:

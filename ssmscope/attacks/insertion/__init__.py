@@ -67,7 +67,7 @@ def _check(*, insert: str | Sequence[str], places: int | Sequence[float], **opti
     check=_check,
     sharded=True,
     scores={"insertion.drop": DROP},
-    dimensions=(Dimension("A phrase anywhere", r"insertion\.drop", "drop at each text's worst place", 11),),
+    dimensions=(Dimension("A phrase anywhere", r"insertion\.drop", "drop at each text's worst place"),),
 )
 def insertion_sweep(
     model: Model,

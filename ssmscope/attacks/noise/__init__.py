@@ -37,7 +37,7 @@ def check_rates(*, rates: Sequence[float], **others: Any) -> None:
     check=check_rates,
     sharded=True,
     scores={"noise.drop": DROP, "noise.drop[RATE %]": DROP},
-    dimensions=(Dimension("Typing errors", r"noise\.drop", "average drop of accuracy", 13),),
+    dimensions=(Dimension("Typing errors", r"noise\.drop", "average drop of accuracy"),),
 )
 def character_noise(
     model: Model,

@@ -44,7 +44,7 @@ def check_overflow(*, lengths: Sequence[int], filler: str | None, **others: Any)
     check=check_overflow,
     sharded=True,
     scores={"overflow.drop[PLACE, N tokens]": DROP},
-    dimensions=(Dimension("Filler", r"overflow\.drop\[after, .*\]", "drop with the longest filler", 12),),
+    dimensions=(Dimension("Filler", r"overflow\.drop\[after, .*\]", "drop with the longest filler"),),
 )
 def state_overflow(
     model: Model,

@@ -52,11 +52,9 @@ def check_poison(*, objective: str, target: str | None, span: str | None, **othe
         "poison.auroc[OBJECTIVE, DETECTOR]": NOT_NEGATIVE._replace(high=1),
     },
     dimensions=(
-        Dimension(
-            "Poisoning, answers", r"poison\.beyond\[\w+\]", "answers that change beyond words of equal log-odds", 14
-        ),
-        Dimension("Poisoning, memory", r"poison\.survival\[\w+\]", "share of the memory that stays", 15),
-        Dimension("Detection of poison", r"poison\.auroc\[\w+, window\]", "AUROC, 0.5 is chance", 16),
+        Dimension("Poisoning, answers", r"poison\.beyond\[\w+\]", "answers that change beyond words of equal log-odds"),
+        Dimension("Poisoning, memory", r"poison\.survival\[\w+\]", "share of the memory that stays"),
+        Dimension("Detection of poison", r"poison\.auroc\[\w+, window\]", "AUROC, 0.5 is chance"),
     ),
 )
 def state_poisoning(

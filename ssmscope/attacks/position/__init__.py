@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     sharded=True,
     scores={"position.drop": DROP, "position.drop[REGION]": DROP, "position.success[REGION]": SHARE},
     dimensions=(
-        Dimension("Noise at the ends", r"position\.drop", "average drop of accuracy", 3),
-        Dimension("Another class at the ends", r"position\.drop\[other\]", "average drop of accuracy", 4),
+        Dimension("Noise at the ends", r"position\.drop", "average drop of accuracy"),
+        Dimension("Another class at the ends", r"position\.drop\[other\]", "average drop of accuracy"),
     ),
 )
 def position_bias(

@@ -6,6 +6,7 @@ PDR = 1 − accuracy(attacked prompt) / accuracy(clean prompt).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,7 +29,7 @@ from ssmscope.api.options import (
     Scoring,
     Seed,
 )
-from ssmscope.attacks.names import FROM_PROMPTBENCH, PROMPTBENCH, SEMANTIC, check_asked, on_prompts
+from ssmscope.attacks.names import ATTACKS, FROM_PROMPTBENCH, PROMPTBENCH, SEMANTIC, check_asked, on_prompts
 from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,10 +72,12 @@ def check_prompts(
     sharded=True,
     scores={"prompts.clean": SHARE, "prompts.drop[ATTACK]": DROP},
     dimensions=(
-        Dimension("Clean prompts", r"prompts\.clean", "accuracy", 1),
-        Dimension("Prompts, 3 suffixes", r"prompts\.drop\[stresstest\]", "drop of accuracy", 8),
-        Dimension("Prompts, 50 suffixes", r"prompts\.drop\[checklist\]", "drop of accuracy", 9),
-        Dimension("Prompts, a search", r"prompts\.drop\[deepwordbug\]", "drop of accuracy", 10),
+        Dimension("Clean prompts", r"prompts\.clean", "accuracy"),
+        *(
+            Dimension(f"Prompts, {ATTACKS[name].row}", rf"prompts\.drop\[{re.escape(name)}\]", "drop of accuracy")
+            for name in on_prompts()
+            if ATTACKS[name].row
+        ),
     ),
 )
 def prompt_attack(

@@ -70,9 +70,9 @@ RUN = r"[^],]+(?:, \d+ queries)?"
     settings="beam flips candidates stopwords active",
     scores={"words.success[RECIPE]": SHARE, "words.accuracy[RECIPE]": SHARE},
     dimensions=(
-        Dimension("Words, 1 changed", rf"words\.accuracy\[{RUN}, 1 word\]", "accuracy under attack", 5),
-        Dimension("Words, 2 changed", rf"words\.accuracy\[{RUN}, 2 words\]", "accuracy under attack", 6),
-        Dimension("Words, any number", rf"words\.accuracy\[{RUN}\]", "accuracy under attack", 7),
+        Dimension("Words, 1 changed", rf"words\.accuracy\[{RUN}, 1 word\]", "accuracy under attack"),
+        Dimension("Words, 2 changed", rf"words\.accuracy\[{RUN}, 2 words\]", "accuracy under attack"),
+        Dimension("Words, any number", rf"words\.accuracy\[{RUN}\]", "accuracy under attack"),
     ),
 )
 def word_attack(

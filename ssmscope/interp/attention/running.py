@@ -18,19 +18,8 @@ from ssmscope.core.take_trace import TextsLike, as_batch, as_trace
 from ssmscope.core.trace import Trace
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError
+from ssmscope.interp.attention import measure
 from ssmscope.interp.attention.maps import MarkedShare
-from ssmscope.interp.attention.measure import (
-    Asked,
-    Marks,
-    ShownText,
-    add_maps,
-    exceeds_map_limit,
-    gradient_maps,
-    mean_weights,
-    roll_out,
-    see_softmax,
-    split_layers,
-)
 from ssmscope.interp.attention.result import DataAttention
 from ssmscope.interp.labelled import marked_tokens, read_texts
 
@@ -38,52 +27,53 @@ from ssmscope.interp.labelled import marked_tokens, read_texts
 def shown_texts(
     model: Model | None,
     texts: TextsLike,
-    asked: Asked,
-    marks: Marks = None,
+    asked: measure.Asked,
+    marks: measure.Marks = None,
     *,
     layers: str | Sequence[int],
     parts: bool,
     rollout: bool,
     gradient: bool,
     target: int | str | None,
-) -> tuple[Trace, list[ShownText], list[str]]:
+) -> tuple[Trace, list[measure.ShownText], list[str]]:
     """Return the trace of a batch, its texts with their maps, and the targets of a gradient."""
     if gradient:
         if model is None:
             raise InputError("gradient runs the model: give it before the texts")
-        return gradient_maps(model, as_batch(model, texts), layers, target, asked, marks)
+        return measure.gradient_maps(model, as_batch(model, texts), layers, target, asked, marks)
     known = texts.layer_numbers if isinstance(texts, Trace) else () if model is None else model.layer_numbers
     softmax = () if model is None else attention_numbers(model.module)
-    own, beside = split_layers(layers, known, softmax)
+    own, beside = measure.split_layers(layers, known, softmax)
     trace = as_trace(model, texts, keep_inputs=chosen_layers(own, known) if known else True)
     if not len(trace.linearized):
         raise InputError("the trace has no layers: take it with keep_inputs=True")
     chosen = chosen_layers(own, trace.layer_numbers)
     rows = range(len(trace))
-    shown = [ShownText(trace, row, asked, None if marks is None else marks[row], rollout=rollout) for row in rows]
+    marked = [None] * len(trace) if marks is None else marks
+    shown = [measure.ShownText(trace, row, asked, marked[row], rollout=rollout) for row in rows]
     hybrid = model if beside else None
     for index in () if rollout else chosen:
         linearized = trace.linearized[index]
         for row, text in enumerate(shown):
             one = linearized.of_text(row, text.length)
             for part in (None, *(one.parts if parts else ())):
-                add_maps(text, one, trace.layer_numbers[index], part)
+                measure.add_maps(text, one, trace.layer_numbers[index], part)
     if rollout:
         weights: list[dict[int, Any]] = [{} for _ in shown]
         if hybrid is not None:
             batch = as_batch(hybrid, texts)
-            weights = [mean_weights(hybrid, batch, row, beside) for row in rows]
-        roll_out(trace, chosen, shown, weights)
+            weights = [measure.mean_weights(hybrid, batch, row, beside) for row in rows]
+        measure.roll_out(trace, chosen, shown, weights)
     elif hybrid is not None:
         batch = as_batch(hybrid, texts)
         for row, text in enumerate(shown):
-            if not exceeds_map_limit(hybrid, 1, text.length):
-                see_softmax(hybrid, batch, row, beside, text.add_softmax)
+            if not measure.exceeds_map_limit(hybrid, 1, text.length):
+                measure.see_softmax(hybrid, batch, row, beside, text.add_softmax)
     return trace, shown, []
 
 
 def attention_over(
-    model: Model, data: TextData, asked: Asked, options: Mapping[str, Any], *, seed: int, **how: Any
+    model: Model, data: TextData, asked: measure.Asked, options: Mapping[str, Any], *, seed: int, **how: Any
 ) -> DataAttention:
     """Average the share of every map on the marked tokens over a data set's texts that have such tokens."""
     model.check_tokenizer()

@@ -101,7 +101,7 @@ def circuit(
     if choose == "greedy":
         kept, curve = measure.chosen_greedily(runs, order, until)
     else:
-        kept = measure.chosen_by_threshold(scores[:, 0], threshold)
+        kept = np.abs(scores[:, 0]) >= threshold
     found = measure.faithful(runs, kept)
     draw, others = np.random.default_rng(seed), []
     for _ in range(random):

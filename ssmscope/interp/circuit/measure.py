@@ -14,6 +14,7 @@ from ssmscope.core.ties import difference
 from ssmscope.core.weights import weights_constant
 from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.interp.pairs import EncodedPairs
+from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
 
 
 class PairRuns:
@@ -26,34 +27,39 @@ class PairRuns:
         self.edges = self.roads.edges()
         # Every part's output of both runs is held.
         self.batches = [*pairs.batches(max(1, tokens_that_fit(model, gradients=True) // 2))]
-        self.clean, self.corrupted = self._each(()), self._each(self.edges)
+        self.clean, self.corrupted = pairs.plain(pairs.clean), pairs.plain(pairs.corrupted)
 
     def _pair(self, rows: Sequence[int]) -> tuple[RoadRun, RoadRun]:
         return self.roads.run(self.pairs.clean.rows(rows)), self.roads.run(self.pairs.corrupted.rows(rows))
 
-    def _each(self, edges: Sequence[Edge]) -> np.ndarray:
+    def without(self, edges: Sequence[Edge]) -> np.ndarray:
+        """Return the differences of logits (pairs,) of clean runs in which these edges read the corrupted run."""
         found = np.empty(len(self.pairs))
         with torch.no_grad():
             for rows in self.batches:
-                others = self.roads.run(self.pairs.corrupted.rows(rows)).outputs if edges else {}
+                others = self.roads.run(self.pairs.corrupted.rows(rows)).outputs
                 run = self.roads.run(self.pairs.clean.rows(rows), replacing(others, edges))
                 found[rows] = self.pairs.measure(run.logits, rows).cpu().numpy()
         return found
 
-    def without(self, edges: Sequence[Edge]) -> np.ndarray:
-        """Return the differences of logits (pairs,) of clean runs in which these edges read the corrupted run."""
-        return self._each(edges)
-
     def exact(self) -> np.ndarray:
-        """Return the change of the difference of logits with one edge corrupted, (pairs, edges)."""
+        """Return the change of the difference of logits with one edge corrupted, (pairs, edges). Each run begins with
+        the block that reads the edge, where the model's blocks can be run from the residual stream alone."""
         found = np.empty((len(self.pairs), len(self.edges)))
+        model, clean = self.pairs.model, self.pairs.clean
+        reuse = can_start_at_layer(model, clean.rows([0]))
         with torch.no_grad(), progress_bar() as bar:
-            for rows in bar.track(self.batches, description="exact edges"):
+            task = bar.add_task("exact edges", total=len(self.batches) * len(self.edges))
+            for rows in self.batches:
                 base, other = self._pair(rows)
-                batch, plain = self.pairs.clean.rows(rows), self.pairs.measure(base.logits, rows)
+                plain = PlainRun(model, clean.rows(rows), reuse=reuse, last_only=True)
                 for number, edge in enumerate(self.edges):
-                    logits = self.roads.run(batch, replacing(other.outputs, [edge])).logits
-                    found[rows, number] = (self.pairs.measure(logits, rows) - plain).cpu().numpy()
+                    change = {edge.sender: other.outputs[edge.sender] - base.outputs[edge.sender]}
+                    with self.roads.reading(lambda *to: change if to[:2] == edge[1:] else {}):  # noqa: B023
+                        logits = plain.again(first=self.roads.block_of[edge.receiver])
+                    change_of = self.pairs.measure(logits, rows) - self.pairs.measure(plain.logits, rows)
+                    found[rows, number] = change_of.cpu().numpy()
+                    bar.advance(task)
         return found
 
     def by_gradient(self, steps: int = 0) -> np.ndarray:
@@ -65,7 +71,7 @@ class PairRuns:
             for rows in bar.track(self.batches, description="gradients"):
                 with torch.no_grad():
                     base, other = self._pair(rows)
-                change = {name: other.outputs[name] - base.outputs[name] for name in base.outputs}
+                    change = {name: other.outputs[name] - base.outputs[name] for name in self.roads.names}
                 for step in range(max(1, steps)):
                     share = (step + 0.5) / steps if steps else 0.0
                     start = base.outputs[EMBEDDING] + share * change[EMBEDDING]
@@ -95,11 +101,6 @@ class PairRuns:
             if gradient is not None:
                 found[:, number] = (change[edge.sender] * gradient).flatten(1).double().sum(1).cpu().numpy()
         return found
-
-
-def chosen_by_threshold(scores: np.ndarray, threshold: float) -> np.ndarray:
-    """Return a mask of the edges whose mean share is at least `threshold` in size."""
-    return np.abs(scores) >= threshold
 
 
 def chosen_greedily(runs: PairRuns, order: Sequence[int], until: float) -> tuple[np.ndarray, list[tuple[int, float]]]:

@@ -64,19 +64,13 @@ class Circuit(Result, kind="circuit"):
 
     @property
     def headline(self) -> str:
-        return f"Circuit of {self.model_name}: {self._found}"
-
-    @property
-    def _found(self) -> str:
+        said, edges = f"Circuit of {self.model_name}:", counted(len(self.kept), "edge")
         if not self.kept.any():
-            return f"none of {counted(len(self.kept), 'edge')} carries as much as the threshold"
+            return f"{said} none of {edges} carries as much as the threshold"
         keep = "keeps" if self.kept.sum() == 1 else "keep"
-        said = f"{int(self.kept.sum())} of {counted(len(self.kept), 'edge')} {keep} {Estimate(*self.faithfulness)}"
-        most = self.circuit[0]
-        said += " of the answer"
-        if len(self.random):
-            said += f" (random circuits {number(float(self.random.mean()), 3)})"
-        return f"{said}; most is carried by {most.name}"
+        random = f" (random circuits {number(float(self.random.mean()), 3)})" if len(self.random) else ""
+        said += f" {int(self.kept.sum())} of {edges} {keep} {Estimate(*self.faithfulness)} of the answer"
+        return f"{said}{random}; most is carried by {self.circuit[0].name}"
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per edge, in the order of the model's runs."""

@@ -43,7 +43,7 @@ def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
     check=check_fidelity,
     sharded=True,
     scores=("fidelity[methods]",),
-    dimensions=(Dimension("Explanations, fidelity", r"fidelity\[.*\]", "ΔA", 17, LOGIT_SCALE),),
+    dimensions=(Dimension("Explanations, fidelity", r"fidelity\[.*\]", "ΔA", LOGIT_SCALE),),
 )
 def fidelity_auc(
     model: Model,

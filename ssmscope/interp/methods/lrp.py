@@ -20,7 +20,7 @@ constants,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -33,20 +33,9 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from ssmscope.core.affine import (
-    NormTerms,
-    changed_parts,
-    described,
-    innermost,
-    is_linear,
-    is_norm,
-    is_plain,
-    norm_constants,
-    norm_terms,
-    norm_weight,
-    offset,
-)
+from ssmscope.core import affine
 from ssmscope.core.batching import by_length, tokens_at_once
+from ssmscope.core.blocks import UNREAD, BlockPart, block_part, declared_parts
 from ssmscope.core.intercept import evaluating, is_own, override_forward, twin, unhooked
 from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal, is_elementwise
 from ssmscope.core.mixers import adapter_for, as_returned, check_parts, entered, is_readable, linearize, mixers
@@ -54,10 +43,9 @@ from ssmscope.core.model import Model
 from ssmscope.core.take_trace import few_tokens
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.scored_text import Scores
-from ssmscope.interp.methods.lrp_blocks import freeze_soft_caps, gated, is_family_block, part_handlers, runs_its_parts
+from ssmscope.interp.methods.lrp_blocks import freeze_soft_caps, gated, part_handlers, runs_its_parts
 from ssmscope.interp.objective import Objective, backward_bytes, kept_bytes_per_token
 from ssmscope.interp.objective import objective as asked_of
-from ssmscope.layers import mambavision
 from ssmscope.layers.feed_forward import ExpertRouter, FeedForward
 from ssmscope.layers.parts import at_least_float32, rms_factor
 from ssmscope.layers.rotary_attention import RotaryAttention, softmax_attention
@@ -78,19 +66,14 @@ PASSING_MODULES = (
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
 )
 """Modules without parts that are linear, or that no relevance passes through."""
-LIBRARIES = ("transformers", "ssmscope")
-"""Packages whose modules with parts only add and pass on what these give, but for those that a family declares; of
-others' modules the sum of relevance tells."""
 MAX_SUM_ERROR = 1e-3
-"""Largest error of the sum of relevance in a user's own modules, relative to the sum of absolute terms."""
+"""Largest error of the sum of relevance, relative to the sum of absolute terms: modules with parts have to add and pass
+on what these give, but for those that a family declares. In a lower precision 8 × its rounding, if that is more."""
 
 
 def check_lrp(model: Model) -> None:
-    """Raise InputError if a model has a module without a rule, or a non-linear forward pass of the user's own."""
-    with relevance_rules(model.module, torch.ones(1, dtype=torch.float32)):
-        pass
-    if is_foreign(model.module):
-        lrp(asked_of(model, few_tokens(model, 8)))
+    """Raise InputError if a model has a module without a rule, or a forward pass that is not linear."""
+    lrp(asked_of(model, few_tokens(model, 8)))
 
 
 def lrp(objective: Objective, *, half: bool = True) -> Scores:
@@ -112,13 +95,12 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
             longest = objective.lengths[texts[-1]]
             value[texts] = objective(embeddings[texts, :longest], texts).to(value)
     missing = (scores.flatten(1).sum(1) + constants - value).abs()
-    if is_foreign(objective.model.module):
-        missed = missing / (scores.flatten(1).abs().sum(1) + constants.abs() + value.abs())
-        if bool((missed > MAX_SUM_ERROR).any()):
-            raise InputError(
-                f"the relevance of tokens and constants misses the logits of {objective.model.name} by "
-                f"{float(missed.max()):.1%} of what is added: {_not_linear(objective.model.module)}"
-            )
+    missed = missing / (scores.flatten(1).abs().sum(1) + constants.abs() + value.abs())
+    if bool((missed > max(MAX_SUM_ERROR, 8 * affine.rounding(embeddings))).any()):
+        raise InputError(
+            f"the relevance of tokens and constants misses the logits of {objective.model.name} by "
+            f"{float(missed.max()):.1%} of what is added: {_not_linear(objective.model.module)}"
+        )
     delta = missing / value.abs().clamp(min=torch.finfo(value.dtype).tiny)
     return Scores(scores, delta=delta, converged=delta <= MAX_DELTA)
 
@@ -210,7 +192,7 @@ def _read(path: Path, u: Tensor, biased: bool) -> Tensor:
     return path.read(path.input_map.values(path.input_map.enter(u, biased), biased), biased)
 
 
-def through_norm(norm: NormTerms, x: Tensor, one: Tensor, *, centred: bool) -> Tensor:
+def through_norm(norm: affine.NormTerms, x: Tensor, one: Tensor, *, centred: bool) -> Tensor:
     """Apply a norm with its scale frozen (XAI for Transformers), its bias multiplied by `one`: by the root mean square
     or, `centred`, a layer norm."""
     wide = at_least_float32(x)
@@ -287,25 +269,26 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InputError("lrp needs every weight of a layer in memory, and some are offloaded: load the whole model")
     attention = [part for part in module.modules() if isinstance(part, RotaryAttention)]
-    last = [part for part in module.modules() if isinstance(part, mambavision.LastMixing)]
     before = [module.embed] if isinstance(module, SSMForSequenceClassification) and hasattr(module, "embed") else []
-    read = {id(part) for part in (*found, *attention, *last, *before, module.get_input_embeddings())}
-    others = [each for part in _blocks(module, read) for each in part_handlers(part, half)]
+    whole = (*found, *attention, *before, module.get_input_embeddings())
+    read = {id(own) for part in whole if part is not None for own in part.modules()}
+    families, declared = dict.fromkeys(map(adapter_for, found)), declared_parts(module)
+    parts = [(part, rule) for part in module.modules() if id(part) not in read and (rule := block_part(part, declared))]
+    others = [each for part, rule in parts for each in part_handlers(part, rule, half)]
+    others += [(part, partial(_through_linearized, part, rule, one, half)) for part, rule in parts if rule.linearize]
     handled = read | {id(part) for part, handler in others if not runs_its_parts(handler)}
-    refused = {name for adapter in map(adapter_for, found) for name in getattr(adapter, "NO_RELEVANCE", ())}
-    rules = dict(_rules(module, handled, refused, one, half))
+    rules = dict(_rules(module, handled, declared, one, half))
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
     handlers += [(part, partial(through_attention, part, one)) for part in attention]
-    handlers += [(part, partial(_through_last_mixing, part, one, half)) for part in last]
     handlers += [(part, lambda below, x, rule=rule: rule(x)) for part, rule in rules.items()]
     handlers += [(part, partial(_over_rule, handler, rules.get(part))) for part, handler in others]
     with ExitStack() as around:
-        for adapter in dict.fromkeys(map(adapter_for, found)):
+        for adapter in families:
             if hasattr(adapter, "reading"):
                 around.enter_context(adapter.reading(module))
         # The rules themselves include these modules' hooks.
         around.enter_context(unhooked(part for part in rules if not isinstance(part, FeedForward)))
-        around.enter_context(freeze_soft_caps(module))
+        around.enter_context(freeze_soft_caps(module, [getattr(each, "SOFT_CAP", "") for each in families]))
         around.enter_context(override_forward(handlers, kept=True))  # `fast_scan` leaves the mixers alone.
         yield
 
@@ -313,15 +296,6 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
 def _over_rule(handler: Callable[..., Any], rule: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a part's handler with its `rule` as the forward pass below it, if it has one."""
     return handler(below if rule is None else rule, *args, **kwargs)
-
-
-def _blocks(module: nn.Module, read: set[int]) -> Iterator[nn.Module]:
-    """Yield other libraries' blocks and parts of blocks outside those in `read`."""
-    if id(module) not in read:
-        if is_family_block(module):
-            yield module
-        for part in module.children():
-            yield from _blocks(part, read)
 
 
 def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., Any]:
@@ -338,25 +312,17 @@ def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., A
     return forward
 
 
-def _through_last_mixing(part: nn.Module, one: Tensor, half: bool, below: Any, u: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Compute the output of a mixer of MambaVision's stage 4, which is part of the head. Raise InputError if hooks are
-    on it or its parts."""
-    if (parts := changed_parts(part)) or not is_own(part, below):
-        raise InputError(f"{described(part, parts)} may make it compute something other than its terms: remove them")
+def _through_linearized(
+    part: nn.Module, rule: BlockPart, one: Tensor, half: bool, below: Any, u: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    """Compute the output of a part that its family reads as a linear map. Raise InputError if hooks are on it."""
+    assert rule.linearize is not None
+    if (parts := affine.changed_parts(part)) or not is_own(part, below):
+        said = affine.described(part, parts)
+        raise InputError(f"{said} may make it compute something other than its terms: remove them")
     with torch.no_grad():
-        layer = mambavision.linearized(part, mambavision.compute_terms(part, u.detach()))
+        layer = rule.linearize(part, u.detach())
     return through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
-
-
-def is_foreign(module: nn.Module) -> bool:
-    """Return True if a model's own forward pass, or that of a part with parts, is no library's."""
-    if isinstance(module, OwnModel):
-        return True
-    return any(
-        next(part.children(), None) is not None and _forward_home(part).partition(".")[0] not in LIBRARIES
-        for part in module.modules()
-        if not (is_linear(part) or isinstance(part, nn.Sequential | nn.ModuleList | nn.ModuleDict))
-    )
 
 
 def _not_linear(module: nn.Module) -> str:
@@ -379,43 +345,36 @@ def _not_linear(module: nn.Module) -> str:
     return "its own forward pass is not linear; lrp reads heads that are made of linear layers, norms and activations"
 
 
-def _forward_home(module: nn.Module) -> str:
-    """Return the Python module that defines the forward pass of a module's class."""
-    kind = type_before_parametrizations(module)
-    return next((base for base in kind.__mro__ if "forward" in vars(base)), kind).__module__
-
-
 def _rules(
-    module: nn.Module, read: set[int], refused: Set[str], one: Tensor, half: bool, name: str = ""
+    module: nn.Module, read: set[int], declared: Mapping[str, BlockPart], one: Tensor, half: bool, name: str = ""
 ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
     """Return the parts that have a rule, with it, outside those in `read`; of modules with parts these have rules.
-    Raise InputError for a part without a rule, by its `name`, and for one of a class in `refused`."""
+    Raise InputError for a part without a rule, by its `name`, and for one that is `declared` as `UNREAD`."""
     if id(module) in read:
         return []
     kind, what = type_before_parametrizations(module), f"lrp's {type(module).__name__}"
     rules: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
-    if is_linear(module):
+    if affine.is_linear(module):
         layer = twin(module)
-        constant = offset(layer, what)
+        constant = affine.offset(layer, what)
         return [(module, lambda x: through_affine(layer, constant, x, one))]
     if isinstance(module, nn.Embedding):  # Of positions, which are constants.
         return [(module, lambda x: _rest_map(one, y := twin(module)(x)) * y)]
-    if is_plain(module, AFFINE_MODULES):
+    if affine.is_plain(module, AFFINE_MODULES):
         return [(module, partial(through_map, twin(module), one=one))]
-    inner = innermost(module)
-    if isinstance(inner, nn.LayerNorm) or is_norm(inner):
-        terms = norm_terms(twin(module), nn.RMSNorm, what)
+    inner = affine.innermost(module)
+    if isinstance(inner, nn.LayerNorm) or affine.is_norm(inner):
+        terms = affine.norm_terms(twin(module), nn.RMSNorm, what)
         return [(module, partial(through_norm, terms, one=one, centred=isinstance(inner, nn.LayerNorm)))]
     if issubclass(kind, ExpertRouter):
         return [(module, lambda x: twin(module)(x.detach()))]
     if issubclass(kind, FeedForward):
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
-    parts = dict(module.named_children())
-    library = _forward_home(module).startswith(("transformers.models.", "ssmscope."))
-    if kind.__name__ in refused or not (parts or library or isinstance(module, PASSING_MODULES)):
-        if kind.__name__ not in refused and is_elementwise(module):
+    parts, declaration = dict(module.named_children()), block_part(module, declared)
+    if declaration is UNREAD or not (parts or declaration or isinstance(module, PASSING_MODULES)):
+        if declaration is None and is_elementwise(module):
             return [(module, partial(through_activation, twin(module), one=one))]
-        if kind.__name__ not in refused and (rule := _rule_of_vectors(module, one)) is not None:
+        if declaration is None and (rule := _rule_of_vectors(module, one)) is not None:
             return [(module, rule)]
         where = f" ({name.removeprefix('module.')})" if name else ""
         raise InputError(
@@ -423,7 +382,7 @@ def _rules(
             "activations, convolutions of maps, and modules that add and pass on what such parts give"
         )
     for child, part in parts.items():
-        rules += _rules(part, read, refused, one, half, f"{name}.{child}" if name else child)
+        rules += _rules(part, read, declared, one, half, f"{name}.{child}" if name else child)
     return rules
 
 
@@ -431,9 +390,10 @@ def _rule_of_vectors(module: nn.Module, one: Tensor) -> Callable[[Tensor], Tenso
     """Return the rule of a module that holds nothing but vectors, by what it computes: a norm's or an affine map's;
     None for another."""
     layer = twin(module)
-    if norm_weight(layer) is not None:
+    if affine.norm_weight(layer) is not None:
         with suppress(InputError):
-            return partial(through_norm, norm_terms(layer, nn.RMSNorm), one=one, centred=norm_constants(layer)[1])
+            centred = affine.norm_constants(layer)[1]
+            return partial(through_norm, affine.norm_terms(layer, nn.RMSNorm), one=one, centred=centred)
         with suppress(InputError):
-            return partial(through_affine, layer, offset(layer), one=one)
+            return partial(through_affine, layer, affine.offset(layer), one=one)
     return None

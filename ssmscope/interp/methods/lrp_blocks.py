@@ -1,4 +1,4 @@
-"""Relevance through the attention, feed-forward parts and experts of other libraries' blocks, which run as they are.
+"""Relevance through attention, feed-forward parts and experts, as families declare them (`core.blocks`).
 
     attention: softmax(q kᵀ) is frozen, and the output is linear in v (XAI for Transformers, Ali et al. 2022); in
         latent attention the part that becomes keys is frozen,
@@ -12,7 +12,7 @@ factor, and the gradient of a gated part is halved, since both of its factors ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,50 +21,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from ssmscope.core.blocks import BlockPart
 from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.linearized import as_diagonal
 from ssmscope.errors import InputError
 
 Handler = Callable[..., Any]
 
-FROZEN_OUTPUTS = ("q_proj", "q_b_proj", "k_proj", "g_proj", "router", "gate", "shared_expert_gate")
-"""Parts of attention and experts whose output is frozen."""
-QUERY_KEY_ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
-"""Lists of parts that add to q and k (Zamba2)."""
-ACTIVATION_NAMES = ("act_fn", "activation")
-GATE_NAMES = ("gate_proj", "gate_up_proj", "input_linear", "w1", "proj_up_gate")
-OUTPUT_NAMES = ("down_proj", "output_linear", "w2", "proj_down")
-WRITTEN_OUT = dict.fromkeys(("Lfm2MLP", "Lfm2MoeMLP", "Lfm3MLP"), ("w1", "w3", "w2"))
-"""Feed-forward parts W₃ (act(g) ⊙ h) whose activation is a function, by class, with the names of the layers that
-compute g and h, and of W₃."""
-SOFT_CAP_FIELDS = ("output_logit_soft_cap", "logits_soft_cap")
-"""Fields of configurations with the soft cap of logits."""
 
-
-def is_family_block(module: nn.Module) -> bool:
-    """Return True if a module is another library's block, or a part of one, with rules for its parts."""
-    return type(module).__module__.startswith("transformers.models.")
-
-
-def part_handlers(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler]]:
-    """Return the parts of another library's block, itself included, that need a handler, with their handlers."""
-    parts = dict(module.named_children())
-    found: list[tuple[nn.Module, Handler]] = _latent(module, parts) if "kv_b_proj" in parts else []
-    found += [(parts[name], _constant) for name in FROZEN_OUTPUTS if name in parts]
-    found += [(each, _constant) for name in QUERY_KEY_ADAPTERS if name in parts for each in parts[name].children()]
-    activation = next((parts[name] for name in ACTIVATION_NAMES if name in parts), None)
-    if type(module).__name__ in WRITTEN_OUT:
+def part_handlers(module: nn.Module, part: BlockPart, half: bool) -> list[tuple[nn.Module, Handler]]:
+    """Return the parts of a block's part, itself included, that need a handler, with their handlers."""
+    parts = {"": module, **dict(module.named_children())}
+    found: list[tuple[nn.Module, Handler]] = _latent(module, parts) if part.latent else []
+    frozen = [parts[name] for name in part.frozen if name in parts]
+    found += [(own, _constant) for each in frozen for own in (each if isinstance(each, nn.ModuleList) else [each])]
+    activation = parts.get(part.act)
+    if part.product:
         found += [] if activation is None else [(activation, lambda below, c: below(c))]
-        return [*found, (module, partial(_through_gated, module, activation or silu, half))]
-    if activation is None and any(callable(getattr(module, name, None)) for name in ACTIVATION_NAMES):
+        return [*found, (module, partial(_through_gated, module, part, activation or silu, half))]
+    if activation is None and callable(getattr(module, part.act, None)):
         raise InputError(f"lrp has no rule for a {type(module).__name__}, whose activation is not a module")
     if activation is None:
         return found
-    gated = any(hasattr(module, name) for name in GATE_NAMES)
-    found.append((activation, partial(_bent, half or not gated)))
-    if gated and half:
-        biased = [parts[name] for name in OUTPUT_NAMES if getattr(parts.get(name), "bias", None) is not None]
-        found += [(part, halved_before) for part in biased] or [(module, halved)]
+    found.append((activation, partial(_bent, half or not part.gated)))
+    if part.gated and half:
+        biased = getattr(parts.get(part.out), "bias", None) is not None
+        found += [(parts[part.out], halved_before)] if biased else [(module, halved)]
     return found
 
 
@@ -87,10 +69,11 @@ def _latent(attention: Any, parts: dict[str, nn.Module]) -> list[tuple[nn.Module
 
 
 @contextmanager
-def freeze_soft_caps(module: Any) -> Iterator[None]:
-    """Replace, within the context, a soft cap of logits (xLSTM, RecurrentGemma) by a frozen factor."""
+def freeze_soft_caps(module: Any, fields: Collection[str]) -> Iterator[None]:
+    """Replace, within the context, a soft cap of logits, which one of these `fields` of a configuration gives, by a
+    frozen factor."""
     heads = [part for part in module.modules() if hasattr(part, "lm_head")]
-    heads = [part for part in heads if any(getattr(part.config, name, None) for name in SOFT_CAP_FIELDS)]
+    heads = [part for part in heads if any(getattr(part.config, name, None) for name in fields)]
     if not heads:
         yield
         return
@@ -129,8 +112,10 @@ def _bent(carries: bool, below: Callable[..., Any], c: Tensor) -> Tensor:
     return c * as_diagonal(below, c_frozen) if carries else below(c_frozen)
 
 
-def _through_gated(module: Any, act: Callable[[Tensor], Tensor], half: bool, below: Handler, x: Tensor) -> Tensor:
-    g, h, project = (getattr(module, name) for name in WRITTEN_OUT[type(module).__name__])
+def _through_gated(
+    module: nn.Module, part: BlockPart, act: Callable[[Tensor], Tensor], half: bool, below: Handler, x: Tensor
+) -> Tensor:
+    g, h, project = (getattr(module, name) for name in (*part.product, part.out))
     return project(gated(act, g(x), h(x), half))
 
 

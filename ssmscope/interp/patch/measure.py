@@ -27,7 +27,10 @@ from ssmscope.interp.spans import positions_of
 
 MAX_STATE_ENDS = 8
 """Number of tokens after which states are kept at once."""
-PLACES: dict[str, Place] = {"head": "scans", **{name: name for name in ("output", "residual", "convolution")}}
+PLACES: Mapping[str, Place] = {
+    "output": "output", "residual": "residual", "convolution": "convolution", "head": "scans",
+    "attention": "attention-output", "feed-forward": "feed-forward",
+}  # fmt: skip
 """Places of the edits that read and patch a site's values."""
 Cells = list[tuple[int | None, int]]
 """Layers, None for all together, and positions (or heads)."""
@@ -126,9 +129,7 @@ class PatchRuns:
         )
 
     def heads(self) -> int:
-        kept: dict[Any, Tensor] = {}
-        self.model.run(self.base, edits=recorded("scans", kept), last_only=True)
-        heads = max(y.shape[2] for y in kept.values())
+        heads = max(y.shape[2] for y in recorded_values(self.model, self.base, "head")[0].values())
         check_heads(self.model, heads, "patch another site")
         return heads
 
@@ -136,7 +137,7 @@ class PatchRuns:
         """Yield cells with their logits, the state of a layer patched after a token."""
         layers: tuple[int | None, ...] = (None, *self.layers)
         if not self.model.continues:
-            run = self._plain(0)
+            run = plain_from(self.model, self.base, 0, self.reuse)
             for place in positions:
                 kept: dict[int, LayerState] = {}
                 keep = new_state(self.partners[place], partial(first_state, kept))
@@ -170,17 +171,14 @@ class PatchRuns:
     def of_values(self, site: str, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
         """Yield cells with their logits: a layer's value patched at a token, or a head's output at all of them."""
         heads, place = site == "head", PLACES[site]
-        kept: dict[Any, Tensor] = {}
-        self.model.run(self.source, edits=recorded(place, kept), last_only=True)
-        if not kept:
-            raise InputError(f"the layers of {self.model.name} have no {site}; patch another site")
-        patched = sorted({key[0] if isinstance(key, tuple) else key for key in kept})
+        kept, patched = recorded_values(self.model, self.source, site)
         columns = list(range(max(value.shape[2] for value in kept.values()))) if heads else list(positions)
         for chosen in (
             columns[at : at + self.at_once] for at in range(0, len(columns) if positions else 0, self.at_once)
         ):
             start = (min(positions) if heads else chosen[0]) if self.model.continues else 0
-            run, values = self._plain(start), {key: value[:, start:] for key, value in self._moved(kept).items()}
+            run = plain_from(self.model, self.base, start, self.reuse)
+            values = {key: value[:, start:] for key, value in self._moved(kept).items()}
             for layer in patched if heads else (None, *patched):
                 count = kept[layer, 0].shape[2] if heads else self.length
                 own = [each for each in chosen if each < count]
@@ -198,23 +196,32 @@ class PatchRuns:
             put = partial(first_state, states)
             self.model.run(self.source, edits=new_state(self.partners[positions[column]], put), last_only=True)
             return new_state(positions[column], put, layers=own)
-        kept: dict[Any, Tensor] = {}
-        self.model.run(self.source, edits=recorded(PLACES[site], kept), last_only=True)
+        kept, patched = recorded_values(self.model, self.source, site)
         kept = self._moved(kept)
         if site == "head":
             return replaced("scans", kept, positions, layers=own, heads=[column])
-        patched = sorted({key[0] if isinstance(key, tuple) else key for key in kept})
         return replaced(PLACES[site], kept, [positions[column]], layers=own or patched)
 
     def _moved(self, kept: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
         """Return the source's values (1, length, …) at the positions of the base."""
         return {key: value[:, self.read.to(value.device)] for key, value in kept.items()}
 
-    def _plain(self, start: int) -> PlainRun:
-        """Return the base run from a token on."""
-        states = self.model.run(token_windows(self.base, [0], [0], [start]), last_only=True).states if start else None
-        batch = token_windows(self.base, [0], [start], [self.length])
-        return PlainRun(self.model, batch, states, reuse=self.reuse, last_only=True)
+
+def recorded_values(model: Model, batch: Batch, site: str) -> tuple[dict[Any, Tensor], list[int]]:
+    """Return a run's values at a site, and the layers that have it. Raise InputError if none has."""
+    kept: dict[Any, Tensor] = {}
+    model.run(batch, edits=recorded(PLACES[site], kept), last_only=True)
+    if not kept:
+        raise InputError(f"the layers of {model.name} have no {site}; patch another site")
+    return kept, sorted({key[0] if isinstance(key, tuple) else key for key in kept})
+
+
+def plain_from(model: Model, batch: Batch, start: int, reuse: bool) -> PlainRun:
+    """Return the plain run of texts from a token on; from the first they may differ in length."""
+    rows = range(len(batch.tokens))
+    begins, ends = [start] * len(rows), batch.mask.sum(1).tolist()
+    states = model.run(token_windows(batch, rows, [0] * len(rows), begins), last_only=True).states if start else None
+    return PlainRun(model, token_windows(batch, rows, begins, ends), states, reuse=reuse, last_only=True)
 
 
 def token_windows(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> Batch:

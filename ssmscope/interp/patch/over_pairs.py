@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssmscope.core.batching import tokens_at_once
-from ssmscope.core.edits import Place, new_state, recorded, replaced
+from ssmscope.core.edits import new_state, replaced
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.core.progress import progress_bar
@@ -20,14 +20,16 @@ from ssmscope.data.pairs import PairData
 from ssmscope.errors import InputError
 from ssmscope.interp.pairs import EncodedPairs
 from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer, note_on_attention
-from ssmscope.interp.patch.measure import aligned, first_difference, first_state, token_windows
+from ssmscope.interp.patch.measure import (
+    PLACES,
+    aligned,
+    first_difference,
+    first_state,
+    plain_from,
+    recorded_values,
+    token_windows,
+)
 from ssmscope.interp.spans import positions_of
-
-PLACES: Mapping[str, Place] = {
-    "output": "output", "residual": "residual", "convolution": "convolution", "attention": "attention-output",
-    "feed-forward": "feed-forward",
-}  # fmt: skip
-"""Places of the edits that patch a site other than states."""
 
 Places = dict[str, list[tuple[int, ...]]]
 """Positions of each class in every pair."""
@@ -112,20 +114,15 @@ class PairGrids:
         return tuple(partners[at] if self.direction == "denoise" else at for at in span if at in partners)
 
     def _values(self, site: str, rows: list[int], classes: Places) -> Iterator[tuple[list[int], int, int, Tensor]]:
-        place = PLACES[site]
-        kept: dict[Any, Tensor] = {}
         source, into = self.source.rows(rows), self.into.rows(rows)
-        self.model.run(source, edits=recorded(place, kept), last_only=True)
-        if not kept:
-            raise InputError(f"the layers of {self.model.name} have no {site}; patch another site")
-        patched = sorted({key[0] if isinstance(key, tuple) else key for key in kept})
+        kept, patched = recorded_values(self.model, source, site)
         in_mixers = site in ("output", "residual", "convolution")
         size = range(into.input_ids.shape[1])
         at = torch.tensor([[self.sources[row].get(place, 0) for place in size] for row in rows])
         kept = {key: value[torch.arange(len(rows))[:, None], at] for key, value in kept.items()}
         for column, spans in enumerate(classes.values()):
             start = self._start([spans[row] for row in rows], into) if in_mixers else 0
-            run = self._run(into, start)
+            run = plain_from(self.model, into, start, self.reuse)
             mask = torch.zeros(len(rows), into.input_ids.shape[1], dtype=torch.bool)
             for line, row in zip(mask, rows):
                 line[list(spans[row])] = True
@@ -133,7 +130,7 @@ class PairGrids:
             there = mask.any(1)
             own = [row for row in rows if spans[row]]
             for layer in patched if own else ():
-                edit = replaced(place, values, rows={layer: mask[:, start:]})
+                edit = replaced(PLACES[site], values, rows={layer: mask[:, start:]})
                 logits = run.again(layer if in_mixers else None, edit)
                 yield own, layer, column, logits[there.to(logits.device)]
 
@@ -141,14 +138,6 @@ class PairGrids:
         """Return the number of tokens before which a patched run is the plain one."""
         spans = [span for span in spans if span]
         return min(map(min, spans)) if spans and self.model.continues and len(set(batch.lengths)) == 1 else 0
-
-    def _run(self, batch: Batch, start: int) -> PlainRun:
-        if not start:
-            return PlainRun(self.model, batch, reuse=self.reuse, last_only=True)
-        each = range(len(batch.tokens))
-        states = self.model.run(token_windows(batch, each, [0] * len(each), [start] * len(each)), last_only=True).states
-        window = token_windows(batch, each, [start] * len(each), batch.lengths)
-        return PlainRun(self.model, window, states, reuse=self.reuse, last_only=True)
 
     def _states(self, rows: list[int], classes: Places) -> Iterator[tuple[list[int], int, int, Tensor]]:
         """Patch the states after a class's last token, of the pairs in which it stands at one position together."""

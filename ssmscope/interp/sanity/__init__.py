@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     dtype="float32",  # Gradients need the precision.
     check=check_methods,
     scores={"sanity[methods]": CORRELATION},
-    dimensions=(Dimension("Explanations, sanity", r"sanity\[.*\]", "likeness to those of random weights", 18),),
+    dimensions=(Dimension("Explanations, sanity", r"sanity\[.*\]", "likeness to those of random weights"),),
 )
 def cascading_randomisation(
     model: Model,

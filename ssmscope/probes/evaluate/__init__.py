@@ -78,7 +78,7 @@ def check_asked(*, tasks: Sequence[str] | None, include: Any, shots: int | None,
     models=(TEXT_CLASSIFIER, PIXEL_CLASSIFIER, LANGUAGE_MODEL),
     check=check_asked,
     scores={"accuracy": SHARE, "cross-entropy": NOT_NEGATIVE},
-    dimensions=(Dimension("Clean answers", r"accuracy", "accuracy", 0),),
+    dimensions=(Dimension("Clean answers", r"accuracy", "accuracy"),),
 )
 def evaluate(
     model: Model,

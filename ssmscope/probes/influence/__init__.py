@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     question="How far back does an output depend on its input?",
     dtype="float32",  # Gradients need this precision.,
     scores={"influence.recent[last N]": SHARE},
-    dimensions=(Dimension("Influence", r"influence\.recent\[.*\]", "share of the last tokens", 20),),
+    dimensions=(Dimension("Influence", r"influence\.recent\[.*\]", "share of the last tokens"),),
 )
 def influence(
     model: Model,

@@ -41,7 +41,7 @@ def draw(result: Influence, frame: plot.Frame) -> Figure:
 
 def _distances(axes: Axes, result: Influence) -> None:
     last = max(1, len(result.layers) - 1)
-    colours = plot.colours_of(CIVIDIS[:-1], 0, last)  # dark blue, the first layer, to yellow, the last
+    colours = plot.colours_of(CIVIDIS[:-2], 0, last)  # dark blue to ochre, which both light and dark pages show
     for layer, reach in enumerate(result.layers):
         mean = np.where(reach.noisy == 0, np.exp(reach.log_norm[:, 0]), np.nan)
         axes.plot(mean, color=colours.to_rgba(np.array(layer)), linewidth=0.9, alpha=0.85)

@@ -27,9 +27,8 @@ from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
-from ssmscope.core.progress import on_stderr, progress_bar
+from ssmscope.core.progress import duration, on_stderr, progress_bar
 from ssmscope.errors import InputError
-from ssmscope.interp.objective import duration
 from ssmscope.probes.lens.data import LensData, Rows, rows_of, shuffled_batches, split_rows
 from ssmscope.probes.lens.lenses import RECORD, chosen_states, slices, translated, untrained_lens
 from ssmscope.probes.lens.result import Evaluation, LayerFit, LensFit

@@ -47,7 +47,7 @@ def check_smooth(*, smooth: int, remembers: Sequence[int] | None, length: int, *
     check=check_smooth,
     sharded=True,
     scores={"loss": NOT_NEGATIVE, "loss.slope": ANY},
-    dimensions=(Dimension("Clean text", r"loss", "loss per token", 2),),
+    dimensions=(Dimension("Clean text", r"loss", "loss per token"),),
 )
 def token_loss(
     models: Model | Sequence[Model],

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ssmscope.core.attention_layers import attention_layers
 from ssmscope.core.bootstrap import Estimate
-from ssmscope.core.edits import Edit, edited
+from ssmscope.core.cuts import cut_attention
+from ssmscope.core.edits import Edit
 from ssmscope.core.mixers import memory_of
 from ssmscope.core.model import Model
 from ssmscope.evaluation.running import max_batch_tokens
@@ -42,29 +42,16 @@ def _of_rows(model: Model, rows: np.ndarray, spans: Sequence[int]) -> Float[np.n
     for at, span in enumerate(spans):
         found[:, at, 0] = _variation(whole, _next(model, rows[:, length - span :]))
         if attends:
-            with edited(model, attention_cut(length - span)):
-                found[:, at, 1] = _variation(whole, _next(model, rows))
+            cut = cut_attention(range(length - span), range(length - span, length))
+            found[:, at, 1] = _variation(whole, _next(model, rows, cut))
         if kept is not None:
             found[:, at, 2] = kept[:, : length - span].sum(1).numpy()
     return found
 
 
-def attention_cut(start: int) -> Edit:
-    """Return the edit in which softmax attention from position `start` on reads no key before it."""
-
-    def change(reads: Tensor, _: object) -> Tensor:
-        reads = reads.clone()
-        reads[..., start:, :start] = False
-        return reads
-
-    return Edit("attention cut off", "attention", change, options={"start": start})
-
-
-def _next(model: Model, rows: np.ndarray) -> Tensor:
+def _next(model: Model, rows: np.ndarray, edits: Edit | Sequence[Edit] = ()) -> Tensor:
     """Return the distribution of the next token after each row, (rows, vocabulary) float64."""
-    batch = model.encode(ids=rows.tolist())
-    with torch.no_grad(), model.running(mask=batch.mask):
-        return model.forward(batch, last_only=True).double().softmax(-1)
+    return model.run(model.encode(ids=rows.tolist()), last_only=True, edits=edits).logits.double().softmax(-1)
 
 
 def _variation(p: Tensor, q: Tensor) -> np.ndarray:

@@ -99,11 +99,7 @@ class Case:
         inside = [(int(text), int(at)) for text, at in mask.nonzero()]
         for name in self.names:
             places = self.rows if of_rows(name) else ends if self.exact[name].ndim == 2 else inside
-            over = self.over[name]
-            text, position = min((places[row] for row in over), default=(-1, -1))
-            token = self.batch.tokens[text][position] if over else ""
-            sizes = (float(self.error[name].max()), self.allowed[name], len(over), len(places))
-            found.append(Compared(name, *sizes, text, position, token))
+            found.append(Compared.of(name, self.error[name], self.allowed[name], places, self.batch.tokens))
         return tuple(found)
 
 

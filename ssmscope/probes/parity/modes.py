@@ -91,12 +91,8 @@ def own_modes(model: Model, seed: int) -> tuple[str, tuple[Compared, ...]]:
         errors, rounding = ((t - right).square().mean(-1).sqrt() / size for t in (logits.double(), near))
         errors = errors.nan_to_num(nan=float("inf"))
         allowed = ROUNDING_FACTOR * (float(rounding.max()) + torch.finfo(dtype).eps)
-        over = np.flatnonzero((errors > allowed).cpu().numpy())
-        at = int(over[0]) + start if over.size else -1
-        shown = batch.tokens[0][at] if over.size else ""
-        found.append(
-            Compared(name, float(errors.max()), allowed, len(over), len(errors), 0 if over.size else -1, at, shown)
-        )
+        places = [(0, at) for at in range(start, len(text))]
+        found.append(Compared.of(name, errors.cpu().numpy(), allowed, places, batch.tokens))
     if not found:
         raise InputError(f"{library} refuses every mode of {model.name}; its own code cannot be compared")
     return library, tuple(found)

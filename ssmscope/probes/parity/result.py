@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ssmscope.api.results import TABLE_ROWS, Result
@@ -31,6 +33,16 @@ class Compared:
     text: int
     position: int
     token: str
+
+    @classmethod
+    def of(
+        cls, name: str, errors: np.ndarray, allowed: float, places: Sequence[tuple[int, int]], tokens: Any
+    ) -> Compared:
+        """Return a tensor with its errors at these places, (text, position) each, of texts of these tokens."""
+        over = [place for place, error in zip(places, errors.tolist()) if error > allowed]
+        text, position = min(over, default=(-1, -1))
+        token = tokens[text][position] if over else ""
+        return cls(name, float(errors.max()), allowed, len(over), len(places), text, position, token)
 
     @property
     def times(self) -> float:

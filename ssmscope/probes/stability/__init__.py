@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     reads=Texts(needed=False, instead="length"),
     question="Can its states grow, and how fast do they fade?",
     scores=("stability.growth",),
-    dimensions=(Dimension("Stability", r"stability\.growth", "largest growth of the states, nats per token", 19),),
+    dimensions=(Dimension("Stability", r"stability\.growth", "largest growth of the states, nats per token"),),
 )
 def stability(
     model: Model,

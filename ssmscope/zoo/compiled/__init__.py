@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+
 from ssmscope.core.registry import Registry
 from ssmscope.data.pairs import PairData
 from ssmscope.zoo.compiled.tasks import Task
-from ssmscope.zoo.compiled.weights import FAMILIES, Compiled, build, draw_pairs
+from ssmscope.zoo.compiled.weights import FAMILIES, Compiled, build
 
 TASKS: Registry[Task] = Registry("compiled task", "ssmscope.compiled")
 """Tasks by name; a package adds one by an entry point of the group `ssmscope.compiled`."""
@@ -41,10 +43,12 @@ def compiled(task: str, family: str = "mamba2", *, decoy: bool = False) -> Compi
 
 def pairs_of(task: str, pairs: int = 64, seed: int = 0) -> PairData:
     """Return generated pairs of token ids of a task's inputs: independent ones with different answers."""
-    drawn = draw_pairs(TASKS[task], pairs, seed)
-    clean, corrupted = (tuple(map(tuple, ids.tolist())) for ids in drawn[:2])
-    targets, contrasts = (tuple(each.tolist()) for each in drawn[2:])
-    return PairData(task, clean, corrupted, targets, contrasts)
+    random = np.random.default_rng(seed)
+    drawn = [TASKS[task].draw(4 * pairs + 16, random) for _ in range(2)]
+    (_, right), (_, wrong) = drawn
+    chosen = np.flatnonzero(right != wrong)[:pairs]
+    clean, corrupted = (tuple(map(tuple, ids[chosen].tolist())) for ids, _ in drawn)
+    return PairData(task, clean, corrupted, tuple(right[chosen].tolist()), tuple(wrong[chosen].tolist()))
 
 
 induction, recall, flip_flop, two_hop = (partial(pairs_of, task) for task in TASKS_WITH_PAIRS)

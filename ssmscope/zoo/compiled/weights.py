@@ -78,14 +78,6 @@ class Compiled:
         return values, keys
 
 
-def draw_pairs(task: Task, pairs: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return clean and corrupted ids (pairs, length) of independent inputs with different answers, and these."""
-    random = np.random.default_rng(seed)
-    (clean, right), (corrupted, wrong) = (task.draw(4 * pairs + 16, random) for _ in range(2))
-    chosen = np.flatnonzero(right != wrong)[:pairs]
-    return clean[chosen], corrupted[chosen], right[chosen], wrong[chosen]
-
-
 @dataclass(frozen=True)
 class _Maps:
     """A memory as maps of the residual stream: (tokens, width) of values, keys and queries, (width,) of what writes."""

@@ -116,16 +116,13 @@ WARM_UP_STEPS = 3
 """Steps before a recording, in which libraries initialize."""
 
 
-def recordable(module: nn.Module, device: torch.device) -> bool:
-    """Return True if a model's step on this device can be recorded: its passes never wait for the GPU."""
-    return device.type == "cuda" and hasattr(module, "config") and declared(module, "RECORDABLE_TRAINING")
-
-
-def declared(module: Any, name: str) -> bool:
-    """Return True if the adapters of all mixers declare the model's type in the tuple `name`, see `LayerAdapter`."""
-    config = module.config
+def can_record_training(module: nn.Module, device: torch.device) -> bool:
+    """Return True if a model's step on this device can be recorded: its passes never wait for the GPU, as the families
+    of all its layers declare in `RECORDABLE_TRAINING`."""
+    config: Any = getattr(module, "config", None)
     kind = getattr(getattr(config, "backbone", config), "model_type", None)
-    return all(kind in getattr(adapter_for(each), name, ()) for each in mixers(module))
+    known = (getattr(adapter_for(each), "RECORDABLE_TRAINING", ()) for each in mixers(module))
+    return device.type == "cuda" and config is not None and all(kind in types for types in known)
 
 
 class Recording:
@@ -256,7 +253,7 @@ class Fit:
         """Record a step for replay if the model allows it and, on this epoch's first batch, gradients agree."""
         objective = self.objective
         self.recording = None
-        if not (self.options["compile"] and objective.settled and recordable(self.module, self.device)):
+        if not (self.options["compile"] and objective.settled and can_record_training(self.module, self.device)):
             return
         assert isinstance(objective, Arrays)
         rows = objective.batches(self.epoch)[0]
