@@ -89,13 +89,13 @@ def verdict(found: LabelledResult, model: str) -> str:
 
 
 def findings(report: Report) -> list[str]:
-    """Return what a report found about its first models: the verdict of one analysis of each room, that to try first or
-    else that with the first row on a scorecard, in the order of the plan."""
+    """Return what a report found about its first models: the verdict of one analysis of each room, that to try first, or
+    else the plan's first with a row on the scorecard."""
     told = []
     for model in model_names(report)[:MAX_MODELS_TOLD]:
-        best: dict[str, tuple[tuple[float, float], LabelledResult]] = {}
+        best: dict[str, tuple[tuple[float, bool], LabelledResult]] = {}
         for group, of in ((group, analysis_of(group.verb)) for group in groups(report)):
-            rank = of.first or math.inf, min((each.row for each in of.dimensions), default=math.inf)
+            rank = of.first or math.inf, not of.dimensions
             for one in [one for one in group.results() if model in one.entry.models][:1]:
                 room = of.module.rpartition(".")[0]
                 best[room] = min(best.get(room, (rank, one)), (rank, one), key=lambda each: each[0])
