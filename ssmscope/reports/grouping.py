@@ -89,8 +89,8 @@ def verdict(found: LabelledResult, model: str) -> str:
 
 
 def findings(report: Report) -> list[str]:
-    """Return what a report found about its first models: one verdict of each room, of the analysis to try first, or else
-    of the plan's first with a row on the scorecard."""
+    """Return what a report found about its first models: of each room one verdict, of the analysis to try first, or
+    else the plan's first with a row on the scorecard."""
     told = []
     for model in model_names(report)[:MAX_MODELS_TOLD]:
         best: dict[str, tuple[tuple[float, bool], LabelledResult]] = {}
