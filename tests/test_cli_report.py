@@ -112,6 +112,8 @@ class TestJobs:
         assert [(job["verb"], job["state"], job["error"]) for job in document["jobs"]] == [
             ("heatmap", "done", None), ("stability", "done", None),
         ]  # fmt: skip
+        assert len(document["findings"]) == 2
+        assert analyze(plan, "--out", out).out.splitlines()[2:] == document["findings"]
 
     def test_variables_and_models_of_the_command_line(self, analyze, plan, out, tmp_path) -> None:
         other = tiny_model(tmp_path / "other", 1)

@@ -63,4 +63,6 @@ def test_they_have_their_effect_elsewhere() -> None:
     frame = [(text, data.label_names[label]) for text, label in zip(data.texts, data.labels)]
     with pytest.raises(InputError, match="row 1 of given has|tokens; allowed"):
         ssmscope.evaluate(model, frame, max_tokens=2)
+    with pytest.raises(InputError, match="series=… has no effect with demo/books-mamba2"):
+        ssmscope.evaluate(model, frame, series="s.npz")
     assert len(ssmscope.evaluate(model, frame, max_tokens=50).scores) == 2

@@ -256,10 +256,11 @@ def _answer(made: Report, out: Path, json: bool, *, strict: bool) -> None:
     if json:
         jobs = [{**_row(entry), "error": entry.error} for entry in once.values()]
         gates = {"gates": encode([as_record(gate) for gate in made.gates])} if made.gates else {}
-        print(json_module.dumps({"title": made.title, "page": str(page), "jobs": jobs, **gates}, indent=2))
+        told_first = {"title": made.title, "page": str(page), "findings": findings(made)}
+        print(json_module.dumps({**told_first, "jobs": jobs, **gates}, indent=2))
     else:
-        print(f"{made.title}: {len(once) - len(failed) - len(refused)} of {len(once)} jobs done\nPage: {page}")
-        print("\n".join(findings(made)))
+        done = f"{made.title}: {len(once) - len(failed) - len(refused)} of {len(once)} jobs done"
+        print("\n".join([done, f"Page: {page}", *findings(made)]))
         if made.gates:
             print(gates_headline(made.gates))
     for entry in refused:

@@ -57,6 +57,7 @@ class Labelled(Examples):
         if not models[0].is_classifier:
             from ssmscope.data.text import load_text
 
+            refuse_unused(f"with {models[0].name}", series=values["series"] is not None)
             if values["data"] is None:
                 return None
             found = load_text(values["data"], values["split"])
