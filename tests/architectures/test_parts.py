@@ -75,6 +75,15 @@ def test_what_a_release_reads_by_weight_alone(monkeypatch: pytest.MonkeyPatch) -
     assert parts.activation(ours) is ours.act and parts.gate_activation(ours) is ours.act
 
 
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "jamba", "zamba", "bamba", "falcon_h1"])
+def test_what_the_installed_release_reads_by_weight(name: str) -> None:
+    """A mixer that multiplies by the weight of its convolution does not call it."""
+    mixer, calls = of(name), []
+    mixer.conv1d.register_forward_hook(lambda *called: calls.append(called))
+    mixer(torch.randn(1, 5, mixer.hidden_size))
+    assert bool(calls) != parts._by_weight(mixer)
+
+
 def test_hooks_that_a_release_leaves_out_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, refuses in (("mamba", True), ("gfssm-mamba", False)):
         mixer = of(name)

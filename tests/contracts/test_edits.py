@@ -4,7 +4,6 @@ from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
-import transformers
 from examples import HYBRIDS, TEXTS, hooks, matrices, random_example, relative
 from exhaustive import half
 from loud import TrueFloat64, doubled, loud
@@ -23,7 +22,7 @@ from ssmscope.errors import InputError
 from ssmscope.layers import parts, rwkv, rwkv7
 from ssmscope.zoo import groupmamba
 
-NOT = () if int(transformers.__version__.split(".")[0]) >= 5 else ("jamba", "zamba", "recurrent_gemma")
+NOT = () if parts.BY_WEIGHT else ("jamba", "zamba", "recurrent_gemma")
 INTERFACED = [name for name in HYBRIDS if name not in NOT]
 """Hybrids whose attention is run by one of transformers' functions."""
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 2, 2, 40, 1]]
