@@ -81,9 +81,13 @@ class ContinuesFromStates:
         output[CACHE] = left
         return output
 
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """Have `generate` make no cache, which most releases cannot for layers without attention."""
+        return False
+
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, inputs_embeds=None, **kwargs):
         known = kwargs.get(CACHE)
-        known = known if isinstance(known, StateCache) else None  # Older releases make one of their own first.
         start = 0 if known is None else known.length
         mask = None if attention_mask is None else attention_mask[:, start:]
         if inputs_embeds is not None and not start:
