@@ -27,6 +27,7 @@ from ssmscope.core.chosen_keys import (
     chooses_keys,
     columns,
     in_one_piece,
+    is_read,
     masks_by_row,
     with_changed_choice,
 )
@@ -394,4 +395,4 @@ def _read(mask: Tensor | None, own: Tensor) -> Tensor:
     if mask is None:
         return torch.ones(length, length, dtype=torch.bool, device=own.device).tril().expand(len(own), 1, -1, -1)
     mask = mask[..., :length]
-    return (mask if mask.dtype == torch.bool else mask == 0).expand(len(own), -1, -1, -1)
+    return is_read(mask).expand(len(own), -1, -1, -1)
