@@ -45,4 +45,5 @@ class Glm5NextForCausalLM(Glm5NextPreTrainedModel, transformers.GenerationMixin)
         return MoeCausalLMOutputWithPast(loss=loss, logits=logits, **kept)
 
 
-transformers.AutoModelForCausalLM.register(Glm5NextTextConfig, Glm5NextForCausalLM, exist_ok=True)
+# From 5.14 to 5.18 `register` ignores configurations of transformers' own.
+transformers.MODEL_FOR_CAUSAL_LM_MAPPING._extra_content[Glm5NextTextConfig] = Glm5NextForCausalLM

@@ -40,6 +40,7 @@ KNOWN_WORDS = frozenset({
     # kinds of layers
     "attention", "chunked_attention", "conv", "dense", "full", "full_attention", "hybrid", "indexed_attention",
     "linear_attention", "mamba", "mlp", "moe", "recurrent", "shared", "sliding_attention", "sparse",
+    "deepseek_sparse_attention", "qwen_sparse_attention",
     # positions
     "absolute", "default", "dynamic", "linear", "llama3", "longrope", "mrope", "nope", "proportional", "rope", "yarn",
     # caches of generation
