@@ -51,14 +51,15 @@ class Unanswerable(InputError):
 
 
 SAME_MEANING = (
-    "clean before original reference source",
-    "corrupted after attacked counterfactual edited perturbed",
+    "clean before original reference source good",
+    "corrupted after bad attacked counterfactual edited perturbed",
     "out output output-dir save-to directory folder",
     "data dataset corpus file train-file input-file",
     "text prompt sentence input inputs",
     "limit samples n max-examples max-samples num-samples",
     "methods method attribution attributions attributor algorithm",
     "target class label attributed token",
+    "label sentiment category rating",
     "contrast foil versus against",
     "continuation completion generated response answer-text forced",
     "max-new-tokens new-tokens num-tokens tokens",
@@ -168,6 +169,12 @@ def check_model(given: Any, what: str) -> None:
     if module is None or not isinstance(given, module.Model):
         said = f"{type(given).__name__} was given to {what} as its model"
         raise InputError(f"{said}; give one that ssmscope.load returns")
+
+
+def refuse_unused(where: str, **given: bool) -> None:
+    """Raise InputError for the first of these options that is given, where it has no effect."""
+    if (name := next((name for name, is_given in given.items() if is_given), None)) is not None:
+        raise InputError(f"{name}=… has no effect {where}; leave it out")
 
 
 def check_path(given: Any, what: str) -> str:

@@ -107,7 +107,9 @@ def test_declarations_and_their_limits(declare: Declare) -> None:
     one, two, many = (each.analysis for each in functions)
     assert [each.max_models for each in (one, two, many)] == [1, 2, math.inf]
     assert (
-        one.module == __name__ and not one.inputs and list(replace(one, reads=Texts()).inputs)[:2] == ["text", "file"]
+        one.module == __name__
+        and [*one.inputs] == ["columns"]
+        and list(replace(one, reads=Texts()).inputs)[:2] == ["text", "file"]
     )
     for declared, allowed in zip(functions, ("one model", "one model, or two", "one or more models")):
         registry.ANALYSES.add("own thing", declared)
@@ -136,7 +138,7 @@ def test_a_call_is_checked_without_a_model(declare: Declare) -> None:
     ):
         with pytest.raises(InputError, match=f"own thing has no option '{name}': it loads its models itself"):
             Call.of("own thing", ["m"], {}, **loading)
-    with pytest.raises(InputError, match="own thing has no option 'siz'; it has size, from_, .*; did you mean 'size'"):
+    with pytest.raises(InputError, match="no option 'siz'; it has columns, size, from_, .*; did you mean 'size'"):
         Call.of("own thing", ["m"], {"siz": 1})
     declare(reads=Texts())
     refuses("no text; give text=…", Call.of, "own thing", ["m"], {})
@@ -152,7 +154,8 @@ def test_a_call_is_typed_without_defaults(declare: Declare) -> None:
     assert call.command == "analyze " + " ".join(typed + loading).replace("a b", "'a b'")
     assert Call.of("own thing", ["m"], {"text": ["a"]}).arguments == ["own", "thing", "m", "--text", "a"]
     assert [option.name for option, _ in call.option_values()] == [
-        *("text", "file", "ids", "image", "series", "chat", "max_tokens", "size", "from_", "place", "seed", "fast")
+        *("text", "file", "ids", "image", "series", "chat", "max_tokens", "columns"),
+        *("size", "from_", "place", "seed", "fast"),
     ]
     assert dict((option.name, value) for option, value in call.option_values())["size"] == 7
 

@@ -210,6 +210,8 @@ class TestModels:
         assert answer.code == 0
         for name in ("demo/sst2-mamba", "demo/sst2-mamba2", "demo/sst2-baleen-b", "demo/sst2-baleen-e"):
             assert name in answer.out
+        assert answer.out.count("\n") <= 25
+        answer = analyze("models", "--full")
         for architecture in ("mamba", "mamba2", "falcon_mamba", "baleen-mamba"):
             assert architecture in answer.out
 

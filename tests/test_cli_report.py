@@ -64,6 +64,12 @@ def refusal(analyze: Answer, *arguments: object) -> str:
 def test_a_plan_ends_in_a_page_and_tables_and_a_second_run_in_the_same(analyze, plan, out) -> None:
     answer = analyze(plan, "--out", out)
     assert answer.code == 0 and "mine: 2 of 2 jobs done" in answer.out and str(out / "index.html") in answer.out
+    told = dict(line.split(": ", 1) for line in answer.out.splitlines()[2:])
+    assert (
+        [*told] == ["heatmap", "stability"]
+        and "marginal in its one layer" in told["stability"]
+        and " %" in told["heatmap"]
+    )
     assert "[1/2] heatmap" in answer.err and "[2/2] stability" in answer.err
     assert (out / "index.html").read_text().startswith("<!doctype html>") and (out / "all.parquet").exists()
     tables = {path: path.read_bytes() for path in sorted((out / "tables").iterdir())}

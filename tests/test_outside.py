@@ -96,7 +96,6 @@ except InputError as error:
 print("feeds", *block_parts(model.module, "feed-forward"))
 """
 
-
 PARTS = ("product",), ("product", "narrow")
 """Feed-forward parts that are declared, and those that are found by what they consist of."""
 

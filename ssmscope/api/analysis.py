@@ -27,15 +27,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 
 from ssmscope.api.analyses import ANALYSES, analysis_of
 from ssmscope.api.dimensions import Dimension
-from ssmscope.api.inputs import MODEL_KINDS, TEXTS, Input, Named, is_named
+from ssmscope.api.inputs import COLUMNS, MODEL_KINDS, TEXTS, Input, Named, is_named
 from ssmscope.api.limits import Limits
 from ssmscope.api.options import Option, asked, noted, plain
 from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
 from ssmscope.core.known_models import DTYPES
+from ssmscope.data.columns import reading
 from ssmscope.data.labels import data_notes
-from ssmscope.errors import InputError, check_model, did_you_mean
+from ssmscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from ssmscope.api.results import Result
@@ -111,20 +112,29 @@ class Analysis:
 
     @property
     def inputs(self) -> Mapping[str, Option]:
-        """Options that name the input."""
-        return {} if self.reads is None else self.reads.options
+        """Options that name the input, and its columns."""
+        kinds = {each.reads.kind for each in self.options.values() if each.reads is not None}
+        tables = COLUMNS if self.reads is not None or kinds & {"data", "lines", "pairs"} else {}
+        return {**({} if self.reads is None else self.reads.options), **tables}
 
-    def check_models(self, args: Sequence[Any], given: Mapping[str, Any]) -> None:
-        """Raise InputError for models in a call that are not loaded, if the function's first parameter says `Model`; a
-        trace stands for its model, None, if it says that too."""
+    def with_models(self, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, ...]:
+        """Return a call's positional arguments with its models loaded, as on a command line, if the function's first
+        parameter says `Model`; a trace stands for its model, None, if it says that too. Raise InputError as `load`."""
         first = next(iter(inspect.signature(self.function).parameters.values()))
-        models, wanted = args[0] if args else given.get(first.name), str(first.annotation)
+        models: Any = args[0] if args else given.get(first.name)
+        wanted = str(first.annotation)
         traced = models is None and "None" in wanted and any(map(_is_trace, (*args, *given.values())))
         if traced or not wanted.startswith("Model"):
-            return
-        many = (self.several or self.pair is not None) and isinstance(models, Sequence) and not isinstance(models, str)
-        for each in cast("Sequence[Any]", models if many else [models]):
-            check_model(each, self.name)
+            return args
+        from ssmscope.core.model import Model
+        from ssmscope.loading.load import load
+
+        many = (self.several or self.pair is not None) and isinstance(models, list | tuple)
+        listed = models if many else [models]
+        found = [each if isinstance(each, Model) else load(each, dtype=self.dtype) for each in listed]
+        if not args:
+            given.pop(first.name, None)
+        return (found if many else found[0], *args[1:])
 
     def taken(self, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, ...]:
         """Return a call's positional arguments with its input read, where Python gives what the command line takes: the
@@ -206,9 +216,13 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
     def declare(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            with reading(cast(Any, kwargs.pop("columns", None)), needed=True):
+                return answered(*args, **kwargs)
+
+        def answered(*args: P.args, **kwargs: P.kwargs) -> R:
             alone = _is_trace(args[0]) if len(args) == 1 else False  # A trace holds its model's answers.
             if not alone:
-                declared.check_models(args, kwargs)
+                args = declared.with_models(args, kwargs)  # type: ignore[assignment]
             if args and not alone and "at" in kwargs and not has_at:
                 args = (_asked_at(args[0], kwargs.pop("at")), *args[1:])  # type: ignore[assignment]
             # Several models or steps may read an iterator, which can be read only once.
@@ -346,9 +360,10 @@ class Call:
             raise InputError(f"dtype {self.dtype!r:.80} is unknown: choose one of auto, {', '.join(DTYPES)}")
         if declared.dtype is not None and self.dtype not in ("auto", declared.dtype, "float64"):
             raise InputError(f"{self.name} needs {declared.dtype}, or float64; leave dtype {self.dtype} out")
-        if declared.reads is not None:
-            declared.reads.check(self.inputs, self.options)
-        declared.checked(self.options, len(self.models))
+        with reading(self.inputs.get("columns")):
+            if declared.reads is not None:
+                declared.reads.check(self.inputs, self.options)
+            declared.checked(self.options, len(self.models))
 
     def run(self, out: Path | None = None, formats: Sequence[str] | None = None) -> tuple[Result, ...]:
         """Load the models, run the analysis and return its results.
@@ -377,7 +392,8 @@ class Call:
         groups = [[model] for model in loaded] if declared.pair is not None else [loaded]
         calls: list[list[Any]] = [[group if declared.several else group[0]] for group in groups]
         options = dict(self.options)
-        with pulse(self.name, bool(options.get("progress", True))):
+        columns = self.inputs.get("columns")
+        with reading(columns, needed=True), pulse(self.name, bool(options.get("progress", True))):
             if declared.reads is not None:
                 inputs = declared.reads.once(self.inputs) if len(calls) > 1 else self.inputs
                 for arguments, group in zip(calls, groups):

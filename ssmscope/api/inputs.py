@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ssmscope.api.options import REPEATED, Metavar, Option, Range, Reads
+from ssmscope.api.options import REPEATED, Columns, Metavar, Option, Range, Reads
 from ssmscope.api.series import SERIES_HELP, encoded_series, labelled_series_of, reads_series
 from ssmscope.api.signatures import options_of
 from ssmscope.api.typed import lines_of, texts_of, whole_numbers
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW
 from ssmscope.core.chat import is_chat, read_chats
-from ssmscope.errors import InputError
+from ssmscope.data.columns import refuse_columns
+from ssmscope.errors import InputError, refuse_unused
 
 if TYPE_CHECKING:
     from ssmscope.core.encoding import Batch
@@ -40,6 +41,10 @@ TEXTS = ("text", "file", "ids", "image", "series", "chat")
 """Options that give texts."""
 MAX_TOKENS = 16384
 """Maximum length of a text in tokens, unless `max_tokens` is given."""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(f'{name}=…' for name in names[:-1])} or {names[-1]}=…"
 
 
 class Input:
@@ -113,6 +118,7 @@ def _options(
     data: Annotated[str | None, DATA_HELP.format("sst2, imdb"), Reads("data"), Metavar("DATA")] = None,
     split: Split = None,
     relevant: Annotated[str | None, "Column of DATA that marks tokens (default: rationale).", Metavar("COLUMN")] = None,
+    columns: Columns = None,
     length: Annotated[int, "Tokens per row of a language model's text.", Range(1, MAX_TOKENS_PER_ROW)] = 256,
     max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = MAX_TOKENS,
 ) -> None: ...
@@ -122,6 +128,9 @@ def _chosen(*names: str, **helps: str) -> dict[str, Option]:
     """Return some of the options of inputs, with other help texts where these are given."""
     known = options_of(_options)
     return {name: replace(known[name], help=helps.get(name, known[name].help)) for name in names}
+
+
+COLUMNS = _chosen("columns")
 
 
 def _id_rows(ids: Any) -> list[list[int]]:
@@ -171,15 +180,9 @@ class Texts(Input):
             return
         given, drawn = self._any(values), self._drawn(options)
         if given and drawn:
-            texts = ", ".join(f"{name}=…" for name in TEXTS[:-1])
-            raise InputError(
-                f"{self.instead}=… asks for random sequences; it cannot be combined with {texts} or {TEXTS[-1]}=…"
-            )
+            raise InputError(f"{self.instead}=… asks for random sequences; it cannot be combined with {_listed(TEXTS)}")
         if self.needed and self.instead is not None and not given and not drawn:
-            raise InputError(
-                "no text; give text=…, file=…, ids=…, image=…, series=… or chat=…, "
-                f"or {self.instead}=… for random sequences"
-            )
+            raise InputError(f"no text; give {_listed(TEXTS)}, or {self.instead}=… for random sequences")
         if given or (self.needed and not drawn and not self._has_pairs(options)):
             # Standard input can be read only once, when the analysis runs.
             later = values["file"] == "-" and not values["text"]
@@ -203,8 +206,7 @@ class Texts(Input):
         """Return True if labelled texts are asked for; refuse texts as well, or a split without data."""
         given = self.data is not None and values["data"] is not None
         if given and self._any(values):
-            names = ", ".join(f"{name}=…" for name in TEXTS[:-1])
-            raise InputError(f"data=… cannot be combined with {names} or {TEXTS[-1]}=…; give one of them")
+            raise InputError(f"data=… cannot be combined with {_listed(TEXTS)}; give one of them")
         unused = next((name for name in ("split", "relevant") if values.get(name) is not None), None)
         if self.data is not None and not given and unused is not None:
             raise InputError(f"{unused}=… needs data=…; give that too")
@@ -232,16 +234,9 @@ class Texts(Input):
         """Return the texts or the token ids, and None for the other."""
         text, file, ids, image, series, chat = (values[name] for name in TEXTS)
         text = [text] if isinstance(text, str) else text
-        if chat is not None and (text or file is not None or ids or image or series is not None):
-            raise InputError(
-                "chat=… cannot be combined with text=…, file=…, ids=…, image=… or series=…; give one of them"
-            )
-        if series is not None and (text or file is not None or ids or image):
-            raise InputError("series=… cannot be combined with text=…, file=…, ids=… or image=…; give one of them")
-        if ids and (text or file is not None):
-            raise InputError("ids=… cannot be combined with text=… or file=…; give one of them")
-        if image and (text or file is not None or ids):
-            raise InputError("image=… cannot be combined with text=…, file=… or ids=…; give one of them")
+        given = [name for name in TEXTS if values[name] not in (None, [], ())]
+        if len(given) > 1 and (last := TEXTS.index(given[-1])) > 1:
+            raise InputError(f"{given[-1]}=… cannot be combined with {_listed(TEXTS[:last])}; give one of them")
         rows = None if not ids else _id_rows(ids)
         elsewhere = rows is not None or bool(image) or series is not None or chat is not None
         return (None if elsewhere else texts_of(text, file)), rows
@@ -250,6 +245,7 @@ class Texts(Input):
         if self._of_data(values):
             return Data("texts").read(values, options, models)
         if not self._any(values) and (not self.needed or self._drawn(options) or self._has_pairs(options)):
+            refuse_unused("without texts", max_tokens=values["max_tokens"] not in (None, self.most))
             return None
         (model,) = models
         if values["series"] is not None:
@@ -356,14 +352,12 @@ class Examples(Named):
 
     prefer: tuple[str, ...] = ()
     pairs: bool = False
+    sizes = _chosen("length", "max_tokens", max_tokens="Refuse a classifier's longer texts.")
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
-        helps = {
-            "data": DATA_HELP.format("wikitext2, sst2, cifar10") + " Or pairs (see patch)." * self.pairs,
-            "max_tokens": "Refuse a classifier's longer texts.",
-        }
-        return _chosen("data", "split", "series", "length", "max_tokens", series=SERIES_HELP, **helps)
+        told = DATA_HELP.format("wikitext2, sst2, cifar10") + " Or pairs (see patch)." * self.pairs
+        return _chosen("data", "split", "series", data=told, series=SERIES_HELP) | self.sizes
 
     def reads_lines(self, kind: str | None) -> bool:
         return kind in (LANGUAGE_MODEL, TOKEN_MODEL)
@@ -375,9 +369,14 @@ class Examples(Named):
         if (series := labelled_series_of(values, models)) is not None:
             return series
         if self.pairs and (pairs := given_pairs(values["data"], values["split"])) is not None:
+            self._refuse_sizes("with pairs", values, "length", "max_tokens")
             return pairs
+        self._refuse_sizes(f"with {model.name}", values, "length" if model.is_classifier else "max_tokens")
         name, most = data_name(values["data"], model, known_data(model), "a file"), values["max_tokens"]
         return load_examples(model, name, values["split"], values["length"], self.prefer, max_tokens=most)
+
+    def _refuse_sizes(self, where: str, values: Mapping[str, Any], *names: str) -> None:
+        refuse_unused(where, **{name: values[name] not in (None, self.sizes[name].default) for name in names})
 
 
 def data_name(given: Any, model: Model, known: Collection[str], else_: str) -> Any:
@@ -385,6 +384,7 @@ def data_name(given: Any, model: Model, known: Collection[str], else_: str) -> A
     from ssmscope.loading.load import trained_on
 
     name = given if given is not None else trained_on(model.name)
+    refuse_columns(given, known)
     if name is None or (given is None and name not in known):
         raise InputError(f"no data; give data=…, one of {', '.join(known)}, or {else_}")
     return name

@@ -373,6 +373,11 @@ Cache = Annotated[
     "A file that stores the model's answers so that a killed run continues; by default next to the results.",
     NO_EFFECT,
 ]
+Columns = Annotated[
+    Mapping[str, str] | Sequence[str] | None,
+    "Columns to read of a file or table, such as text=sentence,label=sentiment.",
+    Metavar("NAME=COLUMN,…"),
+]
 Template = Annotated[str | None, "A prompt that contains {content}, for a language model."]
 LabelWords = Annotated[
     Sequence[str] | None, "A language model's answer for each class, in order of the classes.", Metavar("A,B,…")

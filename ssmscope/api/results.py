@@ -79,6 +79,8 @@ class Result(ABC):
     """True if the picture may be saved as vector graphics; False for one with a mark per token or pixel."""
     drawn_by: ClassVar[str] = "figure"
     """Module of the class's package whose `draw(result, frame)` makes the picture."""
+    failed: ClassVar[bool] = False
+    """True for a check that found what it looks for: the command line exits with 1, for continuous integration."""
     _kinds: ClassVar[dict[str, type[Result]]] = {}
 
     def __init_subclass__(cls, *, kind: str | None = None, **kwargs: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.api.results import TABLE_ROWS, Result
-from ssmscope.core.bootstrap import Estimate, interval_columns, with_intervals
+from ssmscope.core.bootstrap import INTERVALS, Estimate, interval_columns, with_intervals
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.html import folded_away
 from ssmscope.render.numbers import counted
@@ -89,6 +89,6 @@ def closing(result: Result, notes: Iterable[str]) -> Iterator[Block]:
     """Yield the data, the notes and, on pages, the whole table folded away."""
     data = result.provenance["data"]
     examples = f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']})"
-    yield Prose(f"{examples}; 95 % bootstrap intervals.")
+    yield Prose(f"{examples}; {INTERVALS}.")
     yield from (Prose(f"Note: {note}.", "note") for note in notes)
     yield folded_away("All numbers", lambda: frame_table(result.to_frame(), limit=TABLE_ROWS))

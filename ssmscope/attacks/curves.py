@@ -165,9 +165,9 @@ def shifts(
     return clean, parts | ({} if odds is None else {"log_odds_change": rest.pop() / len(labels)}), rest
 
 
-def at_step(parts: Mapping[str, Float[np.ndarray, "resamples steps"]], step: int) -> dict[str, Any]:
-    """Return the estimates of one step, by their fields."""
-    return {name: estimate(part[:, step]) for name, part in parts.items()}
+def at_step(parts: Mapping[str, Float[np.ndarray, "resamples steps"]], step: int, **shares: float) -> dict[str, Any]:
+    """Return the estimates of one step, by their fields; `shares` are those of so many examples."""
+    return {name: estimate(part[:, step], of=shares.get(name)) for name, part in parts.items()}
 
 
 def no_drop(clean: Estimate) -> list[str]:

@@ -117,7 +117,8 @@ def show(heads: Sequence[str], rows: Iterable[Sequence[Any]], *notes: str, title
     from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*(Column(head, no_wrap=head != "command") for head in heads), box=None, pad_edge=False)
+    columns = (Column(head, no_wrap=head not in ("command", "models")) for head in heads)
+    table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*map(Text, row))
     for each in ([Text(title, style="bold")] if title else []) + [table, *map(Text, notes)]:
@@ -220,6 +221,8 @@ def verb(analysis: Analysis) -> Callable[..., None]:
             model = shlex.quote(call.models[0])
             then = analysis.then.format(model=model, out=shlex.quote(str(out)))
             print(f"\nSaved in {out}" + f"; try: {then}" * bool(then))
+        if any(each.failed for each in results):
+            raise typer.Exit(1)
 
     shared = inspect.signature(_common, eval_str=True).parameters
     several, model = analysis.max_models > 1, "models" if analysis.several else "pair"

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from ssmscope.cli import command
-from ssmscope.cli.command import JSON
+from ssmscope.cli.command import FULL, JSON
 
 
 def models(
     json: JSON = False,
+    full: FULL = False,
     backends: Annotated[
         bool,
         typer.Option("--backends", help="List instead the implementations of the recurrences, and which are in use."),
@@ -31,6 +32,18 @@ def models(
         print(json_module.dumps({"models": listed, "architectures": readable_types()}, indent=2))
         return
 
+    if not full:
+        own: dict[str, list[str]] = {}
+        for name, record in records.items():
+            told = "" if record["test"] is None else f" {record['test']['accuracy']:.3f}"
+            own.setdefault(record["data"]["train"]["name"], []).append(name + told)
+        command.show(
+            ("trained on", "models"),
+            [(data, ", ".join(named)) for data, named in own.items()],
+            "\nNumbers are test accuracies. MODEL can also be a directory, a file or a hub id; --full lists the model "
+            "types that can be read, intervals and sizes.",
+        )
+        return
     rows = []
     for name, record in records.items():
         tested = "–"

@@ -247,6 +247,7 @@ def _row(entry: ReportEntry) -> dict[str, Any]:
 def _answer(made: Report, out: Path, json: bool, *, strict: bool) -> None:
     from ssmscope.api.jsonable import encode
     from ssmscope.reports.gate_files import as_record, gates_headline, is_failure, told
+    from ssmscope.reports.grouping import findings
 
     once = {entry.key: entry for entry in made.entries}
     refused = [entry for entry in once.values() if entry.state == "left-out"]
@@ -258,6 +259,7 @@ def _answer(made: Report, out: Path, json: bool, *, strict: bool) -> None:
         print(json_module.dumps({"title": made.title, "page": str(page), "jobs": jobs, **gates}, indent=2))
     else:
         print(f"{made.title}: {len(once) - len(failed) - len(refused)} of {len(once)} jobs done\nPage: {page}")
+        print("\n".join(findings(made)))
         if made.gates:
             print(gates_headline(made.gates))
     for entry in refused:

@@ -20,6 +20,8 @@ MAX_NUMBERS_KEPT = 2**29
 """Numbers that a batch may keep: 2 GiB of float32."""
 MAX_TOKENS_READ = 10**10
 """Tokens that a model reads in one call: at a million a second three hours, at ten thousand twelve days."""
+HELD_OUT_LENGTH = 128
+"""Default number of tokens per row of text that measures the cost of an edit."""
 MAX_TOKENS_PER_ROW = 2**17
 """Tokens of one text that a model reads in one piece: some gigabytes in a small model."""
 MAX_TOKENS_TOGETHER = 2**22

@@ -1,16 +1,17 @@
-"""Bootstrap intervals over examples for shares and for ratios of shares, all from one set of resamples."""
+"""Intervals over examples: Wilson's of shares, bootstrap of other numbers, all from one set of resamples."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from jaxtyping import Float
 
 from ssmscope.core.ties import descending, difference
 
+INTERVALS = "95 % intervals, Wilson's of shares, else bootstrap"
 RESAMPLES = 2000
 MIN_EXAMPLES_FOR_FULL_DRAWS, FEWER_DRAWS = 30, 3
 """Number of examples from which a resample draws as many, and the number by which it draws fewer below that."""
@@ -31,7 +32,7 @@ class Estimate:
 
     @property
     def has_interval(self) -> bool:
-        """True if there is an interval to show: a bootstrap has none for one example, nor for a share of 0 or of 1."""
+        """True if there is an interval to show: a bootstrap has none for examples that are all alike."""
         return bool(difference(self.high, self.low) > 0)
 
     def __str__(self) -> str:
@@ -83,10 +84,12 @@ def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.divide(above, below, out=np.full(np.broadcast(above, below).shape, np.nan), where=below != 0)
 
 
-def estimate(rows: Float[np.ndarray, " rows"], tail: float = TAIL) -> Estimate:
+def estimate(rows: Float[np.ndarray, " rows"], tail: float = TAIL, *, of: float | None = None) -> Estimate:
     """Return the first row as the value, and as its interval the quantiles `tail` and 1 − `tail` of the others, by
-    default the 2.5 and 97.5 percentiles. Resamples in which the number is not defined are left out; a value that is not
-    defined has no interval."""
+    default the 2.5 and 97.5 percentiles; if the value is a share `of` so many independent examples, Wilson's. Resamples
+    in which the number is not defined are left out; a value that is not defined has no interval."""
+    if of and not math.isnan(rows[0]):
+        return share(round(float(rows[0]) * of), round(of))
     spread = rows[1:][~np.isnan(rows[1:])]
     if math.isnan(rows[0]) or not len(spread):
         return Estimate(float(rows[0]), math.nan, math.nan)
@@ -115,6 +118,16 @@ def resampled_means(
     both = np.concatenate([np.where(defined, columns, 0.0), defined], axis=1)
     sums = resampled_sums(both, resamples=resamples, seed=seed)
     return ratio(*np.split(sums, 2, axis=1))
+
+
+def share(part: int, whole: int) -> Estimate:
+    """Return a share of independent examples with Wilson's 95 % interval."""
+    return Estimate(part / whole, *wilson_interval(part, whole))
+
+
+def shares(parts: np.ndarray, whole: int) -> Float[np.ndarray, "... three"]:
+    """Return `share` of every number of examples, the value and the two ends of its interval."""
+    return np.array([astuple(share(int(part), whole)) for part in parts.flat]).reshape(*parts.shape, 3)
 
 
 def wilson_interval(correct: int, total: int, z: float = Z_95) -> tuple[float, float]:

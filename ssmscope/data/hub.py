@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
+from ssmscope.data.columns import renamed
 from ssmscope.data.rows import SUFFIXES, Row, first_line, numbered
 from ssmscope.errors import InputError
 
@@ -92,11 +93,12 @@ def check_reach(repository: str, kind: str = "dataset") -> None:
 def labelled_rows(data: str, split: str) -> tuple[list[Row], tuple[str, ...] | None]:
     """Return the rows of a data set by its id, and the names of its classes in their order, which are its labels; None
     if its labels have no names."""
-    rows, features = _rows_of(data, split)
-    names = getattr((features or {}).get("label"), "names", None)
-    if names:
-        rows = [{**row, "label": _named(row.get("label"), names)} for row in rows]
-    return numbered(rows, f"{data} ({split})"), tuple(names) if names else None
+    found, features = _rows_of(data, split)
+    rows = numbered(found, f"{data} ({split})")
+    names: Sequence[str] = getattr(renamed([features or found[0]], data)[0].get("label"), "names", ())
+    for row in rows if names else ():
+        row["label"] = _named(row.get("label"), names)
+    return rows, tuple(names) or None
 
 
 def text_rows(data: str, split: str) -> list[Row]:

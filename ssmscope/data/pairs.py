@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmscope.core.registry import Registry
-from ssmscope.data.rows import SUFFIXES, Row, given_rows, read_rows
+from ssmscope.data.rows import SUFFIXES, Row, checked_column, given_rows, read_rows
 from ssmscope.data.tokens import fingerprint_of
 from ssmscope.errors import InputError, did_you_mean
 
@@ -112,7 +112,7 @@ def _of_rows(name: str, rows: Sequence[Row]) -> PairData:
 
 
 def _said(row: Row, column: str) -> Said:
-    value = row.get(column)
+    value = checked_column(row, column)
     if isinstance(value, list | tuple) and value and all(isinstance(each, int) for each in value):
         return tuple(value)
     if not isinstance(value, str) or not value.strip():

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ssmscope.core.text_files import no_character, parse_json, read_text
+from ssmscope.data.columns import NAMES, renamed
 from ssmscope.data.labels import COLUMNS, is_unnamed, match_labels
-from ssmscope.errors import InputError, did_you_mean
+from ssmscope.errors import InputError, did_you_mean, nearest
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
@@ -119,8 +120,8 @@ def _is_row(row: Any) -> bool:
     return pair or isinstance(row, str | Mapping)
 
 
-def numbered(rows: Iterable[Mapping[str, Any]], place: str | Path) -> list[Row]:
-    return [Row(row, number, place) for number, row in enumerate(rows, 1)]
+def numbered(rows: Sequence[Mapping[str, Any]], place: str | Path) -> list[Row]:
+    return [Row(row, number, place) for number, row in enumerate(renamed(rows, place), 1)]
 
 
 CSV: dict[str, Any] = {"delimiter": ",", "strict": True}
@@ -232,8 +233,10 @@ def checked_column(row: Row, column: str) -> Any:
         names = [str(name) for name in row if name is not None]
         found = ", ".join(name if name == name.strip() else repr(name) for name in names) or "none"
         where = row.place if row.number == 1 else row.where
-        alike = next((repr(name) for name in names if name.strip().lower() == column), "one" * (len(names) > 1))
-        advice = f"rename {alike} to '{column}'" if alike else "add it"
+        free = [name for name in names if name not in NAMES and column in NAMES]
+        alike = [name for name in free if name.strip().lower() == column] or nearest(column, free, 1) or free[:2]
+        named = alike[0] if len(alike) == 1 else "NAME"
+        advice = f"name it, columns='{column}={named}'" if free else "add it"
         raise InputError(f"{where} has no column '{column}'; its columns are {found:.300}: {advice}")
     return row[column]
 

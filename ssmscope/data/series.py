@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ssmscope.core.text_files import parse_json
+from ssmscope.data.columns import renamed
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.rows import (
     SUFFIXES,
@@ -120,11 +121,12 @@ def _by_number(name: str) -> tuple[int, str]:
 def _of_arrays(path: Path) -> Series:
     try:
         found = np.load(path, allow_pickle=False)
-        held: dict[str, np.ndarray] = {COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
+        held: dict[str, Any] = {COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}; give the path of a file of series") from error
     except (OSError, ValueError, EOFError, MemoryError, SyntaxError, zipfile.BadZipFile, RuntimeError) as error:
         raise InputError(f"{path} could not be read as {path.suffix[1:]}: {first_line(error)}") from error
+    held = dict(renamed([held], path)[0])
     labels, names = (held.pop(name, None) for name in ("labels", "label_names"))
     if COLUMN not in held and len(held) != 1:
         raise InputError(f"{path} holds the arrays {', '.join(held) or 'none'}; call that of the series '{COLUMN}'")

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ssmscope.data.columns import reading, refuse_absent
 from ssmscope.data.eraser import eraser_rows, eraser_splits
 from ssmscope.data.hub import hub_rows, is_hub_id, labelled_rows, part_of
 from ssmscope.data.planted import SIZES, TASKS, planted
@@ -167,6 +168,7 @@ def load_text(
     label_names: Sequence[str] | None = None,
     as_written: bool = False,
     rationale: str = "rationale",
+    columns: Mapping[str, str] | Sequence[str] | None = None,
 ) -> TextData:
     """Load the labelled texts of a data set known or on the hub, of a csv, tsv, jsonl or parquet file, of an ERASER
     folder, or of a table that Python holds.
@@ -184,11 +186,15 @@ def load_text(
             numbered as on the hub, else by sorted name (integers by value), and matched when a model is asked.
         as_written: `label_names` are the labels of another file, so labels that can be names are names.
         rationale: column that is read as the rationale.
+        columns: columns of a file or a table that are read in place of those named here, {"text": "sentence"}.
 
     Raises:
         InputError: the name or split is unknown, the file cannot be read, a text or label is missing or unclear, or a
             rationale does not fit its text.
     """
+    if columns is not None:
+        with reading(columns, needed=True):
+            return load_text(data, split, label_names=label_names, as_written=as_written, rationale=rationale)
     if isinstance(data, str) and data in SOURCES:
         if rationale != "rationale":
             raise InputError(
@@ -211,11 +217,8 @@ def load_text(
     else:
         path = checked_path(data, SOURCES, split)
         rows = read_rows(path)
-    if rationale != "rationale" and rationale not in rows[0]:
-        columns = [name for name in rows[0] if name]
-        raise InputError(
-            f"{path} has no column {rationale!r}; it has {', '.join(columns)}{did_you_mean(rationale, columns)}"
-        )
+    if rationale != "rationale":
+        refuse_absent(rationale, rows[0], path)
     texts = [checked_text(row, "text") for row in rows]
     column = label_column(rows[0])
     raw = [checked_label(row, column) for row in rows]
@@ -255,7 +258,8 @@ def known_rows(name: str, source: Source, split: str) -> list[Row]:
     """Return the rows of a known data set from `$SSMSCOPE_DATA` or the hub."""
     root = os.environ.get("SSMSCOPE_DATA")
     if root and not source.planted:
-        return read_rows(split_file(Path(root, name), part_of(split).split))[: part_of(split).first]
+        with reading({}):
+            return read_rows(split_file(Path(root, name), part_of(split).split))[: part_of(split).first]
     if not source.repository and not source.planted:
         raise InputError(f"{name} is not on the hub; set SSMSCOPE_DATA to a folder with {name}/<split>.parquet")
     check_split(name, part_of(split).split, source.splits, "labelled " if source.labels else "")
@@ -264,7 +268,8 @@ def known_rows(name: str, source: Source, split: str) -> list[Row]:
     else:
         advice = "set SSMSCOPE_DATA to a folder with <name>/<split>.parquet to work without it"
         rows, _ = hub_rows(source.repository, source.configuration, split, advice)
-    return numbered(rows, f"{source.repository or name} ({split})")
+    with reading({}):
+        return numbered(rows, f"{source.repository or name} ({split})")
 
 
 def split_file(folder: Path, split: str) -> Path:

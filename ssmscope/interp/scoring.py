@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.core.batching import by_length
-from ssmscope.core.bootstrap import estimates, resampled_means
+from ssmscope.core.bootstrap import estimates, resampled_means, shares
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData
@@ -71,6 +71,13 @@ class ScoredExamples:
     def means(self, columns: np.ndarray, seed: int, rows: Sequence[int] | None = None) -> np.ndarray:
         """Return the mean over examples, or these of them, with its interval."""
         return means_with_intervals(columns, seed)
+
+    def levels(self, columns: np.ndarray, seed: int, rows: Sequence[int] | None = None) -> np.ndarray:
+        """Return `means` of the measures themselves, not of changes: a classifier's accuracy has Wilson's interval."""
+        found = self.means(columns, seed, rows)
+        if self.measures == MEASURES and self.targets.ndim == 1:
+            found[..., 1, :] = shares(columns[..., 1].sum(0), len(columns))
+        return found
 
     def donors(self, seed: int) -> tuple[Batch, np.ndarray]:
         """Return texts and for each example the one whose values it gets: the next in a cycle through all."""

@@ -166,7 +166,7 @@ def load(
         raise InputError(f"{said}; leave them out")
     if not isinstance(source, str | os.PathLike):
         kind = type(source).__name__
-        raise InputError(f"a {kind} was given; a model is a name, a directory, a file, or a transformers model")
+        raise InputError(f"{kind} was given as a model; give a name, a directory, a file, or a module in memory")
     name = os.fspath(source)
     if is_import_string(name):
         return _of_code(name, tokenizer, wanted, place, named)

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.scale import LogScale
 from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator
 
-from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.bootstrap import INTERVALS, Estimate
 from ssmscope.errors import InputError
 from ssmscope.render.colours import ink, ramp
 from ssmscope.render.layout import FittedLayout, in_place_of, inches
@@ -93,10 +93,10 @@ def _style(font_size: float) -> dict[Any, Any]:
 
 
 def data_line(result: Any, *more: str) -> str:
-    """Describe the data of a result: "300 examples of sst2 (test), 95 % bootstrap intervals"."""
+    """Describe the data of a result: "300 examples of sst2 (test)", and its intervals."""
     data = result.provenance["data"]
     name = shorten(visible(f"{data['name']} ({data['split']})"), 60)
-    told = f"{counted(data['examples'], 'example')} of {name}, 95 % bootstrap intervals"
+    told = f"{counted(data['examples'], 'example')} of {name}; {INTERVALS}"
     return "; ".join(filter(None, [told, *more]))
 
 

@@ -144,19 +144,19 @@ class _RunSeconds:
 
     def _data(self, call: Call) -> tuple[int, float]:
         """Return the number of examples and their mean length in tokens."""
-        name, split = call.inputs.get("data"), call.inputs.get("split")
+        name, split, columns = (call.inputs.get(each) for each in ("data", "split", "columns"))
         key = (str(name), split)
         if key not in self._texts:
-            self._texts[key] = _described(name, split)
+            self._texts[key] = _described(name, split, columns)
         return self._texts[key]
 
 
-def _described(name: Any, split: str | None) -> tuple[int, float]:
+def _described(name: Any, split: str | None, columns: Any) -> tuple[int, float]:
     from ssmscope.data.text import load_text
 
     found = None
     with suppress(InputError, OSError):  # They are said when the data are checked, before anything runs.
-        found = None if name is None else load_text(str(name), split)
+        found = None if name is None else load_text(str(name), split, columns=columns)
     if found is None or not len(found):
         return MAX_SIZE, USUAL_TOKENS
     return len(found), max(1.0, sum(len(text) for text in found.texts) / len(found) / CHARACTERS_PER_TOKEN)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ssmscope.api.analyses import analysis_of
 from ssmscope.api.results import Result
 from ssmscope.render.table import Table
 from ssmscope.render.tokens import shorten, visible
@@ -19,6 +21,8 @@ MAX_NAME_CHARACTERS = 50
 """Maximum length of a name for anchors and files; file systems allow 255 bytes."""
 MAX_VERDICT_CHARACTERS = 240
 """Maximum length of a verdict."""
+MAX_MODELS_TOLD = 3
+"""Number of models whose findings are said first."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,21 @@ def verdict(found: LabelledResult, model: str) -> str:
     """Return the result's verdict on one of its entry's models, given by its shown name."""
     shown = found.entry.models
     return shorten(visible(found.result.verdict(shown.index(model) if model in shown else 0)), MAX_VERDICT_CHARACTERS)
+
+
+def findings(report: Report) -> list[str]:
+    """Return what a report found about its first models: of each room one verdict, of the analysis to try first, or
+    else the plan's first with a row on the scorecard."""
+    told = []
+    for model in model_names(report)[:MAX_MODELS_TOLD]:
+        best: dict[str, tuple[tuple[float, bool], LabelledResult]] = {}
+        for group, of in ((group, analysis_of(group.verb)) for group in groups(report)):
+            rank = of.first or math.inf, not of.dimensions
+            for one in [one for one in group.results() if model in one.entry.models][:1]:
+                room = of.module.rpartition(".")[0]
+                best[room] = min(best.get(room, (rank, one)), (rank, one), key=lambda each: each[0])
+        told += [f"{one.entry.heading}: {model}: {verdict(one, model)}" for _, one in best.values()]
+    return told
 
 
 def comparison(group: Group, kind: str) -> Table:

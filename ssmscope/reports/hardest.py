@@ -100,17 +100,19 @@ def _texts(entry: ReportEntry, result: Result) -> Sequence[str]:
     """Return the texts of an entry, read again; none if they cannot be read or are others than those of the result."""
     options = entry.options
     try:
-        found = _loaded(str(options.get("data")), options.get("split"), options.get("limit"), options.get("seed"))
+        names = ("split", "limit", "seed")
+        columns = tuple(options.get("columns") or ()) or None
+        found = _loaded(str(options.get("data")), *(options.get(name) for name in names), columns)
     except (InputError, OSError):
         return ()
     return found.texts if found.fingerprint == data_fingerprint(result) else ()
 
 
 @lru_cache(maxsize=16)
-def _loaded(data: str, split: str | None, limit: int | None, seed: int) -> TextData:
+def _loaded(data: str, split: str | None, limit: int | None, seed: int, columns: Any) -> TextData:
     from ssmscope.data.text import load_text
 
-    found = load_text(data, split)
+    found = load_text(data, split, columns=columns)
     return found if limit is None else found.sample(limit, seed=seed)
 
 

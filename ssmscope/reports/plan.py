@@ -139,7 +139,8 @@ def _filled(document: dict[str, Any], given: Mapping[str, str]) -> dict[str, Any
 
     def fill(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: fill(item) for key, item in value.items()}
+            filled = {key: fill(item) for key, item in value.items()}
+            return {key: item for key, item in filled.items() if key != "columns" or item is not _UNSET}
         if isinstance(value, list):
             return [fill(item) for item in value]
         if isinstance(value, str) and value.startswith("$$"):

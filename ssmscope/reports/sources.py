@@ -13,6 +13,7 @@ from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
 from ssmscope.api.options import Option
 from ssmscope.core.known_models import PACKAGE, data_set_of, training_data
+from ssmscope.data.columns import reading
 from ssmscope.data.pairs import read_pairs
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.reports.plan import Plan, PlannedModel
@@ -40,12 +41,13 @@ def check_sources(plan: Plan) -> None:
             if reads is not None:
                 for kind in kinds:
                     reads.check_kind(kind, {**call.options, **call.inputs})
-            for option, value in call.option_values():
-                if option.reads is not None and option.reads.kind == "pairs":
-                    _ = value is None or read_pairs(value)
-                elif option.name == "data" and (value is not None or not isinstance(call.analysis.reads, Texts)):
-                    for model, kind in zip(planned.models, kinds):
-                        _check_data_of(model, kind, call, option, value)
+            with reading(call.inputs.get("columns")):
+                for option, value in call.option_values():
+                    if option.reads is not None and option.reads.kind == "pairs":
+                        _ = value is None or read_pairs(value)
+                    elif option.name == "data" and (value is not None or not isinstance(call.analysis.reads, Texts)):
+                        for model, kind in zip(planned.models, kinds):
+                            _check_data_of(model, kind, call, option, value)
         except InputError as error:
             raise InputError(f"{planned.where}: {error}") from error
 

@@ -72,9 +72,9 @@ class Own(nn.Module):
     (Own, "Own cannot be run on token ids"),
     (lambda: language_model().backbone.layers[0].mixer, "MambaMixer is not a transformers model"),
     (lambda: language_model().to("meta"), "not in memory .*meta device"),
-    (lambda: 5, "a int was given"),
-    (lambda: None, "a NoneType was given"),
-    (lambda: ["demo/sst2-mamba2"], "a list was given"),
+    (lambda: 5, "int was given as a model; give"),
+    (lambda: None, "NoneType was given as a model; give"),
+    (lambda: ["demo/sst2-mamba2"], "list was given as a model"),
 ])  # fmt: skip
 def test_what_is_no_model(given, words):
     refuses(words, ssmscope.load, given())

@@ -18,7 +18,7 @@ from ssmscope.attacks.insertion import insertion_sweep
 from ssmscope.attacks.insertion.measure import mean, measure
 from ssmscope.attacks.insertion.places import inserted
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, curve_table, place_name
-from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.bootstrap import share
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.text import TextData, text_data
 from ssmscope.errors import InputError
@@ -209,7 +209,7 @@ class TestLanguageModels:
             model, data, insert="x", places=2, template="{content}:", words=["q", "z"], scoring="generated"
         )
         assert found.clean_log_odds is None and found.curves[0].places[0].worst_here is None
-        assert found.clean == Estimate(0, 0, 0) and math.isnan(found.curves[0].places[0].drop.value)
+        assert found.clean == share(0, 2) and math.isnan(found.curves[0].places[0].drop.value)
         assert any("100.0 % of the generated answers name no class" in note for note in found.notes)
         assert any("the clean accuracy is 0" in note for note in found.notes)
         assert len(found.figure().axes) == 1 and "log_odds" not in found.to_frame() and "nan" not in str(found)

@@ -31,7 +31,7 @@ from ssmscope.attacks.position.measure import (
     run_embeddings,
 )
 from ssmscope.attacks.position.regions import Region
-from ssmscope.core.bootstrap import Estimate
+from ssmscope.core.bootstrap import Estimate, share
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.text import text_data
 from ssmscope.data.tokens import SequenceData
@@ -348,7 +348,7 @@ class TestNumbers:
         wrong = wrong.take(np.flatnonzero(Pixels(planted, wrong, "zeros", 0).predict([], None)[0] != wrong.labels))
         assert right < 0.05 and len(wrong) > 190
         found = position_bias(planted, wrong, regions="0:8")
-        assert found.clean == Estimate(0, 0, 0)
+        assert found.clean == share(0, len(wrong))
         assert math.isnan(found.regions[0].drop.value) and math.isnan(found.average_drop.low)
         assert "clean accuracy is 0" in found.notes[0] and " – " in str(found) and "nan" not in str(found)
         found.figure()

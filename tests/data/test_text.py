@@ -121,9 +121,9 @@ def test_labels_are_read_by_the_names_or_the_ids_of_a_model(tmp_path):
 @pytest.mark.parametrize(("content", "message"), [
     ("text,label\n", "holds no rows"),
     ("", "holds no rows"),
-    ("sentence,label\nx,1\n", "no column 'text'; its columns are sentence, label: rename one to 'text'"),
-    ("Text,Label\nx,1\n", "no column 'text'; its columns are Text, Label: rename 'Text' to 'text'"),
-    ("text, label\nx,1\n", "no column 'label'; its columns are text, ' label': rename ' label' to 'label'"),
+    ("sentence,label\nx,1\n", "its columns are sentence, label: name it, columns='text=sentence'"),
+    ("Text,Label\nx,1\n", "no column 'text'; its columns are Text, Label: name it, columns='text=Text'"),
+    ("text, label\nx,1\n", "no column 'label'; its columns are text, ' label': name it, columns='label= label'"),
     ("text\nx\n", "no column 'label'; its columns are text: add it"),
     ("text;label\nx;1;2\n", "put a text that holds a semicolon in double quotes"),
     ("text,class\nx,1\n", "no column 'label'; its columns are text, class"),

@@ -158,7 +158,7 @@ def test_pairs_are_refused_in_one_line(model: Model, tmp_path) -> None:
         ({"clean": [1, 2], "corrupted": [1, 2, 3]}, "pair 1 of the data: the clean text has 2 tokens"),
         ({"clean": [1, 2], "corrupted": [1, 2]}, "both texts have the same tokens"),
         ({"clean": [1, 7, 1], "corrupted": [1, 8, 1], "target": 3, "contrast": 3}, "both texts have the answer"),
-        ({"clean": [1, 2]}, "has no corrupted"),
+        ({"clean": [1, 2]}, "no column 'corrupted'"),
     ):
         refuses(said, ssmscope.circuit, model, data=[row])
     refuses("unknown pairs 'recal'.*did you mean 'recall'", ssmscope.circuit, model, data="recal")

@@ -318,4 +318,4 @@ def test_what_is_recorded_of_a_heatmap_of_data():
     short = text_data("d", "all", ["a b", "b a c"], [0, 1], ("x", "y"))
     assert selection_heatmap(model, short).examples == () and selection_heatmap(model, short).picked == ()
     refuses("labelled texts need a model with a tokenizer", selection_heatmap, Model(random_example("mamba2")), short)
-    refuses("^NoneType was given to heatmap as its model", selection_heatmap, None, short)
+    refuses("^NoneType was given as a model; give", selection_heatmap, None, short)

@@ -92,9 +92,9 @@ def test_the_memory_that_holds_the_answer_is_found_and_the_decoy_is_not() -> Non
 
 def test_options_of_one_text_are_refused_with_pairs(model) -> None:
     for options, said in (
-        ({"data": ROWS, "clean": "a"}, "leave out clean"),
-        ({"data": ROWS, "generate": 3}, "leave out generate"),
-        ({"data": ROWS, "method": "gradient"}, "leave out method"),
+        ({"data": ROWS, "clean": "a"}, "clean=… has no effect with pairs"),
+        ({"data": ROWS, "generate": 3}, "generate=… has no effect with pairs"),
+        ({"data": ROWS, "method": "gradient"}, "method=… has no effect with pairs"),
         ({"data": ROWS, "site": "head"}, "heads are patched in two texts"),
         ({"clean": "a"}, "give two texts"),
         ({"clean": "a", "corrupted": "b", "sites": ["state"]}, "are for pairs"),

@@ -132,8 +132,8 @@ def test_a_classifiers_own_data_are_held_out(monkeypatch):
     demo, asked = ssmscope.load("demo/sst2-mamba2"), []
     monkeypatch.setattr("ssmscope.interp.steer.measure.load_examples", lambda *given: asked.append(given) or DATA)
     assert len(held_out_examples(demo, None, None, 128, 2, 0)) == 2
-    assert held_out_examples(demo, "books", "validation", 64, None, 0) is DATA
-    assert asked == [(demo, "sst2", None, 128), (demo, "books", "validation", 64)]
+    assert held_out_examples(demo, "books", "validation", 128, None, 0) is DATA
+    assert asked == [(demo, "sst2", None, 128), (demo, "books", "validation", 128)]
     assert held_out_examples(demo, DATA, None, 128, None, 0) is DATA and len(asked) == 2
     for known in (None, "nowhere"):
         monkeypatch.setattr("ssmscope.loading.load.trained_on", lambda name, known=known: known)

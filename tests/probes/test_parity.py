@@ -171,11 +171,13 @@ def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
     batch, rows = model.encode(ids=TEXTS[0][:8]), [(0, 1), (0, 4), (0, 7)]
     found = recorded_run(model, batch, rows, PARTS)
     save_file(found, path)
-    assert "is of the same model: 9 tensors agree" in " ".join(analyze("parity", name, "--states", path).out.split())
+    same = analyze("parity", name, "--states", path)
+    assert "is of the same model: 9 tensors agree" in " ".join(same.out.split()) and same.code == 0
     wrong = recorded_run(model, batch, rows, PARTS, [faults.fault_of_terms(faults.without_skip, 0)])
     save_file(wrong, path)
     answer = analyze("parity", name, "--layers", path, "--out", tmp_path / "out")
     told = " ".join(answer.out.split())
+    assert answer.code == 1 and analyze("parity", name, "--layers", path, "--json").code == 1
     assert "first differs in the output of layer 0, after token 0" in told and "likely, D is forgotten" in told
     result = ssmscope.Result.load(tmp_path / "out" / "parity.json")
     assert result == ssmscope.Result.from_dict(json.loads(result.to_json()))
@@ -196,6 +198,9 @@ def test_the_verb(analyze, refusal, tmp_path: Path) -> None:
     assert "has no logits; it has" in refusal("parity", name, "--logits", path)
     assert "no file; give what the other runtime dumped, --states" in refusal("parity", name)
     assert "leave the files out" in refusal("parity", name, "--self", "--states", path)
+    own = analyze("parity", name, "--self", "--json")
+    differs = any(each["over"] for each in json.loads(own.out)["tensors"])
+    assert own.code == int(differs) == int(ssmscope.parity(name, self_=True).failed)
     conv = found["layers.0.conv"]
     for change, said in (
         ({"layers.9.conv": conv.clone()}, "the file has layers.9.conv, which a run of"),

@@ -14,13 +14,14 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 
 import ssmscope
 import ssmscope.loading
+from ssmscope.core.bootstrap import share
 from ssmscope.core.model import Model
 from ssmscope.data.babi import QuestionData, questions
 from ssmscope.data.filler import generated
 from ssmscope.data.stories import NAMES, STORIES
 from ssmscope.errors import InputError
 from ssmscope.probes.retrieval import retrieval
-from ssmscope.probes.retrieval.measure import answers, notes_on, quotient, sign_test, wilson
+from ssmscope.probes.retrieval.measure import answers, notes_on, quotient, sign_test
 from ssmscope.probes.retrieval.result import Ratio
 from ssmscope.zoo.documents import byte_tokenizer, symbol_tokenizer, word_tokenizer
 
@@ -133,7 +134,7 @@ class TestKnownAnswers:
             for column in range(2):
                 first, second = (found.cells[number][row][column] for number in (0, 1))
                 assert first.accuracy.value == first.constrained.value == 1
-                assert first.accuracy == wilson(16, 16) and second.accuracy == wilson(12, 16)
+                assert first.accuracy == share(16, 16) and second.accuracy == share(12, 16)
                 # the likeliest token has a logit of 20 before all others
                 assert first.log_probability.value == pytest.approx(-math.log1p((model.vocabulary - 1) / math.exp(20)))
                 # all candidates have the same logit where the model says something else: the first one is taken
@@ -180,7 +181,7 @@ class TestNumbers:
     @pytest.mark.parametrize("right, number", [(0, 100), (1, 7), (50, 100), (8, 10), (100, 100)])
     def test_wilsons_ends_are_where_the_test_just_accepts(self, right, number):
         """(p̂ − p)² = z² p (1 − p) / n at both ends."""
-        found = wilson(right, number)
+        found = share(right, number)
         assert found.value == right / number and 0 <= found.low <= found.value <= found.high <= 1
         for end in (found.low, found.high):
             if 0 < end < 1:

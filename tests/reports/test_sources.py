@@ -209,7 +209,7 @@ def test_code_is_that_of_a_folder_and_of_all_that_it_imports(tmp_path: Path, mon
 def test_pairs_are_read_as_pairs(tmp_path: Path) -> None:
     """Their columns are clean and corrupted, as on the command line, and not text and label."""
     file = tmp_path / "pairs.csv"
-    for text, said in (("clean,corrupted\na b,a c\n", None), (EXAMPLES, "has no clean; pairs have the columns")):
+    for text, said in (("clean,corrupted\na b,a c\n", None), (EXAMPLES, "has no column 'clean'")):
         file.write_text(text)
         for verb in ("patch", "circuit"):
             plan = planned({"models": ["demo/sst2-mamba2"], "analyses": [{verb: {"data": str(file)}}]})

@@ -95,9 +95,9 @@ def insertion_sweep(
     words are the first of a known data set's own (`TASK_PROMPTS`). The phrase is separated by one space, and by none at
     an end of the text.
 
-    Every number has a 95 % bootstrap interval over examples. All are paired: clean texts, phrases and places share
-    their resamples. A drop is relative, 1 − accuracy / clean accuracy. `worst` is the accuracy against an attacker who
-    chooses the place for each example: the share of the examples that are right at all measured places.
+    Every number has a 95 % interval over examples: Wilson's of accuracies and other shares, else a bootstrap, paired:
+    clean texts, phrases and places share their resamples. A drop is relative, 1 − accuracy / clean accuracy. `worst` is
+    the accuracy against an attacker who chooses the place for each example: the share right at all measured places.
 
     Raises:
         InputError: an empty or repeated phrase, a place outside 0 to 1, data that do not fit the model, and what
@@ -107,6 +107,7 @@ def insertion_sweep(
     from ssmscope.attacks.insertion.measure import attacked_texts, mean, measure, notes_on
     from ssmscope.attacks.insertion.result import FIRST, LAST, InsertionSweep, place_name
     from ssmscope.core.batching import MAX_TEXTS, refuse_held
+    from ssmscope.core.bootstrap import share
 
     phrases, shares = checked_phrases(insert), checked_shares(places)
     asked = questions(model, data, template=template, words=words, scoring=scoring, limit=limit, cache=cache, seed=seed)
@@ -127,7 +128,7 @@ def insertion_sweep(
         own = None if odds is None else odds[rows]
         curves.append(measure(phrase, spots, answers[rows], asked.labels, own, seed))
     every = measure("", spots * len(phrases), answers, asked.labels, None, seed)
-    clean = mean(answers[0] == asked.labels, seed)
+    clean = share(int((answers[0] == asked.labels).sum()), len(asked.labels))
     return InsertionSweep(
         provenance=asked.provenance(model, seed, insert=list(phrases), places=list(shares)),
         clean=clean,

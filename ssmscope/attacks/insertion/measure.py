@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from ssmscope.attacks.curves import Questions, at_step, no_drop, shifts, unknown_tokens
 from ssmscope.attacks.insertion.places import inserted
 from ssmscope.attacks.insertion.result import FIRST, InsertionCurve, Place
-from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
+from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums, share
 from ssmscope.core.model import Model
 from ssmscope.core.ties import highest
 from ssmscope.render.tokens import shorten, visible
@@ -19,11 +19,11 @@ from ssmscope.render.tokens import shorten, visible
 
 def attacked_texts(asked: Questions, phrase: str, spots: Sequence[tuple[str, float | None]]) -> Iterable[str]:
     before, after = asked.before, asked.after
-    for name, share in spots:
+    for name, place in spots:
         for content in asked.contents:
             whole = before + content + after
-            if share is not None:
-                words = math.floor(share * len(content.split()) + 0.5)
+            if place is not None:
+                words = math.floor(place * len(content.split()) + 0.5)
                 yield before + inserted(content, phrase, words) + after
             else:
                 gap = "" if whole[-1:].isspace() else " "
@@ -45,12 +45,13 @@ def measure(
         further.append(here / here.sum(0))
     clean, parts, (everywhere, *least) = shifts(answers, labels, odds, seed, *further)
     parts |= {} if odds is None else {"worst_here": least[0] / len(labels)}
+    shares = {"accuracy": len(labels), "flipped": clean[0, 0]}
     return InsertionCurve(
         phrase=phrase,
-        places=tuple(Place(*spot, **at_step(parts, at)) for at, spot in enumerate(spots)),
+        places=tuple(Place(*spot, **at_step(parts, at, **shares)) for at, spot in enumerate(spots)),
         hardest_places=lowest(parts["accuracy"]),
         lowest_odds=lowest(-least[0]) if least else (),
-        worst=estimate(everywhere[:, 0] / len(labels)),
+        worst=share(int(everywhere[0, 0]), len(labels)),
         worst_drop=estimate(1 - ratio(everywhere, clean)[:, 0]),
     )
 

@@ -64,8 +64,8 @@ def character_noise(
     Labelled series (`labelled_series`) have Gaussian noise of the rate times each channel's standard deviation, steps
     that are replaced by the channels' mean with that probability, or are moved by up to that share of their length.
 
-    Every number has a 95 % bootstrap interval over examples, and all share their resamples. A drop is relative,
-    1 − accuracy / clean accuracy.
+    Every number has a 95 % interval over examples: Wilson's of accuracies and other shares, else a bootstrap, all from
+    the same resamples. A drop is relative, 1 − accuracy / clean accuracy.
 
     Args:
         template: by default, like the words, the first of a known data set's own (`TASK_PROMPTS`).

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from ssmscope.attacks.curves import at_step, shifts
 from ssmscope.attacks.noise.result import Mistyped, NoiseLevel
-from ssmscope.core.bootstrap import estimate
+from ssmscope.core.bootstrap import estimate, share
 
 MAX_EXAMPLES = 20
 """Maximum number of texts that a result keeps of those whose answer changes."""
@@ -32,9 +32,10 @@ def measure(
     right = answers == labels
     flipped = right[0] & (answers[1:] != answers[0])
     clean, parts, _ = shifts(answers, labels, odds, seed)
-    levels = tuple(NoiseLevel(*each, **at_step(parts, at)) for at, each in enumerate(zip(rates, errors)))
+    shares = {"accuracy": len(labels), "flipped": clean[0, 0]}
+    levels = tuple(NoiseLevel(*each, **at_step(parts, at, **shares)) for at, each in enumerate(zip(rates, errors)))
     return {
-        "clean": estimate(clean[:, 0] / len(labels)),
+        "clean": share(int(clean[0, 0]), len(labels)),
         "levels": levels,
         "average_drop": estimate(parts["drop"].mean(1)),
         "right": right,

@@ -70,10 +70,10 @@ def state_overflow(
     within the template. All examples have the same filler, and a longer one begins with the shorter. Filler that is too
     short is repeated; generated sentences are neutral.
 
-    Every number has a 95 % bootstrap interval over examples, and all share their resamples. Chance is the share of the
-    data's most frequent class. The half-length is the shortest measured length at which half of the accuracy above
-    chance is lost. Its interval is over the resamples in which the clean accuracy is above chance; its upper end is
-    infinite if too many of them never lose half.
+    Every number has a 95 % interval over examples: Wilson's of accuracies and other shares, else a bootstrap, all from
+    the same resamples. Chance is the share of the data's most frequent class. The half-length is the shortest measured
+    length at which half of the accuracy above chance is lost. Its interval is over the resamples in which the clean
+    accuracy is above chance; its upper end is infinite if too many of them never lose half.
 
     Args:
         template: by default, like the words, the first of a known data set's own (`TASK_PROMPTS`).

@@ -137,8 +137,9 @@ def measure(
     parts = {"accuracy": accuracy, "drop": drops, "log_odds": mean_odds, "majority": majority, "entropy": entropy}
 
     def point(place: int, at: int) -> Filled:
-        own = {name: estimate(part[:, place, at]) for name, part in parts.items()}
-        by_class = tuple(estimate(share[:, place, at]) for share in shares)
+        of = dict.fromkeys(("accuracy", "majority"), examples)
+        own = {name: estimate(part[:, place, at], of=of.get(name)) for name, part in parts.items()}
+        by_class = tuple(estimate(share[:, place, at], of=examples) for share in shares)
         return Filled(lengths[at], float(added[place, at]), shares=by_class, **own)
 
     curves = []
@@ -146,7 +147,8 @@ def measure(
         points = tuple(point(place, at) for at in range(len(lengths)))
         curves.append(OverflowCurve(where, points, half_length(accuracy[:, place], chance, lengths)))
     gaps = tuple(map(estimate, (accuracy[:, 1] - accuracy[:, 0]).T)) if len(places) == 2 else ()
-    return {"clean": estimate(accuracy[:, 0, 0]), "chance": float(chance[0]), "curves": tuple(curves), "gaps": gaps}
+    clean = curves[0].points[0].accuracy
+    return {"clean": clean, "chance": float(chance[0]), "curves": tuple(curves), "gaps": gaps}
 
 
 def half_length(

@@ -111,8 +111,8 @@ def state_poisoning(
     penalty on suspicion above that of its own clean texts (adaptive). What its words say is told from what they make
     forget by up to five triggers each of its words in other orders, and of other words that, alone, have its log-odds:
     `beyond` is the share of right answers that it changes minus the share that these change. A third of the texts that
-    the search does not see sets the detectors' thresholds; results are on the others. Intervals are 95 % bootstrap
-    intervals over these; the trigger is held fixed.
+    the search does not see sets the detectors' thresholds; results are on the others. Intervals are 95 % over
+    these, Wilson's of the shares of one trigger, else bootstrap; the trigger is held fixed.
 
     Detectors: "token", the smallest share of the earlier memory that any token leaves; "window", the smallest share of
     the memory that is older than `length` tokens, relative to the share of such tokens; "half-life", the mean over

@@ -23,7 +23,7 @@ from ssmscope.attacks.poisoning.memory import (
 )
 from ssmscope.attacks.poisoning.result import FOUND, MATCHED, Alarm, Cost, Poisoned, Victim
 from ssmscope.attacks.poisoning.search import Goal, Guided, random_search, search
-from ssmscope.core.bootstrap import estimate, ratio, resampled_sums
+from ssmscope.core.bootstrap import estimate, ratio, resampled_sums, share
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import token_rows
@@ -165,7 +165,7 @@ def victim(
     for group in groups:
         own = seen[first : first + len(group.triggers)]
         first += len(group.triggers)
-        survival = mean([one.survival for one in own])
+        survival, single = mean([one.survival for one in own]), len(own) == 1
         flipped: list[Bool[np.ndarray, " texts"]] = [
             (one.answers != clean.answers) & (clean.answers == labels) for one in own
         ]
@@ -174,7 +174,7 @@ def victim(
         for each, limit in thresholds.items():
             areas = [auroc_counts(clean.suspicion[each], one.suspicion[each], counts) for one in own]
             caught = mean([one.suspicion[each] > limit for one in own])
-            detected.append(Alarm(auroc=estimate(np.mean(areas, axis=0)), caught=estimate(caught)))
+            detected.append(Alarm(auroc=estimate(np.mean(areas, axis=0)), caught=estimate(caught, of=single * texts)))
         poisoned = Poisoned(
             name=group.name,
             trigger=vocabulary.text(group.triggers[0]) if len(group.triggers) == 1 else None,
@@ -183,9 +183,9 @@ def victim(
             asked=group.asked,
             survival=estimate(survival),
             kept=estimate(ratio(survival, survived)),
-            accuracy=estimate(mean([one.answers == labels for one in own])),
-            flipped=estimate(changed[group.name]),
-            planted=None if target is None else estimate(planted(own)),
+            accuracy=estimate(mean([one.answers == labels for one in own]), of=single * texts),
+            flipped=estimate(changed[group.name], of=single * right[0] * texts),
+            planted=None if target is None else estimate(planted(own), of=single * int(elsewhere.sum())),
             alarms=tuple(detected),
             right=np.mean([one.answers == labels for one in own], axis=0),
             survived=np.mean([one.survival for one in own], axis=0),
@@ -194,10 +194,12 @@ def victim(
     return Victim(
         model=name,
         survival=estimate(survived),
-        accuracy=estimate(right),
-        planted=None if target is None else estimate(planted([clean])),
+        accuracy=estimate(right, of=texts),
+        planted=None if target is None else estimate(planted([clean]), of=int(elsewhere.sum())),
         thresholds=tuple(thresholds.values()),
-        false_alarms=tuple(estimate(mean([clean.suspicion[each] > limit])) for each, limit in thresholds.items()),
+        false_alarms=tuple(
+            share(int((clean.suspicion[name] > most).sum()), texts) for name, most in thresholds.items()
+        ),
         attacks=tuple(found),
         right=clean.answers == labels,
         beyond=estimate(changed[FOUND] - changed[MATCHED]) if MATCHED in changed else None,

@@ -59,10 +59,10 @@ def position_bias(
     """Measure how much a classifier's accuracy drops when the tokens of one region are replaced.
 
     Regions are replaced one after the other (Baleen, Table 3). They refer to the sequence without class and special
-    tokens. The drop is relative, 1 − accuracy / clean accuracy. Every number has a 95 % bootstrap interval over
-    examples; drops are paired, clean and attacked accuracy coming from the same resamples. (An accuracy of 0 or 1 does
-    not vary under resampling, so its interval has no width.) With "other", the attack succeeds on an example that is
-    right when clean and is then given the class of the inserted tokens.
+    tokens. The drop is relative, 1 − accuracy / clean accuracy. Every number has a 95 % interval over examples:
+    Wilson's of accuracies and other shares, else a bootstrap; drops are paired, clean and attacked accuracy coming from
+    the same resamples. With "other", the attack succeeds on an example that is right when clean and is then given the
+    class of the inserted tokens.
 
     Noise is drawn once per example for all places: regions, batches and stride do not change it.
 

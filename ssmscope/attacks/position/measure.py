@@ -266,21 +266,21 @@ def measure(
     rights, *rest = np.split(sums, 1 + attacked.shape[1] * np.arange(5), axis=1)
     among, clean_right, hits, changes, takes = rest
     accuracy, drops = ratio(hits, among), 1 - ratio(hits, clean_right)
-    parts = {"accuracy": accuracy, "clean": ratio(clean_right, among), "drop": drops}
-    parts |= {"flipped": ratio(changes, clean_right)}
-    parts |= {"success": ratio(takes, clean_right)} if donor_labels is not None else {}
+    parts = {"accuracy": (hits, among), "clean": (clean_right, among), "flipped": (changes, clean_right)}
+    parts |= {"success": (takes, clean_right)} if donor_labels is not None else {}
     results = []
     for i, region in enumerate((*regions, *windows)):
         own: dict[str, Any] = {"region": str(region), **vars(region)}
         own |= {"examples": int(usable[:, i].sum()), "left_out": int((~usable[:, i]).sum())}
-        results.append(Attacked(**own | {name: estimate(part[:, i]) for name, part in parts.items()}))
+        own |= {name: estimate(ratio(*part)[:, i], of=part[1][0, i]) for name, part in parts.items()}
+        results.append(Attacked(**own, drop=estimate(drops[:, i])))
     number = len(regions)
     accuracies = np.concatenate([rights / len(labels), accuracy[:, :number]], axis=1)
     return {
-        "clean": estimate(accuracies[:, 0]),
+        "clean": estimate(accuracies[:, 0], of=len(labels)),
         "regions": tuple(results[:number]),
         "windows": tuple(results[number:]),
-        "average": estimate(accuracies[:, 1:].mean(1)),
+        "average": estimate(accuracies[:, 1:].mean(1)) if number > 1 else results[0].accuracy,
         "average_drop": estimate(drops[:, :number].mean(1)),
         "average_with_clean": estimate(accuracies.mean(1)),
         "spread": float(accuracies[0].std(ddof=1)),

@@ -131,9 +131,10 @@ def prompt_attack(
     row beside ours; the model's answers are batched as for ours. Templates that end in `{content}` are left out there,
     because PromptBench would put its suffix inside the braces.
 
-    Every number has a 95 % bootstrap interval over examples; clean and attacked accuracy come from the same resamples,
-    and so do averages over templates. The worst prompt is chosen on the same examples that it is measured on, which
-    the intervals do not include. A template under which no answer is right has no drop and is not attacked.
+    Every number has a 95 % interval over examples: Wilson's of an accuracy, else a bootstrap, in which clean and
+    attacked accuracy, and averages over templates, come from the same resamples. The worst prompt is chosen on the same
+    examples that it is measured on, which the intervals do not include. A template under which no answer is right has
+    no drop and is not attacked.
 
     Random choices depend on seed, template and attack alone: with `cache`, a run that was killed and starts again
     has the same result and runs only what is missing.

@@ -16,7 +16,7 @@ from ssmscope.api.results import Result
 from ssmscope.api.scores import HIGHER, LOWER, Changed, Lost, Score, ScoreMaker, average, first_wrong, lost, named
 from ssmscope.attacks.closing import percent, tidy
 from ssmscope.attacks.names import FROM_PROMPTBENCH, PROMPTBENCH, SEMANTIC, Recipe
-from ssmscope.core.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
+from ssmscope.core.bootstrap import INTERVALS, Estimate, estimate, lowest, ratio, resampled_sums
 from ssmscope.core.ties import descending
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.html import grid
@@ -222,8 +222,8 @@ class PromptAttack(Result, kind="prompts"):
             yield Custom(html=lambda: by_template(self))
         templates = f"{len(self.templates)} templates (averages over them)" if several else "one template"
         yield Prose(
-            f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}), {templates}; 95 % bootstrap "
-            f"intervals. {self.measured}"
+            f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}), {templates}; {INTERVALS}. "
+            f"{self.measured}"
         )
         if any(one.worst is not None for one in self.attacks):
             yield Prose("The worst prompts", "heading")
@@ -262,16 +262,17 @@ def measured(
         accuracy, drop = hits / examples, 1 - ratio(hits, below)
         there = [at for at in range(number) if right[one.name][at] is not None]
         prompts = [
-            AttackedPrompt(prompt, estimate(accuracy[:, at]), estimate(drop[:, at]), tried)
+            AttackedPrompt(prompt, estimate(accuracy[:, at], of=examples), estimate(drop[:, at]), tried)
             for at, (prompt, tried) in enumerate(place or (None, 0) for place in found[one.name])
         ]
         drops.append(drop[:, there].mean(1) if there else np.full(len(drop), math.nan))
-        mean = estimate(accuracy[:, there].mean(1)) if there else UNDEFINED
+        mean = estimate(accuracy[:, there].mean(1), of=examples * (len(there) == 1)) if there else UNDEFINED
         worst = there[descending(np.array([prompts[at].drop.value for at in there]))[0]] if there else None
         own = PromptAttacker(one.name, tuple(prompts), mean, estimate(drops[-1]), worst, one.ran, one.left_out)
         attackers.append(own)
-    per_template = tuple(estimate(below[:, at] / examples) for at in range(number))
-    return estimate(below.mean(1) / examples), per_template, tuple(attackers), lowest(-np.stack(drops, axis=1))
+    per_template = tuple(estimate(below[:, at] / examples, of=examples) for at in range(number))
+    mean = per_template[0] if number == 1 else estimate(below.mean(1) / examples)
+    return mean, per_template, tuple(attackers), lowest(-np.stack(drops, axis=1))
 
 
 def answered(

@@ -107,7 +107,8 @@ def word_attack(
     """Attack single texts by changed words, with TextAttack's recipes or HotFlip. A killed run continues.
 
     The goal is any class but the true one (untargeted); a text's score is 1 − p(true), p the softmax of the class
-    scores. Texts answered wrongly without an attack are skipped. Numbers have 95 % bootstrap intervals over examples.
+    scores. Texts answered wrongly without an attack are skipped. Numbers have 95 % intervals over examples: Wilson's of
+    accuracies and success, else bootstrap.
 
     TextAttack's recipes are deepwordbug (changes of characters), textbugger, pwws and textfooler (synonyms, nearest
     neighbours), bertattack (words of a masked language model) and checklist (contractions, numbers). Each text is

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.api.scores import HIGHER, LOWER, Changed, Score, ScoreMaker, named
-from ssmscope.core.bootstrap import Estimate, estimate, estimates, ratio, resampled_sums
+from ssmscope.core.bootstrap import INTERVALS, Estimate, estimate, ratio, resampled_sums, shares
 from ssmscope.outline import outlined
 from ssmscope.render.blocks import Block, Custom, Prose
 from ssmscope.render.numbers import counted
@@ -210,7 +210,7 @@ class WordAttack(Result, kind="words"):
             f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}): {count[SUCCESS]:,} answers "
             f"changed, {count[FAILED]:,} did not"
             + f"; {count[SKIPPED]:,} skipped, because their answers are wrong when clean" * (count[SKIPPED] > 0)
-            + ". 95 % bootstrap intervals over examples."
+            + f". {INTERVALS}, over examples."
         )
         yield Prose(f"Ran: {'; '.join(self.ran)}.", "note")
         yield from (Prose(f"Note: {self.recipe} ran without {part}.", "note") for part in self.left_out)
@@ -237,20 +237,20 @@ def changed_words(text: str, attacked: str) -> tuple[int, int]:
 def measure(examples: Sequence[AttackedText], seed: int) -> dict[str, Any]:
     """Compute the totals and the curve by the fields of `WordAttack`, from one set of resamples."""
     status = np.array([each.status for each in examples])
-    share, queries, changed = np.array([(each.share, each.queries, each.changed) for each in examples]).T
+    parts, queries, changed = np.array([(each.share, each.queries, each.changed) for each in examples]).T
     right, won = status != SKIPPED, status == SUCCESS
     most = int(changed[won].max(initial=1))
     withstood = [right & ~(won & (changed <= allowed)) for allowed in range(most + 1)]
-    columns = np.stack([right, won, won * share, right * queries, *withstood], axis=1).astype(np.float64)
+    columns = np.stack([right, won, won * parts, right * queries, *withstood], axis=1).astype(np.float64)
     sums = resampled_sums(columns, seed=seed)
-    rights, wins, shares, asked = sums[:, :4].T
+    rights, wins, parts, asked = sums[:, :4].T
     return {
-        "accuracy": estimate(rights / len(examples)),
-        "attacked": estimate((rights - wins) / len(examples)),
-        "success": estimate(ratio(wins, rights)),
-        "share": estimate(ratio(shares, wins)),
+        "accuracy": estimate(rights / len(examples), of=len(examples)),
+        "attacked": estimate((rights - wins) / len(examples), of=len(examples)),
+        "success": estimate(ratio(wins, rights), of=rights[0]),
+        "share": estimate(ratio(parts, wins)),
         "queries": estimate(ratio(asked, rights)),
-        "curve": estimates(sums[:, 4:] / len(examples)),
+        "curve": shares(sums[0, 4:], len(examples)),
     }
 
 

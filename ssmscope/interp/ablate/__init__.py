@@ -65,7 +65,8 @@ def ablate(
 
     Importance is how much worse the answers become: the loss −ln p of the right class, or of the right next token as a
     mean over a row, its probability, and accuracy, each less that of the plain run, example by example, with a 95 %
-    bootstrap interval over examples. A part whose whole interval lies below 0.02 can go, alone and on such data.
+    bootstrap interval over examples (a classifier's accuracy itself with Wilson's). A part whose whole interval lies
+    below 0.02 can go, alone and on such data.
 
     A part is replaced at every token by zero, by its mean over all tokens of the data, or by what it is in another
     example, drawn once, at the same share of the length (resample ablation, Chan et al. 2022, causal scrubbing). Zero
@@ -138,11 +139,11 @@ def ablate(
         by=by,
         metric=measure_of,
         units=tuple(units),
-        plain=examples.means(plain, seed),
+        plain=examples.levels(plain, seed),
         harms=examples.means(harms.transpose(1, 0, 2), seed),
         order=tuple(order),
         counts=tuple(counts),
-        curves=examples.means(together.transpose(2, 0, 1, 3), seed, halves[1].tolist()),
+        curves=examples.levels(together.transpose(2, 0, 1, 3), seed, halves[1].tolist()),
         notes=notes,
         measures=examples.measures,
     )

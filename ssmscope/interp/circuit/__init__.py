@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
 from ssmscope.api.options import Metavar, Range, Reads, Seed
+from ssmscope.errors import refuse_unused
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -14,11 +15,18 @@ if TYPE_CHECKING:
     from ssmscope.interp.circuit.result import Circuit
 
 
+def check_circuit(*, method: str, steps: int, choose: str, threshold: float, until: float, **_: object) -> None:
+    """Raise InputError for options of another method or choice."""
+    unused = {"threshold": threshold != 0.1} if choose == "greedy" else {"until": until != 0.9}
+    refuse_unused(f"with {method}, {choose}", steps=steps != 5 and method != "integrated", **unused)
+
+
 @analysis(
     "circuit",
     question="Which parts, reading what from which, compute the answer?",
     models=(TEXT_CLASSIFIER, TOKEN_CLASSIFIER, LANGUAGE_MODEL, TOKEN_MODEL),
     dtype="float32",
+    check=check_circuit,
 )
 def circuit(
     model: Model,

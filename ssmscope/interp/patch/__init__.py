@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
 from ssmscope.api.options import REPEATED, Metavar, Range, Reads, Seed, TokensWritten
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, refuse_unused
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -25,11 +25,14 @@ def check_method(*, method: str, metric: str, **given: object) -> None:
     other, and for options of one text with pairs."""
     texts = [name for name in ("clean", "corrupted") if given.get(name) is not None]
     if given.get("data") is not None:
-        alone = ("positions", "answer", "contrast", "generate")
-        own = [*texts, *(name for name in alone if given.get(name) is not None)]
-        own += ["method"] * (method != "exact") + ["metric"] * (metric != "normalised")
-        if own:
-            raise InputError(f"data=… gives pairs; leave out {own[0]}=…, which is for two texts")
+        alone = (*texts, "positions", "align", "answer", "contrast", "generate")
+        refuse_unused(
+            "with pairs, data=…",
+            **{name: given.get(name) is not None for name in alone},
+            method=method != "exact",
+            metric=metric != "normalised",
+            site=given["site"] != "state" and given.get("sites") is not None,
+        )
         return
     if len(texts) < 2:
         raise InputError("give two texts, clean=… and corrupted=…, or pairs of them, data=…")

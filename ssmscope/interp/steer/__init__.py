@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
 from ssmscope.api.options import NO_EFFECT, REPEATED, Limit, Metavar, Range, Reads, Seed, TokensWritten, chosen_layers
-from ssmscope.errors import InputError
+from ssmscope.core.batching import HELD_OUT_LENGTH
+from ssmscope.errors import InputError, refuse_unused
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -35,8 +36,10 @@ def check_steer(*, strengths: Sequence[float], vector: Any, layer: Any, site: st
     if site == "state" and layer is not None and not isinstance(layer, int) and len(layer) > 1:
         raise InputError("a state is one layer's; give one layer, or site='residual'")
     texts = [name for name in ("toward", "away") if given[name]]
-    if vector is not None and (texts or layer is not None):
-        raise InputError(f"the vector's file has its direction and layer; leave {(*texts, 'layer')[0]}=… out")
+    if vector is not None:
+        own = {**dict.fromkeys(texts, True), "layer": layer is not None, "site": site != "residual"}
+        refuse_unused("with vector=…, whose file has it", **own, method=given["method"] != "mean")
+    refuse_unused("without export=…", export_strength=given["export"] is None and given["export_strength"] != 1)
     if vector is None and len(texts) < 2 and (texts or not pairs):
         raise InputError("no text to steer to or from; give toward=… and away=…, or vector=…")
     if len(set(strengths)) < len(strengths):
@@ -90,7 +93,7 @@ def steer(
         Metavar("DATA"),
     ] = None,
     split: Annotated[str | None, "Split of a known data set; default the test split.", Metavar("NAME")] = None,
-    length: Annotated[int, "Tokens per row of a language model's text.", Range(2, 2**17)] = 128,
+    length: Annotated[int, "Tokens per row of a language model's text.", Range(2, 2**17)] = HELD_OUT_LENGTH,
     limit: Limit = 200,
     random: Annotated[int, "Number of random directions of the same norm.", Range(1, 1000)] = 5,
     generate: TokensWritten = None,
@@ -120,7 +123,8 @@ def steer(
     Measured are the answer's probability on the texts, and what the direction costs on held-out data: a classifier's
     accuracy and loss, a language model's loss of the next token. They are compared with random directions
     (Gaussian, each scaled to the same norm); both have a mean with a 95 % bootstrap interval over texts or examples,
-    paired: a direction that does no more than random ones of its size steers nothing.
+    paired: a direction that does no more than random ones of its size steers nothing. A classifier's accuracy with the
+    direction has Wilson's interval.
 
     With pairs of a clean and a corrupted text (see `patch`) the corrupted texts are steered, towards the clean ones
     unless other texts or a vector are given. Measured is the share of the way to the clean run, of the difference of
@@ -152,7 +156,6 @@ def steer(
     from ssmscope.interp.edited_texts import EditedText, edited_texts
     from ssmscope.interp.pairs import ScoredPairs
     from ssmscope.interp.scoring import (
-        MEASURES,
         answer_ids,
         means_with_intervals,
         probability_and_logit,
@@ -228,9 +231,12 @@ def steer(
     found = np.empty((1 + random, len(strengths), len(every)))
     for direction, rows in tried:
         found[..., rows] = runs_of(direction).answers(batch.rows(rows), partial(asked, rows))
-    costs = np.empty((1 + random, len(strengths), 0, len(MEASURES)))
+    costs = np.empty((3, len(strengths), 0, 3))
     if held_out is not None:
-        costs = runs_of(known.direction).costs(scored_examples(model, held_out))
+        examples = scored_examples(model, held_out)
+        values = runs_of(known.direction).costs(examples)
+        costs = measure.summarise(values, seed)
+        costs[0] = examples.levels(values[0].transpose(1, 0, 2), seed)
     options = call_options(site=site, layer=layer, strengths=list(strengths))
     return Steering(
         provenance=record_provenance(model.source, options=options, seed=seed, data=held_out),
@@ -242,7 +248,7 @@ def steer(
         direction=tuple(part.double().cpu().numpy() for part in known.direction),
         probability=measure.summarise(found[..., None], seed, means)[..., 0, :],
         by_direction=found.mean(-1) / whole,
-        costs=measure.summarise(costs, seed) if costs.size else np.empty((3, len(strengths), 0, 3)),
+        costs=costs,
         classifies=model.is_classifier,
         written=written,
         measure="probability" if pairs is None else "share",

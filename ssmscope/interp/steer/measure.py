@@ -13,14 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.api.inputs import is_named, known_data, load_examples, one_text
-from ssmscope.core.batching import by_length
+from ssmscope.core.batching import HELD_OUT_LENGTH, by_length
 from ssmscope.core.edits import Edit, Site, new_state, recorded
 from ssmscope.core.encoding import Batch
 from ssmscope.core.lasting_edits import LastingEdit, while_writing
 from ssmscope.core.model import Model
 from ssmscope.core.progress import progress_bar
 from ssmscope.core.trace import LayerState
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, refuse_unused
 from ssmscope.interp.objective import tokens_that_fit
 from ssmscope.interp.partial_runs import PlainRun, can_start_at_layer
 from ssmscope.interp.scoring import MEASURES, ScoredExamples, means_with_intervals
@@ -41,9 +41,13 @@ def held_out_examples(
 
     if data is None:
         data = trained_on(model.name)
-        if data is None or data not in known_data(model):
-            return None
-    found: ExampleData = load_examples(model, data, split, length) if is_named(data) else data
+        data = data if data in known_data(model) else None
+    named = is_named(data)
+    refuse_unused("without named data", split=split is not None and not named)
+    refuse_unused("without rows of text", length=length != HELD_OUT_LENGTH and (model.is_classifier or not named))
+    if data is None:
+        return None
+    found: ExampleData = load_examples(model, data, split, length) if named else data
     return found if limit is None else found.sample(limit, seed=seed)
 
 

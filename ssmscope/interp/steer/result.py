@@ -142,5 +142,7 @@ class Steering(Result, kind="steer"):
         over = ["texts" if self.measure == "probability" else "pairs"] * (len(self.answers) > 1) + [
             "held-out examples"
         ] * self.has_costs
-        yield table(("strength",), lines, note=f"Intervals: bootstrap over {' and over '.join(over)}." if over else "")
+        wilson = ", Wilson's of the accuracy" * (self.has_costs and self.classifies)
+        note = f"Intervals: bootstrap over {' and over '.join(over)}{wilson}." if over else ""
+        yield table(("strength",), lines, note=note)
         yield from text_blocks(self.written)

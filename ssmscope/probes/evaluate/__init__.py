@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.dimensions import Dimension
-from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Examples
+from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Examples, check_fits
 from ssmscope.api.limits import NOT_NEGATIVE, SHARE
 from ssmscope.api.options import Metavar, Option, Progress, Range, Reads, Seed
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, refuse_unused
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -40,6 +40,9 @@ class Labelled(Examples):
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         if options["tasks"] is not None and (values["data"] is not None or values["split"] is not None):
             raise InputError("tasks=… are texts of their own; give those or data=…")
+        if options["tasks"] is not None:
+            own = {"series": None, "max_tokens": self.sizes["max_tokens"].default}
+            refuse_unused("with tasks=…", **{name: values[name] != default for name, default in own.items()})
 
     def check_kind(self, kind: str | None, values: Mapping[str, Any]) -> None:
         if kind == LANGUAGE_MODEL and values.get("tasks") is None and values.get("data") is None:
@@ -54,7 +57,11 @@ class Labelled(Examples):
         if not models[0].is_classifier:
             from ssmscope.data.text import load_text
 
-            return None if values["data"] is None else load_text(values["data"], values["split"])
+            if values["data"] is None:
+                return None
+            found = load_text(values["data"], values["split"])
+            check_fits(models[0], found, values["max_tokens"])
+            return found
         return super().read({**values, "length": None}, options, models)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ssmscope.api.sharding.parts import Columns, over
-from ssmscope.core.bootstrap import Estimate, wilson_interval
+from ssmscope.core.bootstrap import Estimate, share
 from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.text import TextData
@@ -72,7 +72,7 @@ def _summary(
     seed: int,
 ) -> LabelledScores:
     right = int(values[:, 0].sum())
-    accuracy = Estimate(right / len(data), *wilson_interval(right, len(data)))
+    accuracy = share(right, len(data))
     loss = Estimate(*means_with_intervals(values[:, [1]], seed)[0].tolist())
     name = f"{data.name} ({data.split})"
     scores = (

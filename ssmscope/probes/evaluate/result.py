@@ -12,7 +12,7 @@ import pandas as pd
 from ssmscope.api.limits import SHARES
 from ssmscope.api.results import Result
 from ssmscope.api.scores import HIGHER, LOWER, SHARE_UNIT, Score, ScoreMaker, unordered
-from ssmscope.core.bootstrap import Estimate, wilson_interval
+from ssmscope.core.bootstrap import INTERVALS, Estimate, share
 from ssmscope.render.blocks import Block, Prose
 from ssmscope.render.table import Cell, Line, Table, short_cell, table
 
@@ -60,7 +60,7 @@ class Benchmarks(Result, kind="evaluate"):
         """Sentence on the scores' intervals."""
         version = self.provenance["versions"].get("lm-eval")
         if version is None:
-            return "95 % intervals over examples: Wilson's of accuracy, bootstrap of cross-entropy (nats)."
+            return f"{INTERVALS}, over examples; cross-entropy is in nats."
         return f"Prompts, measures and standard errors of lm-eval {version}; 95 % intervals over examples."
 
     @property
@@ -78,11 +78,11 @@ class Benchmarks(Result, kind="evaluate"):
     def card_scores(self, models: Sequence[str] = ()) -> Iterator[Score]:
         make = ScoreMaker(self, models)
         for at, one in enumerate(self.scores):
-            share = 0 <= one.estimate.value <= 1 and one.measure.startswith(SHARES)
-            unit = SHARE_UNIT if share else "nats" if one.measure == "cross-entropy" else ""
+            is_share = 0 <= one.estimate.value <= 1 and one.measure.startswith(SHARES)
+            unit = SHARE_UNIT if is_share else "nats" if one.measure == "cross-entropy" else ""
             name = one.measure if one.shots is None else f"{one.measure}[{one.task}]"
             values = {} if self.values is None else {"above": self.values[:, at]}
-            each = values or (unordered(one.estimate.value, one.examples) if share else {})
+            each = values or (unordered(one.estimate.value, one.examples) if is_share else {})
             yield make(name, one.estimate, HIGHER if one.higher else LOWER, unit, count=one.examples, **each)
 
     @classmethod
@@ -107,7 +107,7 @@ class Benchmarks(Result, kind="evaluate"):
         assert self.values is not None
         for at, name in enumerate(self.labels):
             right = self.values[self.classes == at, 0]
-            found = Estimate(right.mean(), *wilson_interval(int(right.sum()), len(right))) if len(right) else None
+            found = share(int(right.sum()), len(right)) if len(right) else None
             yield Line((name,), {"accuracy": Cell(found, digits=3), "examples": short_cell(len(right))})
 
     def _worst(self) -> Iterator[Line]:

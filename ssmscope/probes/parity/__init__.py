@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.api.analysis import analysis
 from ssmscope.api.options import Metavar, Reads, Seed
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, refuse_unused
 
 if TYPE_CHECKING:
     from ssmscope.core.model import Model
@@ -21,6 +21,7 @@ def check_files(*, states: object, logits: object, layers: object, self_: bool, 
         raise InputError("no file; give what the other runtime dumped, states=…, logits=… or layers=…, or self_=…")
     if given and self_:
         raise InputError("self_=… compares the model's own library; leave the files out")
+    refuse_unused("with self_=…", ran_in=self_ and options["ran_in"] != "auto")
 
 
 @analysis("parity", question="Does another runtime compute the same model?", check=check_files)
@@ -43,7 +44,7 @@ def parity(
     seed: Seed = 0,
 ) -> Parity:
     """Compare what another runtime dumped with this model: the first token, layer and tensor that differ, by how much
-    against what rounding allows, and the likely fault.
+    against what rounding allows, and the likely fault. The exit code is 1 if any differs.
 
     The file has the layout of `analyze states --save`: tokens, and any of states, logits and layers. The model runs the
     same tokens, in float32 or more. The error of a row (a text's token) is the rms of its difference / rms of the

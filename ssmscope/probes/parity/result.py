@@ -78,6 +78,11 @@ class Parity(Result, kind="parity"):
         return next((each for each in self.tensors if each.over), None)
 
     @property
+    def failed(self) -> bool:  # type: ignore[override]
+        """True if anything differs."""
+        return self.first is not None
+
+    @property
     def unit(self) -> str:
         """Kind of what is compared: tensors of a file, or modes of the model's own library."""
         return "mode" if self.tensors[0].name.startswith(MODE) else "tensor"

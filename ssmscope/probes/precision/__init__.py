@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from ssmscope.api.analysis import analysis
 from ssmscope.api.inputs import LANGUAGE_MODEL
 from ssmscope.api.options import Metavar, Range, Seed
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, refuse_unused
 from ssmscope.probes.loss import Lines, LinesSplit
 
 if TYPE_CHECKING:
@@ -21,10 +21,14 @@ Per = Literal["tensor", "head", "row"]
 """Numbers that share a scale."""
 
 
-def check_every(*, every: int, length: int, **options: object) -> None:
+def check_every(
+    *, every: int, length: int, state: Sequence[str], heads: str | None, per: Sequence[str], **options: object
+) -> None:
     """Raise InputError if no token comes after the first rounding."""
     if every >= length:
         raise InputError(f"every is {every}; allowed are numbers below the {length} tokens of a window")
+    formats = {*state, heads} & {"e4m3", "e5m2", "int8", "int4"}
+    refuse_unused("with formats of 16 bits", per=[*per] != ["head"] and not formats)
 
 
 @analysis(

@@ -61,10 +61,9 @@ def retrieval(
     the vocabulary after the prompt; *constrained* accuracy compares only the first tokens of the task's candidates.
     Chance is 1 / candidates: the answers are balanced. Logits with NaN or infinity give no answer.
 
-    Accuracies have Wilson's 95 % interval, which also holds at 0 and 1; mean log-probabilities have a bootstrap
-    interval over examples. With several models, the ratio of the first model's accuracy to another's (Figure 4) has a
-    paired bootstrap interval; it is not defined if the other is never right. Resamples in which only the other is never
-    right count as infinite.
+    Accuracies have Wilson's 95 % interval, mean log-probabilities a bootstrap interval over examples. With several
+    models, the ratio of the first model's accuracy to another's (Figure 4) has a paired bootstrap interval; it is not
+    defined if the other is never right. Resamples in which only the other is never right count as infinite.
 
     Before it begins, stderr says how long it takes, from a short run of each model.
 

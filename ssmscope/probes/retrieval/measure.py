@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums, wilson_interval
+from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums, share
 from ssmscope.core.model import Model
 from ssmscope.data.babi import PROMPT, QuestionData, question_tokens
 from ssmscope.evaluation.forking import Rows, check_vocabulary
@@ -74,11 +74,6 @@ def first_tokens(model: Model, data: QuestionData, template: str) -> Int[np.ndar
     return prompts(model, each, template)[1]
 
 
-def wilson(successes: int, trials: int) -> Estimate:
-    """Return a share with Wilson's 95 % score interval."""
-    return Estimate(successes / trials, *wilson_interval(successes, trials))
-
-
 def sign_test(above: Bool[np.ndarray, " examples"], below: Bool[np.ndarray, " examples"]) -> float:
     """Return the two-sided p of the exact sign test on examples that only one of two models gets right."""
     first, second = int((above & ~below).sum()), int((below & ~above).sum())
@@ -116,7 +111,7 @@ def compare_models(
         sums = resampled_sums(measured, seed=seed)
         for number in range(models):
             at = number, row, column
-            free, constrained = (wilson(int(each[at].sum()), examples) for each in (right, among))
+            free, constrained = (share(int(each[at].sum()), examples) for each in (right, among))
             cells[at] = Cell(float(tokens[at]), free, constrained, estimate(sums[:, models + number] / examples))
         for other in range(1, models):
             value = quotient(sums[:, 0], sums[:, other])

@@ -105,10 +105,11 @@ def needle_snr(
     - candidate q_i(n) / (q_i(n) + Σ_{d ∈ D} q_i(d)), with chance at 1 / (1 + |D|); beats: log ratio > 0;
     - rank of n in the vocabulary, from 1; leads: rank 1, which at i = L is the model's accuracy.
 
-    Every number is a mean over examples with a 95 % bootstrap interval. The ratio is that of two means, mean q_i(n) /
-    mean max q_i(d), which confident examples dominate; the mean log ratio is the log of the geometric mean of the
-    examples' ratios, in which all count equally. Models read the same questions, and their differences are paired per
-    layer. If the models differ in depth, the numbers of the deeper one are interpolated linearly over depth i / L.
+    Every number is a mean over examples with a 95 % bootstrap interval, the shares "beats" and "leads" with Wilson's.
+    The ratio is that of two means, mean q_i(n) / mean max q_i(d), which confident examples dominate; the mean log ratio
+    is the log of the geometric mean of the examples' ratios, in which all count equally. Models read the same
+    questions, and their differences are paired per layer. If the models differ in depth, the numbers of the deeper one
+    are interpolated linearly over depth i / L.
 
     Args:
         models: language models with tokenizers; the tokenizers may differ.

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from ssmscope.api.results import Result
-from ssmscope.core.bootstrap import Estimate, with_intervals
+from ssmscope.core.bootstrap import INTERVALS, Estimate, with_intervals
 from ssmscope.errors import InputError
 from ssmscope.probes.snr.measure import METRICS, LayerDifference, LayerSNR, SNRCurve, SNRDifference
 from ssmscope.render.blocks import Block, Picture, Prose
@@ -132,7 +132,7 @@ class NeedleSNR(Result, kind="snr"):
             yield _answers(self, length)
         yield Prose(
             f"Means over {counted(self.curves[0].examples, 'question')}"
-            f"{' of all tasks' if len(self.tasks) > 1 else ''}; 95 % bootstrap intervals over "
+            f"{' of all tasks' if len(self.tasks) > 1 else ''}; {INTERVALS}, over "
             "questions. Layer i reads the input of block i, 0 the embeddings; the last line is the model itself.",
             "definition",
         )

@@ -66,6 +66,7 @@ class TrainingOptions:
     test: Name = option(
         "a file or known data set, read once at the end; by default the data's own labelled test split."
     )
+    columns: Word = option("columns to read of the files, such as text=sentence,label=sentiment.")
     held_out: Number = option("share of the training examples to hold out for validation; 0 for none.", PART)
     share: Number = option("share of the training examples that are used, equally many per class.", SHARE)
     length: Whole = option(
@@ -187,7 +188,7 @@ class TrainingOptions:
 OPTIONS: Mapping[str, Mapping[str, Any]] = {each.name: each.metadata for each in fields(TrainingOptions)}
 """Declaration of each option, by name."""
 
-OF_RUN = """recipe split validation test length examples unit filler init_from epochs seed device compile
+OF_RUN = """recipe split validation test columns length examples unit filler init_from epochs seed device compile
 checkpoint_minutes progress log""".split()
 SETTINGS = frozenset(OPTIONS) - {*OF_RUN}
 """Options of the model and its training, which are settings; the others say what is read and how it is run."""

@@ -58,11 +58,13 @@ def train_model(
     given = {"architecture": architecture, "data": data, "out": out, **vars(chosen), "command": command}
 
     from ssmscope.core.progress import on_stderr
+    from ssmscope.data.columns import reading
     from ssmscope.zoo.training.data import parts_of
     from ssmscope.zoo.training.plan import CLAIMED, checked, is_finished, plan_of
 
     settled = checked(given)
-    parts, tokenizer = parts_of(settled)
+    with reading(chosen.columns):
+        parts, tokenizer = parts_of(settled)
     plan = plan_of(settled, parts)
     out = Path(out)
     console = on_stderr(chosen.progress)

@@ -1,7 +1,5 @@
 """The layers of the how-to between parts of their own: a gated product that is written out, and a narrow linear map."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from leaky import FORM, LeakyConfig, LeakyMixer, compute_terms
