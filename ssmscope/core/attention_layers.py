@@ -394,5 +394,4 @@ def _read(mask: Tensor | None, own: Tensor) -> Tensor:
     length = own.shape[1]
     if mask is None:
         return torch.ones(length, length, dtype=torch.bool, device=own.device).tril().expand(len(own), 1, -1, -1)
-    mask = mask[..., :length]
-    return is_read(mask).expand(len(own), -1, -1, -1)
+    return is_read(mask[..., :length]).expand(len(own), -1, -1, -1)
