@@ -77,12 +77,12 @@ def test_rounding_that_is_allowed_in_every_precision():
         torch.float64: 64 * double,
     }
     for dtype, allowed in expected.items():
-        assert affine._digits(torch.ones(1, dtype=dtype)) == allowed
+        assert affine.rounding(torch.ones(1, dtype=dtype)) == allowed
     before = torch.get_float32_matmul_precision()
     try:
         for precision, allowed in (("highest", 64 * single), ("high", 4 / 1024), ("medium", 4 / 128)):
             torch.set_float32_matmul_precision(precision)
-            assert affine._digits(torch.ones(1)) == allowed
+            assert affine.rounding(torch.ones(1)) == allowed
     finally:
         torch.set_float32_matmul_precision(before)
 

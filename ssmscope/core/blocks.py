@@ -39,6 +39,13 @@ class BlockPart:
     linearize: Callable[[Any, Tensor], LinearizedLayer] | None = None
 
 
+class Added(nn.Module):
+    """Passes on a parameter that a forward pass adds to its input, so that it counts among the constants."""
+
+    def forward(self, parameter: Tensor) -> Tensor:
+        return parameter
+
+
 AS_IS = BlockPart()
 """Part that is linear, or passes on what its parts give."""
 CONSTANT = BlockPart(frozen=("",))
