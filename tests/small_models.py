@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
-
 import ssmscope.loading  # noqa: F401, which makes our model types known to transformers
 from ssmscope.core.known_models import of_transformers
 from ssmscope.layers.mambavision import MambaVisionConfig

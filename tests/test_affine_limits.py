@@ -6,7 +6,6 @@ from linear_layers import EXACT, Bent, Scaled, conv, linear
 from refusals import refusal, refuses
 from torch import Tensor, nn
 from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
-
 from ssmscope.core import affine
 
 

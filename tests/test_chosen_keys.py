@@ -8,7 +8,6 @@ from examples import EXAMPLES, random_example, relative
 from loud import TrueFloat64, doubled, loud
 from small_models import QWEN_SIZES, language_model, with_smaller_decays
 from torch import nn
-
 from ssmscope.core.attention_layers import attending
 from ssmscope.core.chosen_keys import additive, columns, in_one_piece, is_read, with_changed_choice
 from ssmscope.core.edits import Edit, edited

@@ -13,7 +13,6 @@ from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
-
 import ssmscope
 from ssmscope.core.encoding import encode_ids, encode_texts, spelled_out
 from ssmscope.core.model import Model

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from warm import TRANSFORMERS
-
 from ssmscope.reports.scores import read_scores
 
 ROOT = Path(__file__).resolve().parents[1]

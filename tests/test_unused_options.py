@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from refusals import refuses
-
 import ssmscope
 from ssmscope.api.analysis import Call
 from ssmscope.data.text import text_data

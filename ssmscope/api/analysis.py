@@ -34,7 +34,7 @@ from ssmscope.api.signatures import options_of
 from ssmscope.api.store import removed_if_refused
 from ssmscope.api.writing import check_writable
 from ssmscope.core.known_models import DTYPES
-from ssmscope.data.columns import reading
+from ssmscope.data.columns import check_read, reading
 from ssmscope.data.labels import data_notes
 from ssmscope.errors import InputError, did_you_mean
 
@@ -216,8 +216,10 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
     def declare(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
-            with reading(cast(Any, kwargs.pop("columns", None)), needed=True):
-                return answered(*args, **kwargs)
+            with reading(cast(Any, kwargs.pop("columns", None))):
+                found = answered(*args, **kwargs)
+                check_read()
+                return found
 
         def answered(*args: P.args, **kwargs: P.kwargs) -> R:
             alone = _is_trace(args[0]) if len(args) == 1 else False  # A trace holds its model's answers.
@@ -228,6 +230,8 @@ def analysis(name: str, **declaration: Any) -> Callable[[Callable[P, R]], Callab
             # Several models or steps may read an iterator, which can be read only once.
             args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)  # type: ignore[assignment]
             given: Any = declared.taken((None, *args) if alone else args, kwargs)
+            if declared.reads is not None and all(each.reads is None for each in declared.options.values()):
+                check_read()
             first = args[0] if args else kwargs.get("models")
             number = len(first) if declared.several and isinstance(first, Sequence) else 1
             options = declared.checked(kwargs, number)
@@ -393,7 +397,7 @@ class Call:
         calls: list[list[Any]] = [[group if declared.several else group[0]] for group in groups]
         options = dict(self.options)
         columns = self.inputs.get("columns")
-        with reading(columns, needed=True), pulse(self.name, bool(options.get("progress", True))):
+        with reading(columns), pulse(self.name, bool(options.get("progress", True))):
             if declared.reads is not None:
                 inputs = declared.reads.once(self.inputs) if len(calls) > 1 else self.inputs
                 for arguments, group in zip(calls, groups):

@@ -14,7 +14,6 @@ from ssmscope.api.signatures import options_of
 from ssmscope.api.typed import lines_of, texts_of, whole_numbers
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW
 from ssmscope.core.chat import is_chat, read_chats
-from ssmscope.data.columns import refuse_columns
 from ssmscope.errors import InputError, refuse_unused
 
 if TYPE_CHECKING:
@@ -274,8 +273,10 @@ class Named(Input):
     def take(self, given: Any, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
         if is_named(given):
             return self.read({**values, "data": given}, options, models)
-        if not hasattr(given, "name"):
-            said = f"data is {given!r:.60}: give the name of a data set, a file's path, a DataFrame"
+        if not hasattr(given, "fingerprint"):
+            said = (
+                f"data is {' '.join(repr(given).split()):.60}: give the name of a data set, a file's path, a DataFrame"
+            )
             raise InputError(f"{said} or a list of (text, label)")
         return given
 
@@ -384,7 +385,6 @@ def data_name(given: Any, model: Model, known: Collection[str], else_: str) -> A
     from ssmscope.loading.load import trained_on
 
     name = given if given is not None else trained_on(model.name)
-    refuse_columns(given, known)
     if name is None or (given is None and name not in known):
         raise InputError(f"no data; give data=…, one of {', '.join(known)}, or {else_}")
     return name

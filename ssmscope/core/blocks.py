@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
-
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import adapter_for, mixers
 

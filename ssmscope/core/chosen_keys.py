@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.intercept import twin
 
 Choose = Callable[[Tensor], Tensor]

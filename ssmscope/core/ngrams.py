@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.mixers import arguments
 from ssmscope.core.trace import LayerState, alone, last_inputs
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from ssmscope.data.labels import COLUMNS
 from ssmscope.errors import InputError, did_you_mean
 
 NAMES = """text label label_name label_index rationale clean corrupted target contrast
@@ -17,29 +18,32 @@ _given: ContextVar[tuple[Mapping[str, str], list[Any]]] = ContextVar("columns", 
 
 
 @contextmanager
-def reading(columns: Any, *, needed: bool = False) -> Iterator[None]:
+def reading(columns: Any) -> Iterator[None]:
     """Read `columns`, {"text": "sentence"} or "text=sentence", in place of `NAMES` within the context; None changes
-    nothing. Raise InputError for other names, and at the end if they are `needed` and nothing was read."""
+    nothing. Raise InputError for other names, or a name that is given twice."""
     if not isinstance(columns, Mapping | None):
         listed = columns if isinstance(columns, list | tuple) else str(columns).split(",")
-        columns = dict(str(each).partition("=")[::2] for each in listed)
+        pairs = [(name.strip(), column) for name, _, column in (str(each).partition("=") for each in listed)]
+        columns = dict(pairs)
+        if twice := next((name for at, (name, _) in enumerate(pairs) if name in dict(pairs[:at])), None):
+            raise InputError(f"columns=… has {twice} twice; keep one")
     for name, column in (columns or {}).items():
         if name not in NAMES or not (isinstance(column, str) and column):
             allowed = f"allowed are {', '.join(NAMES)}, each with the name of a column"
-            raise InputError(f"columns=… has {f'{name}={column}':.60}; {allowed}{did_you_mean(str(name), NAMES)}")
+            near = "" if name in NAMES else did_you_mean(str(name), NAMES)
+            raise InputError(f"columns=… has {f'{name}={column}':.60}; {allowed}{near}")
     token = _given.set(_given.get() if columns is None else (columns, []))
     try:
         yield
-        if needed and columns and not _given.get()[1]:
-            raise InputError("columns=… is for a file or a table, and none was read; leave it out")
     finally:
         _given.reset(token)
 
 
-def refuse_columns(data: Any, known: Collection[str]) -> None:
-    """Raise InputError if columns are given for data of a known name."""
-    if _given.get()[0] and isinstance(data, str) and data in known:
-        raise InputError(f"{data} has columns of its own; leave columns=… out")
+def check_read() -> None:
+    """Raise InputError if columns are given, and no file or table was read."""
+    columns, read = _given.get()
+    if columns and not read:
+        raise InputError("columns=… is for a file or a table of your own, and none was read; leave it out")
 
 
 def renamed(rows: Sequence[Mapping[str, Any]], place: Any) -> Sequence[Mapping[str, Any]]:
@@ -48,7 +52,7 @@ def renamed(rows: Sequence[Mapping[str, Any]], place: Any) -> Sequence[Mapping[s
     read.append(place)
     if absent := [column for column in given.values() if not any(column in row for row in rows)]:
         refuse_absent(absent[0], rows[0], place)
-    other = {*given, *given.values()}
+    other = {*given, *given.values(), *(COLUMNS if {*given} & {*COLUMNS} else ())}
     kept = [{name: row[name] for name in row if name not in other} for row in rows] if given else rows
     return [{**own, **{name: row[given[name]] for name in given if given[name] in row}} for own, row in zip(kept, rows)]
 

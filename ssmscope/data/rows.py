@@ -108,8 +108,11 @@ def given_rows(data: Any) -> list[Row] | None:
         rows = [{"text": row} if isinstance(row, str) else dict(zip(("text", "label"), row))
                 if isinstance(row, list | tuple) else row for row in data]  # fmt: skip
     else:
+        _distinct([str(name) for name in getattr(data, "columns", ())], "the data")
         name = next(name for name in TABLE_READERS if hasattr(data, name))
-        rows = getattr(data, name)(*TABLE_READERS[name])
+        rows = [
+            {str(column): each for column, each in row.items()} for row in getattr(data, name)(*TABLE_READERS[name])
+        ]
     if not len(rows):
         raise InputError("the data hold no rows; give at least one text")
     return numbered(rows, "the data")
@@ -185,7 +188,7 @@ def read_table(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _distinct(columns: Sequence[str], path: Path) -> None:
+def _distinct(columns: Sequence[str], path: str | Path) -> None:
     twice = next((name for at, name in enumerate(columns) if name and name in columns[:at]), None)
     if twice is not None:
         raise InputError(f"{path} has the column {twice!r:.60} twice; rename or remove one")
@@ -278,6 +281,7 @@ def checked_text(row: Row, *columns: str, separator: str = " ") -> str:
 def checked_label(row: Row, column: str = "label") -> str:
     """Return a row's label as a string; integers have no fraction, so that 1 and 1.0 are one class."""
     value = checked_column(row, column)
+    value = value.item() if getattr(value, "ndim", None) == 0 else value  # Numbers of numpy.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not (value is None or isinstance(value, str | int | float)):

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ssmscope.data.columns import reading, refuse_absent
+from ssmscope.data.columns import check_read, reading, refuse_absent
 from ssmscope.data.eraser import eraser_rows, eraser_splits
 from ssmscope.data.hub import hub_rows, is_hub_id, labelled_rows, part_of
 from ssmscope.data.planted import SIZES, TASKS, planted
@@ -193,8 +193,10 @@ def load_text(
             rationale does not fit its text.
     """
     if columns is not None:
-        with reading(columns, needed=True):
-            return load_text(data, split, label_names=label_names, as_written=as_written, rationale=rationale)
+        with reading(columns):
+            found = load_text(data, split, label_names=label_names, as_written=as_written, rationale=rationale)
+            check_read()
+            return found
     if isinstance(data, str) and data in SOURCES:
         if rationale != "rationale":
             raise InputError(

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 from transformers.models.glm5_next.modeling_glm5_next import Glm5NextPreTrainedModel, Glm5NextTextModel
-
 from ssmscope.core.blocks import LATENT, UNREAD, of_hybrids
 from ssmscope.layers.gated_delta import FORM, compute_terms
 

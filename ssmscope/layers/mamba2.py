@@ -20,7 +20,6 @@ from typing import Any
 from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import softplus
-
 from ssmscope.core.blocks import AS_IS, ATTENTION, FEED_FORWARD, GATED, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import silu
 from transformers.activations import ACT2FN
 from transformers.models.mamba.modeling_mamba import MambaMixer
-
 from ssmscope.core.affine import agrees_with_weight, convolved, depthwise
 from ssmscope.core.forms import Norm, named
 from ssmscope.core.forms import at_least_float32 as at_least_float32

@@ -15,7 +15,6 @@ from einops import einsum, rearrange
 from torch import Tensor
 from torch.nn.functional import softplus
 from transformers.models.recurrent_gemma import modeling_recurrent_gemma as library
-
 from ssmscope.core.affine import depthwise
 from ssmscope.core.blocks import ATTENTION, GATED, of_hybrids
 from ssmscope.core.forms import Form, named

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers import PretrainedConfig, PreTrainedModel
-
 from ssmscope.core.affine import depthwise
 from ssmscope.core.blocks import Added
 from ssmscope.core.forms import Form

@@ -20,7 +20,6 @@ from typing import Any
 
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-
 from ssmscope.core.known_models import DTYPES, of_transformers, readable_types
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.loading import register_added

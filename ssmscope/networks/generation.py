@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin, Mamba2ForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
-
 from ssmscope.core.attention_layers import attending
 from ssmscope.core.mixers import collect_states, fast_scan, mixers
 from ssmscope.core.trace import LayerState, States, gathered

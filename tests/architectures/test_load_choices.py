@@ -9,7 +9,6 @@ import torch
 import transformers
 from refusals import refusal
 from transformers import MambaConfig, MambaForCausalLM
-
 import ssmscope
 from ssmscope.loading import load as loading
 from ssmscope.loading import mamba_checkpoints

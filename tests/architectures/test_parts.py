@@ -9,7 +9,6 @@ from loud import TrueFloat64, doubled
 from refusals import refusal
 from torch import nn
 from torch.nn.functional import conv1d, pad, silu
-
 from ssmscope.core import forms
 from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.trace import LayerState, LayerTrace

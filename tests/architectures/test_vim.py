@@ -12,7 +12,6 @@ from PIL import Image
 from refusals import refusal, refuses
 from torch import Tensor
 from torch.nn.functional import silu, softplus
-
 import ssmscope
 from ssmscope.api.inputs import TEXTS, Texts
 from ssmscope.core.linearized import LinearizedLayer

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from bags import LABELS, bag
-
 import ssmscope
 from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums, share
 from ssmscope.data.text import TextData, text_data

@@ -9,7 +9,6 @@ from exhaustive import half
 from loud import TrueFloat64, doubled, loud
 from refusals import refuses
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
 from ssmscope import ops
 from ssmscope.core.attention_layers import attention_layers, attention_modules, attention_numbers
 from ssmscope.core.cuts import contribution, cut_attention, cut_convolution, cut_edges

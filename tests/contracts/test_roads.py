@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 import torch
-
 from ssmscope.core.edits import Edit
 from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from bags import bag
 from refusals import refuses
-
 import ssmscope
 from ssmscope.api.analysis import Call
 from ssmscope.data.babi import load_questions
@@ -89,7 +88,7 @@ def test_lines_pairs_questions_and_series(tmp_path: Path) -> None:
     ({"text": "sentense", "label": "mood"}, "the data has no column 'sentense'; it has sentence, text, mood; did"),
     ({"txt": "sentence"}, "columns=… has txt=sentence; allowed are text, label, .*; did you mean 'text'"),
     ({"text": None}, "columns=… has text=None"),
-    ("text", "columns=… has text=; allowed"),
+    ("text=mood,text=sentence", "columns=… has text twice; keep one"), ("text", "columns=… has text=; allowed"),
     (3, "columns=… has 3=; allowed"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said_in_a_line(columns, said: str) -> None:
@@ -98,7 +97,34 @@ def test_what_is_wrong_is_said_in_a_line(columns, said: str) -> None:
 
 def test_columns_of_nothing_are_refused() -> None:
     model = bag({"good": 2.0, "bad": -1.0})
-    with pytest.raises(InputError, match="columns=… is for a file or a table, and none was read; leave it out"):
-        ssmscope.explain(model, "good", columns={"text": "sentence"})
-    with pytest.raises(InputError, match="sst2 has columns of its own; leave columns=… out"):
-        ssmscope.evaluate(model, "sst2", columns={"text": "sentence"})
+    for verb, own, data in ((ssmscope.explain, model, "good"), (ssmscope.evaluate, "demo/sst2-mamba2", "sst2")):
+        with pytest.raises(InputError, match="columns=… is for a file or a table of your own, and none was read"):
+            verb(own, data, columns={"text": "sentence"})
+
+
+def test_what_is_refused_at_the_end_leaves_no_files(tmp_path: Path) -> None:
+    call = Call.of("heatmap", ["demo/sst2-mamba2"], {"text": ["good"], "columns": "text=sentence"})
+    with pytest.raises(InputError, match="none was read"):
+        call.run(tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("column", ["label", "label_name"])
+def test_a_named_column_of_labels_stands_before_the_files_own(column: str) -> None:
+    data = ssmscope.load_text(FRAME.assign(label="x", label_index=0), columns=f"text=sentence, {column}=mood")
+    assert data.label_names == ("bad", "good") and data.labels == (1, 0, 0)
+
+
+def test_frames_with_a_column_twice_and_columns_alone_are_refused() -> None:
+    model = bag({"good": 2.0, "bad": -1.0})
+    with pytest.raises(InputError, match="the data has the column 'text' twice"):
+        ssmscope.evaluate(model, pd.DataFrame([["a", "good", "good"]], columns=["text", "text", "label"]))
+    with pytest.raises(InputError, match="data is 0 good.*give the name of a data set") as told:
+        ssmscope.evaluate(model, FRAME["mood"])
+    assert "\n" not in str(told.value)
+
+
+def test_labels_may_be_numbers_of_numpy_and_columns_numbers_of_pandas() -> None:
+    assert ssmscope.load_text([("a", np.int64(1)), ("b", np.float32(0))]).labels == (1, 0)
+    frame = pd.DataFrame([["a", 1], ["b", 0]])
+    assert ssmscope.load_text(frame, columns="text=0,label=1").labels == (1, 0)

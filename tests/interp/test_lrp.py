@@ -15,7 +15,6 @@ from refusals import refuses
 from small_models import language_model
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
-
 import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
@@ -446,13 +445,13 @@ def test_a_forward_pass_of_the_users_own_is_read_if_it_is_linear():
 def test_a_lower_precision_is_allowed_its_rounding():
     torch.manual_seed(0)
     sizes = dict(vocab_size=97, hidden_size=64, num_heads=4, head_dim=32, state_size=8, n_groups=1)
-    module = language_model("mamba2", **sizes, num_hidden_layers=48).to(torch.bfloat16).eval()
+    module = language_model("mamba2", **sizes, num_hidden_layers=64, initializer_range=0.3).to(torch.bfloat16).eval()
     model = Model(module)
     batch = model.encode(ids=torch.randint(0, 97, (2, 64)).tolist())
     of = objective(model, batch, target=7)
-    assert (lrp(of).delta > 2e-3).any()  # The limit in float32 is 1e-3 of more than the value.
-    module.backbone.norm_f = Same(module.backbone.norm_f, lambda y: y.softmax(-1))
-    refuses("its own forward pass is not linear", lrp, objective(model, batch, target=7))
+    assert (lrp(of).delta > 0.1).any()  # Two runs of it differ by more than the limit of the sum.
+    module.backbone.norm_f = Same(module.backbone.norm_f, lambda y: y * (1 + 0.3 * y))
+    refuses("by 1[0-9.]+% of what is added: its own forward pass is not linear", lrp, of)
 
 
 def test_a_model_of_another_class_is_read_by_its_parts():

@@ -13,7 +13,6 @@ from refusals import refuses
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
-
 import ssmscope
 from ssmscope.api.options import noted
 from ssmscope.core.edits import recorded

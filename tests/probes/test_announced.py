@@ -3,7 +3,6 @@
 import pytest
 import torch
 from examples import random_example
-
 from ssmscope.core.model import Model
 from ssmscope.probes import long_rows
 from ssmscope.probes.lens import training

@@ -18,7 +18,6 @@ from exhaustive import few
 from loud import loud
 from refusals import refuses
 from safetensors.torch import save_file
-
 import ssmscope
 from ssmscope import ops
 from ssmscope.core.edits import Edit

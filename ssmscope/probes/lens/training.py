@@ -18,7 +18,6 @@ from jaxtyping import Float
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
-
 from ssmscope.api import checkpoint as stored
 from ssmscope.api.provenance import record_provenance
 from ssmscope.api.results import SUFFIXES

@@ -5,7 +5,6 @@ from typing import Any
 from leaky import FORM, LeakyConfig, LeakyMixer, compute_terms
 from torch import Tensor, nn
 from torch.nn.functional import silu
-
 from ssmscope.core.blocks import AS_IS, BlockPart
 from ssmscope.layers.linear_attention import Block, LinearAttentionModel, family
 
