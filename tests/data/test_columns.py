@@ -63,6 +63,12 @@ def test_a_call_carries_them(tmp_path: Path) -> None:
     assert call.inputs["columns"] == TYPED.split(",") and call.arguments[-2:] == ["--columns", TYPED]
 
 
+def test_known_texts_keep_their_columns(real_data) -> None:
+    real_data("books", "test")
+    with reading("text=sentence"):
+        assert len(load_lines("books", "test")) > 100
+
+
 def test_lines_pairs_questions_and_series(tmp_path: Path) -> None:
     pairs = pd.DataFrame({"good": ["a b"], "worse": ["a c"], "who": ["b"], "want": ["yes"]})
     with reading({"clean": "good", "corrupted": "worse", "target": "want"}):
@@ -73,7 +79,6 @@ def test_lines_pairs_questions_and_series(tmp_path: Path) -> None:
     refuses("no column 'clean'; its columns are .*columns='clean=good'", read_pairs, pairs)
     with reading("text=sentence"):
         assert load_lines(FRAME) == ("good", "bad bad", "good bad")
-        assert len(load_lines("books", "test")) > 100  # A known text keeps its own.
     (tmp_path / "q.jsonl").write_text(json.dumps({"passage": "a b", "ask": "c ?", "reply": "b"}) + "\n")
     with reading({"context": "passage", "question": "ask", "answer": "reply"}):
         (one,) = load_questions(tmp_path / "q.jsonl").examples
@@ -95,7 +100,8 @@ def test_what_is_wrong_is_said_in_a_line(columns, said: str) -> None:
     refuses(said, ssmscope.evaluate, bag({"good": 2.0, "bad": -1.0}), FRAME, columns=columns)
 
 
-def test_columns_of_nothing_are_refused() -> None:
+def test_columns_of_nothing_are_refused(real_data) -> None:
+    real_data("sst2", "test")
     model = bag({"good": 2.0, "bad": -1.0})
     for verb, own, data in ((ssmscope.explain, model, "good"), (ssmscope.evaluate, "demo/sst2-mamba2", "sst2")):
         with pytest.raises(InputError, match="columns=… is for a file or a table of your own, and none was read"):
